@@ -176,7 +176,7 @@ def measure_rows(cases: list[tuple[int, str]]) -> list[dict[str, Any]]:
 def measure_row(length: int, way: str) -> dict[str, Any]:
     """Measure forward and backward over one row; memory is beyond that of the process with model and tokens."""
     chunk, through = WAYS[way]
-    objective = Objective(build_gpt(length) if way == "gpt" else build_rwkv5(), chunk=chunk, through=through)
+    objective = Objective(build_gpt(length) if way == "gpt" else build_rwkv5(), chunk=chunk, full_gradients=through)
     tokens = torch.randint(0, VOCABULARY, (1, length))
     build_step(objective, tokens[:, :64])()  # allocates the libraries' memory
     before, started = psutil.Process().memory_info().rss, time.process_time()

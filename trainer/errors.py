@@ -15,6 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Literal
 
+RESUME_HINT = "Run the same command again to resume from the last checkpoint."
 MAX_REASON = 400  # characters of a reason: a sentence, not a traceback
 CRASH_SIGNALS = {
     132: "an illegal instruction",
@@ -74,8 +75,8 @@ class CompilerMissingError(Exception):
 
 
 @contextmanager
-def attribute_to_model(doing: str) -> Iterator[None]:
-    """Turn every error of the block into a `ModelError` that says what the model's code was doing."""
+def attribute_to_model(activity: str) -> Iterator[None]:
+    """Turn errors of the block into `ModelError`s. `activity` ends the message: "in a forward pass"."""
     try:
         yield
     except (ModelError, ProcessLostError, CompilerMissingError):
@@ -87,10 +88,10 @@ def attribute_to_model(doing: str) -> Iterator[None]:
             raise ProcessLostError("Another process of this run has ended.") from error
         if is_out_of_memory(error):
             raise ModelError(
-                f"Out of memory {doing}: with a smaller --train.micro-batch or with --train.activation-checkpointing "
-                "true it needs less, and goes on from its last checkpoint."
+                f"Out of memory {activity}: try a smaller --train.micro-batch or --train.activation-checkpointing "
+                "true. The run resumes from its last checkpoint."
             ) from error
-        raise ModelError(f"{type(error).__name__} {doing}: {to_one_line(error)[:MAX_REASON]}") from error
+        raise ModelError(f"{type(error).__name__} {activity}: {to_one_line(error)[:MAX_REASON]}") from error
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -149,17 +150,15 @@ def describe_error(error: Exception) -> str:
     if is_disk_full(error):
         where = f" at {error.filename}" if isinstance(error, OSError) and error.filename else ""
         full = error.strerror if isinstance(error, OSError) else message
-        return f"The disk is full{where} ({full}): make room, and the same command goes on from the last checkpoint."
+        return f"The disk is full{where} ({full}): free some space. {RESUME_HINT}"
     if is_out_of_memory(error):
-        return "Out of memory: make room, and the same command goes on from the last checkpoint."
+        return f"Out of memory: free some memory. {RESUME_HINT}"
     if is_thread_limit(error):
-        return (
-            "No thread could be started: let more processes run, and the same command goes on from the last checkpoint."
-        )
+        return f"No thread could be started: raise the limit on processes. {RESUME_HINT}"
     if isinstance(error, CompilerMissingError):
-        return f"{message} The same command then goes on from the last checkpoint."
+        return f"{message} {RESUME_HINT}"
     if isinstance(error, UserError):
-        return f"{message}; the same command then goes on from the last checkpoint"
+        return f"{message}. {RESUME_HINT}"
     if isinstance(error, ProcessLostError) or is_process_lost(error):
         return ""  # the other process, or the launcher, reports the reason
     return f"The training process broke: {type(error).__name__}: {message}"

@@ -131,11 +131,11 @@ def encode_held_out(folder: Path) -> tuple[Tokenizer, list[EncodedDocument]]:
     return tokenizer, encode_documents(documents(), tokenizer, None)
 
 
-def score_in_sandbox(folder: Path, answer: float = 20, seed: int = 1) -> ModelScore:
-    """Score the run in real sandboxes. `answer`: timeout of each request in seconds."""
+def score_in_sandbox(folder: Path, reply: float = 20, seed: int = 1) -> ModelScore:
+    """Score the run in real sandboxes. `reply`: timeout of each request in seconds."""
     run = RunFolder.open(folder)
     tokenizer, found = encode_held_out(folder)
-    box, source, timeouts = get_driver("bubblewrap"), folder / "source", Timeouts(load=60, answer=answer)
+    box, source, timeouts = get_driver("bubblewrap"), folder / "source", Timeouts(load=60, reply=reply)
     clients = [ModelProcessClient(run, box, model_source=source, timeouts=timeouts) for _ in range(2)]
     with clients[0] as probe, clients[1] as full:
         lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text

@@ -66,8 +66,8 @@ class Budget:
         unit = "training FLOPs" if self.kind == "flops" else self.kind
         if not 1 <= self.amount <= LIMITS[self.kind]:
             limit = LIMITS[self.kind]
-            most = f"{limit:,.0f}" if limit < 1e12 else f"{limit:.0e}"
-            raise BudgetError(f"a budget of {self.amount:g} {unit} is impossible: it must be from 1 to {most} {unit}")
+            top = f"{limit:,.0f}" if limit < 1e12 else f"{limit:.0e}"
+            raise BudgetError(f"a budget of {self.amount:g} {unit} is impossible: it must be from 1 to {top} {unit}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -81,7 +81,7 @@ class Budget:
                 raise BudgetError(f"impossible budget {text!r}: {kind} come in whole numbers")
             return cls(kind, amount)
         if re.fullmatch(rf"\s*{NUMBER}\s*", text):
-            raise BudgetError(f"impossible budget {text!r}: a number of what? {EXAMPLES}")
+            raise BudgetError(f"impossible budget {text!r}: the unit is missing; {EXAMPLES}")
         raise BudgetError(f"impossible budget {text!r}: {EXAMPLES}")
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Count a model's training FLOPs: a forward and backward pass through torch's `FlopCounterMode`.
 
 Matrix products (2nkm for n x k and k x m), convolutions and attention count. Attention counts as if every position saw
-every other, causal or not, windowed or not, as is the convention of torch's counter and in papers. It counts the same
-for every kernel. Element-wise work does not count.
+every other, regardless of causality, windows and kernel, as in torch's counter and in papers. Element-wise work is not
+counted.
 
 Work that the counter cannot see makes the count void, with a reason: an operator without a formula (`FORMULAS` has
 those of custom kernels), or a tensor that leaves torch, to numpy or to machine code.

@@ -30,7 +30,7 @@ HEAD = 64
 VOCABULARY = 4096
 SEED = 20260101
 WARMUP_STEPS = 2
-MIN_STEPS = 5  # measured even if they take longer than `seconds`: a median of fewer steps is unreliable
+MIN_STEPS = 5  # timed even if they take longer than `seconds`: the median of fewer steps is unreliable
 LEARNING_RATE = 0.01
 
 

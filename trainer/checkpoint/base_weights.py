@@ -32,7 +32,7 @@ WEIGHTS, LITGPT_WEIGHTS = "model.safetensors", "lit_model.pth"
 
 @dataclass(frozen=True)
 class BaseCheckpoint:
-    """What a checkpoint says about itself."""
+    """The description of a checkpoint."""
 
     folder: Path
     name: str  # for `run.json`: the run's folder and the checkpoint's, without their location
@@ -57,16 +57,16 @@ class BaseCheckpoint:
         """Return the sha256 of the weights file."""
         return describe_file(self.folder / (LITGPT_WEIGHTS if self.is_litgpt else WEIGHTS)).sha256
 
-    def has_tokens_of(self, tokenizer: Tokenizer) -> bool:
-        """Return whether this is its tokenizer. Without one of its own, any tokenizer that its vocabulary can hold."""
+    def matches_tokenizer(self, tokenizer: Tokenizer) -> bool:
+        """Return whether this is its tokenizer. A checkpoint without one accepts any that fits its vocabulary."""
         if self.tokenizer_sha256 is None:
             return tokenizer.vocabulary_size <= self.model["vocabulary_size"]
         return self.tokenizer_sha256 == tokenizer.sha256
 
-    def config_values(self) -> dict[str, Any]:
-        """Return what a run that starts here takes over unless it is given: architecture, size, rows and tokenizer.
+    def get_config_defaults(self) -> dict[str, Any]:
+        """Return the defaults of a run that starts here: architecture, size, row length and tokenizer.
 
-        litgpt's row length is the longest possible one, not the one trained on, so it is not taken over.
+        litgpt's row length is left out: it is the longest possible one, not the one trained on.
         """
         depth = {"depth": self.model["depth"]} if "depth" in self.model else {}
         rows = {} if self.is_litgpt else {"sequence_length": self.model["sequence_length"]}
@@ -83,7 +83,7 @@ def find_base_checkpoint(folder: Path, step: int | None = None) -> BaseCheckpoin
     if (folder / "run.json").is_file():
         newest = find_latest_checkpoint(folder)
         if newest is None:
-            raise CheckpointError(f"--from {folder}: this run has no whole checkpoint")
+            raise CheckpointError(f"--from {folder}: this run has no complete checkpoint")
         return describe_run_checkpoint(folder, newest)
     if folder.parent.name == CHECKPOINTS_FOLDER and (folder.parent.parent / "run.json").is_file():
         return describe_run_checkpoint(folder.parent.parent, folder)
@@ -92,12 +92,12 @@ def find_base_checkpoint(folder: Path, step: int | None = None) -> BaseCheckpoin
 
 def find_checkpoint_of_step(run_folder: Path, step: int) -> Path:
     if not (run_folder / "run.json").is_file():
-        raise CheckpointError(f"--step goes with --from a run's folder, and {run_folder} is none")
-    chosen, saved = get_checkpoint_path(run_folder, step), list_checkpoints(run_folder)
-    if chosen not in saved:
-        known = ", ".join(str(get_checkpoint_step(each)) for each in saved) or "none"
-        raise CheckpointError(f"--from {run_folder}: there is no checkpoint of step {step}; those kept are {known}")
-    return chosen
+        raise CheckpointError(f"--step needs --from with a run's folder, and {run_folder} is not one")
+    folder, saved = get_checkpoint_path(run_folder, step), list_checkpoints(run_folder)
+    if folder not in saved:
+        known = ", ".join(str(get_checkpoint_step(other)) for other in saved) or "none"
+        raise CheckpointError(f"--from {run_folder}: there is no checkpoint of step {step}; it has {known}")
+    return folder
 
 
 def describe_run_checkpoint(run_folder: Path, folder: Path) -> BaseCheckpoint:
@@ -138,28 +138,28 @@ def describe_litgpt_folder(folder: Path) -> BaseCheckpoint:
     )
 
 
-def choose_vocabulary_size(base: BaseCheckpoint | None, dataset: Dataset, is_dataset_given: bool) -> int:
+def choose_vocabulary_size(base: BaseCheckpoint | None, dataset: Dataset, has_dataset: bool) -> int:
     """Return the new model's vocabulary size: the tokenizer's, or the checkpoint's if the tokens are the same.
 
-    Raise `CheckpointError` if a given dataset has other tokens than the checkpoint. Another `--tokenizer` is allowed:
-    the model then gets a new embedding.
+    Raise `CheckpointError` if `--dataset` (`has_dataset`) has other tokens than the checkpoint. With another
+    `--tokenizer` the model gets a new embedding.
     """
-    own = dataset.tokenizer.vocabulary_size
+    tokenizer_size = dataset.tokenizer.vocabulary_size
     if base is None:
-        return own
-    if base.has_tokens_of(dataset.tokenizer):
-        return max(own, base.model["vocabulary_size"])
-    if is_dataset_given:
+        return tokenizer_size
+    if base.matches_tokenizer(dataset.tokenizer):
+        return max(tokenizer_size, base.model["vocabulary_size"])
+    if has_dataset:
         remedy = f"--tokenizer {base.tokenizer}" if base.tokenizer else "that one"
         raise CheckpointError(
             f"--dataset {dataset.folder} was prepared with another tokenizer than {base.name} was trained with: "
             f"prepare it with {remedy}, or give --corpus instead"
         )
-    return own
+    return tokenizer_size
 
 
 def get_inherited_fields(base: BaseCheckpoint | None, arch: str) -> dict[str, Any]:
-    """Return the fields of the checkpoint's Config that a model of the same family takes over."""
+    """Return the fields of the checkpoint's Config that a model of the same family inherits."""
     return base.model if base is not None and get_family(base.arch) == get_family(arch) else {}
 
 

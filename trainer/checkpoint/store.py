@@ -77,22 +77,22 @@ class CheckpointSnapshot:
     """A copy of weights and momenta in main memory, so that training can continue while it is written."""
 
     weights: dict[str, Tensor]
-    other_names: dict[str, str]  # alias -> name under which the tensor is stored: each tensor is stored once
+    aliases: dict[str, str]  # alias -> name under which the tensor is stored: each tensor is stored once
     optimizers: list[dict[str, Any]]
 
 
 def take_snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> CheckpointSnapshot:
     """Copy what a checkpoint needs. Gathers sharded tensors, so all processes must call it together."""
     first: dict[int, str] = {}
-    weights, other_names = {}, {}
+    weights, aliases = {}, {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in first:
-            other_names[name] = first[id(tensor)]
+            aliases[name] = first[id(tensor)]
             continue
         first[id(tensor)] = name
         weights[name] = copy_to_cpu(tensor)
     states = [copy_to_cpu(get_full_optimizer_state(optimizer)) for optimizer in optimizers]
-    return CheckpointSnapshot(weights, other_names, states)
+    return CheckpointSnapshot(weights, aliases, states)
 
 
 def copy_to_cpu(content: Any) -> Any:
@@ -119,7 +119,7 @@ def write_snapshot(folder: Path, content: CheckpointSnapshot, state: dict[str, A
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        save_weights(content.weights, partial / "model.safetensors", metadata={"format": "pt", **content.other_names})
+        save_weights(content.weights, partial / "model.safetensors", metadata={"format": "pt", **content.aliases})
         torch.save(content.optimizers, partial / "optimizer.pt")
     except (SafetensorError, RuntimeError) as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -151,9 +151,9 @@ def find_os_error(error: Exception, folder: Path) -> Exception:
 
 
 def prune_checkpoints(run_folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints. Each manifest goes first, so that no partial one looks complete."""
+    """Delete all but the newest `keep` checkpoints. Manifests go first: no partial one looks complete."""
     for folder in list_checkpoints(run_folder)[:-keep]:
-        (folder / MANIFEST).unlink(missing_ok=True)  # the node deletes uploaded checkpoints, too
+        (folder / MANIFEST).unlink(missing_ok=True)  # the node also deletes uploaded checkpoints
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -165,7 +165,7 @@ def verify_checkpoint(folder: Path, names: Sequence[str] = FILES) -> dict[str, A
     try:
         manifest = Checkpoint.model_validate_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError as error:
-        raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {MANIFEST}") from error
+        raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}") from error
     except ValueError as error:
         raise build_damage_error(folder, MANIFEST) from error
     if {file.path for file in manifest.files} != set(FILES):
@@ -185,8 +185,8 @@ def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Opti
     load_checkpoint_weights(folder, model)
     try:
         saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
-        for optimizer, mine in zip(optimizers, saved, strict=True):
-            load_full_optimizer_state(optimizer, mine)
+        for optimizer, content in zip(optimizers, saved, strict=True):
+            load_full_optimizer_state(optimizer, content)
     except (ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
         message = "does not fit this run's optimizers: start again in an empty folder"
         raise CheckpointError(f"{folder / 'optimizer.pt'} {message}") from error
@@ -219,7 +219,7 @@ def load_model(run_folder: Path, checkpoint: Path | None = None, device: str | t
     """Return a run's model from a checkpoint (default: the latest), in evaluation mode. Imports its architecture."""
     folder = checkpoint or find_latest_checkpoint(run_folder)
     if folder is None:
-        raise CheckpointError(f"{run_folder} has no whole checkpoint to load")
+        raise CheckpointError(f"{run_folder} has no complete checkpoint to load")
     verify_checkpoint(folder, ("model.safetensors", "state.json"))
     run = read_run(run_folder)
     module = load_architecture(run["arch"])
@@ -244,8 +244,8 @@ def build_damage_error(folder: Path, name: str) -> CheckpointError:
     """Return an error that names the damaged file and what to do."""
     step = get_checkpoint_step(folder)
     earlier = [other.name for other in list_checkpoints(folder.parent.parent) if get_checkpoint_step(other) < step]
-    remedy = f"go on from {earlier[-1]}" if earlier else "start the run again"
-    return CheckpointError(f"{folder / name} is damaged (its manifest says otherwise): delete {folder} to {remedy}")
+    remedy = f"resume from {earlier[-1]}" if earlier else "start the run again"
+    return CheckpointError(f"{folder / name} is damaged (it does not match its manifest): delete {folder} to {remedy}")
 
 
 def describe_file(file: Path) -> FileRef:

@@ -33,7 +33,7 @@ def convert_rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], afte
     """Return RWKV-5's weights for a later version; raise `CheckpointError` for an earlier one."""
     old, new = float(before["version"]), float(after["version"])
     if new < old:
-        raise CheckpointError(f"--from a model of version {old}: it can become a later version, not {new}")
+        raise CheckpointError(f"--from a model of version {old}: it can only be converted to a later one, not {new}")
     converted = {name: tensor.float() for name, tensor in tensors.items()}
     units = Config(**after).hidden
     blocks = {name.partition(".att.")[0] + "." for name in tensors if ".att." in name}
@@ -51,12 +51,12 @@ def convert_rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], afte
 def add_neutral_gate(tensors: Tensors, block: str) -> None:
     """Add a gate that is 1 for every token, to rounding.
 
-    It has no bias, but its input has: LN1 gives w n + b, and the sum of n over the channels is zero. So the product of
-    that input with the row 1/w is the sum of b/w, whatever the token is: rows a = c / (w sum(b/w)) make the gate
-    silu(c) = 1. (The gate looks at the token alone, time_mix_g = 1, since before the first one comes a zero.)
-    Where the biases nearly cancel, such rows would be huge, and the gate would leap with the first update of b: then b
-    gets a little w on top, at most `MIN_CONSTANT` of it, the same shift for every channel before LN1's weight. A weight
-    that is nearly zero is moved away from it, to `MIN_WEIGHT`.
+    The gate has no bias, but its input has: LN1 returns w n + b, where n sums to zero over the channels. So the product
+    of the input with the row 1/w is sum(b/w) for every token, and rows a = c / (w sum(b/w)) make the gate silu(c) = 1.
+    (time_mix_g = 1 makes the gate depend on the current token only, since the first one is preceded by a zero.)
+    If the biases nearly cancel, such rows would be huge, and the gate would jump with the first update of b. Then at
+    most `MIN_CONSTANT` x w is added to b, the same shift for every channel before LN1's weight. Weights near zero are
+    moved to `MIN_WEIGHT`.
     """
     weight, bias = tensors[block + "ln1.weight"], tensors[block + "ln1.bias"]
     safe = torch.where(weight.abs() < MIN_WEIGHT, torch.full_like(weight, MIN_WEIGHT).copysign(weight), weight)
@@ -75,8 +75,8 @@ def narrow_channel_mix(tensors: Tensors, block: str, units: int) -> None:
     """Keep the `units` of the channel mix that contribute most, and add the average contribution of the others.
 
     A unit's contribution is its column of `value` times relu(z)^2; z is assumed normal, with the mean and variance that
-    LN2's bias and weight give it (independent inputs). The average of what is dropped is added through all kept
-    units together, each in proportion to its mean over its variance: their weighted sum is nearly constant.
+    LN2's bias and weight give it (independent inputs). The average of the dropped units is added through all kept
+    ones, weighted by mean over variance, because that weighted sum is nearly constant.
     """
     key, value = tensors[block + "ffn.key.weight"], tensors[block + "ffn.value.weight"]
     if len(key) <= units:
@@ -87,10 +87,10 @@ def narrow_channel_mix(tensors: Tensors, block: str, units: int) -> None:
     contributions = value.norm(dim=0) * squares.sqrt()
     kept = contributions.topk(units).indices.sort().values
     dropped = torch.ones(len(key), dtype=torch.bool).index_fill_(0, kept, False)
-    steady = mean[kept] / (squares[kept] - mean[kept].square()).clamp(min=1e-12)
-    steady = steady / (steady @ mean[kept]).clamp(min=1e-12)
+    shares = mean[kept] / (squares[kept] - mean[kept].square()).clamp(min=1e-12)
+    shares = shares / (shares @ mean[kept]).clamp(min=1e-12)
     tensors[block + "ffn.key.weight"] = key[kept].contiguous()
-    tensors[block + "ffn.value.weight"] = value[:, kept] + torch.outer(value[:, dropped] @ mean[dropped], steady)
+    tensors[block + "ffn.value.weight"] = value[:, kept] + torch.outer(value[:, dropped] @ mean[dropped], shares)
 
 
 def compute_relu2_moments(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:

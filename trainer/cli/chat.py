@@ -1,7 +1,7 @@
 """`dailytrain chat RUN`: chat with a run's model, which keeps its state between turns.
 
-Our models are base models, which continue a text. The conversation is a text of `User: ...` and `Assistant: ...`
-lines. An answer ends where the model begins the user's next line.
+Our models are base models, which only continue a text. The conversation is a text of `User: ...` and
+`Assistant: ...` lines. A reply ends where the model begins the user's next line.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        self.reader = TextGenerator(self.model, self.context)
-        self.reader.add([self.tokenizer.end_of_text])
+        self.generator = TextGenerator(self.model, self.context)
+        self.generator.add([self.tokenizer.end_of_text])
 
     def generate_answer(self, line: str, tokens: int) -> Iterator[str]:
         """Add the user's line and yield the answer in pieces. A stopped answer stays in the transcript."""
         opening = "" if self.is_users_turn() else USER if self.is_new() else f"\n{USER}"
-        self.reader.add(self.tokenizer.encode(f"{opening} {line}\n{ASSISTANT}"))
-        answer = generate_tokens(self.reader, self.sampler, self.tokenizer.end_of_text, tokens)
+        self.generator.add(self.tokenizer.encode(f"{opening} {line}\n{ASSISTANT}"))
+        answer = generate_tokens(self.generator, self.sampler, self.tokenizer.end_of_text, tokens)
         yield from stop_at(f"\n{USER}", decode_stream(self.tokenizer, answer))
 
     def is_new(self) -> bool:
-        return self.reader.text == [self.tokenizer.end_of_text]
+        return self.generator.text == [self.tokenizer.end_of_text]
 
     def is_users_turn(self) -> bool:
         """Return whether the model has begun the user's next line itself."""
-        return self.tokenizer.decode(self.reader.text[-2 * len(USER) :]).endswith(f"\n{USER}")
+        return self.tokenizer.decode(self.generator.text[-2 * len(USER) :]).endswith(f"\n{USER}")
 
 
 def stop_at(stop: str, parts: Iterable[str]) -> Iterator[str]:

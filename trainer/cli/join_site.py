@@ -1,4 +1,4 @@
-"""What `dailytrain node`, `swarm join` and `rephrase join` have in common: register at a site and serve it."""
+"""Shared by `dailytrain node`, `swarm join` and `rephrase join`: register at a site and serve it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_site_arguments(
     home: str,
     once_help: str,
     name: str = "volunteer",
-    token_help: str = "to be credited: from the site, once",  # noqa: S107  (a help text)
+    token_help: str = "token from the site, to get credit; needed once",  # noqa: S107  (a help text)
     label_help: str = argparse.SUPPRESS,
 ) -> None:
     """Add the arguments of all three commands; the defaults are a volunteer's.
@@ -63,16 +63,16 @@ def join_site(
     `build_agent`: called with the client and the home folder; `can_volunteer`: a token is optional. The exit code is 0
     after a requested stop, 1 if the site refuses this node, 2 for errors that the sponsor can fix.
     """
-    from filelock import FileLock, Timeout  # here, so that `--help` answers at once
+    from filelock import FileLock, Timeout  # imported here, so that `--help` is fast
 
     try:
         if not options.server.startswith(("http://", "https://")):
-            raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")
+            raise NodeError(f"--server {options.server} is not an address: it must start with https:// (or http://).")
         options.home.mkdir(parents=True, exist_ok=True)
         with FileLock(options.home / "agent.lock", blocking=False):
             return serve_site(options, build_agent, can_volunteer)
     except Timeout:
-        message = f"Another agent is working in {options.home}. Stop it, or give this one its own --home."
+        message = f"Another agent is working in {options.home}. Stop it, or use another --home for this one."
         return print_error(command, message, ExitCode.USER_ERROR)
     except (UserError, OSError) as error:
         return print_error(command, error, ExitCode.USER_ERROR)

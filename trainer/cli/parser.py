@@ -11,12 +11,12 @@ from trainer.errors import ExitCode, UserError
 def parse_positive_integer(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError("it should be at least 1")
+        raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line, without the usage."""
+    """Reports an invalid command line in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(ExitCode.USER_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -38,7 +38,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--tokenizer", default="bpe:8192", help="bpe:SIZE, gpt2:FOLDER, world:FILE or a tokenizer.json (%(default)s)"
     )
-    parser.add_argument("--limit-bytes", metavar="SIZE", help="take only so much text, such as 16MiB")
+    parser.add_argument("--limit-bytes", metavar="SIZE", help="take only this much text, such as 16MiB")
     parser.add_argument("--out", metavar="DIR", help="folder to write: the dataset (in the cache)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")

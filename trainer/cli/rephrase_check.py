@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 whatever the checks find, 2 for a file that cannot be read."""
+    """Return 0 even if outputs fail the checks, 2 for a file that cannot be read."""
     options = build_parser().parse_args(argv)
     try:
         thresholds = load_thresholds(options.thresholds)

@@ -54,13 +54,13 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--corpus", help="score every document of this corpus, for example files:heldout.txt")
     text.add_argument("--dataset", type=Path, help="score the test split of this prepared dataset")
-    add("--limit-tokens", type=parse_positive_integer, help="score only so much text; the last document is cut")
+    add("--limit-tokens", type=parse_positive_integer, help="score only this much text; the last document is cut")
     add("--checkpoint", type=Path, help="a checkpoint's folder (default: the last one)")
-    add("--model-source", type=Path, help="a folder with a trainer/ package whose files the model is built from")
+    add("--model-source", type=Path, help="a folder with a trainer/ package that has the model's code")
     add("--suite", default="", help=f"benchmarks as well, of {', '.join(benchmark_suite.SUITE)}; separated by commas")
     add("--eval-data", type=Path, help="the folder with the benchmarks' files, or hub (default: $DAILYTRAIN_EVAL_DATA)")
     add("--items", type=Path, help="write each document's bits and each item's answer there, for `dailytrain compare`")
-    add("--suite-limit", type=parse_positive_integer, help="only the first so many items of each benchmark")
+    add("--suite-limit", type=parse_positive_integer, help="only this many items of each benchmark")
     add("--sandbox", default="auto", help="auto, bubblewrap or none (auto: bubblewrap where it works)")
     add("--json", action="store_true", help="print JSON")
     add("--job", action="store_true", help="started by a node: --sandbox is required, model output is never shown")
@@ -82,7 +82,7 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     sandbox = select_sandbox(options.sandbox)
     with show_progress() as progress, contextlib.ExitStack() as clients:
         output = sys.stderr.buffer if options.show_model_output else None
-        # Both load now, while the text is read. The second sees no token until the first is done.
+        # Both load while the text is read. The second gets no token until the first is done.
         probe_client, full_client = (
             clients.enter_context(ModelProcessClient(run, sandbox, model_source=source, output=output))
             for _ in range(2)

@@ -74,7 +74,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("arch", metavar="ARCH", help="a name of `dailytrain arch list`")
+    add("arch", metavar="ARCH", help="a name from `dailytrain arch list`")
     add("--json", action="store_true", help="print JSON")
     add("--sandbox", default="auto", help="auto, bubblewrap or none (auto: bubblewrap where it works)")
     add("--steps", type=parse_positive_integer, default=STEPS, help=f"optimizer steps of the small model ({STEPS})")
@@ -82,7 +82,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--config", type=Path, help="TOML or JSON file, as for dailytrain train: the size that is counted")
     add("--memory-bytes", type=float, help="memory of the target machine")
     add("--peak", type=float, help="FLOP/s of the target machine")
-    add("--model-source", type=Path, help="a folder with a trainer/ package whose files the model is built from")
+    add("--model-source", type=Path, help="a folder with a trainer/ package that has the model's code")
     add("--data", type=Path, help=argparse.SUPPRESS)
     add("--job", action="store_true", help="started by a node: prints no checks, the log goes to stderr")
     options, flags = parser.parse_known_args(argv)

@@ -122,7 +122,7 @@ def build_parser() -> Parser:
         epilog="Flags like --model.depth=3 or --recipe.matrices.learning_rate=0.01 are part of the idea.",
     )
     add = parser.add_argument
-    add("arch", help=f"a line of `dailytrain arch list`; {BASELINE} alone trains only the ladder")
+    add("arch", help=f"a name from `dailytrain arch list`; {BASELINE} alone trains only the ladder")
     add("--budget", default=BUDGET, help="of the idea's runs, which is rung 1 of the ladder (%(default)s)")
     add("--rungs", type=parse_shares, default=RUNGS, help="of the ladder, as shares of the budget (0.25,0.5,1,2)")
     add("--seeds", type=int, default=SEEDS, help="runs at each rung and of the idea (%(default)s)")

@@ -1,8 +1,8 @@
 """Parse a run's configuration from flags and from the TOML or JSON file that `--config` names.
 
-Four layers, the weakest first: the base checkpoint (`--from`), the preset, the file, the flags. jsonargparse checks
-types and merges the file with the flags. The file is read here and not by jsonargparse, whose error messages do not
-name it.
+Four layers; later ones override earlier ones: the base checkpoint (`--from`), the preset, the file, the flags.
+jsonargparse checks types and merges the file with the flags. The file is read here, because jsonargparse's error
+messages do not name it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from trainer.config.train_config import ConfigError, TrainConfig
 if TYPE_CHECKING:
     import jsonargparse
 
-FROM_HELP = """Weights to start from: a run, one of its checkpoints, or a checkpoint folder of litgpt's. It brings its
-architecture, row length and tokenizer along, where nothing else is given."""
+FROM_HELP = """Weights to start from: a run, one of its checkpoints, or a checkpoint folder of litgpt's. Its
+architecture, row length and tokenizer are the defaults."""
 TEXT_FIELDS = ("corpus", "tokenizer", "limit_bytes")  # what a prepared dataset replaces
 
 
@@ -37,8 +37,8 @@ def parse_config(argv: Sequence[str], prog: str = "dailytrain train") -> TrainCo
     content = {} if file is None else read_config_file(file)
     parser = build_parser(prog)
     try:
-        given = parser.parse_args([f"--config={json.dumps(content, default=str)}", *flags], defaults=False).as_dict()
-        namespace = parser.parse_object(add_weaker_layers(given))
+        explicit = parser.parse_args([f"--config={json.dumps(content, default=str)}", *flags], defaults=False).as_dict()
+        namespace = parser.parse_object(add_weaker_layers(explicit))
         values = vars(parser.instantiate_classes(namespace))
     except jsonargparse.ArgumentError as error:
         raise ConfigError(shorten_message(str(error), flags, content)) from error
@@ -65,25 +65,25 @@ def build_parser(prog: str) -> jsonargparse.ArgumentParser:
     return parser
 
 
-def add_weaker_layers(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the given values on top of those of the preset and of the base checkpoint."""
-    step, version, preset = given.pop("step", None), given.pop("version", None), given.get("preset")
-    given["recipe"] = dict(flatten_table(given.get("recipe", {})))
+def add_weaker_layers(explicit: dict[str, Any]) -> dict[str, Any]:
+    """Add the values of preset and base checkpoint that are not set explicitly, by file or flags."""
+    step, version, preset = explicit.pop("step", None), explicit.pop("version", None), explicit.get("preset")
+    explicit["recipe"] = dict(flatten_table(explicit.get("recipe", {})))
     if version is not None:
-        given.setdefault("model", {})["version"] = version
+        explicit.setdefault("model", {})["version"] = version
     values = {} if preset is None else nest_values(get_preset_values(preset))
-    if given.get("from") is not None:
-        base = find_base_checkpoint(given["from"], step)
-        given["from"] = base.folder if step is not None else given["from"]
+    if explicit.get("from") is not None:
+        base = find_base_checkpoint(explicit["from"], step)
+        explicit["from"] = base.folder if step is not None else explicit["from"]
         # The model's size is the checkpoint's; row length and text can be the preset's.
         values = {name: value for name, value in values.items() if name not in ("arch", "tokenizer")}
         values.get("model", {}).pop("depth", None)
-        values = merge_values(base.config_values(), values)
+        values = merge_values(base.get_config_defaults(), values)
     elif step is not None:
-        raise ConfigError("--step is the number of a step, and goes with --from a run's folder")
-    if given.get("dataset") is not None:
+        raise ConfigError("--step needs --from with a run's folder")
+    if explicit.get("dataset") is not None:
         values = {name: value for name, value in values.items() if name not in TEXT_FIELDS}
-    return merge_values(values, given)
+    return merge_values(values, explicit)
 
 
 def nest_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def use_underscores(flag: str) -> str:
 
 
 def split_config_flag(flags: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Return the file that `--config` names and the other flags, which win over it wherever they stand."""
+    """Return the file that `--config` names and the other flags, which override it in any order."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", type=Path)
     try:
@@ -151,10 +151,10 @@ def shorten_message(message: str, flags: Sequence[str], content: Mapping[str, An
     """Shorten jsonargparse's message of several lines to the option and the value that was wrong."""
     key = re.search(r'[Kk]ey "([^"]+)"', message)
     if "is required" in message and key:
-        return f"--{key[1].replace('_', '-')} is needed"
+        return f"--{key[1].replace('_', '-')} is required"
     if key:
-        given = {**dict(flatten_table(content)), **read_flag_values(flags)}
-        return f"--{key[1].replace('_', '-')} cannot be {given.get(key[1])!r}; see --help"
+        values = {**dict(flatten_table(content)), **read_flag_values(flags)}
+        return f"--{key[1].replace('_', '-')} cannot be {values.get(key[1])!r}; see --help"
     unknown = re.search(r"Unrecognized arguments: (.*)|[Kk]ey '([^']+)'", message)
     if unknown:
         return f"there is no option {unknown[1] or '--' + unknown[2]}; see --help"

@@ -16,7 +16,7 @@ from trainer.config.train_config import ConfigError
 
 @dataclass(frozen=True)
 class Preset:
-    description: str  # one sentence for `dailytrain presets`
+    description: str  # shown by `dailytrain presets`
     values: Mapping[str, Any]  # names and values as in a configuration file, names of tables in front
 
 
@@ -42,7 +42,7 @@ PRESETS = {
     "speedrun-h100": Preset(
         "Ten minutes on one H100 or H200, depth 10 at 262,144 tokens a step.",
         {
-            # 2.4e17 FLOPs by the same yardstick: some 400 million tokens, which 2 GiB of English text have.
+            # 2.4e17 FLOPs at 40 % of the peak: about 400 million tokens, or 2 GiB of English text.
             "budget": "10m",
             "device": "cuda",
             "corpus": "fineweb-edu",

@@ -1,4 +1,4 @@
-"""What a run's configuration changes in its architecture's recipe: the table `[recipe]`, or flags.
+"""Changes of the architecture's recipe by a run's configuration: the table `[recipe]`, or flags.
 
     [recipe]
     clip = 1.0
@@ -7,7 +7,7 @@
     [recipe.matrices]         # a group of parameters, by the name that the architecture gave it
     learning_rate = 0.01
 
-`--recipe.matrices.learning-rate 0.01` says the same. What came of it is in `run.json`, and part of the run's identity.
+`--recipe.matrices.learning-rate 0.01` does the same. The result is in `run.json` and in the run's identity.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from trainer.config.train_config import ConfigError
 from trainer.models.base import ParameterGroup, Recipe, Schedule
 
-RecipePart = TypeVar("Part", Recipe, Schedule, ParameterGroup)
+RecipePart = TypeVar("RecipePart", Recipe, Schedule, ParameterGroup)
 
 
 def override_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """Return the recipe with these of its fields changed; raise `ConfigError`, one line, for what cannot be.
+    """Return the recipe with these of its fields changed; raise `ConfigError` for an invalid change.
 
     `overrides` holds tables or dotted names: `{"matrices": {"cautious": True}, "schedule.warmdown": 0.5, "clip": 1}`.
     """
@@ -34,29 +34,29 @@ def override_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     for name, value in flatten_table(overrides):
         part, _, field = name.replace("-", "_").rpartition(".")
         changes[part][field] = value
-    own = replace_fields("recipe", recipe, changes.pop("", {}), closed=("groups", "schedule"))
+    top_level = replace_fields("recipe", recipe, changes.pop("", {}), fixed=("groups", "schedule"))
     schedule = replace_fields("recipe.schedule", recipe.schedule, changes.pop("schedule", {}))
     groups = tuple(
-        replace_fields(f"recipe.{group.name}", group, changes.pop(group.name.replace("-", "_"), {}), closed=("name",))
+        replace_fields(f"recipe.{group.name}", group, changes.pop(group.name.replace("-", "_"), {}), fixed=("name",))
         for group in recipe.groups
     )
     if changes:
         known = ", ".join(["clip", "l2wrap", "schedule", *(group.name for group in recipe.groups)])
         raise ConfigError(f"there is no recipe.{min(changes)}; this recipe has {known}")
-    return dataclasses.replace(own, schedule=schedule, groups=groups)
+    return dataclasses.replace(top_level, schedule=schedule, groups=groups)
 
 
-def flatten_table(table: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
+def flatten_table(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Return a table of tables as dotted names with their values, in order."""
     found: list[tuple[str, Any]] = []
     for name, value in table.items():
-        found += flatten_table(value, f"{before}{name}.") if isinstance(value, Mapping) else [(before + name, value)]
+        found += flatten_table(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
     return found
 
 
-def replace_fields(path: str, part: RecipePart, changes: Mapping[str, Any], closed: tuple[str, ...] = ()) -> RecipePart:
-    """Return one part of a recipe with these fields changed; `closed` cannot be changed."""
-    hints = {name: hint for name, hint in get_type_hints(type(part)).items() if name not in closed}
+def replace_fields(path: str, part: RecipePart, changes: Mapping[str, Any], fixed: tuple[str, ...] = ()) -> RecipePart:
+    """Return one part of a recipe with these fields changed; `fixed` ones cannot be changed."""
+    hints = {name: hint for name, hint in get_type_hints(type(part)).items() if name not in fixed}
     for name in changes:
         if name not in hints:
             others = ", the table schedule and one of each group" if isinstance(part, Recipe) else ""
@@ -69,7 +69,7 @@ def replace_fields(path: str, part: RecipePart, changes: Mapping[str, Any], clos
 
 
 def convert_value(path: str, value: Any, hint: Any) -> Any:
-    """Return a value as its field's type wants it: whole numbers are numbers, lists become tuples."""
+    """Convert a parsed value to its field's type: integers to floats, lists to tuples."""
     options = get_args(hint)
     if get_origin(hint) is Literal:
         if value in options:
@@ -80,8 +80,8 @@ def convert_value(path: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple:
         kinds = options[:1] * len(value) if options[-1] is ... and isinstance(value, list) else options
         if not isinstance(value, list) or len(value) != len(kinds):
-            wanted = "names" if options[0] is str else f"{len(options)} numbers"
-            raise ConfigError(f"{path} cannot be {value!r}: it is a list of {wanted}")
+            expected = "names" if options[0] is str else f"{len(options)} numbers"
+            raise ConfigError(f"{path} cannot be {value!r}: it is a list of {expected}")
         return tuple(convert_value(path, each, kind) for each, kind in zip(value, kinds, strict=True))
     if hint is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)

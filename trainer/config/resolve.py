@@ -17,21 +17,21 @@ from trainer.data.sizes import parse_size
 from trainer.models.scaling import batch_tokens
 
 MACHINE_FIELDS = ("precision", "muon_precision", "compile", "micro_batch")
-"""Fields that depend on the machine if they are not given. Chosen once for a run and saved with it."""
+"""Fields whose defaults depend on the machine. Chosen once for a run and saved with it."""
 RESUMABLE_FIELDS = ("devices", "strategy", "micro_batch", "activation_checkpointing")
 """Fields that may change when a run is resumed. They change the order of sums: last digits differ."""
 
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """Every number that a run needs, given or computed. Runs with equal numbers, model and data are the same run."""
+    """Every setting of a run, configured or computed. Runs with the same settings, model and data are the same run."""
 
     device: Literal["cpu", "cuda"]
     devices: int
-    depth: int  # sizes the model, except for the fields of the model that are given
+    depth: int  # default of the model's sizes
     sequence_length: int
     batch: int
-    micro_batch: int  # if open, the upper limit from which `trainer.training.micro_batch` chooses
+    micro_batch: int  # if not configured, the upper limit for `trainer.training.micro_batch`
     packing: Literal["blocks", "documents"]
     precision: Literal["fp32", "bf16", "fp8"]
     muon_precision: Literal["fp32", "bf16"]
@@ -69,10 +69,10 @@ def resolve_config(
     config: TrainConfig, device: Literal["cpu", "cuda"], machine_fields: Mapping[str, Any] = MappingProxyType({})
 ) -> ResolvedConfig:
     """Compute what the configuration leaves open; `machine_fields` are values for `MACHINE_FIELDS`."""
-    given, budget, on_cpu = config.train, config.parsed_budget, device == "cpu"
-    batch = given.batch or (8 if on_cpu else choose_gpu_batch(budget, given.sequence_length or 2048))
+    args, budget, on_cpu = config.train, config.parsed_budget, device == "cpu"
+    batch = args.batch or (8 if on_cpu else choose_gpu_batch(budget, args.sequence_length or 2048))
     if batch % config.devices:
-        raise ConfigError(f"{config.devices} devices cannot share {batch} rows evenly: give another train.batch")
+        raise ConfigError(f"{config.devices} devices cannot share {batch} rows evenly: change train.batch")
     computed = {
         "micro_batch": find_largest_divisor(batch // config.devices, batch if on_cpu else 32),
         "precision": "fp32" if on_cpu else "bf16",
@@ -83,22 +83,22 @@ def resolve_config(
     resolved = ResolvedConfig(
         device=device,
         devices=config.devices,
-        depth=get_given_depth(config) or (choose_cpu_depth(budget) if on_cpu else choose_gpu_depth(budget)),
-        sequence_length=given.sequence_length or (256 if on_cpu else 2048),
+        depth=get_configured_depth(config) or (choose_cpu_depth(budget) if on_cpu else choose_gpu_depth(budget)),
+        sequence_length=args.sequence_length or (256 if on_cpu else 2048),
         batch=batch,
-        micro_batch=given.micro_batch or computed["micro_batch"],
-        packing=given.packing,
-        precision=computed["precision"] if given.precision == "auto" else given.precision,
-        muon_precision=computed["muon_precision"] if given.muon_precision == "auto" else given.muon_precision,
-        compile=computed["compile"] if given.compile is None else given.compile,
-        activation_checkpointing=given.activation_checkpointing,
-        strategy="single" if config.devices == 1 else "ddp" if given.strategy == "auto" else given.strategy,
-        spikes=given.spikes,
-        evaluations=given.evaluations or (3 if is_under_a_minute(budget) else 5),
-        dev_tokens=given.dev_tokens or choose_dev_tokens(budget, on_cpu),
-        sample_tokens=given.sample_tokens,
-        chunk=given.chunk or 0,
-        chunk_gradients=given.chunk_gradients,
+        micro_batch=args.micro_batch or computed["micro_batch"],
+        packing=args.packing,
+        precision=computed["precision"] if args.precision == "auto" else args.precision,
+        muon_precision=computed["muon_precision"] if args.muon_precision == "auto" else args.muon_precision,
+        compile=computed["compile"] if args.compile is None else args.compile,
+        activation_checkpointing=args.activation_checkpointing,
+        strategy="single" if config.devices == 1 else "ddp" if args.strategy == "auto" else args.strategy,
+        spikes=args.spikes,
+        evaluations=args.evaluations or (3 if is_under_a_minute(budget) else 5),
+        dev_tokens=args.dev_tokens or choose_dev_tokens(budget, on_cpu),
+        sample_tokens=args.sample_tokens,
+        chunk=args.chunk or 0,
+        chunk_gradients=args.chunk_gradients,
     )
     if resolved.rows_per_device % resolved.micro_batch:
         shared = f"{resolved.rows_per_device}, a device's share of " if resolved.devices > 1 else ""
@@ -111,8 +111,8 @@ def resolve_config(
     return resolved
 
 
-def get_given_depth(config: TrainConfig) -> int | None:
-    """Return `model.depth` if it is given."""
+def get_configured_depth(config: TrainConfig) -> int | None:
+    """Return `model.depth` if it is set."""
     depth = config.model.get("depth")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 256):
         raise ConfigError(f"model.depth must be a whole number from 1 to 256, not {depth!r}")
@@ -132,7 +132,7 @@ def is_under_a_minute(budget: Budget) -> bool:
 
 
 def choose_dev_tokens(budget: Budget, on_cpu: bool) -> int:
-    """Return so few tokens that all evaluations together stay short compared to the training."""
+    """Return the tokens of an evaluation: few enough that all evaluations take a small part of the run."""
     if not on_cpu:
         return 2**18 if is_short(budget) else 2**20
     return 2**13 if is_under_a_minute(budget) else 2**14 if is_short(budget) else 2**17
@@ -168,13 +168,13 @@ def choose_gpu_depth(budget: Budget) -> int:
 
 def choose_gpu_batch(budget: Budget, sequence_length: int) -> int:
     """Return the rows of a step: the power of two nearest to `batch_tokens`, and at least 2^15 tokens."""
-    trained = (estimate_gpu_flops(budget) * 2) ** 0.5
-    tokens = max(2**15, batch_tokens(trained))
+    total_tokens = (estimate_gpu_flops(budget) * 2) ** 0.5
+    tokens = max(2**15, batch_tokens(total_tokens))
     return 2 ** max(0, round(math.log2(tokens / sequence_length)))
 
 
-def find_largest_divisor(number: int, most: int) -> int:
-    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
+def find_largest_divisor(number: int, limit: int) -> int:
+    return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
 
 
 def count_cores() -> int:
@@ -183,13 +183,13 @@ def count_cores() -> int:
 
 
 def serialize_config(config: TrainConfig, resolved: ResolvedConfig) -> dict[str, Any]:
-    """Return the entry `config` of `run.json`: the configuration as given, and every number computed."""
-    given = {
+    """Return the entry `config` of `run.json`: the configuration, and every resolved setting."""
+    configured = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in dataclasses.asdict(config).items()
         if name not in ("out", "dataset", "from_")
     }
-    return {"given": given, "resolved": dataclasses.asdict(resolved)}
+    return {"given": configured, "resolved": dataclasses.asdict(resolved)}
 
 
 def choose_text_limit(config: TrainConfig, device: str) -> int | None:

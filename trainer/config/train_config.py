@@ -4,7 +4,7 @@
     budget = "180s"
     seed = 1
 
-    [model]             # fields of the architecture's own Config; `depth` is the dial that computes the others
+    [model]             # fields of the architecture's own Config; `depth` sets the default of the others
     depth = 4
 
     [recipe.matrices]   # fields of the architecture's recipe, see `trainer.config.recipe_overrides`
@@ -15,10 +15,10 @@
 
 The same as flags: `--arch gpt --budget 180s --model.depth 4 --train.batch 8`. Everything else at the top level does not
 change results: folders (the dataset's hash counts, not its path), `checkpoint_every`, `keep`, `logger`, `threads`.
-What is not given is computed from the device and the budget in `trainer.config.resolve`, printed and saved.
+Missing values are computed from the device and the budget in `trainer.config.resolve`, printed and saved.
 
-`corpus` is one of `trainer.data.corpora`: `python-library`, `files:PATH`, `rephrased:OWNER/NAME@SHA256` for what a
-campaign of the dataset swarm has published, and others.
+`corpus` is one of `trainer.data.corpora`: `python-library`, `files:PATH`, `rephrased:OWNER/NAME@SHA256` for the
+published dataset of a rephrasing campaign, and others.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class TrainArgs:
     """How rows are cut from the text: `blocks` anywhere, using all tokens; `documents` at the start of a document,
     dropping some tokens (how many is printed)."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """What matrix products are computed in; weights are always fp32. Computed: bf16 on a GPU that supports it, on a CPU
-    where it is measured to be much faster (`trainer.training.precision`). fp8 needs torchao and a GPU that has it."""
+    """Precision of matrix products; weights are always fp32. Computed: bf16 on a GPU that supports it, on a CPU
+    where it is measured to be much faster (`trainer.training.precision`). fp8 needs torchao and a GPU with fp8."""
     muon_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """What Muon's matrix polynomials are computed in, whatever the model is. Computed: bf16 on a GPU and on a CPU that
-    multiplies it in hardware, see `trainer.optim.muon`."""
+    """Precision of Muon's matrix polynomials, independent of the model's. Computed: bf16 on a GPU and on a CPU with
+    hardware support, see `trainer.optim.muon`."""
     compile: bool | None = None
-    """Compile the model with torch.compile. Computed: on a GPU, and on a CPU with C++ compiler from ten minutes up."""
+    """Compile the model with torch.compile. Computed: on a GPU, and on a CPU with a C++ compiler from 10 minutes up."""
     activation_checkpointing: bool = False
     """Store only the input of each block and recompute it in the backward pass: less memory, a third more work."""
     chunk: int | None = None
-    """Tokens of a row in one pass, after which the state is carried on, so that memory does not grow with the row (see
-    `trainer.training.chunked_bptt`). For models with a state of fixed size: rwkv5. Computed: the whole row."""
+    """Tokens of a row in one pass, after which the state is carried over, so that memory does not grow with the row
+    (see `trainer.training.chunked_bptt`). For models with a state of fixed size: rwkv5. Computed: the whole row."""
     chunk_gradients: Literal["truncated", "through"] = "truncated"
     """Whether gradients stop at a chunk's first token or go through the state into earlier chunks, which costs one or
     two more forward passes."""
@@ -86,14 +86,14 @@ class TrainArgs:
 
     def __post_init__(self) -> None:
         limits = {"sequence_length": 2, "batch": 1, "micro_batch": 1, "chunk": 2, "evaluations": 1, "dev_tokens": 1}
-        for name, least in limits.items():
+        for name, minimum in limits.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"train.{name} must be at least {least}, not {value}")
+            if value is not None and value < minimum:
+                raise ConfigError(f"train.{name} must be at least {minimum}, not {value}")
         if self.sample_tokens < 0:
             raise ConfigError(f"train.sample_tokens cannot be {self.sample_tokens}")
         if self.chunk and self.strategy in SHARDED:
-            raise ConfigError(f"train.chunk goes with one device or with ddp, not with train.strategy {self.strategy}")
+            raise ConfigError(f"train.chunk works on one device or with ddp, not with train.strategy {self.strategy}")
         if self.batch and self.micro_batch and self.batch % self.micro_batch:
             raise ConfigError(f"train.micro_batch {self.micro_batch} must divide train.batch {self.batch}")
 
@@ -103,30 +103,30 @@ class TrainConfig:
     """Train an architecture within a budget."""
 
     out: Path
-    """Folder of the run. If it holds a checkpoint of the same run, training goes on from there, exactly."""
+    """Folder of the run. If it holds a checkpoint of the same run, training resumes from it, exactly."""
     preset: str | None = None
-    """A line of `dailytrain presets`: values for everything that is not given here."""
+    """A name from `dailytrain presets`: defaults for the other options."""
     from_: Path | None = None
-    """`--from`, `from = "..."`: the name that Python allows."""
+    """`--from`, or `from = "..."` in a file; `from` is a keyword in Python."""
     lora: LoraArgs = field(default_factory=LoraArgs)
     arch: str = "gpt"
-    """Architecture: a line of `dailytrain arch list`."""
+    """Architecture: a name from `dailytrain arch list`."""
     budget: str = "60s"
     """What training may use: 24h, 15s, 3B-tokens, 500steps or 1e19flops. Evaluation and checkpoints are not charged."""
     seed: int = 1
     """Of the weights and of the data's order."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Fields of the architecture's Config, one by one: --model.depth 4. What is not given is computed."""
+    """Fields of the architecture's Config, one by one: --model.depth 4. The others are computed."""
     recipe: dict[str, Any] = field(default_factory=dict)
     """Fields of the architecture's recipe, one by one: --recipe.schedule.warmdown 0.5, --recipe.matrices.learning_rate
-    0.01, --recipe.clip 1. What is not given is as the architecture declares it."""
+    0.01, --recipe.clip 1. The others are the architecture's."""
     train: TrainArgs = field(default_factory=TrainArgs)
     corpus: str | None = None
     """Text to train on: python-library (the default), fineweb-edu, slimpajama or files:GLOB."""
     tokenizer: str | None = None
     """bpe:SIZE (trained on the corpus; the default is bpe:8192), gpt2:FOLDER, world:FILE or a tokenizer.json."""
     limit_bytes: int | str | None = None
-    """Take only this much text from the start of the corpus: 1000000 or 16MiB. Computed: 16 MiB for CPU runs below ten
+    """Use only this much text from the start of the corpus: 1000000 or 16MiB. Computed: 16 MiB for CPU runs below ten
     minutes, else all."""
     dataset: Path | None = None
     """A prepared dataset, instead of corpus and tokenizer. It is only read."""
@@ -137,24 +137,24 @@ class TrainConfig:
     threads: int | None = None
     """CPU threads of torch. Computed: one for each core this process may use."""
     checkpoint_every: str = "30s"
-    """Seconds or steps between checkpoints: 30s, 5m, 100steps. Another interval changes no number."""
+    """Seconds or steps between checkpoints: 30s, 5m, 100steps. The interval does not change results."""
     keep: int = 2
     """Checkpoints to keep; older ones are deleted."""
     logger: Literal["none", "tensorboard", "wandb"] = "none"
     """Also send the metrics there (pip install 'dailytrain[loggers]'). metrics.jsonl is written in any case."""
 
     def __post_init__(self) -> None:
-        self.parsed_budget  # noqa: B018  raises where it is impossible
+        self.parsed_budget  # noqa: B018  (raises if it is invalid)
         if self.checkpoint_interval.kind not in ("seconds", "steps"):
             raise ConfigError(f"checkpoint_every is in seconds or steps, not {self.checkpoint_every!r}")
         if self.dataset and (self.corpus or self.tokenizer or self.limit_bytes):
-            raise ConfigError("dataset replaces corpus, tokenizer and limit_bytes: give either it or them")
+            raise ConfigError("dataset replaces corpus, tokenizer and limit_bytes: set either it or them")
         if self.lora.rank and self.from_ is None:
-            raise ConfigError("lora.rank needs --from: adapters change a model that has learned something")
+            raise ConfigError("lora.rank needs --from: adapters fine-tune a trained model")
         if self.keep < 1 or self.devices < 1 or (self.threads is not None and self.threads < 1):
             raise ConfigError("keep, devices and threads must be at least 1")
         if self.devices == 1 and self.train.strategy != "auto":
-            raise ConfigError(f"train.strategy {self.train.strategy} is for several devices: give --devices")
+            raise ConfigError(f"train.strategy {self.train.strategy} needs several devices: set --devices")
         if self.limit_bytes is not None:
             parse_size(str(self.limit_bytes))
         if not 0 <= self.seed < 2**31:

@@ -12,7 +12,7 @@ class CorpusError(UserError):
 
 
 class TokenizerError(UserError):
-    """The tokenizer cannot be read, or would not reproduce every text byte for byte."""
+    """The tokenizer cannot be read, or does not reproduce every text byte for byte."""
 
 
 class DatasetError(UserError):

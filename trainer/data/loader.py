@@ -36,7 +36,7 @@ class Loader(Protocol):
         """Return what is needed to continue after the last batch."""
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Continue after the last batch of the saved loader. Raise DatasetError if that one read other data."""
+        """Continue after the last batch of the saved loader. Raise DatasetError for the state of other data."""
 
 
 class SplitLoader:
@@ -46,7 +46,7 @@ class SplitLoader:
     """
 
     waste = 0.0
-    DATA_FIELDS: tuple[str, ...]  # attributes that say what data a position belongs to
+    DATA_FIELDS: tuple[str, ...]  # attributes that identify the data of a position
 
     def __init__(
         self, dataset: Dataset, split: str, batch: int, length: int, seed: int, rank: int = 0, ranks: int = 1

@@ -25,7 +25,7 @@ from trainer.data.shards import TokenStream
 
 CANDIDATES = 4096
 """Documents to choose from. With lengths like those of web pages (log-normal, median 600 tokens), rows of 2,048 tokens
-lose 17.3, 15.1 or 13.5 % of the tokens with 256, 1,024 or 4,096 candidates; 12.6 % are beyond the length of a row."""
+lose 17.3, 15.1 or 13.5 % of the tokens with 256, 1,024 or 4,096 candidates; 12.6 % cannot fit into any row."""
 SCAN_TOKENS = 1 << 22  # tokens scanned at a time for the starts of documents
 SHUFFLE_AHEAD = 1024  # documents whose shuffled positions are computed at a time
 WASTE_SAMPLE = 20_000  # documents that `waste` is estimated on
@@ -40,7 +40,7 @@ class BestFitPacker:
     def __init__(self, lengths: np.ndarray, size: int, seed: int, candidates: int = CANDIDATES) -> None:
         self.lengths, self.size, self.seed, self.candidates = lengths, size, seed, min(candidates, len(lengths))
         self.drawn = 0  # positions that became candidates
-        self.served = self.cropped = 0  # tokens of all documents in rows; those of them that were cropped
+        self.served = self.cropped = 0  # tokens of all documents used so far; cropped tokens among them
         self._waiting: dict[int, tuple[int, int]] = {}  # position -> (document, length), the oldest first
         self._by_length: list[tuple[int, int]] = []  # (length, -position): of equal lengths the oldest comes last
         self._next: list[tuple[int, int]] = []  # (document, length) computed ahead, the next one last
@@ -49,12 +49,12 @@ class BestFitPacker:
         """Return the next row as (document, number of tokens from its start), in order; the last may be cropped."""
         self._refill()
         row = [self._take(next(iter(self._waiting)), self.size)]
-        room = self.size - row[0][1]
-        while room:
+        space = self.size - row[0][1]
+        while space:
             self._refill()
-            fitting = bisect_right(self._by_length, (room, 1))
-            row.append(self._take(-self._by_length[max(fitting - 1, 0)][1], room))
-            room -= row[-1][1]
+            fitting = bisect_right(self._by_length, (space, 1))
+            row.append(self._take(-self._by_length[max(fitting - 1, 0)][1], space))
+            space -= row[-1][1]
         return row
 
     def state_dict(self) -> LoaderState:
@@ -68,11 +68,11 @@ class BestFitPacker:
         self.drawn, self.served, self.cropped = state["drawn"], state["served"], state["cropped"]
         self._next = []
 
-    def _take(self, position: int, room: int) -> tuple[int, int]:
-        """Remove a candidate and return it with its length, cropped to the room in the row."""
+    def _take(self, position: int, space: int) -> tuple[int, int]:
+        """Remove a candidate and return it with its length, cropped to the space in the row."""
         document, length = self._waiting.pop(position)
         del self._by_length[bisect_left(self._by_length, (length, -position))]
-        taken = min(length, room)
+        taken = min(length, space)
         self.served += length
         self.cropped += length - taken
         return document, taken
@@ -110,8 +110,8 @@ class DocumentLoader(SplitLoader):
     def next_batch(self) -> Batch:
         rows = [self._packer.next_row() for _ in range(self.batch * self.ranks)]
         self.position += len(rows)
-        own = rows[self.rank * self.batch : (self.rank + 1) * self.batch]
-        return build_batch(np.stack([self._read_row(row) for row in own]))
+        rank_rows = rows[self.rank * self.batch : (self.rank + 1) * self.batch]
+        return build_batch(np.stack([self._read_row(row) for row in rank_rows]))
 
     def state_dict(self) -> LoaderState:
         return super().state_dict() | self._packer.state_dict()

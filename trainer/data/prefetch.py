@@ -1,7 +1,7 @@
 """Read batches ahead in a thread while the model computes.
 
-A thread instead of a process: reading (kernel) and copying (numpy) both release Python's lock. A thread needs no
-memory of its own, cannot be killed alone, and its errors are raised in `next_batch`.
+A thread instead of a process: reading (kernel) and copying (numpy) both release the GIL. A thread needs no extra
+memory, cannot be killed separately, and its errors are raised in `next_batch`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.loader import Batch, BlockLoader, Loader, LoaderState
 from trainer.data.packing import DocumentLoader
 
-PREFETCH_BATCHES = 2  # batches in the queue: one is enough for even steps, a second one bridges a slow read
+PREFETCH_BATCHES = 2  # batches in the queue; a second one covers an occasional slow read
 
 PACKINGS: dict[str, type[BlockLoader] | type[DocumentLoader]] = {"blocks": BlockLoader, "documents": DocumentLoader}
 

@@ -110,8 +110,8 @@ def compute_content_hash(manifest: dict[str, Any]) -> str:
 def _spool_corpus(spool: Spool, corpus: Corpus, limit_bytes: int | None, console: Console) -> None:
     with show_phase(console, "Reading the corpus", limit_bytes) as phase:
         for document in corpus.documents():
-            room = None if limit_bytes is None else limit_bytes - phase.done
-            phase.advance(spool.add(document, room))
+            limit = None if limit_bytes is None else limit_bytes - phase.done
+            phase.advance(spool.add(document, limit))
             if phase.done == limit_bytes:
                 break
 

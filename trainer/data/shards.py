@@ -17,7 +17,7 @@ from trainer.data.errors import DamagedDatasetError
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
 
 
-PROMPT_BIT = 1 << 31  # set in the tokens of a prompt, which the model reads but does not learn
+PROMPT_BIT = 1 << 31  # set in the tokens of a prompt, which carry no loss
 
 
 def get_token_dtype(vocabulary_size: int, has_prompts: bool = False) -> np.dtype[Any]:
@@ -73,9 +73,9 @@ class ShardWriter:
         while len(tokens):
             if self._file is None:
                 self._file = FileWriter(self._folder / self._path())
-            room = self._limit - self._file.size // self._dtype.itemsize
-            self._file.write(tokens[:room].tobytes())
-            tokens = tokens[room:]
+            space = self._limit - self._file.size // self._dtype.itemsize
+            self._file.write(tokens[:space].tobytes())
+            tokens = tokens[space:]
             if self._file.size == self._limit * self._dtype.itemsize:
                 self._finish_shard()
 

@@ -53,11 +53,11 @@ class Spool:
     def has_prompts(self) -> bool:
         return any(self._prompt_lengths)
 
-    def add(self, document: Document, room: int | None = None) -> int:
-        """Append a document, cut to `room` bytes, unless it is a duplicate. Return the bytes that were added."""
+    def add(self, document: Document, max_bytes: int | None = None) -> int:
+        """Append a document, cut to `max_bytes` bytes, unless it is a duplicate. Return the bytes that were added."""
         text = document.text.encode()
-        if room is not None and len(text) > room:
-            text = text[:room].decode(errors="ignore").encode()  # drops a split character
+        if max_bytes is not None and len(text) > max_bytes:
+            text = text[:max_bytes].decode(errors="ignore").encode()  # drops a split character
         key = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
         if not text or key in self._seen:
             return 0

@@ -183,17 +183,17 @@ def _compute_byte_lengths(backend: tokenizers.Tokenizer, spec: dict[str, Any], n
     in_model = backend.get_vocab(with_added_tokens=False)
     if model.get("type") != "BPE" or "ByteLevel" not in json.dumps([spec["pre_tokenizer"], spec["decoder"]]):
         raise TokenizerError(f"{name} is not a byte-level BPE, so bits per byte could not be computed exactly")
-    if lacking := {_byte_to_symbol(byte) for byte in range(256) if byte not in NOT_IN_UTF8} - set(in_model):
-        raise TokenizerError(f"{name} has no token for {len(lacking)} of the bytes, so some text could not be encoded")
+    if missing := {_byte_to_symbol(byte) for byte in range(256) if byte not in NOT_IN_UTF8} - set(in_model):
+        raise TokenizerError(f"{name} has no token for {len(missing)} of the bytes, so some text could not be encoded")
     if any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")):
-        raise TokenizerError(f"{name} marks or drops parts of words, so text would not come back exactly")
+        raise TokenizerError(f"{name} marks or drops parts of words, so text could not be reproduced exactly")
     lengths = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
     for token, index in in_model.items():
         # A character of the alphabet is a byte. An entry with other characters is never produced.
         lengths[index] = len(token) if set(token) <= alphabet else 0
     for index, token in added.items():
         if not token.special and (token.lstrip or token.rstrip or token.single_word):
-            raise TokenizerError(f"{name} has an entry {token.content!r} that swallows spaces around it")
+            raise TokenizerError(f"{name} has an entry {token.content!r} that strips the spaces around it")
         lengths[index] = 0 if token.special else len(token.content.encode())
     return lengths
 

@@ -83,5 +83,5 @@ class TokenizerSpec:
             path = path / "tokenizer.json"
         if not path.is_file():
             known = "bpe:8192, gpt2:FOLDER, world:FILE or PATH/tokenizer.json"
-            raise TokenizerError(f"{text!r} is not a tokenizer: it is none of {known}, and there is no such file")
+            raise TokenizerError(f"{text!r} is not a tokenizer: expected {known}, and there is no such file")
         return cls(text, tokenizer=load_tokenizer(path))

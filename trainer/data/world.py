@@ -34,8 +34,8 @@ class WorldTokenizer(Tokenizer):
             self._tokens = {int(number): bytes.fromhex(token) for number, token in json.loads(content)["tokens"]}
         except (ValueError, TypeError, KeyError) as error:
             raise TokenizerError(f"{name} is not a World tokenizer: its tokens cannot be read") from error
-        if lacking := 256 - len({token for token in self._tokens.values() if len(token) == 1}):
-            raise TokenizerError(f"{name} has no token for {lacking} of the bytes, so some text could not be encoded")
+        if missing := 256 - len({token for token in self._tokens.values() if len(token) == 1}):
+            raise TokenizerError(f"{name} has no token for {missing} of the bytes, so some text could not be encoded")
         if min(self._tokens) < 1 or max(self._tokens) > 1 << 20 or b"" in self._tokens.values():
             raise TokenizerError(f"{name} has an empty token, or an id below 1 or beyond {1 << 20}")
         self._content = content

@@ -75,8 +75,8 @@ def get_free_memory_bytes() -> int:
     control_group = Path("/sys/fs/cgroup/memory.max")
     if control_group.exists() and (limit := control_group.read_text().strip()).isdigit():
         free.append(int(limit) - used.rss)
-    for kind, taken in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.rss)):
+    for kind, used_bytes in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.rss)):
         soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
-            free.append(soft - taken)
+            free.append(soft - used_bytes)
     return min(free)

@@ -4,7 +4,7 @@ torch's elastic multiprocessing, the part of torchrun that runs processes, start
 not fit: it has one timeout for a requested stop, which needs minutes to write a checkpoint, and for the remaining
 processes when one is lost, which must end soon. Its rendezvous is not needed on one machine.
 
-The launching process computes nothing. It passes signals on. Nothing is lost but the steps since the last checkpoint.
+The launching process only forwards signals. If a process dies, the steps since the last checkpoint are lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import ExitCode, print_error, write_failure
+from trainer.errors import RESUME_HINT, ExitCode, print_error, write_failure
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
@@ -92,8 +92,8 @@ def wait_for_processes(processes: PContext) -> Mapping[int, ProcessFailure]:
         except SignalException as stop:
             processes.close(stop.sigval, timeout=STOP_SECONDS)
             result = processes.wait(0)
-    except SignalException as again:
-        raise KeyboardInterrupt from again
+    except SignalException as second:
+        raise KeyboardInterrupt from second
     finally:
         processes.close(signal.SIGKILL)
     assert result is not None
@@ -112,5 +112,5 @@ def explain_failures(failures: Mapping[int, ProcessFailure], count: int) -> tupl
     if first.exitcode == ExitCode.INTERRUPTED:
         return "", ExitCode.INTERRUPTED
     how = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
-    reason = f"Process {first.local_rank + 1} of {count} {how}: the same command goes on from the last checkpoint."
+    reason = f"Process {first.local_rank + 1} of {count} {how}. {RESUME_HINT}"
     return reason, ExitCode.INFRASTRUCTURE

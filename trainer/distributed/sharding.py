@@ -76,11 +76,11 @@ def load_full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     # A shared tensor has several names, of which one is enough.
     loaded, expected = {id(parameters.get(name)) for name in weights}, {id(tensor) for tensor in parameters.values()}
     if loaded != expected:
-        raise RuntimeError("other names")
+        raise RuntimeError("the names of the weights differ")
     with torch.no_grad():
         for name, tensor in weights.items():
             if tensor.shape != parameters[name].shape:
-                raise RuntimeError(f"another shape of {name}")
+                raise RuntimeError(f"the shape of {name} differs")
             parameters[name].copy_(shard_like(tensor, parameters[name]))
 
 

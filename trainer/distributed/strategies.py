@@ -1,4 +1,4 @@
-"""Several devices, one process each: who holds which weights, and values that all processes agree on.
+"""Strategies for several devices with one process each: how weights are distributed, and agreement on values.
 
 - `ddp`: each process has the whole model, and gradients are averaged.
 - `fsdp`: each process has a shard of every weight, its gradient and its momenta, and gathers a block's weights while

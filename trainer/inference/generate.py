@@ -76,7 +76,7 @@ def run_generate_order(run: Path, checkpoint: Path, out: Path) -> GenerateResult
 
 
 def group_text(parts: Iterable[str], seconds: float) -> Iterator[str]:
-    """Join parts that come within `seconds`. The first part is yielded at once: a visitor is waiting."""
+    """Join parts that come within `seconds`. The first part is yielded immediately."""
     buffer, last = "", 0.0
     for part in parts:
         buffer += part

@@ -57,7 +57,7 @@ class Sampler:
 
 
 class TextGenerator:
-    """A text in progress and the model's state of it. Each added token is read once, by the next `predict`.
+    """A growing text and the model's state for it. Each added token is read once, by the next `predict`.
 
     A prediction sees at most `context` tokens. When the text outgrows them, the model restarts from the last half
     context; a model with a state of fixed size (`bounded` is false) continues forever.
@@ -78,7 +78,7 @@ class TextGenerator:
     @torch.no_grad()
     def predict(self) -> Tensor:
         """Read the added tokens; return the logits `[V]` of the next token."""
-        assert self.unread, "nothing was added since the last answer"
+        assert self.unread, "no token was added since the last prediction"
         if self.model.bounded and len(self.text) > self.context:
             self.text = self.text[-max(1, self.context // 2) :]
             self.state, self.unread = None, len(self.text)
@@ -104,7 +104,7 @@ def generate_tokens(generator: TextGenerator, sampler: Sampler, end_of_text: int
 def decode_stream(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
     """Yield text as tokens arrive, never a part of a character.
 
-    Together the pieces are `tokenizer.decode` of the tokens: bytes that are no UTF-8 become U+FFFD.
+    Together the pieces are `tokenizer.decode` of the tokens: bytes that are not UTF-8 become U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
@@ -118,9 +118,9 @@ def generate_text(
     model: LanguageModel, tokenizer: Tokenizer, prompt: str, sampler: Sampler, *, tokens: int, context: int
 ) -> Iterator[str]:
     """Yield, piece by piece, the model's continuation of a prompt that starts a new text."""
-    reader = TextGenerator(model, context)
-    reader.add([tokenizer.end_of_text, *tokenizer.encode(prompt)])
-    return decode_stream(tokenizer, generate_tokens(reader, sampler, tokenizer.end_of_text, tokens))
+    generator = TextGenerator(model, context)
+    generator.add([tokenizer.end_of_text, *tokenizer.encode(prompt)])
+    return decode_stream(tokenizer, generate_tokens(generator, sampler, tokenizer.end_of_text, tokens))
 
 
 def complete_prompt(

@@ -2,7 +2,7 @@
 
 An architecture is one file in this folder. It has
 - `Config`: a frozen dataclass of plain values (it is saved as JSON), one sentence under each field, with the
-  classmethod `sized(depth, vocabulary_size, sequence_length)` that computes every field from one dial;
+  classmethod `sized(depth, vocabulary_size, sequence_length)` that computes every other field from the depth;
 - `Model(config)`: a `LanguageModel`;
 - `recipe(config) -> Recipe`: its optimizer settings.
 The first sentence of the file's docstring is its description on the board. The dict in `__init__.py` gets one line.
@@ -24,7 +24,7 @@ def pad_vocabulary(size: int) -> int:
 
 
 class LanguageModel(nn.Module):
-    """Text in, a distribution over the next token out.
+    """Maps tokens to a distribution over the next token at every position.
 
     Causal: the output at position t depends on tokens 0..t only. Stateless: the same tokens get the same output,
     whatever ran before and whatever else is in the batch. The scorer tests both and rejects a model that breaks them.
@@ -44,7 +44,7 @@ class LanguageModel(nn.Module):
     def repeated_blocks(self) -> list[nn.Module]:
         """Return the modules that activation checkpointing, FSDP and compilation each treat as one unit.
 
-        Default: every child of a `ModuleList` that lies in no other unit. A block's inputs and outputs must not be
+        Default: every child of a `ModuleList` that is inside no other unit. A block's inputs and outputs must not be
         changed in place.
         """
         found: list[nn.Module] = []
@@ -77,11 +77,11 @@ class ArchitectureConfig(Protocol):
 
     @classmethod
     def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
-        """Compute every field from one dial."""
+        """Compute every other field from the depth."""
 
 
 class Architecture(Protocol):
-    """An architecture's module."""
+    """The interface of an architecture's module."""
 
     Config: type[ArchitectureConfig]
     Model: type[LanguageModel]
@@ -96,7 +96,7 @@ class ParameterGroup:
 
     name: str
     match: tuple[str, ...]
-    """Shell patterns over parameter names. The first group that matches takes a parameter; each must find a group."""
+    """Shell patterns over parameter names. Each parameter belongs to the first group that matches."""
     optimizer: Literal["muon", "adamw", "adamw8bit"]
     """`muon` takes matrices only (two dimensions, or stacks of them). `adamw8bit` is AdamW with 8-bit state from
     bitsandbytes: a quarter of the memory, useful for large embedding tables. It is not faster."""
@@ -158,10 +158,10 @@ class Schedule:
         if fraction < self.warmup:
             # Half a percent at the very first step: a step at rate 0 would waste its tokens.
             return top * max(fraction / self.warmup, 0.005)
-        return top * (self.final + (1 - self.final) * self.height(min(fraction, 1.0)))
+        return top * (self.final + (1 - self.final) * self.get_decay_factor(min(fraction, 1.0)))
 
-    def height(self, fraction: float) -> float:
-        """Return the rate after the warmup, on a scale from its end (0) to its peak (1)."""
+    def get_decay_factor(self, fraction: float) -> float:
+        """Return the rate after the warmup, scaled so that its peak is 1 and its end 0."""
         if self.shape == "cosine":
             return (1 + math.cos(math.pi * (fraction - self.warmup) / max(1 - self.warmup, 1e-9))) / 2
         left = 1 - fraction

@@ -1,7 +1,7 @@
-"""The baseline: a plain transformer with what the field agreed on by 2026.
+"""The baseline: a plain transformer with the common design choices of 2026.
 
-Fixed: no biases, RMSNorm without parameters before each block and at the end (arXiv 1910.07467, eq. 4). All else
-is a field of `Config`, described there with its source. Depth determines all other sizes: width is 64 x depth.
+Fixed: no biases, RMSNorm without parameters before each block and at the end (arXiv 1910.07467, eq. 4). Everything
+else is a field of `Config`, described there with its source. Depth determines all other sizes: width is 64 x depth.
 
 The figures behind the defaults are nanochat's (https://github.com/karpathy/nanochat) and modded-nanogpt's
 (https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in public; `benchmarks/ablations.py`
@@ -45,14 +45,14 @@ class Config:
     """Attention of block i is letter i of this, repeated: L sees all earlier tokens, S the last `short_window`. The
     last block always sees all. SSSL (Longformer's idea, arXiv 2004.05150, section 3.1) is for long rows on a GPU."""
     short_window: int = 128
-    """Tokens an S block sees, the current one among them."""
+    """Tokens that an S block sees, including the current one."""
     document_mask: bool = False
     """Attention and smear stay within a document, which starts at the end-of-text token (arXiv 2402.13991, section 2).
     On a GPU this costs a synchronization in each block (see `trainer.ops.attention`)."""
     end_of_text: int = -1
     """Id of the end-of-text token, for `document_mask`; the trainer fills it in."""
     rotary: bool = True
-    """Queries and keys are rotated by position (RoFormer, arXiv 2104.09864, eq. 34). Without: no positions."""
+    """Queries and keys are rotated by position (RoFormer, arXiv 2104.09864, eq. 34). False: no positions."""
     rope_base: float = 10_000.0
     """The longest period is about 2 pi times this many tokens."""
     qk_norm: bool = True
@@ -336,7 +336,7 @@ class Model(LanguageModel):
         """Run blocks start to stop - 1; return the residual stream and the one at half depth, for `finish`.
 
         `x`, `x0` and `middle` are `[B, T, width]`: the residual stream before block `start`, before the first block,
-        and behind the first half of the blocks (ignored while `start` lies in that half).
+        and after the first half of the blocks (ignored if `start` is in that half).
         """
         for number in range(start, stop):
             x = self.blocks[number](x, x0, inputs, state.caches[number] if state else None)
@@ -345,7 +345,7 @@ class Model(LanguageModel):
         return x, middle
 
     def finish(self, x: Tensor, middle: Tensor) -> Tensor:
-        """Return the features for what `run_blocks` returned behind the last block."""
+        """Return the features, from what `run_blocks` returned for the last block."""
         return norm(x - self.backout_lambda * middle if self.config.backout else x)
 
     def build_inputs(self, tokens: Tensor, state: GPTState | None = None) -> BlockInputs:

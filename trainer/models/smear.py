@@ -35,8 +35,8 @@ class SmearAttention(gpt.GPTAttention):
         key = super().compute_keys(x, None)
         first = key[:, :1] if previous is None else super().compute_keys(previous, None)
         before = torch.cat((first, key[:, :-1]), dim=1)
-        own = torch.sigmoid(self.gate)[:, None].to(key.dtype)
-        return own * key + (1 - own) * before
+        weight = torch.sigmoid(self.gate)[:, None].to(key.dtype)
+        return weight * key + (1 - weight) * before
 
 
 class Model(gpt.Model):

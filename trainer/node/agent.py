@@ -64,8 +64,8 @@ class Agent:
     ) -> None:
         """`client` carries the join token until the node has joined.
 
-        `sandboxes`: names of the working drivers; `slots`: None runs as many as the site says; `offer`: the rephrasing
-        back end; `kinds`: of job that the owner lends it for; `network`: how other swarm machines reach it;
+        `sandboxes`: names of the working drivers; `slots`: None for the number that the site sets; `offer`: the
+        rephrasing back end; `kinds`: kinds of job that the owner allows; `network`: how other swarm machines reach it;
         `swarm_run`: the only swarm run it joins.
         """
         self.client = client
@@ -144,30 +144,30 @@ class Agent:
                 return attempt()
             except ServerUnreachableError as error:
                 if not self._is_unreachable:
-                    log.warning("%s Trying again until it answers.", error)
+                    log.warning("%s Retrying until it responds.", error)
                 self._is_unreachable = True
                 raise
 
         result = retry_until_reachable(attempt_once, lambda: self.sponsor.level > StopLevel.NONE)
         if self._is_unreachable:
-            log.info("The server answers.")
+            log.info("The server responds.")
         self._is_unreachable = False
         return result
 
     # --- the main thread ---
 
     def _run_loops(self, loops: list[PollLoop]) -> None:
-        """Run the slots until they end. An error in one stops all: the others hand back their jobs first."""
+        """Run the slots until they end. An error in one stops all; the others release their jobs first."""
         for loop in loops:
             loop.start()
-        never = threading.Event()  # waiting for it lets signals through
+        never_set = threading.Event()  # waiting for it, unlike joining a thread, lets signals through
         while any(loop.is_alive() for loop in loops):
             is_stopped = self.sponsor.level > StopLevel.NONE
             if is_stopped and not any(loop.is_working for loop in loops):
                 break
             if not is_stopped and any(loop.error for loop in loops):
                 self.sponsor.request_stop()
-            never.wait(CHECK_SECONDS)
+            never_set.wait(CHECK_SECONDS)
         for loop in loops:
             if loop.error is not None:
                 raise loop.error

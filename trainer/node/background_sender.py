@@ -39,15 +39,15 @@ class BackgroundSender(threading.Thread):
         retry_until_reachable(lambda: self.client.post(path, message, Acknowledgment), self.stop_signal.has_given_up)
 
     def close(self) -> None:
-        """Send the rest, then end. Returns when that is done or given up."""
+        """Send the remaining items and end the thread, or give up."""
         self._closing.set()
-        while self.is_alive() and not self.stop_signal.is_leaving_now():
+        while self.is_alive() and not self.stop_signal.should_drop_uploads():
             self.join(0.1)
         self.join(RELEASE_SECONDS)  # a request in flight may still arrive
 
     def run(self) -> None:
         try:
-            while not self.stop_signal.is_leaving_now():
+            while not self.stop_signal.should_drop_uploads():
                 is_closing = self._closing.is_set()  # read first, so that earlier items are still seen
                 if self.send_next():
                     continue

@@ -1,7 +1,7 @@
 """HTTP client of the site's node API, and retries around it.
 
 RequestRefusedError       the server understood and refused (other 4xx): a retry is useless
-ServerUnreachableError    network error, 408, 425, 429, 5xx, or a reply that is not ours (a proxy's): retry later
+ServerUnreachableError    network error, 408, 425, 429, 5xx, or a response from a proxy in between: retry later
 GaveUpError               the caller stopped waiting for the server
 """
 
@@ -109,16 +109,16 @@ class SiteClient:
         headers = build_upload_headers(size) | {"Content-Range": f"bytes {first}-{first + size - 1}/{total}"}
         timeout = TIMEOUT_SECONDS + (total / SERVER_BYTES_PER_SECOND if first + size == total else 0)
         started_at = time.monotonic()
-        answer = self._send("PUT", path, read_pieces(file, size), headers, timeout)
+        response = self._send("PUT", path, read_pieces(file, size), headers, timeout)
         if first + size < total:  # the reply to the last piece includes the server's check of the whole file
             self.speed.record("up", size, time.monotonic() - started_at)
-        return parse_response(answer, Acknowledgment).received
+        return parse_response(response, Acknowledgment).received
 
     def get_received_bytes(self, path: str) -> int:
         """Return how many bytes of a partial upload the server has."""
         offset = self._send("HEAD", path).headers.get("Upload-Offset", "")
         if not offset.isdigit():
-            raise ServerUnreachableError("The server's answer could not be understood.")
+            raise ServerUnreachableError("The server's response could not be parsed.")
         return int(offset)
 
     @contextmanager
@@ -134,11 +134,11 @@ class SiteClient:
             # A site with a bucket redirects there. httpx drops our token then, and the hash verifies the bytes.
             with self._http.stream(
                 "GET", self._build_url(path), headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
-            ) as answer:
-                if answer.status_code not in (200, 206):
-                    answer.read()
-                    check_response(answer)
-                yield answer
+            ) as response:
+                if response.status_code not in (200, 206):
+                    response.read()
+                    check_response(response)
+                yield response
         except httpx.HTTPError as error:
             raise ServerUnreachableError(describe_network_error(error)) from error
 
@@ -152,13 +152,13 @@ class SiteClient:
     ) -> httpx.Response:
         headers = self._build_headers() | (headers or {})
         try:
-            answer = self._http.request(
+            response = self._http.request(
                 method, self._build_url(path), content=content, headers=headers, timeout=timeout
             )
         except httpx.HTTPError as error:
             raise ServerUnreachableError(describe_network_error(error)) from error
-        check_response(answer)
-        return answer
+        check_response(response)
+        return response
 
     def _build_url(self, path: str) -> str:
         return f"{self.server}{PREFIX}{path}"
@@ -180,38 +180,38 @@ def build_upload_headers(size: int) -> dict[str, str]:
     return {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
 
 
-def parse_response(answer: httpx.Response, reply: type[Reply]) -> Reply:
-    """Raise `ServerUnreachableError` for anything else than such a message: it is a proxy's."""
+def parse_response(response: httpx.Response, reply: type[Reply]) -> Reply:
+    """Parse a reply; raise `ServerUnreachableError` for any other content, which comes from a proxy."""
     try:
-        return parse_lenient(reply, answer.content)
+        return parse_lenient(reply, response.content)
     except ValidationError as error:
-        raise ServerUnreachableError("The server's answer could not be understood.") from error
+        raise ServerUnreachableError("The server's response could not be parsed.") from error
 
 
 def describe_network_error(error: httpx.HTTPError) -> str:
     return f"The server cannot be reached ({error or type(error).__name__})."
 
 
-def check_response(answer: httpx.Response) -> None:
+def check_response(response: httpx.Response) -> None:
     """Raise `ServerUnreachableError` or `RequestRefusedError` unless the request succeeded."""
-    status = answer.status_code
+    status = response.status_code
     if status in TRANSIENT_STATUSES or status >= 500:
-        raise ServerUnreachableError(f"The server is busy ({status}).", parse_retry_after(answer))
+        raise ServerUnreachableError(f"The server is busy ({status}).", parse_retry_after(response))
     if status < 300:
         return
     if status < 400:
-        location = answer.headers.get("Location", "")
-        raise RequestRefusedError(status, f"The server redirects us: start with --server {location}.")
+        location = response.headers.get("Location", "")
+        raise RequestRefusedError(status, f"The server redirects to another address: start with --server {location}.")
     try:
-        detail = parse_lenient(ErrorDetail, answer.content).detail
+        detail = parse_lenient(ErrorDetail, response.content).detail
     except ValidationError:
         detail = f"The server refused with {status} and no reason."
     raise RequestRefusedError(status, detail)
 
 
-def parse_retry_after(answer: httpx.Response) -> float:
+def parse_retry_after(response: httpx.Response) -> float:
     """Return the `Retry-After` header in seconds; 0 without one."""
-    seconds: str = answer.headers.get("Retry-After", "")
+    seconds: str = response.headers.get("Retry-After", "")
     return float(seconds) if seconds.isdigit() else 0.0
 
 

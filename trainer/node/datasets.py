@@ -1,6 +1,6 @@
-"""A job's dataset: found by its hash, or prepared here by the site's release and verified.
+"""A job's dataset: found by its hash, or prepared on this machine with the site's release and verified.
 
-Not covered: a node whose Python or corpus differs prepares the dataset again for every job that it then refuses.
+Not covered: a node whose Python or corpus differs prepares the dataset for every job again, and rejects the job.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def prepare_and_verify(job: Job, pin: DatasetPin, folder: Path) -> None:
         if found != pin.hash:
             corpus = sanitize_line(pin.corpus, 80)
             raise JobFailedError(
-                f"This node's copy of the dataset {corpus} is another one: its hash is {found}, the job's {pin.hash}."
+                f"This node prepared a different dataset {corpus}: its hash is {found}, the job needs {pin.hash}."
             )
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -68,8 +68,8 @@ def run_preparation(job: Job, pin: DatasetPin, folder: Path) -> None:
         command += ["--limit-bytes", str(pin.limit_bytes)]
     command += ["--out", str(folder), "--json", "--quiet"]
     spec = build_trusted_spec(job, command, PREPARATION_LIMITS)
-    answer = job.workspace.scratch / "prepared.json"
-    process = job.run_process(get_driver("none"), spec, phase="preparing", output=answer)
+    output = job.workspace.scratch / "prepared.json"
+    process = job.run_process(get_driver("none"), spec, phase="preparing", output=output)
     if process.poll() != 0:
         corpus = sanitize_line(pin.corpus, 80)
         raise JobFailedError(f"This node could not prepare the dataset {corpus}; its log says why.")
@@ -88,7 +88,7 @@ def mount_training_files(dataset: Path) -> list[Mount]:
 
 
 def build_trusted_spec(job: Job, command: list[str], limits: ResourceLimits) -> SandboxSpec:
-    """Return a spec for the site's own code: from the pure release, never from the folder with the entry in it."""
+    """Return a spec for the site's own code: run from the unmodified release, never from the folder with the entry."""
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     environment |= build_python_environment(job, job.workspace.release) | {"TMPDIR": str(job.workspace.scratch)}
     mounts = [Mount(job.workspace.scratch, writable=True)]

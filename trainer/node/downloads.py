@@ -87,10 +87,10 @@ class FileDownload:
         """Download the rest; raise `ServerUnreachableError` if less than `CHUNK_BYTES` of new data arrives."""
         started_at, before = time.monotonic(), self._transferred
         try:
-            with self._client.stream_file(self._path, self.received) as answer:
-                if self.received and not continues_from(answer, self.received):
+            with self._client.stream_file(self._path, self.received) as response:
+                if self.received and not continues_from(response, self.received):
                     self.restart()
-                self._write(answer)
+                self._write(response)
         except ServerUnreachableError:
             if self.received < self._furthest + CHUNK_BYTES:
                 raise
@@ -106,9 +106,9 @@ class FileDownload:
             raise ServerUnreachableError("The connection broke off.")
         self._furthest = max(self._furthest, self.received)
 
-    def _write(self, answer: httpx.Response) -> None:
+    def _write(self, response: httpx.Response) -> None:
         with self._target.open("ab") as out:
-            for piece in answer.iter_bytes():
+            for piece in response.iter_bytes():
                 if self._should_give_up():
                     raise GaveUpError("The download was ended.")
                 out.write(piece)
@@ -119,7 +119,7 @@ class FileDownload:
                     return
 
 
-def continues_from(answer: httpx.Response, first: int) -> bool:
+def continues_from(response: httpx.Response, first: int) -> bool:
     """Return whether the body begins at byte `first`; a server without range support sends the whole file."""
-    match = re.match(r"bytes (\d{1,18})-", answer.headers.get("Content-Range", ""))
-    return answer.status_code == PARTIAL_CONTENT and match is not None and int(match[1]) == first
+    match = re.match(r"bytes (\d{1,18})-", response.headers.get("Content-Range", ""))
+    return response.status_code == PARTIAL_CONTENT and match is not None and int(match[1]) == first

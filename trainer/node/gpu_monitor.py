@@ -10,7 +10,7 @@ from trainer.node.gpus import GpuError, GpuReader, GpuReading
 from trainer.protocol import Health, ProbeReading
 
 IDLE_SECONDS = 300.0
-"""After this long without computation on its GPUs a job is reported. Loading data and compiling take less."""
+"""A job that uses no GPU for this long is reported as idle. Loading data and compiling take less."""
 CACHE_SECONDS = 0.2
 BUSY_PERCENT = 5.0  # a desktop alone causes less load
 
@@ -34,13 +34,13 @@ class GpuMonitor:
             return self._readings
 
     def build_health(self, trouble: str = "") -> Health:
-        """Return the report for the site. A driver that does not answer counts as trouble."""
+        """Return the report for the site. A driver that does not respond counts as trouble."""
         try:
             readings = self.read_gpus()
         except GpuError as error:
             readings, trouble = (), trouble or str(error)
         used = [reading.used_bytes for reading in readings if reading.used_bytes is not None]
-        temperatures = [one.temperature_celsius for one in readings if one.temperature_celsius is not None]
+        temperatures = [gpu.temperature_celsius for gpu in readings if gpu.temperature_celsius is not None]
         is_throttled = any(reading.throttled for reading in readings)
         self._warn_once("throttled", is_throttled, "A GPU is too hot, or its power supply too weak: it is slowed down.")
         return Health(
@@ -59,7 +59,10 @@ class GpuMonitor:
         if not is_idle:
             self._idle_since.pop(slot, None)
         since = self._idle_since.setdefault(slot, now) if is_idle else now
-        (self._idle_slots.add if now - since >= IDLE_SECONDS else self._idle_slots.discard)(slot)
+        if now - since >= IDLE_SECONDS:
+            self._idle_slots.add(slot)
+        else:
+            self._idle_slots.discard(slot)
         message = f"The job's GPU has had nothing to do for {IDLE_SECONDS / 60:.0f} minutes."
         self._warn_once(f"idle {slot}", slot in self._idle_slots, message)
 
@@ -68,8 +71,9 @@ class GpuMonitor:
             readings = self.read_gpus()
         except GpuError:
             return False
-        own = [one for gpu, one in zip(self.reader.gpus, readings, strict=False) if gpu.uuid in gpus]
-        return bool(own) and all(one.busy_percent is not None and one.busy_percent < BUSY_PERCENT for one in own)
+        pairs = zip(self.reader.gpus, readings, strict=False)
+        busy = [reading.busy_percent for gpu, reading in pairs if gpu.uuid in gpus]
+        return bool(busy) and all(percent is not None and percent < BUSY_PERCENT for percent in busy)
 
     def _warn_once(self, topic: str, is_active: bool, message: str) -> None:
         """Log a warning when it begins, and not again while it lasts."""

@@ -16,8 +16,8 @@ from trainer.sandbox.gpu_devices import read_driver_facts
 
 CONTROL = Path("/dev/nvidiactl")
 THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
-"""NVML's harmful reasons for slower clocks: hardware slowdown, heat (detected by software, by hardware), power brake.
-A power cap (0x04) is normal for a busy GPU."""
+"""NVML's reasons for slower clocks that indicate a problem: hardware slowdown, heat (detected by software or hardware),
+power brake. A power cap (0x04) is normal for a busy GPU."""
 
 
 class GpuError(Exception):
@@ -60,16 +60,15 @@ class ProcGpuReader:
 def select_visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> list[int]:
     """Return the indices of the lent GPUs: all, or those in the agent's own CUDA_VISIBLE_DEVICES.
 
-    It lists UUIDs, beginnings of UUIDs, or the numbers that `nvidia-smi` shows. Like CUDA, stop at an invalid one.
+    It lists UUIDs, their prefixes, or the indices of `nvidia-smi`. As in CUDA, an invalid entry ends the list.
     """
-    words = environment.get("CUDA_VISIBLE_DEVICES")
-    if words is None:
+    variable = environment.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
         return list(range(len(gpus)))
     found: list[int] = []
-    for word in (word.strip() for word in words.split(",")):
-        matches = [
-            at for at, gpu in enumerate(gpus) if word == str(at) or (word[:4] == "GPU-" and gpu.uuid.startswith(word))
-        ]
+    for entry in map(str.strip, variable.split(",")):
+        is_uuid = entry.startswith("GPU-")
+        matches = [i for i, gpu in enumerate(gpus) if entry == str(i) or (is_uuid and gpu.uuid.startswith(entry))]
         if len(matches) != 1 or matches[0] in found:
             break
         found += matches

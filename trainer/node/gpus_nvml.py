@@ -29,9 +29,9 @@ class NvmlReader:
             gpus = [self._describe(handle, driver) for handle in handles]
         except nvml.NVMLError as error:
             raise GpuError(f"NVML does not work here: {error}.") from error
-        chosen = select_visible_gpus(gpus)
-        self._handles = [handles[at] for at in chosen]
-        self.gpus = tuple(gpus[at] for at in chosen)
+        visible = select_visible_gpus(gpus)
+        self._handles = [handles[i] for i in visible]
+        self.gpus = tuple(gpus[i] for i in visible)
         self.cuda = format_cuda_version(self._query(nvml.nvmlSystemGetCudaDriverVersion_v2))
 
     def _describe(self, handle: Any, driver: str) -> Gpu:
@@ -55,14 +55,14 @@ class NvmlReader:
         return GpuReading(
             used_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used,  # raises for a GPU that has been lost
             temperature_celsius=self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            throttled=bool((self._reasons(handle) or 0) & THROTTLE_REASONS),
+            throttled=bool((self._read_throttle_reasons(handle) or 0) & THROTTLE_REASONS),
             busy_percent=None if rates is None else rates.gpu,
             processes=frozenset(
                 process.pid for process in self._query(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
             ),
         )
 
-    def _reasons(self, handle: Any) -> int | None:
+    def _read_throttle_reasons(self, handle: Any) -> int | None:
         """Return the reasons for slower clocks; drivers before 535 have only the older function."""
         nvml = self._nvml
         found: int | None = self._query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)

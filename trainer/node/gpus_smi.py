@@ -18,7 +18,7 @@ PROGRAM = "nvidia-smi"
 TIMEOUT_SECONDS = 10  # without persistence mode every call loads the driver
 STATIC_FIELDS = ("name", "uuid", "memory.total", "driver_version")
 STATE_FIELDS = ("uuid", "memory.used", "temperature.gpu", "utilization.gpu")
-REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+THROTTLE_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """The same field for drivers since 535, and before."""
 MEBIBYTE = 1 << 20
 
@@ -37,17 +37,17 @@ class SmiReader:
             )
             for name, uuid, total, driver in rows
         ]
-        self.gpus = tuple(gpus[at] for at in select_visible_gpus(gpus))
+        self.gpus = tuple(gpus[i] for i in select_visible_gpus(gpus))
         self.cuda = parse_cuda_version(run_smi())
-        self._reasons: str | None = None
-        for field in REASONS:
+        self._throttle_field: str | None = None
+        for field in THROTTLE_FIELDS:
             with suppress(GpuError):
                 query_table("gpu", (field,))
-                self._reasons = field
+                self._throttle_field = field
                 break
 
     def read_gpus(self) -> tuple[GpuReading, ...]:
-        fields = (*STATE_FIELDS, *([self._reasons] if self._reasons else []))
+        fields = (*STATE_FIELDS, *([self._throttle_field] if self._throttle_field else []))
         rows = {row[0]: row[1:] for row in query_table("gpu", fields)}
         processes = query_table("compute-apps", ("gpu_uuid", "pid"))
         try:
@@ -73,29 +73,29 @@ def parse_reading(row: Sequence[str], pids: Sequence[str]) -> GpuReading:
 def query_table(subject: str, fields: Sequence[str]) -> list[list[str]]:
     """Return the rows of one query; raise `GpuError` for an unknown field or an incomplete row."""
     text = run_smi(f"--query-{subject}={','.join(fields)}", "--format=csv,noheader,nounits")
-    rows = [[word.strip() for word in row] for row in csv.reader(text.splitlines()) if row]
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if row]
     if any(len(row) != len(fields) for row in rows):
-        raise GpuError(f"{PROGRAM} returned an unexpected answer.")
+        raise GpuError(f"{PROGRAM} returned unexpected output.")
     return rows
 
 
-def run_smi(*words: str) -> str:
+def run_smi(*args: str) -> str:
     try:
-        done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        result = subprocess.run([PROGRAM, *args], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GpuError(f"{PROGRAM} does not work here: {error}.") from error
-    if done.returncode != 0:
-        lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
+    if result.returncode != 0:
+        lines = (result.stdout + result.stderr).strip().splitlines() or [f"exit code {result.returncode}"]
         raise GpuError(f"{PROGRAM} does not work here: {lines[0]}")
-    return done.stdout
+    return result.stdout
 
 
-def parse_number(word: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Return a number; None for `[N/A]` and `[Not Supported]`."""
-    return float(word) if re.fullmatch(r"-?\d+(\.\d+)?", word) else None
+    return float(text) if re.fullmatch(r"-?\d+(\.\d+)?", text) else None
 
 
-def parse_cuda_version(page: str) -> str:
+def parse_cuda_version(text: str) -> str:
     """Find the CUDA version in the header of `nvidia-smi`'s default output."""
-    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", page)
+    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", text)
     return match[1] if match else ""

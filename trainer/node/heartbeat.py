@@ -43,11 +43,11 @@ class HeartbeatLoop(threading.Thread):
             try:
                 self._send()
                 if is_silent:
-                    log.info("The server answers again.")
+                    log.info("The server responds again.")
                 is_silent = False
             except ServerUnreachableError as error:
                 if not is_silent:
-                    log.warning("%s The job goes on; what it sends is kept until the server answers.", error)
+                    log.warning("%s The job continues; unsent data is kept until the server responds.", error)
                 is_silent = True
             except RequestRefusedError as error:
                 stop_on_refusal(error, self._stop_signal)

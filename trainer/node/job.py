@@ -99,12 +99,12 @@ class Job:
         download_file(self.client, path, file, target, self.stop_signal.is_stopping)
 
     def download_all(self, files: Iterable[protocol.FileRef], folder: Path) -> None:
-        """Download files to their relative paths in a folder; raise `UnsafeFileError` for a path that leads out."""
+        """Download files to their relative paths in a folder; raise `UnsafeFileError` for a path outside it."""
         for file in files:
             self.download(file, folder / parse_relative_path(file.path))
 
     def unpack_source(self, entry_folder: str = "trainer/models", max_bytes: int = ENTRY_BYTES) -> None:
-        """Fill the workspace's `release` and `source`; the entry may only have files in `entry_folder`.
+        """Unpack into the workspace's `release` and `source`; the entry may only have files in `entry_folder`.
 
         Raise `ArchiveError` if the release is refused, `JobFailedError` if the entry is.
         """
@@ -150,24 +150,24 @@ class Job:
         for sender in senders:
             sender.start()
         try:
-            self._watch(process, can_finish=bool(senders))
+            self._wait_for_process(process, can_finish=bool(senders))
         finally:
             process.kill()
             capture.join(5)
             self.phase = "uploading" if phase == "running" else phase
             for sender in senders:
                 sender.close()
-        self._check_ending(process)
+        self._check_interrupted(process)
         return process
 
-    def _check_ending(self, process: SandboxProcess) -> None:
+    def _check_interrupted(self, process: SandboxProcess) -> None:
         level = self.stop_signal.level
         if self.stop_signal.error:
             raise JobFailedError(self.stop_signal.error)
         if level >= StopLevel.RELEASE or (level is StopLevel.FINISH and process.poll() in STOPPED_CODES):
             raise JobInterruptedError
 
-    def _watch(self, process: SandboxProcess, can_finish: bool) -> None:
+    def _wait_for_process(self, process: SandboxProcess, can_finish: bool) -> None:
         """Return when the process has ended or should be killed."""
         deadline = None
         while process.poll() is None:
@@ -187,17 +187,17 @@ class Job:
 
 def start_process(driver: SandboxDriver, spec: SandboxSpec, output: Path | None) -> tuple[SandboxProcess, IO[bytes]]:
     """Start a sandbox; return it and a pipe with its output (only its standard error if `output` is given)."""
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     try:
         if output is None:
-            return driver.start(spec, stdout=writing, stderr=writing), os.fdopen(reading, "rb")
+            return driver.start(spec, stdout=write_end, stderr=write_end), os.fdopen(read_end, "rb")
         with output.open("wb") as file:
-            return driver.start(spec, stdout=file, stderr=writing), os.fdopen(reading, "rb")
+            return driver.start(spec, stdout=file, stderr=write_end), os.fdopen(read_end, "rb")
     except BaseException:
-        os.close(reading)
+        os.close(read_end)
         raise
     finally:
-        os.close(writing)
+        os.close(write_end)
 
 
 def run_job(context: SlotContext, lease: protocol.Lease, client: SiteClient, sponsor: SponsorSignal) -> bool:
@@ -239,7 +239,7 @@ def run_handler(job: Job) -> JobOutcome:
         return describe_interruption(job.stop_signal)
     except JobFailedError as error:
         return JobOutcome("failed", str(error), error.cause)
-    except (ArchiveError, DamagedFileError, UnsafeFileError) as error:  # of the order: nothing has started yet
+    except (ArchiveError, DamagedFileError, UnsafeFileError) as error:  # in the order's files: nothing has started
         return JobOutcome("failed", f"{error} Nothing was run.")
     except RequestRefusedError as error:
         stop_on_refusal(error, job.stop_signal)
@@ -276,8 +276,7 @@ def report_outcome(job: Job, outcome: JobOutcome) -> bool:
     if outcome.outcome == "done":
         job.log("done.")
     else:
-        ending = "handed back" if outcome.outcome == "released" else "failed"
-        log.warning("Job %s: %s. %s", job.spec.job, ending, outcome.reason)
+        log.warning("Job %s: %s. %s", job.spec.job, outcome.outcome, outcome.reason)
     return is_reported
 
 
@@ -315,7 +314,7 @@ def finish_lease(
     try:
         retry_until_reachable(lambda: client.post_without_reply(path, message), stop_signal.has_given_up)
     except RequestRefusedError as error:
-        log.warning("The server did not take the end of lease %s: %s", lease, error.detail)
+        log.warning("The server rejected the end of lease %s: %s", lease, error.detail)
         return True  # a refusal shows that the server knows
     except GaveUpError:
         return False

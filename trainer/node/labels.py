@@ -35,7 +35,7 @@ def derive_labels(gpus: Sequence[Gpu], disk_bytes: int) -> tuple[str, ...]:
 
 def find_largest_size(size: int, sizes: Sequence[int]) -> int | None:
     """Return the largest of `sizes`, in decimal GB, that fits into `size` bytes; None if none does."""
-    return max((one for one in sizes if size >= one * GB), default=None)
+    return max((candidate for candidate in sizes if size >= candidate * GB), default=None)
 
 
 def parse_gpu_model(name: str) -> str:

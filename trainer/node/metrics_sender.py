@@ -15,7 +15,7 @@ FILE = "metrics.jsonl"
 ROWS = 500
 BATCH_BYTES = 512_000
 LINE_BYTES = 32_000  # longer lines are skipped
-FILE_BYTES = 64 << 20  # lines after this are skipped: too many to look at
+FILE_BYTES = 64 << 20  # lines beyond this are skipped
 
 
 class MetricsSender(BackgroundSender):

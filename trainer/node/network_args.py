@@ -16,7 +16,7 @@ ANYWHERE = "0.0.0.0:0"
 @dataclass(frozen=True)
 class NetworkArgs:
     listen: str = ANYWHERE  # host:port; port 0 takes any that is free
-    announce: tuple[str, ...] = ()  # addresses that other machines use instead, such as `/ip4/203.0.113.5/tcp/7000`
+    announce: tuple[str, ...] = ()  # addresses published instead, such as `/ip4/203.0.113.5/tcp/7000`
     behind_nat: bool = False  # No machine can connect to it. It connects to others itself, and through the coordinator.
 
     @property
@@ -32,8 +32,8 @@ class NetworkArgsError(UserError):
 
 
 def add_network_args(add: Callable[..., Any]) -> None:
-    add("--swarm-listen", default=ANYWHERE, metavar="HOST:PORT", help="where others of a swarm reach it (%(default)s)")
-    add("--swarm-announce", action="append", default=[], metavar="ADDRESS", help="/ip4/.../tcp/...: used instead")
+    add("--swarm-listen", default=ANYWHERE, metavar="HOST:PORT", help="address to listen on for peers (%(default)s)")
+    add("--swarm-announce", action="append", default=[], metavar="ADDRESS", help="/ip4/.../tcp/...: public address")
     add("--behind-nat", action="store_true", help="other machines cannot connect to this one")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainer.node.slot_context import SlotContext
 
 POLL_SECONDS = 20.0  # how long the server may hold a poll open
-MIN_POLL_SECONDS = 1.0  # between two polls if the server replied at once and named no time
+MIN_POLL_SECONDS = 1.0  # between two polls if the server replied at once without `wait_seconds`
 MAX_FAILURE_SECONDS = 60.0  # the longest pause after jobs that failed because of this node
 
 
@@ -87,7 +87,7 @@ class PollLoop(threading.Thread):
     def _poll(self) -> protocol.PollReply:
         agent, slot = self._agent, self._context.slot
         agent.gpu_monitor.update_idle(slot.number, slot.uuids, is_running=False)
-        self._set_problem(self._cleanup.find_leftover())
+        self._set_problem(self._cleanup.clean_up_once())
         message = protocol.Poll(
             hardware=agent.detect_hardware(),
             wait_seconds=POLL_SECONDS,

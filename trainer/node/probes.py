@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from trainer.node.job import Job, Phase
 
 START_SECONDS = 120.0  # for the start on a slow machine and the few steps that always run
-ANSWER_BYTES = 10_000
+OUTPUT_BYTES = 10_000
 
 
 def probe_after_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
-    """Measure once more; skip it if the sponsor wants the machine back, because the training is complete."""
+    """Measure again. None if the sponsor is stopping the agent: the training is complete."""
     try:
         return run_probe(job, probe, "uploading")
     except JobInterruptedError:
@@ -32,12 +32,12 @@ def probe_after_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
 
 def run_probe(job: Job, probe: ProbeSpec, phase: Phase) -> ProbeReading | None:
     """Return the measurement; None if the probe failed."""
-    answer = job.workspace.scratch / f"probe-{phase}.json"
-    process = job.run_process(job.context.sandbox, build_spec(job, probe), phase=phase, output=answer)
+    output = job.workspace.scratch / f"probe-{phase}.json"
+    process = job.run_process(job.context.sandbox, build_spec(job, probe), phase=phase, output=output)
     if process.poll() != 0:
         return None
     try:
-        reading = ProbeReading.model_validate_json(answer.read_bytes()[:ANSWER_BYTES])
+        reading = ProbeReading.model_validate_json(output.read_bytes()[:OUTPUT_BYTES])
     except ValidationError:
         return None
     job.context.gpu_monitor.probe = reading

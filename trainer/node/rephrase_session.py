@@ -1,8 +1,8 @@
-"""A rephrasing session: takes packets ahead of the back end, rephrases with many threads, and submits results.
+"""A rephrasing session: fetches packets ahead of time, rephrases them with many threads, and submits the results.
 
 One thread (the slot's) talks to the site, the others to the back end. Neither waits for the other while there is work.
-Every request for packets lists those in hand, so a packet whose reply was lost is sent again. Submissions are repeated
-until the site has answered, and it answers a repetition as it did the first time.
+Every request for packets lists the pending ones, so a packet whose reply was lost is sent again. A submission is
+repeated until the site replies; the site replies to a repetition as to the first one.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from trainer.rephrase.writing import ChunkResult, ChunkTask, rephrase_chunk
 if TYPE_CHECKING:
     from trainer.node.job import Job
 
-TASKS_AHEAD = 3  # tasks in hand per running one: work for the back end during a request to the site
+TASKS_AHEAD = 3  # queued tasks per running one: work for the back end during a request to the site
 MAX_TAKE = 64
 BATCH = 16  # packets submitted together
 BATCH_BYTES = 1_500_000
 BATCH_SECONDS = 2.0  # how long a finished packet waits for others to be submitted with
 CHECK_SECONDS = 0.1
 EMPTY_SECONDS = 5.0  # until the next request if there were no packets and the site named no time
-BACKEND_SECONDS = 600.0  # how long a back end may be unavailable; then the packets are handed back
+BACKEND_SECONDS = 600.0  # how long a back end may be unavailable; then the packets are returned
 MIN_EMPTY_SESSION_SECONDS = 20.0  # minimum duration of a session without packets; avoids busy polling
-TAKING_SHARE = 0.9  # share of the session's time in which packets are taken; the rest is for those in hand
-MAX_REJECTIONS = 5  # in a row: then the back end is at fault and not the texts
+TAKING_SHARE = 0.9  # share of the session's time in which packets are taken; the rest is for pending ones
+MAX_REJECTIONS = 5  # consecutive ones after which the back end, not the texts, is at fault
 SUBMIT_SECONDS = 60.0  # how long the site may take to check a batch
 
 
@@ -97,7 +97,7 @@ class RephraseSession:
         try:
             while not self._is_over():
                 self._step()
-            self._submit_ready(everything=True)
+            self._submit_ready(flush=True)
         finally:
             self._ending.set()
             for _ in self._threads:
@@ -109,10 +109,10 @@ class RephraseSession:
             self._job.check_stop()
         if is_finishing or self._error:
             self._ending.set()
-            self._submit_ready(everything=True)
+            self._submit_ready(flush=True)
             raise JobInterruptedError if is_finishing else JobFailedError(self._error)
-        self._submit_ready(everything=self._is_done)
-        if self._wants_more():
+        self._submit_ready(flush=self._is_done)
+        if self._needs_packets():
             self._take_packets()
         with self._changed:
             if not self._ready:
@@ -128,7 +128,7 @@ class RephraseSession:
 
     # --- the site ---
 
-    def _wants_more(self) -> bool:
+    def _needs_packets(self) -> bool:
         if self._is_done or time.monotonic() < self._next_take_at:
             return False
         with self._changed:
@@ -168,30 +168,30 @@ class RephraseSession:
         for task in tasks:
             self._tasks.put(task)
 
-    def _submit_ready(self, everything: bool = False) -> None:
-        """Submit finished packets if they fill a batch, have waited long enough, or nothing else is pending."""
-        while results := self._select_batch(everything):
+    def _submit_ready(self, flush: bool = False) -> None:
+        """Submit finished packets if a batch is full or due, nothing else is pending, or `flush` is set."""
+        while results := self._select_batch(flush):
             for verdict in self._submit(protocol.SubmitPackets(results=results)).verdicts:
                 self._handle_verdict(verdict)
             self._submitted_at = time.monotonic()
 
     def _submit(self, message: protocol.SubmitPackets) -> protocol.SubmitPacketsReply:
-        """Repeat the submission until there is a reply; raise `GaveUpError` when the node leaves at once."""
+        """Repeat the submission until there is a reply; raise `GaveUpError` when uploads should be dropped."""
 
         def submit_once() -> protocol.SubmitPacketsReply:
             path = f"{self._path}/submit"
             reply = self._job.client.post(path, message, protocol.SubmitPacketsReply, SUBMIT_SECONDS)
             if [verdict.packet for verdict in reply.verdicts] != [result.packet for result in message.results]:
-                raise ServerUnreachableError("The site's answer is not about the submitted packets.")
+                raise ServerUnreachableError("The site's reply is not about the submitted packets.")
             return reply
 
-        return retry_until_reachable(submit_once, self._job.stop_signal.is_leaving_now)
+        return retry_until_reachable(submit_once, self._job.stop_signal.should_drop_uploads)
 
-    def _select_batch(self, everything: bool) -> tuple[protocol.RephrasedPacket, ...]:
+    def _select_batch(self, flush: bool) -> tuple[protocol.RephrasedPacket, ...]:
         with self._changed:
             is_due = time.monotonic() - self._submitted_at > BATCH_SECONDS
             is_full = len(self._ready) >= BATCH or len(self._ready) == len(self._pending)
-            if not (everything or is_due or is_full):
+            if not (flush or is_due or is_full):
                 return ()
             results: list[protocol.RephrasedPacket] = []
             size = 0
@@ -295,7 +295,7 @@ class RephraseSession:
         with self._stats.lock:
             before, self._stats.trouble = self._stats.trouble, trouble
         if bool(before) != bool(trouble):
-            self._job.log(f"{trouble} Trying again until it answers." if trouble else "The back end answers.")
+            self._job.log(f"{trouble} Retrying until it responds." if trouble else "The back end responds.")
 
     def _fail(self, error: str) -> None:
         with self._changed:

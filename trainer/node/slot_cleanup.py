@@ -1,8 +1,8 @@
-"""Cleanup between two jobs of a slot: no process, no file and no GPU memory of the first may remain.
+"""Cleanup between two jobs of a slot: the first leaves no process, no file and no GPU memory.
 
-The cleanup acts and then verifies. The sandbox kills all processes of a job, and here no process with the job's mark in
-its environment may exist; the workspace may not exist; the slot's GPUs may hold no more memory than at rest, and no new
-process may compute on them. Until then the slot takes no job and reports why.
+After the sandbox has killed the job's processes, three conditions are checked: no process has the job's mark in its
+environment; the workspace is removed; the slot's GPUs use no more memory than before the first job, and no new process
+computes on them. Until all hold, the slot takes no job and reports why.
 
 Not covered: with the driver `none`, a process that shed both its parents and its mark; GPU memory, where the driver
 does not report it.
@@ -59,9 +59,9 @@ class SlotCleanup:
         self._slot = slot
         self._gpu_monitor = gpu_monitor
         self._lease: int | None = None  # the last lease of this slot
-        self._at_rest: list[GpuReading] = []
+        self._baseline: list[GpuReading] = []
         with suppress(GpuError):
-            self._at_rest = self._read_own_gpus()
+            self._baseline = self._read_slot_gpus()
 
     def set_lease(self, lease: int) -> None:
         self._lease = lease
@@ -69,11 +69,11 @@ class SlotCleanup:
     def clean_up_slot(self, should_stop: Callable[[], bool]) -> str:
         """Clean up after the last job, for up to `CLEANUP_SECONDS`; return what remains, "" if nothing does."""
         deadline = time.monotonic() + CLEANUP_SECONDS
-        while (problem := self.find_leftover()) and time.monotonic() < deadline and not should_stop():
+        while (problem := self.clean_up_once()) and time.monotonic() < deadline and not should_stop():
             time.sleep(CHECK_SECONDS)
         return problem
 
-    def find_leftover(self) -> str:
+    def clean_up_once(self) -> str:
         """Clean up once; return a sentence about what remains, "" if nothing does."""
         if self._lease is None:
             return ""
@@ -97,25 +97,25 @@ class SlotCleanup:
 
     def _check_gpu_memory(self) -> str:
         try:
-            now = self._read_own_gpus()
+            now = self._read_slot_gpus()
         except GpuError as error:
             return str(error)
-        for gpu, before, after in zip(self._slot.gpus, self._at_rest, now, strict=False):
+        for gpu, before, after in zip(self._slot.gpus, self._baseline, now, strict=False):
             if leftover := describe_gpu_leftover(before, after):
                 return f"{gpu.name} {leftover}"
-        if len(self._at_rest) == len(now):
-            self._at_rest = [pick_lower_usage(*pair) for pair in zip(self._at_rest, now, strict=True)]
+        if len(self._baseline) == len(now):
+            self._baseline = [pick_lower_usage(*pair) for pair in zip(self._baseline, now, strict=True)]
         else:
-            self._at_rest = now
+            self._baseline = now
         return ""
 
-    def _read_own_gpus(self) -> list[GpuReading]:
+    def _read_slot_gpus(self) -> list[GpuReading]:
         pairs = zip(self._gpu_monitor.reader.gpus, self._gpu_monitor.read_gpus(), strict=False)
         return [reading for gpu, reading in pairs if gpu.uuid in self._slot.uuids]
 
 
 def describe_gpu_leftover(before: GpuReading, now: GpuReading) -> str:
-    """Return the rest of a sentence about what a GPU holds in addition to its state at rest; "" if nothing."""
+    """Return the end of a sentence about memory or processes that a job left on a GPU; "" if there are none."""
     added_bytes = (now.used_bytes or 0) - (before.used_bytes or 0)
     new_processes = sorted(now.processes - before.processes)
     if before.used_bytes is not None and added_bytes > SLACK_BYTES:

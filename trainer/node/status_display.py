@@ -88,7 +88,7 @@ def format_status_line(stats: RephraseStats) -> str:
     with stats.lock:
         share = f", {stats.accepted / stats.outputs:.0%} accepted" if stats.outputs else ""
         return (
-            f"{stats.packets} packets handed in, {stats.outputs} texts{share},"
+            f"{stats.packets} packets submitted, {stats.outputs} texts{share},"
             f" {stats.tokens_per_second:.0f} tokens/s. {stats.trouble}"
         ).rstrip()
 
@@ -100,8 +100,8 @@ def build_status_rows(stats: RephraseStats) -> list[tuple[str, str]]:
         backend = f"{stats.tokens_per_second:,.0f} tokens/s, {stats.writing} being written, {stats.waiting} waiting"
         style, source, output = stats.sample
         rows = [
-            ("Packets", f"{stats.packets} handed in"),
-            ("Texts", f"{stats.outputs} handed in, {stats.accepted} accepted by the site ({share})"),
+            ("Packets", f"{stats.packets} submitted"),
+            ("Texts", f"{stats.outputs} submitted, {stats.accepted} accepted by the site ({share})"),
             ("Back end", backend),
             ("Time", time.strftime("%H:%M:%S", time.gmtime(stats.seconds))),
         ]

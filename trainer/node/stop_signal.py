@@ -13,8 +13,8 @@ class StopLevel(enum.IntEnum):
     """The larger number wins."""
 
     NONE = 0
-    FINISH = 1  # save the next checkpoint, upload it, hand the job back
-    RELEASE = 2  # kill it now, hand the job back
+    FINISH = 1  # save and upload a checkpoint, release the job
+    RELEASE = 2  # kill it now, release the job
     CANCEL = 3  # kill it now, keep nothing
     LOST = 4  # the lease is over: kill it and report nothing
 
@@ -31,7 +31,7 @@ class SponsorSignal:
         self.requested_at = 0.0
 
     def request_stop(self) -> StopLevel:
-        """Request to finish soon; a second call requests to leave at once."""
+        """Request a stop after the next checkpoint; a second call requests it at once."""
         self.level = StopLevel.FINISH if self.level is StopLevel.NONE else StopLevel.RELEASE
         self.requested_at = time.monotonic()
         return self.level
@@ -62,7 +62,7 @@ class StopSignal:
         """Return whether the job should end, on request or because of an error."""
         return self.level > StopLevel.NONE or bool(self.error)
 
-    def is_leaving_now(self) -> bool:
+    def should_drop_uploads(self) -> bool:
         """Return whether unfinished uploads should be dropped."""
         return self.has_given_up() or self.level >= StopLevel.RELEASE
 

@@ -42,7 +42,7 @@ class Workspace:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder whatever the permissions inside; links are removed, not followed."""
+    """Remove a folder, also without permission for its subfolders; links are removed, not followed."""
     for parent, folders, _ in os.walk(folder):
         for path in (Path(parent, name) for name in folders):
             if not path.is_symlink():

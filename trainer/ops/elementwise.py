@@ -30,11 +30,11 @@ class RMSNormFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         x, inverse, gain = ctx.saved_tensors
         wide, g = x.float(), gradient.float()
-        along = (g * wide).sum(-1, keepdim=True) * inverse  # [..., 1]: gradient times normalized row
-        of_gain = None if gain is None else along.flatten(0, -3).sum(0).squeeze(-1).to(gain.dtype)
+        projection = (g * wide).sum(-1, keepdim=True) * inverse  # [..., 1]: gradient times normalized row
+        gain_gradient = None if gain is None else projection.flatten(0, -3).sum(0).squeeze(-1).to(gain.dtype)
         scale = inverse if gain is None else inverse * gain[:, None]
-        of_x = (g * scale).addcmul_(wide, scale * inverse * along / x.size(-1), value=-1)
-        return of_x.to(x.dtype), of_gain
+        x_gradient = (g * scale).addcmul_(wide, scale * inverse * projection / x.size(-1), value=-1)
+        return x_gradient.to(x.dtype), gain_gradient
 
 
 def norm(x: Tensor, gain: Tensor | None = None) -> Tensor:

@@ -28,7 +28,7 @@ ChunkLoss = Callable[[Tensor, Tensor, str], Tensor]
 
 
 class ChunkedLossFunction(torch.autograd.Function):
-    """The sum of the losses of all chunks. The forward pass computes the gradients, too."""
+    """The sum of the losses of all chunks. The forward pass also computes the gradients."""
 
     @staticmethod
     def forward(
@@ -76,7 +76,7 @@ def max_chunk_positions(device: str, vocabulary_size: int) -> int:
     return max(MIN_CHUNK_POSITIONS, CHUNK_LOGITS[device] // vocabulary_size)
 
 
-def choose_chunk_positions(number: int, most: int) -> int:
-    """Return the largest divisor of `number` between half of `most` and `most`; `most` if there is none."""
-    most = max(1, min(number, most))
-    return next((d for d in range(most, most // 2, -1) if number % d == 0), most)
+def choose_chunk_positions(number: int, limit: int) -> int:
+    """Return the largest divisor of `number` between half of `limit` and `limit`; `limit` if there is none."""
+    limit = max(1, min(number, limit))
+    return next((d for d in range(limit, limit // 2, -1) if number % d == 0), limit)

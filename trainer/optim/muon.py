@@ -42,7 +42,7 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 
 @lru_cache
 def choose_precision(device: str) -> Precision:
-    """Return the fastest precision for the polynomials: bf16 if the hardware multiplies it, else fp32.
+    """Return the fastest precision for the polynomials: bf16 with hardware support, else fp32.
 
     On CPUs that means AVX512-BF16 or AMX: four times as fast as fp32 there, three times as slow elsewhere.
     """
@@ -61,11 +61,11 @@ def orthogonalize(
     Deterministic on one kind of machine.
     """
     x = matrices.to(DTYPES[precision])
-    # The polynomials want a spectral norm below 1; Frobenius bounds it from above, and rounding may add to it.
+    # The polynomials need a spectral norm below 1. The Frobenius norm is an upper bound; 2 % more allow for rounding.
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-7)
     # The Gram form squares singular values, for which fp32 is precise enough and bf16 is not.
-    cheaper = max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) and x.dtype == torch.float32
-    x = iterate_gram_polynomials(x, coefficients) if cheaper else iterate_polynomials(x, coefficients)
+    use_gram = max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) and x.dtype == torch.float32
+    x = iterate_gram_polynomials(x, coefficients) if use_gram else iterate_polynomials(x, coefficients)
     return x.to(matrices.dtype)
 
 
@@ -86,9 +86,9 @@ def iterate_polynomials(x: Tensor, coefficients: Coefficients) -> Tensor:
 
 
 def iterate_gram_polynomials(x: Tensor, coefficients: Coefficients) -> Tensor:
-    """The same polynomials, multiplied up on the small side: P = a + b G + c G^2 turns G into PGP.
+    """Multiply the same polynomials of the small Gram matrix G first, then X: P = a + b G + c G^2 turns G into PGP.
 
-    4 m^2 n FLOPs once and 8 m^3 for each (a, b, c), so for n = 4 m about half of what `iterations` needs.
+    4 m^2 n FLOPs once and 8 m^3 for each (a, b, c), so for n = 4 m about half of `iterate_polynomials`.
     """
     gram, product = compute_small_gram(x), None
     for number, (a, b, c) in enumerate(coefficients, 1):
@@ -116,7 +116,7 @@ def normalize_neurons(directions: Tensor, variances: Tensor, momentum: float) ->
 
 
 class Muon(Optimizer):
-    """Momentum made orthogonal; for parameters of two dimensions, or more (then a stack of matrices).
+    """Steps along the orthogonalized momentum, for matrices or stacks of matrices (more than two dimensions).
 
     A step moves a matrix by `lr x sqrt(max(1, rows / columns))` times an orthogonal one: the same change of its outputs
     whatever the shape. Weight decay is decoupled: `w <- w - lr x weight_decay x w`, with `cautious` only where the
@@ -159,13 +159,13 @@ class Muon(Optimizer):
     def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step parameters of one shape together."""
         updates = self.compute_updates(parameters, group)
-        shrink = group["lr"] * group["weight_decay"]
-        if group["cautious"] and shrink:
+        decay = group["lr"] * group["weight_decay"]
+        if group["cautious"] and decay:
             for parameter, update in zip(parameters, updates, strict=True):
                 is_towards_zero = (parameter * update).ge_(0)
-                parameter.addcmul_(parameter, is_towards_zero, value=-shrink)
-        elif shrink:
-            torch._foreach_mul_(parameters, 1 - shrink)
+                parameter.addcmul_(parameter, is_towards_zero, value=-decay)
+        elif decay:
+            torch._foreach_mul_(parameters, 1 - decay)
         rows, columns = parameters[0].shape[-2:]
         torch._foreach_add_(parameters, updates, alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
 

@@ -24,23 +24,23 @@ def assign_parameters(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterG
 
     Raises ValueError if a parameter matches no group or Muon would get something that is not a matrix.
     """
-    taken: list[tuple[ParameterGroup, dict[str, nn.Parameter]]] = [(group, {}) for group in recipe.groups]
+    assigned: list[tuple[ParameterGroup, dict[str, nn.Parameter]]] = [(group, {}) for group in recipe.groups]
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        found = next((mine for group, mine in taken if any(fnmatch.fnmatchcase(name, p) for p in group.match)), None)
+        found = next((m for group, m in assigned if any(fnmatch.fnmatchcase(name, p) for p in group.match)), None)
         if found is None:
-            raise ValueError(f"no group of the recipe takes the parameter {name}")
+            raise ValueError(f"no group of the recipe matches the parameter {name}")
         found[name] = parameter
-    for group, mine in taken:
-        flat = next((name for name, parameter in mine.items() if parameter.ndim < 2), None)
+    for group, members in assigned:
+        flat = next((name for name, parameter in members.items() if parameter.ndim < 2), None)
         if group.optimizer == "muon" and flat is not None:
             raise ValueError(f"the recipe gives {flat} to Muon, which takes matrices only")
-    return [(group, mine) for group, mine in taken if mine]
+    return [(group, members) for group, members in assigned if members]
 
 
 def build_optimizers(model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None) -> list[Optimizer]:
-    """Return the recipe's optimizers, one per kind in use. Each of their groups keeps its top rate as `top_rate`."""
+    """Return the recipe's optimizers, one per kind in use. The schedule scales each group's `top_rate`."""
     kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "adamw8bit": []}
     for group, parameters in assign_parameters(model, recipe):
         kinds[group.optimizer].append({"params": list(parameters.values()), **build_group_settings(group)})
@@ -48,9 +48,9 @@ def build_optimizers(model: nn.Module, recipe: Recipe, muon_precision: Precision
     if kinds["muon"]:
         optimizers.append(Muon(kinds["muon"], precision=muon_precision))
     if kinds["adamw"]:
-        optimizers.append(CautiousDecay.around(AdamW(kinds["adamw"], fused=True)))
+        optimizers.append(CautiousDecay.attach(AdamW(kinds["adamw"], fused=True)))
     if kinds["adamw8bit"]:
-        optimizers.append(CautiousDecay.around(import_adamw8bit()(kinds["adamw8bit"])))
+        optimizers.append(CautiousDecay.attach(import_adamw8bit()(kinds["adamw8bit"])))
     return optimizers
 
 
@@ -93,26 +93,26 @@ class CautiousDecay:
         self.before: list[list[Tensor]] = []
 
     @classmethod
-    def around(cls, optimizer: Optimizer) -> Optimizer:
+    def attach(cls, optimizer: Optimizer) -> Optimizer:
         if any(group["cautious_decay"] for group in optimizer.param_groups):
             decay = cls()
-            optimizer.register_step_pre_hook(decay.remember)
-            optimizer.register_step_post_hook(decay.shrink)
+            optimizer.register_step_pre_hook(decay.save_parameters)
+            optimizer.register_step_post_hook(decay.apply_decay)
         return optimizer
 
     @torch.no_grad()
-    def remember(self, optimizer: Optimizer, *_: Any) -> None:
+    def save_parameters(self, optimizer: Optimizer, *_: Any) -> None:
         self.before = [
             [parameter.clone() for parameter in group["params"]] if group["cautious_decay"] else []
             for group in optimizer.param_groups
         ]
 
     @torch.no_grad()
-    def shrink(self, optimizer: Optimizer, *_: Any) -> None:
+    def apply_decay(self, optimizer: Optimizer, *_: Any) -> None:
         for group, before in zip(optimizer.param_groups, self.before, strict=True):
             for parameter, old in zip(group["params"] if before else [], before, strict=True):
-                inwards = (old - parameter) * old >= 0
-                parameter.sub_(old * inwards, alpha=group["lr"] * group["cautious_decay"])
+                is_towards_zero = (old - parameter) * old >= 0
+                parameter.sub_(old * is_towards_zero, alpha=group["lr"] * group["cautious_decay"])
         self.before = []
 
 

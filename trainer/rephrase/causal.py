@@ -53,13 +53,13 @@ class CausalCompletionModel:
         return [self._decode(row[: request.max_tokens]) for row, request in zip(rows, requests, strict=True)]
 
     def _decode(self, tokens: list[int]) -> Completion:
-        length = next((place for place, token in enumerate(tokens) if token in self._end_ids), len(tokens))
+        length = next((i for i, token in enumerate(tokens) if token in self._end_ids), len(tokens))
         text = self._tokenizer.decode(tokens[:length], skip_special_tokens=True)
         return Completion(text, "stop" if length < len(tokens) else "length", length)
 
 
 class SeededSampler(LogitsProcessor):
-    """Chooses each row's next token by that row's temperature, top-p and seed, and leaves greedy search no other."""
+    """Samples each row's token with its own temperature, top-p and seed, and masks all others for greedy search."""
 
     def __init__(self, requests: Sequence[CompletionRequest]) -> None:
         self._rows = [(request, torch.Generator().manual_seed(request.seed % 2**63)) for request in requests]

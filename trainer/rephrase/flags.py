@@ -36,15 +36,15 @@ def add_backend_flags(add: Callable[..., Any]) -> None:
     add("--parallel", type=prompt_count, metavar="N", help="prompts at a time (the back end's default)")
     token_count = partial(parse_count, minimum=256, maximum=2**20)
     add("--context", type=token_count, default=4096, metavar="TOKENS", help="of prompt and output (%(default)s)")
-    add("--backend-flags", default="", metavar="WORDS", help="extra arguments for the server that is started")
+    add("--backend-flags", default="", metavar="FLAGS", help="extra arguments for the server that is started")
     add("--campaign", default="", metavar="SLUG", help="accept only this campaign")
 
 
-def parse_count(word: str, minimum: int, maximum: int) -> int:
+def parse_count(text: str, minimum: int, maximum: int) -> int:
     """Parse a number within limits; raise `ArgumentTypeError`."""
-    if not word.isdigit() or not minimum <= int(word) <= maximum:
-        raise argparse.ArgumentTypeError(f"{word} is not a number from {minimum} to {maximum}")
-    return int(word)
+    if not text.isdigit() or not minimum <= int(text) <= maximum:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from {minimum} to {maximum}")
+    return int(text)
 
 
 def build_offer(options: argparse.Namespace, default: str = "") -> RephraseOffer | None:

@@ -47,7 +47,7 @@ def classify_language(text: str) -> tuple[str, float]:
 
 @cache
 def _load_identifier() -> LanguageIdentifier:
-    # Imported here: it takes most of a second, and numpy.
+    # Imported here: it takes most of a second and needs numpy.
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

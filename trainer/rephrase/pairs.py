@@ -37,14 +37,14 @@ def _parse_pairs(name: str, lines: Iterable[str]) -> list[RephrasedPair]:
     return [_parse_pair(f"{name}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _parse_pair(position: str, line: str) -> RephrasedPair:
+def _parse_pair(location: str, line: str) -> RephrasedPair:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{position} is not JSON.") from error
-    texts = {name: found.get(name) for name in ("source", "style", "output")} if isinstance(found, dict) else {}
+        raise UserError(f"{location} is not JSON.") from error
+    texts = {name: record.get(name) for name in ("source", "style", "output")} if isinstance(record, dict) else {}
     if not texts or not all(isinstance(text, str) for text in texts.values()):
-        raise UserError(f'{position} is not an object with the strings "source", "style" and "output".')
+        raise UserError(f'{location} is not an object with the strings "source", "style" and "output".')
     if texts["style"] not in STYLES:
-        raise UserError(f"{position} has the style {texts['style']!r}; there are {', '.join(STYLES)}.")
-    return RephrasedPair(**texts, ended=str(found.get("ended", "stop")))
+        raise UserError(f"{location} has the style {texts['style']!r}; there are {', '.join(STYLES)}.")
+    return RephrasedPair(**texts, ended=str(record.get("ended", "stop")))

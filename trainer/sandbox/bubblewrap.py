@@ -125,7 +125,7 @@ def build_bwrap_arguments(spec: SandboxSpec, info: int | None) -> list[str]:
 
     `info`: file descriptor to which it writes the id of the first process inside.
     """
-    room = str(max(spec.limits.memory_bytes // 8, 1 << 20))
+    size = str(max(spec.limits.memory_bytes // 8, 1 << 20))
     info_words = [] if info is None else ["--info-fd", str(info)]
     return [
         *(["choom", "-n", "500", "--"] if shutil.which("choom") else []),  # killed first when memory runs out
@@ -143,7 +143,7 @@ def build_bwrap_arguments(spec: SandboxSpec, info: int | None) -> list[str]:
         *["--hostname", "box", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"],
         *(word for name, value in build_environment(spec).items() for word in ("--setenv", name, value)),
         *(word for path in SYSTEM for word in bind_system_folder(Path(path))),
-        *["--proc", "/proc", "--dev", "/dev", "--size", room, "--tmpfs", "/dev/shm", "--size", room, "--tmpfs", "/tmp"],  # noqa: S108
+        *["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--size", size, "--tmpfs", "/tmp"],  # noqa: S108
         *["--ro-bind-try", PROCESSOR, PROCESSOR],
         *(word for path in list_gpu_devices(spec.environment) for word in ("--dev-bind", path, path)),
         *(word for path in list_interpreter_folders() for word in ("--ro-bind", path, path)),

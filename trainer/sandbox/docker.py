@@ -82,14 +82,14 @@ def get_image() -> str:
 def build_docker_command(spec: SandboxSpec, container: str) -> list[str]:
     """Return the command line of `docker run`."""
     limits = spec.limits
-    room = max(limits.memory_bytes // 8, 1 << 20)
+    size = max(limits.memory_bytes // 8, 1 << 20)
     return [
         *["docker", "run", "--rm", "--init", "--name", container, "--label", LABEL, "--network", "none", "--read-only"],
         *["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private", "--hostname", "box"],
         *["--user", f"{os.getuid()}:{os.getgid()}"],  # the owner of the mounted files; without any capability
         *["--pids-limit", str(limits.processes), "--ulimit", "core=0"],
-        *["--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes), "--shm-size", str(room)],
-        *["--tmpfs", f"/tmp:rw,nosuid,nodev,size={room}"],  # noqa: S108  (inside the container)
+        *["--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes), "--shm-size", str(size)],
+        *["--tmpfs", f"/tmp:rw,nosuid,nodev,size={size}"],  # noqa: S108  (inside the container)
         *(word for name, value in spec.environment.items() for word in ("--env", f"{name}={value}")),
         *(word for mount in spec.mounts for word in ("--mount", build_mount_argument(mount.path, mount.writable))),
         *build_gpu_arguments(spec),

@@ -22,7 +22,7 @@ import psutil
 if TYPE_CHECKING:
     from trainer.sandbox.spec import SandboxSpec
 
-FILE_BYTES = 4096  # the least that a file or folder counts: its inode and its name take room too
+FILE_BYTES = 4096  # minimum size that a file or folder counts: its inode and name use space, too
 MAX_FILES = 50_000
 THREADS_PER_PROCESS = 16  # allowed on average: only the total over all processes is limited
 SANDBOX_PROCESSES = 2  # programs of the sandbox itself in the tree: one outside, one as the first process inside
@@ -82,7 +82,7 @@ class ResourceMeter:
         except PermissionError:
             return "It hid a folder from the meter."
         if len(found) > MAX_FILES:
-            return f"It made more than {MAX_FILES:,} files."
+            return f"It created more than {MAX_FILES:,} files."
         deleted = find_deleted_open_files(members)
         held = {inode: size for inode, size in deleted.items() if inode[0] in self._devices}
         for member in members:
@@ -157,8 +157,8 @@ def read_proc_numbers(pid: int, file: str) -> dict[bytes, int]:
         lines = (PROC / str(pid) / file).read_bytes().splitlines()
     except OSError:
         return {}
-    words = [line.split() for line in lines]
-    return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
+    rows = [line.split() for line in lines]
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 def count_threads(pid: int) -> int:
@@ -168,7 +168,7 @@ def count_threads(pid: int) -> int:
 def sum_memory(members: Sequence[int], file: str, private: bytes, shared: bytes) -> tuple[int, int]:
     """Return the bytes of private and of shared memory in RAM, from one of `MEMORY_FIELDS`."""
     kibibytes = [read_proc_numbers(member, file) for member in members]
-    return 1024 * sum(one.get(private, 0) for one in kibibytes), 1024 * sum(one.get(shared, 0) for one in kibibytes)
+    return 1024 * sum(m.get(private, 0) for m in kibibytes), 1024 * sum(m.get(shared, 0) for m in kibibytes)
 
 
 def find_memfd_device() -> int:

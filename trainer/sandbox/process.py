@@ -55,7 +55,7 @@ class SandboxProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, outside, of the sandbox's own program (not of the command)."""
+        """Process id of the sandbox's program (not of the command), as seen from outside."""
         assert self._popen is not None
         return self._popen.pid
 
@@ -135,7 +135,8 @@ class SandboxProcess:
 def find_command_error(command: Sequence[str]) -> str | None:
     """Run a short command; return None if it succeeds, else the first line of its error output."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+    lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
+    return lines[0] if result.returncode else None

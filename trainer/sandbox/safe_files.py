@@ -20,11 +20,11 @@ MAX_DEPTH = 20
 
 
 class UnsafeFileError(Exception):
-    """A path that could lead out of its folder, or something other than a regular file."""
+    """A path that could leave its folder, or something other than a regular file."""
 
 
 def parse_relative_path(name: str) -> PurePosixPath:
-    """Return `name` as a path inside a folder; raise `UnsafeFileError` if it could lead out of it."""
+    """Return `name` as a path inside a folder; raise `UnsafeFileError` if it could leave it."""
     path = PurePosixPath(name)
     parts = name.split("/")
     if not name or path.is_absolute() or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):

@@ -48,7 +48,7 @@ class BenchmarkTask:
     missing_splits: tuple[str, ...] = ()  # splits that lm-eval would read and that have no file
 
     def config(self, folder: Path) -> dict[str, Any] | str:
-        """Return the entry for an inline group: lm-eval merges only a group's members with the registered task."""
+        """Return the task's entry in an inline group; lm-eval merges only such entries with the registered task."""
         if folder == HUB:
             return self.task
         return {
@@ -155,13 +155,13 @@ def run_suite(
         tasks = TaskManager(include_defaults=False, include_path=folders).load([{"group": "suite", "task": members}])
         model = LmEvalModel(client, tokenizer, progress)
         try:
-            answer = evaluate(model, tasks, limit=limit, log_samples=True, bootstrap_iters=BOOTSTRAPS)
+            evaluation = evaluate(model, tasks, limit=limit, log_samples=True, bootstrap_iters=BOOTSTRAPS)
         except OverflowError:
             raise MetricOverflowError from None
         client.check_unchanged()
-    results = answer["results"]
+    results = evaluation["results"]
     metrics = {name: average_metrics([parse_metrics(results[member.task]) for member in SUITE[name]]) for name in names}
-    samples = answer["samples"]
+    samples = evaluation["samples"]
     return metrics, [build_item(name, m, sample) for name in names for m in SUITE[name] for sample in samples[m.task]]
 
 

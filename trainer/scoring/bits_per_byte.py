@@ -9,8 +9,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_BLOCKS = 100  # most blocks of a single document from which its standard error is estimated
-MIN_BLOCK_TOKENS = 64  # fewest tokens in such a block, if the text is long enough for two
+MAX_BLOCKS = 100  # maximum number of blocks of a single document for its standard error
+MIN_BLOCK_TOKENS = 64  # minimum tokens in such a block, if the text is long enough for two
 
 
 @dataclass(frozen=True)

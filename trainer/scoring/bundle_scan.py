@@ -21,7 +21,7 @@ from trainer.scoring.misbehavior import ContaminationError, EmbeddedDataError
 
 NGRAM_WORDS = 13
 MAX_SHARED_NGRAMS = 50
-"""Different n-grams that may be shared: a license has some, a memorized text would need thousands."""
+"""Distinct n-grams that may be shared: a license shares some, a memorized text thousands."""
 LONG_WORD_CHARACTERS = 200  # characters without white space; longer words are rare in source code
 MAX_LONG_WORD_CHARACTERS = 2_000  # in such words, all files together
 MAX_NUMBERS = 5_000  # all files together

@@ -3,13 +3,13 @@
 A row of the full pass contains the tokens that follow, so a model could simply read them. Four checks, in this order:
 
 1. **Prefix.** At secret random cuts the model sees only what comes before. Within a document the cuts ascend, so an
-   earlier probe never shows what follows in a later one. A cheat on a share p of positions is missed by k cuts with
-   probability (1-p)^k.
+   earlier probe never shows what follows in a later one. k cuts miss a model that cheats on a share p of the
+   positions with probability (1-p)^k.
 2. **Causality.** Whole windows in which everything after a secret position is replaced.
 3. **Order.** Whole windows again, in another order and in other batches; and, after the full pass, its own first
    windows once more.
-4. **Memory.** Whole windows in which one early token is replaced. An honest model is hardly affected. One that has
-   memorized the text, or recognizes it by a fingerprint, loses what it knew.
+4. **Memory.** Whole windows in which one early token is replaced. An honest model is hardly affected. A model that
+   has memorized the text, or recognizes it by a fingerprint, predicts much worse.
 
 The full pass runs in another process. It must agree with these observations row by row.
 
@@ -232,15 +232,15 @@ class ProbeComparison:
         mean = float(np.mean(losses)) if losses else 0.0
         return cost > max(MEMORIZED_NATS, MEMORIZED_SHARE * mean, MEMORIZED_STDERRS * error)
 
-    def check_honest(self) -> None:
-        """Raise the error that fits best. The order matters: a random model fails every check."""
+    def raise_if_cheating(self) -> None:
+        """Raise the most specific error. The order matters: a random model fails every check."""
         failed = {check for check in self._differences if self.max_difference(check) > TOLERANCE}
         detail = ", ".join(f"{check} {self.max_difference(check):.2g}" for check in sorted(failed))
         if "order" in failed:
             raise misbehavior.NonDeterministicError(detail)
-        if "before" in failed:  # the replaced text matters at every position: plainly not causal
+        if "before" in failed:  # the replaced text affects all positions: not causal
             raise misbehavior.NonCausalError(detail)
-        if "interior" in failed:  # only the length of the row differs, its text does not
+        if "interior" in failed:  # only the row's length differs, not its text
             raise misbehavior.ProbeDetectedError(detail)
         if "causality" in failed or "prefix" in failed:
             raise misbehavior.NonCausalError(detail)

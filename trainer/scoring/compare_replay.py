@@ -4,10 +4,10 @@
 
 deviation = |replayed - claimed| / |claimed - start|, over all weights together: 0 for the same machine, small for one
 that rounds differently, 1 or more if the steps were not trained as claimed. If the replay starts from the initial
-weights, these come out of the sandbox too. The denominator is then at most |claimed|, so that forged initial weights
-cannot make it large.
+weights, these come from the untrusted sandbox. The denominator is then at most |claimed|, so that forged initial
+weights cannot make it large.
 
-Not covered: the optimizer's part of a checkpoint, which shows in the next replay.
+Not covered: the optimizer's state, whose differences appear in the next replay.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_repl
     sums = sum_squares(start, claimed, replayed)
     if sums is None:
         return ReplayComparison(exact=False, deviation=MAX_DEVIATION)
-    difference, moved, size = (math.sqrt(value) for value in sums)
-    distance = min(moved, size) if start_is_replayed else moved
+    difference, update, size = (math.sqrt(value) for value in sums)
+    distance = min(update, size) if start_is_replayed else update
     if difference == 0:
         return ReplayComparison(exact=True, deviation=0.0)
     return ReplayComparison(
@@ -50,7 +50,7 @@ def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_repl
 
 def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, float, float] | None:
     """Return |replayed - claimed|^2, |claimed - start|^2, |claimed|^2; None for bad names, shapes or numbers."""
-    difference = moved = size = 0.0
+    difference = update = size = 0.0
     try:
         with safe_open(start, "pt") as a, safe_open(claimed, "pt") as b, safe_open(replayed, "pt") as r:
             if not set(a.keys()) == set(b.keys()) == set(r.keys()):
@@ -60,11 +60,11 @@ def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, floa
                 if not initial.shape == sent.shape == computed.shape:
                     return None
                 difference += float((computed - sent).square().sum())
-                moved += float((sent - initial).square().sum())
+                update += float((sent - initial).square().sum())
                 size += float(sent.square().sum())
     except SafetensorError as error:
         raise UserError(f"a checkpoint's weights cannot be read: {error}") from error
-    return (difference, moved, size) if all(math.isfinite(value) for value in (difference, moved, size)) else None
+    return (difference, update, size) if all(math.isfinite(value) for value in (difference, update, size)) else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Adapter: a model process as an lm-eval model."""
+"""Adapter that lets lm-eval use a model process."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class LmEvalModel(TemplateLM):
             row = np.array((context + continuation)[-(self._length + 1) :], np.int64)
             rows.append(row)
             counts.append(min(len(continuation), len(row) - 1))
-        answers: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
+        results: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         sizes = [round_row_length(len(row) - 1, self._length) for row in rows]
         for group in batch_rows(sizes, self._client.layout.positions, random.Random(0)):
             logits = self._client.get_logits(
                 pad_rows([rows[i][:-1] for i in group], sizes[group[0]], self.eot_token_id)
             )
-            for i, answer in zip(group, logits, strict=True):
+            for i, row_logits in zip(group, logits, strict=True):
                 end = len(rows[i]) - 1
-                scores = score_targets(answer[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
-                answers[i] = float(scores.log_probabilities.sum()), bool(scores.greedy.all())
+                scores = score_targets(row_logits[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
+                results[i] = float(scores.log_probabilities.sum()), bool(scores.greedy.all())
             self._progress("benchmarks", 0)
-        return answers
+        return results
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[float]:
         """Score whole texts, in the same windows as bits per byte."""

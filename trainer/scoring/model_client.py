@@ -1,7 +1,7 @@
 """Client of a model that runs in its own sandboxed process: token ids go out, logits come back.
 
 Nothing here trusts that process. Every wait has a timeout and every message a fixed size. Logits are copied out of the
-shared memory before they are used, and compared with the memory afterwards to see that they were not changed.
+shared memory before they are used, and compared with the memory afterwards to detect changes.
 
 Not covered: a sandbox without descriptor passing (docker); a model that is only slow, within its timeouts.
 """
@@ -44,7 +44,7 @@ RECHECKED_POSITIONS = 16  # positions of each reply that are compared with the s
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # Waiting threads sleep: on shared cores, spinning made a forward pass three times slower.
+    # Waiting threads sleep: spinning on shared cores made a forward pass three times slower.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
@@ -60,7 +60,7 @@ class Timeouts:
     """How long the scorer waits, in seconds."""
 
     load: float = 300  # from the start of the process until the model is loaded
-    answer: float = 300  # for the reply to one request (64 MiB of logits)
+    reply: float = 300  # for the reply to one request (64 MiB of logits)
     wall: float = 6 * 3600  # lifetime of the process
 
 
@@ -76,7 +76,7 @@ class ModelProcessClient:
         timeouts: Timeouts | None = None,
         output: IO[bytes] | None = None,
     ) -> None:
-        """`output`: receives the model's own output. By default it is dropped, as it must be for secret text."""
+        """`output`: receives the model's standard streams. Dropped by default, because they could leak secret text."""
         self.run = run
         positions = max(run.sequence_length, MEMORY_BYTES // (run.vocabulary_size * LOGIT_BYTES))
         self.layout = SharedMemoryLayout(positions, run.vocabulary_size)
@@ -126,7 +126,7 @@ class ModelProcessClient:
         if self._model_source is not None:
             command += ["--models", str(self._model_source)]
             mounts.append(Mount(self._model_source))
-        box = SandboxSpec(
+        spec = SandboxSpec(
             command=tuple(command),
             environment=ENVIRONMENT | {"PYTHONPATH": str(root)},
             mounts=tuple(mounts),
@@ -136,7 +136,7 @@ class ModelProcessClient:
         )
         with contextlib.ExitStack() as stack:
             output = self._output or stack.enter_context(Path(os.devnull).open("wb"))
-            return self._driver.start(box, stdout=output, stderr=output)
+            return self._driver.start(spec, stdout=output, stderr=output)
 
     def _limits(self) -> ResourceLimits:
         """Limit memory to three quarters of the machine's: the size of a model is not checked here."""
@@ -157,8 +157,8 @@ class ModelProcessClient:
         self._request(tokens, rows, length, ReplyStatus.ANSWERED)
         count = tokens.size * self.layout.vocabulary
         np.copyto(self._copy[:count], self._logits[:count])
-        chosen = np.array([secrets.randbelow(tokens.size) for _ in range(RECHECKED_POSITIONS)])
-        self._rechecked = chosen, self._copy.reshape(-1, self.layout.vocabulary)[chosen]
+        indices = np.array([secrets.randbelow(tokens.size) for _ in range(RECHECKED_POSITIONS)])
+        self._rechecked = indices, self._copy.reshape(-1, self.layout.vocabulary)[indices]
         return self._copy[:count].reshape(rows, length, self.layout.vocabulary)
 
     def measure_cost(self, row: NDArray[np.int64]) -> TrainingCost:
@@ -171,8 +171,8 @@ class ModelProcessClient:
         """Raise `LogitsChangedError` if the shared memory no longer holds the last reply. (Our copy was scored.)"""
         if self._rechecked is None:
             return
-        chosen, copied = self._rechecked
-        current = self._logits.reshape(-1, self.layout.vocabulary)[chosen]
+        indices, copied = self._rechecked
+        current = self._logits.reshape(-1, self.layout.vocabulary)[indices]
         # Compared as integers: NaN is not equal to itself.
         if not np.array_equal(current.view(np.int32), copied.view(np.int32)):
             raise misbehavior.LogitsChangedError
@@ -188,10 +188,10 @@ class ModelProcessClient:
         self._tokens[tokens.size :] = 0
         self._calls += 1
         self._send(REQUEST.pack(self._calls, rows, length))
-        self._receive(self._calls, self._timeouts.answer, expected)
+        self._receive(self._calls, self._timeouts.reply, expected)
 
     def _send(self, message: bytes) -> None:
-        self._socket.settimeout(self._timeouts.answer)
+        self._socket.settimeout(self._timeouts.reply)
         try:
             self._socket.send(message)
         except TimeoutError:
@@ -211,10 +211,10 @@ class ModelProcessClient:
             raise self._explain_exit()
         if len(message) != REPLY.size:
             raise misbehavior.InvalidReplyError
-        answered, status = REPLY.unpack(message)
-        if answered == call and status in REPORTED_ERRORS:
+        replied_call, status = REPLY.unpack(message)
+        if replied_call == call and status in REPORTED_ERRORS:
             raise REPORTED_ERRORS[status]
-        if (answered, status) != (call, expected):
+        if (replied_call, status) != (call, expected):
             raise misbehavior.InvalidReplyError
 
     def _explain_exit(self) -> misbehavior.ModelMisbehaviorError:

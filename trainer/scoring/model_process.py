@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     if options.models is not None:
-        # The entry's files come first; whatever they lack is imported from our own package.
+        # The entry's files take precedence; modules that they lack are imported from our own package.
         trainer.__path__.insert(0, str(options.models / "trainer"))
     control = socket.socket(fileno=options.control)
     layout = SharedMemoryLayout(options.positions, options.vocabulary)

@@ -1,7 +1,7 @@
 """The scorer's view of a run's folder: plain JSON and the header of a safetensors file. Nothing is unpickled.
 
-`run.json` and `result.json` were written by a process that ran untrusted code. Their compute figures are passed on as
-advisory; their sizes are bounded and counted again here.
+`run.json` and `result.json` were written by a process that ran untrusted code. Their compute figures are reported as
+advisory; their sizes are bounded and recounted here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_VOCABULARY_SIZE = 2**20
 
 
 class RunFolderError(UserError):
-    """A folder that cannot be scored."""
+    """The folder cannot be scored."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
     except ValueError:
         raise RunFolderError(f"{path} is not JSON.") from None
     if not isinstance(value, dict):
-        raise RunFolderError(f"{path} does not hold what it should.")
+        raise RunFolderError(f"{path} is not a JSON object.")
     return value
 
 
@@ -88,10 +88,10 @@ def parse_name(record: dict[str, Any], key: str) -> str:
     return value
 
 
-def parse_integer(record: dict[str, Any], key: str, least: int, most: int) -> int:
+def parse_integer(record: dict[str, Any], key: str, minimum: int, maximum: int) -> int:
     value = record.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise RunFolderError(f"The run's {key!r} should be a whole number from {least} to {most}, not {value!r:.50}.")
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+        raise RunFolderError(f"The run's {key!r} must be an integer from {minimum} to {maximum}, not {value!r:.50}.")
     return value
 
 

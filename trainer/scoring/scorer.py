@@ -51,7 +51,7 @@ def score_model(
     comparison = cheat_detection.ProbeComparison(observations, windows)
     full_client.wait_until_loaded()
     nats = run_full_pass(full_client, windows, end_of_text, comparison, progress, rng)
-    comparison.check_honest()
+    comparison.raise_if_cheating()
     documents = concatenate_by_document(windows, nats, len(texts))
     lengths = [byte_lengths[text.tokens] for text in texts]
     sizes = [text.size for text in texts]

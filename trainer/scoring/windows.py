@@ -3,9 +3,9 @@
 The policy: a document of tokens d1..dn is read as end-of-text, d1, ..., dn, and every d is predicted exactly once. The
 windows are as long as the model's training rows, T, and do not overlap: the first sees end-of-text, d1..d(T-1), each
 later one begins with the last token of the one before. So a token is predicted from at most T tokens, and from few at
-the start of a window, for every entry alike. This is lm-eval's rolling window with `context_len=1`. Overlapping windows
-would flatter every model a little, cost more, and show a later window's text in an earlier one, which the prefix check
-must not do. The closing end-of-text is not predicted: it has no bytes.
+the start of a window, as for every entry. This is lm-eval's rolling window with `context_len=1`. Overlapping windows
+would improve every score a little, cost more, and show a later window's text in an earlier one, which breaks the
+prefix check. The closing end-of-text is not predicted: it has no bytes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class TextWindow:
 
 def cut_windows(document: int, tokens: NDArray[np.int64], end_of_text: int, length: int) -> list[TextWindow]:
     """Return a document's windows of at most `length` tokens."""
-    line = np.concatenate([[end_of_text], tokens]).astype(np.int64)
+    row = np.concatenate([[end_of_text], tokens]).astype(np.int64)
     starts = range(0, len(tokens), length)
-    return [TextWindow(document, line[i : i + length][: len(tokens) - i], line[i + 1 : i + 1 + length]) for i in starts]
+    return [TextWindow(document, row[i : i + length][: len(tokens) - i], row[i + 1 : i + 1 + length]) for i in starts]
 
 
 def round_row_length(count: int, length: int) -> int:

@@ -16,7 +16,7 @@ from trainer.scoring.scorer import score_model
 from trainer.smoke.findings import SmokeCheck
 
 TOKENS = 4096  # of the text that is scored
-TIMEOUTS = Timeouts(load=120, answer=60, wall=600)
+TIMEOUTS = Timeouts(load=120, reply=60, wall=600)
 
 
 def check_causality(

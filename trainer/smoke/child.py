@@ -225,14 +225,14 @@ def get_vocabulary_size(config: TrainConfig, report: ReportWriter) -> int:
 def count_state_bytes(model: torch.nn.Module, recipe: Recipe) -> int:
     """Return the bytes of weights, gradients and optimizer states, without activations."""
     groups = optimizers.assign_parameters(model, recipe)
-    states = sum(STATE_BYTES[group.optimizer] * p.numel() for group, mine in groups for p in mine.values())
+    states = sum(STATE_BYTES[group.optimizer] * p.numel() for group, members in groups for p in members.values())
     return states + sum((8 if p.requires_grad else 4) * p.numel() for p in model.parameters())
 
 
 def hint_uncounted_flops(counted: flops.FlopCount, report: ReportWriter) -> None:
     if counted.void:
         names = f" ({', '.join(counted.names)})" if counted.names else ""
-        report.add_hint(f"{counted.void.rstrip('.')}{names}. It can be trained, and holds no record by FLOPs.")
+        report.add_hint(f"{counted.void.rstrip('.')}{names}. It can be trained, but cannot set a record by FLOPs.")
 
 
 # --- the small model --------------------------------------------------------------------------------------------------
@@ -260,10 +260,10 @@ def locate_in_architecture(error: BaseException | None) -> dict[str, Any]:
     else:
         frames = traceback.extract_tb(error.__traceback__) if error else []
         lines = [(frame.filename, frame.lineno or 0) for frame in frames]
-    own = [line for line in lines if "/trainer/models/" in line[0] and not line[0].endswith("__init__.py")]
-    if not own:
+    frames_in_models = [line for line in lines if "/trainer/models/" in line[0] and not line[0].endswith("__init__.py")]
+    if not frames_in_models:
         return {}
-    file, line = own[-1]
+    file, line = frames_in_models[-1]
     return {
         "file": "trainer/models/" + file.rpartition("/trainer/models/")[2],
         "line": line,

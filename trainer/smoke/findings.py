@@ -17,7 +17,7 @@ CHECKS: tuple[CheckName, ...] = ("starts", "fits", "learns", "causal")
 MIN_LOSS_DECREASE = 0.2
 """Nats per token that 200 steps must gain. The baseline gains 2.4. Token frequencies alone, which any model learns
 soon, are worth 1."""
-MIN_STEPS = 100  # a budget that pays for fewer steps teaches nothing: a mistake in a size
+MIN_STEPS = 100  # a budget for fewer steps indicates a mistake in a size
 SYNTAX_ERROR_SUFFIX = re.compile(r" \([^()]*\.py, line \d+\)$")  # the location at the end of a SyntaxError's message
 ACTIVITIES = {
     "imports": "while it was imported and built",
@@ -87,7 +87,7 @@ def explain_kill(stage: Stage, exceeded: str | None, code: int | None) -> SmokeC
     if exceeded is not None and "longer than" in exceeded:
         return SmokeCheck(name, False, f"Too slow: {lower(exceeded).rstrip('.')} {activity}.")
     if exceeded is not None:
-        return SmokeCheck(name, False, f"It went over its limits {activity}: {lower(exceeded)}")
+        return SmokeCheck(name, False, f"It exceeded its limits {activity}: {lower(exceeded)}")
     if code in CRASH_SIGNALS:
         return SmokeCheck(name, False, f"It crashed with {CRASH_SIGNALS[code]} {activity}.")
     return None
@@ -115,7 +115,7 @@ def check_size(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits
             "fits",
             False,
             f"Too many FLOPs a token for the track: at {flops:.2g} its budget of {report.budget} pays for "
-            f"{steps:,.0f} steps of {step:,.0f} tokens at most, and fewer than {MIN_STEPS} teach it nothing.",
+            f"{steps:,.0f} steps of {step:,.0f} tokens at most, and it needs at least {MIN_STEPS} to learn anything.",
         )
     return SmokeCheck("fits", True, describe_size(report))
 
@@ -171,10 +171,10 @@ def check_learning(report: SmokeReport, losses: Sequence[float], limits: SmokeLi
 def list_hints(report: SmokeReport, losses: Sequence[float], vocabulary: int) -> list[str]:
     """Return warnings about what is not a failure."""
     hints = (report.hints or [])[:5]
-    blank = math.log(vocabulary)
-    if losses and losses[0] > blank + 1:
+    uniform = math.log(vocabulary)
+    if losses and losses[0] > uniform + 1:
         hints.append(
-            f"It starts at {losses[0]:.1f} nats a token, where a uniform guess is {blank:.1f}: a smaller "
+            f"It starts at {losses[0]:.1f} nats a token, where a uniform guess is {uniform:.1f}: a smaller "
             "initialization of the head saves those steps."
         )
     return [hint for hint in hints if hint]

@@ -43,7 +43,7 @@ class ParameterCounts(BaseModel):
 
 
 class Measurements(BaseModel):
-    """What the result of a smoke test reports, too."""
+    """Measurements that the result of a smoke test repeats."""
 
     flops_per_token: Number = None
     state_bytes: Number = None

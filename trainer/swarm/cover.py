@@ -28,10 +28,10 @@ def peers_to_reset(ledgers: Ledgers) -> list[str]:
 def find_missing(ledgers: Ledgers, micro_batches: int) -> dict[int, tuple[int, ...]]:
     """Return the micro-batches to run again, each with the stages that lack it."""
     held = {stage: {number for numbers in peers.values() for number in numbers} for stage, peers in ledgers.items()}
-    lacking = {
+    missing = {
         number: tuple(stage for stage in sorted(held) if number not in held[stage]) for number in range(micro_batches)
     }
-    return {number: stages for number, stages in lacking.items() if stages}
+    return {number: stages for number, stages in missing.items() if stages}
 
 
 def is_exact_cover(ledgers: Ledgers, micro_batches: int) -> bool:

@@ -129,7 +129,7 @@ class Stage:
     def compute_nats(self, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
         """Return each target's nats `[B, T]`, fp32, for evaluation. Last stage only."""
         features = self.compute_features(tokens, hidden)
-        return self.objective.compute_loss(features, targets.to(self.device), each=True).view_as(tokens)
+        return self.objective.compute_loss(features, targets.to(self.device), per_position=True).view_as(tokens)
 
     @torch.no_grad()
     def compute_next_logits(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run writes to its folder besides metrics, and how it is resumed from there."""
+"""Write a run's folder (checkpoints, `run.json`, `result.json`) and resume from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainer.training.run import MetricsWindow, Run
 def save_checkpoint(run: Run, wait: bool = True) -> Path:
     """Write a checkpoint and delete those too old. All processes take part, one writes.
 
-    With `wait` false it is written in the background. Its OSError is then raised by the next call or by `run.writer`.
+    With `wait` false it is written in the background; the next call or `run.writer` then raises its OSError.
     """
     folder = get_checkpoint_path(run.config.out, run.usage.steps)
     state = {
@@ -81,10 +81,10 @@ def resume_run(run: Run, console: Console) -> None:
     run.loader.load_state_dict(state["loader"])
     restore_random_state(state["random"])
     metrics.truncate(run.usage.steps)
-    console.print(f"going on from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
+    console.print(f"resuming from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
     changed = [name for name in RESUMABLE_FIELDS if saved["train"].get(name) != run.identity["train"][name]]
     if changed:
-        console.print(f"with another {' and '.join(changed)}: last digits will differ", highlight=False)
+        console.print(f"{' and '.join(changed)} changed: the last digits of results will differ", highlight=False)
 
 
 def check_run_folder(run: Run) -> None:
@@ -96,9 +96,9 @@ def check_run_folder(run: Run) -> None:
 def log_run_summary(run: Run, console: Console) -> None:
     """Print the computed configuration, wasted tokens and lineage."""
     total = count_parameters(run.raw_model)["total"]
-    numbers = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
+    settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
     size = f"{total:,} parameters, {run.flops_per_token:.3g} FLOPs a token"
-    lines = [f"{run.config.arch}, {size}, budget {run.budget}: {numbers}"]
+    lines = [f"{run.config.arch}, {size}, budget {run.budget}: {settings}"]
     if run.loader.waste:
         lines.append(f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away")
     if run.lineage is not None:

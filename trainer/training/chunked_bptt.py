@@ -4,8 +4,8 @@ Two kinds of gradients:
 - `truncated`: a chunk's gradient ends at its first token (truncated backpropagation through time, Williams and Peng
   1990). One forward and one backward pass;
 - `through`: each chunk passes the gradient of the state to the previous chunk, so a row's gradient equals that of one
-  long pass. States are recomputed (Chen et al., arXiv 1604.06174, section 3): `FAN` of them are stored on each level of
-  a tree over the chunks. Memory grows with the logarithm of the row's length; each level costs one more forward pass.
+  long pass. States are recomputed (Chen et al., arXiv 1604.06174, section 3): `FAN_OUT` of them are stored on each
+  level of a tree of chunks. Memory grows with the logarithm of the row's length; each level costs one forward pass.
 
 Requires a model with `bounded` false, whose `advance` does not change its argument. Not covered: fsdp, which shards the
 weights that gradients are computed for.
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from trainer.training.objective import Objective
 
-FAN = 16  # states stored on one level: 256 chunks need two levels, 4096 three
+FAN_OUT = 16  # states stored on one level: 256 chunks need two levels, 4096 three
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
@@ -46,28 +46,28 @@ def collect_tensors(state: Any) -> list[Tensor]:
     return tensors
 
 
-def evaluate_in_chunks(objective: Objective, inputs: Tensor, targets: Tensor, each: bool) -> Tensor:
-    """Return what `Objective.forward` does without gradients, chunk by chunk."""
+def evaluate_in_chunks(objective: Objective, inputs: Tensor, targets: Tensor, per_position: bool) -> Tensor:
+    """Return the loss without gradients, chunk by chunk. `per_position`: as in `Objective`."""
     state, parts = None, []
     for x, y in zip(inputs.split(objective.chunk, 1), targets.split(objective.chunk, 1), strict=True):
         features, state = objective.model.advance(x, state)
-        parts.append(objective.compute_loss(features, y, each).view(len(x) if each else 1, -1))
-    return torch.cat(parts, 1).flatten() if each else torch.cat(parts).sum()
+        parts.append(objective.compute_loss(features, y, per_position).view(len(x) if per_position else 1, -1))
+    return torch.cat(parts, 1).flatten() if per_position else torch.cat(parts).sum()
 
 
 class ChunkedBPTT(torch.autograd.Function):
-    """The sum of the losses of whole rows. The forward pass computes the gradients, too."""
+    """The sum of the losses of whole rows. The forward pass also computes the gradients."""
 
     @staticmethod
     def forward(ctx: Any, objective: Objective, inputs: Tensor, targets: Tensor, *parameters: nn.Parameter) -> Tensor:
-        row = ChunkedRows(objective, inputs, targets, parameters)
+        rows = ChunkedRows(objective, inputs, targets, parameters)
         with torch.enable_grad():
-            if objective.through:
-                row.run_through(0, len(row.inputs), None, [])
+            if objective.full_gradients:
+                rows.run_through(0, len(rows.inputs), None, [])
             else:
-                row.run_truncated()
-        ctx.gradients = row.gradients
-        return row.loss
+                rows.run_truncated()
+        ctx.gradients = rows.gradients
+        return rows.loss
 
     @staticmethod
     @once_differentiable
@@ -94,24 +94,24 @@ class ChunkedRows:
         for number in range(len(self.inputs)):
             state, _ = self.train_chunk(number, state, [])
 
-    def run_through(self, first: int, end: int, state: Any, later: Sequence[Tensor]) -> list[Tensor]:
+    def run_through(self, first: int, end: int, state: Any, grads_after: Sequence[Tensor]) -> list[Tensor]:
         """Train on chunks `first` to `end - 1` in reverse; return the gradient of `state`, which precedes them.
 
-        `later`: the loss's gradient with respect to the state after them (empty: zero).
+        `grads_after`: gradients of the state after them (empty: zero).
         """
         if end - first == 1:
-            return self.train_chunk(first, state, later)[1]
+            return self.train_chunk(first, state, grads_after)[1]
         size = 1
-        while size * FAN < end - first:
-            size *= FAN
+        while size * FAN_OUT < end - first:
+            size *= FAN_OUT
         starts = range(first, end, size)
         states = [state]
         for start in starts[:-1]:
             # A state's tensors are views of a whole chunk's: the copy lets that be freed.
             states.append(map_tensors(Tensor.clone, self.advance_state(start, start + size, states[-1])))
         for start in reversed(starts):
-            later = self.run_through(start, min(start + size, end), states.pop(), later)
-        return list(later)
+            grads_after = self.run_through(start, min(start + size, end), states.pop(), grads_after)
+        return list(grads_after)
 
     @torch.no_grad()
     def advance_state(self, first: int, end: int, state: Any) -> Any:
@@ -122,19 +122,20 @@ class ChunkedRows:
         torch.clear_autocast_cache()
         return state
 
-    def train_chunk(self, number: int, state: Any, later: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
+    def train_chunk(self, number: int, state: Any, grads_after: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """Add a chunk's loss and gradients; return the state after it and the gradient of the state before it."""
-        before = map_tensors(lambda tensor: tensor.detach().requires_grad_(self.objective.through), state)
+        before = map_tensors(lambda tensor: tensor.detach().requires_grad_(self.objective.full_gradients), state)
         features, after = self.objective.model.advance(self.inputs[number], before)
         loss = self.objective.compute_loss(features, self.targets[number])
-        inputs = [*self.parameters, *(collect_tensors(before) if self.objective.through else [])]
-        outputs, weights = [loss, *(collect_tensors(after) if later else [])], [torch.ones_like(loss), *later]
+        inputs = [*self.parameters, *(collect_tensors(before) if self.objective.full_gradients else [])]
+        outputs = [loss, *(collect_tensors(after) if grads_after else [])]
+        weights = [torch.ones_like(loss), *grads_after]
         gradients = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
         self.loss += loss.detach()
         self.gradients = [
             new if old is None else old if new is None else old.add_(new)
             for old, new in zip(self.gradients, gradients, strict=False)
         ]
-        of_state = zip(inputs[len(self.parameters) :], gradients[len(self.parameters) :], strict=True)
-        earlier = [torch.zeros_like(tensor) if gradient is None else gradient for tensor, gradient in of_state]
-        return map_tensors(Tensor.detach, after), earlier
+        state_gradients = zip(inputs[len(self.parameters) :], gradients[len(self.parameters) :], strict=True)
+        grads_before = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in state_gradients]
+        return map_tensors(Tensor.detach, after), grads_before

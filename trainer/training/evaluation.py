@@ -22,7 +22,7 @@ def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> No
     run.raw_model.train()
     if not math.isfinite(run.dev["loss"]):
         raise ModelError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
-    metrics.write("dev", run.usage.steps, **run.position(), **run.dev)
+    metrics.write("dev", run.usage.steps, **run.get_progress_metrics(), **run.dev)
     text = f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
     progress.print_line(f"{run.fraction:4.0%}  step {run.usage.steps}, {text}")
     for prompt in PROMPTS if run.resolved.sample_tokens else ():
@@ -37,7 +37,7 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
     of single documents. Neither do ignored targets.
     """
     resolved, device = run.resolved, run.fabric.device
-    bytes_of = torch.from_numpy(run.dataset.tokenizer.byte_lengths()).to(device)
+    byte_lengths = torch.from_numpy(run.dataset.tokenizer.byte_lengths()).to(device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
     text_bytes = torch.zeros((), dtype=torch.int64, device=device)
     tokens = torch.zeros((), dtype=torch.int64, device=device)
@@ -45,11 +45,11 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
     for inputs, targets in iterate_in_order(run.dataset, "dev", resolved.micro_batch, resolved.sequence_length, limit):
         y = targets.to(device).flatten()
         with attribute_to_model("while it was evaluated"):
-            losses = run.model(inputs.to(device), targets.to(device), each=True)
-        sizes = bytes_of[y.clamp(min=0)] * (y != IGNORE_INDEX)
-        counted = sizes > 0
-        nats += losses[counted].double().sum()
-        tokens += counted.sum()
+            losses = run.model(inputs.to(device), targets.to(device), per_position=True)
+        sizes = byte_lengths[y.clamp(min=0)] * (y != IGNORE_INDEX)
+        has_text = sizes > 0
+        nats += losses[has_text].double().sum()
+        tokens += has_text.sum()
         text_bytes += sizes.sum()
     return {"loss": float(nats / tokens), "bits_per_byte": float(nats / math.log(2) / text_bytes)}
 

@@ -29,18 +29,18 @@ def load_base_weights(model: LanguageModel, base: BaseCheckpoint, tokenizer: Tok
 
     A tensor with a row for each token fits only if the tokens are the same.
     """
-    theirs, mine = base.load_tensors(), model.state_dict()
-    converted, versions = convert_version(model, base, theirs, arch)
-    changed = {n for n, tensor in converted.items() if n not in theirs or not torch.equal(tensor, theirs[n])}
-    theirs = {**theirs, **converted}
-    token_tables = set() if base.has_tokens_of(tokenizer) else lora.find_token_tables(model, tokenizer.vocabulary_size)
-    copied = [n for n, t in mine.items() if n in theirs and theirs[n].shape == t.shape and n not in token_tables]
+    source, target = base.load_tensors(), model.state_dict()
+    converted, versions = convert_version(model, base, source, arch)
+    changed = {n for n, tensor in converted.items() if n not in source or not torch.equal(tensor, source[n])}
+    source = {**source, **converted}
+    excluded = set() if base.matches_tokenizer(tokenizer) else lora.find_token_tables(model, tokenizer.vocabulary_size)
+    copied = [n for n, t in target.items() if n in source and source[n].shape == t.shape and n not in excluded]
     if not copied:
         raise ConfigError(f"--from {base.folder}: none of its tensors fits this model")
     with torch.no_grad():
         for name in copied:
-            mine[name].copy_(theirs[name])
-    filled = {mine[name].data_ptr() for name in copied}  # tied tensors are stored under one of their names
+            target[name].copy_(source[name])
+    filled = {target[name].data_ptr() for name in copied}  # tied tensors are stored under one of their names
     return {
         "name": base.name,
         "arch": base.arch,
@@ -50,8 +50,8 @@ def load_base_weights(model: LanguageModel, base: BaseCheckpoint, tokenizer: Tok
         "versions": versions,
         "kept": len(set(copied) - changed),
         "remade": sorted(changed.intersection(copied)),
-        "new": [name for name, tensor in mine.items() if tensor.data_ptr() not in filled],
-        "unused": sorted(theirs.keys() - set(copied)),
+        "new": [name for name, tensor in target.items() if tensor.data_ptr() not in filled],
+        "unused": sorted(source.keys() - set(copied)),
     }
 
 
@@ -74,5 +74,5 @@ def describe_lineage(lineage: dict[str, Any]) -> str:
     kept = f"{lineage['kept']} tensors kept"
     if lineage["versions"]:
         before, after = lineage["versions"]
-        kept += f", {len(lineage['remade'])} made from those of version {before} for {after}"
+        kept += f", {len(lineage['remade'])} converted from version {before} to {after}"
     return f"starts from {lineage['name']}: {kept}, {len(new)} new{names}"

@@ -44,13 +44,13 @@ def comparable_identity(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_identity(run_folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise `ConfigError` if the folder's run is another one. Fields that its release did not save count as equal."""
+    """Raise `ConfigError` if the folder holds a different run. Fields missing in an older release's count as equal."""
     old, new = comparable_identity(saved), comparable_identity(current)
     old["train"] = {**new["train"], **old["train"]}
     different = [name for name, value in new.items() if old.get(name) != value]
     if different:
         names = " and ".join(different)
-        raise ConfigError(f"{run_folder} holds a run with another {names}: give the same, or an empty folder")
+        raise ConfigError(f"{run_folder} holds a run with another {names}: use the same {names}, or an empty folder")
 
 
 def read_saved_identity(run_folder: Path) -> dict[str, Any]:

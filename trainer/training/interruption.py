@@ -8,7 +8,7 @@ from typing import Self
 
 
 class StopRequest:
-    """Handles SIGTERM and SIGINT. In the loop the first one stops the run after the step, else they stop at once."""
+    """Handles SIGTERM and SIGINT: stop at once, or if `is_graceful` after the current step (a second one at once)."""
 
     def __init__(self) -> None:
         self.is_graceful = False

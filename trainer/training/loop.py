@@ -1,9 +1,9 @@
-"""The training loop: `fit` makes steps until the budget is used, `train_step` makes one.
+"""The training loop: `fit` runs steps until the budget is used, `train_step` runs one.
 
 With a budget in steps, tokens or FLOPs, a run that was killed and resumed computes what an uninterrupted one does, to
-the last digit, on the same kind of machine with as many threads.
+the last digit, on the same kind of machine with the same number of threads.
 
-Not covered: several machines, and stopping a step that hangs (the node's wall clock does).
+Not covered: several machines, and stopping a step that hangs (the node's time limit does).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.checkpoint.store import get_checkpoint_path
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
-from trainer.errors import ExitCode, ModelError, TrainingInterrupted, attribute_to_model
+from trainer.errors import RESUME_HINT, ExitCode, ModelError, TrainingInterrupted, attribute_to_model
 from trainer.optim import optimizers as optim
 from trainer.training.activation_checkpointing import disable_activation_checkpointing
 from trainer.training.checkpointing import save_checkpoint, write_result
@@ -53,7 +53,7 @@ def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
             fit(run, metrics, progress, stop)
         except TrainingInterrupted:
             folder = save_checkpoint(run)
-            progress.print_line(f"interrupted; {folder.name} is kept, the same command goes on from there")
+            progress.print_line(f"interrupted after saving {folder.name}. {RESUME_HINT}")
             return ExitCode.INTERRUPTED
         run.integrity.check()
         folder = get_checkpoint_path(run.config.out, run.usage.steps)
@@ -72,15 +72,15 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
     """Train until the budget is used. Raise `TrainingInterrupted` between two steps, `ModelError` if it diverges."""
     if run.usage.steps == 0:
         evaluate(run, metrics, progress)
-    interval, saved = run.config.checkpoint_interval, time.monotonic()
+    interval, saved_at = run.config.checkpoint_interval, time.monotonic()
     with garbage_collection_paused():
         while (before := run.fraction) < 1:
             run.writer.check()
             started = time.perf_counter()
             loss, norm = run_step(run, before)
             seconds = time.perf_counter() - started
-            is_due = is_checkpoint_due(interval, run.usage.steps + 1, saved)
-            # What decides must be the same on all devices.
+            is_due = is_checkpoint_due(interval, run.usage.steps + 1, saved_at)
+            # Averaged, so that all devices take the same decisions.
             values = (loss, seconds, stop.is_requested, is_due)
             loss, seconds, must_stop, is_due = average_across_processes(run.fabric, values)
             charge_step(run, loss, seconds)
@@ -95,7 +95,7 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
                 raise TrainingInterrupted
             if is_due:
                 save_checkpoint(run, wait=False)
-                saved = time.monotonic()
+                saved_at = time.monotonic()
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def run_step(run: Run, fraction: float) -> tuple[float, float]:
-    """Make the run's next step at a used fraction of its budget; return loss and gradient norm."""
+    """Run the next step; return loss and gradient norm. `fraction`: the used part of the budget."""
     optim.set_learning_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.usage.steps))
     return train_step(
         run.fabric,
@@ -138,7 +138,7 @@ def train_step(
     step: int = 1,
     fraction: float = 0.0,
 ) -> tuple[float, float]:
-    """Make one optimizer step on this device's rows `[B, T]` of inputs and targets.
+    """Run one optimizer step on this device's rows `[B, T]` of inputs and targets.
 
     Return the loss in nats per token and the norm of the gradient. `step` and `fraction` are for messages.
     """
@@ -147,7 +147,7 @@ def train_step(
     norm = compute_gradient_norm(parameters)
     if norm is None:
         raise ModelError("No parameter of the model gets a gradient.")
-    # One wait for the device a step: the loss is needed to stop a run that diverged.
+    # The step's only synchronization with the device: the loss is needed to detect divergence.
     loss, norm_value = torch.stack([total, norm.to(total)]).tolist()
     check_finite(loss, norm_value, step, fraction)
     if spike_filter.accept(norm_value, step):
@@ -161,19 +161,19 @@ def train_step(
 def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, Tensor], micro_batch: int) -> Tensor:
     """Run forward and backward over a step's micro-batches; return this device's part of the loss.
 
-    The sum of losses is divided by the mean number of learned targets per device. Averaging over devices, as is done
-    with gradients, then gives the mean over all learned targets of the step.
+    The sum of losses is divided by the mean number of targets per device, without ignored ones. Averaging over
+    devices, as is done with gradients, then gives the mean over all targets of the step.
     """
     inputs, targets = batch
-    learned = max(1.0, average_across_processes(fabric, [float((targets != IGNORE_INDEX).sum())])[0])
+    target_count = max(1.0, average_across_processes(fabric, [float((targets != IGNORE_INDEX).sum())])[0])
     total = torch.zeros((), device=fabric.device)
     for start in range(0, len(inputs), micro_batch):
         rows = slice(start, start + micro_batch)
-        x, y = (half[rows].to(fabric.device, non_blocking=True) for half in batch)
-        # Gradients are exchanged once a step.
+        x, y = (tensor[rows].to(fabric.device, non_blocking=True) for tensor in batch)
+        # Exchange gradients only in the last micro-batch.
         with fabric.no_backward_sync(model, enabled=rows.stop < len(inputs)):
             with attribute_to_model("in a forward pass"):
-                loss = model(x, y) / learned
+                loss = model(x, y) / target_count
             with attribute_to_model("in a backward pass"):
                 fabric.backward(loss)
         total += loss.detach()
@@ -201,19 +201,19 @@ def update_weights(
 
 
 def recheck_integrity(run: Run) -> None:
-    """Check that the loop is unchanged and that a forward pass costs the FLOPs counted. Leaves no trace."""
+    """Check that the loop is unchanged and that a forward pass costs the FLOPs counted. All state is restored."""
     run.integrity.check()
     if run.resolved.is_sharded:
         return  # no process has the whole model
     row, _ = next(iterate_in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
     row = row[:, : run.resolved.chunk_tokens].to(run.fabric.device)
-    before = get_random_state()
+    random_state = get_random_state()
     buffers = [(buffer, buffer.clone()) for buffer in run.raw_model.buffers()]
     with attribute_to_model("while its FLOPs were counted again"), disable_activation_checkpointing(run.raw_model):
         run.flop_count = flops.recount_flops(run.flop_count, run.raw_model, row)
     for buffer, value in buffers:
         buffer.copy_(value)
-    restore_random_state(before)
+    restore_random_state(random_state)
 
 
 def charge_step(run: Run, loss: float, seconds: float) -> None:
@@ -238,11 +238,11 @@ def crosses_interval(before: float, after: float, parts: int) -> bool:
     return math.floor(after * parts + 1e-9) > math.floor(before * parts + 1e-9)
 
 
-def is_checkpoint_due(interval: Budget, step: int, saved: float) -> bool:
-    """Return whether it is time for a checkpoint. An interval in seconds is wall-clock time since `saved`."""
+def is_checkpoint_due(interval: Budget, step: int, saved_at: float) -> bool:
+    """Return whether it is time for a checkpoint. An interval in seconds is wall-clock time since `saved_at`."""
     if interval.kind == "steps":
         return step % int(interval.amount) == 0
-    return time.monotonic() - saved >= interval.amount
+    return time.monotonic() - saved_at >= interval.amount
 
 
 def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: TrainingProgress) -> None:
@@ -253,7 +253,7 @@ def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: Tr
     metrics.write(
         "train",
         run.usage.steps,
-        **run.position(),
+        **run.get_progress_metrics(),
         loss=loss,
         learning_rate=run.optimizers[0].param_groups[0]["lr"],
         gradient_norm=norm,

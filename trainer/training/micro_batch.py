@@ -1,9 +1,8 @@
-"""Before the clock starts: choose the micro-batch (the rows of one forward pass) and compile the model.
+"""Choose the micro-batch (the rows of one forward pass) and compile the model, before the budget's clock starts.
 
-The micro-batch is the given one, the one saved with the run, or the largest divisor of a device's rows that fits into
-the memory. On a GPU that is found by trying smaller and smaller ones. On a CPU, where the kernel would kill the
-process, it is computed from the free memory and from what one row keeps for the backward pass. Nothing here is charged
-to the budget.
+The micro-batch is the configured one, the one saved with the run, or the largest divisor of a device's rows that fits
+into the memory. On a GPU that is found by trying smaller and smaller ones. On a CPU, where the kernel would kill the
+process, it is computed from the free memory and the bytes that one row saves for the backward pass.
 """
 
 from __future__ import annotations
@@ -62,25 +61,25 @@ def measure_saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor
 def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int) -> int:
     """Return how many of `rows` fit into the memory at once: a divisor of them."""
     free = get_free_memory_bytes()
-    # Gradients and momenta are still to come, each as large as the weights.
+    # Gradients and momenta are allocated later, each as large as the weights.
     weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
     with torch.no_grad():
         vocabulary_size = objective.model(row[:, :1]).size(-1)
     logits = LOGIT_COPIES * 4 * max_chunk_positions("cpu", vocabulary_size) * vocabulary_size
-    room = MEMORY_SHARE * free - 3 * weights - logits
-    return find_largest_divisor(rows, max(1, int(room / max(1, measure_row_bytes(objective, row)))))
+    available = MEMORY_SHARE * free - 3 * weights - logits
+    return find_largest_divisor(rows, max(1, int(available / max(1, measure_row_bytes(objective, row)))))
 
 
-def warm_up(run: Run, console: Console, row: Tensor, is_micro_batch_open: bool) -> None:
-    """Choose the run's micro-batch if it is open, and compile the model. Changes nothing else.
+def warm_up(run: Run, console: Console, row: Tensor, can_choose: bool) -> None:
+    """Choose the run's micro-batch if allowed, and compile the model. Changes nothing else.
 
-    `row`: tokens `[1, T]`; `is_micro_batch_open`: the micro-batch is neither given nor saved with the run.
+    `row`: tokens `[1, T]`; `can_choose`: the micro-batch is neither configured nor saved with the run.
     """
-    is_searching = is_micro_batch_open and run.resolved.device == "cuda"
+    is_searching = can_choose and run.resolved.device == "cuda"
     if run.fraction >= 1:
         return
     before = get_random_state()
-    if is_micro_batch_open and not is_searching:
+    if can_choose and not is_searching:
         set_micro_batch(run, measure_cpu_micro_batch(run, row))
     if run.resolved.compile or is_searching:
         started = time.perf_counter()
@@ -147,7 +146,7 @@ def run_pass(run: Run, rows: torch.Tensor) -> None:
     if run.resolved.compile:
         run.raw_model.eval()
         with torch.no_grad():
-            run.model(rows, rows, each=True)
+            run.model(rows, rows, per_position=True)
         run.raw_model.train()
 
 

@@ -24,17 +24,17 @@ from trainer.training.chunked_bptt import ChunkedBPTT, evaluate_in_chunks
 
 
 class Objective(nn.Module):
-    """Inputs and targets `[B, T]` in, nats out: their sum in fp32, or with `each` one for every position `[B x T]`.
+    """The loss of inputs and targets `[B, T]` in nats, fp32: the sum, or with `per_position` one value each `[B x T]`.
 
     `features` and `chunk_loss` are the two functions that torch.compile compiles; the loop over chunks stays Python.
-    With a `chunk`, the model reads longer rows in pieces of that many tokens, see `trainer.training.chunked_bptt`.
+    Rows longer than `chunk` tokens are read in chunks; `full_gradients`: across chunks (`chunked_bptt`).
     """
 
-    def __init__(self, model: LanguageModel, l2wrap: float = 0.0, chunk: int = 0, through: bool = False) -> None:
+    def __init__(self, model: LanguageModel, l2wrap: float = 0.0, chunk: int = 0, full_gradients: bool = False) -> None:
         super().__init__()
         self.model = model
         self.l2wrap = l2wrap
-        self.chunk, self.through = chunk, through
+        self.chunk, self.full_gradients = chunk, full_gradients
         self.features: Callable[[Tensor], Tensor] = model.features
         self.chunk_loss: ChunkLoss = self.compute_chunk_loss
         self.vocabulary_size = 0
@@ -48,31 +48,31 @@ class Objective(nn.Module):
     def compute_l2wrap(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return zero, with the gradient of L2Wrap: `l2wrap` times each learned position's largest logit.
 
-        It keeps logits from drifting upwards together, which the loss does not see (RWKV-LM's loss).
+        It keeps all logits from drifting upwards together, which leaves the loss unchanged (from RWKV-LM).
         """
         largest = logits.max(-1).values * (targets != IGNORE_INDEX)
         extra = self.l2wrap / 2 * largest.square().sum()
         return extra - extra.detach()
 
-    def forward(self, inputs: Tensor, targets: Tensor, each: bool = False) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor, per_position: bool = False) -> Tensor:
         if not 0 < self.chunk < inputs.size(1):
-            return self.compute_loss(self.features(inputs), targets, each)
-        if each or not torch.is_grad_enabled():
-            return evaluate_in_chunks(self, inputs, targets, each)
-        return ChunkedBPTT.apply(self, inputs, targets, *self.list_trainable())
+            return self.compute_loss(self.features(inputs), targets, per_position)
+        if per_position or not torch.is_grad_enabled():
+            return evaluate_in_chunks(self, inputs, targets, per_position)
+        return ChunkedBPTT.apply(self, inputs, targets, *self.get_trainable())
 
-    def list_trainable(self) -> list[nn.Parameter]:
+    def get_trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def compute_loss(self, features: Tensor, targets: Tensor, each: bool = False) -> Tensor:
-        """Return what `forward` does, for features `[B, T, D]`."""
+    def compute_loss(self, features: Tensor, targets: Tensor, per_position: bool = False) -> Tensor:
+        """Return the loss as `forward` does, from features `[B, T, D]`."""
         features, targets = features.flatten(0, 1), targets.flatten()
         positions = self.count_chunk_positions(features)
-        if each or not torch.is_grad_enabled():
-            reduction = "none" if each else "sum"
+        if per_position or not torch.is_grad_enabled():
+            reduction = "none" if per_position else "sum"
             parts = [self.chunk_loss(x, y, reduction) for x, y in iterate_chunks(features, targets, positions)]
-            return torch.cat(parts) if each else torch.stack(parts).sum()
-        return ChunkedLossFunction.apply(self.chunk_loss, positions, features, targets, *self.list_trainable())
+            return torch.cat(parts) if per_position else torch.stack(parts).sum()
+        return ChunkedLossFunction.apply(self.chunk_loss, positions, features, targets, *self.get_trainable())
 
     def count_chunk_positions(self, features: Tensor) -> int:
         """Return how many positions a chunk has: up to `max_chunk_positions`, dividing evenly if possible."""

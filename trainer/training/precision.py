@@ -22,7 +22,7 @@ from torch import nn
 from trainer.config.train_config import ConfigError
 from trainer.training.random_state import get_random_state, restore_random_state
 
-MIN_SPEEDUP = 1.5  # of bf16: on a CPU the element-wise rest of a model gains nothing from it
+MIN_SPEEDUP = 1.5  # of bf16: on a CPU the element-wise part of a model does not get faster
 WIDTH, POSITIONS, REPEATS = 256, 512, 4
 
 
@@ -36,13 +36,13 @@ def choose_precision(device: torch.device, threads: int) -> Literal["fp32", "bf1
     x = torch.randn(POSITIONS, WIDTH, device=device, requires_grad=True)
     restore_random_state(before)
 
-    def pass_through(bf16: bool) -> None:
+    def run_pass(bf16: bool) -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             y = down(F.relu(up(x)).square())
         y.float().sum().backward()
 
     # Alternating, so that other load on the machine affects both.
-    times = [[measure_seconds(partial(pass_through, bf16)) for bf16 in (False, True)] for _ in range(REPEATS)]
+    times = [[measure_seconds(partial(run_pass, bf16)) for bf16 in (False, True)] for _ in range(REPEATS)]
     fp32, bf16 = (min(column) for column in zip(*times, strict=True))
     return "bf16" if fp32 > MIN_SPEEDUP * bf16 else "fp32"
 
@@ -57,20 +57,20 @@ def measure_seconds(work: Callable[[], None]) -> float:
 def check_fp8(device: Literal["cpu", "cuda"]) -> None:
     """Raise `ConfigError` unless matrices can be multiplied in 8 bits here."""
     if device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
-        raise ConfigError("train.precision fp8 needs a GPU that has it (Ada, Hopper or newer)")
+        raise ConfigError("train.precision fp8 needs a GPU that supports it (Ada, Hopper or newer)")
     if importlib.util.find_spec("torchao") is None:
         raise ConfigError("train.precision fp8 needs torchao: pip install torchao")
 
 
 def convert_to_fp8(model: nn.Module) -> None:
-    """Have the blocks' linear layers multiply in fp8, tensorwise scaled; the head stays bf16. Not yet tried on a GPU.
+    """Convert the blocks' linear layers to fp8 with tensorwise scaling; the head stays bf16. Not yet tested on a GPU.
 
     Only sizes that are multiples of 16, which the kernels need.
     """
     from torchao.float8 import convert_to_float8_training
 
-    def suits(module: nn.Module, name: str) -> bool:
+    def is_supported(module: nn.Module, name: str) -> bool:
         return isinstance(module, nn.Linear) and module.in_features % 16 == module.out_features % 16 == 0
 
     for block in model.repeated_blocks():
-        convert_to_float8_training(block, module_filter_fn=suits)
+        convert_to_float8_training(block, module_filter_fn=is_supported)

@@ -4,7 +4,7 @@
 
 The configuration is that of `trainer.train`. The replay starts at the checkpoint in `--out`, or at step 0, whose
 checkpoint it then writes. It writes a checkpoint at its end and evaluates nothing. `--recorded-state` holds what
-depended on the run's own machine, from the `state.json` of a later checkpoint: the time charged for each step, which
+depended on the original machine, from the `state.json` of a later checkpoint: the time charged for each step, which
 the schedule of a budget in seconds follows, and `MACHINE_FIELDS`.
 
 It runs in the sandbox, with the entry's code, and does not see what `trainer.scoring.compare_replay` compares it with.
@@ -57,7 +57,7 @@ def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], con
     """Train to step `until`, or to the end of the budget if that comes first; return the last checkpoint's folder.
 
     `recorded`: "clock", the microseconds charged for each step of the run, and "train", values of `MACHINE_FIELDS` that
-    the configuration leaves open.
+    are not configured.
     """
     with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, entry_integrity.BASE)) as integrity:
         run = build_run(apply_recorded_fields(config, recorded.get("train", {})), console, integrity)
@@ -69,23 +69,23 @@ def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], con
 
 
 def apply_recorded_fields(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration with the recorded values of fields that it leaves open."""
-    open_fields = [name for name in MACHINE_FIELDS if name in train and getattr(config.train, name) in (None, "auto")]
-    train_args = dataclasses.replace(config.train, **{name: train[name] for name in open_fields})
+    """Return the configuration with the recorded values of fields that are not configured."""
+    unset_fields = [name for name in MACHINE_FIELDS if name in train and getattr(config.train, name) in (None, "auto")]
+    train_args = dataclasses.replace(config.train, **{name: train[name] for name in unset_fields})
     return dataclasses.replace(config, train=train_args)
 
 
 def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:
-    first, by_clock = run.usage.steps, run.budget.kind == "seconds"
+    first, is_timed = run.usage.steps, run.budget.kind == "seconds"
     if first >= until:
-        raise ConfigError(f"the replay ends at step {until}, and the checkpoint is of step {first}")
-    if by_clock and len(clock) < until:
+        raise ConfigError(f"the replay ends at step {until}, but the checkpoint is of step {first}")
+    if is_timed and len(clock) < until:
         raise ConfigError(f"a budget in seconds needs the recorded time of {until} steps, and {len(clock)} are known")
     if first == 0:
         save_checkpoint(run)
     while run.usage.steps < until and run.fraction < 1:
         loss, _ = run_step(run, run.fraction)
-        charge_step(run, loss, clock[run.usage.steps] / 1e6 if by_clock else 0.0)
+        charge_step(run, loss, clock[run.usage.steps] / 1e6 if is_timed else 0.0)
     run.integrity.check()
 
 

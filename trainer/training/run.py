@@ -55,15 +55,15 @@ class Run:
     identity: dict[str, Any]  # see `trainer.training.identity`
     lineage: dict[str, Any] | None = None  # the base checkpoint, see `trainer.training.finetune`
     peak_flops: float | None = None
-    """FLOP/s that one device can do at most, see `trainer.training.precision`; None where it is unknown."""
-    compile_seconds: float = 0.0  # spent by torch.compile before training, by this process and those before it
+    """Peak FLOP/s of one device, see `trainer.accounting.flops`; None if unknown."""
+    compile_seconds: float = 0.0  # spent by torch.compile, including earlier processes of this run
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
     last_checkpoint: Path | None = None
     usage: Usage = field(default_factory=Usage)
     window: MetricsWindow = field(default_factory=MetricsWindow)
     dev: dict[str, float] = field(default_factory=dict)  # the last evaluation
     step_microseconds: list[int] = field(default_factory=list)
-    """What each step was charged, if the budget is in seconds. A replay needs it."""
+    """Time charged for each step, if the budget is in seconds. A replay needs it."""
 
     @property
     def budget(self) -> Budget:
@@ -81,10 +81,10 @@ class Run:
 
     @property
     def metrics_path(self) -> Path:
-        """The run's `metrics.jsonl`, or for processes that do not write /dev/null."""
+        """The run's `metrics.jsonl`; /dev/null in all processes but the first."""
         return self.config.out / "metrics.jsonl" if self.fabric.is_global_zero else Path(os.devnull)
 
-    def position(self) -> dict[str, float]:
-        """Return what train and dev lines share."""
+    def get_progress_metrics(self) -> dict[str, float]:
+        """Return the metrics that train and dev lines share."""
         usage = self.usage
         return {"fraction": self.fraction, "tokens": usage.tokens, "flops": usage.flops, "seconds": usage.seconds}

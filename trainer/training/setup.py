@@ -1,4 +1,4 @@
-"""Build a run: everything before its first step, checks of the input first."""
+"""Build a run: check the configuration, then prepare everything for the first step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from trainer.training.run import Run
 
 
 def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.EntryIntegrity) -> Run:
-    """Return the run, ready to train, where an earlier process stopped. Raise `UserError` for bad input."""
+    """Return the run, ready to train or resumed from its checkpoint. Raise `UserError` for bad input."""
     device = select_device(config.device, config.devices)
     torch.set_num_threads(config.threads or max(1, count_cores() // config.devices))
     compilation.set_cache_folder()
@@ -55,7 +55,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     resolved = resolve_config(config, device, choose_machine_fields(config, device, saved))
     if config.arch not in ARCHITECTURES:
         load_architecture(config.arch)  # raises a `UserError` that names the known ones
-    with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.FlopMeter() as imported:
+    with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.FlopMeter() as import_meter:
         module = load_architecture(config.arch)
     logger = build_logger(config.logger, config.out)
     base = None if config.from_ is None else find_base_checkpoint(config.from_)
@@ -75,7 +75,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
         flop_count = flops.count_flops(raw_model, row)
-    entry_integrity.check_early_flops(imported.flops + built.flops, flop_count.per_token * resolved.tokens_per_step)
+    entry_integrity.check_early_flops(import_meter.flops + built.flops, flop_count.per_token * resolved.tokens_per_step)
     objective = prepare_objective(raw_model, built.recipe, resolved)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
@@ -115,7 +115,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     integrity.check()
     check_run_folder(run)
     resume_run(run, console)
-    warm_up(run, console, row, is_micro_batch_open=config.train.micro_batch is None and "micro_batch" not in saved)
+    warm_up(run, console, row, can_choose=config.train.micro_batch is None and "micro_batch" not in saved)
     write_run_json(run)
     log_run_summary(run, console)
     return run
@@ -159,25 +159,25 @@ def configure_model(
     inherited: Mapping[str, Any] = MappingProxyType({}),
 ) -> ArchitectureConfig:
     """Return the model's configuration: the sizes for the depth, then the base checkpoint's fields (`inherited`), then
-    the given fields."""
+    the configured fields."""
     sized = module.Config.sized(resolved.depth, vocabulary_size, resolved.sequence_length)
     fields = {field.name for field in dataclasses.fields(sized)}
     known = fields - {"vocabulary_size", "sequence_length", "end_of_text"}
     sized = dataclasses.replace(sized, **{name: value for name, value in inherited.items() if name in known})
-    # An architecture of a fixed size ignores a depth, which a track or a preset sets for all architectures.
+    # An architecture of a fixed size ignores the depth that a track or a preset sets for all architectures.
     settable = known - {"depth"} if config.arch in PRESETS else known
-    given = {name: value for name, value in config.model.items() if name in settable}
+    overrides = {name: value for name, value in config.model.items() if name in settable}
     unknown = set(config.model) - known - {"depth"}
     if unknown:
         options = ", ".join(sorted({"depth", *known}))
         raise ConfigError(f"{config.arch} has no option {min(unknown)!r}; it has {options}")
-    for name, value in given.items():
+    for name, value in overrides.items():
         default = getattr(sized, name)
         if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
             raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
     end_of_text = {"end_of_text": tokenizer.end_of_text} if "end_of_text" in fields else {}
     try:
-        return dataclasses.replace(sized, **given, **end_of_text)
+        return dataclasses.replace(sized, **overrides, **end_of_text)
     except ValueError as error:
         raise ConfigError(errors.to_one_line(error)) from error
 
@@ -203,12 +203,12 @@ def build_model(
     seed_everything(config.seed)
     with attribute_to_model("while the model was built"), flops.FlopMeter() as meter:
         model = module.Model(model_config)
-        declared = module.recipe(model_config)
+        base_recipe = module.recipe(model_config)
     lineage = None if base is None else load_base_weights(model, base, tokenizer, config.arch)
     if config.lora.rank:
         lora.add_adapters(model, config.lora, model_config.vocabulary_size)
-        declared = lora.build_adapter_recipe(declared, config.lora)
-    recipe = override_recipe(declared, config.recipe)
+        base_recipe = lora.build_adapter_recipe(base_recipe, config.lora)
+    recipe = override_recipe(base_recipe, config.recipe)
     optim.check_installed(recipe)
     return BuiltModel(model, recipe, lineage, meter.flops)
 

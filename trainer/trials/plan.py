@@ -112,7 +112,7 @@ def list_shared_sources() -> list[Path]:
 
 
 def find_source(arch: str) -> Path:
-    """Return an architecture's file. Raises `UnknownArchitecture`."""
+    """Return an architecture's file. Raises `UnknownArchitectureError`."""
     name = PRESETS[arch][0] if arch in PRESETS else arch
     if name not in ARCHITECTURES:
         raise UnknownArchitectureError(arch)

@@ -76,7 +76,7 @@ def test_interrupted_write_leaves_previous_checkpoint(run_copy: Path, monkeypatc
 
 def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert find_latest_checkpoint(tmp_path) is None
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
         load_model(tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_changed_file_error_names_file_and_remedy(run_copy: Path, name: str) -> 
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"{name} is damaged.*go on from step-00000020") as refusal:
+    with pytest.raises(CheckpointError, match=f"{name} is damaged.*resume from step-00000020") as refusal:
         verify_checkpoint(file.parent)
     assert "\n" not in str(refusal.value)
 

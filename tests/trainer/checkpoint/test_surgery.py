@@ -98,7 +98,7 @@ def test_conversion_to_next_version_is_exact() -> None:
     new.load_state_dict(surgery.convert_rwkv5(old.state_dict(), fields[5.1], fields[5.2]))
     tokens = torch.randint(0, 50, (2, 40))
     torch.testing.assert_close(new(tokens), old(tokens))
-    with pytest.raises(UserError, match=r"a model of version 5.2: it can become a later version, not 5.0"):
+    with pytest.raises(UserError, match=r"a model of version 5.2: it can only be converted to a later one, not 5.0"):
         surgery.convert_rwkv5(new.state_dict(), fields[5.2], {**fields[5.2], "version": 5.0})
 
 
@@ -155,10 +155,10 @@ def test_run_from_earlier_step_starts_there(go: Train, first: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--from", "RUN", "--step", "7"), "there is no checkpoint of step 7; those kept are 60, 120"),
+        (("--from", "RUN", "--step", "7"), "there is no checkpoint of step 7; it has 60, 120"),
         (("--from", "RUN", "--step", "last"), "--step cannot be 'last'"),
-        (("--step", "7"), "goes with --from"),
-        (("--from", "RUN/checkpoints", "--step", "7"), "--step goes with --from a run's folder"),
+        (("--step", "7"), "--step needs --from with a run's folder"),
+        (("--from", "RUN/checkpoints", "--step", "7"), "--step needs --from with a run's folder"),
     ],
 )
 def test_missing_step_is_rejected(flags: tuple[str, ...], sentence: str, first: Path, tmp_path: Path) -> None:

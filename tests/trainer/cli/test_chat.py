@@ -58,14 +58,14 @@ def test_answer_ends_at_users_next_line(tokenizer: Tokenizer) -> None:
     assert "".join(talk.generate_answer("Who sees the cat?", 50)) == " I do."
     assert "".join(talk.generate_answer("Who else?", 50)) == " I do."
     expected = "User: Who sees the cat?\nAssistant: I do.\nUser: Who else?\nAssistant: I do.\nUser:"
-    assert tokenizer.decode(talk.reader.text) == expected
+    assert tokenizer.decode(talk.generator.text) == expected
 
 
 def test_conversation_reads_each_token_once(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " the king finds")
     "".join(talk.generate_answer("a", 3))
     "".join(talk.generate_answer("b", 3))
-    assert talk.model.read == talk.reader.text[:-1]
+    assert talk.model.read == talk.generator.text[:-1]
 
 
 def test_interrupted_answer_stays_in_transcript(tokenizer: Tokenizer) -> None:
@@ -74,7 +74,7 @@ def test_interrupted_answer_stays_in_transcript(tokenizer: Tokenizer) -> None:
     shown_answer = next(parts) + next(parts)
     parts.close()
     "".join(talk.generate_answer("Again", 1))
-    assert f"Assistant:{shown_answer}\nUser: Again\n" in tokenizer.decode(talk.reader.text)
+    assert f"Assistant:{shown_answer}\nUser: Again\n" in tokenizer.decode(talk.generator.text)
 
 
 def test_reset_clears_transcript(tokenizer: Tokenizer) -> None:
@@ -82,7 +82,7 @@ def test_reset_clears_transcript(tokenizer: Tokenizer) -> None:
     "".join(talk.generate_answer("Remember", 5))
     talk.reset()
     "".join(talk.generate_answer("me", 1))
-    assert tokenizer.decode(talk.reader.text).startswith("User: me\nAssistant:")
+    assert tokenizer.decode(talk.generator.text).startswith("User: me\nAssistant:")
 
 
 def characters(text: str) -> Iterator[str]:
@@ -130,4 +130,4 @@ def test_chat_without_run_prints_one_line(tmp_path: Path, capsys: pytest.Capture
     assert main(["chat", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "has no whole checkpoint" in err
+    assert "has no complete checkpoint" in err

@@ -43,7 +43,7 @@ def test_flag_words_may_be_joined_by_dash_or_underscore() -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([], "--out is needed"),
+        ([], "--out is required"),
         (["--out", "x", "--bogus", "1"], "there is no option --bogus"),
         (["--out", "x", "--budget", "0s"], "impossible"),
         (["--out", "x", "--budget", "soon"], "impossible budget 'soon'"),

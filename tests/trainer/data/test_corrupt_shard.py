@@ -91,7 +91,7 @@ def test_run_resumes_after_shard_is_repaired(
     assert train("broken") == 1
     assert "Traceback" not in (error_text := capsys.readouterr().err)
     assert "cut short while it was in use" in error_text.splitlines()[-1]
-    assert "the same command then goes on from the last checkpoint" in error_text.splitlines()[-1]
+    assert "Run the same command again to resume from the last checkpoint." in error_text.splitlines()[-1]
     monkeypatch.undo()
     shard.write_bytes(whole)
     assert train("broken") == train("whole") == 0

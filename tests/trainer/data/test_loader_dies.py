@@ -18,6 +18,7 @@ from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_step
 from trainer.data import loader as loading
 from trainer.data import prefetch
 from trainer.data.loader import BlockLoader
+from trainer.errors import RESUME_HINT
 
 Train = Callable[..., int]
 FLAGS = ("--budget", "30steps", "--checkpoint-every", "10steps")  # as `tiny_run`
@@ -32,7 +33,10 @@ def disk_fails() -> None:
 
 
 WAYS: dict[str, tuple[Callable[[], None], str]] = {
-    "no memory": (no_memory, "Out of memory: make room, and the same command goes on from the last checkpoint."),
+    "no memory": (
+        no_memory,
+        f"Out of memory: free some memory. {RESUME_HINT}",
+    ),
     "the disk fails": (disk_fails, "cannot be read (Input/output error): delete the folder"),
 }
 
@@ -86,6 +90,9 @@ def test_thread_limit_exits_in_one_line(
         full.setattr(threading.Thread, "start", none_left)
         assert train(tmp_path, "--budget", "2steps") == 1
     errors = capsys.readouterr().err
-    assert "No thread could be started: let more processes run, and the same command goes on" in errors.splitlines()[-1]
+    assert (
+        "No thread could be started: raise the limit on processes. Run the same command again"
+        in errors.splitlines()[-1]
+    )
     assert "Traceback" not in errors
     assert train(tmp_path, "--budget", "2steps") == 0

@@ -53,7 +53,7 @@ def test_killed_process_ends_run_with_one_line(dataset_folder: Path, tmp_path: P
         os.kill(find_worker(process.pid, 1), signal.SIGKILL)
         errors = process.communicate(timeout=120)[1].decode()
     assert process.returncode == 1
-    reason = "Process 2 of 2 was killed by signal 9: the same command goes on from the last checkpoint."
+    reason = "Process 2 of 2 was killed by signal 9. Run the same command again to resume from the last checkpoint."
     assert [line for line in errors.splitlines() if "dailytrain train:" in line] == [f"dailytrain train: {reason}"]
     assert "Traceback" not in errors
     assert "elastic" not in errors
@@ -66,7 +66,7 @@ def test_signal_to_launcher_saves_checkpoint_and_exits_130(dataset_folder: Path,
         process.send_signal(signal.SIGTERM)
         errors = process.communicate(timeout=120)[1].decode()
     assert process.returncode == 130
-    assert "is kept, the same command goes on from there" in errors
+    assert "interrupted after saving step-" in errors
     assert not (tmp_path / "failure.json").exists()
     assert "dailytrain train:" not in errors
 
@@ -94,7 +94,7 @@ def test_explain_failures_names_the_cause(
 ) -> None:
     failures = {rank: build_failure(rank, code, tmp_path, reason) for rank, (code, reason) in enumerate(ended)}
     reason, code = explain_failures(failures, len(ended))
-    assert (reason.partition(":")[0], code) == expected
+    assert (reason.partition(". Run")[0], code) == expected
 
 
 def test_report_to_launcher_without_launcher_returns_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

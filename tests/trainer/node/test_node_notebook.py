@@ -82,4 +82,4 @@ def test_failed_notebook_uploads_its_executed_cells(site: SmallSite, node: Node)
     assert [file.path for file in slow.files] == ["executed.ipynb"]
     assert many.reason == "It left more than 500 files in model/."
     assert broken.cause == "infrastructure"
-    assert other.reason == "notebooks/idea.ipynb is another notebook than was approved. Nothing was run."
+    assert other.reason == "notebooks/idea.ipynb is not the notebook that was approved. Nothing was run."

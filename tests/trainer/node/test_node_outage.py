@@ -41,7 +41,7 @@ def test_job_during_an_outage_loses_nothing(site: SmallSite, node: Node) -> None
     assert held.finish.outcome == "done", held.finish.reason
     assert whole(held, 60)
     assert [checkpoint.step for checkpoint in held.checkpoints][-1] == 60
-    assert "The job goes on" in node.read_output()
+    assert "The job continues" in node.read_output()
 
 
 @pytest.mark.parametrize("kind", ["unanswered", "busy", "slow down", "garbled"])
@@ -65,7 +65,7 @@ def test_agent_waits_for_an_unreachable_server(site: SmallSite, node: Node) -> N
     lease = site.add(build_training_job(site))
     node.start()
     wait_until_finished(site, lease)
-    assert "Trying again until it answers." in node.read_output()
+    assert "Retrying until it responds." in node.read_output()
 
 
 def test_lost_lease_ends_the_job_only(site: SmallSite, node: Node) -> None:

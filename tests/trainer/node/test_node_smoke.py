@@ -35,7 +35,7 @@ def test_smoke_job_runs_the_sites_code(site: SmallSite, node: Node) -> None:
     assert broken is not None
     assert (broken.outcome, broken.cause) == ("failed", "infrastructure")
     assert nonsense is not None
-    assert nonsense.reason == "The smoke run's answer is not what it should be."
+    assert nonsense.reason == "The smoke run's result is malformed."
     assert site.leases[leases[0]].log == "smoking\n"
 
 

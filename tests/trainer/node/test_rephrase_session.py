@@ -277,7 +277,7 @@ def test_rephrase_join_without_an_account_runs_one_session(
     assert done.returncode == 0, done.stderr
     assert "Joined" in done.stderr
     assert "as volunteer 901. To be credited, sign in there and give --token." in done.stderr
-    assert "6 packets handed in" in done.stderr
+    assert "6 packets submitted" in done.stderr
     assert wait_until_ended(site, lease).outcome == "done"
     assert [volunteer.name for volunteer in site.volunteers] == ["volunteer"]
 

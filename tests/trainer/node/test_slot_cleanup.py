@@ -73,7 +73,7 @@ def test_cleanup_with_an_unremovable_folder_reports_it(tmp_path: Path, monkeypat
     monkeypatch.setattr(slot_cleanup, "remove_folder", refuse)
     assert cleanup.clean_up_slot(lambda: False) == "The last job's folder cannot be removed: Operation not permitted."
     monkeypatch.undo()
-    assert cleanup.find_leftover() == ""
+    assert cleanup.clean_up_once() == ""
     assert not folder.exists()
 
 
@@ -106,17 +106,17 @@ def cleanups(tmp_path: Path, cards: list[Card]) -> list[SlotCleanup]:
 
 def test_cleanup_with_held_gpu_memory_reports_it_until_freed(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
     cards[0].used, cards[0].pids = 5 * GIB, [4711]
-    assert cleanups[0].find_leftover() == (
+    assert cleanups[0].clean_up_once() == (
         "NVIDIA GeForce RTX 3090 still holds 5.1 GB (process 4711): no job is taken until that is free."
     )
-    assert cleanups[1].find_leftover() == "", "the other slot's GPU is empty"
+    assert cleanups[1].clean_up_once() == "", "the other slot's GPU is empty"
     cards[0].used, cards[0].pids = 300 << 20, []
-    assert cleanups[0].find_leftover() == ""
+    assert cleanups[0].clean_up_once() == ""
 
 
 def test_cleanup_with_a_new_gpu_process_reports_it(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
     cards[1].pids = [99]
-    assert "is in use by process 99" in cleanups[1].find_leftover()
+    assert "is in use by process 99" in cleanups[1].clean_up_once()
 
 
 def test_cleanup_ignores_gpu_memory_used_before_the_job(cards: list[Card], tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_cleanup_ignores_gpu_memory_used_before_the_job(cards: list[Card], tmp_p
     monitor = GpuMonitor(NvmlReader(Nvml(cards)))
     cleanup = SlotCleanup(tmp_path, split_into_slots(monitor.reader.gpus, (0,), 1)[0], monitor)
     cleanup.set_lease(1)
-    assert cleanup.find_leftover() == ""
+    assert cleanup.clean_up_once() == ""
     cards[0].used += 100 << 20
-    assert cleanup.find_leftover() == "", "windows come and go"
+    assert cleanup.clean_up_once() == "", "windows come and go"
 
 
 def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], cleanups: list[SlotCleanup]) -> None:

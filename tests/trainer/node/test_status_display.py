@@ -37,7 +37,7 @@ def test_panel_shows_counters_reasons_and_a_sample() -> None:
     text = print_panel("genesis with words-1", build_stats())
     for words in (
         "genesis with words-1",
-        "28 handed in, 21 accepted by the site (75.0%)",
+        "28 submitted, 21 accepted by the site (75.0%)",
         "4 being written, 12 waiting",
     ):
         assert words in text
@@ -57,9 +57,9 @@ def test_display_without_a_terminal_logs_lines(monkeypatch: pytest.MonkeyPatch) 
     with StatusDisplay("title", "", lambda: format_status_line(build_stats()), list, lines.append, can_draw=False):
         while not lines:
             time.sleep(0.01)
-    assert lines[0].startswith("7 packets handed in, 28 texts, 75% accepted, ")
+    assert lines[0].startswith("7 packets submitted, 28 texts, 75% accepted, ")
 
 
 def test_status_before_the_first_submission_has_no_share() -> None:
-    assert format_status_line(RephraseStats()) == "0 packets handed in, 0 texts, 0 tokens/s."
+    assert format_status_line(RephraseStats()) == "0 packets submitted, 0 texts, 0 tokens/s."
     assert "(-)" in print_panel("title", RephraseStats())

@@ -43,7 +43,7 @@ def test_frozen_parameters_have_no_group() -> None:
 
 
 def test_parameter_without_group_is_named() -> None:
-    with pytest.raises(ValueError, match="takes the parameter bias"):
+    with pytest.raises(ValueError, match="matches the parameter bias"):
         assign_parameters(nn.Linear(4, 4), recipe(MATRICES))
 
 

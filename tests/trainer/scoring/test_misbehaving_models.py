@@ -87,7 +87,7 @@ def test_hanging_model_times_out(tmp_path):
     folder = write_run(tmp_path / "run", "time.sleep(600)")
     began = time.monotonic()
     with pytest.raises(misbehavior.ModelTimeoutError):
-        get_logits_once(folder, answer=1)
+        get_logits_once(folder, reply=1)
     assert time.monotonic() - began < 30
 
 

@@ -136,7 +136,7 @@ def test_sound_architecture_passes_all_checks(smoke: Smoke) -> None:
             "starts",
             "The model returns logits of the shape (2, 64, 321) instead of (2, 64, 320).",
         ),
-        (('("*",)', '("head.*",)'), "starts", "no group of the recipe takes the parameter embedding.weight."),
+        (('("*",)', '("head.*",)'), "starts", "no group of the recipe matches the parameter embedding.weight."),
         (
             ("self.steps = 0", "self.steps = 0\n        assert config.vocabulary_size < 8000, 'too many words'"),
             "fits",
@@ -199,7 +199,7 @@ def test_non_fatal_findings_are_hints(smoke: Smoke) -> None:
     )
     assert checks[-1].passed
     hints = findings.list_hints(SmokeReport(**report), [9.0, 5.0], 320)
-    assert any("holds no record by FLOPs" in hint for hint in hints)
+    assert any("cannot set a record by FLOPs" in hint for hint in hints)
     assert any("It starts at 9.0 nats a token, where a uniform guess is 5.8" in hint for hint in hints)
 
 
@@ -220,7 +220,11 @@ def test_plain_value_error_of_setup_is_no_user_error(
     [
         ("It used more than 3.0 GB of memory.", 137, "Out of memory while the small model was trained: it used more"),
         ("It ran longer than 900 seconds.", 137, "Too slow: it ran longer than 900 seconds while the small model"),
-        ("It made more than 50,000 files.", 137, "It went over its limits while the small model was trained: it made"),
+        (
+            "It created more than 50,000 files.",
+            137,
+            "It exceeded its limits while the small model was trained: it created",
+        ),
         (None, 139, "It crashed with a segmentation fault while the small model was trained."),
     ],
 )

@@ -47,10 +47,10 @@ def learned(model: rwkv5.Model, rows: Tensor, **settings: Any) -> tuple[Tensor, 
 
 @pytest.mark.parametrize(("chunk", "fan"), [(8, 16), (8, 2), (30, 16), (100, 16)])
 def test_through_gradients_equal_whole_row(chunk: int, fan: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_bptt, "FAN", fan)
+    monkeypatch.setattr(chunked_bptt, "FAN_OUT", fan)
     model, rows = restless(), torch.randint(0, V, (2, 101))
     torch.testing.assert_close(
-        learned(model, rows, chunk=chunk, through=True), learned(model, rows), rtol=1e-6, atol=1e-6
+        learned(model, rows, chunk=chunk, full_gradients=True), learned(model, rows), rtol=1e-6, atol=1e-6
     )
 
 
@@ -82,7 +82,7 @@ def test_evaluation_in_chunks_equals_whole_row(each: bool) -> None:
 def test_through_gradients_in_bf16_are_complete() -> None:
     model, rows = restless().float(), torch.randint(0, V, (1, 65))
     with torch.autocast("cpu", torch.bfloat16):
-        _, gradients = learned(model, rows, chunk=16, through=True)
+        _, gradients = learned(model, rows, chunk=16, full_gradients=True)
         _, whole = learned(model, rows)
     for mine, other in zip(gradients, whole, strict=True):
         assert (mine - other).norm() <= 0.2 * other.norm() + 1e-3  # a lost one is 1
@@ -91,7 +91,7 @@ def test_through_gradients_in_bf16_are_complete() -> None:
 def kept_between_passes(length: int, through: bool) -> int:
     """The most bytes that wait for a backward pass at any one time."""
     model, rows = restless().float(), torch.randint(0, V, (1, length + 1))
-    objective, alive, most = Objective(model, chunk=32, through=through), 0, 0
+    objective, alive, most = Objective(model, chunk=32, full_gradients=through), 0, 0
 
     class Kept:
         def __init__(self, tensor: Tensor) -> None:
@@ -123,7 +123,7 @@ def test_stored_state_does_not_keep_chunk_alive(monkeypatch: pytest.MonkeyPatch)
         return learn(row, number, state, later)
 
     monkeypatch.setattr(chunked_bptt.ChunkedRows, "train_chunk", looked_at)
-    learned(restless(), torch.randint(0, V, (1, 81)), chunk=8, through=True)
+    learned(restless(), torch.randint(0, V, (1, 81)), chunk=8, full_gradients=True)
     assert seen
     assert all(stored == own for stored, own in seen)
 

@@ -53,7 +53,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
         ("forward", "RuntimeError in a forward pass: the tensors do not fit"),
         ("building", "KeyError while the model was built"),
         ("shape", "The model returns logits of the shape (2, 32, 321) instead of (2, 32, 320)"),
-        ("recipe", "no group of the recipe takes the parameter head.weight"),
+        ("recipe", "no group of the recipe matches the parameter head.weight"),
     ],
 )
 def test_model_failure_exits_3_and_names_cause(
@@ -134,7 +134,7 @@ def test_full_disk_prints_one_line_and_run_resumes(
     assert "Traceback" not in errors
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure["cause"] == "infrastructure"
-    assert "the same command goes on from the last checkpoint" in failure["reason"]
+    assert "Run the same command again to resume from the last checkpoint." in failure["reason"]
     assert list((tmp_path / "checkpoints").iterdir()) == []
     assert train(tmp_path, *flags) == 0
     assert numbers(tmp_path) == numbers(tiny_run)
@@ -151,7 +151,7 @@ def test_out_of_memory_prints_one_line_and_run_resumes(
 ) -> None:
     assert fail("memory") == 3
     errors = capsys.readouterr().err
-    assert "Out of memory in a forward pass: with a smaller --train.micro-batch" in errors.splitlines()[-1]
+    assert "Out of memory in a forward pass: try a smaller --train.micro-batch" in errors.splitlines()[-1]
     assert "Traceback" not in errors
     kept = find_latest_checkpoint(tmp_path)
     assert kept is not None

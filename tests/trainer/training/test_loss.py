@@ -93,7 +93,7 @@ def test_objective_each_returns_loss_per_position(text: tuple[Tensor, Tensor], m
     inputs, targets = text
     model = Tied()
     with chunks_of(7, monkeypatch), torch.no_grad():
-        each = Objective(model)(inputs, targets, each=True)
+        each = Objective(model)(inputs, targets, per_position=True)
         total = Objective(model)(inputs, targets)
     torch.testing.assert_close(
         each, F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none").detach()

@@ -123,7 +123,7 @@ def test_compare_replay_invalid_file_prints_one_line(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--until", "0", "--budget", "5steps"), "the replay ends at step 0, and the checkpoint is of step 0"),
+        (("--until", "0", "--budget", "5steps"), "the replay ends at step 0, but the checkpoint is of step 0"),
         (("--until", "5", "--budget", "5s"), "a budget in seconds needs the recorded time of 5 steps, and 0 are known"),
         (("--until", "5", "--budget", "soon"), "impossible budget 'soon'"),
     ],

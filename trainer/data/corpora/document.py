@@ -14,7 +14,7 @@ class Document:
     id: str
     text: str
     prompt_length: int = 0
-    """Characters at the start that are a prompt: a model reads them, but learns only what follows."""
+    """Characters of the prompt at the start, which carries no loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,6 @@ class Corpus:
     """A corpus that exists and can be read."""
 
     fingerprint: Callable[[], dict[str, Any]]
-    """Return everything that decides what `documents` yields (hashes, revisions), as a cache key. Reads the files."""
+    """Return hashes or revisions that identify the content of `documents`, as a cache key. Reads the files."""
     documents: Callable[[], Iterator[Document]]
     """Start from the first document, in an order that depends only on the content."""

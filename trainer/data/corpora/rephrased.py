@@ -3,7 +3,7 @@
 PLACE is a dataset on the Hugging Face Hub, OWNER/NAME, or a folder with the same files. HASH is the SHA-256 of its
 `manifest.json`, which contains the hash of every shard, so the corpus is pinned to the last byte. Documents keep the
 order of the shards and their rows. With `+sources` after the hash, each chunk of the original text precedes its first
-rephrasing, so that real and synthetic text are mixed.
+rephrasing, which mixes real and synthetic text.
 """
 
 from __future__ import annotations

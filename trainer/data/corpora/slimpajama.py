@@ -45,8 +45,8 @@ def _iterate_documents(repository: str, revision: str) -> Iterator[Document]:
                     yield Document(f"{name}:{number}", text)
     except Exception as error:
         raise CorpusError(
-            f"slimpajama cannot be read from the Hugging Face Hub ({repository}); is there a network, and may you "
-            f"read it there? {describe_exception(error)}"
+            f"slimpajama cannot be read from the Hugging Face Hub ({repository}); is there a network, and "
+            f"do you have access? {describe_exception(error)}"
         ) from error
 
 
@@ -60,7 +60,7 @@ def _download_files(repository: str, revision: str) -> Iterator[tuple[str, bytes
     files = [(match, file.rfilename) for file in siblings if (match := FILE.fullmatch(file.rfilename))]
     if not files:
         raise LookupError("it has no files like train/chunk1/example_train_0.jsonl.zst")
-    for _, name in sorted(files, key=lambda each: (int(each[0][1]), int(each[0][2]))):
+    for _, name in sorted(files, key=lambda file: (int(file[0][1]), int(file[0][2]))):
         address = f"{api.endpoint}/datasets/{repository}/resolve/{revision}/{quote(name)}"
         response: Any = http_backoff("GET", address, headers=build_hf_headers(), timeout=TIMEOUT)
         hf_raise_for_status(response)

@@ -51,7 +51,7 @@ def check_notebook(source: Path, notebook: FileRef) -> None:
     except (OSError, UnsafeFileError):
         raise JobFailedError(f"The entry has no notebook {name}. Nothing was run.") from None
     if found != notebook:
-        raise JobFailedError(f"{name} is another notebook than was approved. Nothing was run.")
+        raise JobFailedError(f"{name} is not the notebook that was approved. Nothing was run.")
 
 
 def build_spec(job: Job, order: NotebookOrder, dataset: Path | None) -> SandboxSpec:
@@ -89,7 +89,7 @@ def build_failure(reason: str) -> JobOutcome:
 
 
 def read_result(out: Path) -> JobOutcome:
-    """Return the result. The files in `model/` are counted here, because the notebook's own count is not trusted."""
+    """Return the result. The files in `model/` are counted here, because the notebook's count is not trusted."""
     files = dict(iterate_files(out, MODEL_FOLDER))
     if len(files) > MAX_FILES:
         return build_failure(f"It left more than {MAX_FILES} files in {MODEL_FOLDER}/.")

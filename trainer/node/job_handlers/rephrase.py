@@ -32,7 +32,7 @@ def run(job: Job) -> JobOutcome:
     stats = RephraseStats()
     display = StatusDisplay(
         f"{order.campaign} with {order.model}",
-        "Ctrl-C hands back what is not finished",
+        "Ctrl-C returns unfinished packets",
         partial(format_status_line, stats),
         partial(build_status_rows, stats),
         job.log,
@@ -53,7 +53,7 @@ def run(job: Job) -> JobOutcome:
             )
     except BackendError as error:
         raise JobFailedError(str(error)) from error
-    job.log(f"{stats.packets} packets handed in, {stats.accepted} of {stats.outputs} texts accepted.")
+    job.log(f"{stats.packets} packets submitted, {stats.accepted} of {stats.outputs} texts accepted.")
     return JobOutcome("done", result=result.model_dump())
 
 
@@ -66,7 +66,7 @@ def check_offer(offer: RephraseOffer | None, order: RephraseOrder) -> RephraseOf
         raise JobFailedError("This node has no rephrasing back end.")
     if offer.models is not None and order.model not in offer.models:
         models = ", ".join(offer.models)
-        raise JobFailedError(f"This node writes with {models}, and the campaign needs {order.model}.")
+        raise JobFailedError(f"This node offers {models}, but the campaign needs {order.model}.")
     try:
         merge_thresholds(order.thresholds)
         for style in order.styles:
@@ -80,7 +80,7 @@ def build_backend_context(job: Job) -> BackendContext:
     from trainer.rephrase.backends import BackendContext
 
     slot, home = job.context.slot, job.context.home
-    log_file = home / f"back-end-{slot.number}.log"  # for the volunteer: never uploaded, and kept after the session
+    log_file = home / f"back-end-{slot.number}.log"  # for the volunteer: never uploaded, not removed after the session
     log_file.write_bytes(b"")
     environment = slot.build_environment() | {MARK_VARIABLE: build_mark(home, job.lease)}
     return BackendContext(log_file, environment, len(slot.gpus), job.stop_signal.is_stopping)

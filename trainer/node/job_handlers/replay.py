@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ACTIVITY = "replaying"
 WEIGHTS_FILE = "model.safetensors"
 STATE_FILE = "state.json"
-ANSWER_BYTES = 10_000
+OUTPUT_BYTES = 10_000
 
 
 def run(job: Job) -> JobOutcome:
@@ -40,8 +40,8 @@ def run(job: Job) -> JobOutcome:
     write_config(job, order.config, download_base_weights(job, order.base))
     recorded = job.workspace.root / "recorded_state.json"
     recorded.write_text(json.dumps(read_recorded_state(job.workspace.run / "claimed" / STATE_FILE)))
-    words = ("--until", str(order.claimed.step), "--recorded-state", str(recorded))
-    spec = build_spec(job, dataset, "trainer.training.replay", *words, extra_mounts=[Mount(recorded)])
+    arguments = ("--until", str(order.claimed.step), "--recorded-state", str(recorded))
+    spec = build_spec(job, dataset, "trainer.training.replay", *arguments, extra_mounts=[Mount(recorded)])
     process = job.run_process(job.context.sandbox, spec)
     code = process.poll()
     if process.limit_error is not None or code == ExitCode.MODEL_ERROR:
@@ -84,13 +84,13 @@ def compare_weights(job: Job, order: ReplayOrder) -> ReplayResult:
             copy_weights(job, 0, work.run / "start" / WEIGHTS_FILE)
     except (OSError, UnsafeFileError) as error:
         raise JobFailedError("The replay left no weights to compare.", "model") from error
-    words = [str(work.run / name / WEIGHTS_FILE) for name in ("start", "claimed", "replayed")]
-    words += [] if order.start else ["--start-is-replayed"]
-    answer = work.scratch / "answer.json"
-    spec = build_trusted_spec(job, [*PYTHON_COMMAND, "-m", "trainer.scoring.compare_replay", *words], job.limits)
-    process = job.run_process(get_driver("none"), spec, output=answer)
+    arguments = [str(work.run / name / WEIGHTS_FILE) for name in ("start", "claimed", "replayed")]
+    arguments += [] if order.start else ["--start-is-replayed"]
+    output = work.scratch / "output.json"
+    spec = build_trusted_spec(job, [*PYTHON_COMMAND, "-m", "trainer.scoring.compare_replay", *arguments], job.limits)
+    process = job.run_process(get_driver("none"), spec, output=output)
     try:
-        found = parse_json_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
+        found = parse_json_object(output.read_bytes()[: OUTPUT_BYTES + 1], OUTPUT_BYTES)
         return ReplayResult.model_validate({"step": last_step, **(found or {})})
     except ValidationError as error:
         raise JobFailedError(f"The comparison could not work on this node (exit code {process.poll()}).") from error

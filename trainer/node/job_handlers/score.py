@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ACTIVITY = "scoring"
 FILES = ("items.jsonl.gz", "tokenizer.json")
 """Uploaded with the result: for comparing two runs item by item, and for publishing the weights."""
-ANSWER_BYTES = 4 << 20
+OUTPUT_BYTES = 4 << 20
 SCORER_PROCESSES = 16  # of the scorer and its sandboxes, in addition to the model's
 
 
@@ -33,13 +33,13 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset = ensure_dataset(job, order.dataset)
     prepare_run_folder(job, order, dataset)
-    answer = job.workspace.scratch / "answer.json"
+    output = job.workspace.scratch / "output.json"
     limits = replace(job.limits, processes=job.limits.processes + SCORER_PROCESSES)
     spec = build_trusted_spec(job, build_command(job, order, dataset), limits)
-    process = job.run_process(get_driver("none"), spec, output=answer)
+    process = job.run_process(get_driver("none"), spec, output=output)
     if process.limit_error is not None:
         raise JobFailedError(f"The scoring was ended. {process.limit_error}", "model")
-    return read_outcome(process.poll(), answer)
+    return read_outcome(process.poll(), output)
 
 
 def prepare_run_folder(job: Job, order: ScoreOrder, dataset: Path) -> None:
@@ -53,16 +53,16 @@ def prepare_run_folder(job: Job, order: ScoreOrder, dataset: Path) -> None:
 
 
 def build_command(job: Job, order: ScoreOrder, dataset: Path) -> list[str]:
-    words = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(dataset)]
-    words += ["--json", "--job", "--sandbox", job.context.sandbox.name, "--model-source", str(job.workspace.source)]
-    words += ["--items", str(job.workspace.out / FILES[0])]
+    command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(dataset)]
+    command += ["--json", "--job", "--sandbox", job.context.sandbox.name, "--model-source", str(job.workspace.source)]
+    command += ["--items", str(job.workspace.out / FILES[0])]
     if order.suite:
-        words += ["--suite", ",".join(order.suite)]
+        command += ["--suite", ",".join(order.suite)]
     if order.suite_limit:
-        words += ["--suite-limit", str(order.suite_limit)]
+        command += ["--suite-limit", str(order.suite_limit)]
     if (folder := find_evaluation_data()) is not None:
-        words += ["--eval-data", str(folder)]
-    return words
+        command += ["--eval-data", str(folder)]
+    return command
 
 
 def find_evaluation_data() -> Path | None:
@@ -71,8 +71,8 @@ def find_evaluation_data() -> Path | None:
     return folder if data and (folder := Path(data) / "eval").is_dir() else None
 
 
-def read_outcome(code: int | None, answer: Path) -> JobOutcome:
-    result = parse_json_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
+def read_outcome(code: int | None, output: Path) -> JobOutcome:
+    result = parse_json_object(output.read_bytes()[: OUTPUT_BYTES + 1], OUTPUT_BYTES)
     if code == 0 and result is not None:
         return JobOutcome("done", result=result, files=FILES)
     if code == ExitCode.MODEL_ERROR and result is not None:

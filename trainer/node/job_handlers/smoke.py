@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from trainer.node.job import Job
 
 ACTIVITY = "smoke run"
-ANSWER_BYTES = 100_000
-ANSWER_CODES = (ExitCode.OK, ExitCode.MODEL_ERROR)  # exit codes of a smoke test with an answer: passed, or not
+OUTPUT_BYTES = 100_000
+COMPLETED_CODES = (ExitCode.OK, ExitCode.MODEL_ERROR)  # exit codes of a completed smoke test: passed or failed
 
 
 def run(job: Job) -> JobOutcome:
@@ -27,24 +27,24 @@ def run(job: Job) -> JobOutcome:
     assert isinstance(order, SmokeOrder)
     job.unpack_source()
     job.workspace.config.write_text(json.dumps(order.config))
-    answer = job.workspace.scratch / "answer.json"
+    output = job.workspace.scratch / "output.json"
     spec = build_trusted_spec(job, build_command(job, order), job.limits)
-    process = job.run_process(get_driver("none"), spec, output=answer)
+    process = job.run_process(get_driver("none"), spec, output=output)
     if process.limit_error is not None:
         raise JobFailedError(f"The smoke run was ended. {process.limit_error}", "model")
-    return read_outcome(process.poll(), answer.read_bytes()[: ANSWER_BYTES + 1])
+    return read_outcome(process.poll(), output.read_bytes()[: OUTPUT_BYTES + 1])
 
 
 def build_command(job: Job, order: SmokeOrder) -> list[str]:
-    """Return the command. It prepares its dataset in a second each time, in the scratch folder."""
+    """Return the command. It prepares its dataset anew in the scratch folder, which takes a second."""
     work = job.workspace
     architecture = sanitize_line(order.config.get("arch")) or "?"
-    words = [*PYTHON_COMMAND, "-m", "trainer.cli", "smoke", architecture, "--job", "--json"]
-    words += ["--config", str(work.config), "--tokenizer", order.tokenizer]
-    words += ["--sandbox", get_sandbox_name(job), "--model-source", str(work.source)]
-    words += ["--data", str(work.scratch / "data")]
-    words += ["--memory-bytes", str(order.memory_bytes)] if order.memory_bytes else []
-    return words + (["--peak", str(order.peak)] if order.peak else [])
+    command = [*PYTHON_COMMAND, "-m", "trainer.cli", "smoke", architecture, "--job", "--json"]
+    command += ["--config", str(work.config), "--tokenizer", order.tokenizer]
+    command += ["--sandbox", get_sandbox_name(job), "--model-source", str(work.source)]
+    command += ["--data", str(work.scratch / "data")]
+    command += ["--memory-bytes", str(order.memory_bytes)] if order.memory_bytes else []
+    return command + (["--peak", str(order.peak)] if order.peak else [])
 
 
 def get_sandbox_name(job: Job) -> str:
@@ -55,12 +55,12 @@ def get_sandbox_name(job: Job) -> str:
     return name
 
 
-def read_outcome(code: int | None, answer: bytes) -> JobOutcome:
+def read_outcome(code: int | None, output: bytes) -> JobOutcome:
     """Return the outcome. A failed check of the entry is a result, not a failure of the job."""
-    found = parse_json_object(answer, ANSWER_BYTES)
-    if code not in ANSWER_CODES or found is None:
+    result = parse_json_object(output, OUTPUT_BYTES)
+    if code not in COMPLETED_CODES or result is None:
         raise JobFailedError(f"The smoke run could not work on this node (exit code {code}); the log says why.")
     try:
-        return JobOutcome("done", result=SmokeResult.model_validate(found).model_dump())
+        return JobOutcome("done", result=SmokeResult.model_validate(result).model_dump())
     except ValidationError as error:
-        raise JobFailedError("The smoke run's answer is not what it should be.") from error
+        raise JobFailedError("The smoke run's result is malformed.") from error

@@ -35,31 +35,31 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset, out = ensure_dataset(job, order.dataset), job.workspace.out
     last_step = download_stages(job, order.resume) if order.resume else -1
-    words = ["--dataset", str(dataset), "--out", str(out), *job.context.network.command_line]
+    arguments = ["--dataset", str(dataset), "--out", str(out), *job.context.network.command_line]
     senders = (MetricsSender(job), CheckpointSender(job, last_step))
-    process = job.run_process(get_driver("none"), build_spec(job, "trainer.swarm.site_run", order, words), senders)
+    process = job.run_process(get_driver("none"), build_spec(job, "trainer.swarm.site_run", order, arguments), senders)
     return read_outcome(process, out)
 
 
 def refuse_entry(job: Job) -> None:
     if job.spec.entry is not None:
-        raise JobFailedError("A swarm's machines run the site's own code only, and this job brings other code.")
+        raise JobFailedError("A swarm's machines run only the site's own code, and this job has an entry's code.")
 
 
 def download_stages(job: Job, checkpoint: Checkpoint) -> int:
     """Put the stages where the coordinator looks for them; return their step."""
-    job.log(f"fetching the stages of step {checkpoint.step} to go on from.")
+    job.log(f"downloading the stages of step {checkpoint.step} to resume from.")
     folder = job.workspace.out / VERSIONS_FOLDER / f"{checkpoint.step:08d}"
     job.download_all((file for file in checkpoint.files if PurePosixPath(file.path).name.startswith("stage-")), folder)
     return checkpoint.step
 
 
-def build_spec(job: Job, module: str, order: Message, words: list[str]) -> SandboxSpec:
+def build_spec(job: Job, module: str, order: Message, arguments: list[str]) -> SandboxSpec:
     """Return a spec for one of a swarm's processes: with network, the order in a file, and metered limits."""
     file = job.workspace.scratch / "order.json"
     file.touch(mode=0o600)
     file.write_text(encode_message(order))
-    spec = build_trusted_spec(job, [*PYTHON_COMMAND, "-m", module, "--order", str(file), *words], job.limits)
+    spec = build_trusted_spec(job, [*PYTHON_COMMAND, "-m", module, "--order", str(file), *arguments], job.limits)
     # The path of a socket is limited to about 100 characters, so sockets are not in the workspace.
     environment = {**spec.environment, "SWARM_SOCKETS": tempfile.gettempdir()}
     return replace(spec, environment=environment, mounts=[*spec.mounts, Mount(job.workspace.out, writable=True)])

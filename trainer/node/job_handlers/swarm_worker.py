@@ -32,9 +32,9 @@ def run(job: Job) -> JobOutcome:
     refuse_entry(job)
     job.unpack_source()
     network, slot, out = job.context.network, job.context.slot, job.workspace.out
-    words = ["--home", str(job.workspace.run), "--out", str(out), *network.command_line]
-    words += ["--device", "cuda" if slot.gpus else "cpu"]
-    words += ["--behind-nat"] if network.behind_nat else []
+    arguments = ["--home", str(job.workspace.run), "--out", str(out), *network.command_line]
+    arguments += ["--device", "cuda" if slot.gpus else "cpu"]
+    arguments += ["--behind-nat"] if network.behind_nat else []
     senders = (MetricsSender(job),)
     display = StatusDisplay(
         order.title or f"run {order.run}",
@@ -45,7 +45,7 @@ def run(job: Job) -> JobOutcome:
         can_draw=slot.count == 1,
     )
     with display:
-        spec = build_spec(job, "trainer.swarm.worker_main", order, words)
+        spec = build_spec(job, "trainer.swarm.worker_main", order, arguments)
         process = job.run_process(get_driver("none"), spec, senders)
     status = read_worker_status(out)
     if process.poll() != 0:

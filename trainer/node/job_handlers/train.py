@@ -29,15 +29,15 @@ OPTIMIZER_FILE = "optimizer.pt"  # the larger part of a checkpoint, which neithe
 RESULT_BYTES = 256_000
 DEFAULT_REASONS = {
     ExitCode.INFRASTRUCTURE: "The training could not run on this node.",
-    ExitCode.USER_ERROR: "The run's configuration was not accepted; the log says why.",
+    ExitCode.USER_ERROR: "The run's configuration is invalid; the log says why.",
     ExitCode.MODEL_ERROR: "The model failed; the log says how.",
 }
 MODEL_CODES = (ExitCode.USER_ERROR, ExitCode.MODEL_ERROR)  # exit codes for which the entry is at fault
-COMPUTED_BATCH = 1 << 20  # stands for a batch that the trainer computes: always a power of two
+COMPUTED_BATCH = 1 << 20  # stand-in for a batch that the trainer computes: a power of two
 
 
 class DeviceSettings(BaseModel):
-    """What a run's configuration, nested or with dotted keys, says about devices."""
+    """The device settings of a run's configuration, nested or with dotted keys."""
 
     device: str | None = None
     devices: int | None = None
@@ -50,21 +50,21 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset, out = ensure_dataset(job, order.dataset), job.workspace.out
     last_step = download_checkpoint(job, order.resume) if order.resume else -1
-    start = download_base_weights(job, order.base)
-    write_config(job, order.config | choose_devices(order.config, len(job.context.slot.gpus)), start)
+    base_folder = download_base_weights(job, order.base)
+    write_config(job, order.config | choose_devices(order.config, len(job.context.slot.gpus)), base_folder)
     before = probes.run_probe(job, order.probe, "preparing") if order.probe else None
     senders = (MetricsSender(job), CheckpointSender(job, last_step))
     outcome = read_outcome(job.run_process(job.context.sandbox, build_spec(job, dataset), senders), out)
     if outcome.outcome != "done":
         return outcome
-    found = None  # replaces what the training process itself reports about its node's speed
+    probe_results = None  # replaces any `probes` that the untrusted training process reported
     if order.probe:
-        found = ProbeResults(before=before, after=probes.probe_after_training(job, order.probe)).model_dump()
-    return replace(outcome, result={**outcome.result, "probes": found})
+        probe_results = ProbeResults(before=before, after=probes.probe_after_training(job, order.probe)).model_dump()
+    return replace(outcome, result={**outcome.result, "probes": probe_results})
 
 
 def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, int]:
-    """Return the configuration's `devices` for a slot with so many GPUs, if the configuration leaves it open.
+    """Return `devices` for a slot with `gpus` GPUs; {} if the configuration sets it.
 
     It is the largest number of GPUs that divides the batch. Raise `JobFailedError` for a configuration that is invalid
     or that requests more GPUs than the slot has.
@@ -82,17 +82,17 @@ def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, int]:
     return {"devices": max(count for count in range(1, gpus + 1) if batch % count == 0)}
 
 
-def write_config(job: Job, config: dict[str, Any], start: Path | None) -> None:
-    """Write the run's configuration. The starting weights come from the order only, never from an entry."""
+def write_config(job: Job, config: dict[str, Any], base_folder: Path | None) -> None:
+    """Write the run's configuration. Only the order can set the weights to start from, not the entry."""
     config = {name: value for name, value in config.items() if name != "from"}
-    job.workspace.config.write_text(json.dumps(config | ({"from": str(start)} if start else {})))
+    job.workspace.config.write_text(json.dumps(config | ({"from": str(base_folder)} if base_folder else {})))
 
 
 def download_base_weights(job: Job, base: BaseWeights | None) -> Path | None:
     """Download the weights that the run starts from into a run folder; return their checkpoint's folder."""
     if base is None:
         return None
-    job.log(f"fetching {base.name}, which it starts from.")
+    job.log(f"downloading {base.name}, which it starts from.")
     run = job.workspace.base / base.name
     job.download(base.run, run / "run.json")
     folder = run / CHECKPOINTS_FOLDER / f"step-{base.checkpoint.step:08d}"
@@ -103,18 +103,18 @@ def download_base_weights(job: Job, base: BaseWeights | None) -> Path | None:
 def download_checkpoint(job: Job, checkpoint: Checkpoint) -> int:
     """Put the checkpoint where the trainer looks for it; return its step."""
     if sum(file.size for file in checkpoint.files) > job.limits.disk_bytes:
-        raise JobFailedError("The checkpoint to go on from is larger than the disk the job may use. Nothing was run.")
-    job.log(f"fetching the checkpoint of step {checkpoint.step} to go on from.")
+        raise JobFailedError("The checkpoint to resume from exceeds the job's disk limit. Nothing was run.")
+    job.log(f"downloading the checkpoint of step {checkpoint.step} to resume from.")
     job.download_all(checkpoint.files, job.workspace.out / CHECKPOINTS_FOLDER / f"step-{checkpoint.step:08d}")
     return checkpoint.step
 
 
 def build_spec(
-    job: Job, dataset: Path, module: str = "trainer.train", *words: str, extra_mounts: Sequence[Mount] = ()
+    job: Job, dataset: Path, module: str = "trainer.train", *arguments: str, extra_mounts: Sequence[Mount] = ()
 ) -> SandboxSpec:
-    """Return a spec for a module with the entry's code. `words`: additional arguments of the module."""
+    """Return a spec for a module with the entry's code. `arguments`: additional ones of the module."""
     work = job.workspace
-    command = [*PYTHON_COMMAND, "-m", module, *words]
+    command = [*PYTHON_COMMAND, "-m", module, *arguments]
     command += ["--config", str(work.config), "--dataset", str(dataset), "--out", str(work.out)]
     mounts = [Mount(work.source), Mount(work.config), Mount(work.base), Mount(work.out, writable=True)]
     mounts += [*extra_mounts, *mount_training_files(dataset)]

@@ -65,4 +65,4 @@ class CompletionClient(Protocol):
         """Complete a prompt. Raise `BackendUnavailableError`, `PromptTooLongError` or `PromptRejectedError`."""
 
     def recover(self) -> None:
-        """Restart a server that has died, after `BackendUnavailableError`. Raise `BackendError` if that is useless."""
+        """Restart a server that has died. Raise `BackendError` after too many restarts."""

@@ -34,9 +34,9 @@ QUOTED = re.compile(r'"([^"]*)"|“([^“”]*)”')
 def clean_output(output: str, source: str = "") -> str:
     """Return the output without introduction, surrounding space and quotation marks around the whole text."""
     text = output.replace("\r\n", "\n").strip()
-    found = INTRODUCTION.match(text)
-    if found and found.end() <= MAX_INTRODUCTION_CHARS and not INTRODUCTION.match(source):
-        text = text[found.end() :].strip()
+    introduction = INTRODUCTION.match(text)
+    if introduction and introduction.end() <= MAX_INTRODUCTION_CHARS and not INTRODUCTION.match(source):
+        text = text[introduction.end() :].strip()
     quoted = QUOTED.fullmatch(text)
     if quoted and not source.strip().startswith(('"', "“")):
         return (quoted[1] or quoted[2] or "").strip()

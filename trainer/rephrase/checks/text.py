@@ -36,8 +36,8 @@ class TrigramCounts:
         """Return the dot product of the counts of two texts."""
         import numpy as np
 
-        _, own_index, other_index = np.intersect1d(self.codes, other.codes, assume_unique=True, return_indices=True)
-        return int(self.counts[own_index] @ other.counts[other_index])
+        _, self_index, other_index = np.intersect1d(self.codes, other.codes, assume_unique=True, return_indices=True)
+        return int(self.counts[self_index] @ other.counts[other_index])
 
 
 class AnalyzedText:

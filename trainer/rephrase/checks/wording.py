@@ -27,7 +27,7 @@ NO_TEXT = re.compile(
     r"|there\s+is\s+no\s+text)\b[^.!?\n]{0,60}\b(?:text|passage|paragraph|content)",
     re.IGNORECASE,
 )
-OPENING_CHARS = 160  # refusals begin within the first so many characters
+OPENING_CHARS = 160  # a refusal begins within this many characters
 SENTENCE_ENDS = tuple(".!?…。！？।؟")
 AFTER_END = "\"'”’»)]}*_` \n\t」』"
 PAIR = re.compile(r"^[^\w\n]*(question|answer)[ ]?\d{0,3}[*_]{0,2}\s*[:：][*_]{0,2}", re.IGNORECASE | re.MULTILINE)
@@ -54,7 +54,7 @@ def is_refusal(text: str) -> bool:
 
 def is_echo(text: AnalyzedText, source: AnalyzedText) -> bool:
     """Return whether the text contains a whole sentence of any of our prompts that its source does not contain."""
-    return any(one in text.normalized and one not in source.normalized for one in _list_prompt_sentences())
+    return any(prompt in text.normalized and prompt not in source.normalized for prompt in _list_prompt_sentences())
 
 
 def is_cut_off(text: str, source: str) -> bool:
@@ -79,5 +79,5 @@ def has_question_answer_pairs(text: str) -> bool:
 
 @cache
 def _list_prompt_sentences() -> tuple[str, ...]:
-    all_sentences = (one for styles in VERSIONS.values() for sentences in styles.values() for one in sentences)
-    return tuple({AnalyzedText(one).normalized for one in all_sentences if len(one.split()) >= MIN_ECHO_WORDS})
+    all_sentences = (text for styles in VERSIONS.values() for sentences in styles.values() for text in sentences)
+    return tuple({AnalyzedText(text).normalized for text in all_sentences if len(text.split()) >= MIN_ECHO_WORDS})

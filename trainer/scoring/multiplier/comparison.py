@@ -160,9 +160,10 @@ class TrackComparison:
     def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[MultiplierRatio | None]:
         """Compare many pairs at once."""
         rows = [(self[entry], self[other]) for entry, other in pairs]
-        far = [self.baseline not in pair and have_intervals(*row) for pair, row in zip(pairs, rows, strict=True)]
-        off = iter(self._estimate_ratios([row for row, is_far in zip(rows, far, strict=True) if is_far]))
-        return [next(off) if is_far else self._ratio_to_baseline(*row) for row, is_far in zip(rows, far, strict=True)]
+        # Pairs with the baseline reuse its intervals; all others are estimated together.
+        others = [i for i, pair in enumerate(pairs) if self.baseline not in pair and have_intervals(*rows[i])]
+        estimates = dict(zip(others, self._estimate_ratios([rows[i] for i in others]), strict=True))
+        return [estimates[i] if i in estimates else self._ratio_to_baseline(*row) for i, row in enumerate(rows)]
 
     def _ratio_to_baseline(self, one: EntryMultiplier, two: EntryMultiplier) -> MultiplierRatio | None:
         """Return the ratio if one of the two is the baseline; None if one has no interval."""
@@ -313,24 +314,24 @@ def has_excess_scatter(ladder: Ladder, sample: RungSample) -> bool:
 
 
 def find_ties(
-    ladder: Ladder, estimates: MultiplierEstimates, resolved: Sequence[int], baseline: int, holds_one: Array
+    ladder: Ladder, estimates: MultiplierEstimates, resolved: Sequence[int], baseline: int, includes_one: Array
 ) -> tuple[dict[int, list[int]], dict[int, int]]:
     """Return for each resolved entry those it is tied with, best first, and its rank.
 
-    Two entries are tied if the 95 % interval of their difference contains 0. For the baseline the printed interval
-    is used, so that no row contradicts its own verdict.
+    Two entries are tied if the 95 % interval of their difference contains 0. Ties with the
+    baseline follow from the printed interval, so that no row contradicts its own verdict.
     """
-    some = estimates[list(resolved)]
-    gap, error = log_multiplier_difference(ladder, some[:, None], some[None, :])
+    chosen = estimates[list(resolved)]
+    gap, error = log_multiplier_difference(ladder, chosen[:, None], chosen[None, :])
     is_different = np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error
-    order = np.argsort(-some.log_multiplier, kind="stable")
+    order = np.argsort(-chosen.log_multiplier, kind="stable")
     if baseline in resolved:
-        at = resolved.index(baseline)
-        is_different[at, :] = is_different[:, at] = ~holds_one[list(resolved)]
-        gap[:, at], gap[at, :] = some.log_multiplier, -some.log_multiplier
-        is_different[at, at] = False
-    level = [order[~is_different[i, order]].tolist() for i in range(len(resolved))]
-    ties = {one: [resolved[j] for j in level[i] if j != i] for i, one in enumerate(resolved)}
+        row = resolved.index(baseline)
+        is_different[row, :] = is_different[:, row] = ~includes_one[list(resolved)]
+        gap[:, row], gap[row, :] = chosen.log_multiplier, -chosen.log_multiplier
+        is_different[row, row] = False
+    tied = [order[~is_different[i, order]].tolist() for i in range(len(resolved))]
+    ties = {one: [resolved[j] for j in tied[i] if j != i] for i, one in enumerate(resolved)}
     ranks = {one: 1 + int(np.sum(is_different[i] & (gap[i] < 0))) for i, one in enumerate(resolved)}
     return ties, ranks
 

@@ -78,25 +78,22 @@ def curve_variance(ladder: Ladder, one: MultiplierEstimates, other: MultiplierEs
 
 
 def count_seeds_against_baseline(ladder: Ladder, one: MultiplierEstimates) -> int | None:
-    """Return how many more runs exclude 1 from the interval, if the multiplier stays the same; None if too many."""
-    reach = one.log_multiplier * one.slope / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
-    room = float(reach**2 - ladder.leverage(one.x))  # how large 1/n may be
-    return find_fewest_runs(lambda more: 1 / (int(one.runs) + more) < room)
+    """Return how many extra runs exclude 1 from the interval at the same multiplier; None if too many."""
+    max_error = one.log_multiplier * one.slope / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
+    max_inverse = float(max_error**2 - ladder.leverage(one.x))  # upper bound of 1/n
+    return find_fewest_runs(lambda extra: 1 / (int(one.runs) + extra) < max_inverse)
 
 
 def count_seeds_between(ladder: Ladder, one: MultiplierEstimates, others: MultiplierEstimates) -> int | None:
-    """Return how many more runs of each entry resolve the tie of one with some of the others [n]; None if too many.
-
-    Of each, since an entry's noise can only be averaged over its own runs.
-    """
-    reach = (one.log_multiplier - others.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
-    room = reach**2 - curve_variance(ladder, one, others)
+    """Return how many extra runs of each entry resolve at least one tie with the others [n]; None if too many."""
+    max_error = (one.log_multiplier - others.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
+    max_variance = max_error**2 - curve_variance(ladder, one, others)
     return find_fewest_runs(
-        lambda more: bool(
-            np.any(one.slope**-2.0 / (one.runs + more) + others.slope**-2.0 / (others.runs + more) < room)
+        lambda extra: bool(
+            np.any(one.slope**-2.0 / (one.runs + extra) + others.slope**-2.0 / (others.runs + extra) < max_variance)
         )
     )
 
 
-def find_fewest_runs(enough: Callable[[int], bool]) -> int | None:
-    return next((more for more in range(MAX_EXTRA_SEEDS + 1) if enough(more)), None)
+def find_fewest_runs(is_enough: Callable[[int], bool]) -> int | None:
+    return next((extra for extra in range(MAX_EXTRA_SEEDS + 1) if is_enough(extra)), None)

@@ -7,7 +7,7 @@ A small model's curve bends more than a parabola over a factor of 16. Then the o
 budget: the coverage of 95 % intervals was 50 %. So the parabola over all rungs must agree, at the full budget, with the
 one through the three rungs nearest to it; otherwise only those three are fitted.
 
-Arrays may have leading axes: `docs/multiplier_simulation.py` fits thousands of ladders at once with this very code.
+Arrays may have leading axes: `docs/multiplier_simulation.py` fits thousands of ladders at once with this code.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ curve, so they neither widen sigma nor bend the fit."""
 
 DEGREE = 2
 MISFIT_LEVEL = 0.20
-"""Significance level at which the outer rungs are left out. Generous: to leave them out needlessly costs a little
-precision, to keep them wrongly costs the coverage of the interval."""
+"""Significance level at which the outer rungs are left out. Generous: leaving them out needlessly costs a little
+precision, keeping them wrongly costs the coverage of the interval."""
 MAX_ABS_X = 50.0  # beyond e^50 times the full budget, a crossing is an artifact of an almost flat curve
 
 
@@ -64,7 +64,7 @@ class Ladder:
         count = int(labels.max()) + 1
         degree, shape = min(DEGREE, count - 1), loss.shape[:-1]
         coefficients, inverse = fit_parabola(x, loss, degree)
-        wide = cls(
+        fitted = cls(
             full=full,
             runs=len(x),
             degree=degree,
@@ -76,7 +76,7 @@ class Ladder:
             freedom=len(x) - count,
             is_narrowed=np.zeros(shape, dtype=np.bool_),
         )
-        return wide if count <= DEGREE + 1 else wide.replace_if_refuted(wide.fit_nearest_rungs(x, labels, loss))
+        return fitted if count <= DEGREE + 1 else fitted.replace_if_refuted(fitted.fit_nearest_rungs(x, labels, loss))
 
     def fit_nearest_rungs(self, x: Array, labels: npt.NDArray[np.intp], loss: Array) -> Ladder:
         """Fit only the three rungs nearest the full budget; sigma is still pooled over all rungs."""
@@ -96,10 +96,10 @@ class Ladder:
         Hausman's test: this fit is efficient if it is right, so the variance of the difference is the difference of the
         variances, and both need no covariance.
         """
-        at = np.zeros(())
+        x = np.zeros(())  # the full budget
         with np.errstate(divide="ignore", invalid="ignore"):
-            error = self.sigma * np.sqrt(narrow.leverage(at) - self.leverage(at))
-            refuted = np.abs(narrow.loss_at(at) - self.loss_at(at)) / error > self.quantile(1 - MISFIT_LEVEL / 2)
+            error = self.sigma * np.sqrt(narrow.leverage(x) - self.leverage(x))
+            refuted = np.abs(narrow.loss_at(x) - self.loss_at(x)) / error > self.quantile(1 - MISFIT_LEVEL / 2)
         return replace(
             self,
             coefficients=np.where(refuted[..., None], narrow.coefficients, self.coefficients),

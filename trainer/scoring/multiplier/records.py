@@ -69,16 +69,16 @@ def run_record_test(
 def compute_record_statistic(ladder: Ladder, new: RecordCandidate, record: RecordCandidate) -> Array:
     """t = (L_rec - L_new + s ln(C_rec / C_new)) / (sigma sqrt(1/n_new + 1/n_rec)).
 
-    s is the baseline's decrease in loss per e-fold of compute, as the secant from the record's position to that of an
-    equal multiplier at the challenger's compute: with the slope at a single point, a challenger at another compute than
-    the record's wins falsely up to twice as often. The curve's own error over that stretch is
-    added to the variance. At equal compute all of it vanishes.
+    s is the baseline's decrease in loss per e-fold of compute: the secant from the record's position to an equal
+    multiplier at the challenger's compute. With the slope at a single point, a challenger at another compute than the
+    record's wins falsely up to twice as often. The curve's error between the two positions is added to the variance; it
+    is 0 at equal compute.
     """
     x = ladder.crossing(record.loss)
     equal = x + math.log(new.compute / record.compute)
-    carried = ladder.slope_at(equal) / ladder.slope_at(x)  # how an error in L_rec propagates to there
-    gradient = monomials(equal) - carried[..., None] * monomials(x)
+    propagation = ladder.slope_at(equal) / ladder.slope_at(x)  # of an error in L_rec to `equal`
+    gradient = monomials(equal) - propagation[..., None] * monomials(x)
     gain = ladder.loss_at(equal) - new.loss
     with np.errstate(divide="ignore", invalid="ignore"):
-        variance = 1 / new.runs + carried**2 / record.runs + ladder.quadratic_form(gradient)
+        variance = 1 / new.runs + propagation**2 / record.runs + ladder.quadratic_form(gradient)
         return gain / (ladder.sigma * np.sqrt(variance))
