@@ -23,7 +23,7 @@ from typing import Any
 from trainer import errors
 
 EXECUTED, RESULT, MODEL = "executed.ipynb", "result.json", "model"
-KERNEL = "python3"  # this interpreter, whatever kernel the notebook names
+KERNEL = "python3"  # this interpreter, even if the notebook names another kernel
 MAX_ERROR_LENGTH = 300  # characters
 
 

@@ -60,7 +60,7 @@ class LyingWorker(Worker):
         return due[0].point.removeprefix("lie:") if due else ""
 
     async def backward(
-        self, request: messages.RunRequest, record: ForwardRecord, gradient: Tensor | None, result: messages.StageAnswer
+        self, request: messages.RunRequest, record: ForwardRecord, gradient: Tensor | None, result: messages.StageReply
     ) -> RpcFrame:
         answer = await super().backward(request, record, gradient, result)
         change = GRADIENT_LIES.get(self.get_lie(request.step))

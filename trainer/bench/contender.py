@@ -1,7 +1,7 @@
 """The process of a contender: build a model and an optimizer, then train steps on command.
 
-`python -m trainer.bench.contender SPEC`, where SPEC is a `ContenderSpec` as JSON. Each command, a line on standard
-input, is answered by a line of JSON: `warm_up` trains the first steps, `run N` times N more, `report` returns costs.
+`python -m trainer.bench.contender SPEC`, where SPEC is a `ContenderSpec` as JSON. The reply to each command, a line on
+standard input, is a line of JSON: `warm_up` trains the first steps, `run N` times N more, `report` returns costs.
 A first line of JSON, before any command, describes the model. All other output goes to standard error.
 """
 
@@ -75,7 +75,7 @@ def build_peer(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
     rows = itertools.cycle(batches)
 
     def step() -> None:
-        inputs, targets = (half.to(device, non_blocking=True) for half in next(rows))
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in next(rows))
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = compute_loss(inputs, targets)
         loss.backward()
@@ -85,7 +85,7 @@ def build_peer(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
     return model, step
 
 
-def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module, StepFunction]:
+def build_ours(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module, StepFunction]:
     """Build an architecture with its recipe, trained by `trainer.training.loop.train_step` on random tokens."""
     from trainer.distributed.devices import build_fabric
     from trainer.training.grad_spikes import GradientSpikeFilter
@@ -99,11 +99,10 @@ def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module,
     raw_model = module.Model(config).to(fabric.device)
     recipe = module.recipe(config)
     model = fabric.setup_module(prepare_objective(raw_model, recipe, resolved))
-    built = [
-        fabric.setup_optimizers(each)
-        for each in optimizers.build_optimizers(raw_model, recipe, resolved.muon_precision)
-    ]
-    optimizers.set_learning_rates(built, recipe.schedule.scale(0.5, 0))
+    wrapped = list(
+        map(fabric.setup_optimizers, optimizers.build_optimizers(raw_model, recipe, resolved.muon_precision))
+    )
+    optimizers.set_learning_rates(wrapped, recipe.schedule.scale(0.5, 0))
     spike_filter, rows = GradientSpikeFilter(resolved.spikes), itertools.cycle(batches)
     # As in the training loop.
     gc.collect()
@@ -111,7 +110,7 @@ def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module,
     gc.disable()
 
     def step() -> None:
-        train_step(fabric, model, built, next(rows), resolved.micro_batch, spike_filter, recipe.clip)
+        train_step(fabric, model, wrapped, next(rows), resolved.micro_batch, spike_filter, recipe.clip)
 
     return raw_model, step
 
@@ -163,7 +162,7 @@ class ContenderWorker:
         batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
         if self.device.type == "cuda":
             batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]
-        self.model, self.step = (build_own if spec.is_ours else build_peer)(spec, batches)
+        self.model, self.step = (build_ours if spec.is_ours else build_peer)(spec, batches)
         self.row = batches[0][0][:1].to(self.device)
 
     def describe_model(self) -> dict[str, Any]:

@@ -133,19 +133,19 @@ def compute_union_length(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def list_operators(profiler: profile, steps: int, most: int = 20) -> list[dict[str, Any]]:
-    """Return the operators with the largest own time, on the GPU if there is one."""
+def list_operators(profiler: profile, steps: int, limit: int = 20) -> list[dict[str, Any]]:
+    """Return the operators with the largest self time, on the GPU if there is one."""
     rows = [row for row in profiler.key_averages() if row.key not in PARTS]
     on_gpu = any(row.self_device_time_total for row in rows)
-    own_time = {row.key: row.self_device_time_total if on_gpu else row.self_cpu_time_total for row in rows}
-    total = sum(own_time.values()) or 1.0
-    rows.sort(key=lambda row: own_time[row.key], reverse=True)
+    self_time = {row.key: row.self_device_time_total if on_gpu else row.self_cpu_time_total for row in rows}
+    total = sum(self_time.values()) or 1.0
+    rows.sort(key=lambda row: self_time[row.key], reverse=True)
     return [
         {
             "name": row.key,
             "calls_per_step": row.count / steps,
-            "seconds_per_step": own_time[row.key] / 1e6 / steps,
-            "share": own_time[row.key] / total,
+            "seconds_per_step": self_time[row.key] / 1e6 / steps,
+            "share": self_time[row.key] / total,
         }
-        for row in rows[:most]
+        for row in rows[:limit]
     ]

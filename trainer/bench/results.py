@@ -49,7 +49,7 @@ def compute_ratio(row: ContenderResult, best: ContenderResult | None) -> float |
     if best is None or not row.tokens_per_second:
         return None
     pairs = zip(row.tokens_per_second, best.tokens_per_second, strict=False)
-    return statistics.median(mine / theirs for mine, theirs in pairs)
+    return statistics.median(speed / best_speed for speed, best_speed in pairs)
 
 
 def compute_best_ratio(measured: list[ContenderResult], name: str, best: ContenderResult | None) -> float | None:

@@ -1,7 +1,7 @@
 """litgpt's own GPT, by the name of one of its configurations.
 
 Lightning AI's litgpt (https://github.com/Lightning-AI/litgpt, `litgpt/model.py` and `litgpt/config.py`) describes the
-published decoder-only families. `pythia-14m` and its larger sisters are GPT-NeoX as in Pythia (arXiv 2304.01373,
+published decoder-only families. `pythia-14m` and its larger versions are GPT-NeoX as in Pythia (arXiv 2304.01373,
 table 1): parallel attention and MLP, partial rotary positions, LayerNorm, biases, GELU. The forward pass is litgpt's.
 The vocabulary is ours, and the head is separate, since the contract separates features from logits.
 """

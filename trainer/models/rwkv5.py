@@ -5,7 +5,7 @@ Each head has a 64 x 64 matrix that decays at a learned rate (arXiv 2404.05892, 
 Two forms of one model: the parallel one, by chunks of `CHUNK` tokens, for training and scoring, and the recurrent one
 (`Model.step`) for generation, at constant memory and time per token. Versions:
 - 5.0: decay and bonus are one number per head; the bonus is exp(time_first); no gate; 4x channel mix;
-- 5.1: the bonus is time_faaaa as it is, and the time mix has a gate; 3.5x channel mix;
+- 5.1: the bonus is time_faaaa itself, and the time mix has a gate; 3.5x channel mix;
 - 5.2: as 5.1, with a decay and a bonus per channel.
 Parameters have the names and shapes of the official weights (https://github.com/BlinkDL/RWKV-LM), so a checkpoint is in
 the official layout. `trainer.checkpoint.surgery` converts weights to a later version.
@@ -99,7 +99,7 @@ class Config:
 
 
 def build_preset(name: str) -> SimpleNamespace:
-    """Return this architecture at a size of `SHAPES`, whatever depth is requested."""
+    """Return this architecture at a size of `SHAPES`; the requested depth is ignored."""
     depth, width = SHAPES[name]
 
     class PresetConfig(Config):
@@ -114,7 +114,7 @@ def build_preset(name: str) -> SimpleNamespace:
 
 
 def recurrence(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Read and update the state for one token. This is the definition.
+    """Read and update the state for one token: the definition of the recurrence.
 
     `r, k, v [B, H, N]`; `rate, bonus [H, N]` or `[H, 1]`, a channel's decay is exp(-rate); `state [B, H, N, N]`, with
     the key's channel before the value's. Returns the output `[B, H, N]` and the next state:
@@ -189,7 +189,7 @@ def diagonal_blocks(scores: Tensor, size: int) -> Tensor:
 
 @dataclass
 class RWKV5State:
-    """A block's state: all that generation carries from token to token."""
+    """A block's state, which generation carries from token to token."""
 
     time_shift: Tensor  # the last token's input to the time mix, `[B, D]`
     channel_shift: Tensor  # the last token's input to the channel mix, `[B, D]`

@@ -274,7 +274,7 @@ class RephraseSession:
                 unavailable_since = unavailable_since or time.monotonic()
                 if time.monotonic() - unavailable_since > BACKEND_SECONDS:
                     minutes = f"{BACKEND_SECONDS / 60:.0f} minutes"
-                    raise BackendError(f"{error} It has not answered for {minutes}.") from error
+                    raise BackendError(f"{error} It has not replied for {minutes}.") from error
                 self._set_trouble(str(error))
                 self._ending.wait(random.uniform(0, min(BACKOFF_MAX_SECONDS, BACKOFF_SECONDS * 2**tries)))
                 self._client.recover()

@@ -27,7 +27,7 @@ class LoraError(UserError):
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer and its adapter: W x + b + scale B A x (eq. 3, section 4.1), W and b where they were.
+    """A linear layer and its adapter: W x + b + scale B A x (eq. 3, section 4.1), with W and b unchanged.
 
     B starts at zero, so the layer starts unchanged. Training computes two thin products and never B A itself.
     """
@@ -38,10 +38,10 @@ class LoraLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
-        place = {"dtype": plain.weight.dtype, "device": plain.weight.device}
-        self.lora_down = nn.Parameter(torch.randn(rank, self.in_features, **place) * self.in_features**-0.5)
-        self.lora_up = nn.Parameter(torch.zeros(self.out_features, rank, **place))
-        self.register_buffer(SCALE, torch.tensor(scale, **place))
+        options = {"dtype": plain.weight.dtype, "device": plain.weight.device}
+        self.lora_down = nn.Parameter(torch.randn(rank, self.in_features, **options) * self.in_features**-0.5)
+        self.lora_up = nn.Parameter(torch.zeros(self.out_features, rank, **options))
+        self.register_buffer(SCALE, torch.tensor(scale, **options))
 
     def forward(self, x: Tensor) -> Tensor:
         update = F.linear(F.linear(x, self.lora_down), self.lora_up)
@@ -49,7 +49,7 @@ class LoraLinear(nn.Linear):
 
     @torch.no_grad()
     def merge(self) -> nn.Linear:
-        """Return an equivalent plain layer. It takes over this layer's weight and changes it."""
+        """Return an equivalent plain layer, which reuses this layer's weight in place."""
         plain = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         self.weight += compute_update(self.lora_down, self.lora_up, self.lora_scale)
         plain.weight, plain.bias = self.weight, self.bias

@@ -53,7 +53,7 @@ BUILD_ERRORS = (ValueError, AssertionError, TypeError, KeyError, IndexError, Att
 
 
 class CpuDeadline:
-    """Stops the training loop after some CPU time, with the interface of `Interruption`.
+    """Stops the training loop after some CPU time, with the interface of `StopRequest`.
 
     CPU time, since other processes may be busy on this machine.
     """
@@ -126,12 +126,12 @@ def run_smoke_test(options: argparse.Namespace, flags: list[str], report: Report
     small = shrink_config(full, options)
     with entry_integrity.EntryIntegrity(
         ARCHITECTURES.get(PRESETS.get(name, (name,))[0], entry_integrity.BASE)
-    ) as guard:
-        module, early = import_architecture(name)
-        run = build_run(small, Console(stderr=True, quiet=True), guard)
+    ) as integrity:
+        module, import_flops = import_architecture(name)
+        run = build_run(small, Console(stderr=True, quiet=True), integrity)
         try:
             step = run.flops_per_token * run.resolved.tokens_per_step
-            entry_integrity.check_early_flops(early, step)
+            entry_integrity.check_early_flops(import_flops, step)
             size = (run.resolved.depth, run.resolved.sequence_length)
             report.enter_stage(
                 "sizes", small_parameters=flops.count_parameters(run.raw_model)["total"], small_size=size
@@ -145,7 +145,7 @@ def run_smoke_test(options: argparse.Namespace, flags: list[str], report: Report
 
 
 def shrink_config(full: TrainConfig, options: argparse.Namespace) -> TrainConfig:
-    """Return the configuration that is trained here: tiny, with the recipe and the model's fields that are no sizes."""
+    """Return the tiny configuration that is trained, with the recipe and all fields of the model except sizes."""
     flags = {
         "--preset": "tiny",
         "--arch": options.arch,

@@ -99,8 +99,8 @@ class Audit:
             step, timeout = self.transaction.version, self.transaction.timeout
             order = messages.CompareReplay(attempt=self.attempt, step=step, peer=name, number=number, timeout=timeout)
             seconds = timeout + self.transaction.get_reduce_seconds()
-            answer = await self.membership.call_member(auditor, "compare_replay", order, seconds)
-            distance = messages.parse_message(messages.ReplayDistance, answer)
+            reply = await self.membership.call_member(auditor, "compare_replay", order, seconds)
+            distance = messages.parse_message(messages.ReplayDistance, reply)
         except CallError as error:
             log.info("the audit of %s failed: %s", shorten(name), error)
             return None

@@ -40,8 +40,8 @@ def count_head_bytes(stage: Stage) -> int:
     """Return the bytes of the head's gradients, which are computed with the loss (`trainer.ops.losses`)."""
     if not stage.is_last:
         return 0
-    _, behind = stage.partition.get_end_parts(stage.model)
-    parts = (getattr(holder, name) for holder, name in behind)
+    _, end_parts = stage.partition.get_end_parts(stage.model)
+    parts = (getattr(holder, name) for holder, name in end_parts)
     return sum(p.nbytes for part in parts if isinstance(part, nn.Module) for p in part.parameters())
 
 

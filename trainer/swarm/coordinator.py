@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
-    timeout: float = 30.0  # Seconds after which a peer that does not answer is evicted
+    timeout: float = 30.0  # Seconds after which a peer that does not reply is evicted
     peers: int = 0  # Members to wait for before the first step, at least one for each stage
     rebalance_seconds: float = rebalance.REBALANCE_SECONDS
     evaluation_interval: int = 0  # Steps between evaluations; 0: never
     required_members: Mapping[int, int] = field(default_factory=dict)
-    """For tests: before these steps, wait for exactly so many members."""
+    """For tests: before these steps, wait for exactly this many members."""
 
 
 class Coordinator:
@@ -130,12 +130,12 @@ class Coordinator:
         """Keep a member that is at the journal's step, or can be brought there by the last commit."""
         member = self.membership.members[name]
         try:
-            answer = await self.call_with_retries(name, "position", messages.PositionRequest())
-            position = messages.parse_message(messages.Position, answer)
+            reply = await self.call_with_retries(name, "position", messages.PositionRequest())
+            position = messages.parse_message(messages.Position, reply)
             stage, step = position.stage, position.step
             if (stage, step) == (member.stage, self.version - 1) and commit is not None:
-                answer = await self.call_with_retries(name, "commit", commit_from_line(commit))
-                step = messages.parse_message(messages.Committed, answer).step
+                reply = await self.call_with_retries(name, "commit", commit_from_line(commit))
+                step = messages.parse_message(messages.Committed, reply).step
             if (stage, step) != (member.stage, self.version):
                 raise CallRefusedError("elsewhere", f"at stage {stage}, step {step}")
         except CallError as error:
@@ -289,10 +289,10 @@ class Coordinator:
         request = messages.PositionRequest(digest=True)
         calls = dict.fromkeys(self.membership.members, request)
         digests: dict[str, dict[str, str | None]] = {str(stage): {} for stage in range(self.config.stages)}
-        for name, answer in (await self.membership.call_members(calls, "position", LOAD_SECONDS)).items():
-            if isinstance(answer, RpcFrame):
+        for name, reply in (await self.membership.call_members(calls, "position", LOAD_SECONDS)).items():
+            if isinstance(reply, RpcFrame):
                 stage = str(self.membership.members[name].stage)
-                digests[stage][name] = messages.parse_message(messages.Position, answer).digest
+                digests[stage][name] = messages.parse_message(messages.Position, reply).digest
         return digests
 
 

@@ -1,6 +1,6 @@
 """Repairs until exactly one peer holds each (stage, micro-batch). Pure functions of the ledgers.
 
-Two peers hold the same micro-batch if an answer is lost after its gradient was accumulated and another peer was called.
+Two peers hold the same micro-batch if a reply is lost after its gradient was accumulated and another peer was called.
 A gradient cannot be removed from a sum, so one of the holders resets its sum and the loss is recomputed.
 """
 

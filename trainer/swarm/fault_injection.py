@@ -23,7 +23,7 @@ from trainer.protocol import Message
 
 class Fault(Message):
     kind: Literal["kill", "drop", "stall", "freeze"]
-    """`kill`: SIGKILL to itself. `drop`: the answer is lost. `stall`: the compute thread sleeps, and its next action
+    """`kill`: SIGKILL to itself. `drop`: the reply is lost. `stall`: the compute thread sleeps, and its next action
     can no longer be canceled. `freeze`: the whole process sleeps."""
     point: str
     step: int = Field(ge=0)  # The fault is due at the first opportunity from this step on
@@ -32,7 +32,7 @@ class Fault(Message):
 
 
 class DroppedAnswerError(OSError):
-    """An answer is lost on purpose."""
+    """A reply is lost on purpose."""
 
 
 class FaultInjector:

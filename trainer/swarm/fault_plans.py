@@ -55,7 +55,7 @@ def has_replacement(lines: Sequence[JournalLine], stage: int) -> bool:
 
 
 def plan_drop(size: SwarmSize) -> FaultPlan:
-    """Lose an answer of a worker of each stage after it has accumulated its gradient."""
+    """Lose a reply of a worker of each stage after it has accumulated its gradient."""
     return FaultPlan(
         {
             size.name_worker(stage): [Fault(kind="drop", point="added", step=size.step_at(f)) for f in (0.2, 0.6)]

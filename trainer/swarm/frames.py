@@ -39,7 +39,7 @@ class PeerUnreachableError(CallError):
 
 
 class CallTimeoutError(CallError):
-    """The peer did not answer in time."""
+    """The peer did not reply in time."""
 
 
 class CallRefusedError(CallError):

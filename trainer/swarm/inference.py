@@ -19,8 +19,8 @@ async def evaluate_dev(
     nats, targets = 0.0, 0
     for number, (x, y) in enumerate(batches.iter_dev(rows)):
         request = messages.RunRequest(step=step, micro_batch=number, mode="nats", timeout=timeout)
-        answer, _ = await client.call_stage(messages.to_frame(request, x, y), batches.config.stages, timeout, x.numel())
-        nats, targets = nats + float(answer.tensors[0].double().sum()), targets + int((y >= 0).sum())
+        reply, _ = await client.call_stage(messages.to_frame(request, x, y), batches.config.stages, timeout, x.numel())
+        nats, targets = nats + float(reply.tensors[0].double().sum()), targets + int((y >= 0).sum())
     return nats / max(targets, 1), targets
 
 
@@ -39,8 +39,8 @@ async def sample_tokens(
     for _ in range(count):
         x = torch.tensor([text[-config.sequence_length :]])
         request = messages.RunRequest(step=step, micro_batch=0, mode="logits", timeout=timeout)
-        answer, _ = await client.call_stage(messages.to_frame(request, x), config.stages, timeout, x.numel())
-        logits = answer.tensors[0][0]
+        reply, _ = await client.call_stage(messages.to_frame(request, x), config.stages, timeout, x.numel())
+        logits = reply.tensors[0][0]
         if temperature:
             text.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng)))
         else:

@@ -55,7 +55,7 @@ class FaultPlan:
     requested_stages: Sequence[int | None] = ()  # The stage of each worker; empty: as many for each stage
     rebalance_seconds: float = 300.0
     required_members: Mapping[int, int] = field(default_factory=dict)
-    """Steps that wait for exactly so many members, because the speed of joins depends on the machine."""
+    """Steps that wait for exactly this many members, because the speed of joins depends on the machine."""
     replace_killed: bool = True  # Whether a killed worker is replaced
     on_tick: Callable[[LocalSwarm], None] = lambda swarm: None  # Called again and again while the swarm runs
     has_happened: Callable[[Sequence[JournalLine]], bool] = lambda lines: True

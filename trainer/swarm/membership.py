@@ -77,7 +77,7 @@ class Membership:
         """Peers whose gradient sum was wrong once."""
 
     def next_attempt(self) -> int:
-        """Return a number greater than all before it, also those of earlier starts of the coordinator."""
+        """Return a number greater than all earlier ones, including those of earlier starts of the coordinator."""
         self.attempts += 1
         return (self.generation << 32) + self.attempts
 
@@ -166,8 +166,8 @@ class Membership:
             stages = tuple(tuple(member.peer for member in members) for members in self.list_stages())
             guests = tuple(messages.Peer(name=n, addresses=self.guests[n].hello.addresses) for n in joining)
             update = messages.Members(attempt=self.next_attempt(), stages=stages, joining=guests)
-            answers = await self.call_members(dict.fromkeys((*self.members, *joining), update), "members")
-            failed = {name: error for name, error in answers.items() if isinstance(error, CallError)}
+            replies = await self.call_members(dict.fromkeys((*self.members, *joining), update), "members")
+            failed = {name: error for name, error in replies.items() if isinstance(error, CallError)}
             for name, error in failed.items():
                 self.evict(name, f"unreachable: {error}")
                 if name in self.guests:
@@ -180,7 +180,7 @@ class Membership:
     # --- calls ---
 
     async def call_member(self, peer: str, method: str, message: Message, timeout: float | None = None) -> RpcFrame:
-        """Return a worker's answer; raise `CallError`. A call is repeated once after a broken connection: all of the
+        """Return a worker's reply; raise `CallError`. A call is repeated once after a broken connection: all of the
         coordinator's calls are idempotent."""
         try:
             return await self.transport.call(peer, method, messages.to_frame(message), timeout or self.timeout)
@@ -192,7 +192,7 @@ class Membership:
     async def call_members(
         self, calls: Mapping[str, Message], method: str, timeout: float | None = None
     ) -> dict[str, RpcFrame | CallError]:
-        """Call several peers at once; return each one's answer or error."""
+        """Call several peers at once; return each one's reply or error."""
 
         async def call_one(peer: str, message: Message) -> RpcFrame | CallError:
             try:
@@ -200,13 +200,13 @@ class Membership:
             except CallError as error:
                 return error
 
-        answers = await asyncio.gather(*(call_one(peer, message) for peer, message in calls.items()))
-        return dict(zip(calls, answers, strict=True))
+        replies = await asyncio.gather(*(call_one(peer, message) for peer, message in calls.items()))
+        return dict(zip(calls, replies, strict=True))
 
     # --- joining ---
 
     def assign_stages(self, requests: Mapping[str, int | None]) -> dict[str, int]:
-        """Return the stage of each joining worker. A requested stage counts while no other stage lacks a worker."""
+        """Return the stage of each joining worker. Requests are granted while no other stage lacks a worker."""
         speeds = {stage: dict(peers) for stage, peers in self.estimate_speeds().items()}
         default = median([speed for peers in speeds.values() for speed in peers.values()] or [1.0])
         assigned: dict[str, int] = {}
@@ -223,7 +223,7 @@ class Membership:
     ) -> None:
         """Let guests join, between two steps: each reads its stage's state from a peer that has it.
 
-        At a stage without any state the first guest creates it, and the others read it from that one. `get_sources`
+        If no peer has a stage's state, the first guest creates it and the others read it from there. `get_sources`
         returns the peers that have a stage's state.
         """
         assigned = self.assign_stages(requests)
@@ -236,14 +236,14 @@ class Membership:
                 n: messages.Load(attempt=self.next_attempt(), stage=s, step=step, sources=get_sources(s))
                 for n, s in batch.items()
             }
-            for name, answer in (await self.call_members(loads, "load", LOAD_SECONDS)).items():
-                await self.finish_join(name, batch[name], step, answer)
+            for name, reply in (await self.call_members(loads, "load", LOAD_SECONDS)).items():
+                await self.finish_join(name, batch[name], step, reply)
         await self.publish()
 
-    async def finish_join(self, name: str, stage: int, step: int, answer: RpcFrame | CallError) -> None:
+    async def finish_join(self, name: str, stage: int, step: int, reply: RpcFrame | CallError) -> None:
         guest = self.guests[name]
         try:
-            loaded = messages.parse_message(messages.Loaded, raise_if_failed(answer))
+            loaded = messages.parse_message(messages.Loaded, raise_if_failed(reply))
         except CallError as error:
             guest.not_before = loop_time() + REJOIN_SECONDS
             log.info("%s could not load stage %d: %s", shorten(name), stage, error)
@@ -253,11 +253,11 @@ class Membership:
         self.add_member(SwarmMember(peer, stage, step, guest.hello.label, loaded.slots, loaded.parameters))
 
 
-def raise_if_failed(answer: RpcFrame | CallError) -> RpcFrame:
-    """Return an answer; raise the error in its place."""
-    if isinstance(answer, CallError):
-        raise answer
-    return answer
+def raise_if_failed(reply: RpcFrame | CallError) -> RpcFrame:
+    """Return a reply; raise the error in its place."""
+    if isinstance(reply, CallError):
+        raise reply
+    return reply
 
 
 def member_from_line(line: JournalLine) -> SwarmMember:

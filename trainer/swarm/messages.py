@@ -1,11 +1,11 @@
 """Messages of a swarm: the bodies of frames, validated strictly and with limits. Tensors follow them.
 
-Methods, answered in `trainer.swarm.worker` and `coordinator`:
+Methods, served by `trainer.swarm.worker` and `coordinator`:
 
     hello      worker -> coordinator    announces the worker, repeatedly, so that both notice a loss
     members    coordinator -> worker    the current members; calls of others are refused
     load       coordinator -> worker    load this stage, at this version, from one of these peers
-    run        -> stage 0 -> stage 1    run a micro-batch; the answer is the gradient of its input
+    run        -> stage 0 -> stage 1    run a micro-batch; the reply is the gradient of its input
     position   coordinator -> worker    the version and frozen attempt; used after a restart
     ledger     coordinator -> worker    the micro-batches that the worker holds; unfreezes it
     drop       coordinator -> worker    reset this step's gradient sum and ledger
@@ -44,7 +44,7 @@ class Peer(Message):
 
 
 class Acknowledgement(Message):
-    """An answer without content."""
+    """A reply without content."""
 
 
 class Hello(Message):
@@ -99,14 +99,14 @@ class RunRequest(Message):
     step: Number
     micro_batch: Number
     mode: Literal["learn", "nats", "logits"] = "learn"
-    """The answer of `learn` is a gradient, of `nats` each target's `[B, T]`, of `logits` the next token's `[B, V]`."""
+    """The reply of `learn` is a gradient, of `nats` each target's `[B, T]`, of `logits` the next token's `[B, V]`."""
     need: tuple[int, ...] = ()  # Stages that lack this micro-batch; the others compute without accumulating
     timeout: Timeout  # For each stage
     replay: ReplayTarget | None = None
     """For a replay: no peer accumulates gradients, and this peer, which has to take part, stores them separately."""
 
 
-class StageAnswer(Message):
+class StageReply(Message):
     """Tensors: the gradient of the hidden input, none from stage 0; or the mode's result."""
 
     path: tuple[PeerName, ...]  # The peers that computed, this stage first

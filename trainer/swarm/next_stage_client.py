@@ -18,7 +18,7 @@ from trainer.swarm import messages, trust
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import DTYPES, CallError, MalformedFrameError, RpcFrame
 from trainer.swarm.stage import ForwardRecord
-from trainer.swarm.stage_client import AnswerCheck, StageClient
+from trainer.swarm.stage_client import ReplyCheck, StageClient
 from trainer.swarm.transport import Transport, loop_time
 
 MAX_CONFIRMATIONS = 3  # Peers that compute one gradient: two, and a third if these disagree
@@ -30,7 +30,7 @@ class StageQuery:
 
     request: messages.RunRequest
     tensors: tuple[Tensor, ...]
-    shape: tuple[int, ...]  # Shape of the answer
+    shape: tuple[int, ...]  # Shape of the reply
     dtype: torch.dtype
     depth: int  # Number of stages from the next one on
 
@@ -52,15 +52,15 @@ class NextStageClient:
 
     async def run_micro_batch(
         self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None
-    ) -> tuple[Tensor, messages.StageAnswer]:
-        """Return the answer of the later stages, a verified gradient when learning. Raise `CallRefusedError`."""
+    ) -> tuple[Tensor, messages.StageReply]:
+        """Return the reply of the later stages, a verified gradient when learning. Raise `CallRefusedError`."""
         query = self.build_query(request, record, targets)
         pinned, cost = None if request.replay is None else request.replay.peer, record.tokens.numel()
         started, check = loop_time(), self.build_check(query)
-        answer, result = await self.client.call_stage(
+        reply, result = await self.client.call_stage(
             query.to_frame(), query.depth, request.timeout, cost, check, pinned
         )
-        (tensor,) = answer.tensors
+        (tensor,) = reply.tensors
         if request.mode == "learn":
             is_confirmed = True
             is_audited = request.replay is None and self.rng.random() < self.config.audit
@@ -87,11 +87,11 @@ class NextStageClient:
             depth=self.config.stages - self.stage - 1,
         )
 
-    def build_check(self, query: StageQuery) -> AnswerCheck:
-        """Return the check of answers: shape and dtype, finite numbers, and the usual size of gradients."""
+    def build_check(self, query: StageQuery) -> ReplyCheck:
+        """Return the check of replies: shape and dtype, finite numbers, and the usual size of gradients."""
 
-        def check(_: str, answer: RpcFrame) -> str:
-            tensor = get_single_tensor(answer, query.shape, query.dtype)
+        def check(_: str, reply: RpcFrame) -> str:
+            tensor = get_single_tensor(reply, query.shape, query.dtype)
             outlier = self.gradient_norms.describe_outlier if query.request.mode == "learn" else lambda _: ""
             return describe_non_finite(tensor) or outlier(tensor)
 
@@ -102,7 +102,7 @@ class NextStageClient:
     ) -> tuple[Tensor, bool]:
         """Return the gradient that two peers compute, or two of three if two disagree, and True. Blame the others.
 
-        If too few peers answer within `seconds`, return the likeliest one (`trust.majority_vote`) and False. Without
+        If too few peers reply within `seconds`, return the likeliest one (`trust.majority_vote`) and False. Without
         other peers, return the gradient as it came and True. A peer that depends on further stages may be wrong by
         their fault, so it is only banned for a while.
         """
@@ -114,9 +114,9 @@ class NextStageClient:
             if len(agreeing) > 1 or len(gradients) == MAX_CONFIRMATIONS or left < seconds / MAX_CONFIRMATIONS:
                 break
             with contextlib.suppress(CallError):
-                answer, _, reason = await self.client.call_peer(peer, request, left, self.build_check(query))
+                reply, _, reason = await self.client.call_peer(peer, request, left, self.build_check(query))
                 if not reason:
-                    (gradients[peer],) = answer.tensors
+                    (gradients[peer],) = reply.tensors
                     agreeing = trust.majority_vote(gradients, tolerance)
         if len(agreeing) > 1:
             accuse = self.client.blame if query.depth == 1 else self.client.ban
@@ -130,8 +130,8 @@ def describe_non_finite(tensor: Tensor) -> str:
     return "" if bool(torch.isfinite(tensor).all()) else "not finite"
 
 
-def get_single_tensor(answer: RpcFrame, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an answer's only tensor; raise `MalformedFrameError` if it does not have this shape and dtype."""
-    if len(answer.tensors) != 1 or answer.tensors[0].shape != torch.Size(shape) or answer.tensors[0].dtype != dtype:
-        raise MalformedFrameError(f"the answer is not one tensor of shape {list(shape)}")
-    return answer.tensors[0]
+def get_single_tensor(reply: RpcFrame, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a reply's only tensor; raise `MalformedFrameError` if it does not have this shape and dtype."""
+    if len(reply.tensors) != 1 or reply.tensors[0].shape != torch.Size(shape) or reply.tensors[0].dtype != dtype:
+        raise MalformedFrameError(f"the reply is not one tensor of shape {list(shape)}")
+    return reply.tensors[0]

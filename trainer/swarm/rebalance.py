@@ -29,7 +29,7 @@ def propose_move(
 
     A stage with fewer than `minimum` peers comes first, and no stage is left with fewer. Otherwise the slowest stage
     gets a peer if afterwards both stages are faster than it was by more than `gain`. Each such move makes the slowest
-    stage faster or reduces the number of stages as slow, so the moves end.
+    stage faster or reduces the number of equally slow stages, so there is a last move.
     """
     rates = {stage: compute_stage_rate(peers, stage, costs) for stage, peers in stages.items()}
     short = [stage for stage, peers in stages.items() if len(peers) < minimum]

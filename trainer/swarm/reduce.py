@@ -42,7 +42,7 @@ def split_chunks(part: range) -> list[range]:
 
 
 async def all_reduce_mean(
-    own: str,
+    this_peer: str,
     peers: Sequence[str],
     size: int,
     micro_batches: int,
@@ -74,11 +74,11 @@ async def all_reduce_mean(
         await gather_or_cancel(reduce_chunk(chunk) for chunk in split_chunks(range(size)))
         return total
     shares = dict(zip(peers, split_evenly(size, len(peers)), strict=True))
-    await gather_or_cancel(reduce_chunk(chunk) for chunk in split_chunks(shares[own]))
-    reduced = total[shares[own].start : shares[own].stop]
+    await gather_or_cancel(reduce_chunk(chunk) for chunk in split_chunks(shares[this_peer]))
+    reduced = total[shares[this_peer].start : shares[this_peer].stop]
     reduced.copy_(reduced.to(dtype))  # the others read it in this dtype
     await publish(total)
-    others = [(owner, chunk) for owner, share in shares.items() if owner != own for chunk in split_chunks(share)]
+    others = [(owner, chunk) for owner, share in shares.items() if owner != this_peer for chunk in split_chunks(share)]
     await gather_or_cancel(copy_chunk(owner, chunk) for owner, chunk in others)
     return total
 

@@ -26,7 +26,7 @@ class NoPeersError(Exception):
 class PeerStats:
     """Statistics of a peer."""
 
-    clock: float  # Expected seconds of the work it was given
+    clock: float  # Expected seconds of its assigned work
     order: float  # Random tie-breaker, so that routers start with different peers
     throughput: float | None = None  # Units of cost per second; None before the first observation
     banned_until: float = float("-inf")
@@ -51,7 +51,7 @@ class Router:
         self.peers.pop(peer, None)
 
     def ban(self, peer: str, now: float, seconds: float) -> None:
-        """Exclude a peer for `seconds`. A longer ban stays."""
+        """Exclude a peer for `seconds`. A longer ban remains."""
         if peer in self.peers:
             stats = self.peers[peer]
             stats.banned_until = max(stats.banned_until, now + seconds)
@@ -71,7 +71,7 @@ class Router:
         if not available:
             raise NoPeersError(min(self.get_bans(now).values(), default=None))
         for stats in available.values():
-            # A peer that was banned does not receive all it missed at once.
+            # After a ban a peer does not get all the work that it missed.
             stats.clock = max(stats.clock, self.last_clock)
         peer = min(available, key=lambda peer: (available[peer].clock, available[peer].order))
         self.last_clock = available[peer].clock

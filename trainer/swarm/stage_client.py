@@ -15,7 +15,7 @@ from trainer.swarm.router import NoPeersError, Router
 from trainer.swarm.transport import Transport, loop_time, shorten
 
 BAN_SECONDS = 30.0  # A peer that failed gets no calls for this long
-BLAME_SECONDS = 3600.0  # The same for a peer whose answer was invalid
+BLAME_SECONDS = 3600.0  # The same for a peer whose reply was invalid
 UNBAN_DELAY = 0.2  # Seconds before banned peers are called again, if there are no others
 MAX_FAILURES = 2
 """If every peer has failed this often the client gives up. The coordinator then finds out which peers are gone."""
@@ -26,8 +26,8 @@ MAX_HIDDEN_BYTES = 2**31  # Limit of a message with hidden states
 
 log = logging.getLogger(__name__)
 
-AnswerCheck = Callable[[str, RpcFrame], str]
-"""(peer, answer) -> why the answer is suspicious, or "". Raises `MalformedFrameError` for an invalid one."""
+ReplyCheck = Callable[[str, RpcFrame], str]
+"""(peer, reply) -> why the reply is suspicious, or "". Raises `MalformedFrameError` for an invalid one."""
 
 
 class StageClient:
@@ -36,7 +36,7 @@ class StageClient:
     def __init__(self, transport: Transport, on_ban: Callable[[str, str], None] = lambda peer, reason: None) -> None:
         """`on_ban` is called with each banned peer and the reason."""
         self.transport, self.on_ban = transport, on_ban
-        self.blamed: dict[str, str] = {}  # Peers whose answer was invalid, and why
+        self.blamed: dict[str, str] = {}  # Peers whose reply was invalid, and why
         self.router = Router(seed=zlib.crc32(transport.peer.encode()))
 
     def set_peers(self, peers: Iterable[str]) -> None:
@@ -53,17 +53,17 @@ class StageClient:
         depth: int,
         timeout: float,
         cost: float,
-        check: AnswerCheck = lambda peer, answer: "",
+        check: ReplyCheck = lambda peer, reply: "",
         pinned: str | None = None,
-    ) -> tuple[RpcFrame, messages.StageAnswer]:
-        """Have one peer, and the stages behind it, compute a micro-batch. Return its answer and the path it took.
+    ) -> tuple[RpcFrame, messages.StageReply]:
+        """Compute a micro-batch on one peer and the stages after it. Return its reply and the path it took.
 
         `depth` is the number of stages from here on; a peer gets `timeout` seconds for each. A peer that fails is
         banned and another one is called, until all have failed `MAX_FAILURES` times or the caller's own time is over.
         Raise `CallRefusedError` with the code "later_stage" then.
 
-        A peer whose answer fails `check` as invalid is blamed. A suspicious answer is accepted only if all peers give
-        one. Peers that gave a suspicious answer are blamed once another peer gives a sound one; else their ban ends.
+        A peer whose reply fails `check` as invalid is blamed. A suspicious reply is accepted only if all peers send
+        one. Peers that sent one are blamed once another peer sends a valid reply; otherwise their ban ends.
         `pinned`: call this peer first, if it belongs to the stage.
         """
         suspicious: dict[str, str] = {}
@@ -73,7 +73,7 @@ class StageClient:
                 peer = pinned if pinned in self.router.peers and not failures[pinned] else await self.choose_peer(cost)
                 started = loop_time()
                 try:
-                    answer, result, reason = await self.call_peer(peer, request, min(timeout * depth, left), check)
+                    reply, result, reason = await self.call_peer(peer, request, min(timeout * depth, left), check)
                 except CallError as error:
                     if isinstance(error, CallRefusedError) and error.code == "later_stage":
                         raise
@@ -83,29 +83,29 @@ class StageClient:
                         self.router.observe(peer, cost, loop_time() - started - result.later_seconds)
                         for other, suspicion in suspicious.items():
                             self.blame(other, suspicion)
-                        return answer, result
+                        return reply, result
                     suspicious[peer] = reason
                     self.ban(peer, reason)
                     failures[peer] += MAX_FAILURES
                     if suspicious.keys() == self.router.peers.keys():  # the model or this caller is the cause
-                        return answer, result
+                        return reply, result
                 if all(failures[peer] >= MAX_FAILURES for peer in self.router.peers):
                     break
         finally:
             for peer in suspicious.keys() - self.blamed.keys():
                 self.router.unban(peer, loop_time())
-        raise CallRefusedError("later_stage", "no peer of the next stage answered")
+        raise CallRefusedError("later_stage", "no peer of the next stage replied")
 
     async def call_peer(
-        self, peer: str, request: RpcFrame, seconds: float, check: AnswerCheck
-    ) -> tuple[RpcFrame, messages.StageAnswer, str]:
-        """Return a peer's answer and why it is suspicious, if so. Ban the peer and raise `CallError` if it fails."""
+        self, peer: str, request: RpcFrame, seconds: float, check: ReplyCheck
+    ) -> tuple[RpcFrame, messages.StageReply, str]:
+        """Return a peer's reply and why it is suspicious, if so. Ban the peer and raise `CallError` if it fails."""
         try:
-            answer = await self.transport.call(peer, "run", request, seconds, MAX_HIDDEN_BYTES)
-            result = messages.parse_message(messages.StageAnswer, answer)
+            reply = await self.transport.call(peer, "run", request, seconds, MAX_HIDDEN_BYTES)
+            result = messages.parse_message(messages.StageReply, reply)
             if result.path[:1] != (peer,):
-                raise MalformedFrameError("the answer names another peer as its author")
-            return answer, result, check(peer, answer)
+                raise MalformedFrameError("the reply names another peer as its author")
+            return reply, result, check(peer, reply)
         except MalformedFrameError as error:
             self.blame(peer, str(error))
             raise

@@ -83,8 +83,8 @@ class SumExchange:
         for _ in range(2):  # a connection may break while the peer is alive
             try:
                 frame = messages.to_frame(part)
-                answer = await self.transport.call(peer, which, frame, part.timeout, size * dtype.itemsize)
-                return get_single_tensor(answer, (size,), dtype)
+                reply = await self.transport.call(peer, which, frame, part.timeout, size * dtype.itemsize)
+                return get_single_tensor(reply, (size,), dtype)
             except PeerUnreachableError as error:
                 failure = error
             except CallError as error:

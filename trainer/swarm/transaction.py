@@ -144,14 +144,14 @@ class Transaction:
                 await asyncio.sleep(0.05)
 
     async def collect_ledgers(self) -> LedgersByStage:
-        """Return all members' ledgers. Evict members that do not answer in time, and ban those that others blame."""
+        """Return all members' ledgers. Evict members that do not reply in time, and ban those that others blame."""
         request = messages.StepRequest(attempt=self.membership.next_attempt(), step=self.version)
-        answers = await self.membership.call_members(dict.fromkeys(self.membership.members, request), "ledger")
+        replies = await self.membership.call_members(dict.fromkeys(self.membership.members, request), "ledger")
         ledgers: LedgersByStage = {stage: {} for stage in range(self.config.stages)}
-        for name, answer in answers.items():
+        for name, reply in replies.items():
             member = self.membership.members[name]
             try:
-                ledger = messages.parse_message(messages.Ledger, raise_if_failed(answer))
+                ledger = messages.parse_message(messages.Ledger, raise_if_failed(reply))
             except CallError as error:
                 self.membership.evict(name, f"no ledger: {error}")
                 continue
@@ -169,10 +169,10 @@ class Transaction:
         if self.membership.list_empty_stages():
             raise StageLostError
 
-    def evict_failed(self, answers: Mapping[str, RpcFrame | CallError]) -> None:
-        for name, answer in answers.items():
-            if isinstance(answer, CallError):
-                self.membership.evict(name, str(answer))
+    def evict_failed(self, replies: Mapping[str, RpcFrame | CallError]) -> None:
+        for name, reply in replies.items():
+            if isinstance(reply, CallError):
+                self.membership.evict(name, str(reply))
 
     # --- votes ---
 
@@ -185,14 +185,14 @@ class Transaction:
             for peers in ledgers.values()
             for name, ledger in peers.items()
         }
-        answers = await self.membership.call_members(orders, "prepare", timeout + self.timeout / 2)
+        replies = await self.membership.call_members(orders, "prepare", timeout + self.timeout / 2)
         votes = {}
-        for name, answer in answers.items():
+        for name, reply in replies.items():
             try:
-                votes[name] = messages.parse_message(messages.Vote, raise_if_failed(answer))
+                votes[name] = messages.parse_message(messages.Vote, raise_if_failed(reply))
             except CallError as error:
                 self.assign_blame(name, error)
-        if len(votes) < len(answers):
+        if len(votes) < len(replies):
             return None
         outvoted = [name for stage in ledgers for name in self.find_outvoted(stage, votes)]
         for name in outvoted:
@@ -239,9 +239,9 @@ class Transaction:
             self.membership.evict(name, f"no update: {error}")
 
 
-def reject_tensors(_: str, answer: RpcFrame) -> str:
-    """Raise `MalformedFrameError` if the first stage answers with a tensor: there is no gradient of tokens."""
-    if answer.tensors:
+def reject_tensors(_: str, reply: RpcFrame) -> str:
+    """Raise `MalformedFrameError` if the first stage replies with a tensor: there is no gradient of tokens."""
+    if reply.tensors:
         raise MalformedFrameError("an unexpected tensor")
     return ""
 

@@ -38,11 +38,11 @@ PROTOCOL = "dailytrain-swarm/1"
 CONNECT_SECONDS = 5.0  # Timeout of a connection attempt
 RELAY = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE, RESERVED = bytes((2, 8, 0)), bytes((40, 100))
-"""Of that protocol (circuit v2): a `HopMessage` of type RESERVE, and the end of a successful answer."""
+"""Of that protocol (circuit v2): a `HopMessage` of type RESERVE, and the end of a successful reply."""
 RESERVATION_SECONDS = 5.0
 """Interval in which a machine that cannot be dialed renews its relay reservations: a relay may have restarted."""
 P2P_CODE = bytes.fromhex("a503")  # Prefix of a peer's name in a binary address: 421 as a varint
-HANGUP_SECONDS = 5.0  # Time that a caller gets to close the stream after the answer
+HANGUP_SECONDS = 5.0  # Time that a caller gets to close the stream after the reply
 
 SOCKET_FOLDER_VARIABLE = "SWARM_SOCKETS"
 """Environment variable with the folder for sockets; default: the temporary folder."""
@@ -138,7 +138,7 @@ class Transport:
     async def serve(self, routes: Mapping[str, Route]) -> None:
         """Answer calls of these methods. Call it once."""
         self._routes = dict(routes)
-        await self._p2p.add_binary_stream_handler(PROTOCOL, self._answer)
+        await self._p2p.add_binary_stream_handler(PROTOCOL, self._serve_call)
 
     async def close(self) -> None:
         if self._p2p is not None:
@@ -204,33 +204,33 @@ class Transport:
     # --- calling ---------------------------------------------------------------------------------------------------
 
     async def call(self, peer: str, method: str, frame: RpcFrame, timeout: float, max_bytes: int = 2**20) -> RpcFrame:
-        """Return a peer's answer, one frame. Raise `CallError`."""
+        """Return a peer's reply, one frame. Raise `CallError`."""
         try:
             async with asyncio.timeout(timeout), self._open(peer, method, frame) as reader:
-                return await self._read_answer(reader, max_bytes)
+                return await self._read_reply(reader, max_bytes)
         except TimeoutError:
             raise CallTimeoutError(f"{method} took longer than {timeout:.1f} s") from None
 
     async def stream(
         self, peer: str, method: str, frame: RpcFrame, timeout: float, max_bytes: int = 2**30
     ) -> AsyncIterator[RpcFrame]:
-        """Yield the frames of a peer's answer, each within `timeout` seconds. Raise `CallError`."""
+        """Yield the frames of a peer's reply, each within `timeout` seconds. Raise `CallError`."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(timeout):
                     reader = await stack.enter_async_context(self._open(peer, method, frame))
                 while True:
                     async with asyncio.timeout(timeout):
-                        answer = await self._read_answer(reader, max_bytes)
-                    if answer.body.get("end"):
+                        reply = await self._read_reply(reader, max_bytes)
+                    if reply.body.get("end"):
                         return
-                    yield answer
+                    yield reply
         except TimeoutError:
             raise CallTimeoutError(f"{method} sent nothing for {timeout:.1f} s") from None
 
     @contextlib.asynccontextmanager
     async def _open(self, peer: str, method: str, frame: RpcFrame) -> AsyncIterator[asyncio.StreamReader]:
-        """Send a request and yield the stream of the answer. Any error closes it, which cancels the call."""
+        """Send a request and yield the stream of the reply. Any error closes it, which cancels the call."""
         writer = None
         try:
             reader, writer = await self._dial(peer)
@@ -263,19 +263,19 @@ class Transport:
                     raise PeerUnreachableError(f"cannot connect to {shorten(peer)}: {error}") from error
         raise AssertionError
 
-    async def _read_answer(self, reader: asyncio.StreamReader, max_bytes: int) -> RpcFrame:
+    async def _read_reply(self, reader: asyncio.StreamReader, max_bytes: int) -> RpcFrame:
         header = await receive_header(reader)
         tensors, size = await receive_tensors(reader, header, max_bytes)
         self.bytes_in += size
         if header.get("refused"):
             raise CallRefusedError(str(header["refused"])[:100], str(header.get("why", ""))[:1000])
         if not isinstance(header.get("body"), dict):
-            raise MalformedFrameError("an answer without a body")
+            raise MalformedFrameError("a reply without a body")
         return RpcFrame(header["body"], tensors)
 
-    # --- answering -------------------------------------------------------------------------------------------------
+    # --- serving --------------------------------------------------------------------------------------------------
 
-    async def _answer(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_call(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         caller = info.peer_id.to_base58()
         task = asyncio.ensure_future(self._handle_call(caller, reader, writer))
         try:
@@ -303,27 +303,27 @@ class Transport:
             raise MalformedFrameError("a call without a body")
         tensors, size = await receive_tensors(reader, header, route.max_bytes)
         self.bytes_in += size
-        answering = asyncio.ensure_future(self._reply(route, caller, RpcFrame(header["body"], tensors), writer))
+        serving = asyncio.ensure_future(self._reply(route, caller, RpcFrame(header["body"], tensors), writer))
         # The caller sends nothing more, so this returns at the end of the stream.
         hangup = asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait({answering, hangup}, return_when=asyncio.FIRST_COMPLETED)
-            if answering.done() and answering.exception() is None:
+            await asyncio.wait({serving, hangup}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done() and serving.exception() is None:
                 await asyncio.wait({hangup}, timeout=HANGUP_SECONDS)  # as in `wait_for_hangup`
         finally:
-            answering.cancel()
+            serving.cancel()
             hangup.cancel()
-            await asyncio.gather(answering, hangup, return_exceptions=True)
+            await asyncio.gather(serving, hangup, return_exceptions=True)
 
     async def _reply(self, route: Route, caller: str, frame: RpcFrame, writer: asyncio.StreamWriter) -> None:
         try:
-            answer = route.handler(caller, frame)
-            if isinstance(answer, AsyncIterator):
-                async for part in answer:
+            reply = route.handler(caller, frame)
+            if isinstance(reply, AsyncIterator):
+                async for part in reply:
                     self.bytes_out += await send_frame(writer, {"body": part.body}, part.tensors)
                 await send_frame(writer, {"body": {"end": True}})
             else:
-                part = await answer
+                part = await reply
                 self.bytes_out += await send_frame(writer, {"body": part.body}, part.tensors)
         except CallRefusedError as error:
             await send_frame(writer, {"refused": error.code, "why": error.message})
@@ -356,7 +356,7 @@ def build_daemon_factory(sockets: Path) -> tuple[Any, type[Exception]]:
 
 
 async def wait_for_hangup(reader: asyncio.StreamReader) -> None:
-    """Wait until the caller closes the stream: closing it with unread data would discard the answer."""
+    """Wait until the caller closes the stream: closing it with unread data would discard the reply."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HANGUP_SECONDS):
             while await reader.read(CHUNK_BYTES):

@@ -74,15 +74,15 @@ def majority_vote(gradients: Mapping[str, Tensor], tolerance: float) -> list[str
 
 def peers_to_ban(ledgers: Mapping[int, Mapping[str, Any]], blamed: Mapping[str, str]) -> dict[str, str]:
     """Return the peers to ban and why: more than half of another stage, or the coordinator (`blamed`), blames them."""
-    home = {name: stage for stage, peers in ledgers.items() for name in peers}
-    verdicts = {name: reason for name, reason in blamed.items() if name in home}
+    stage_by_peer = {name: stage for stage, peers in ledgers.items() for name in peers}
+    verdicts = {name: reason for name, reason in blamed.items() if name in stage_by_peer}
     for stage, peers in ledgers.items():
         reports: dict[str, list[str]] = {}
         for ledger in peers.values():
             for blame in ledger.blamed:
                 reports.setdefault(blame.peer, []).append(blame.why)
         for name, reasons in reports.items():
-            if name in home and home[name] != stage and 2 * len(reasons) > len(peers):
+            if name in stage_by_peer and stage_by_peer[name] != stage and 2 * len(reasons) > len(peers):
                 verdicts[name] = reasons[0]
     return verdicts
 

@@ -31,7 +31,7 @@ from trainer.swarm.sum_exchange import SumExchange
 from trainer.swarm.transport import Handler, Route, Transport, loop_time
 from trainer.swarm.worker_state import WorkerState
 
-GIVE_UP_SECONDS = 900.0  # A worker stops if the coordinator does not answer for this long
+GIVE_UP_SECONDS = 900.0  # A worker stops if the coordinator does not reply for this long
 MAX_MESSAGE_BYTES = 2**20
 T = TypeVar("T")
 
@@ -87,20 +87,20 @@ class Worker:
         await self.send_hellos()
 
     async def send_hellos(self) -> None:
-        interval, last_answer = 0.2, loop_time()
+        interval, last_reply = 0.2, loop_time()
         while not self.stopped.is_set():
             await self.transport.renew_relay_reservations()
             try:
                 hello = self.hello.model_copy(update={"addresses": self.transport.addresses})
-                answer = await self.transport.call(self.coordinator, "hello", messages.to_frame(hello), 10)
-                interval = self.handle_welcome(messages.parse_message(messages.Welcome, answer))
-                last_answer = loop_time()
+                reply = await self.transport.call(self.coordinator, "hello", messages.to_frame(hello), 10)
+                interval = self.handle_welcome(messages.parse_message(messages.Welcome, reply))
+                last_reply = loop_time()
             except CallRefusedError as error:
                 self.stop(f"The coordinator does not accept this machine: {error}")
             except CallError as error:
-                log.info("no answer from the coordinator: %s", error)
-                if loop_time() - last_answer > GIVE_UP_SECONDS:
-                    self.stop(f"The coordinator has not answered for {GIVE_UP_SECONDS / 60:.0f} minutes.")
+                log.info("no reply from the coordinator: %s", error)
+                if loop_time() - last_reply > GIVE_UP_SECONDS:
+                    self.stop(f"The coordinator has not replied for {GIVE_UP_SECONDS / 60:.0f} minutes.")
             await self.connect_to_all()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopped.wait(), interval)
@@ -221,11 +221,11 @@ class Worker:
             stage = state.get_stage(request.step)
             tokens, targets, hidden = check_inputs(stage, request, frame.tensors)
             if stage.is_last and request.mode != "learn":
-                answer = await self.run_in_thread(state.infer, request, tokens, hidden, targets)
-                return messages.to_frame(messages.StageAnswer(path=(self.transport.peer,)), answer)
+                reply = await self.run_in_thread(state.infer, request, tokens, hidden, targets)
+                return messages.to_frame(messages.StageReply(path=(self.transport.peer,)), reply)
             record = await self.run_in_thread(state.run_forward, request, tokens, hidden, targets)
             if stage.is_last:
-                result = messages.StageAnswer(path=(), nats=record.nats, targets=record.count)
+                result = messages.StageReply(path=(), nats=record.nats, targets=record.count)
                 return await self.backward(request, record, None, result)
             return await self.run_next_stages(request, record, targets)
 
@@ -234,14 +234,14 @@ class Worker:
     ) -> RpcFrame:
         if self.next_stage is None:
             raise CallRefusedError("stale", "this worker does not know the next stage yet")
-        answer, result = await self.next_stage.run_micro_batch(request, record, targets)
+        reply, result = await self.next_stage.run_micro_batch(request, record, targets)
         if request.mode == "learn":
-            return await self.backward(request, record, answer, result)
+            return await self.backward(request, record, reply, result)
         path = (self.transport.peer, *result.path)
-        return messages.to_frame(messages.StageAnswer(path=path, later_seconds=result.later_seconds), answer)
+        return messages.to_frame(messages.StageReply(path=path, later_seconds=result.later_seconds), reply)
 
     async def backward(
-        self, request: messages.RunRequest, record: ForwardRecord, gradient: Tensor | None, result: messages.StageAnswer
+        self, request: messages.RunRequest, record: ForwardRecord, gradient: Tensor | None, result: messages.StageReply
     ) -> RpcFrame:
         state = self.get_state()
 
@@ -294,7 +294,7 @@ class Worker:
 
 
 def build_handler(kind: type[MessageT], function: Callable[[MessageT], Awaitable[Message | None]]) -> Handler:
-    """Return a handler that parses the request for `function` and encodes its answer; None is an acknowledgement."""
+    """Return a handler that parses the request for `function` and encodes its reply; None is an acknowledgement."""
 
     async def handle(_: str, frame: RpcFrame) -> RpcFrame:
         return messages.to_frame(await function(messages.parse_message(kind, frame)) or messages.Acknowledgement())

@@ -1,6 +1,6 @@
-"""A worker's part of a step: its stage, its ledger of gradients, and its promise to stay frozen.
+"""A worker's part of a step: its stage, its ledger of gradients, and whether it is frozen.
 
-All methods run in the worker's one compute thread, so each is atomic. They use no network and no clock but for timing.
+All methods run in the worker's one compute thread, so each is atomic. They use no network, and time only to measure.
 
 In a step gradients are accumulated, each with its entry in the ledger (`run_backward`). The coordinator compares the
 ledgers until each micro-batch is held once. Then the worker freezes (`freeze`), votes on the stage's reduced sum
@@ -100,7 +100,7 @@ class WorkerState:
         return record
 
     def infer(self, request: RunRequest, tokens: Tensor, hidden: Tensor | None, targets: Tensor | None) -> Tensor:
-        """Return the last stage's answer to a request without gradients."""
+        """Return the last stage's reply to a request without gradients."""
         stage = self.get_stage(request.step)
         if request.mode == "nats":
             assert targets is not None
@@ -214,7 +214,7 @@ class WorkerState:
 
 
 def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
-    """Add tensors in fp32 in the given order: the same order gives the same bits."""
+    """Add tensors in fp32 in this order: the same order gives the same bits."""
     total = parts[0].float() if parts[0].dtype != torch.float32 else parts[0].clone()
     for part in parts[1:]:
         total.add_(part)

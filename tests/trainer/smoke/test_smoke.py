@@ -223,7 +223,7 @@ def test_plain_value_error_of_setup_is_no_user_error(
         (
             "It created more than 50,000 files.",
             137,
-            "It exceeded its limits while the small model was trained: it created",
+            "It exceeded its limits while the small model was trained: it",
         ),
         (None, 139, "It crashed with a segmentation fault while the small model was trained."),
     ],

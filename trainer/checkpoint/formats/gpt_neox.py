@@ -28,7 +28,7 @@ HEADS = {
     "pythia-6.9b": 32,
     "pythia-12b": 40,
 }
-"""Attention heads of each configuration; the tensors show all else (arXiv 2304.01373, table 1)."""
+"""Attention heads of each configuration; everything else follows from the tensors (arXiv 2304.01373, table 1)."""
 ALLOWED_FIELDS = {"padded_vocab_size"}  # litgpt's fields that may differ from those of the named configuration
 MAX_HEADER_BYTES = 10**7
 READ_BYTES = 2**22
@@ -84,9 +84,9 @@ def convert_weights(run: Mapping[str, Any], source: IO[bytes], out: IO[bytes]) -
         names = {tensor.name: rename_tensor(tensor.name) for tensor in tensors}
     except (KeyError, ValueError, TypeError) as error:
         raise FormatError("these weights are not those of a GPT-NeoX") from error
-    kept = [crop_rows(tensor, vocabulary) if tensor.name in TOKEN_TABLES else tensor for tensor in tensors]
-    write_header(kept, names, out)
-    for tensor in kept:
+    cropped = [crop_rows(tensor, vocabulary) if tensor.name in TOKEN_TABLES else tensor for tensor in tensors]
+    write_header(cropped, names, out)
+    for tensor in cropped:
         source.seek(base + tensor.begin)
         pieces = interleave_heads(source, tensor, heads) if ".attn.qkv." in tensor.name else read_pieces(source, tensor)
         for piece in pieces:
