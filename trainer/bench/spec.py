@@ -54,7 +54,7 @@ PEERS = ("torch", "litgpt")  # a plain GPT built from torch's modules, and litgp
 class ContenderSpec:
     """A contender and the shape it trains."""
 
-    name: str  # an architecture of ours, or one of `PEERS`
+    name: str  # one of our architectures, or one of `PEERS`
     compiled: bool
     shape: Shape
 

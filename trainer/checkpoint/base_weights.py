@@ -1,4 +1,4 @@
-"""Checkpoints to start from (`--from`): a run of ours, one of its checkpoints, or a folder in litgpt's format."""
+"""Checkpoints to start from (`--from`): a run, one of its checkpoints, or a folder in litgpt's format."""
 
 from __future__ import annotations
 

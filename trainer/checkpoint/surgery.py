@@ -85,12 +85,12 @@ def narrow_channel_mix(tensors: Tensors, block: str, units: int) -> None:
     spread = (ratio.square() + (1 - ratio).square()).sqrt() * tensors[block + "ln2.weight"]
     mean, squares = compute_relu2_moments(key @ tensors[block + "ln2.bias"], (key * spread).norm(dim=1))
     contributions = value.norm(dim=0) * squares.sqrt()
-    kept = contributions.topk(units).indices.sort().values
-    dropped = torch.ones(len(key), dtype=torch.bool).index_fill_(0, kept, False)
-    shares = mean[kept] / (squares[kept] - mean[kept].square()).clamp(min=1e-12)
-    shares = shares / (shares @ mean[kept]).clamp(min=1e-12)
-    tensors[block + "ffn.key.weight"] = key[kept].contiguous()
-    tensors[block + "ffn.value.weight"] = value[:, kept] + torch.outer(value[:, dropped] @ mean[dropped], shares)
+    selected = contributions.topk(units).indices.sort().values
+    dropped = torch.ones(len(key), dtype=torch.bool).index_fill_(0, selected, False)
+    shares = mean[selected] / (squares[selected] - mean[selected].square()).clamp(min=1e-12)
+    shares = shares / (shares @ mean[selected]).clamp(min=1e-12)
+    tensors[block + "ffn.key.weight"] = key[selected].contiguous()
+    tensors[block + "ffn.value.weight"] = value[:, selected] + torch.outer(value[:, dropped] @ mean[dropped], shares)
 
 
 def compute_relu2_moments(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:

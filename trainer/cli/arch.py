@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe_architecture(name: str) -> dict[str, Any]:
-    """Describe an architecture by the first sentence of its file and its size at the default dial."""
+    """Describe an architecture by the first sentence of its file and its size at `DEPTH`."""
     module = load_architecture(name)
     with torch.device("meta"):
         model = module.Model(module.Config.sized(DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH))

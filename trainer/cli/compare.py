@@ -32,8 +32,8 @@ def print_table(differences: Sequence[paired_bootstrap.MetricDifference]) -> Non
     from rich.table import Table
 
     table = Table("task", "metric", "items", "A", "B", "B - A", "95 % interval", "p", box=None, pad_edge=False)
-    for each in differences:
-        numbers = (f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}")
-        interval = f"{each.low:+.4f} to {each.high:+.4f}"
-        table.add_row(each.task, each.metric, f"{each.items:,}", *numbers, interval, f"{each.p:.3f}")
+    for row in differences:
+        numbers = (f"{row.first:.4f}", f"{row.second:.4f}", f"{row.difference:+.4f}")
+        interval = f"{row.low:+.4f} to {row.high:+.4f}"
+        table.add_row(row.task, row.metric, f"{row.items:,}", *numbers, interval, f"{row.p:.3f}")
     Console().print(table)

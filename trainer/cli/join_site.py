@@ -137,7 +137,7 @@ def register(agent: Agent, options: argparse.Namespace, path: Path, can_voluntee
 
 
 def describe_refusal(error: RequestRefusedError, identity: Path) -> str:
-    """Explain to the sponsor that the site refuses the whole node."""
+    """Return the message for a site that rejects the node."""
     if error.status in (401, 403) and identity.exists():
         return f"The site rejects this node: {error.detail} To join again, start it with a new token."
     return f"The site rejects this node: {error.detail}"

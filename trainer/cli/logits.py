@@ -33,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_tokens(text: str, vocabulary_size: int) -> list[int]:
-    """Read token ids joined by commas."""
+    """Parse token ids separated by commas."""
     try:
         tokens = [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--tokens are whole numbers joined by commas, not {text!r}") from None
+        raise UserError(f"--tokens must be integers separated by commas, not {text!r}") from None
     unknown = next((token for token in tokens if not 0 <= token < vocabulary_size), None)
     if unknown is not None:
         raise UserError(f"there is no token {unknown}: the vocabulary's are 0 to {vocabulary_size - 1}")
@@ -55,7 +55,7 @@ def compute_log_probabilities(options: argparse.Namespace, tokens: list[int]) ->
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="dailytrain logits", description="Print the most likely next tokens after each token.")
     parser.add_argument("run", type=Path, help="folder of a run")
-    parser.add_argument("--tokens", required=True, help="token ids, joined by commas")
+    parser.add_argument("--tokens", required=True, help="token ids, separated by commas")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--checkpoint", type=Path, help="folder of one checkpoint (the latest)")
     add_device_flag(parser, default="cpu")

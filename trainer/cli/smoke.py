@@ -97,7 +97,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 def run_smoke_test(options: argparse.Namespace, flags: Sequence[str], print_check: PrintCheck) -> dict[str, Any]:
     """Return the record that `--json` prints."""
     started = time.monotonic()
-    box = select_sandbox(options.sandbox)
+    sandbox = select_sandbox(options.sandbox)
     limits = SmokeLimits(options.arch, options.steps, options.seconds, options.memory_bytes, options.peak)
     with tempfile.TemporaryDirectory(prefix="smoke-") as folder:
         root = Path(folder).resolve()
@@ -106,12 +106,12 @@ def run_smoke_test(options: argparse.Namespace, flags: Sequence[str], print_chec
         private.mkdir()
         dataset = prepare_dataset(CORPUS, TOKENIZER, options.data, LIMIT_BYTES)
         with open_log(options) as output:
-            report, checks = run_child(options, flags, limits, box, dataset, out, output, print_check)
+            report, checks = run_child(options, flags, limits, sandbox, dataset, out, output, print_check)
             if checks[-1].passed:
                 source = options.model_source.resolve() if options.model_source else None
-                checks.append(check_causality(out, private, dataset, box, source, output if options.job else None))
+                checks.append(check_causality(out, private, dataset, sandbox, source, output if options.job else None))
                 print_check(checks[-1])
-        return build_record(report, checks, read_losses(out), box.name, time.monotonic() - started)
+        return build_record(report, checks, read_losses(out), sandbox.name, time.monotonic() - started)
 
 
 def select_sandbox(name: str) -> SandboxDriver:
@@ -137,14 +137,14 @@ def run_child(
     options: argparse.Namespace,
     flags: Sequence[str],
     limits: SmokeLimits,
-    box: SandboxDriver,
+    sandbox: SandboxDriver,
     dataset: Dataset,
     out: Path,
     output: IO[bytes],
     print_check: PrintCheck,
 ) -> tuple[SmokeReport, list[SmokeCheck]]:
     """Run the sandboxed process; return its report and the checks, printing each as it is decided."""
-    process = box.start(build_child_spec(options, flags, dataset, out), stdout=output, stderr=output)
+    process = sandbox.start(build_child_spec(options, flags, dataset, out), stdout=output, stderr=output)
     checks: list[SmokeCheck] = []
     try:
         while True:

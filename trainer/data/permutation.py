@@ -1,8 +1,8 @@
 """A shuffle that needs no memory: the new position of each number is computed, not stored.
 
-A Feistel network permutes the numbers of an even count of bits whatever its round function is; numbers that come out
-beyond the range are sent through again until they fall inside (cycle walking), which keeps it a permutation. The result
-is a pure function of (seed, size, number), the same on every machine.
+A Feistel network permutes the numbers with an even count of bits for any round function. Results outside the range are
+permuted again until they are inside (cycle walking), which is still a permutation. The result is a pure function of
+(seed, size, number), the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def permute(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return the new positions of `numbers` (int64, all in [0, size)) in the shuffle of [0, size) given by `seed`."""
+    """Return the new positions of `numbers` (int64, all in [0, size)) in the shuffle of [0, size) by `seed`."""
     half = max(1, (max(1, size - 1).bit_length() + 1) // 2)
     start = np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
     keys = _mix(np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN ^ _mix(start))

@@ -2,8 +2,8 @@
 
 The lowest 1 % of all hash values are test, the next 1 % dev, the rest train. In a corpus of few documents, dev and test
 take more of the lowest hashes until they have enough text. A document longer than a twentieth of the corpus is always
-train. The order of documents does not matter. In a corpus of thousands the other documents do not matter either, so a
-text stays in its split when the corpus grows.
+train. The order of documents has no effect. In a corpus of thousands the other documents have none either, so a text
+stays in its split when the corpus grows.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class LanguageModel(nn.Module):
     """Maps tokens to a distribution over the next token at every position.
 
     Causal: the output at position t depends on tokens 0..t only. Stateless: the same tokens get the same output,
-    whatever ran before and whatever else is in the batch. The scorer tests both and rejects a model that breaks them.
+    independent of earlier calls and of the rest of the batch. The scorer tests both and rejects other models.
     """
 
     def features(self, tokens: Tensor) -> Tensor:

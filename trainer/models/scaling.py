@@ -6,7 +6,7 @@ from __future__ import annotations
 def batch_tokens(total_tokens: float) -> float:
     """Return the tokens of an optimizer step for a run of `total_tokens`.
 
-    ~ D^0.383, whatever the model's size (Power Lines: Bergsma et al., arXiv 2505.13738), through nanochat's 2^19
+    ~ D^0.383 for models of any size (Power Lines: Bergsma et al., arXiv 2505.13738), through nanochat's 2^19
     tokens at 1e10.
     """
     return 2**19 * (total_tokens / 1e10) ** 0.383

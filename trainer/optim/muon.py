@@ -119,7 +119,7 @@ class Muon(Optimizer):
     """Steps along the orthogonalized momentum, for matrices or stacks of matrices (more than two dimensions).
 
     A step moves a matrix by `lr x sqrt(max(1, rows / columns))` times an orthogonal one: the same change of its outputs
-    whatever the shape. Weight decay is decoupled: `w <- w - lr x weight_decay x w`, with `cautious` only where the
+    for every shape. Weight decay is decoupled: `w <- w - lr x weight_decay x w`, with `cautious` only where the
     update, too, moves the weight towards zero (or not at all).
     """
 

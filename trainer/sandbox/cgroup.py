@@ -54,7 +54,7 @@ class ControlGroup:
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
 
     def remove(self) -> None:
-        """Remove the group; retry for a moment, because the kernel notices late that the last process is gone."""
+        """Remove the group; retry for a moment, because the kernel updates it after the last process has ended."""
         deadline = time.monotonic() + REMOVAL_SECONDS
         while self._folder.exists():
             with suppress(OSError):

@@ -52,7 +52,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def load_model(run: Path, checkpoint: Path) -> nn.Module:
-    """Return the model in float32 and evaluation mode, with TF32 off so that all matrix products round alike.
+    """Return the model in float32 and evaluation mode, with TF32 off so that all matrix products round equally.
 
     The scorer has compared the files with the manifest. A scoring node has no optimizer state, so none is loaded.
     """

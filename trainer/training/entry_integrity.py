@@ -8,7 +8,7 @@ While an `EntryIntegrity` is entered:
   code, access to other objects. It raises if a frame of the architecture's folder is on the stack of such an event.
 
 Not covered: a determined author, since code can change anything in its own interpreter. The scorer, the node's meter
-and replays, which are other processes, are what results rest on. This check reports a mistake early.
+and replays, which are other processes, are what results rely on. This check reports a mistake early.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ TRUSTED_CALLERS = (
     "/trainer/training/loop.py",
     "/trainer/train.py",
 )
-"""A frame of these ends the search of the stack: compilers, imports of libraries, and the loop itself."""
+"""The search of the stack ends at a frame of these: compilers, imports of libraries, and the loop itself."""
 
 SOURCES = (".py", ".pyc")  # may be read: tracebacks, warnings and torch's script compiler read them
 
@@ -78,7 +78,7 @@ LIBRARY_FUNCTIONS: tuple[tuple[Any, str], ...] = (
 )
 """Functions of libraries that the loop uses."""
 
-BASE = "trainer.models.base"  # stands in for an architecture that does not exist
+BASE = "trainer.models.base"  # used instead of an architecture that does not exist
 RANDOM_CHECKS = 3  # in a run
 
 
@@ -204,8 +204,8 @@ def iterate_parts(classes: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
             yield from iterate_members(module_name, module)
     for owner, name in LIBRARY_FUNCTIONS:
         yield from iterate_code(f"{owner.__name__}.{name}", getattr(owner, name))
-    for each in classes:
-        yield from iterate_members(f"{each.__module__}.{each.__qualname__}", each)
+    for cls in classes:
+        yield from iterate_members(f"{cls.__module__}.{cls.__qualname__}", cls)
 
 
 def iterate_members(prefix: str, owner: ModuleType | type) -> Iterator[tuple[str, Any]]:

@@ -71,8 +71,8 @@ def describe_lineage(lineage: dict[str, Any]) -> str:
     """Return one line about what was copied."""
     new = lineage["new"]
     names = "" if not new else f" ({lora.abbreviate_names(new)})"
-    kept = f"{lineage['kept']} tensors kept"
+    summary = f"{lineage['kept']} tensors kept"
     if lineage["versions"]:
         before, after = lineage["versions"]
-        kept += f", {len(lineage['remade'])} converted from version {before} to {after}"
-    return f"starts from {lineage['name']}: {kept}, {len(new)} new{names}"
+        summary += f", {len(lineage['remade'])} converted from version {before} to {after}"
+    return f"starts from {lineage['name']}: {summary}, {len(new)} new{names}"

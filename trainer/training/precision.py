@@ -1,6 +1,6 @@
 """The precision of matrix products, for `train.precision auto`.
 
-On CUDA it is bf16 wherever the GPU supports it. Nothing is timed there: a small MLP is bound by kernel launches, so
+On CUDA it is bf16 if the GPU supports it. Nothing is timed there: a small MLP is bound by kernel launches, so
 fp32 looks as fast as bf16, and a large model in fp32 does not fit into the memory.
 
 On a CPU it is measured, since bf16 is several times faster on one machine and slower on another: an MLP of width 256,

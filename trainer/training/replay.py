@@ -1,4 +1,4 @@
-"""Repeat a part of a run: train from a checkpoint, or from the initial weights, to a given step.
+"""Repeat a part of a run: train from a checkpoint, or from the initial weights, to some step.
 
     python -m trainer.training.replay --until 300 [--recorded-state FILE] CONFIGURATION...
 

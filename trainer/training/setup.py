@@ -137,7 +137,7 @@ def choose_machine_fields(
 
 
 def open_training_dataset(config: TrainConfig, device: str) -> Dataset:
-    """Open the given dataset, or prepare the corpus (or find it in the cache)."""
+    """Open the configured dataset, or prepare the corpus, or find it in the cache."""
     if config.dataset is not None:
         return Dataset.open(config.dataset)
     return prepare_dataset(

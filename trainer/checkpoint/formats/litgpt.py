@@ -22,7 +22,7 @@ from trainer.errors import to_one_line
 from trainer.models import litgpt
 
 WEIGHTS, DESCRIPTION = "lit_model.pth", "model_config.yaml"
-OURS = {"lm_head.": "head.", "transformer.": "gpt.transformer."}  # prefixes of litgpt's tensor names, and ours
+PREFIXES = {"lm_head.": "head.", "transformer.": "gpt.transformer."}  # of tensor names: litgpt's -> ours
 
 
 def load_config(folder: Path, vocabulary_size: int = 0, sequence_length: int | None = None) -> litgpt.Config:
@@ -54,7 +54,7 @@ def load_config(folder: Path, vocabulary_size: int = 0, sequence_length: int | N
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the folder's weights under our names."""
-    return {rename_tensor(name, OURS): value for name, value in read_tensors(folder / WEIGHTS, mmap=True).items()}
+    return {rename_tensor(name, PREFIXES): value for name, value in read_tensors(folder / WEIGHTS, mmap=True).items()}
 
 
 def rename_tensor(name: str, prefixes: dict[str, str]) -> str:
@@ -79,11 +79,11 @@ def export_run(run: Path, out: Path, checkpoint: Path | None = None) -> None:
     model = load_model(run, checkpoint)
     if not isinstance(model, litgpt.Model):
         arch = read_run(run)["arch"]
-        raise FormatError(f"{run} is of the architecture {arch}; the format litgpt holds only litgpt")
+        raise FormatError(f"{run} is of the architecture {arch}; the format litgpt is only for litgpt")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FormatError(f"{out} is not an empty folder")
-    theirs = {ours: theirs for theirs, ours in OURS.items()}
-    weights = {rename_tensor(name, theirs): value for name, value in model.state_dict().items()}
+    reverse = {ours: theirs for theirs, ours in PREFIXES.items()}
+    weights = {rename_tensor(name, reverse): value for name, value in model.state_dict().items()}
     try:
         out.mkdir(parents=True, exist_ok=True)
         torch.save({"model": weights}, out / WEIGHTS)

@@ -21,7 +21,7 @@ class PartitionError(UserError):
 class Partition(Protocol):
     """The functions of a partition module. They accept models that lack the parts of other stages.
 
-    Stages send one tensor `[B, T, width x streams]`: the residual stream, and whatever else later blocks read.
+    Stages send one tensor `[B, T, width x streams]`: the residual stream and what else later blocks read.
     """
 
     def check(self, model: LanguageModel) -> None:
