@@ -169,7 +169,7 @@ def test_logits_works_for_other_architectures(tiny_run: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize(
     ("tokens", "sentence"),
-    [("1,x", "separated by commas, not '1,x'"), ("1,41", "no token 41"), ("", "separated by commas")],
+    [("1,x", "commas, not '1,x'"), ("1,41", "no token 41"), ("", "separated by commas")],
 )
 def test_logits_invalid_tokens_print_one_line(
     tokens: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

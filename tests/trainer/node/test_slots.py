@@ -104,7 +104,7 @@ def test_choose_devices_with_too_few_gpus_raises() -> None:
 
 @pytest.mark.parametrize("config", [{"train": {"batch": "many"}}, {"devices": "all"}, {"train": {"batch": [8]}}])
 def test_choose_devices_with_an_invalid_configuration_blames_the_entry(config: dict[str, object]) -> None:
-    with pytest.raises(JobFailedError, match="configuration was not accepted") as failed:
+    with pytest.raises(JobFailedError, match="configuration is invalid") as failed:
         choose_devices(config, 2)
     assert failed.value.cause == "model"
 
