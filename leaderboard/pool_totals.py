@@ -17,7 +17,7 @@ KEY = "pool:totals"
 
 @dataclass(frozen=True)
 class Totals:
-    given: contributions.Given
+    given: contributions.LentTotals
     """All leases, of lent nodes and of the site's own."""
     tokens: int
     """Trained on, by every run that a node worked on."""
@@ -37,7 +37,7 @@ def totals() -> Totals:
 def counted() -> Totals:
     worked_on = Run.objects.filter(job__isnull=False)
     return Totals(
-        given=contributions.total(contributions.of_leases(Lease.objects.all()).values()),
+        given=contributions.add_totals(contributions.sum_leases_by_node(Lease.objects.all()).values()),
         tokens=worked_on.order_by().aggregate(total=Sum("tokens"))["total"] or 0,
         judged=worked_on.filter(state=Run.State.FINISHED, bits_per_byte__isnull=False).count(),
     )

@@ -19,7 +19,7 @@ from leaderboard.schedule import calendar
 from leaderboard.schedule.start_estimates import Departure, departures
 from scheduler.models import Lease, Node
 from scheduler.sponsors import contributions
-from scheduler.sponsors.contributions import Given, Standing
+from scheduler.sponsors.contributions import LentTotals, SponsorTotals
 
 router = Router()
 HOUR = 3600
@@ -126,7 +126,7 @@ class SponsorsDict(TypedDict):
 @decorate_view(conditional_page)
 def sponsors(request: HttpRequest) -> SponsorsDict:
     """Who lends the machines, and what they gave."""
-    thanks = contributions.thanks()
+    thanks = contributions.load_sponsor_list()
     return {
         "items": [sponsor_dict(standing) for standing in (*thanks.current, *thanks.past)],
         "anonymous": thanks.anonymous,
@@ -135,7 +135,7 @@ def sponsors(request: HttpRequest) -> SponsorsDict:
     }
 
 
-def sponsor_dict(standing: Standing) -> SponsorDict:
+def sponsor_dict(standing: SponsorTotals) -> SponsorDict:
     sponsor = standing.sponsor
     known: SponsorDict = {
         "id": sponsor.pk,
@@ -147,7 +147,7 @@ def sponsor_dict(standing: Standing) -> SponsorDict:
     return known
 
 
-def given_dict(given: Given) -> GivenDict:
+def given_dict(given: LentTotals) -> GivenDict:
     return {
         "jobs": given.jobs,
         "gpu_hours": given.gpu_seconds / HOUR,

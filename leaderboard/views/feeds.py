@@ -12,7 +12,7 @@ from leaderboard.charts import badges, cards
 from leaderboard.charts.badges import Badge
 from leaderboard.models import Entry, StandingsTable, Track
 from leaderboard.rankings.standings_store import load_standings
-from scheduler.sponsors.badges import badge
+from scheduler.sponsors.badges import draw_badge
 
 ATOM = "application/atom+xml; charset=utf-8"
 KEPT = {"Cache-Control": "public, max-age=300"}
@@ -45,7 +45,7 @@ def of_entry(entry_id: int) -> Badge:
 
 
 def picture(found: Badge) -> HttpResponse:
-    return HttpResponse(badge(found.label, found.message), content_type="image/svg+xml", headers=KEPT)
+    return HttpResponse(draw_badge(found.label, found.message), content_type="image/svg+xml", headers=KEPT)
 
 
 def shields(found: Badge) -> JsonResponse:

@@ -1,4 +1,4 @@
-"""The audit log as a page to be read: who did what, day by day, and how to find it."""
+"""The audit log: all Events by day, with a search."""
 
 from __future__ import annotations
 
@@ -26,37 +26,39 @@ else:
 ON_A_PAGE = 100
 
 
-class Search(forms.Form):
+class EventSearchForm(forms.Form):
     """Which part of the log to show."""
 
     who = forms.CharField(max_length=120, required=False)
     what = forms.CharField(max_length=60, required=False)
-    """A kind of target, or one of them: `run`, `run 12`."""
+    """A kind of target, with or without an id: `run`, `run 12`."""
     day = forms.DateField(required=False)
     people = forms.BooleanField(required=False)
-    """Leave out the site and the nodes."""
+    """Leave out Events by the site and by nodes."""
 
-    def found(self) -> EventQuerySet:
-        """Return the events that are asked for, newest first; wishes that say nothing are left out."""
+    def find_events(self) -> EventQuerySet:
+        """Return the matching events, newest first. Empty and invalid fields are ignored."""
         self.is_valid()
-        given = self.cleaned_data
+        data = self.cleaned_data
         events = Event.objects.order_by("-at", "-pk")
-        if given.get("who"):
-            events = events.filter(actor__iexact=given["who"].strip())
-        if given.get("what"):
-            events = about(events, given["what"])
-        if given.get("day"):
-            events = events.filter(at__gte=start(given["day"]), at__lt=start(given["day"]) + timedelta(days=1))
-        if given.get("people"):
+        if data.get("who"):
+            events = events.filter(actor__iexact=data["who"].strip())
+        if data.get("what"):
+            events = filter_by_target(events, data["what"])
+        if data.get("day"):
+            events = events.filter(
+                at__gte=get_day_start(data["day"]), at__lt=get_day_start(data["day"]) + timedelta(days=1)
+            )
+        if data.get("people"):
             events = events.exclude(actor="site").exclude(actor__startswith="node:")
         return events
 
 
-def start(day: date) -> datetime:
+def get_day_start(day: date) -> datetime:
     return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
-def about(events: EventQuerySet, what: str) -> EventQuerySet:
+def filter_by_target(events: EventQuerySet, what: str) -> EventQuerySet:
     kind, _, number = what.strip().lower().partition(" ")
     events = events.filter(target_kind=kind)
     number = number.strip().removeprefix("#")
@@ -64,7 +66,7 @@ def about(events: EventQuerySet, what: str) -> EventQuerySet:
 
 
 class EventAdmin(EventModelAdmin):
-    """To be looked at: nobody edits what was done."""
+    """Read-only: Events are never edited."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -78,39 +80,39 @@ class EventAdmin(EventModelAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        search = Search(request.GET)
-        page = Paginator(search.found(), ON_A_PAGE).get_page(request.GET.get("page"))
+        search = EventSearchForm(request.GET)
+        page = Paginator(search.find_events(), ON_A_PAGE).get_page(request.GET.get("page"))
         context = {
             **self.admin_site.each_context(request),
             **(extra_context or {}),
             "title": "Audit log",
             "search": search,
             "page": page,
-            "days": days(list(page.object_list)),
-            "asked": asked(request),
+            "days": group_by_day(list(page.object_list)),
+            "query": get_query_without_page(request),
             "opts": self.opts,
         }
         return TemplateResponse(request, "admin/scheduler/event/log.html", context)
 
 
-def asked(request: HttpRequest) -> str:
-    """Return the question of this page without its page number, for the links to the others."""
+def get_query_without_page(request: HttpRequest) -> str:
+    """Return the query string without the page number, for links to other pages."""
     query = request.GET.copy()
     query.pop("page", None)
     return query.urlencode()
 
 
-def days(events: list[Event]) -> list[tuple[date, list[dict[str, Any]]]]:
-    """Return the events by day, each with where its target is kept."""
+def group_by_day(events: list[Event]) -> list[tuple[date, list[dict[str, Any]]]]:
+    """Return the events by day, each with the admin URL of its target."""
     lines = ((event.at.astimezone(UTC).date(), event) for event in events)
     return [
-        (day, [{"event": event, "page": page_of(event)} for _, event in group])
+        (day, [{"event": event, "page": get_admin_url(event)} for _, event in group])
         for day, group in groupby(lines, lambda line: line[0])
     ]
 
 
-def page_of(event: Event) -> str:
-    """Return the admin's page of an event's target; empty for what has none."""
+def get_admin_url(event: Event) -> str:
+    """Return the admin URL of an event's target, empty if it has none."""
     for model in apps.get_models():
         if model._meta.model_name == event.target_kind:
             try:

@@ -1,4 +1,4 @@
-"""What the pages of the admin share: rows to be looked at, and actions that say what they did."""
+"""Base classes and helpers of the admin."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 
-class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
-    """To be looked at."""
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """An admin without add, change and delete."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -23,22 +23,24 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
 
-def tell(model_admin: admin.ModelAdmin[Any], request: HttpRequest, done: list[str], left: list[str], what: str) -> None:
+def report_outcome(
+    model_admin: admin.ModelAdmin[Any], request: HttpRequest, done: list[str], left: list[str], what: str
+) -> None:
     if done:
         model_admin.message_user(request, f"{what}: {', '.join(done)}.", messages.SUCCESS)
     if left:
         model_admin.message_user(request, f"Nothing to do for {', '.join(left)}.", messages.WARNING)
 
 
-def each(
+def apply_to_rows(
     model_admin: admin.ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], act: Callable[[Any], bool], what: str
 ) -> None:
-    """Do it to each row, and tell what was done and what was not."""
+    """Apply an action to each row and report for which rows it changed something."""
     outcome: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:
         outcome[bool(act(row))].append(str(row))
-    tell(model_admin, request, outcome[True], outcome[False], what)
+    report_outcome(model_admin, request, outcome[True], outcome[False], what)
 
 
-def name_of(request: HttpRequest) -> str:
+def get_actor_name(request: HttpRequest) -> str:
     return request.user.get_username()

@@ -1,4 +1,4 @@
-"""The pool and the queue in the admin. States change only through the actions, never by editing a row."""
+"""Admin of nodes and jobs. States change through actions only, never by editing a row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.http import HttpRequest
 
 from scheduler import pool, transitions
 from scheduler.admin.audit_log import EventAdmin
-from scheduler.admin.base import ReadOnly, each, name_of
+from scheduler.admin.base import ReadOnlyAdmin, apply_to_rows, get_actor_name
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
 from scheduler.node_api import auth
 
@@ -28,41 +28,45 @@ class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     actions = ["trust", "distrust", "drain", "pause", "resume", "ban", "revoke", "renew"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return False  # nodes join by themselves
+        return False  # nodes register themselves
 
     @admin.action(description="Trust: may score", permissions=["change"])
     def trust(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.trust_node(node, name_of(request)), "Trusted")
+        apply_to_rows(self, request, nodes, lambda node: pool.trust_node(node, get_actor_name(request)), "Trusted")
 
     @admin.action(description="Trust no longer", permissions=["change"])
     def distrust(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.distrust_node(node, name_of(request)), "No longer trusted")
+        apply_to_rows(
+            self, request, nodes, lambda node: pool.distrust_node(node, get_actor_name(request)), "No longer trusted"
+        )
 
     @admin.action(description="Drain: finish this job, take no more", permissions=["change"])
     def drain(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.drain_node(node, name_of(request)), "Draining")
+        apply_to_rows(self, request, nodes, lambda node: pool.drain_node(node, get_actor_name(request)), "Draining")
 
     @admin.action(description="Pause: hand the job back at its next checkpoint", permissions=["change"])
     def pause(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.pause_node(node, name_of(request)), "Paused")
+        apply_to_rows(self, request, nodes, lambda node: pool.pause_node(node, get_actor_name(request)), "Paused")
 
     @admin.action(description="Resume", permissions=["change"])
     def resume(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.resume_node(node, name_of(request)), "Resumed")
+        apply_to_rows(self, request, nodes, lambda node: pool.resume_node(node, get_actor_name(request)), "Resumed")
 
     @admin.action(description="Ban", permissions=["change"])
     def ban(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.ban_node(node, name_of(request)), "Banned")
+        apply_to_rows(self, request, nodes, lambda node: pool.ban_node(node, get_actor_name(request)), "Banned")
 
     @admin.action(description="Revoke the token", permissions=["change"])
     def revoke(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: auth.revoke_node_token(node, name_of(request)), "Revoked")
+        apply_to_rows(
+            self, request, nodes, lambda node: auth.revoke_node_token(node, get_actor_name(request)), "Revoked"
+        )
 
-    @admin.action(description="Make a token to join again with", permissions=["change"])
+    @admin.action(description="Create a token to register again", permissions=["change"])
     def renew(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
         for node in nodes:
             token = auth.create_join_token(renews=node)
-            self.message_user(request, f"{node.name} joins again with {token} (shown only now).", messages.WARNING)
+            self.message_user(request, f"Token for {node.name}, shown only once: {token}", messages.WARNING)
 
 
 @admin.register(Sponsor)
@@ -72,12 +76,12 @@ class SponsorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     readonly_fields = ["user", "since"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return False  # whoever lends becomes one
+        return False  # created with the first lent node
 
 
 class JoinTokenForm(forms.ModelForm):  # type: ignore[type-arg]
     hours = forms.FloatField(
-        initial=auth.JOIN_TOKEN_HOURS, min_value=0.1, max_value=24 * 90, help_text="Valid so long."
+        initial=auth.JOIN_TOKEN_HOURS, min_value=0.1, max_value=24 * 90, help_text="Hours until it expires."
     )
 
     class Meta:
@@ -94,12 +98,12 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def save_model(self, request: HttpRequest, obj: JoinToken, form: Any, change: bool) -> None:
-        """Show the token once; what is kept is its hash."""
+        """Show the token once. Only its hash is stored."""
         token = auth.generate_token("join")
         obj.token_hash = auth.hash_token(token)
         obj.expires_at = auth.get_expiry(form.cleaned_data["hours"])
         super().save_model(request, obj, form, change)
-        self.message_user(request, f"The token, shown only now: {token}", messages.WARNING)
+        self.message_user(request, f"The token, shown only once: {token}", messages.WARNING)
 
 
 @admin.register(Job)
@@ -129,30 +133,42 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.action(description="Cancel", permissions=["change"])
     def cancel(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        reason = f"{name_of(request)} cancelled it."
-        each(self, request, rows, lambda job: transitions.cancel_job(job, name_of(request), reason), "Cancelled")
+        reason = f"{get_actor_name(request)} cancelled it."
+        apply_to_rows(
+            self, request, rows, lambda job: transitions.cancel_job(job, get_actor_name(request), reason), "Cancelled"
+        )
 
     @admin.action(description="Hold: keep back until queued again", permissions=["change"])
     def hold(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        reason = f"{name_of(request)} holds it back."
-        each(self, request, rows, lambda job: transitions.hold_job(job, name_of(request), reason), "Held")
+        reason = f"{get_actor_name(request)} holds it back."
+        apply_to_rows(
+            self, request, rows, lambda job: transitions.hold_job(job, get_actor_name(request), reason), "Held"
+        )
 
     @admin.action(description="Queue what is held", permissions=["change"])
     def queue(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        each(self, request, rows, lambda job: transitions.queue_job(job, name_of(request)), "Queued")
+        apply_to_rows(self, request, rows, lambda job: transitions.queue_job(job, get_actor_name(request)), "Queued")
 
     @admin.action(description="Take back from its node at the next checkpoint, and queue", permissions=["change"])
     def hand_back(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        reason = f"{name_of(request)} asked for it back."
-        each(self, request, rows, lambda job: transitions.request_hand_back(job, name_of(request), reason), "Asked for")
+        reason = f"{get_actor_name(request)} requested it back."
+        apply_to_rows(
+            self,
+            request,
+            rows,
+            lambda job: transitions.request_hand_back(job, get_actor_name(request), reason),
+            "Asked for",
+        )
 
     @admin.action(description="Raise the priority by one step", permissions=["change"])
     def raise_priority(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        each(self, request, rows, lambda job: transitions.raise_priority(job, name_of(request)), "Raised")
+        apply_to_rows(
+            self, request, rows, lambda job: transitions.raise_priority(job, get_actor_name(request)), "Raised"
+        )
 
 
 @admin.register(Lease)
-class LeaseAdmin(ReadOnly):
+class LeaseAdmin(ReadOnlyAdmin):
     list_display = ["id", "job", "node", "attempt", "state", "reason", "phase", "seconds", "started_at", "expires_at"]
     list_filter = ["state"]
     list_select_related = ["job", "node"]
@@ -160,7 +176,7 @@ class LeaseAdmin(ReadOnly):
 
 
 @admin.register(ResultCheck)
-class ResultCheckAdmin(ReadOnly):
+class ResultCheckAdmin(ReadOnlyAdmin):
     list_display = ["at", "node", "valid", "sentence", "job"]
     list_filter = ["valid"]
     list_select_related = ["node", "job"]
@@ -168,13 +184,13 @@ class ResultCheckAdmin(ReadOnly):
 
 
 @admin.register(Checkpoint)
-class CheckpointAdmin(ReadOnly):
+class CheckpointAdmin(ReadOnlyAdmin):
     list_display = ["job", "step", "created_at"]
     list_select_related = ["job"]
     exclude = ["blobs"]
 
 
 @admin.register(Blob)
-class BlobAdmin(ReadOnly):
+class BlobAdmin(ReadOnlyAdmin):
     list_display = ["sha256", "size", "created_at"]
     search_fields = ["sha256"]

@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from scheduler.admin.base import ReadOnly, each, name_of
+from scheduler.admin.base import ReadOnlyAdmin, apply_to_rows, get_actor_name
 from scheduler.campaigns import reputation, transitions, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Shard, Volunteer
 from scheduler.campaigns.transitions import CampaignError
@@ -90,20 +90,26 @@ class CampaignAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.action(description="Start or resume", permissions=["change"])
     def start(self, request: HttpRequest, rows: QuerySet[Campaign]) -> None:
         try:
-            each(self, request, rows, lambda row: transitions.start_campaign(row, name_of(request)), "Started")
+            apply_to_rows(
+                self, request, rows, lambda row: transitions.start_campaign(row, get_actor_name(request)), "Started"
+            )
         except CampaignError as error:
             self.message_user(request, str(error), messages.ERROR)
 
     @admin.action(description="Pause: assign no packets", permissions=["change"])
     def pause(self, request: HttpRequest, rows: QuerySet[Campaign]) -> None:
-        each(self, request, rows, lambda row: transitions.pause_campaign(row, name_of(request)), "Paused")
+        apply_to_rows(
+            self, request, rows, lambda row: transitions.pause_campaign(row, get_actor_name(request)), "Paused"
+        )
 
     @admin.action(description="Finish: leave out what still waits", permissions=["change"])
     def finish(self, request: HttpRequest, rows: QuerySet[Campaign]) -> None:
-        each(self, request, rows, lambda row: transitions.finish_campaign(row, name_of(request)), "Finished")
+        apply_to_rows(
+            self, request, rows, lambda row: transitions.finish_campaign(row, get_actor_name(request)), "Finished"
+        )
 
 
-class ReadOnlyWithActions(ReadOnly):
+class ReadOnlyWithActions(ReadOnlyAdmin):
     """Rows that change through actions only."""
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -120,20 +126,24 @@ class VolunteerAdmin(ReadOnlyWithActions):
 
     @admin.action(description="Trust: lift the hourly quota", permissions=["change"])
     def trust(self, request: HttpRequest, rows: QuerySet[Volunteer]) -> None:
-        actor = name_of(request)
-        each(self, request, rows, lambda row: reputation.trust_volunteer(row, actor, f"Trusted by {actor}."), "Trusted")
+        actor = get_actor_name(request)
+        apply_to_rows(
+            self, request, rows, lambda row: reputation.trust_volunteer(row, actor, f"Trusted by {actor}."), "Trusted"
+        )
 
     @admin.action(description="Ban, and withdraw all texts", permissions=["change"])
     def ban(self, request: HttpRequest, rows: QuerySet[Volunteer]) -> None:
         def act(row: Volunteer) -> bool:
-            banned = reputation.ban_volunteer(row, name_of(request), f"Banned by {name_of(request)}.")
+            banned = reputation.ban_volunteer(row, get_actor_name(request), f"Banned by {get_actor_name(request)}.")
             return bool(withdrawal.withdraw_volunteer(row)) or banned
 
-        each(self, request, rows, act, "Banned")
+        apply_to_rows(self, request, rows, act, "Banned")
 
     @admin.action(description="Unban: start again as a new volunteer", permissions=["change"])
     def unban(self, request: HttpRequest, rows: QuerySet[Volunteer]) -> None:
-        each(self, request, rows, lambda row: reputation.unban_volunteer(row, name_of(request)), "Unbanned")
+        apply_to_rows(
+            self, request, rows, lambda row: reputation.unban_volunteer(row, get_actor_name(request)), "Unbanned"
+        )
 
 
 @admin.register(Packet)
@@ -155,7 +165,7 @@ class PacketAdmin(ReadOnlyWithActions):
 
 
 @admin.register(Rephrasing)
-class RephrasingAdmin(ReadOnly):
+class RephrasingAdmin(ReadOnlyAdmin):
     list_display = ["id", "campaign", "packet", "chunk", "style", "state", "reasons", "volunteer", "created_at"]
     list_filter = ["state", "style", "campaign"]
     list_select_related = ["campaign", "packet", "volunteer"]
@@ -164,7 +174,7 @@ class RephrasingAdmin(ReadOnly):
 
 
 @admin.register(Assignment)
-class AssignmentAdmin(ReadOnly):
+class AssignmentAdmin(ReadOnlyAdmin):
     list_display = ["id", "packet_id", "volunteer", "purpose", "state", "reasons", "created_at", "ended_at"]
     list_filter = ["state", "purpose"]
     list_select_related = ["volunteer"]
@@ -173,14 +183,14 @@ class AssignmentAdmin(ReadOnly):
 
 
 @admin.register(Contribution)
-class ContributionAdmin(ReadOnly):
+class ContributionAdmin(ReadOnlyAdmin):
     list_display = ["campaign", "volunteer", "packets", "accepted", "rejected", "agreed", "disagreed", "rejection_rate"]
     list_filter = ["campaign"]
     list_select_related = ["campaign", "volunteer"]
 
 
 @admin.register(Shard)
-class ShardAdmin(ReadOnly):
+class ShardAdmin(ReadOnlyAdmin):
     list_display = ["campaign", "number", "rows", "version", "written_version", "published_sha256", "written_at"]
     list_filter = ["campaign"]
     list_select_related = ["campaign"]

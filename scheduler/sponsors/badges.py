@@ -1,4 +1,4 @@
-"""A badge for a sponsor's own page: two words in a small picture, without asking anybody else for it."""
+"""SVG badges, drawn without an external service."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ NARROW, WIDE = "fijltrI1.,:;|'() ", "mwMW@%"
 HEIGHT = 20
 
 
-def width(text: str) -> float:
-    """Return about how wide the text is at 11 px in a plain sans; the picture fits its text to it."""
+def estimate_text_width(text: str) -> float:
+    """Return the approximate width of a text in 11 px sans-serif. The SVG fits its text to this width."""
     return sum(3.6 if letter in NARROW else 9.8 if letter in WIDE else 6.6 for letter in text)
 
 
-def badge(label: str, message: str) -> SafeString:
-    """Return an SVG: the label on grey, the message on blue. Presentation attributes only, as our policy wants."""
-    left, right = width(label) + 14, width(message) + 14
+def draw_badge(label: str, message: str) -> SafeString:
+    """Return an SVG: the label on gray, the message on blue. The CSP allows presentation attributes only."""
+    left, right = estimate_text_width(label) + 14, estimate_text_width(message) + 14
     return format_html(
         '<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{height}" role="img" '
         'aria-label="{label}: {message}"><title>{label}: {message}</title>'

@@ -1,4 +1,4 @@
-"""What lent nodes have given: hours and credit, by node and by sponsor. Sums of leases, so they add up."""
+"""Lent hours and credit by node and by sponsor: sums over leases."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from django.utils import timezone
 from scheduler import credit
 from scheduler.models import Lease, Node, Sponsor
 
-CURRENT_FOR = timedelta(days=7)
-"""Who has not been heard of for so long counts as a past sponsor. Windows are weekly."""
+CURRENT_SPONSOR_PERIOD = timedelta(days=7)
+"""A sponsor whose nodes were silent for longer is a past sponsor. Windows are weekly."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """What some leases came to."""
+class LentTotals:
+    """Totals of some leases."""
 
     jobs: int = 0
     gpu_seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of leases without any GPU: seconds of the machine."""
+    """Of leases without a GPU: seconds of the machine."""
     credit_hours: float = 0.0
     """H100-equivalent hours."""
     first: datetime | None = None
     last: datetime | None = None
     """When the last lease ended, or began if it has not."""
 
-    def __add__(self, other: Given) -> Given:
-        return Given(
+    def __add__(self, other: LentTotals) -> LentTotals:
+        return LentTotals(
             self.jobs + other.jobs,
             self.gpu_seconds + other.gpu_seconds,
             self.cpu_seconds + other.cpu_seconds,
@@ -44,32 +44,32 @@ class Given:
 
     @property
     def weight(self) -> tuple[float, float, float]:
-        """What a list is ordered by."""
+        """The key by which sponsors are sorted."""
         return (self.credit_hours, self.gpu_seconds, self.cpu_seconds)
 
 
-def total(parts: Iterable[Given]) -> Given:
-    return sum(parts, Given())
+def add_totals(parts: Iterable[LentTotals]) -> LentTotals:
+    return sum(parts, LentTotals())
 
 
-def of_leases(leases: QuerySet[Lease]) -> dict[int, Given]:
-    """Return what each node gave under these leases, by node id. One query."""
+def sum_leases_by_node(leases: QuerySet[Lease]) -> dict[int, LentTotals]:
+    """Return the totals of these leases by node id. One query."""
     rows = leases.order_by().values("node_id", "accelerator", "gpus").annotate(
         used=Sum("seconds"),
         jobs=Count("job", distinct=True),
         first=Min("started_at"),
         last=Coalesce(Max("ended_at"), Max("started_at")),
     )  # fmt: skip
-    given: dict[int, Given] = {}
+    given: dict[int, LentTotals] = {}
     for row in rows:
-        given[row["node_id"]] = given.get(row["node_id"], Given()) + of_row(row)
+        given[row["node_id"]] = given.get(row["node_id"], LentTotals()) + build_totals(row)
     return given
 
 
-def of_row(row: Mapping[str, Any]) -> Given:
+def build_totals(row: Mapping[str, Any]) -> LentTotals:
     seconds = float(row["used"] or 0)
     gpu_seconds = seconds * row["gpus"]
-    return Given(
+    return LentTotals(
         jobs=row["jobs"],
         gpu_seconds=gpu_seconds,
         cpu_seconds=0.0 if row["gpus"] else seconds,
@@ -83,31 +83,31 @@ def of_row(row: Mapping[str, Any]) -> Given:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A sponsor on the public list, with what the nodes that are shown gave."""
+class SponsorTotals:
+    """A sponsor on the public list, with the totals of the nodes that are shown by name."""
 
     sponsor: Sponsor
-    given: Given
+    given: LentTotals
     current: bool
 
 
 @dataclass(frozen=True)
-class Thanks:
-    """All that was lent: who is named, most first, and what those gave who are not."""
+class SponsorList:
+    """The public list: named sponsors by their totals, and the totals of anonymous ones."""
 
-    current: list[Standing]
-    past: list[Standing]
+    current: list[SponsorTotals]
+    past: list[SponsorTotals]
     anonymous: int
     """Sponsors, not nodes."""
-    anonymous_given: Given
-    everything: Given
+    anonymous_given: LentTotals
+    everything: LentTotals
 
 
-def thanks() -> Thanks:
-    """Return the public list. Three queries, however many sponsors, nodes and leases there are."""
+def load_sponsor_list() -> SponsorList:
+    """Return the public list. Three queries, whatever its size."""
     now = timezone.now()
     nodes = list(Node.objects.filter(owner__isnull=False).only("owner_id", "shown", "state", "last_seen", "token_hash"))
-    given = of_leases(Lease.objects.filter(node__owner__isnull=False))
+    given = sum_leases_by_node(Lease.objects.filter(node__owner__isnull=False))
     worked = [node for node in nodes if node.pk in given]
     hidden = [node for node in worked if not node.shown]
     shown: dict[int | None, list[Node]] = {}
@@ -115,28 +115,28 @@ def thanks() -> Thanks:
         if node.shown:
             shown.setdefault(node.owner_id, []).append(node)
     standings = [
-        Standing(sponsor, total(given[node.pk] for node in own), any(lends(node, now) for node in own))
+        SponsorTotals(sponsor, add_totals(given[node.pk] for node in own), any(is_lent_now(node, now) for node in own))
         for sponsor in Sponsor.objects.filter(user__node__shown=True).distinct()
         if (own := shown.get(sponsor.user_id))
     ]
     standings.sort(key=lambda standing: standing.given.weight, reverse=True)
-    return Thanks(
+    return SponsorList(
         current=[standing for standing in standings if standing.current],
         past=[standing for standing in standings if not standing.current],
         anonymous=len({node.owner_id for node in hidden}),
-        anonymous_given=total(given[node.pk] for node in hidden),
-        everything=total(given.values()),
+        anonymous_given=add_totals(given[node.pk] for node in hidden),
+        everything=add_totals(given.values()),
     )
 
 
-def lends(node: Node, now: datetime) -> bool:
-    """Return whether the node is lent these days: a drained or revoked one is not."""
+def is_lent_now(node: Node, now: datetime) -> bool:
+    """Return whether the node is currently lent. A drained or revoked node is not."""
     if node.token_hash is None or node.state in (Node.State.BANNED, Node.State.DRAINING):
         return False
-    return node.last_seen is not None and now - node.last_seen < CURRENT_FOR
+    return node.last_seen is not None and now - node.last_seen < CURRENT_SPONSOR_PERIOD
 
 
-def of_sponsor(sponsor: Sponsor, *, whole: bool) -> Given:
-    """Return what a sponsor gave: by the nodes that are shown, or, for the sponsor's own eyes, by all of them."""
+def sum_sponsor_leases(sponsor: Sponsor, *, include_hidden: bool) -> LentTotals:
+    """Return a sponsor's totals: of the nodes shown by name, or of all nodes for the sponsor."""
     leases = Lease.objects.filter(node__owner=sponsor.user_id)
-    return total(of_leases(leases if whole else leases.filter(node__shown=True)).values())
+    return add_totals(sum_leases_by_node(leases if include_hidden else leases.filter(node__shown=True)).values())

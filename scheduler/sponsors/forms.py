@@ -1,4 +1,4 @@
-"""What a sponsor is asked: once when a machine is lent, again when the wishes change."""
+"""Forms of sponsors: lend a node, change its settings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from django.utils import timezone
 from scheduler import job_kinds
 from scheduler.models import Node, Sponsor
 from scheduler.models.sponsors import LINK
-from scheduler.sponsors.lending import Wishes
+from scheduler.sponsors.lending import NodeSettings
 
-ROWS = 4
-"""Weekly stretches that the form has room for; a node that has more gets more."""
+MIN_WINDOW_ROWS = 4
+"""Rows for weekly windows in the form. A node with more windows gets more rows."""
 WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
 GIGABYTE = 10**9
-LONGEST_BURST = timedelta(days=366)
+MAX_LENDING_TIME = timedelta(days=366)
 NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 LABEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
-FOUND_OUT = re.compile(r"\d+x.*|\d+(gb|mb|tb)|(rtx)?[abhlvt]?\d{1,4}(ti|s|super)?")
-"""Labels that a node gives itself after it has looked: nobody can promise them."""
+DETECTED_LABEL = re.compile(r"\d+x.*|\d+(gb|mb|tb)|(rtx)?[abhlvt]?\d{1,4}(ti|s|super)?")
+"""Labels that a node gives itself by its hardware; an owner cannot set them."""
 GPU_NAMES = ("RTX 3090", "RTX 4090", "RTX 5090", "L4", "L40S", "A100 40GB", "A100 80GB", "H100", "H200", "B200")
 
 
 @cache
-def zones() -> list[tuple[str, Any]]:
+def list_time_zones() -> list[tuple[str, Any]]:
     """Return the IANA time zones by continent, as the choices of a field."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for name in sorted(available_timezones()):
@@ -41,15 +41,15 @@ def zones() -> list[tuple[str, Any]]:
     return [("UTC", "UTC"), *groups.items()]
 
 
-def next_monday() -> datetime:
-    """Return Monday, 6 in the morning: the end of this weekend."""
+def get_next_monday() -> datetime:
+    """Return next Monday, 06:00: the end of this weekend."""
     now = timezone.now()
     days = (7 - now.weekday()) % 7 or 7
     return (now + timedelta(days=days)).replace(hour=6, minute=0, second=0, microsecond=0)
 
 
-class WishesForm(forms.Form):
-    """When, for whom, how much. A subclass for a new node asks what it is as well."""
+class NodeSettingsForm(forms.Form):
+    """When, for whom and how much a node is lent."""
 
     lanes = forms.TypedChoiceField(
         label="Several GPUs",
@@ -61,16 +61,16 @@ class WishesForm(forms.Form):
         label="Labels of your own",
         required=False,
         max_length=200,
-        help_text="For jobs that ask for them, such as lab-cluster. GPUs, memory and disk the node finds out itself.",
+        help_text="For jobs that ask for them, such as lab-cluster. The node detects GPUs, memory and disk itself.",
     )
     available = forms.ChoiceField(
         label="When may it work?", choices=Node.Available.choices, widget=forms.RadioSelect, initial="always"
     )
-    timezone = forms.ChoiceField(label="Your time zone", choices=zones, initial="UTC")
+    timezone = forms.ChoiceField(label="Your time zone", choices=list_time_zones, initial="UTC")
     available_until = forms.DateTimeField(
         label="Until",
         required=False,
-        initial=next_monday,
+        initial=get_next_monday,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
     )
     serves = forms.ChoiceField(
@@ -93,24 +93,24 @@ class WishesForm(forms.Form):
         required=False,
         min_value=10,
         max_value=1_000_000,
-        help_text="GB. Empty: all that is free. Less than 500 is fine; jobs that need more just do not come.",
+        help_text="GB. Empty: all free space. Less than 500 is fine: the node gets only jobs that fit.",
     )
     max_hours = forms.FloatField(
         label="Longest run",
         required=False,
         min_value=0.5,
         max_value=24 * 60,
-        help_text="Hours. Empty: no limit. A longer run is handed on to another node in between.",
+        help_text="Hours. Empty: no limit. A longer run continues on another node.",
     )
     shown = forms.ChoiceField(
         label="Shown on the list of sponsors",
-        choices=[("name", "by name"), ("anonymous", "anonymously: counted, not named")],
+        choices=[("name", "by name"), ("anonymous", "anonymously: counted but not named")],
         widget=forms.RadioSelect,
         initial="name",
     )
     sponsor_name = forms.CharField(label="Your name there", required=False, max_length=60)
     sponsor_link = forms.CharField(
-        label="Link", required=False, max_length=200, validators=[LINK], help_text="Your page, if you like."
+        label="Link", required=False, max_length=200, validators=[LINK], help_text="Your web page (optional)."
     )
 
     def __init__(
@@ -122,15 +122,19 @@ class WishesForm(forms.Form):
         initial: Mapping[str, Any] | None = None,
     ) -> None:
         self.node = node
-        self.stretches = stretches(node) if node else []
-        known = {**(told(node) if node else {}), **rows(self.stretches), **(initial or {})}
+        self.window_groups = group_windows(node) if node else []
+        known = {
+            **(build_initial_settings(node) if node else {}),
+            **build_window_fields(self.window_groups),
+            **(initial or {}),
+        }
         if sponsor:
             known |= {"sponsor_name": sponsor.name, "sponsor_link": sponsor.link}
         super().__init__(data, initial=known)
         field = self.fields["serves_track"]
         assert isinstance(field, forms.ChoiceField)
         field.choices = list(job_kinds.list_tracks().items())
-        for row in range(self.rows):
+        for row in range(self.row_count):
             self.fields[f"days_{row}"] = forms.TypedMultipleChoiceField(
                 choices=list(enumerate(WEEKDAYS)), coerce=int, required=False, widget=forms.CheckboxSelectMultiple
             )
@@ -140,25 +144,25 @@ class WishesForm(forms.Form):
                 )
 
     @property
-    def rows(self) -> int:
-        return max(ROWS, len(self.stretches) + 1)
+    def row_count(self) -> int:
+        return max(MIN_WINDOW_ROWS, len(self.window_groups) + 1)
 
-    def stretch_fields(self) -> list[dict[str, forms.BoundField]]:
-        """Return the fields of each weekly stretch, for the page."""
+    def list_window_fields(self) -> list[dict[str, forms.BoundField]]:
+        """Return the fields of each row, for the template."""
         return [
             {part: self[f"{name}_{row}"] for part, name in (("days", "days"), ("start", "from"), ("end", "to"))}
-            for row in range(self.rows)
+            for row in range(self.row_count)
         ]
 
-    # --- reading -------------------------------------------------------------------------------------------------
+    # --- validation ----------------------------------------------------------------------------------------------
 
     def clean_labels(self) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(self.cleaned_data["labels"].lower().replace(",", " ").split()))
         for label in found:
             if not LABEL.fullmatch(label):
-                raise forms.ValidationError(f"“{label}” cannot be a label: letters, digits, dots and dashes can.")
-            if FOUND_OUT.fullmatch(label):
-                raise forms.ValidationError(f"“{label}” is one that the node finds out itself. Leave it away.")
+                raise forms.ValidationError(f"“{label}” is not a valid label. Use letters, digits, dots and dashes.")
+            if DETECTED_LABEL.fullmatch(label):
+                raise forms.ValidationError(f"The node sets “{label}” itself. Remove it.")
         return found
 
     def clean(self) -> dict[str, Any]:
@@ -168,47 +172,47 @@ class WishesForm(forms.Form):
         if data.get("available") == Node.Available.UNTIL and "available_until" in data:
             self.check_until()
         if data.get("serves") == Node.Serves.TRACK and not data.get("serves_track"):
-            self.add_error("serves_track", "Which track? Choose one, or lend it to everyone.")
+            self.add_error("serves_track", "Choose a track, or lend the node to everyone.")
         if data.get("shown") == "name" and not data.get("sponsor_name") and "sponsor_name" not in self.errors:
-            self.add_error("sponsor_name", "Under which name? Or choose to stay anonymous.")
+            self.add_error("sponsor_name", "Enter a name, or choose to stay anonymous.")
         return data
 
     def check_windows(self) -> None:
-        """Every stretch that was begun has days, a start and an end, and there is one."""
+        """Check that every window that was started has days, a start and an end, and that there is one."""
         begun = 0
-        for row in range(self.rows):
+        for row in range(self.row_count):
             days, start, end = (self.cleaned_data.get(f"{part}_{row}") for part in ("days", "from", "to"))
             if not (days or start or end):
                 continue
             begun += 1
             if not days:
-                self.add_error(f"days_{row}", "On which days?")
+                self.add_error(f"days_{row}", "Choose the days.")
             elif start is None or end is None:
-                self.add_error(f"from_{row}", "From when to when? From 00:00 to 00:00 is the whole day.")
-        if not begun and not any(f"{part}_{row}" in self.errors for row in range(self.rows) for part in ("from", "to")):
-            self.add_error("days_0", "Choose at least one day, and from when to when.")
+                self.add_error(f"from_{row}", "Enter a start and an end. From 00:00 to 00:00 is the whole day.")
+        if not begun and not any(
+            f"{part}_{row}" in self.errors for row in range(self.row_count) for part in ("from", "to")
+        ):
+            self.add_error("days_0", "Choose at least one day with a start and an end.")
 
     def check_until(self) -> None:
         until, zone = self.cleaned_data["available_until"], self.cleaned_data.get("timezone")
         if until is None:
-            self.add_error("available_until", "Until when?")
+            self.add_error("available_until", "Enter a date and a time.")
         elif zone:
-            moment = until.replace(tzinfo=ZoneInfo(zone))  # the field reads it as if it were UTC
+            moment = until.replace(tzinfo=ZoneInfo(zone))  # the field parses it as UTC
             left = moment - timezone.now()
-            if not timedelta() < left < LONGEST_BURST:
-                self.add_error(
-                    "available_until",
-                    "That is over. Until when, in the future?"
-                    if left < timedelta()
-                    else "That is more than a year ahead: lend it always, and drain it when you need it back.",
-                )
+            if left <= timedelta():
+                self.add_error("available_until", "This time has passed. Enter one in the future.")
+            elif left >= MAX_LENDING_TIME:
+                message = "This is more than a year ahead. Choose “Always” and drain the node when you need it back."
+                self.add_error("available_until", message)
             self.cleaned_data["available_until"] = moment
 
-    def wishes(self) -> Wishes:
-        """Return what was asked for; the form must be valid."""
+    def build_settings(self) -> NodeSettings:
+        """Return the settings of the valid form."""
         data = self.cleaned_data
         by_track = data["serves"] == Node.Serves.TRACK
-        return Wishes(
+        return NodeSettings(
             serves=data["serves"],
             serves_track=data["serves_track"] if by_track else "",
             packets=data["packets"] or Node.Packets.NEVER,
@@ -218,47 +222,47 @@ class WishesForm(forms.Form):
             max_hours=data["max_hours"],
             disk_bytes=data["disk"] * GIGABYTE if data["disk"] else None,
             shown=data["shown"] == "name",
-            slots=self.lanes_wanted(),
+            slots=self.count_slots(),
             owner_labels=data["labels"],
-            windows=self.windows() if data["available"] == Node.Available.WINDOWS else (),
+            windows=self.list_windows() if data["available"] == Node.Available.WINDOWS else (),
         )
 
-    def lanes_wanted(self) -> int:
+    def count_slots(self) -> int:
         count = len(self.node.hardware.get("gpus") or []) if self.node else 1
         return max(count, 1) if self.cleaned_data["lanes"] == "each" else 1
 
-    def windows(self) -> tuple[tuple[int, time, time], ...]:
+    def list_windows(self) -> tuple[tuple[int, time, time], ...]:
         data = self.cleaned_data
         return tuple(
             sorted({
                 (day, data[f"from_{row}"], data[f"to_{row}"])
-                for row in range(self.rows)
+                for row in range(self.row_count)
                 for day in data[f"days_{row}"]
             })
         )  # fmt: skip
 
 
-class LendForm(WishesForm):
-    """A machine that nobody knows yet."""
+class LendForm(NodeSettingsForm):
+    """The settings of a new node, with its name and GPUs."""
 
     name = forms.CharField(
         label="Name",
         max_length=40,
-        validators=[RegexValidator(NAME, "Letters, digits, dots, dashes and underscores, please.")],
-        help_text="Public: it stands on the pages of the runs that it serves.",
+        validators=[RegexValidator(NAME, "Use letters, digits, dots, dashes and underscores.")],
+        help_text="Public: the pages of the runs it serves show it.",
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
     )
     gpu_count = forms.TypedChoiceField(
         label="GPUs",
         coerce=int,
         initial=1,
-        choices=[(0, "none, processors only"), *((n, str(n)) for n in range(1, 17))],
+        choices=[(0, "none, CPU only"), *((n, str(n)) for n in range(1, 17))],
     )
     gpu_name = forms.CharField(
         label="Model",
         required=False,
         max_length=60,
-        help_text="The node looks for itself when it joins; this is for the meantime.",
+        help_text="The node detects it when it joins. Until then the site uses this.",
         widget=forms.TextInput(attrs={"list": "gpu-names"}),
     )
     gpu_names = GPU_NAMES
@@ -267,44 +271,43 @@ class LendForm(WishesForm):
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"]
         if Node.objects.filter(name__iexact=name).exists():
-            raise forms.ValidationError("A node of that name is here already. Choose another.")
+            raise forms.ValidationError("A node with this name exists. Choose another name.")
         return name
 
-    def gpus(self) -> list[str]:
-        """Return the GPUs as their owner tells them."""
+    def list_gpus(self) -> list[str]:
         return [self.cleaned_data["gpu_name"].strip() or "GPU"] * self.cleaned_data["gpu_count"]
 
-    def lanes_wanted(self) -> int:
+    def count_slots(self) -> int:
         return max(self.cleaned_data["gpu_count"], 1) if self.cleaned_data["lanes"] == "each" else 1
 
 
 class SponsorForm(forms.Form):
-    """The name that the public sees."""
+    """A sponsor's public name."""
 
     sponsor_name = forms.CharField(label="Name", max_length=60)
     sponsor_link = forms.CharField(label="Link", required=False, max_length=200, validators=[LINK])
 
 
-# --- a node's wishes, as the form has them ----------------------------------------------------------------------------
+# --- initial values of a known node ----------------------------------------------------------------------------------
 
 
-def stretches(node: Node) -> list[tuple[list[int], time, time]]:
-    """Return the node's windows with the days together that have the same hours."""
+def group_windows(node: Node) -> list[tuple[list[int], time, time]]:
+    """Return the node's windows, with one entry for all days that have the same hours."""
     days: dict[tuple[time, time], list[int]] = {}
     for window in node.windows.all():
         days.setdefault((window.start, window.end), []).append(window.weekday)
     return [(weekdays, start, end) for (start, end), weekdays in days.items()]
 
 
-def rows(stretches: list[tuple[list[int], time, time]]) -> dict[str, Any]:
+def build_window_fields(window_groups: list[tuple[list[int], time, time]]) -> dict[str, Any]:
     return {
         f"{part}_{row}": value
-        for row, stretch in enumerate(stretches)
-        for part, value in zip(("days", "from", "to"), stretch, strict=True)
+        for row, group in enumerate(window_groups)
+        for part, value in zip(("days", "from", "to"), group, strict=True)
     }
 
 
-def told(node: Node) -> dict[str, Any]:
+def build_initial_settings(node: Node) -> dict[str, Any]:
     until = node.available_until.astimezone(ZoneInfo(node.timezone)) if node.available_until else None
     return {
         "lanes": "each" if node.slots > 1 else "together",

@@ -1,4 +1,4 @@
-"""Lending: a sponsor's wishes become a node that waits to join, with one line to paste."""
+"""Lending: create a node with its owner's settings, and the command that joins it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from django.utils import timezone
 from scheduler.models import Event, JoinToken, Node, Sponsor, Window
 from scheduler.node_api import auth
 
-WAITING_NODES = 20
-"""Of one owner, nodes that have been described and have never joined: more are not the work of a hand."""
+MAX_UNJOINED_NODES = 20
+"""Nodes of one owner that have never joined."""
 
 
-class TooManyNodes(ValueError):
-    """So many nodes of yours wait to join already: let them join, or forget some, before you describe another."""
+class TooManyNodesError(ValueError):
+    """Too many of your nodes have not joined yet. Let them join, or delete some, before you add another."""
 
     def __init__(self) -> None:
         super().__init__(self.__class__.__doc__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What an owner says about a node; the columns of `Node` of the same names, and its windows."""
+class NodeSettings:
+    """An owner's settings of a node: the columns of `Node` of the same names, and its windows."""
 
     serves: str
     serves_track: str
@@ -44,7 +44,7 @@ class Wishes:
     windows: tuple[tuple[int, time, time], ...]
     """Weekday (0 is Monday), start, end."""
 
-    def columns(self) -> dict[str, object]:
+    def get_columns(self) -> dict[str, object]:
         values = {name: value for name, value in vars(self).items() if name != "windows"}
         return values | {"owner_labels": list(self.owner_labels)}
 
@@ -53,39 +53,39 @@ class Wishes:
 
 
 @transaction.atomic
-def lend(owner: User, name: str, gpus: list[str], wishes: Wishes) -> tuple[Node, str]:
-    """Make the node, which has yet to join, and the token with which it does. Raise TooManyNodes."""
-    if Node.objects.filter(owner=owner.pk, token_hash=None, last_seen=None).count() >= WAITING_NODES:
-        raise TooManyNodes
-    told = {"gpus": gpus} if gpus else {}  # until the node has looked for itself
-    node = Node(name=name, owner=owner, hardware=told, labels=list(wishes.owner_labels))
-    set_wishes(node, wishes)
-    Event.record(owner.get_username(), node, f"{owner.get_username()} lends {name}; it has yet to join.")
+def lend_node(owner: User, name: str, gpus: list[str], node_settings: NodeSettings) -> tuple[Node, str]:
+    """Return a new node that has not joined yet, and its join token. Raises TooManyNodesError."""
+    if Node.objects.filter(owner=owner.pk, token_hash=None, last_seen=None).count() >= MAX_UNJOINED_NODES:
+        raise TooManyNodesError
+    hardware = {"gpus": gpus} if gpus else {}  # until the node reports its own
+    node = Node(name=name, owner=owner, hardware=hardware, labels=list(node_settings.owner_labels))
+    save_settings(node, node_settings)
+    Event.record(owner.get_username(), node, f"{owner.get_username()} lends {name}. It has not joined yet.")
     return node, auth.create_join_token(renews=node, owner=owner)
 
 
 @transaction.atomic
-def change_wishes(node: Node, wishes: Wishes, by: str) -> None:
-    """Note new wishes; they hold from the node's next question on, the end of its time at once."""
+def change_settings(node: Node, node_settings: NodeSettings, by: str) -> None:
+    """Save new settings. They apply from the next job, an earlier end time immediately."""
     found = set(node.labels) - set(node.owner_labels)
-    node.labels = sorted({*found, *wishes.owner_labels})
-    set_wishes(node, wishes)
-    Event.record(by, node, f"{by} changed what {node.name} is lent for.")
+    node.labels = sorted({*found, *node_settings.owner_labels})
+    save_settings(node, node_settings)
+    Event.record(by, node, f"{by} changed the settings of {node.name}.")
 
 
-def set_wishes(node: Node, wishes: Wishes) -> None:
-    columns = wishes.columns()
+def save_settings(node: Node, node_settings: NodeSettings) -> None:
+    columns = node_settings.get_columns()
     for column, value in columns.items():
         setattr(node, column, value)
     node.save(update_fields=[*columns, "labels"] if node.pk else None)
     node.windows.all().delete()
     Window.objects.bulk_create(
-        Window(node=node, weekday=weekday, start=start, end=end) for weekday, start, end in wishes.windows
+        Window(node=node, weekday=weekday, start=start, end=end) for weekday, start, end in node_settings.windows
     )
 
 
-def introduce(user: User, name: str, link: str) -> Sponsor:
-    """Keep the name under which somebody lends."""
+def save_sponsor(user: User, name: str, link: str) -> Sponsor:
+    """Save a sponsor's public name."""
     sponsor, _ = Sponsor.objects.update_or_create(user=user, defaults={"name": name, "link": link})
     return sponsor
 
@@ -94,49 +94,49 @@ def introduce(user: User, name: str, link: str) -> Sponsor:
 
 
 @transaction.atomic
-def new_line(node: Node, by: User) -> str:
-    """Return a token with which the node joins, as itself; earlier ones are worth nothing from now on.
+def create_install_token(node: Node, by: User) -> str:
+    """Return a new join token of the node and expire its earlier ones.
 
-    The token that the node has is good until the new one is used: nothing that runs is lost.
+    The node's own token stays valid until the new join token is used, so its job continues.
     """
     auth.expire_join_tokens(node)
-    Event.record(by.get_username(), node, f"{by.get_username()} asked for a new line to join with.")
+    Event.record(by.get_username(), node, f"{by.get_username()} created a new install command.")
     return auth.create_join_token(renews=node, owner=by)
 
 
-def waits_with(node: Node, token: str) -> JoinToken | None:
-    """Return the join token that the node may use now; with `token` None is returned unless it is that one."""
+def find_usable_join_token(node: Node, token: str) -> JoinToken | None:
+    """Return the newest usable join token of the node; with `token` only if it is that one."""
     usable = JoinToken.objects.filter(renews=node, used_at=None, expires_at__gt=timezone.now()).order_by("-pk")
     return (usable.filter(token_hash=auth.hash_token(token)) if token else usable).first()
 
 
 @transaction.atomic
-def forget(node: Node) -> bool:
-    """Remove a node that never joined; return whether it was one."""
+def delete_unjoined_node(node: Node) -> bool:
+    """Delete the node if it never joined; return whether it was deleted."""
     deleted, _ = Node.objects.filter(pk=node.pk, token_hash=None, last_seen=None, leases=None).delete()
     return bool(deleted)
 
 
 STOP_SECONDS = 150
-"""`docker stop` waits so long: the agent hands its job back at the next checkpoint, for which a job has two minutes."""
+"""Timeout of `docker stop`. The agent hands its job back at the next checkpoint, which takes up to two minutes."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""A site for trying things out: inside a container with a network of its own these are the container itself."""
+"""Hosts of a local site. A container reaches it through the host's network only."""
 
 
-def words(node: Node, token: str) -> list[str]:
-    """Return what the agent is told, however it is started."""
-    labels = [word for label in node.owner_labels for word in ("--label", label)]
+def build_agent_arguments(node: Node, token: str) -> list[str]:
+    """Return the agent's arguments."""
+    labels = [argument for label in node.owner_labels for argument in ("--label", label)]
     return ["--server", settings.SITE_URL, "--name", node.name, *labels, "--token", token]
 
 
-def docker_line(node: Node, token: str) -> str:
+def build_docker_command(node: Node, token: str) -> str:
     """Return the command for a machine with Docker.
 
     The sandbox inside creates user namespaces and mounts, which Docker's profiles forbid (SECURITY.md). It needs no
     capability and no setuid program.
     """
     name = f"dailytrain-{node.name}"
-    again = f"docker rm -f {shlex.quote(name)}; " if node.last_seen else ""
+    remove = f"docker rm -f {shlex.quote(name)}; " if node.last_seen else ""
     options = ["-d", "--name", name, "--restart", "on-failure:5", "--stop-timeout", str(STOP_SECONDS)]
     options += ["--gpus", "all"] if has_gpus(node) else []
     options += ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK else []
@@ -144,12 +144,14 @@ def docker_line(node: Node, token: str) -> str:
     for profile in ("seccomp", "apparmor", "systempaths"):
         options += ["--security-opt", f"{profile}=unconfined"]
     options += ["-v", f"{name}:/home/node/data", settings.NODE_IMAGE]
-    return again + shlex.join(["docker", "run", *options, *words(node, token)])
+    return remove + shlex.join(["docker", "run", *options, *build_agent_arguments(node, token)])
 
 
-def pipx_line(node: Node, token: str) -> str:
-    """Return the line for a machine without Docker."""
-    return shlex.join(["pipx", "run", "--spec", settings.NODE_PACKAGE, "dailytrain", "node", *words(node, token)])
+def build_pipx_command(node: Node, token: str) -> str:
+    """Return the command for a machine without Docker."""
+    return shlex.join(
+        ["pipx", "run", "--spec", settings.NODE_PACKAGE, "dailytrain", "node", *build_agent_arguments(node, token)]
+    )
 
 
 def has_gpus(node: Node) -> bool:

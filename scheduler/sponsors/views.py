@@ -1,4 +1,4 @@
-"""The sponsors' pages: find, act, render."""
+"""Pages of sponsors."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from scheduler import job_kinds, pool
 from scheduler.models import Event, JoinToken, Lease, Node, Sponsor
 from scheduler.node_api import auth
 from scheduler.sponsors import contributions, lending
-from scheduler.sponsors.badges import badge
-from scheduler.sponsors.contributions import Given
-from scheduler.sponsors.forms import LendForm, SponsorForm, WishesForm, stretches
+from scheduler.sponsors.badges import draw_badge
+from scheduler.sponsors.contributions import LentTotals
+from scheduler.sponsors.forms import LendForm, NodeSettingsForm, SponsorForm, group_windows
 
 LIVE_SECONDS = 2
-"""How soon a page asks again while something is about to change; `IDLE_SECONDS` otherwise."""
+"""Refresh interval of a node's page while a job runs or the node is expected; `IDLE_SECONDS` otherwise."""
 IDLE_SECONDS = 10
 JUST_NOW = timedelta(minutes=30)
-"""So long a node's page says that it has joined."""
+"""How long a node's page says that it has joined."""
 MANAGE_NODES = "scheduler.change_node"
 """Permission of maintainers (`leaderboard/permissions.py`); coordinators do not have it."""
-SERVED = 50
+JOBS_PER_PAGE = 50
 """Jobs on one page of a node."""
 
 
-def person(request: HttpRequest) -> User:
+def get_user(request: HttpRequest) -> User:
     return cast(User, request.user)
 
 
@@ -47,27 +47,27 @@ def person(request: HttpRequest) -> User:
 
 @require_safe
 def sponsor_list(request: HttpRequest) -> HttpResponse:
-    return render(request, "scheduler/sponsors.html", {"thanks": contributions.thanks()})
+    return render(request, "scheduler/sponsors.html", {"thanks": contributions.load_sponsor_list()})
 
 
 @require_safe
 def sponsor_badge(request: HttpRequest, sponsor_id: int) -> HttpResponse:
-    """A picture for a sponsor's own page; one who stays anonymous has none."""
+    """A badge for a sponsor's own web page. Anonymous sponsors have none."""
     sponsor = get_object_or_404(Sponsor, pk=sponsor_id)
-    given = contributions.of_sponsor(sponsor, whole=False)
+    given = contributions.sum_sponsor_leases(sponsor, include_hidden=False)
     if not given.jobs:
         raise Http404
     hours, unit = (given.gpu_seconds, "GPU-hours") if given.gpu_seconds else (given.cpu_seconds, "CPU-hours")
-    picture = badge(settings.SITE_NAME, f"{hours / 3600:,.0f} {unit} lent" if hours >= 3600 else "sponsor")
+    picture = draw_badge(settings.SITE_NAME, f"{hours / 3600:,.0f} {unit} lent" if hours >= 3600 else "sponsor")
     return HttpResponse(picture, content_type="image/svg+xml", headers={"Cache-Control": "public, max-age=3600"})
 
 
 @require_safe
 def certificate(request: HttpRequest, sponsor_id: int) -> HttpResponse:
-    """A page to print. Everybody sees what the nodes that are shown gave, the sponsor all of it."""
+    """A page to print. The public sees the totals of nodes shown by name, the sponsor those of all nodes."""
     sponsor = get_object_or_404(Sponsor, pk=sponsor_id)
     own = sponsor.user_id == request.user.pk
-    given = contributions.of_sponsor(sponsor, whole=own)
+    given = contributions.sum_sponsor_leases(sponsor, include_hidden=own)
     if not given.jobs and not own:
         raise Http404
     return render(request, "scheduler/certificate.html", {"sponsor": sponsor, "given": given, "own": own})
@@ -79,44 +79,44 @@ def certificate(request: HttpRequest, sponsor_id: int) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def lend(request: HttpRequest) -> HttpResponse:
-    """The form; when all is said, on to the new node's page with the lines to paste."""
-    user = person(request)
+    """The form of a new node. Redirects to its page with the install commands."""
+    user = get_user(request)
     sponsor = Sponsor.objects.filter(user=user).first()
     form = LendForm(request.POST or None, sponsor=sponsor, initial={} if sponsor else {"sponsor_name": user.username})
     if request.method == "POST" and form.is_valid():
         try:
-            node, token = lending.lend(user, form.cleaned_data["name"], form.gpus(), form.wishes())
-        except lending.TooManyNodes as error:
+            node, token = lending.lend_node(user, form.cleaned_data["name"], form.list_gpus(), form.build_settings())
+        except lending.TooManyNodesError as error:
             form.add_error(None, str(error))
         else:
-            introduced(user, form)
-            return with_token(redirect("node", node.pk), node, token)
+            save_sponsor_form(user, form)
+            return set_token_cookie(redirect("node", node.pk), node, token)
     return render(request, "scheduler/lend.html", {"form": form})
 
 
-def introduced(user: User, form: WishesForm | SponsorForm) -> None:
+def save_sponsor_form(user: User, form: NodeSettingsForm | SponsorForm) -> None:
     if name := form.cleaned_data["sponsor_name"]:
-        lending.introduce(user, name, form.cleaned_data["sponsor_link"])
+        lending.save_sponsor(user, name, form.cleaned_data["sponsor_link"])
 
 
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
-def mine(request: HttpRequest) -> HttpResponse:
-    """The sponsor's own nodes, and the name that the public sees."""
-    user = person(request)
+def my_nodes(request: HttpRequest) -> HttpResponse:
+    """The sponsor's own nodes and public name."""
+    user = get_user(request)
     sponsor = Sponsor.objects.filter(user=user).first()
     initial = {"sponsor_name": sponsor.name, "sponsor_link": sponsor.link} if sponsor else None
     form = SponsorForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
-        introduced(user, form)
+        save_sponsor_form(user, form)
         return redirect("my-nodes")
     nodes = list(Node.objects.filter(owner=user))
-    given = contributions.of_leases(Lease.objects.filter(node__owner=user.pk))
+    given = contributions.sum_leases_by_node(Lease.objects.filter(node__owner=user.pk))
     context = {
         "form": form,
         "sponsor": sponsor,
-        "nodes": [(node, given.get(node.pk, Given())) for node in nodes],
-        "given": contributions.total(given.values()),
+        "nodes": [(node, given.get(node.pk, LentTotals())) for node in nodes],
+        "given": contributions.add_totals(given.values()),
         "named": any(node.shown and node.pk in given for node in nodes),
         "site_url": settings.SITE_URL,
     }
@@ -127,7 +127,7 @@ def mine(request: HttpRequest) -> HttpResponse:
 
 
 SECOND_STEP_MISSING = (
-    "You manage nodes of others only after the second step. "
+    "To manage nodes of other owners, complete two-factor authentication. "
     "Sign in with a code from your authenticator app. To set one up, open the admin."
 )
 
@@ -140,7 +140,7 @@ def get_managed_node(request: HttpRequest, node_id: int) -> Node:
     node = get_object_or_404(Node.objects.select_related("owner__sponsor"), pk=node_id)
     if node.owner_id == request.user.pk:
         return node
-    if not person(request).has_perm(MANAGE_NODES):
+    if not get_user(request).has_perm(MANAGE_NODES):
         raise Http404
     if not can_manage_nodes(request):
         raise PermissionDenied(SECOND_STEP_MISSING)
@@ -150,17 +150,17 @@ def get_managed_node(request: HttpRequest, node_id: int) -> Node:
 def can_manage_nodes(request: HttpRequest) -> bool:
     """Return whether this is a maintainer after the second step, who manages the nodes of others and lifts bans."""
     is_satisfied: Callable[[HttpRequest], bool] = import_string(settings.SECOND_STEP_CHECK)
-    return person(request).has_perm(MANAGE_NODES) and is_satisfied(request)
+    return get_user(request).has_perm(MANAGE_NODES) and is_satisfied(request)
 
 
-def cookie(node: Node) -> str:
+def get_cookie_name(node: Node) -> str:
     return f"join-{node.pk}"
 
 
-def with_token(response: HttpResponseRedirect, node: Node, token: str) -> HttpResponseRedirect:
-    """Let the browser keep the join token, for the node's page alone: the site knows only its hash."""
+def set_token_cookie(response: HttpResponseRedirect, node: Node, token: str) -> HttpResponseRedirect:
+    """Store the join token in the browser, for the node's page only. The site stores only its hash."""
     response.set_cookie(
-        cookie(node),
+        get_cookie_name(node),
         token,
         max_age=int(auth.JOIN_TOKEN_HOURS * 3600),
         path=response.url,
@@ -171,8 +171,8 @@ def with_token(response: HttpResponseRedirect, node: Node, token: str) -> HttpRe
     return response
 
 
-def revision(node: Node) -> str:
-    """Return a word that changes whenever the page looks different: a state, a lease that begins or ends."""
+def get_revision(node: Node) -> str:
+    """Return a value that changes with the node's events and leases."""
     event = Event.objects.about(node).aggregate(last=Max("pk"))["last"]
     leases = node.leases.aggregate(last=Max("pk"), active=Count("pk", filter=Q(state=Lease.State.ACTIVE)))
     return f"{event}-{leases['last']}-{leases['active']}"
@@ -181,62 +181,64 @@ def revision(node: Node) -> str:
 @login_required
 @never_cache
 @require_safe
-def node(request: HttpRequest, node_id: int) -> HttpResponse:
-    """A node's page for its owner: how it is, what it served, what it is told."""
-    found = get_managed_node(request, node_id)
+def show_node(request: HttpRequest, node_id: int) -> HttpResponse:
+    """A node's page for its owner: state, jobs, settings and history."""
+    node = get_managed_node(request, node_id)
     word = request.GET.get("page", "1")
     page = max(int(word), 1) if word.isdecimal() and len(word) < 10 else 1
-    served, more = served_by(found, page)
+    jobs, more = list_jobs(node, page)
     context = {
-        "node": found,
-        "can_lift_ban": found.state == Node.State.BANNED and can_manage_nodes(request),
-        **joining(found, request.COOKIES.get(cookie(found), "")),
-        "given": contributions.of_leases(found.leases.all()).get(found.pk, Given()),
-        "now": at_work(found),
-        "served": served,
+        "node": node,
+        "can_lift_ban": node.state == Node.State.BANNED and can_manage_nodes(request),
+        **build_join_context(node, request.COOKIES.get(get_cookie_name(node), "")),
+        "given": contributions.sum_leases_by_node(node.leases.all()).get(node.pk, LentTotals()),
+        "now": list_running_leases(node),
+        "served": jobs,
         "page": page,
         "more": more,
-        "events": list(Event.objects.about(found).order_by("-pk")[:SERVED])[::-1],
-        "windows": stretches(found),
-        "track": job_kinds.list_tracks().get(found.serves_track, found.serves_track) if found.serves_track else "",
-        "revision": revision(found),
+        "events": list(Event.objects.about(node).order_by("-pk")[:JOBS_PER_PAGE])[::-1],
+        "windows": group_windows(node),
+        "track": job_kinds.list_tracks().get(node.serves_track, node.serves_track) if node.serves_track else "",
+        "revision": get_revision(node),
     }
     return render(request, "scheduler/node.html", context)
 
 
-def joining(node: Node, token: str) -> dict[str, Any]:
-    """Return whether the node is expected, with what to paste for whoever has the token, and whether it has come."""
-    expected = lending.waits_with(node, token) or lending.waits_with(node, "")
-    lines = expected is not None and bool(token) and expected.token_hash == auth.hash_token(token)
+def build_join_context(node: Node, token: str) -> dict[str, Any]:
+    """Return the context of the install commands. They are shown only to the browser that has the token."""
+    expected = lending.find_usable_join_token(node, token) or lending.find_usable_join_token(node, "")
+    has_token = expected is not None and bool(token) and expected.token_hash == auth.hash_token(token)
     return {
         "expected": expected,
-        "docker": lending.docker_line(node, token) if lines else "",
-        "pipx": lending.pipx_line(node, token) if lines else "",
+        "docker": lending.build_docker_command(node, token) if has_token else "",
+        "pipx": lending.build_pipx_command(node, token) if has_token else "",
         "joined": not expected
         and node.token_hash is not None
         and JoinToken.objects.filter(used_by=node, used_at__gt=timezone.now() - JUST_NOW).exists(),
     }
 
 
-def at_work(node: Node) -> list[tuple[Lease, job_kinds.JobSummary]]:
+def list_running_leases(node: Node) -> list[tuple[Lease, job_kinds.JobSummary]]:
     leases = list(Lease.objects.held_by(node).select_related("job").order_by("slot"))
     about = job_kinds.summarize_jobs(lease.job for lease in leases)
     return [(lease, about[lease.job_id]) for lease in leases]
 
 
-def served_by(node: Node, page: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return a page of the jobs that the node worked on, the last first, and whether there are more."""
-    start = (page - 1) * SERVED
+def list_jobs(node: Node, page: int) -> tuple[list[dict[str, Any]], bool]:
+    """Return a page of the node's jobs, newest first, and whether there are more."""
+    start = (page - 1) * JOBS_PER_PAGE
     jobs = node.leases.order_by().values("job_id").annotate(last=Max("started_at")).order_by("-last", "-job_id")
-    ids = [row["job_id"] for row in jobs[start : start + SERVED + 1]]
+    ids = [row["job_id"] for row in jobs[start : start + JOBS_PER_PAGE + 1]]
     leases: dict[int, list[Lease]] = {}
-    for lease in node.leases.filter(job__in=ids[:SERVED]).select_related("job").defer("spec").order_by("pk"):
+    for lease in node.leases.filter(job__in=ids[:JOBS_PER_PAGE]).select_related("job").defer("spec").order_by("pk"):
         leases.setdefault(lease.job_id, []).append(lease)
     about = job_kinds.summarize_jobs(held[0].job for held in leases.values())
-    return [served(about[pk], leases[pk]) for pk in ids[:SERVED] if pk in leases], len(ids) > SERVED
+    return [summarize_job(about[pk], leases[pk]) for pk in ids[:JOBS_PER_PAGE] if pk in leases], len(
+        ids
+    ) > JOBS_PER_PAGE
 
 
-def served(about: job_kinds.JobSummary, leases: list[Lease]) -> dict[str, Any]:
+def summarize_job(about: job_kinds.JobSummary, leases: list[Lease]) -> dict[str, Any]:
     seconds = sum(lease.seconds for lease in leases)
     return {
         "about": about,
@@ -248,22 +250,22 @@ def served(about: job_kinds.JobSummary, leases: list[Lease]) -> dict[str, Any]:
 
 
 def live_etag(request: HttpRequest, node_id: int) -> str:
-    found = get_managed_node(request, node_id)
-    seconds = [lease.seconds for lease in Lease.objects.held_by(found)]
-    return f'"{revision(found)}-{sum(seconds):.0f}"'
+    node = get_managed_node(request, node_id)
+    seconds = [lease.seconds for lease in Lease.objects.held_by(node)]
+    return f'"{get_revision(node)}-{sum(seconds):.0f}"'
 
 
 @login_required
 @condition(etag_func=live_etag)
 @require_safe
 def node_live(request: HttpRequest, node_id: int) -> JsonResponse:
-    found = get_managed_node(request, node_id)
-    now, expected = at_work(found), lending.waits_with(found, "")
-    context = {"node": found, "now": now, "expected": expected}
+    node = get_managed_node(request, node_id)
+    now, expected = list_running_leases(node), lending.find_usable_join_token(node, "")
+    context = {"node": node, "now": now, "expected": expected}
     return JsonResponse(
         {
             "parts": {"now": render_to_string("scheduler/parts/now.html", context)},
-            "revision": revision(found),
+            "revision": get_revision(node),
             "wait": LIVE_SECONDS if now or expected else IDLE_SECONDS,
         }
     )
@@ -271,17 +273,17 @@ def node_live(request: HttpRequest, node_id: int) -> JsonResponse:
 
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
-def wishes(request: HttpRequest, node_id: int) -> HttpResponse:
-    """Change what a node is lent for."""
-    found = get_managed_node(request, node_id)
-    sponsor = Sponsor.objects.filter(user=found.owner_id).first() if found.owner_id else None
-    form = WishesForm(request.POST or None, node=found, sponsor=sponsor)
+def edit_settings(request: HttpRequest, node_id: int) -> HttpResponse:
+    """Change a node's settings."""
+    node = get_managed_node(request, node_id)
+    sponsor = Sponsor.objects.filter(user=node.owner_id).first() if node.owner_id else None
+    form = NodeSettingsForm(request.POST or None, node=node, sponsor=sponsor)
     if request.method == "POST" and form.is_valid():
-        lending.change_wishes(found, form.wishes(), person(request).get_username())
-        if found.owner == request.user:
-            introduced(person(request), form)
-        return redirect("node", found.pk)
-    return render(request, "scheduler/lend.html", {"form": form, "node": found})
+        lending.change_settings(node, form.build_settings(), get_user(request).get_username())
+        if node.owner == request.user:
+            save_sponsor_form(get_user(request), form)
+        return redirect("node", node.pk)
+    return render(request, "scheduler/lend.html", {"form": form, "node": node})
 
 
 # --- one click each ------------------------------------------------------------------------------------------------
@@ -289,41 +291,41 @@ def wishes(request: HttpRequest, node_id: int) -> HttpResponse:
 
 def resume(node: Node, request: HttpRequest) -> None:
     lifts_ban = can_manage_nodes(request)
-    resumed = pool.resume_node(node, person(request).get_username(), lifts_ban=lifts_ban)
+    resumed = pool.resume_node(node, get_user(request).get_username(), lifts_ban=lifts_ban)
     if not resumed and node.state == Node.State.BANNED:
         raise PermissionDenied
 
 
 ACTIONS: dict[str, Callable[[Node, HttpRequest], object]] = {
-    "drain": lambda node, request: pool.drain_node(node, person(request).get_username()),
-    "pause": lambda node, request: pool.pause_node(node, person(request).get_username()),
+    "drain": lambda node, request: pool.drain_node(node, get_user(request).get_username()),
+    "pause": lambda node, request: pool.pause_node(node, get_user(request).get_username()),
     "resume": resume,
-    "revoke": lambda node, request: auth.revoke_node_token(node, person(request).get_username()),
+    "revoke": lambda node, request: auth.revoke_node_token(node, get_user(request).get_username()),
 }
 
 
 @login_required
 @require_POST
-def act(request: HttpRequest, node_id: int, action: str) -> HttpResponse:
-    """Drain, pause, resume or revoke; doing it twice does no harm. Every change leaves an Event."""
+def run_action(request: HttpRequest, node_id: int, action: str) -> HttpResponse:
+    """Drain, pause, resume or revoke. Idempotent. Every change records an Event."""
     if action not in ACTIONS:
         raise Http404
-    found = get_managed_node(request, node_id)
-    ACTIONS[action](found, request)
-    return redirect("node", found.pk)
+    node = get_managed_node(request, node_id)
+    ACTIONS[action](node, request)
+    return redirect("node", node.pk)
 
 
 @login_required
 @require_POST
-def rotate(request: HttpRequest, node_id: int) -> HttpResponse:
-    """Show a new line to join with, to whoever asked."""
-    found = get_managed_node(request, node_id)
-    return with_token(redirect("node", found.pk), found, lending.new_line(found, person(request)))
+def regenerate_command(request: HttpRequest, node_id: int) -> HttpResponse:
+    """Show a new install command to the user who requested it."""
+    node = get_managed_node(request, node_id)
+    return set_token_cookie(redirect("node", node.pk), node, lending.create_install_token(node, get_user(request)))
 
 
 @login_required
 @require_POST
-def forget(request: HttpRequest, node_id: int) -> HttpResponse:
-    """Remove a node that never joined."""
-    found = get_managed_node(request, node_id)
-    return redirect("my-nodes") if lending.forget(found) else redirect("node", found.pk)
+def delete_node(request: HttpRequest, node_id: int) -> HttpResponse:
+    """Delete a node that never joined."""
+    node = get_managed_node(request, node_id)
+    return redirect("my-nodes") if lending.delete_unjoined_node(node) else redirect("node", node.pk)

@@ -9,7 +9,7 @@ from django import template
 from django.forms import BoundField
 
 from scheduler.models import Node
-from scheduler.sponsors.contributions import Given
+from scheduler.sponsors.contributions import LentTotals
 from scheduler.sponsors.forms import WEEKDAYS
 
 register = template.Library()
@@ -31,7 +31,7 @@ def credit(hours: float) -> str:
 
 
 @register.filter
-def lent(given: Given) -> str:
+def lent(given: LentTotals) -> str:
     """12.3 GPU-hours, 34 GPU-minutes; CPU-hours where no GPU was among it."""
     cpu = given.cpu_seconds and not given.gpu_seconds
     seconds, what = (given.cpu_seconds, "CPU") if cpu else (given.gpu_seconds, "GPU")

@@ -88,14 +88,14 @@ def test_from_the_form_to_the_certificate(
     page.get_by_label("GPUs", exact=True).select_option("0")
     page.get_by_label("Labels of your own").fill("garage")
     page.get_by_label("Your name there").fill("Ada’s garage")
-    page.get_by_role("button", name="On to the line to paste").click()
-    expect(page.get_by_role("alert")).to_contain_text("Letters, digits")
+    page.get_by_role("button", name="Show the command").click()
+    expect(page.get_by_role("alert")).to_contain_text("letters, digits")
     expect(page.get_by_label("Labels of your own")).to_have_value("garage")
     page.get_by_label("Name", exact=True).fill("loco")
-    page.get_by_role("button", name="On to the line to paste").click()
+    page.get_by_role("button", name="Show the command").click()
 
     # Paste the line; the page turns green by itself, and then shows what the node does.
-    expect(page.locator(".signal.is-waiting")).to_contain_text("Paste one of these on loco")
+    expect(page.locator(".signal.is-waiting")).to_contain_text("Paste one of these commands on loco")
     page.evaluate("window.sameDocument = true")
     process = start_agent(page.locator("#pipx-line").inner_text())
     expect(page.locator(".signal.is-clear")).to_contain_text("loco has joined", timeout=20_000)
@@ -215,7 +215,7 @@ def test_a_sponsors_pages_fit_a_phone_and_ask_nobody_else_for_anything(
 def test_the_form_works_by_keyboard_and_without_script(open_page: Callable[..., Page], garage: dict[str, Any]) -> None:
     page = enter(open_page("/sponsors/", java_script_enabled=False), garage)
     page.goto("/sponsors/lend/")
-    days = page.get_by_role("group", name="Stretch 1").get_by_role("checkbox")
+    days = page.get_by_role("group", name="Window 1").get_by_role("checkbox")
     expect(days.first).to_be_hidden()
 
     page.get_by_label("Name", exact=True).focus()
@@ -229,7 +229,7 @@ def test_the_form_works_by_keyboard_and_without_script(open_page: Callable[..., 
     page.get_by_label("To", exact=True).first.fill("07:00")
     page.get_by_label("Your time zone").select_option("Asia/Tokyo")
     page.get_by_label("Your time zone").press("Enter")
-    page.get_by_role("button", name="On to the line to paste").press("Enter")
+    page.get_by_role("button", name="Show the command").press("Enter")
 
     expect(page.locator("#docker-line")).to_contain_text("--name night-train")
     made = Node.objects.get(name="night-train")

@@ -78,7 +78,7 @@ def test_what_was_lent_stays_when_the_hardware_changes() -> None:
     Lease.objects.filter(pk=action.lease.lease).update(seconds=1800)
     node.hardware = {}
     node.save()
-    given = contributions.of_leases(Lease.objects.all())[node.pk]
+    given = contributions.sum_leases_by_node(Lease.objects.all())[node.pk]
     assert given.gpu_seconds == 3600
     assert given.credit_hours == pytest.approx(71 / 989)
 
@@ -96,5 +96,5 @@ def test_a_node_without_gpu_earns_hours_of_its_own_kind() -> None:
     make_job()
     work = Agent(token).work()
     work.heartbeat(30)
-    given = contributions.of_leases(Lease.objects.all())[node.pk]
+    given = contributions.sum_leases_by_node(Lease.objects.all())[node.pk]
     assert (given.cpu_seconds, given.gpu_seconds, given.credit_hours) == (30, 0, 0)

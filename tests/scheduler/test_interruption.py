@@ -77,12 +77,12 @@ def test_gpu_seconds_add_up_over_two_nodes_and_both_are_credited() -> None:
     assert second.finish(seconds=1234.5).status_code == 200
 
     assert job.leases.aggregate(total=Sum("seconds"))["total"] == 1000 + 1234.5
-    given = contributions.of_leases(Lease.objects.filter(job=job))
+    given = contributions.sum_leases_by_node(Lease.objects.filter(job=job))
     by_name = {Node.objects.get(pk=pk).name: share for pk, share in given.items()}
     assert (by_name["cellar"].gpu_seconds, by_name["lab"].gpu_seconds) == (2 * 1000, 1234.5)
     assert by_name["cellar"].credit_hours == pytest.approx(2000 / 3600 * 71 / 989)
     assert by_name["lab"].credit_hours == pytest.approx(1234.5 / 3600)
-    assert contributions.total(given.values()).gpu_seconds == 3234.5
+    assert contributions.add_totals(given.values()).gpu_seconds == 3234.5
 
 
 @pytest.mark.django_db

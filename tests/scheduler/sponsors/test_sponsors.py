@@ -52,7 +52,7 @@ def lease(node: Node, hours: float, ago: timedelta = timedelta(hours=1), **field
 
 
 def test_an_empty_list_says_how_to_be_on_it(client: Client) -> None:
-    assert "Whoever lends a machine these days appears here" in words(client, "/sponsors/")
+    assert "Current sponsors appear here" in words(client, "/sponsors/")
 
 
 def test_the_list_has_current_and_past_sponsors_with_what_they_gave(client: Client) -> None:
@@ -79,7 +79,7 @@ def test_a_drained_or_revoked_machine_makes_a_past_sponsor(client: Client) -> No
     lease(node_of(bob, "steam"), 1)
     Node.objects.filter(name="steam").update(token_hash=None)
 
-    assert "On the train now Whoever lends" in words(client, "/sponsors/")
+    assert "On the train now Current sponsors" in words(client, "/sponsors/")
 
 
 def test_who_stays_anonymous_is_counted_and_not_named(client: Client) -> None:
@@ -197,7 +197,7 @@ def test_a_badge_says_how_much_and_fits_its_words(client: Client) -> None:
 
 
 def test_a_badge_cannot_be_made_to_say_anything_else() -> None:
-    assert "<script" not in badges.badge("<script>", '"><script>alert(1)</script>')
+    assert "<script" not in badges.draw_badge("<script>", '"><script>alert(1)</script>')
 
 
 def test_who_stays_anonymous_has_no_public_badge_and_no_public_certificate(client: Client) -> None:

@@ -45,7 +45,7 @@ def read_pool() -> dict[str, Any]:
     ]
     credited = {
         node: {"gpu_seconds": given.gpu_seconds, "cpu_seconds": given.cpu_seconds, "credit_hours": given.credit_hours}
-        for node, given in contributions.of_leases(Lease.objects.all()).items()
+        for node, given in contributions.sum_leases_by_node(Lease.objects.all()).items()
     }
     jobs = list(Job.objects.order_by("pk").values("id", "state", "reason", "attempts"))
     return {"jobs": jobs, "leases": leases, "credited": credited}
