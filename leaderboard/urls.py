@@ -23,14 +23,14 @@ from leaderboard.views import (
     swarms,
     weights,
 )
-from leaderboard.views.formats import also
+from leaderboard.views.formats import with_formats
 from scheduler.page_cache import cache_public
 
 urlpatterns = [
-    path("", also(cache_public(board.board), table=formats.board, embed=embeds.board), name="board"),
+    path("", with_formats(cache_public(board.board), table=formats.board, embed=embeds.board), name="board"),
     path(
         "tracks/<slug:slug>/",
-        also(cache_public(board.track), table=formats.track, embed=embeds.track),
+        with_formats(cache_public(board.track), table=formats.track, embed=embeds.track),
         name="track",
     ),
     path("tracks/<slug:slug>/reported/", reported.track, name="track-reported"),
@@ -39,14 +39,14 @@ urlpatterns = [
     path("tracks/<slug:slug>/badge.json", feeds.track_badge, {"form": "json"}),
     path("tracks/<slug:slug>/live.json", board.track_live, name="track-live"),
     path("tracks/<slug:slug>/results.json", board.track_results, name="track-results"),
-    path("entries/<int:entry_id>/", also(cache_public(entries.entry), table=formats.entry), name="entry"),
+    path("entries/<int:entry_id>/", with_formats(cache_public(entries.entry), table=formats.entry), name="entry"),
     path("entries/<int:entry_id>/card.png", feeds.entry_card, name="entry-card"),
     path("entries/<int:entry_id>/badge.svg", feeds.entry_badge, {"form": "svg"}, name="entry-badge"),
     path("entries/<int:entry_id>/badge.json", feeds.entry_badge, {"form": "json"}),
     path("entries/<int:entry_id>/feed.atom", feeds.entry_feed, name="entry-feed"),
     path("feeds/records.atom", feeds.records, name="records-feed"),
     path("entries/<int:entry_id>/results.json", entries.entry_results, name="entry-results"),
-    path("runs/<int:run_id>/", also(cache_public(runs.run), table=formats.run, embed=embeds.run), name="run"),
+    path("runs/<int:run_id>/", with_formats(cache_public(runs.run), table=formats.run, embed=embeds.run), name="run"),
     path("runs/<int:run_id>/live.json", runs.run_live, name="run-live"),
     path("runs/<int:run_id>/swarm/", cache_public(swarms.swarm), name="run-swarm"),
     path("runs/<int:run_id>/swarm/live.json", swarms.swarm_live, name="run-swarm-live"),
@@ -57,7 +57,7 @@ urlpatterns = [
     path("runs/<int:run_id>/config.toml", runs.run_toml, name="run-toml"),
     path(
         "compare/",
-        also(cache_public(compare.compare), table=formats.compare, embed=embeds.compare),
+        with_formats(cache_public(compare.compare), table=formats.compare, embed=embeds.compare),
         name="compare",
     ),
     path("compare/curves.json", compare.curves, name="compare-curves"),
@@ -70,9 +70,9 @@ urlpatterns = [
     path("notices/<slug:word>/<str:token>/", notifications.letter, name="notice-letter"),
     path("runs/<int:run_id>/weights/<slug:name>/<path:path>", weights.file, name="run-weights"),
     path("runs/<int:run_id>/parts/<int:part>/<path:path>", notebooks.file, name="notebook-file"),
-    path("queue/", also(cache_public(pool.queue), table=formats.queue), name="queue"),
+    path("queue/", with_formats(cache_public(pool.queue), table=formats.queue), name="queue"),
     path("queue/live.json", pool.queue_live, name="queue-live"),
-    path("nodes/", also(cache_public(pool.nodes), table=formats.nodes), name="nodes"),
+    path("nodes/", with_formats(cache_public(pool.nodes), table=formats.nodes), name="nodes"),
     path("try/", generate.try_it, name="try"),
     path("try/<slug:token>/", generate.generation, name="generation"),
     path("try/<slug:token>/live.json", generate.generation_live, name="generation-live"),

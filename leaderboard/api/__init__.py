@@ -14,8 +14,8 @@ from leaderboard.api.documentation import DocumentationPage
 from leaderboard.api.errors import add_error_handlers
 from scheduler.campaigns import public_routes
 
-DESCRIPTION = """Runs, curves and scores, for reading without a token. Times are ISO 8601 in UTC, FLOPs and seconds are
-plain numbers, losses are nats per token unless they are called bits per byte. Errors are one sentence, in `detail`."""
+DESCRIPTION = """Runs, curves and scores, readable without a token. Times are ISO 8601 in UTC. FLOPs and seconds are
+plain numbers. Losses are nats per token unless they are called bits per byte. An error is one message, in `detail`."""
 
 api = NinjaAPI(
     title=settings.SITE_NAME,

@@ -55,7 +55,7 @@ class DocumentationPage(DocsBase):
     def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
         schema = api.get_openapi_schema(path_params=kwargs)
         context = {
-            "description": api.description,
+            "description": format_code(api.description),
             "openapi_url": self.get_openapi_url(api, kwargs),
             "subjects": group_operations(schema),
         }

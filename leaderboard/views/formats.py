@@ -1,6 +1,6 @@
-"""A page's other forms, at the same address: `?format=csv`, `?format=json` and `?embed=1`.
+"""Other formats of a page at the same address: `?format=csv`, `?format=json` and `?embed=1`.
 
-`also` is put around a page in `urls.py`, so that the page itself knows nothing of them.
+`urls.py` wraps a page in `with_formats`.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ FORMATS = {
 }
 
 
-def also(page: View, *, table: Callable[..., Table] | None = None, embed: View | None = None) -> View:
-    """Return a view that answers with the page unless the address asks for its table or for its chart alone."""
+def with_formats(page: View, *, table: Callable[..., Table] | None = None, embed: View | None = None) -> View:
+    """Return a view that sends the page, or its table or its chart if the query string selects one."""
 
     @wraps(page)
-    def either(request: HttpRequest, **place: Any) -> HttpResponseBase:
+    def respond(request: HttpRequest, **place: Any) -> HttpResponseBase:
         if embed is not None and request.GET.get("embed") == "1":
             return embed(request, **place)
         form = request.GET.get("format", "")
         if table is not None and form in FORMATS:
-            return as_table(request, form, table, place)
+            return send_table(request, form, table, place)
         return page(request, **place)
 
-    return either
+    return respond
 
 
 @require_safe
 @conditional_page
-def as_table(request: HttpRequest, form: str, table: Callable[..., Table], place: dict[str, Any]) -> HttpResponse:
+def send_table(request: HttpRequest, form: str, table: Callable[..., Table], place: dict[str, Any]) -> HttpResponse:
     if (error := build_rate_limit_response(request, "read")) is not None:
         return error
     write, kind = FORMATS[form]
@@ -55,7 +55,7 @@ def as_table(request: HttpRequest, form: str, table: Callable[..., Table], place
     return HttpResponse(write(found), content_type=kind, headers=name)
 
 
-# --- which table a page has ------------------------------------------------------------------------------------------
+# --- tables of the pages ----------------------------------------------------------------------------------------------
 
 
 def board(request: HttpRequest) -> Table:

@@ -75,11 +75,11 @@ def test_from_the_form_to_the_certificate(
     # Sign in: with an account of this site, as in development.
     page.get_by_role("link", name="Sponsors").click()
     page.get_by_role("link", name="Lend a GPU").first.click()
-    page.get_by_role("link", name="Make an account").click()
+    page.get_by_role("link", name="Create account").click()
     page.get_by_label("Username").fill("ada")
     for label in ("Password", "Password (again)"):
         page.get_by_label(label, exact=True).fill("a password of this test only")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create account").click()
 
     # The form. One slip: nothing typed is lost.
     expect(page.get_by_role("heading", name="Lend a GPU")).to_be_visible()

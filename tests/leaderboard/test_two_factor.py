@@ -45,7 +45,7 @@ def set_up(client: Client) -> str:
     again = client.post(
         "/accounts/reauthenticate/", {"password": PASSWORD, "next": "/accounts/two-step/app/"}, follow=True
     )
-    secret = re.search(r"Or type the key: <code>([A-Z2-7]+)<", again.content.decode())
+    secret = re.search(r"Or enter the key: <code>([A-Z2-7]+)<", again.content.decode())
     assert secret
     with TestCase.captureOnCommitCallbacks(execute=True):
         shown = client.post("/accounts/two-step/app/", {"code": code(secret[1])}, follow=True)

@@ -101,7 +101,7 @@ def test_cancelled_authorization_signs_no_user_in(client: Client, github: GitHub
 
     answer = sign_in(client)
 
-    assert "You turned back at GitHub" in client.get(answer["Location"]).content.decode()
+    assert "Sign-in cancelled" in client.get(answer["Location"]).content.decode()
     assert who(client) == ""
 
 
@@ -109,7 +109,7 @@ def test_callback_without_request_signs_no_user_in(client: Client, github: GitHu
     answer = client.get("/accounts/github/login/callback/?code=code-1&state=invented")
 
     assert answer.status_code == 401
-    assert "Signing in did not work" in answer.content.decode()
+    assert "Sign-in failed" in answer.content.decode()
     assert who(client) == ""
 
 
@@ -127,7 +127,7 @@ def test_callback_with_wrong_secret_shows_an_error_page(client: Client, github: 
     app = {"client_id": CLIENT_ID, "secret": "another"}
     settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
 
-    assert "Signing in did not work" in sign_in(client).content.decode()
+    assert "Sign-in failed" in sign_in(client).content.decode()
 
 
 def test_local_accounts_with_github_are_off(client: Client, github: GitHub) -> None:
@@ -137,7 +137,7 @@ def test_local_accounts_with_github_are_off(client: Client, github: GitHub) -> N
     assert "password" not in page
     answer = client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
     assert answer.status_code == 403
-    assert "No new accounts" in client.get("/accounts/signup/").content.decode()
+    assert "Sign-up is closed" in client.get("/accounts/signup/").content.decode()
 
 
 def test_signup_with_github_only_creates_no_account(client: Client, github: GitHub) -> None:
@@ -182,9 +182,12 @@ def test_staff_with_github_only_needs_a_second_factor(client: Client, github: Gi
 
 
 def test_only_sign_in_pages_may_redirect_to_github(client: Client, github: GitHub) -> None:
-    assert f"form-action 'self' {github.address};" in client.get(LOGIN)["Content-Security-Policy"]
-    assert "form-action 'self';" in client.get("/sponsors/")["Content-Security-Policy"]
-    assert "unsafe" not in client.get(LOGIN)["Content-Security-Policy"]
+    def get_directives(path: str) -> list[str]:  # django-csp writes them in no fixed order
+        return [directive.strip() for directive in client.get(path)["Content-Security-Policy"].split(";")]
+
+    assert f"form-action 'self' {github.address}" in get_directives(LOGIN)
+    assert "form-action 'self'" in get_directives("/sponsors/")
+    assert "unsafe" not in " ".join(get_directives(LOGIN))
 
 
 # --- local accounts --------------------------------------------------------------------------------------------------
