@@ -36,6 +36,8 @@ LIST_SECONDS = 5
 IDLE_SECONDS = 10
 PARTS = {"progress": "progress", "people": "contributors", "samples": "samples", "refused": "rejections"}
 """Parts of the page that refresh: element id -> template."""
+SEGMENT_LABELS = {"done": "done", "aside": "set aside", "held": "in progress", "waiting": "waiting"}
+"""Labels of the packets by state: name in `CampaignProgress` -> text."""
 CONTENT_TYPES = {
     dataset_files.CARD: "text/markdown; charset=utf-8",
     dataset_files.MANIFEST: "application/json",
@@ -107,11 +109,14 @@ def build_live_context(campaign: Campaign) -> dict[str, Any]:
     """Return the context of the parts that refresh."""
     progress = statistics.compute_progress(campaign)
     rejections = statistics.list_rejections(campaign)
+    bar = build_progress_bar(progress)
+    counts = ", ".join(f"{segment['packets']} {segment['label']}" for segment in bar)
     most = max((row["outputs"] for row in rejections), default=1)
     return {
         "campaign": campaign,
         "progress": progress,
-        "bar": build_progress_bar(progress),
+        "bar": bar,
+        "bar_label": f"Of {progress.packets} packets: {counts}",
         "contributors": statistics.list_contributors(campaign, MAX_CONTRIBUTORS),
         "samples": statistics.list_samples(campaign, MAX_SAMPLES),
         "rejections": [{**row, "width": f"{100 * row['outputs'] / most:.2f}"} for row in rejections],
@@ -122,10 +127,12 @@ def build_live_context(campaign: Campaign) -> dict[str, Any]:
 def build_progress_bar(progress: statistics.CampaignProgress) -> list[dict[str, Any]]:
     """Return the packets by state as segments of a bar, in percent."""
     segments, start = [], 0.0
-    for name in ("done", "aside", "held", "waiting"):
+    for name, label in SEGMENT_LABELS.items():
         packets = getattr(progress, name)
         width = 100 * packets / max(progress.packets, 1)
-        segments.append({"name": name, "start": f"{start:.3f}", "width": f"{width:.3f}", "packets": packets})
+        segments.append(
+            {"name": name, "label": label, "start": f"{start:.3f}", "width": f"{width:.3f}", "packets": packets}
+        )
         start += width
     return segments
 

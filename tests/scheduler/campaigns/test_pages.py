@@ -45,8 +45,8 @@ def test_campaign_page_shows_progress_and_settings(client: Client, campaign: Cam
     page = get_page(client, campaign.get_absolute_url())
     for words in (
         "<strong>26</strong> <span>of 40</span>",
-        "Of 40 packets: 26 done, 2 aside, 3 held, 9 waiting",
-        "volunteers now, of 3</dt><dd><strong>1</strong>",
+        "Of 40 packets: 26 done, 2 set aside, 3 in progress, 9 waiting",
+        "volunteers now, of 3</dt> <dd><strong>1</strong>",
         "<strong>81.5 k</strong>",
         "about 12 GB",
         "rephrase join --server http",
