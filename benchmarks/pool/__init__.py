@@ -1,1 +1,1 @@
-"""How fast is the pool's front desk? `python -m benchmarks.pool` says what it measures."""
+"""Load test of node polls: `python -m benchmarks.pool`."""

@@ -1,7 +1,6 @@
-"""Fill a database: nodes that have joined, jobs that wait, a week of leases behind them. Prints the nodes' tokens.
+"""Fills a database with nodes, waiting jobs and a week of leases. Prints the nodes' tokens.
 
-Half of the nodes can be given a job; the others are asked for nothing that waits (small cards), so that they look
-through all of the queue and leave empty-handed.
+Half of the nodes fit a job. The GPUs of the others are too small for every job, so their polls search the whole queue.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TRACKS = (("small", 1, 16, 3600.0), ("daily", 1, 24, 5400.0), ("pair", 2, 24, 20
 LIMITS = {"wall_seconds": 86400.0, "memory_bytes": GB, "disk_bytes": GB, "processes": 64}
 
 
-def hardware(gpus: int, memory_gb: int) -> protocol.Hardware:
+def build_hardware(gpus: int, memory_gb: int) -> protocol.Hardware:
     card = protocol.Gpu(name="GPU", memory_bytes=memory_gb * GB)
     return protocol.Hardware(
         hostname="node", platform="Linux", python="3.11", cpus=16, memory_bytes=64 * GB, disk_free_bytes=900 * GB,
@@ -42,11 +41,11 @@ def hardware(gpus: int, memory_gb: int) -> protocol.Hardware:
 
 
 def add_nodes(count: int) -> list[dict[str, object]]:
-    """Return, for each node, its token and what it says of itself: every second has a card too small for anything."""
-    rows, said = [], []
+    """Create nodes; return the token and hardware of each. Every second GPU is too small for every job."""
+    rows, nodes_data = [], []
     for number in range(count):
         able = number % 2 == 0
-        found = hardware(1, 24) if able else hardware(1, 8)
+        found = build_hardware(1, 24) if able else build_hardware(1, 8)
         token = auth.generate_token("node")
         rows.append(
             Node(
@@ -55,7 +54,7 @@ def add_nodes(count: int) -> list[dict[str, object]]:
                 available=Node.Available.WINDOWS if number % 3 == 0 else Node.Available.ALWAYS,
             )
         )  # fmt: skip
-        said.append({"token": token, "able": able, "hardware": found.model_dump(mode="json")})
+        nodes_data.append({"token": token, "able": able, "hardware": found.model_dump(mode="json")})
     nodes = Node.objects.bulk_create(rows, batch_size=1000)
     Window.objects.bulk_create(
         [
@@ -66,7 +65,7 @@ def add_nodes(count: int) -> list[dict[str, object]]:
         ],
         batch_size=5000,
     )
-    return said
+    return nodes_data
 
 
 def add_jobs(count: int, release: Blob, draw: random.Random) -> None:
@@ -86,7 +85,7 @@ def add_jobs(count: int, release: Blob, draw: random.Random) -> None:
 
 
 def add_past(leases: int, release: Blob, draw: random.Random) -> None:
-    """A week behind us: jobs that are done, and their leases."""
+    """Create finished jobs of the last week with their leases."""
     now, nodes = timezone.now(), list(Node.objects.values_list("pk", flat=True))
     jobs = Job.objects.bulk_create(
         [
@@ -108,11 +107,11 @@ def add_past(leases: int, release: Blob, draw: random.Random) -> None:
     Lease.objects.bulk_create(rows, batch_size=2000)
 
 
-def queries_of_a_poll(said: list[dict[str, object]]) -> dict[str, int]:
-    """Return how many queries a poll makes that is given a job, and one that is not. Nothing of it stays."""
+def count_poll_queries(nodes_data: list[dict[str, object]]) -> dict[str, int]:
+    """Return the number of queries of a poll that gets a job and of one that does not."""
     counts = {}
     for able in (True, False):
-        one = next(node for node in said if node["able"] is able)
+        one = next(node for node in nodes_data if node["able"] is able)
         message = protocol.Poll(hardware=protocol.Hardware.model_validate(one["hardware"]), wait_seconds=0, lanes=1)
         with override_settings(QUEUE_READ_SECONDS=0), CaptureQueriesContext(connection) as captured:
             polls.PollSession(auth.get_node_by_token(str(one["token"])), message).check(last_seen.LastSeenBuffer())
@@ -127,15 +126,15 @@ def main() -> None:
     options = parser.parse_args()
     call_command("migrate", verbosity=0)
     draw, release = random.Random(1), storage.store_bytes(b"a release")
-    said = add_nodes(options.nodes)
+    nodes_data = add_nodes(options.nodes)
     add_jobs(options.jobs // 100, release, draw)
-    few = queries_of_a_poll(said[:2])
+    few = count_poll_queries(nodes_data[:2])
     add_jobs(options.jobs - options.jobs // 100, release, draw)
     add_past(2 * options.nodes, release, draw)
-    many = queries_of_a_poll(said[2:4])
+    many = count_poll_queries(nodes_data[2:4])
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
-    print(json.dumps({"nodes": said[4:], "queries": {"short_queue": few, "long_queue": many}}))  # noqa: T201
+    print(json.dumps({"nodes": nodes_data[4:], "queries": {"short_queue": few, "long_queue": many}}))  # noqa: T201
 
 
 if __name__ == "__main__":

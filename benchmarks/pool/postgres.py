@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own, for as long as it takes."""
+"""A temporary PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class NoPostgres(ValueError):
-    """There is no PostgreSQL on this machine."""
+class PostgresNotFoundError(ValueError):
+    """PostgreSQL is not installed."""
 
 
-def programs() -> Path:
-    """Return the folder of initdb and pg_ctl; Debian keeps them out of the path."""
+def find_programs() -> Path:
+    """Return the folder of initdb and pg_ctl, which Debian does not put on the path."""
     if found := shutil.which("initdb"):
         return Path(found).parent
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
     if not folders:
-        raise NoPostgres("There is no PostgreSQL here: apt install postgresql.")
+        raise PostgresNotFoundError("PostgreSQL is not installed: apt install postgresql.")
     return folders[-1].parent
 
 
 @contextmanager
-def throwaway_postgres() -> Iterator[tuple[str, int]]:
-    """Yield the address of a new, empty database with PostgreSQL's own defaults, fsync included; and its process."""
-    bin, folder = programs(), Path(tempfile.mkdtemp(prefix="pool-pg-"))
+def run_postgres() -> Iterator[tuple[str, int]]:
+    """Yield the URL and the process of a new, empty database with PostgreSQL's defaults, fsync included."""
+    bin, folder = find_programs(), Path(tempfile.mkdtemp(prefix="pool-pg-"))
     # PostgreSQL refuses to run as root.
     as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
     if as_user:

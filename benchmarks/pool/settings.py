@@ -1,4 +1,4 @@
-"""A site whose jobs are of the simulation's kind: there is nothing to look up but the queue."""
+"""Settings with simulated jobs, so that a poll reads the queue only."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How fast are packets given out and taken in? `python -m benchmarks.rephrase` says what it measures."""
+"""Load test of packets: `python -m benchmarks.rephrase`."""

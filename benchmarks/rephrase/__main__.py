@@ -1,7 +1,7 @@
-"""Packets given out and taken in: PostgreSQL, a million packets, 200 volunteers, batches of 16, behind real sockets.
+"""Assigns and submits packets: PostgreSQL, a million packets, 200 volunteers, batches of 16, over sockets.
 
-Starts a PostgreSQL of its own and as many web processes as there are cores, fills it, asks, prints a table; `--json`
-prints JSON alone. Every text goes through all checks. Then the producer, through all of its filters, by itself.
+Starts a temporary PostgreSQL and one web process per core, fills the database, runs the load and prints a table
+(`--json`: JSON only). All checks run on every text. Then measures the producer with all of its filters.
 """
 
 from __future__ import annotations
@@ -15,66 +15,74 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pool.__main__ import ROOT, say, site
-from benchmarks.pool.postgres import NoPostgres, throwaway_postgres
-from benchmarks.pool.usage import cpu_seconds
+from benchmarks.pool.__main__ import ROOT, print_status, run_site
+from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
+from benchmarks.pool.usage import measure_cpu_seconds
 
 RATE = 400.0
-"""Packets a second that the site is to carry."""
+"""Packets a second of the open-loop measurement."""
 
 
-def ask(port: int, processes: dict[str, int], sat: list[dict[str, Any]], *words: str) -> dict[str, Any]:
-    """Let a generator of its own process ask; note what the site and its database need for a packet."""
-    used = {name: cpu_seconds(process) for name, process in processes.items()}
+def run_load(port: int, processes: dict[str, int], sessions: list[dict[str, Any]], *words: str) -> dict[str, Any]:
+    """Run the load generator in its own process; return its result with the CPU time per packet."""
+    used = {name: measure_cpu_seconds(process) for name, process in processes.items()}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.rephrase.load", "--port", str(port), *words],
-        cwd=ROOT, input=json.dumps(sat), capture_output=True, text=True, check=False,
+        cwd=ROOT, input=json.dumps(sessions), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     for name, process in processes.items():
-        result[f"{name}_cpu_ms"] = round(1000 * (cpu_seconds(process) - used[name]) / max(result["packets"], 1), 2)
+        result[f"{name}_cpu_ms"] = round(
+            1000 * (measure_cpu_seconds(process) - used[name]) / max(result["packets"], 1), 2
+        )
     return result
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    with throwaway_postgres() as (address, postmaster), tempfile.TemporaryDirectory() as home:
+    with run_postgres() as (address, postmaster), tempfile.TemporaryDirectory() as home:
         environment = {
             **os.environ, "DATABASE_URL": address, "DAILYTRAIN_HOME": home, "DATABASE_POOL": "8", "LOG_LEVEL": "ERROR",
             "DJANGO_SETTINGS_MODULE": "dailytrain.settings", "LEASE_SECONDS": "10000", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        say(f"filling PostgreSQL with {options.packets:,} packets")
+        print_status(f"filling PostgreSQL with {options.packets:,} packets")
         styles = ["--styles", *options.styles]
         fill = [sys.executable, "-m", "benchmarks.rephrase.fill", "--packets", str(options.packets)]
         fill += ["--volunteers", str(options.volunteers), *styles]
-        sat = json.loads(subprocess.run(fill, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+        sessions = json.loads(
+            subprocess.run(fill, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout
+        )
         common = ["--batch", str(options.batch), *styles]
-        with site(environment, options.workers, Path(home) / "site.log") as (port, process):
+        with run_site(environment, options.workers, Path(home) / "site.log") as (port, process):
             processes = {"site": process, "postgresql": postmaster}
-            say("warming up")
-            ask(port, processes, sat[:8], "--seconds", "3", *common)
-            say("one volunteer alone")
-            alone = ask(port, processes, sat[:1], "--seconds", str(options.seconds / 2), *common)
-            say(f"{RATE:g} packets a second")
-            steady = ask(port, processes, sat, "--seconds", str(options.seconds), "--rate", str(RATE), *common)
-            say("as many as are taken")
-            flat = ask(port, processes, sat, "--seconds", str(options.seconds), *common)
-        say("the producer")
+            print_status("warming up")
+            run_load(port, processes, sessions[:8], "--seconds", "3", *common)
+            print_status("one volunteer alone")
+            alone = run_load(port, processes, sessions[:1], "--seconds", str(options.seconds / 2), *common)
+            print_status(f"{RATE:g} packets a second")
+            steady = run_load(
+                port, processes, sessions, "--seconds", str(options.seconds), "--rate", str(RATE), *common
+            )
+            print_status("closed loop")
+            flat = run_load(port, processes, sessions, "--seconds", str(options.seconds), *common)
+        print_status("the producer")
         produce = [sys.executable, "-m", "benchmarks.rephrase.produce", "--documents", str(options.documents)]
-        made = json.loads(subprocess.run(produce, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+        producer = json.loads(
+            subprocess.run(produce, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout
+        )
     names = ("packets", "volunteers", "batch", "workers", "styles")
-    about = {name: getattr(options, name) for name in names}
-    return {**about, "cores": os.cpu_count(), "alone": alone, "steady": steady, "flat_out": flat, "producer": made}
+    setup = {name: getattr(options, name) for name in names}
+    return {**setup, "cores": os.cpu_count(), "alone": alone, "steady": steady, "flat_out": flat, "producer": producer}
 
 
-def table(found: dict[str, Any]) -> str:
+def format_table(found: dict[str, Any]) -> str:
     about = f"{found['packets']:,} packets, {found['volunteers']} volunteers, batches of {found['batch']}, styles: "
     about += f"{' '.join(found['styles'])}; PostgreSQL, {found['workers']} web processes on {found['cores']} cores"
     lines = [
         about,
         f"{'':24}{'packets/s':>10}{'take':>9}{'95 %':>10}{'submit':>10}{'95 %':>10}   generator",
     ]
-    titles = (("alone", "one volunteer"), ("steady", f"{RATE:g} a second"), ("flat_out", "without a pause"))
+    titles = (("alone", "one volunteer"), ("steady", f"{RATE:g} a second"), ("flat_out", "closed loop"))
     for name, title in titles:
         row = found[name]
         times = "".join(
@@ -85,10 +93,11 @@ def table(found: dict[str, Any]) -> str:
             f"{'':24}CPU for a packet: site {row['site_cpu_ms']} ms, PostgreSQL {row['postgresql_cpu_ms']} ms; "
             f"texts: {row['texts']}"
         )
-    made = found["producer"]
+    producer = found["producer"]
     lines.append(
-        f"producer: {made['documents_per_second']:,.0f} documents, {made['megabytes_per_second']:.2f} MB a second, "
-        f"{made['packets']:,} packets; {made['cpu_ms']:.2f} ms of CPU a document; {made['parts']}"
+        f"producer: {producer['documents_per_second']:,.0f} documents, "
+        f"{producer['megabytes_per_second']:.2f} MB a second, "
+        f"{producer['packets']:,} packets; {producer['cpu_ms']:.2f} ms of CPU a document; {producer['parts']}"
     )
     return "\n".join(lines)
 
@@ -106,10 +115,10 @@ def main() -> int:
     options = parser.parse_args()
     try:
         found = measure(options)
-    except NoPostgres as error:
-        say(str(error))
+    except PostgresNotFoundError as error:
+        print_status(str(error))
         return 2
-    print(json.dumps(found) if options.json else table(found))  # noqa: T201
+    print(json.dumps(found) if options.json else format_table(found))  # noqa: T201
     return 0
 
 

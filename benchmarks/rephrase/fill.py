@@ -1,4 +1,4 @@
-"""Fill a database: a campaign with very many packets, and volunteers who sit. Prints their leases and tokens."""
+"""Fills a database with a campaign, its packets and volunteers with sessions. Prints their leases and tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAITING_FRACTION = 0.3
 INSERT = """
 INSERT INTO campaigns_packet
     (campaign_id, row, part, document, first_chunk, chunks, state, replication, missing, attempts, times_assigned)
-SELECT %s, i, 0, 'bench:' || i, 0, jsonb_build_array(CASE WHEN i < %s THEN 'done long ago'
+SELECT %s, i, 0, 'bench:' || i, 0, jsonb_build_array(CASE WHEN i < %s THEN 'done'
         ELSE replace((%s::text[])[1 + i %% %s], '{n}', i::text) END),
     CASE WHEN i < %s THEN 'done' ELSE 'waiting' END, 'none', NULL, 0, 0
 FROM generate_series(0, %s) AS i
@@ -33,14 +33,14 @@ FROM generate_series(0, %s) AS i
 
 def add_packets(campaign: Campaign, count: int) -> None:
     done = round(count * (1 - WAITING_FRACTION))
-    sources = [texts.source(number) for number in range(texts.TEMPLATES)]
+    sources = [texts.build_source(number) for number in range(texts.TEMPLATES)]
     with connection.cursor() as cursor:
         cursor.execute(INSERT, [campaign.pk, done, sources, texts.TEMPLATES, done, count - 1])
         cursor.execute("ANALYZE")
 
 
 def add_volunteers(campaign: Campaign, count: int) -> list[dict[str, object]]:
-    release, sat = storage.store_bytes(b"a release"), []
+    release, sessions = storage.store_bytes(b"a release"), []
     for number in range(count):
         node = Node.objects.create(
             name=f"volunteer-{number}", state=Node.State.ONLINE, packets=Node.Packets.ONLY, token_hash=f"{number:064}"
@@ -56,8 +56,8 @@ def add_volunteers(campaign: Campaign, count: int) -> list[dict[str, object]]:
             token_hash=auth.hash_token(token),
             expires_at=timezone.now() + timedelta(hours=3),
         )
-        sat.append({"lease": lease.pk, "token": token})
-    return sat
+        sessions.append({"lease": lease.pk, "token": token})
+    return sessions
 
 
 def main() -> None:

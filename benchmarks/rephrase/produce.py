@@ -1,4 +1,4 @@
-"""The producer by itself, on real text if there is any (DAILYTRAIN_DATA), through every filter; and what each costs."""
+"""Measures the producer with all filters, on Gutenberg if present (DAILYTRAIN_DATA), and the share of each filter."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ PARTS = {
     "paragraphs": "hash_paragraph",
     "quality": "get_bucket",
     "chunks": "split_into_chunks",
-    "rows into PostgreSQL": "bulk_create",
-    "hashes known?": "find_seen_digests",
+    "inserts": "bulk_create",
+    "paragraph look-ups": "find_seen_digests",
 }
 
 
-def documents(count: int) -> list[str]:
+def load_documents(count: int) -> list[str]:
     if not BOOKS.exists():
-        return [texts.source(n).replace(texts.NUMBER, str(n)) for n in range(count)]
+        return [texts.build_source(n).replace(texts.NUMBER, str(n)) for n in range(count)]
     with lzma.open(BOOKS, "rt") as file:
         books = [json.loads(line)["text"] for line in file]
     pieces = (text[at : at + CHARACTERS] for text in books for at in range(0, len(text), CHARACTERS))
     return [piece for piece, _ in zip(pieces, range(count), strict=False)]
 
 
-def campaign(slug: str, found: list[str]) -> Campaign:
+def create_campaign(slug: str, found: list[str]) -> Campaign:
     folder = Path(settings.REPHRASE_FILES)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{slug}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in found))
-    made = Campaign.objects.create(
+    campaign = Campaign.objects.create(
         slug=slug,
         name=slug,
         dataset=f"{slug}.jsonl",
@@ -55,35 +55,35 @@ def campaign(slug: str, found: list[str]) -> Campaign:
         high_mark=10**6,
         quality_buckets=["head", "middle"],
     )
-    transitions.start_campaign(made, "bench")
-    producer.pin_files(made)
-    producer.get_quality_model(made)
-    return made
+    transitions.start_campaign(campaign, "bench")
+    producer.pin_files(campaign)
+    producer.get_quality_model(campaign)
+    return campaign
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, required=True)
-    found = documents(parser.parse_args().documents)
-    first = campaign("produced", found)
+    found = load_documents(parser.parse_args().documents)
+    first = create_campaign("produced", found)
     began, used = time.perf_counter(), time.process_time()
-    made = producer.produce_campaign(first.pk)
+    packets = producer.produce_campaign(first.pk)
     wall, cpu = time.perf_counter() - began, time.process_time() - used
-    second, profile = campaign("profiled", found), cProfile.Profile()
+    second, profile = create_campaign("profiled", found), cProfile.Profile()
     profile.runcall(producer.produce_campaign, second.pk)
     size = sum(len(text.encode()) for text in found)
     result = {
         "documents_per_second": len(found) / wall,
         "megabytes_per_second": size / wall / 1e6,
         "cpu_ms": 1000 * cpu / len(found),
-        "packets": made,
-        "parts": shares(pstats.Stats(profile)),
+        "packets": packets,
+        "parts": compute_shares(pstats.Stats(profile)),
     }
     print(json.dumps(result))  # noqa: T201
 
 
-def shares(stats: pstats.Stats) -> dict[str, str]:
-    """Return what part of the time each filter took, under a profiler: Python's own steps are overstated by it."""
+def compute_shares(stats: pstats.Stats) -> dict[str, str]:
+    """Return the share of each filter. The profiler overstates Python code."""
     rows = stats.get_stats_profile().func_profiles
     return {title: f"{rows[name].cumtime / stats.total_tt:.0%}" for title, name in PARTS.items() if name in rows}  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Texts for packets, and what honest volunteers make of them, by rule: any two differ, and the checks take them."""
+"""Texts for packets and paraphrases by rule. Any two texts differ, and the checks accept the paraphrases."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ WORDS = (
     "student mountain library soldier painter orchard chapel railway merchant sailor theatre hospital machine journal "
     "blanket carpenter lantern festival telescope laboratory museum granary shepherd violin ferry compass workshop"
 )
-DEEDS = (
+VERBS = (
     "carried followed painted watched crossed repaired remembered measured described visited collected offered built "
     "borrowed questioned admired protected examined abandoned discovered"
 )
-KINDS = "old quiet narrow bright wooden famous distant broken simple northern heavy curious golden empty gentle strange"
+ADJECTIVES = (
+    "old quiet narrow bright wooden famous distant broken simple northern heavy curious golden empty gentle strange"
+)
 ENDS = (
     "in the early morning",
     "before the storm came",
@@ -33,21 +35,21 @@ TEMPLATES = 64
 NUMBER = "{n}"
 
 
-def source(template: int) -> str:
-    """Return a chunk of about 300 tokens; its number is still to be put in."""
+def build_source(template: int) -> str:
+    """Return a chunk of about 300 tokens with a placeholder for its number."""
     draw = random.Random(template)
-    words, deeds, kinds = WORDS.split(), DEEDS.split(), KINDS.split()
+    words, verbs, adjectives = WORDS.split(), VERBS.split(), ADJECTIVES.split()
     sentences = [
-        f"The {draw.choice(kinds)} {draw.choice(words)} {draw.choice(deeds)} the {draw.choice(words)} and a "
-        f"{draw.choice(kinds)} {draw.choice(words)} {draw.choice(ENDS)}."
+        f"The {draw.choice(adjectives)} {draw.choice(words)} {draw.choice(verbs)} the {draw.choice(words)} and a "
+        f"{draw.choice(adjectives)} {draw.choice(words)} {draw.choice(ENDS)}."
         for _ in range(SENTENCES)
     ]
-    return f"Report {NUMBER} tells of a {draw.choice(kinds)} {draw.choice(words)}. " + " ".join(sentences)
+    return f"Report {NUMBER} tells of a {draw.choice(adjectives)} {draw.choice(words)}. " + " ".join(sentences)
 
 
-def paraphrase(text: str, style: str) -> str:
-    """Return other words for the same things, in any style."""
-    turned = [reworded(one, len(style)) for one in text.split(". ")]
+def paraphrase_text(text: str, style: str) -> str:
+    """Return a paraphrase in this style."""
+    turned = [reword_sentence(one, len(style)) for one in text.split(". ")]
     if style != "qa":
         return f"It is said {style} that what follows is so. " + " ".join(turned)
     half = len(turned) // 2
@@ -55,7 +57,7 @@ def paraphrase(text: str, style: str) -> str:
     return f"Question: What is told first?\nAnswer: {first}\nQuestion: What is told then?\nAnswer: {then}"
 
 
-def reworded(sentence: str, turn: int) -> str:
+def reword_sentence(sentence: str, turn: int) -> str:
     words = [OTHER_WORDS.get(word.lower(), word) for word in sentence.rstrip(".").split()]
     turn = 2 + turn % 4
     return f"{' '.join(words[turn:])}, {' '.join(words[:turn])}.".capitalize()

@@ -1,1 +1,1 @@
-"""How fast are the pages of a site with a past? `python -m benchmarks.site` says what it measures."""
+"""Load test of pages: `python -m benchmarks.site`."""

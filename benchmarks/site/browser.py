@@ -1,7 +1,7 @@
-"""What a visitor's browser says: a first view, with nothing in the cache, and how far a live page is behind the node.
+"""Measures pages in Chromium: a first view with an empty cache, and the delay of a live page.
 
-`python -m benchmarks.site.browser` asks a site that it starts and fills with the demo; the figures are Chromium's own,
-through the protocol that its developer tools speak.
+`python -m benchmarks.site.browser` starts a site and fills it with the demo. The figures come from Chromium's DevTools
+protocol.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from statistics import median
 
 from playwright.sync_api import Browser, sync_playwright
 
-from benchmarks.pool.__main__ import ROOT, say, site
+from benchmarks.pool.__main__ import ROOT, print_status, run_site
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
-TOLD = 12
-"""Times that a node tells something while the page is looked at."""
+LIVE_STEPS = 12
+"""Steps that the run reports while the page is open."""
 WATCH = """
 window.figures = { shift: 0, largest: 0, blocked: 0 };
 const watch = (type, each) =>
@@ -34,16 +34,15 @@ watch("longtask", (entry) => { figures.blocked += entry.duration - 50; });
 """
 
 
-def first_view(browser: Browser, address: str) -> dict[str, float]:
-    """Open a page with nothing in the cache. Return bytes as transferred, layout shift, and milliseconds: until the
-    first and the largest thing was painted, and how long the page could not have answered a key."""
+def measure_first_view(browser: Browser, address: str) -> dict[str, float]:
+    """Open a page with an empty cache; return bytes, requests, layout shift, and paint and blocking times in ms."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.add_init_script(WATCH)
     wire = context.new_cdp_session(page)
     wire.send("Network.enable")
     sizes: list[float] = []
-    wire.on("Network.loadingFinished", lambda said: sizes.append(said["encodedDataLength"]))
+    wire.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
     page.goto(address, wait_until="networkidle")
     page.wait_for_timeout(300)
     figures: dict[str, float] = page.evaluate(
@@ -53,14 +52,14 @@ def first_view(browser: Browser, address: str) -> dict[str, float]:
     return {**figures, "bytes": sum(sizes), "requests": len(sizes)}
 
 
-def behind(browser: Browser, address: str, node: subprocess.Popen[str]) -> list[float]:
-    """Return for each thing that a node tells how many seconds after it is stored the open page shows it."""
+def measure_delays(browser: Browser, address: str, node: subprocess.Popen[str]) -> list[float]:
+    """Return for each step the seconds until the open page shows it."""
     assert node.stdin
     assert node.stdout
     page, found, draw = browser.new_page(), [], random.Random(1)
     page.goto(address)
     page.wait_for_timeout(3000)
-    for step in range(1001, 1001 + TOLD):
+    for step in range(1001, 1001 + LIVE_STEPS):
         page.wait_for_timeout(draw.uniform(0, 2000))
         node.stdin.write(f"{step}\n")
         node.stdin.flush()
@@ -82,21 +81,23 @@ def main() -> None:
         for command in (["migrate", "--verbosity", "0"], ["seed_demo"]):
             subprocess.run([sys.executable, "manage.py", *command], cwd=ROOT, env=environment, check=True, stdout=2)
         with (
-            site(environment, 1, Path(home) / "site.log") as (port, _),
+            run_site(environment, 1, Path(home) / "site.log") as (port, _),
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.site.tell"],
+                [sys.executable, "-m", "benchmarks.site.report"],
                 cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             ) as node,
         ):  # fmt: skip
             assert node.stdin
             assert node.stdout
-            told = json.loads(node.stdout.readline())
+            setup = json.loads(node.stdout.readline())
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            for name, path in told["pages"].items():
-                first_view(browser, f"http://127.0.0.1:{port}{path}")
-                say(f"{name}: {json.dumps(first_view(browser, f'http://127.0.0.1:{port}{path}'))}")
-            late = behind(browser, f"http://127.0.0.1:{port}/runs/{told['run']}/", node)
-            say(f"behind the node: median {median(late):.2f} s, at most {max(late):.2f} s of {len(late)}")
+            for name, path in setup["pages"].items():
+                measure_first_view(browser, f"http://127.0.0.1:{port}{path}")
+                print_status(f"{name}: {json.dumps(measure_first_view(browser, f'http://127.0.0.1:{port}{path}'))}")
+            delays = measure_delays(browser, f"http://127.0.0.1:{port}/runs/{setup['run']}/", node)
+            print_status(
+                f"delay of the live page: median {median(delays):.2f} s, at most {max(delays):.2f} s of {len(delays)}"
+            )
             node.stdin.close()
             browser.close()
 

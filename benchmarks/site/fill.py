@@ -1,7 +1,7 @@
-"""Fill a database with a long past: runs that were judged, that failed, a few that are under way, and their curves.
+"""Fills a database with scored, failed and training runs and their curves.
 
-A few curves come in as a node's metrics do; the others are copies of these, moved a little, made by the database.
-Prints what the asker should ask for.
+A few curves are stored as metrics of a node; the database copies them with offsets for the others. Prints the paths to
+request.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ RUNGS = (0.125, 0.25, 0.5, 1, 2)
 LIVE = 8
 LONG = 20
 LONG_STEPS = 19_000
-"""Of the longest curves, which a page has to be as fast with."""
+"""Of the longest curves."""
 TASKS = ("arc_easy/acc", "blimp/acc", "hellaswag/acc_norm", "lambada/acc", "piqa/acc", "sciq/acc", "winogrande/acc")
 
 
-def season() -> Track:
-    made = Season.objects.create(name="Season 1", corpus="fineweb-edu", tokenizer="gpt2", dataset_hash="9f2c" * 16)
+def create_track() -> Track:
+    season = Season.objects.create(name="Season 1", corpus="fineweb-edu", tokenizer="gpt2", dataset_hash="9f2c" * 16)
     track = Track.objects.create(
-        slug="small", name="Small", season=made, budget=BUDGET, expected_seconds=100.0, is_default=True, seeds=SEEDS,
+        slug="small", name="Small", season=season, budget=BUDGET, expected_seconds=100.0, is_default=True, seeds=SEEDS,
         ladder={"rungs": list(RUNGS), "seeds": SEEDS}, description="Many small models.",
     )  # fmt: skip
-    made.baseline = Entry.objects.create(
+    season.baseline = Entry.objects.create(
         track=track, kind="main", state="approved", title="main", repository="https://example.org/train.git",
         sha="0" * 40, architecture="gpt",
     )  # fmt: skip
-    made.save()
+    season.save()
     return track
 
 
-def entries(track: Track, count: int) -> list[Entry]:
+def create_entries(track: Track, count: int) -> list[Entry]:
     return Entry.objects.bulk_create(
         [
             Entry(
                 track=track, kind="architecture", state="approved", title=f"Idea {number}: gate the values",
                 author=f"author-{number % 200}", repository="https://example.org/train.git", sha=f"{number + 1:040x}",
-                architecture=f"idea{number % 40}", hypothesis="A gate lets a head say nothing.",
+                architecture=f"idea{number % 40}", hypothesis="Gated attention.",
             )
             for number in range(count)
         ],
@@ -68,8 +68,8 @@ def entries(track: Track, count: int) -> list[Entry]:
     )  # fmt: skip
 
 
-def judged(entry: Entry, seed: int, part: float, draw: random.Random, **fields: Any) -> Run:
-    """A run that came to what its entry makes of so much compute, and some noise; not saved."""
+def build_run(entry: Entry, seed: int, part: float, draw: random.Random, **fields: Any) -> Run:
+    """Return an unsaved finished run. Its loss depends on the entry and the compute, with noise."""
     gain = 1.0 if entry.kind == Entry.Kind.MAIN else random.Random(entry.pk).uniform(0.7, 1.3)
     ended = timezone.now() - timedelta(minutes=draw.uniform(60, 500_000))
     loss = 2.0 - 0.1 * math.log(part * gain) + draw.gauss(0, 0.002)
@@ -84,27 +84,27 @@ def judged(entry: Entry, seed: int, part: float, draw: random.Random, **fields: 
     return Run(**{**values, **fields})
 
 
-def past(track: Track, count: int, draw: random.Random) -> Iterator[Run]:
+def build_runs(track: Track, count: int, draw: random.Random) -> Iterator[Run]:
     baseline = track.season.baseline
     assert baseline is not None
     rungs = [(part, seed) for part in RUNGS for seed in range(1, SEEDS + 1)]
-    yield from (judged(baseline, seed, part, draw, purpose=Run.Purpose.LADDER) for part, seed in rungs)
+    yield from (build_run(baseline, seed, part, draw, purpose=Run.Purpose.LADDER) for part, seed in rungs)
     ended = {"bits_per_byte": None, "bits_per_byte_stderr": None, "trust": Run.Trust.PROVISIONAL}
     places = [
         (entry, seed)
-        for entry in entries(track, math.ceil((count - len(rungs)) / SEEDS))
+        for entry in create_entries(track, math.ceil((count - len(rungs)) / SEEDS))
         for seed in range(100, 100 + SEEDS)
     ]
     for number, (entry, seed) in enumerate(places[: count - len(rungs)]):
         if number < LIVE:
-            yield judged(entry, seed, 1, draw, **ended, state=Run.State.TRAINING, fraction=0.5, finished_at=None)
+            yield build_run(entry, seed, 1, draw, **ended, state=Run.State.TRAINING, fraction=0.5, finished_at=None)
         elif number % 10 == 0:
-            yield judged(entry, seed, 1, draw, **ended, state=Run.State.FAILED, reason="The loss became NaN.")
+            yield build_run(entry, seed, 1, draw, **ended, state=Run.State.FAILED, reason="The loss became NaN.")
         else:
-            yield judged(entry, seed, 1, draw)
+            yield build_run(entry, seed, 1, draw)
 
 
-def line(kind: str, step: int, noise: random.Random) -> dict[str, Any]:
+def build_metrics_row(kind: str, step: int, noise: random.Random) -> dict[str, Any]:
     loss = 2.9 + 3.6 * math.exp(-step / 9) + 2.6 * (1 + step / 40) ** -0.45 + noise.gauss(0, 0.07)
     return {
         "kind": kind, "step": step, "tokens": step * 2048, "flops": step * 1e10, "seconds": step * 0.1, "loss": loss,
@@ -113,19 +113,19 @@ def line(kind: str, step: int, noise: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def told(run: Run, steps: int, evaluations: int) -> None:
-    """Let a curve come in as a node tells it."""
+def report_metrics(run: Run, steps: int, evaluations: int) -> None:
+    """Store a curve as metrics of a node."""
     noise = random.Random(run.pk)
-    rows = [line("train", step, noise) for step in range(1, steps + 1)]
+    rows = [build_metrics_row("train", step, noise) for step in range(1, steps + 1)]
     for start in range(0, steps, 200):
         metrics.store(run, rows[start : start + 200])
     every = max(steps // evaluations, 1)
-    metrics.store(run, [line("dev", step, noise) for step in range(every, steps + 1, every)])
+    metrics.store(run, [build_metrics_row("dev", step, noise) for step in range(every, steps + 1, every)])
     Run.objects.filter(pk=run.pk).update(step=steps)
 
 
-def copied(template: Run, runs: Sequence[int]) -> None:
-    """Give other runs the same curve, each moved by a little."""
+def copy_curve(template: Run, runs: Sequence[int]) -> None:
+    """Copy the curve to other runs, each with an offset."""
     columns = [field.column for field in CurvePoint._meta.concrete_fields if field.column not in ("id", "run_id")]
     values = ["loss + mod(r.id, 997) * 1e-5" if name == "loss" else name for name in columns]
     with connection.cursor() as cursor:
@@ -136,29 +136,29 @@ def copied(template: Run, runs: Sequence[int]) -> None:
         )
 
 
-def curves(runs: Sequence[Run], points: int) -> None:
-    """Spread so many points over the runs; the last `LONG` have long curves."""
+def create_curves(runs: Sequence[Run], points: int) -> None:
+    """Create this many points; the last `LONG` runs have long curves."""
     short, long = runs[:-LONG], runs[-LONG:]
-    told(long[0], LONG_STEPS, 100)
+    report_metrics(long[0], LONG_STEPS, 100)
     own = (points - LONG * CurvePoint.objects.filter(run=long[0]).count()) // len(short)
     templates = short[LIVE + 20 : LIVE + 24]
     for template in templates:
-        told(template, own - 40, 40)
+        report_metrics(template, own - 40, 40)
     with connection.schema_editor() as schema:  # built once at the end: much faster
         schema.remove_constraint(CurvePoint, CurvePoint._meta.constraints[0])
         schema.remove_index(CurvePoint, CurvePoint._meta.indexes[0])
-    copied(long[0], [run.pk for run in long[1:]])
+    copy_curve(long[0], [run.pk for run in long[1:]])
     Run.objects.filter(pk__in=[run.pk for run in long]).update(step=LONG_STEPS)
     others = [run.pk for run in short if run not in templates]
     for number, template in enumerate(templates):
-        copied(template, others[number :: len(templates)])
+        copy_curve(template, others[number :: len(templates)])
     with connection.schema_editor() as schema:
         schema.add_constraint(CurvePoint, CurvePoint._meta.constraints[0])
         schema.add_index(CurvePoint, CurvePoint._meta.indexes[0])
 
 
-def queries(paths: dict[str, list[str]]) -> dict[str, int]:
-    """Return how many queries each page makes, for a visitor without an account, where the board's table is known."""
+def count_queries(paths: dict[str, list[str]]) -> dict[str, int]:
+    """Return the number of queries of each page for a visitor without an account."""
     counts = {}
     for name, addresses in paths.items():
         assert Client().get(addresses[0]).status_code == 200, addresses[0]
@@ -168,15 +168,15 @@ def queries(paths: dict[str, list[str]]) -> dict[str, int]:
     return counts
 
 
-def addresses(runs: Sequence[Run], draw: random.Random) -> dict[str, list[str]]:
-    """Return what is asked for, by the kind of page."""
+def build_paths(runs: Sequence[Run], draw: random.Random) -> dict[str, list[str]]:
+    """Return the paths to request by kind of page."""
     numbers = [run.pk for run in runs if run.state == Run.State.FINISHED]
     some, long = draw.sample(numbers, min(400, len(numbers))), [run.pk for run in runs[-LONG:]]
     entry = {run.pk: run.entry_id for run in runs}
     return {
-        "board, kept": ["/"],
-        "board, made anew": [f"/?view={number}" for number in range(2000)],
-        "board, in another order": [f"/?sort=-multiplier&page=2&view={number}" for number in range(2000)],
+        "board, cached": ["/"],
+        "board, uncached": [f"/?view={number}" for number in range(2000)],
+        "board, sorted": [f"/?sort=-multiplier&page=2&view={number}" for number in range(2000)],
         "run": [f"/runs/{run}/" for run in some],
         "run, long curve": [f"/runs/{run}/?view={view}" for view in range(20) for run in long],
         "run, live.json": [f"/runs/{run}/live.json" for run in long],
@@ -195,7 +195,7 @@ def main() -> None:
     draw = random.Random(1)
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = off; SET maintenance_work_mem = '512MB'")
-    runs = Run.objects.bulk_create(past(season(), options.runs, draw), batch_size=2000)
+    runs = Run.objects.bulk_create(build_runs(create_track(), options.runs, draw), batch_size=2000)
     Score.objects.bulk_create(
         [
             Score(run=run, name=name, value=draw.uniform(0.2, 0.8), stderr=0.01, count=1000)
@@ -213,13 +213,13 @@ def main() -> None:
         ],
         batch_size=5000,
     )
-    curves(runs, options.points)
+    create_curves(runs, options.points)
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE")
-    paths = addresses(runs, draw)
+    paths = build_paths(runs, draw)
     found = {
         "paths": paths, "live": [run.pk for run in runs if run.state == Run.State.TRAINING],
-        "runs": len(runs), "points": CurvePoint.objects.count(), "queries": queries(paths),
+        "runs": len(runs), "points": CurvePoint.objects.count(), "queries": count_queries(paths),
     }  # fmt: skip
     print(json.dumps(found))  # noqa: T201
 

@@ -1,6 +1,6 @@
-"""Runs that go on while pages are asked for: metrics every second for each of them, and a change of state now and then.
+"""Writes metrics of runs every second, and an event now and then, while pages are requested.
 
-Says that it begins, and goes on until its input ends; then prints how many rows it wrote and what a second of it took.
+Prints a line when it starts, and runs until its input ends. Then prints the number of rows and the time per second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import django
 
 django.setup()
 
-from benchmarks.site.fill import line  # noqa: E402
+from benchmarks.site.fill import build_metrics_row  # noqa: E402
 from leaderboard.job_handlers import metrics  # noqa: E402
 from leaderboard.models import Run  # noqa: E402
 from scheduler.models import Event  # noqa: E402
@@ -23,7 +23,7 @@ from scheduler.models import Event  # noqa: E402
 ROWS = 10
 """Steps a second of each run."""
 EVENT_SECONDS = 5
-"""A checkpoint here, a lease there: each is an event, and makes every page look again."""
+"""Interval of events, which invalidate pages."""
 
 
 def main() -> None:
@@ -33,12 +33,12 @@ def main() -> None:
     while not select.select([sys.stdin], [], [], max(0.0, 1 - took))[0]:
         began = time.perf_counter()
         for run in runs:
-            metrics.store(run, [line("train", step, noise) for step in range(steps, steps + ROWS)])
+            metrics.store(run, [build_metrics_row("train", step, noise) for step in range(steps, steps + ROWS)])
         if rounds % EVENT_SECONDS == 0:
-            Event.record("node:cellar", runs[0], f"A checkpoint was kept at step {steps}.")
+            Event.record("node:cellar", runs[0], f"Saved a checkpoint at step {steps}.")
         steps, rounds, took = steps + ROWS, rounds + 1, time.perf_counter() - began
-    told = {"runs": len(runs), "rows": rounds * ROWS * len(runs), "ms_of_each_second": round(took * 1000)}
-    print(json.dumps(told))  # noqa: T201
+    statistics = {"runs": len(runs), "rows": rounds * ROWS * len(runs), "ms_of_each_second": round(took * 1000)}
+    print(json.dumps(statistics))  # noqa: T201
 
 
 if __name__ == "__main__":

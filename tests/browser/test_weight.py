@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from benchmarks.site.browser import first_view
+from benchmarks.site.browser import measure_first_view
 from tests.support import scene
 from tests.support.page_list import addresses
 
@@ -22,7 +22,7 @@ MOST_SHIFT = 0.05
 def test_a_first_view_is_light_and_stands_still(browser: Browser, site_url: str, name: str) -> None:
     path = addresses(scene.night())[name]
 
-    figures: dict[str, Any] = first_view(browser, site_url + path)
+    figures: dict[str, Any] = measure_first_view(browser, site_url + path)
 
     assert 0 < figures["bytes"] < MAX_BYTES, figures
     assert figures["shift"] < MOST_SHIFT, figures

@@ -1,4 +1,4 @@
-"""A run that trains, and tells a step for each line of its input; prints when that was stored."""
+"""Reports a training step for each line of its input; prints the time when it was stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import django
 
 django.setup()
 
-from benchmarks.site.fill import line, told  # noqa: E402
+from benchmarks.site.fill import build_metrics_row, report_metrics  # noqa: E402
 from leaderboard.job_handlers import metrics  # noqa: E402
 from leaderboard.models import Run  # noqa: E402
 
@@ -22,12 +22,12 @@ def main() -> None:
     run = Run.objects.create(
         entry=last.entry, track=last.track, season=last.season, budget="9s", seed=9, state=Run.State.TRAINING
     )
-    told(run, 1000, 10)
+    report_metrics(run, 1000, 10)
     pages = {"board": "/", "entry": last.entry.get_absolute_url(), "run": last.get_absolute_url()}
     pages |= {"compare": f"/compare/?runs={first.pk},{last.pk}", "calendar": "/calendar/", "queue": "/queue/"}
     print(json.dumps({"run": run.pk, "pages": pages}), flush=True)  # noqa: T201
-    for said in sys.stdin:
-        metrics.store(run, [line("train", int(said), random.Random(1))])
+    for step in sys.stdin:
+        metrics.store(run, [build_metrics_row("train", int(step), random.Random(1))])
         print(time.time(), flush=True)  # noqa: T201
 
 
