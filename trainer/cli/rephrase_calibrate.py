@@ -103,7 +103,7 @@ def measure_mismatched(texts: Sequence[tuple[str, str]]) -> list[dict[str, float
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
     rotated = order[1:] + order[:1]
-    return [measure_output(texts[one][0], texts[other][1]) for one, other in zip(order, rotated, strict=True)]
+    return [measure_output(texts[i][0], texts[j][1]) for i, j in zip(order, rotated, strict=True)]
 
 
 def compute_rejected_share(sample: Sequence[Mapping[str, float]], bounds: Thresholds) -> float:

@@ -9,7 +9,7 @@
 | anywhere | the rest | `masked sdpa` |
 
 "Plain" means neither window nor documents; "square" means as many queries as keys. The first matching row applies,
-except that plain and square uses `sdpa`. All paths equal `reference_attention` up to rounding, and tests check it.
+but plain and square cases always use `sdpa`. All paths equal `reference_attention` up to rounding, and tests check it.
 
 Not covered: grouped queries (repeat the keys), dropout, FlexAttention (it has no backward pass on a CPU).
 The GPU paths have **not been run yet**.
@@ -38,18 +38,18 @@ def attention(
     """Return softmax(q k' / sqrt(D)) v for each query, `[B, H, Tq, D]`.
 
     `query [B, H, Tq, D]` are the last Tq of the Tk positions of `key` and `value [B, H, Tk, D]`. Each sees its own and
-    earlier positions. `window`: number of tokens it sees, itself included. `documents [B, Tk]`: document numbers,
-    never falling along a row; each position sees only its own document.
+    earlier positions. `window`: number of tokens it sees, including itself. `documents [B, Tk]`: document numbers,
+    non-decreasing along a row; each position sees only its own document.
     """
     window = None if window is None or window >= key.size(2) else window
-    chosen = select_path(query, key, window=window, documents=documents)
-    if chosen == "sdpa":
+    path = select_path(query, key, window=window, documents=documents)
+    if path == "sdpa":
         return F.scaled_dot_product_attention(query, key, value, is_causal=query.size(2) > 1)
-    if chosen == "varlen":
+    if path == "varlen":
         return varlen_attention(query, key, value, window, documents)
-    if chosen == "flash-attn 2":
+    if path == "flash-attn 2":
         return flash_attention_2(query, key, value, window)
-    if chosen == "reference":
+    if path == "reference":
         return reference_attention(query, key, value, window=window, documents=documents)
     mask = build_mask(query.size(2), key.size(2), query.device, window=window, documents=documents)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)

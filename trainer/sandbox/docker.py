@@ -37,13 +37,13 @@ class DockerDriver:
 
     def start(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> SandboxProcess:
         if spec.pass_fds:
-            raise SandboxError("The docker sandbox cannot take open files: use bubblewrap for scoring.")
+            raise SandboxError("The docker sandbox cannot pass open files: use bubblewrap for scoring.")
         return DockerProcess(spec, stdout, stderr).start()
 
     def remove_stale_containers(self) -> None:
         """Remove the containers of killed agents."""
-        listed = run_docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}")
-        if stale := listed.stdout.split():
+        result = run_docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}")
+        if stale := result.stdout.split():
             run_docker("rm", "--force", *stale)
 
 

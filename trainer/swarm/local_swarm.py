@@ -57,7 +57,7 @@ class FaultPlan:
     required_members: Mapping[int, int] = field(default_factory=dict)
     """Steps that wait for exactly this many members, because the speed of joins depends on the machine."""
     replace_killed: bool = True  # Whether a killed worker is replaced
-    on_tick: Callable[[LocalSwarm], None] = lambda swarm: None  # Called again and again while the swarm runs
+    on_tick: Callable[[LocalSwarm], None] = lambda swarm: None  # Called repeatedly while the swarm runs
     has_happened: Callable[[Sequence[JournalLine]], bool] = lambda lines: True
     """Whether the journal shows the planned events."""
 

@@ -53,7 +53,7 @@ class ForwardRecord:
 
     @property
     def count(self) -> int:
-        """Number of learned targets."""
+        """Number of targets that carry a loss."""
         assert self.targets is not None
         return int((self.targets != IGNORE_INDEX).sum())
 
@@ -157,10 +157,10 @@ class Stage:
         assert output is not None, "a forward pass without learning, or a second backward pass"
         seed = torch.full_like(output, 1 / record.tokens.numel()) if gradient is None else gradient.to(output)
         inputs = [] if record.inputs is None else [record.inputs]
-        learned = list(self.parameters.values()) if learn else []
-        if not inputs and not learned:
+        trainable = list(self.parameters.values()) if learn else []
+        if not inputs and not trainable:
             return None, []
-        variables = [*inputs, *learned]
+        variables = [*inputs, *trainable]
         gradients = torch.autograd.grad(output, variables, seed, allow_unused=True)
         complete = [torch.zeros_like(v) if g is None else g for g, v in zip(gradients, variables, strict=True)]
         return (complete[0] if inputs else None), complete[len(inputs) :]
