@@ -6,8 +6,8 @@ A job resumes from its newest checkpoint. When one arrives, these keep their fil
 - for each node one stretch between two neighboring checkpoints, drawn at random, as evidence for a replay;
 - checkpoints that a row of any app points at: a replay under way, a run or a track that starts from one.
 
-The files of the others are deleted, but for those that another row holds (the weights of a published release). Their
-rows stay: they say who trained what, with the hashes of what was uploaded.
+The files of the others are deleted, unless another row refers to them (the weights of a published release). The rows
+stay: they record who trained what, with the hashes of the uploads.
 
 A superseded checkpoint does not count against its lease's limit, whether its files are kept or not.
 """
@@ -93,7 +93,7 @@ def delete_files(checkpoint: Checkpoint) -> None:
     files = list(checkpoint.blobs.values_list("pk", flat=True))
     checkpoint.blobs.clear()
     Checkpoint.objects.filter(pk=checkpoint.pk).update(files_deleted_at=timezone.now())
-    # If this process ends before it gets there, `retention.forget_blobs` deletes them a day later.
+    # If this process ends before it gets there, `retention.delete_unused_blobs` deletes them a day later.
     transaction.on_commit(partial(delete_unused, files), robust=True)
 
 

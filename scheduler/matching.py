@@ -29,7 +29,7 @@ LIFT_PERIOD = timedelta(hours=24)
 PRIORITY_STEP = 10
 """Distance between two priorities (`Job.Priority`)."""
 LEEWAY_SECONDS = 180.0
-"""To fetch what a job needs and to send back what it made, beside the work itself. A guess."""
+"""For downloads and uploads, in addition to the job itself. A guess."""
 GB = 10**9
 """Labels count in decimal gigabytes: a card sold with 24 GB has a little more than that, never less."""
 
@@ -49,7 +49,7 @@ MODEL_LABEL = re.compile(r"([1-9]\d{0,2})x(.+)")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSlot:
-    """A node, or one lane of it, that asks for work."""
+    """A slot of a node that requests work."""
 
     labels: frozenset[str]
     trusted: bool
@@ -80,7 +80,7 @@ class NodeSlot:
     """That its owner lends to one run."""
     node: int | None = None
     owner: int | None = None
-    """User id; None where the node belongs to nobody but the site."""
+    """User id; None for a node of the site."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +182,8 @@ QueueEntry = tuple[Rank, int, JobGroup]
 class JobQueue:
     """The groups in their order, which is the same for every node, kept apart by what they need.
 
-    What a node may serve is asked once for each need, and then only the fronts of those are looked at. Several threads
-    may use one: what a look misses, because another thread is just moving it, the next look finds.
+    Obstacles are checked once for each distinct set of needs, and then only the first groups of those are compared.
+    Thread-safe, but a search may miss a group that another thread is just moving.
     """
 
     def __init__(self, groups: Iterable[JobGroup], used: Mapping[str, float], now: datetime) -> None:
@@ -224,7 +224,7 @@ class JobQueue:
         return (group for _, _, group in merge(*mine))
 
     def remove_group(self, group: JobGroup) -> None:
-        """Nobody waits in this group any more, nor in what is left of it."""
+        """Remove a group, or what is left of it: it has no waiting job any more."""
         with self._lock:
             if not self._remove(group) and (rest := self._find_rest(group)):
                 self._remove(rest)
@@ -330,28 +330,28 @@ def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
 
 def find_capability_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
     """Return what the machine lacks."""
-    asked = parse_labels(group.needs_labels)
-    if missing := sorted(name for name in asked.names if not has_label(node, name)):
+    label_needs = parse_labels(group.needs_labels)
+    if missing := sorted(name for name in label_needs.names if not has_label(node, name)):
         return f"labelled {', '.join(missing)}"
-    gpus = max(group.needs_gpus, asked.gpus)
-    gpu_memory = max(group.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
+    gpus = max(group.needs_gpus, label_needs.gpus)
+    gpu_memory = max(group.needs_gpu_memory_bytes, label_needs.gpu_memory_bytes)
     if gpus > node.gpus or gpu_memory > node.gpu_memory_bytes:
         return describe_gpus(gpus, gpu_memory)
     if group.needs_memory_bytes > node.memory_bytes:
         return f"with {format_gigabytes(group.needs_memory_bytes)} of memory"
-    disk = max(group.needs_disk_bytes, asked.disk_bytes)
+    disk = max(group.needs_disk_bytes, label_needs.disk_bytes)
     return f"with {format_gigabytes(disk)} of free disk" if disk > node.disk_free_bytes else None
 
 
 def describe_needs(group: JobGroup) -> str:
     """Return what a node must have, as the rest of a sentence ("waits for a node ...")."""
-    asked = parse_labels(group.needs_labels)
-    gpus = max(group.needs_gpus, asked.gpus)
-    gpu_memory = max(group.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
-    disk = max(group.needs_disk_bytes, asked.disk_bytes)
+    label_needs = parse_labels(group.needs_labels)
+    gpus = max(group.needs_gpus, label_needs.gpus)
+    gpu_memory = max(group.needs_gpu_memory_bytes, label_needs.gpu_memory_bytes)
+    disk = max(group.needs_disk_bytes, label_needs.disk_bytes)
     parts = [
         describe_gpus(gpus, gpu_memory) if gpus or gpu_memory else "",
-        f"labelled {', '.join(asked.names)}" if asked.names else "",
+        f"labelled {', '.join(label_needs.names)}" if label_needs.names else "",
         f"with {format_gigabytes(group.needs_memory_bytes)} of memory" if group.needs_memory_bytes else "",
         f"with {format_gigabytes(disk)} of free disk" if disk >= NOTABLE_DISK_BYTES else "",
         "that is trusted to score" if group.needs_trusted else "",
@@ -369,7 +369,7 @@ def format_gigabytes(size: int) -> str:
 
 
 def find_owner_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
-    """Return which wish of the owner's stands against it."""
+    """Return which of the owner's settings excludes the group."""
     if group.kind == PACKETS_KIND and node.packets == "never":
         return "whose owner lets it rephrase"
     if group.kind == PACKETS_KIND and node.campaign and group.track != f"{PACKETS_KIND}:{node.campaign}":

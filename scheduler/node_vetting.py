@@ -1,9 +1,8 @@
-"""When the results of a node that nobody vouches for are taken without a look: BOINC's rule for new machines.
+"""Vetting of untrusted nodes by comparisons of their results with known ones.
 
-Ten results in a row have to agree with what the site knows from elsewhere; after that a result is compared at random,
-with probability 1 / n where n agreed in a row; a single one that does not agree begins the ten anew (BOINC's "adaptive
-replication", boinc.berkeley.edu/trac/wiki/AdaptiveReplication). What a known result is, the owner of the work decides
-and tells `judge`. A trusted node is never compared: it has a maintainer's word.
+BOINC's "adaptive replication" (boinc.berkeley.edu/trac/wiki/AdaptiveReplication): ten results in a row have to agree.
+From then on a result is compared with probability 1 / n after n agreements in a row. A disagreement resets the count.
+The caller decides what a known result is. Results of trusted nodes are never compared.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from scheduler import node_quota
 from scheduler.models import Event, Job, Node, ResultCheck
 
 PROBATION = 10
-"""Results in a row that have to agree before one is taken without a look."""
+"""Results in a row that have to agree before one is accepted without a comparison."""
 
 
 def is_vetted(valid_in_a_row: int) -> bool:
@@ -25,30 +24,30 @@ def is_vetted(valid_in_a_row: int) -> bool:
 
 
 def get_check_probability(valid_in_a_row: int) -> Fraction:
-    """Return how likely the next result is to be compared: always in the probation, later 1 / n."""
+    """Return the probability that the next result is compared."""
     return Fraction(1, valid_in_a_row) if is_vetted(valid_in_a_row) else Fraction(1)
 
 
 def count_valid_in_a_row(valid_in_a_row: int, valid: bool) -> int:
-    """Return how many agreed in a row once one more was compared."""
+    """Return the number of agreements in a row after another comparison."""
     return valid_in_a_row + 1 if valid else 0
 
 
 def is_result_accepted(node: Node) -> bool:
-    """Whether what the node computes counts before anybody has looked at it."""
+    """Return whether the node's results count before they are compared."""
     return node.trusted or is_vetted(node.valid_in_a_row)
 
 
 def draw_check(node: Node) -> bool:
-    """Draw whether the result that the node has just handed in is to be compared. Nobody can foresee it."""
+    """Draw whether the node's latest result is compared; the node cannot predict it."""
     if node.trusted:
         return False
-    odds = get_check_probability(node.valid_in_a_row)
-    return secrets.randbelow(odds.denominator) < odds.numerator
+    probability = get_check_probability(node.valid_in_a_row)
+    return secrets.randbelow(probability.denominator) < probability.numerator
 
 
 def record_verdict(node: Node, job: Job, valid: bool, sentence: str, *, actor: str) -> bool:
-    """Note what the comparison by `job` said of the node's work; return whether this call did (once for each job)."""
+    """Record the comparison of the node's result by `job`; return whether this call did. Each job counts once."""
     try:
         with transaction.atomic():
             ResultCheck.objects.create(node=node, job=job, valid=valid, sentence=sentence[:500])
@@ -63,8 +62,8 @@ def record_verdict(node: Node, job: Job, valid: bool, sentence: str, *, actor: s
 
 
 def describe_standing(valid_in_a_row: int) -> str:
-    """Return what that makes of the node, for its owner."""
+    """Return the node's standing, for its owner."""
     if is_vetted(valid_in_a_row):
-        return f"{valid_in_a_row} results in a row agreed: its work counts, and is compared at random."
+        return f"{valid_in_a_row} results in a row agreed. Its results count and are compared at random."
     left = PROBATION - valid_in_a_row
-    return f"{left} more in a row and its work counts before it is compared."
+    return f"After {left} more in a row its results count before they are compared."

@@ -1,8 +1,7 @@
-"""Forgetting what nobody needs any more: old output, superseded checkpoints, files that nothing points at.
+"""Retention: deletes old logs, superseded checkpoints and unreferenced files.
 
-Never what a run still needs: a checkpoint or file that any row of any app refers to stays, so does the last
-checkpoint of every job, and so does every checkpoint of a job that is not over. Which of those have their files,
-`scheduler.checkpoints` decides.
+These stay: checkpoints and files that a row of any app refers to, the last checkpoint of every job, and all checkpoints
+of unfinished jobs (`scheduler.checkpoints` decides which of those have files).
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 LOG_DAYS = 30
 CHECKPOINT_DAYS = 2
-"""After the end of its job a superseded checkpoint is kept so long, for a look or an appeal."""
+"""How long superseded checkpoints stay after the end of their job, for inspection."""
 UPLOAD_HOURS = 24
-"""So long a file may lie here without belonging to anything: its checkpoint may still be on its way."""
+"""How long an unreferenced file stays: its checkpoint may not be recorded yet."""
 JOIN_TOKEN_DAYS = 30
 
 
 def delete_expired(now: datetime | None = None) -> None:
-    """Forget whatever is due. Safe to run at any time."""
+    """Delete everything that is due. Safe to run at any time."""
     now = now or timezone.now()
     LogChunk.objects.filter(lease__ended_at__lt=now - timedelta(days=LOG_DAYS)).delete()
     JoinToken.objects.filter(expires_at__lt=now - timedelta(days=JOIN_TOKEN_DAYS)).delete()
@@ -43,11 +42,11 @@ def delete_expired(now: datetime | None = None) -> None:
     files = delete_unused_blobs(now) + delete_stray_files(now)
     delete_stale_partial_uploads()
     if checkpoints or files:
-        logger.info("Forgot %s superseded checkpoints and %s files", checkpoints, files)
+        logger.info("Deleted %s superseded checkpoints and %s files", checkpoints, files)
 
 
 def delete_superseded_checkpoints(now: datetime) -> int:
-    """Drop superseded checkpoints of jobs that are over; return how many."""
+    """Delete superseded checkpoints of finished jobs; return how many."""
     due = Checkpoint.objects.filter(
         job__state__in=transitions.FINAL_STATES, job__finished_at__lt=now - timedelta(days=CHECKPOINT_DAYS)
     ).select_related("job")
@@ -60,8 +59,8 @@ def is_superseded(checkpoint: Checkpoint) -> bool:
 
 @transaction.atomic
 def delete_checkpoint(checkpoint: Checkpoint) -> bool:
-    """Drop one checkpoint, unless a row elsewhere (a run that is scored from it) points at it; return whether."""
-    # Locked, so that nobody begins to point at it between our look and the end of it.
+    """Delete a checkpoint unless another row refers to it; return whether it was deleted."""
+    # Locked, so that no row begins to refer to it between the check and the deletion.
     if not Checkpoint.objects.select_for_update().filter(pk=checkpoint.pk) or is_referenced(checkpoint):
         return False
     checkpoint.delete()
@@ -69,13 +68,13 @@ def delete_checkpoint(checkpoint: Checkpoint) -> bool:
 
 
 def release_old_uploads(now: datetime) -> None:
-    """What was sent under a lease that ended a while ago is kept for what was made of it, no longer for itself."""
+    """Forget the uploads of leases that ended long ago: only checkpoints and job files keep them."""
     ended = Lease.objects.filter(ended_at__lt=now - timedelta(hours=UPLOAD_HOURS))
     Lease.uploads.through.objects.filter(lease__in=ended).delete()
 
 
 def delete_unused_blobs(now: datetime) -> int:
-    """Drop files that nothing points at and that no lease in force names; return how many."""
+    """Delete files that no row refers to and no active lease names; return how many."""
     named = list_leased_files()
     unused = Blob.objects.filter(
         Q(checkpoints=None) & Q(uploaded_under=None), created_at__lt=now - timedelta(hours=UPLOAD_HOURS)
@@ -86,12 +85,12 @@ def delete_unused_blobs(now: datetime) -> int:
 def delete_blob(sha256: str) -> bool:
     try:
         return storage.delete_unreferenced_blob(sha256)
-    except IntegrityError:  # pointed at just now
+    except IntegrityError:  # a row just began to refer to it
         return False
 
 
 def list_leased_files() -> set[str]:
-    """Return the files that a node may still come and fetch."""
+    """Return the files that active leases may still download."""
     specs = Lease.objects.filter(state=Lease.State.ACTIVE).exclude(spec="").values_list("spec", flat=True)
     return {
         file.sha256
@@ -104,7 +103,7 @@ def list_leased_files() -> set[str]:
 
 
 def delete_stray_files(now: datetime) -> int:
-    """Drop files that a crash left in the storage before they counted; return how many."""
+    """Delete files without a row that a crash left in the storage; return how many."""
     before = now - timedelta(hours=UPLOAD_HOURS)
     strays = [
         name for name in list_stored_files() if not Blob.objects.filter(name=name).exists() and is_older(name, before)
@@ -115,7 +114,7 @@ def delete_stray_files(now: datetime) -> int:
 
 
 def list_stored_files() -> Iterator[str]:
-    """Yield the names of all files under `blobs/`, folder by folder."""
+    """Yield the names of all files under `blobs/`."""
     try:
         folders, _ = default_storage.listdir("blobs")
     except FileNotFoundError:
@@ -126,9 +125,9 @@ def list_stored_files() -> Iterator[str]:
 
 
 def delete_stale_partial_uploads() -> None:
-    """Drop what came in pieces and never became whole, once its lease has ended."""
-    known = set(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("pk", flat=True))
-    for lease in set(resumable_uploads.list_leases_with_partials()) - known:
+    """Delete partial uploads of ended leases."""
+    active = set(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("pk", flat=True))
+    for lease in set(resumable_uploads.list_leases_with_partials()) - active:
         resumable_uploads.delete_partial_uploads(lease)
 
 

@@ -1,4 +1,4 @@
-"""JSON and text from a node, made safe to store: no database of ours takes NaN in JSON or NUL in text."""
+"""Sanitize JSON and text from nodes: the databases accept neither NaN in JSON nor NUL in text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ INTEGER_LIMIT = 2**63
 
 
 def sanitize_message(value: Any, depth: int = MAX_NESTING) -> Any:
-    """Return the value with what cannot be stored (NaN, infinities, integers beyond 64 bits) as None.
+    """Return the value with None for NaN, infinities and integers beyond 64 bits.
 
-    Raises Unacceptable when it is nested too deeply.
+    Raises InvalidMessageError if it is nested too deeply.
     """
     if depth < 0:
-        raise InvalidMessageError(f"The message is nested more than {MAX_NESTING} deep; nothing was kept.")
+        raise InvalidMessageError(f"The message is nested more than {MAX_NESTING} levels deep. Nothing was stored.")
     if isinstance(value, str):
         return replace_unstorable(value)
     if isinstance(value, float):
@@ -32,5 +32,5 @@ def sanitize_message(value: Any, depth: int = MAX_NESTING) -> Any:
 
 
 def replace_unstorable(text: str) -> str:
-    """Return the text with a `?` for NUL and for halves of surrogate pairs: as many bytes as before, for offsets."""
+    """Return the text with `?` for NUL and lone surrogates; its length in bytes stays, for offsets."""
     return text.replace("\0", "?").encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The site's Ed25519 key: it signs every job spec, and nodes pin its public half."""
+"""The site's Ed25519 key. It signs every job spec; nodes pin the public key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def get_public_key() -> str:
 
 @cache
 def load_private_key(path: Path) -> Ed25519PrivateKey:
-    """Return the key in `path`; the first use makes one."""
+    """Return the key in `path`; create it at the first use."""
     if not path.exists():
         create_key(path)
     try:
@@ -41,24 +41,24 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     except ValueError:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ImproperlyConfigured(f"{path} holds no Ed25519 key. Nodes have pinned the old one: restore it.")
+        raise ImproperlyConfigured(f"{path} holds no Ed25519 key. Nodes have pinned the old key: restore it.")
     return key
 
 
 def create_key(path: Path) -> None:
-    """Write a new key, readable by us alone. Of several processes at once, one wins: a link never replaces a file."""
+    """Write a new key with mode 600. Concurrent processes are safe: a hard link never replaces a file."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
             file.flush()
             os.fsync(descriptor)
         try:
-            os.link(aside, path)
+            os.link(temporary, path)
         except FileExistsError:
             return
     finally:
-        aside.unlink()
+        temporary.unlink()

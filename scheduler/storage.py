@@ -1,6 +1,6 @@
-"""Files by content, in the default storage: a folder, or S3 with presigned addresses.
+"""Content-addressed files in Django's default storage: a folder, or S3 with presigned URLs.
 
-A `Blob` row is made only after the whole file has arrived with the right hash, so half a file never counts.
+A `Blob` row is created only after the whole file has arrived with the right hash.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ CHUNK = 2**20
 
 
 class HashingStream(File):  # type: ignore[type-arg]
-    """A stream that is hashed and counted while the storage reads it; it cannot be read twice.
-
-    Raises TooLarge as soon as there is more than `limit` bytes.
-    """
+    """A stream that is hashed and counted while the storage reads it. Raises TooLargeError beyond `limit` bytes."""
 
     def __init__(self, read: Callable[[int], bytes], limit: int) -> None:
         super().__init__(None, name="incoming")
@@ -45,7 +42,7 @@ class HashingStream(File):  # type: ignore[type-arg]
         data = self.reader(CHUNK if size is None or size < 0 else size)
         self.received += len(data)
         if self.received > self.limit:
-            raise TooLargeError(f"A file may have {self.limit:,} bytes here, and this one has more.")
+            raise TooLargeError(f"The file is larger than {self.limit:,} bytes.")
         self.hash.update(data)
         return data
 
@@ -64,14 +61,13 @@ class HashingStream(File):  # type: ignore[type-arg]
         return False
 
     def close(self) -> None:
-        """Nothing: the stream belongs to whoever opened it."""
+        """Do nothing: the caller closes the stream."""
 
 
 def store_stream(sha256: str, read: Callable[[int], bytes], limit: int | None = None) -> Blob:
-    """Store a stream of which the sender says that it has this hash, and return its blob.
+    """Store a stream and return its blob. Raises TooLargeError, or InvalidMessageError for another hash.
 
-    A file that is here already is read to its end all the same: having it is what the sender has to show.
-    Raises TooLarge, or Unacceptable when the hash is another.
+    A file that is stored already is read to its end too: the sender has to prove that it has the file.
     """
     incoming = HashingStream(read, settings.BLOB_MAX_BYTES if limit is None else limit)
     known = Blob.objects.filter(sha256=sha256).first()
@@ -93,13 +89,13 @@ def store_stream(sha256: str, read: Callable[[int], bytes], limit: int | None = 
 def check_hash(received: int, found: str, sha256: str) -> None:
     if found != sha256:
         raise InvalidMessageError(
-            f"The {received:,} bytes that arrived have the hash {found[:12]} and not {sha256[:12]}: "
-            "nothing was kept, send the file again."
+            f"The {received:,} received bytes have the hash {found[:12]}, not {sha256[:12]}. "
+            "Nothing was stored. Send the file again."
         )
 
 
 class LocalFile(File):  # type: ignore[type-arg]
-    """A whole file on this disk: a storage that is a folder on the same disk moves it instead of copying."""
+    """A file on this disk, which a storage folder on the same disk moves instead of copying it."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         super().__init__(file, name=path.name)
@@ -110,10 +106,7 @@ class LocalFile(File):  # type: ignore[type-arg]
 
 
 def store_local_file(sha256: str, path: Path) -> Blob:
-    """Store a file that lies on this disk and return its blob; raise Unacceptable when its hash is another.
-
-    The file itself is gone afterwards, or may go.
-    """
+    """Store a file of this disk and return its blob. May move it. Raises InvalidMessageError for another hash."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
@@ -135,7 +128,7 @@ def build_blob_name(sha256: str) -> str:
 
 
 def create_blob(sha256: str, name: str, size: int) -> Blob:
-    """Make the row that lets the file count. When another sender was faster, ours is dropped and theirs returned."""
+    """Return the file's row. If another sender was faster, delete this file and return the other one's row."""
     blob, created = Blob.objects.get_or_create(sha256=sha256, defaults={"name": name, "size": size})
     if not created:
         default_storage.delete(name)
@@ -143,7 +136,7 @@ def create_blob(sha256: str, name: str, size: int) -> Blob:
 
 
 def store_bytes(content: bytes) -> Blob:
-    """Store bytes of our own and return their blob; the same bytes are kept once."""
+    """Store bytes and return their blob; equal bytes are stored once."""
     sha256 = hashlib.sha256(content).hexdigest()
     known = Blob.objects.filter(sha256=sha256).first()
     return known or store_stream(sha256, io.BytesIO(content).read, limit=len(content))
@@ -155,7 +148,7 @@ def open_blob(blob: Blob) -> File:  # type: ignore[type-arg]
 
 
 def read_blob(blob: Blob) -> bytes:
-    """Return a whole file that is known to be small."""
+    """Return the content of a small file."""
     with open_blob(blob) as file:
         content: bytes = file.read()
     return content

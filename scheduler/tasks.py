@@ -1,26 +1,26 @@
-"""What Celery runs for the queue: each task calls one function that is safe to run twice."""
+"""Celery tasks of the queue. Each is idempotent."""
 
 from __future__ import annotations
 
 from celery import shared_task
 
 from scheduler import lease_sweeper, preemption
-from scheduler import retention as forgetting
+from scheduler.retention import delete_expired
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def expire_leases() -> None:
-    """Put the jobs of silent nodes back into the queue, and say which nodes are offline."""
+    """Requeue the jobs of silent nodes and mark these nodes as offline."""
     lease_sweeper.sweep_leases()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def retention() -> None:
-    """Forget what nobody needs any more."""
-    forgetting.delete_expired()
+    """Delete expired rows and files."""
+    delete_expired()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def make_room() -> None:
-    """Let waiting nightlies take the places of playground runs."""
+    """Preempt playground runs for waiting nightlies."""
     preemption.make_room()

@@ -1,7 +1,7 @@
-"""When is a node lent, and for how much longer? Pure: weekly windows in the owner's own time zone, on the wall clock.
+"""Lending times of nodes: weekly windows in local time. Pure.
 
-A window that ends where another begins goes on. On the two nights of the year when the clocks change, a time that
-comes twice or not at all is read so that the node is lent less, never more.
+Adjacent windows are merged. When the clocks change, an ambiguous or missing local time is interpreted so that the node
+is lent shorter, never longer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_LENT = 0.0
 
 
 class WeeklyWindow(Protocol):
-    """A `Window`: lent from `start` on `weekday` (0 is Monday) to `end`, on the next day where that is not later."""
+    """A `Window`: from `start` on `weekday` (0 is Monday) to `end`, on the next day unless it is later than `start`."""
 
     @property
     def weekday(self) -> int: ...
@@ -32,9 +32,9 @@ class WeeklyWindow(Protocol):
 def get_seconds_left(
     windows: Collection[WeeklyWindow], available: str, until: datetime | None, timezone: str, now: datetime
 ) -> float | None:
-    """Return for how many seconds from `now` (aware) the node is lent: 0 where it is not, None where no end is near.
+    """Return the seconds until the lending time ends: 0 if the node is not lent now, None if no end is near.
 
-    No end is near when a week from now it is lent without a break. A time zone that nobody knows lends nothing.
+    No end is near if the node is lent for the next week without a break. An unknown time zone lends nothing.
     """
     if available == ALWAYS:
         return None
@@ -49,14 +49,14 @@ def get_seconds_left(
 def find_next_opening(
     windows: Collection[WeeklyWindow], available: str, timezone: str, now: datetime
 ) -> datetime | None:
-    """Return when a node that is not lent now will be again; None where that is not foreseen."""
+    """Return when a node that is not lent now is lent again, if that is known."""
     if available != WINDOWS:
         return None
     return next((begin for begin, _ in list_intervals(windows, timezone, now) if begin > now), None)
 
 
 def list_intervals(windows: Collection[WeeklyWindow], timezone: str, now: datetime) -> list[tuple[datetime, datetime]]:
-    """Return the stretches in which the node is lent, from a week before `now` to more than a week after, in UTC."""
+    """Return the lending times in UTC, from a week before `now` to more than a week after."""
     known = parse_time_zone(timezone)
     if known is None:
         return []
@@ -65,7 +65,7 @@ def list_intervals(windows: Collection[WeeklyWindow], timezone: str, now: dateti
 
 
 class WindowKey(NamedTuple):
-    """A `Weekly` by itself."""
+    """A hashable `WeeklyWindow`."""
 
     weekday: int
     start: time
@@ -76,13 +76,13 @@ class WindowKey(NamedTuple):
 def list_intervals_around(
     windows: tuple[WindowKey, ...], zone: ZoneInfo, today: date
 ) -> list[tuple[datetime, datetime]]:
-    """Return the stretches of the weeks around a day; asked with every call of a node, and the same all day."""
+    """Return the lending times of the weeks around a day. Cached: every call of a node needs them."""
     found = [convert_interval(begin, end, zone) for begin, end in merge_intervals(windows, today)]
     return [(begin, end) for begin, end in found if begin < end]
 
 
 def parse_time_zone(timezone: str) -> ZoneInfo | None:
-    """Return the time zone of this IANA name, or None where nobody knows it."""
+    """Return the time zone of this IANA name, or None if it is unknown."""
     try:
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -90,7 +90,7 @@ def parse_time_zone(timezone: str) -> ZoneInfo | None:
 
 
 def merge_intervals(windows: Collection[WeeklyWindow], today: date) -> list[tuple[datetime, datetime]]:
-    """Return the stretches on the wall clock around `today`, those that touch or overlap as one."""
+    """Return the lending times in local time around `today`, adjacent and overlapping ones merged."""
     found: list[tuple[datetime, datetime]] = []
     for begin, end in sorted(list_local_intervals(windows, today)):
         if found and begin <= found[-1][1]:
@@ -111,10 +111,10 @@ def list_local_intervals(windows: Collection[WeeklyWindow], today: date) -> Iter
 
 
 def convert_interval(begin: datetime, end: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
-    """Return two times on the wall as moments: of two readings the later beginning and the earlier end."""
+    """Return a local interval in UTC; of ambiguous times the later start and the earlier end."""
     return max(convert_local_time(begin, zone)), min(convert_local_time(end, zone))
 
 
-def convert_local_time(wall: datetime, zone: ZoneInfo) -> list[datetime]:
-    """Return the one or two moments that a time on the wall may mean."""
-    return [wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
+def convert_local_time(local: datetime, zone: ZoneInfo) -> list[datetime]:
+    """Return the two UTC times that a local time may mean; equal ones if it is not ambiguous."""
+    return [local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]

@@ -8,7 +8,6 @@ from django.utils import timezone
 
 from leaderboard.models.entries import Entry
 from leaderboard.models.seasons import Track
-from scheduler.prepared import Later
 
 
 class BountyQuerySet(models.QuerySet["Bounty"]):
@@ -16,7 +15,7 @@ class BountyQuerySet(models.QuerySet["Bounty"]):
         """Return what can be claimed, the easiest goal first."""
         return self.filter(state=Bounty.State.OPEN).select_related("track").order_by("above", "pk")
 
-    def shown(self, track: Track | Later) -> BountyQuerySet:
+    def shown(self, track: Track) -> BountyQuerySet:
         """Return the track's open bounties, then those that were claimed, latest first."""
         return (
             self.filter(track=track)

@@ -49,7 +49,7 @@ def test_a_node_gets_as_many_jobs_a_day_as_its_results_deserve(db: None) -> None
     refused = agent.ask()
     assert refused.action == "idle"
     assert refused.reason.startswith(
-        "Results of this node did not agree with others: it gets one job a day until they do"
+        "Results of this node disagreed with others. It gets one job a day until they agree"
     )
     Lease.objects.update(started_at=timezone.now() - timedelta(hours=25))
     agent.work().finish("done")

@@ -58,7 +58,9 @@ def test_a_result_is_judged_once() -> None:
     node.refresh_from_db()
     assert node.valid_in_a_row == 1
     (event,) = Event.objects.about(node)
-    assert event.sentence == "Replayed to the last bit. 9 more in a row and its work counts before it is compared."
+    assert event.sentence == (
+        "Replayed to the last bit. After 9 more in a row its results count before they are compared."
+    )
 
 
 @pytest.mark.django_db

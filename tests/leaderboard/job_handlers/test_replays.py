@@ -253,4 +253,4 @@ def test_it_counts_once(run: Run, node: Node, stranger: Node) -> None:
     answer(replay, node, exact=False, deviation=9.0)
     stranger.refresh_from_db()
     assert (replay.state, stranger.valid_in_a_row) == ("agreed", 1)
-    assert node_vetting.describe_standing(1) == "9 more in a row and its work counts before it is compared."
+    assert node_vetting.describe_standing(1) == "After 9 more in a row its results count before they are compared."

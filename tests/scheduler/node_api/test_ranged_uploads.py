@@ -170,7 +170,7 @@ def test_two_who_send_the_same_bytes_at_once_make_one_file(work: Work, site_url:
 
 
 def test_other_bytes_than_announced_are_refused_and_leave_nothing(work: Work, steady: Line) -> None:
-    with pytest.raises(RequestRefusedError, match="nothing was kept"):
+    with pytest.raises(RequestRefusedError, match="Nothing was stored"):
         send(work, steady.address, sha256="ab" * 32)
     assert under_way() == []
     assert not Blob.objects.filter(sha256="ab" * 32).exists()

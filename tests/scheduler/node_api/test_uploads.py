@@ -68,7 +68,7 @@ def test_a_file_with_another_hash_is_refused_and_leaves_nothing(work: Work) -> N
     before = files_in_storage()
     answer = work.put(b"something else", reference(b"weights").sha256)
     assert answer.status_code == 422
-    assert "nothing was kept" in sentence(answer)
+    assert "Nothing was stored" in sentence(answer)
     assert blob_of(b"weights") is None
     assert files_in_storage() == before
 
