@@ -154,7 +154,7 @@ def add_entry(track: Track, told: Mapping[str, Any], content: Mapping[str, Any],
     entry = Entry.objects.create(
         kind=Entry.Kind.MAIN if is_first else Entry.Kind.ARCHITECTURE,
         state=Entry.State.APPROVED,
-        title=f"main, {clock.now.day} {clock.now:%B}" if is_first else told["title"],
+        title=f"main, {clock.now:%-d %b}" if is_first else told["title"],
         author="" if is_first else "demo author",
         repository=settings.MAIN_REPOSITORY,
         track=track,

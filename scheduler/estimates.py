@@ -200,7 +200,7 @@ class QueueEstimates:
 
 def format_time(at: datetime, now: datetime) -> str:
     """Return a time of day in UTC, with the date unless it is within 24 hours."""
-    pattern = "%H:%M" if at - now < timedelta(days=1) else "%-d %B, %H:%M"
+    pattern = "%H:%M" if at - now < timedelta(days=1) else "%-d %b, %H:%M"
     return f"{at.astimezone(UTC):{pattern}} UTC"
 
 

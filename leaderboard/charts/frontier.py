@@ -182,6 +182,6 @@ def summarize(records: Sequence[Record], others: int) -> str:
     last = records[-1]
     multiplier = get_multiplier(last.row)
     return (
-        f"{len(records)} records since {records[0].at:%-d %B}, the last by {last.row.entry.title}: multiplier "
+        f"{len(records)} records since {records[0].at:%-d %b}, the last by {last.row.entry.title}: multiplier "
         f"{multiplier:.3f}. {others} other entries by date and multiplier. The table below has the records."
     )

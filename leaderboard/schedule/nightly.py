@@ -155,7 +155,7 @@ def main_entry(track: Track, day: date, reading: Reading) -> Entry:
         track,
         actor=runs.SITE,
         kind=Entry.Kind.MAIN,
-        title=f"{settings.MAIN_BRANCH}, {day.day} {day:%B}",
+        title=f"{settings.MAIN_BRANCH}, {day:%-d %b}",
         hypothesis=reading.subject,
         author=reading.author,
     )

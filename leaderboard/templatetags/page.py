@@ -202,15 +202,15 @@ def plain(name: str) -> str:
 
 @register.simple_tag
 def moment(at: datetime | None, show: str = "moment") -> SafeString | str:
-    """Write a time in UTC; `live.js` puts it into the reader's zone. `show`: "moment", "clock" or "day"."""
+    """Write a time in UTC with 24 hours. `show`: "moment", "clock" or "day"."""
     if at is None:
         return formatting.MISSING
     at = at.astimezone(UTC)
     day = f"{at:%-d %b}" if at.year == datetime.now(UTC).year else f"{at:%-d %b %Y}"
     text = {"moment": f"{day}, {at:%H:%M} UTC", "clock": f"{at:%H:%M} UTC", "day": day}[show]
     return format_html(
-        '<time datetime="{}" title="{}" data-show="{}">{}</time>',
-        at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M:%S} UTC", show, text,
+        '<time datetime="{}" title="{}">{}</time>',
+        at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M:%S} UTC", text,
     )  # fmt: skip
 
 

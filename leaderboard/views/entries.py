@@ -19,7 +19,6 @@ from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings.standings_store import load_results, load_standings, refresh_standings
 from leaderboard.submissions import changes
 from leaderboard.submissions import run_estimates as estimates
-from leaderboard.views.live import revision_of
 from leaderboard.views.results import axis_of, build_results_response, results_etag
 from scheduler.models import Event
 from trainer.scoring.multiplier import AXES, EntryMultiplier
@@ -60,7 +59,6 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "smoking": smoke_tests.under_way(found),
         "estimate": estimates.estimate(found) if estimates.is_ahead(found) else None,
         "events": list(Event.objects.about(found)),
-        "revision": revision_of(request),
     }
     return render(request, "leaderboard/entry.html", context)
 

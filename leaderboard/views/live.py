@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import Subquery
-from django.http import HttpRequest
 
 from leaderboard.models.standings import LATEST_COMPUTATION
 from scheduler.models import Event, Node
@@ -19,12 +18,6 @@ LATEST_EVENT = Subquery(Event.objects.order_by("-pk").values("pk")[:1])
 def latest_event() -> int:
     """Return the id of the last change of any state: when it grows, a page reloads itself."""
     return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-
-
-def revision_of(request: HttpRequest) -> int:
-    """Return the last event before this page was begun, so that no later one is missed. The page cache has it."""
-    known: int | None = getattr(request, "revision", None)
-    return latest_event() if known is None else known
 
 
 def get_standings_revision() -> str:

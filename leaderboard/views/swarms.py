@@ -13,7 +13,7 @@ from django.template.loader import render_to_string
 from django.views.decorators.http import require_safe
 
 from leaderboard.models import Run, Swarm, SwarmEvent
-from leaderboard.views.live import LIVE_SECONDS, revision_of
+from leaderboard.views.live import LIVE_SECONDS, latest_event
 
 LISTED = 40
 """Happenings that the page lists."""
@@ -29,7 +29,7 @@ COUNTED = (What.JOIN, What.LEAVE, What.BAN, What.MOVE, What.ROLLBACK)
 @require_safe
 def swarm(request: HttpRequest, run_id: int) -> HttpResponse:
     found = asked(run_id)
-    context = {**shown(found), "revision": revision_of(request)}
+    context = {"revision": latest_event(), **shown(found)}
     return render(request, "leaderboard/swarm.html", context)
 
 
@@ -46,7 +46,7 @@ def swarm_live(request: HttpRequest, run_id: int) -> HttpResponse:
         {
             "parts": parts,
             "last": last_of(found),
-            "revision": revision_of(request),
+            "revision": latest_event(),
             "wait": 0 if over else LIVE_SECONDS,
         }
     )

@@ -1,7 +1,7 @@
 // The board without reloads: the form and the heads ask for the same addresses as without script, and keys lead
 // through the rows. The columns that somebody chose are remembered on their machine.
 
-import { localTimes, morph } from "./live.js";
+import { morph } from "./live.js";
 
 const SETTLE = 200; // milliseconds after the last key of a search
 const REMEMBERED = "board-columns";
@@ -22,7 +22,6 @@ async function show(address, keep) {
   }
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (number !== asked) return;
-  localTimes(page);
   const picked = new Set([...results.querySelectorAll(".pick:checked")].map((box) => box.value));
   morph(results, page.getElementById("results"));
   for (const box of results.querySelectorAll(".pick")) box.checked = picked.has(box.value); // it is the run's, not the row's

@@ -1,9 +1,7 @@
 // The comparison: curves of all runs in their own colours, and what goes into a pull request.
 
 import { Panels, choices } from "./curves.js";
-import { keepCurrent, localTimes, startClock } from "./live.js";
-
-localTimes(document);
+import { keepCurrent, startClock } from "./live.js";
 startClock();
 
 const figure = document.getElementById("curve");

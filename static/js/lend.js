@@ -1,8 +1,7 @@
 // The form: the reader's own time zone to begin with, and the keyboard where something is missing.
 
-import { localTimes, startClock } from "./live.js";
+import { startClock } from "./live.js";
 
-localTimes(document);
 startClock();
 const zone = document.querySelector("select[name=timezone]");
 const here = Intl.DateTimeFormat().resolvedOptions().timeZone;

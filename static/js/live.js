@@ -1,20 +1,13 @@
-// What every page has: times in the reader's zone, a clock, and parts that keep themselves current.
+// What every page has: a clock, and parts that keep themselves current.
 
-const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
-const [short, long] = [{}, { year: "numeric" }].map(
-  (year) => new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", ...year }));
-const day = { format: (at) => (at.getFullYear() === new Date().getFullYear() ? short : long).format(at) };
-const formats = { clock, day, moment: { format: (at) => `${day.format(at)}, ${clock.format(at)}` } };
-
-export function localTimes(root) {
-  for (const time of root.querySelectorAll("time[data-show]")) {
-    time.textContent = formats[time.dataset.show].format(new Date(time.dateTime));
-  }
+// The one format of times, as templates write them: 24 hours, UTC.
+export function formatClock(at, seconds = false) {
+  return `${at.toISOString().slice(11, seconds ? 19 : 16)} UTC`;
 }
 
 export function startClock() {
   const place = document.querySelector(".clock");
-  const show = () => { place.textContent = clock.format(new Date()); };
+  const show = () => { place.textContent = formatClock(new Date()); };
   show();
   place.hidden = false;
   setInterval(show, 5000);
@@ -47,7 +40,6 @@ export function morph(old, fresh) {
 
 function parsed(html) {
   const page = new DOMParser().parseFromString(html, "text/html");
-  localTimes(page);
   return page;
 }
 

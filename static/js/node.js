@@ -1,6 +1,6 @@
 // A node's page: lines to copy, and what changes while its owner looks on.
 
-import { keepCurrent, localTimes, startClock } from "./live.js";
+import { keepCurrent, startClock } from "./live.js";
 
 function ready() {
   for (const button of document.querySelectorAll("button[data-copy][hidden]")) button.hidden = false;
@@ -22,7 +22,6 @@ document.addEventListener("click", ({ target }) => {
   const button = target.closest("button[data-copy]");
   if (button) copy(button);
 });
-localTimes(document);
 startClock();
 ready();
 keepCurrent(ready);

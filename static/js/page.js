@@ -1,5 +1,3 @@
-import { keepCurrent, localTimes, startClock } from "./live.js";
-
-localTimes(document);
+import { keepCurrent, startClock } from "./live.js";
 startClock();
 keepCurrent();

@@ -1,15 +1,13 @@
 // The run page: its curves can be read, zoomed and laid over others; its log can be searched and followed.
 
 import { Panels, choices } from "./curves.js";
-import { keepCurrent, localTimes, putPart, startClock } from "./live.js";
+import { keepCurrent, putPart, startClock } from "./live.js";
 
 const main = document.querySelector("main");
 const figure = document.getElementById("curve");
 const panels = new Panels(figure, document.querySelectorAll("#panels .panel"));
 const others = new Map(); // a run's number: its columns
 let own = null, live = false, before = [];
-
-localTimes(document);
 startClock();
 const chosen = choices(draw);
 

@@ -1,14 +1,11 @@
 // A swarm's page: machines as dots in their stages, live, and played again from the record.
 
-import { keepCurrent, localTimes, startClock } from "./live.js";
+import { formatClock, keepCurrent, startClock } from "./live.js";
 
 const place = document.getElementById("stages");
 const [slider, clock, play] = ["moment", "clock", "play"].map((id) => document.getElementById(id));
 const GONE = 8, BANNED = 30, LENGTH = 30; // seconds: a dot that left stays, a ban lasts, the whole record plays
-const times = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 let events = [], stages = 0, following = true, playing = 0, reading = null;
-
-localTimes(document);
 startClock();
 
 // What has come since the last event that is here.
@@ -99,7 +96,7 @@ function show() {
     column(number, there.filter((one) => one.stage === number).sort((a, b) => a.peer.localeCompare(b.peer)), time);
   }
   const pace = step ? `, loss ${step.loss.toFixed(3)}` : "";
-  clock.textContent = `${times.format(new Date(time * 1000))}, step ${step?.step ?? seen}${pace}`;
+  clock.textContent = `${formatClock(new Date(time * 1000), true)}, step ${step?.step ?? seen}${pace}`;
   for (const svg of document.querySelectorAll("#lines svg")) {
     const { first: from, last: to } = svg.dataset, width = svg.viewBox.baseVal.width;
     const part = Math.min(1, Math.max(0, ((step?.step ?? 0) - from) / Math.max(to - from, 1)));

@@ -231,8 +231,8 @@ def short(found: Compared) -> str:
 
 
 def clock(at: datetime | None, now: datetime) -> str:
-    """20:10 UTC, or 22 November, 20:10 UTC where that is not today."""
+    """20:10 UTC, or 22 Nov, 20:10 UTC where that is not today."""
     if at is None:
         return "a moment ago"
-    day = "" if at.date() == now.date() else f"{at.day} {at:%B}, "
+    day = "" if at.date() == now.date() else f"{at:%-d %b}, "
     return f"{day}{at:%H:%M} UTC"

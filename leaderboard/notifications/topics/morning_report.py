@@ -38,7 +38,7 @@ def compose(about: str) -> Message | None:
         return None
     arrived = [run for track in tracks if (run := arrival(track, day))]
     return Message(
-        title=f"All aboard: {day.day} {day:%B}",
+        title=f"All aboard: {day:%-d %b}",
         lines=tuple(line for night in nights for line in lines(night, next_to(night, arrived))),
         url=settings.SITE_URL + (arrived[0].get_absolute_url() if arrived else reverse("calendar")),
         files=tuple(file for run in arrived[:1] for file in curve(run)),

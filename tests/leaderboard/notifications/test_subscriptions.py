@@ -158,8 +158,8 @@ def test_the_morning_post_has_last_nights_result_its_curve_and_the_numbers(track
     Run.objects.filter(pk=run.pk).update(finished_at=MONDAY + timedelta(hours=10))
     message = morning_report.compose(TUESDAY)
     assert message
-    assert message.title == "All aboard: 3 March"
-    assert message.lines[0].startswith("Small: main, 2 March arrived with 2.5000 bits per byte.")
+    assert message.title == "All aboard: 3 Mar"
+    assert message.lines[0].startswith("Small: main, 2 Mar arrived with 2.5000 bits per byte.")
     assert message.url.endswith(run.get_absolute_url())
     picture, numbers = message.files
     assert picture.contents.startswith(b"\x89PNG")

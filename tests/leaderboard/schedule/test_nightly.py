@@ -15,7 +15,7 @@ def test_the_first_night_trains_main_without_asking(monday: Night, main: Reposit
     assert run
     assert (run.purpose, run.state) == ("nightly", "queued")
     assert (run.entry.kind, run.entry.state, run.entry.hypothesis) == ("main", "approved", "First train")
-    assert run.entry.title == f"main, {monday.date.day} {monday.date:%B}"
+    assert run.entry.title == f"main, {monday.date:%-d %b}"
     assert run.entry.sha == monday.sha == main.git("rev-parse", "HEAD")
     assert run.entry.architecture == "gpt"
     assert run.job

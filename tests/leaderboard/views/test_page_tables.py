@@ -104,3 +104,9 @@ def test_a_long_board_takes_as_few_queries(client: Client, django_assert_max_num
     limit: DjangoAssertNumQueries = django_assert_max_num_queries
     with limit(5):  # the track, two for its standings, their rows, the scores
         client.get("/tracks/small/?format=csv")
+
+
+def test_compare_csv_with_impossible_run_id_leaves_it_out(client: Client) -> None:
+    run = Run.objects.filter(entry=boards.board()[1]["Better"]).earliest("pk")
+    found = rows(client, f"/compare/?format=csv&runs={'9' * 30},²,{run.pk}")
+    assert [row["id"] for row in found] == [str(run.pk)]
