@@ -210,15 +210,15 @@ WHITENOISE_USE_FINDERS = not read_text("STATIC_ROOT")
 
 # {kind of job: dotted path of its handler} (`scheduler/job_kinds.py`).
 JOB_KINDS = {
-    "train": "leaderboard.job_handlers.train.Training",
-    "score": "leaderboard.job_handlers.score.Scorings",
-    "replay": "leaderboard.job_handlers.replays.Replaying",
-    "notebook": "leaderboard.job_handlers.notebooks.Executing",
-    "smoke": "leaderboard.job_handlers.smoke_tests.Smoking",
-    "generate": "leaderboard.job_handlers.generation.Generating",
+    "train": "leaderboard.job_handlers.train.TrainHandler",
+    "score": "leaderboard.job_handlers.score.ScoreHandler",
+    "replay": "leaderboard.job_handlers.replays.ReplayHandler",
+    "notebook": "leaderboard.job_handlers.notebooks.NotebookHandler",
+    "smoke": "leaderboard.job_handlers.smoke_tests.SmokeTestHandler",
+    "generate": "leaderboard.job_handlers.generation.GenerationHandler",
     "rephrase": "scheduler.campaigns.sessions.RephraseSessionHandler",
-    "swarm": "leaderboard.job_handlers.swarm.Coordinating",
-    "seat": "leaderboard.job_handlers.swarm.Seats",
+    "swarm": "leaderboard.job_handlers.swarm.SwarmHandler",
+    "seat": "leaderboard.job_handlers.swarm.SeatHandler",
 }
 # Authors whose code gets a smoke run before a maintainer has reviewed it, on trusted nodes, in the sandbox:
 # "nobody", "known" (signed in, or approved before) or "anyone".
@@ -233,18 +233,18 @@ GENERATE_WAITING = int(read_text("GENERATE_WAITING", "20"))
 GENERATE_SECONDS = float(read_text("GENERATE_SECONDS", "180"))
 # {kind of effect: dotted path of its handler} (`leaderboard/outbox.py`).
 EFFECT_KINDS: dict[str, str] = {
-    "github.follow": "leaderboard.integrations.github.sync.follow",
-    "github.command": "leaderboard.integrations.github.slash_commands.obey",
-    "github.comment": "leaderboard.integrations.github.comments.comment",
-    "github.check": "leaderboard.integrations.github.comments.check",
-    "github.answer": "leaderboard.integrations.github.comments.answer",
-    "github.commit": "leaderboard.integrations.github.commit_status.carry_out",
-    "notice": "leaderboard.notifications.delivery.carry_out",
-    "hub": "leaderboard.publishing.publications.carry_out",
+    "github.follow": "leaderboard.integrations.github.sync.sync_pull_request",
+    "github.command": "leaderboard.integrations.github.slash_commands.run_commands",
+    "github.comment": "leaderboard.integrations.github.comments.update_comment",
+    "github.check": "leaderboard.integrations.github.comments.update_check",
+    "github.answer": "leaderboard.integrations.github.comments.post_answer",
+    "github.commit": "leaderboard.integrations.github.commit_status.update_status",
+    "notice": "leaderboard.notifications.delivery.send_notice",
+    "hub": "leaderboard.publishing.publications.upload_publication",
     "hub.dataset": "leaderboard.publishing.datasets.publish",
 }
 # Function that lists the tracks to which a node can be restricted (`scheduler.job_kinds.list_tracks`).
-POOL_TRACKS = "leaderboard.runs.tracks"
+POOL_TRACKS = "leaderboard.runs.get_track_names"
 # Container image of the node agent, in the command for sponsors (Dockerfile, target `node`).
 NODE_IMAGE = read_text("NODE_IMAGE", "dailytrain-node")
 # Container image for volunteers of the dataset swarm, on a campaign's page (Dockerfile, target `volunteer`).
@@ -331,7 +331,10 @@ GITHUB_CLIENT_ID = read_text("GITHUB_CLIENT_ID")
 GITHUB_CLIENT_SECRET = read_text("GITHUB_CLIENT_SECRET")
 # Allow sign-up with a password, for development. Off by default if sign-in with GitHub is configured.
 LOCAL_ACCOUNTS = read_boolean("LOCAL_ACCOUNTS", not (GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET))
-AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "leaderboard.permissions.Rights"]
+AUTHENTICATION_BACKENDS = [
+    "django.contrib.auth.backends.ModelBackend",
+    "leaderboard.permissions.RolePermissionsBackend",
+]
 # Require a second factor of staff before the admin opens.
 STAFF_TWO_STEP = read_boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_URL.startswith("https://"))
 # Function (request) -> bool: may this session use staff permissions? Used by `scheduler/sponsors/views.py`.

@@ -145,7 +145,7 @@ RUN_ACTIONS = {
             "Retry with this seed",
             "The run is queued again.",
             is_infrastructure_failure,
-            lambda run, actor: runs.retry(run, actor=actor),
+            lambda run, actor: runs.retry_run(run, actor=actor),
         ),
         RunAction("again", "Run again, new seed", "Another run is queued.", lambda run: run.is_over, run_again),
         RunAction(
@@ -153,7 +153,7 @@ RUN_ACTIONS = {
             "Rewind to step",
             "A new run resumes from there. The timeline names it.",
             can_rewind,
-            lambda run, actor, step: runs.rewind(run, step, actor=actor),
+            lambda run, actor, step: runs.rewind_run(run, step, actor=actor),
             for_maintainers=True,
             needs_step=True,
         ),
@@ -162,7 +162,7 @@ RUN_ACTIONS = {
             "Publish on the Hub",
             "The upload to the Hub is queued.",
             publications.is_publishable,
-            lambda run, actor: publications.publish(run, f"Published by {actor}.", actor),
+            lambda run, actor: publications.publish_run(run, f"Published by {actor}.", actor),
             for_maintainers=True,
         ),
         RunAction(
@@ -170,7 +170,7 @@ RUN_ACTIONS = {
             "Cancel",
             "The run is cancelled as soon as its node has received the request.",
             lambda run: not run.is_over,
-            lambda run, actor: runs.cancel(run, f"Cancelled by {actor}.", actor),
+            lambda run, actor: runs.cancel_run(run, f"Cancelled by {actor}.", actor),
         ),
     )
 }

@@ -11,5 +11,5 @@ class LeaderboardConfig(AppConfig):
         from leaderboard.integrations.github import checklist
         from leaderboard.publishing import publications
 
-        register(checklist.half_connected)
-        register(publications.half_connected)
+        register(checklist.check_github_settings)
+        register(publications.check_hub_settings)

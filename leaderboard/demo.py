@@ -203,11 +203,11 @@ def add_run(entry: Entry, told: Mapping[str, Any], content: Mapping[str, Any], p
     run.job = add_job(run, "train", pool, begins, lasted)
     run.save()
     happened(run, begins, f"Training on {pool.trainer.name}.", actor=f"node:{pool.trainer.name}")
-    metrics.store(run, lines(told, content["columns"]))
+    metrics.store_metrics(run, lines(told, content["columns"]))
     clock.later(lasted)
     if "failure" in told:
         with at(clock.now):
-            train.fail(run, told["failure"]["cause"], told["failure"]["reason"])
+            train.fail_run(run, told["failure"]["cause"], told["failure"]["reason"])
     else:
         score(run, told["score"], pool, clock)
     Run.objects.filter(pk=run.pk).update(finished_at=clock.now)
@@ -221,7 +221,7 @@ def score(run: Run, told: Mapping[str, Any], pool: Pool, clock: Clock) -> None:
     Run.objects.filter(pk=run.pk).update(state=Run.State.SCORING, score_job=score_job, trained_at=trained, fraction=1.0)
     run.refresh_from_db()
     with at(clock.later(seconds)):
-        train.judge(run, Verdict.model_validate(told), pool.scorer.name)
+        train.finish_scored_run(run, Verdict.model_validate(told), pool.scorer.name)
 
 
 def purpose(entry: Entry, told: Mapping[str, Any]) -> Run.Purpose:

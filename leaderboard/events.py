@@ -24,34 +24,34 @@ Listener = Callable[[Sequence[Event]], None]
 """Gets Events in the order of their ids, inside a transaction: it writes rows and sends nothing."""
 
 LISTENERS: tuple[str, ...] = (
-    "leaderboard.integrations.github.comments.heard",
-    "leaderboard.integrations.github.commit_status.heard",
-    "leaderboard.notifications.event_listener.heard",
-    "leaderboard.publishing.publications.heard",
+    "leaderboard.integrations.github.comments.handle_events",
+    "leaderboard.integrations.github.commit_status.handle_events",
+    "leaderboard.notifications.event_listener.handle_events",
+    "leaderboard.publishing.publications.handle_events",
 )
 """Dotted paths of `Listener`s, in the order in which they are told."""
-AT_ONCE = 200
+BATCH_SIZE = 200
 
 
-def announce() -> int:
+def announce_events() -> int:
     """Tell the listeners what has happened since; return how many Events that were. Safe to run at any time."""
     told = 0
-    while some := announce_some():
+    while some := announce_batch():
         told += some
     return told
 
 
 @transaction.atomic
-def announce_some() -> int:
+def announce_batch() -> int:
     """Announce the oldest Events; two processes at once take different ones (on SQLite one waits for the other)."""
     waiting = Event.objects.filter(announced=False).select_for_update(skip_locked=True).order_by("pk")
-    events = list(waiting[:AT_ONCE])
+    events = list(waiting[:BATCH_SIZE])
     for path in LISTENERS if events else ():
-        tell(import_string(path), events)
+        call_listener(import_string(path), events)
     return Event.objects.filter(pk__in=[event.pk for event in events]).update(announced=True)
 
 
-def tell(listener: Listener, events: Sequence[Event]) -> None:
+def call_listener(listener: Listener, events: Sequence[Event]) -> None:
     try:
         with transaction.atomic():
             listener(events)
@@ -60,4 +60,4 @@ def tell(listener: Listener, events: Sequence[Event]) -> None:
     except Exception:
         logger.exception("%s could not take %d events", listener, len(events))
         for event in events if len(events) > 1 else ():
-            tell(listener, [event])
+            call_listener(listener, [event])

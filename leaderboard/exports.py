@@ -17,7 +17,7 @@ from django.utils import timezone
 from leaderboard.models import Entry, Run, Score, Standing, StandingsTable
 from leaderboard.models.standings import get_entry_name
 from leaderboard.pool_nodes import find_working_nodes
-from leaderboard.schedule.start_estimates import departures
+from leaderboard.schedule.start_estimates import estimate_starts
 
 Line = Mapping[str, Any]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -124,7 +124,7 @@ def build_queue_table() -> Table:
             "position": line.position,
             "leaves_at": line.leaves_at.isoformat() if line.leaves_at else None,
         }
-        for line in departures(list(Run.objects.waiting().with_job()), timezone.now())
+        for line in estimate_starts(list(Run.objects.waiting().with_job()), timezone.now())
     ]
     return Table("queue", [*live, *waiting])
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RUN_FILE = "run.json"
 
 
-def refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
+def explain_refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
     """Return why nothing can start from this run, or from this checkpoint of it, in a sentence; empty if it can."""
     if start is None:
         return "A checkpoint belongs to a run: name that too." if checkpoint else ""
@@ -30,12 +30,12 @@ def refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
         return f"Run {start.pk} has not been trained to its end: name one of its checkpoints."
     if checkpoint is not None and start.is_swarm and checkpoint.pk != start.checkpoint_id:
         return f"Run {start.pk} was trained by a swarm: only its final checkpoint is a whole model."
-    if run_file(start) is None:
+    if get_run_file(start) is None:
         return f"Run {start.pk} has not said yet what it is: nothing can start from it."
     return ""
 
 
-def of(run: Run) -> protocol.BaseWeights | None:
+def get_initial_weights(run: Run) -> protocol.BaseWeights | None:
     """Return what the run's node fetches to start from; None where it starts from scratch.
 
     Raises ValueError where the weights are gone.
@@ -43,7 +43,7 @@ def of(run: Run) -> protocol.BaseWeights | None:
     start = run.start_run
     if start is None:
         return None
-    about, checkpoint = run_file(start), run.start_checkpoint or start.checkpoint
+    about, checkpoint = get_run_file(start), run.start_checkpoint or start.checkpoint
     if checkpoint is None or checkpoint.files_deleted_at is not None or about is None:
         raise ValueError(f"The weights of run {start.pk} are gone.")
     return protocol.BaseWeights(
@@ -53,21 +53,21 @@ def of(run: Run) -> protocol.BaseWeights | None:
     )
 
 
-def run_file(run: Run) -> JobFile | None:
+def get_run_file(run: Run) -> JobFile | None:
     return JobFile.objects.select_related("blob").filter(job=run.job_id, path=RUN_FILE).first()
 
 
 # --- checkpoints that are kept ----------------------------------------------------------------------------------------
 
 
-def steps(run: Run) -> list[int]:
+def list_steps(run: Run) -> list[int]:
     """Return the steps of a run's checkpoints that are kept, its releases among them, the last one first."""
     kept = Checkpoint.objects.with_files().filter(job=run.job_id)
     checkpoints = kept.values_list("step", flat=True) if run.job_id else ()
     return sorted({*checkpoints, *run.publications.values_list("step", flat=True)}, reverse=True)
 
 
-def checkpoint_at(run: Run, step: int) -> Checkpoint:
+def get_checkpoint_at(run: Run, step: int) -> Checkpoint:
     """Return a run's checkpoint of that step. One that only a release has kept is a checkpoint again.
 
     Raises ValueError where there is none.

@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 from leaderboard.models import Entry, Track
 from scheduler.models import Event
 
-Person = AbstractBaseUser | AnonymousUser
+AnyUser = AbstractBaseUser | AnonymousUser
 
 MAINTAINER = "maintainer"
 COORDINATOR = "coordinator"
@@ -29,19 +29,19 @@ STAFF = (MAINTAINER, COORDINATOR)
 """Whoever has one of these works in the admin."""
 ROLES = (*STAFF, CORE)
 
-COORDINATED = (Track.Kind.COMMUNITY, Track.Kind.PLAYGROUND)
+COORDINATED_KINDS = (Track.Kind.COMMUNITY, Track.Kind.PLAYGROUND)
 """Kinds of track whose entries a coordinator may decide about."""
 DECISIONS = frozenset({"approve", "reject", "run", "cancel", "rerun", "priority"})
 """What can be asked to be done with an entry."""
-MAINTAINS_ON_GITHUB = frozenset({"admin", "maintain", "write"})
+GITHUB_MAINTAINER_PERMISSIONS = frozenset({"admin", "maintain", "write"})
 """Permissions on the main repository that make a maintainer of whoever has them."""
 
 
-class NotAllowed(ValueError):
+class NotAllowedError(ValueError):
     """This person may not do that; the message is a sentence for him."""
 
 
-def roles(user: Person) -> frozenset[str]:
+def get_roles(user: AnyUser) -> frozenset[str]:
     """Return the roles of a person who is signed in and active; looked up once for each `user` object."""
     if not user.is_authenticated or not user.is_active:
         return frozenset()
@@ -53,43 +53,43 @@ def roles(user: Person) -> frozenset[str]:
     return kept
 
 
-def is_maintainer(user: Person) -> bool:
-    return MAINTAINER in roles(user)
+def is_maintainer(user: AnyUser) -> bool:
+    return MAINTAINER in get_roles(user)
 
 
-def is_core(user: Person) -> bool:
+def is_core(user: AnyUser) -> bool:
     """Whether nodes that are lent to the core run this person's entries: staff belongs to it."""
-    return bool(roles(user)) or bool(getattr(user, "is_staff", False))
+    return bool(get_roles(user)) or bool(getattr(user, "is_staff", False))
 
 
-def may_approve(user: Person, entry: Entry) -> bool:
-    return may(user, "approve", entry)
+def can_approve(user: AnyUser, entry: Entry) -> bool:
+    return can_decide(user, "approve", entry)
 
 
-def may(user: Person, what: str, entry: Entry) -> bool:
-    return not why_not(user, what, entry)
+def can_decide(user: AnyUser, what: str, entry: Entry) -> bool:
+    return not explain_denial(user, what, entry)
 
 
-def why_not(user: Person, what: str, entry: Entry) -> str:
+def explain_denial(user: AnyUser, what: str, entry: Entry) -> str:
     """Return in a sentence why this person may not do one of `DECISIONS` with the entry; empty where he may."""
     assert what in DECISIONS
-    held = roles(user)
+    held = get_roles(user)
     if MAINTAINER in held:
         return ""
     if COORDINATOR not in held:
         return "Only maintainers and coordinators decide about entries."
     track = entry.track
-    if track.nightly or track.kind not in COORDINATED:
+    if track.nightly or track.kind not in COORDINATED_KINDS:
         return f"Coordinators decide about community and playground entries; {track.name} is for a maintainer."
     return ""
 
 
-def may_on_github(permission: str, user: User | None, what: str, entry: Entry) -> bool:
+def can_decide_on_github(permission: str, user: User | None, what: str, entry: Entry) -> bool:
     """Whether somebody may do it who asks on GitHub: with this permission on the main repository, or as `user` here."""
-    return permission in MAINTAINS_ON_GITHUB or (user is not None and may(user, what, entry))
+    return permission in GITHUB_MAINTAINER_PERMISSIONS or (user is not None and can_decide(user, what, entry))
 
 
-def known_on_github(number: int) -> User | None:
+def find_github_user(number: int) -> User | None:
     """Return who has signed in here as the person with this number on GitHub, whose logins change hands."""
     return User.objects.filter(socialaccount__provider="github", socialaccount__uid=str(number), is_active=True).first()
 
@@ -100,21 +100,21 @@ def is_verified_maintainer(request: HttpRequest) -> bool:
     return request.user.has_perm("leaderboard.change_run") and is_satisfied(request)
 
 
-def demand(user: Person, what: str, entry: Entry) -> None:
+def require_permission(user: AnyUser, what: str, entry: Entry) -> None:
     """Raise NotAllowed unless this person may do that with the entry."""
-    if reason := why_not(user, what, entry):
-        raise NotAllowed(reason)
+    if reason := explain_denial(user, what, entry):
+        raise NotAllowedError(reason)
 
 
 # --- giving and taking -----------------------------------------------------------------------------------------------
 
 
-def give(user: User, role: str, giver: User | None) -> bool:
+def grant_role(user: User, role: str, giver: User | None) -> bool:
     """Give somebody a role, and with it the door of the admin where the role needs it; return whether it is new.
 
     Without a giver it is whoever runs the site.
     """
-    may_hand_out(role, giver)
+    check_can_grant(role, giver)
     group, _ = Group.objects.get_or_create(name=role)
     with transaction.atomic():
         if user.groups.filter(pk=group.pk).exists():
@@ -122,68 +122,68 @@ def give(user: User, role: str, giver: User | None) -> bool:
         user.groups.add(group)
         if role in STAFF:
             User.objects.filter(pk=user.pk).update(is_staff=True)
-        Event.record(name_of(giver), user, f"{user.get_username()} is {named(role)} now.")
-    return forget(user)
+        Event.record(get_actor_name(giver), user, f"{user.get_username()} is {describe_role(role)} now.")
+    return reload_roles(user)
 
 
-def take(user: User, role: str, taker: User | None) -> bool:
+def revoke_role(user: User, role: str, taker: User | None) -> bool:
     """Take a role from somebody; return whether he had it. Without any of `STAFF` the admin is closed to him."""
-    may_hand_out(role, taker)
+    check_can_grant(role, taker)
     with transaction.atomic():
         if not user.groups.filter(name=role).exists():
             return False
         user.groups.remove(Group.objects.get(name=role))
         if not user.is_superuser and not user.groups.filter(name__in=STAFF).exists():
             User.objects.filter(pk=user.pk).update(is_staff=False)
-        Event.record(name_of(taker), user, f"{user.get_username()} is {named(role)} no longer.")
-    return forget(user)
+        Event.record(get_actor_name(taker), user, f"{user.get_username()} is {describe_role(role)} no longer.")
+    return reload_roles(user)
 
 
-def named(role: str) -> str:
+def describe_role(role: str) -> str:
     return {MAINTAINER: "a maintainer", COORDINATOR: "a coordinator", CORE: "a core member"}[role]
 
 
-def forget(user: User) -> bool:
+def reload_roles(user: User) -> bool:
     user.__dict__.pop("_roles", None)
     user.refresh_from_db(fields=["is_staff"])
     return True
 
 
-def name_of(giver: User | None) -> str:
+def get_actor_name(giver: User | None) -> str:
     return giver.get_username() if giver else "site"
 
 
-def may_hand_out(role: str, giver: User | None) -> None:
+def check_can_grant(role: str, giver: User | None) -> None:
     """Raise NotAllowed unless the giver may: superusers make maintainers, maintainers the others."""
     if giver is None:
         return
     if role == MAINTAINER and not (giver.is_active and giver.is_superuser):
-        raise NotAllowed("Only a superuser makes maintainers.")
+        raise NotAllowedError("Only a superuser makes maintainers.")
     if not is_maintainer(giver):
-        raise NotAllowed("Only maintainers give roles.")
+        raise NotAllowedError("Only maintainers give roles.")
 
 
 # --- in the admin ----------------------------------------------------------------------------------------------------
 
-OURS = ("leaderboard", "scheduler", "campaigns", "django_celery_beat")
+MANAGED_APPS = ("leaderboard", "scheduler", "campaigns", "django_celery_beat")
 """Apps whose rows a maintainer keeps."""
-LOOKED_AT = frozenset({"auth.view_user", "auth.view_group"})
-OF_COORDINATORS = frozenset(
+VIEWABLE = frozenset({"auth.view_user", "auth.view_group"})
+COORDINATOR_PERMISSIONS = frozenset(
     {"leaderboard.view_entry", "leaderboard.change_entry", "leaderboard.view_run", "scheduler.view_event"}
 )
 
 
-class Rights(BaseBackend):
+class RolePermissionsBackend(BaseBackend):
     """Which of Django's permissions a role brings."""
 
     def has_perm(self, user_obj: Any, perm: str, obj: models.Model | None = None) -> bool:
-        held = roles(user_obj)
+        held = get_roles(user_obj)
         if MAINTAINER in held:
-            return perm.partition(".")[0] in OURS or perm in LOOKED_AT
-        return COORDINATOR in held and perm in OF_COORDINATORS
+            return perm.partition(".")[0] in MANAGED_APPS or perm in VIEWABLE
+        return COORDINATOR in held and perm in COORDINATOR_PERMISSIONS
 
     def has_module_perms(self, user_obj: Any, app_label: str) -> bool:
-        held = roles(user_obj)
+        held = get_roles(user_obj)
         if MAINTAINER in held:
-            return app_label in (*OURS, "auth")
-        return COORDINATOR in held and any(perm.startswith(f"{app_label}.") for perm in OF_COORDINATORS)
+            return app_label in (*MANAGED_APPS, "auth")
+        return COORDINATOR in held and any(perm.startswith(f"{app_label}.") for perm in COORDINATOR_PERMISSIONS)

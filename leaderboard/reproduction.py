@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from leaderboard.models import Run
-from leaderboard.runs import configuration
+from leaderboard.runs import get_configuration
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
@@ -23,7 +23,7 @@ def recipe(run: Run) -> dict[str, Any]:
     start: dict[str, Any] = {"from": f"run-{run.start_run_id}"} if run.start_run_id else {}
     if run.start_checkpoint:
         start["step"] = run.start_checkpoint.step
-    return {**configuration(run), **{name: value for name, value in text.items() if value is not None}, **start}
+    return {**get_configuration(run), **{name: value for name, value in text.items() if value is not None}, **start}
 
 
 def commands(run: Run) -> str:

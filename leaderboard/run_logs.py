@@ -15,13 +15,13 @@ from scheduler.models import LogChunk
 
 TAIL_CHUNKS = 20
 SHOWN_LINES = 200
-LOOKED_FOR = 80
+MAX_QUERY_LENGTH = 80
 """Letters of what is searched for."""
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
-class Found:
+class Match:
     """A line that holds the words, in three pieces."""
 
     number: int
@@ -36,56 +36,56 @@ class Log:
     """The last lines."""
     words: str = ""
     """What was looked for; empty: nothing was."""
-    found: tuple[Found, ...] = ()
+    found: tuple[Match, ...] = ()
     """The last lines that hold it."""
     count: int = 0
     """How many there are."""
 
 
-def shown(run: Run, words: str = "") -> Log:
+def get_log(run: Run, words: str = "") -> Log:
     """Return what a page shows: the end of the log, or where in all of it these words are. One query."""
-    words = words.strip()[:LOOKED_FOR]
+    words = words.strip()[:MAX_QUERY_LENGTH]
     if run.job_id is None:
         return Log(words=words)
-    return search(lines(chunks(run)), words) if words else Log(text="\n".join(tail(run)))
+    return search_lines(iterate_lines(iterate_chunks(run)), words) if words else Log(text="\n".join(read_tail(run)))
 
 
-def whole(run: Run) -> str:
-    return "".join(f"{line}\n" for line in lines(chunks(run))) if run.job_id else ""
+def get_full_text(run: Run) -> str:
+    return "".join(f"{line}\n" for line in iterate_lines(iterate_chunks(run))) if run.job_id else ""
 
 
-def chunks(run: Run) -> Iterator[str]:
+def iterate_chunks(run: Run) -> Iterator[str]:
     kept = LogChunk.objects.filter(lease__job=run.job_id).order_by("lease_id", "offset")
     return kept.values_list("text", flat=True).iterator()
 
 
-def tail(run: Run) -> list[str]:
+def read_tail(run: Run) -> list[str]:
     last = LogChunk.objects.filter(lease__job=run.job_id).order_by("-lease_id", "-offset")
     texts = list(last.values_list("text", flat=True)[:TAIL_CHUNKS])
-    return list(lines(reversed(texts)))[-SHOWN_LINES:]
+    return list(iterate_lines(reversed(texts)))[-SHOWN_LINES:]
 
 
-def lines(texts: Iterable[str]) -> Iterator[str]:
+def iterate_lines(texts: Iterable[str]) -> Iterator[str]:
     """Yield whole lines; of one that was written over again and again, as a progress bar is, the last state."""
     rest = ""
     for text in texts:
         *ready, rest = (rest + text).split("\n")
-        yield from map(plain, ready)
+        yield from map(strip_escapes, ready)
     if rest:
-        yield plain(rest)
+        yield strip_escapes(rest)
 
 
-def plain(line: str) -> str:
+def strip_escapes(line: str) -> str:
     return ESCAPE.sub("", line.rstrip("\r").rpartition("\r")[2])
 
 
-def search(texts: Iterable[str], words: str) -> Log:
+def search_lines(texts: Iterable[str], words: str) -> Log:
     """Look for the words, as they are, in upper or lower case."""
     pattern = re.compile(re.escape(words), re.IGNORECASE)
-    last: deque[Found] = deque(maxlen=SHOWN_LINES)
+    last: deque[Match] = deque(maxlen=SHOWN_LINES)
     count = 0
     for number, line in enumerate(texts, 1):
         if at := pattern.search(line):
             count += 1
-            last.append(Found(number, line[: at.start()], at[0], line[at.end() :]))
+            last.append(Match(number, line[: at.start()], at[0], line[at.end() :]))
     return Log(words=words, found=tuple(last), count=count)

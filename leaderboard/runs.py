@@ -27,7 +27,7 @@ CHECKPOINT_EVERY = "30s"
 
 SWARM_PROCESSES = 4096
 """As for a program of our own."""
-LEAST_LEFT = 1e-3
+MIN_BUDGET_LEFT = 1e-3
 """Of its budget a run must have before it at a checkpoint that one can go back to."""
 
 SCORE_SECONDS = 120.0
@@ -74,7 +74,9 @@ def make_run(
     return run
 
 
-def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority: Job.Priority | None = None) -> bool:
+def queue_run(
+    run: Run, *, actor: str = SITE, release: Blob | None = None, priority: Job.Priority | None = None
+) -> bool:
     """Put a waiting run of an approved entry into the queue, once; return whether it is there now because of us.
 
     Without a priority it has that of its purpose. Until the season's dataset is prepared, and while the entry's smoke
@@ -104,7 +106,7 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority:
             Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, sentence="Queued for training.", reason=""
         ):
             return False
-        job = train_job(run, release)
+        job = build_train_job(run, release)
         run.job = Job.objects.create(**job if priority is None else {**job, "priority": priority})
         run.save(update_fields=["job"])
     return True
@@ -114,57 +116,57 @@ def queue_waiting(season: Season, *, actor: str = SITE) -> int:
     """Queue the approved runs that waited for the season's dataset; return how many."""
     waiting = Run.objects.with_entry().filter(season=season, state=Run.State.WAITING, entry__state=Entry.State.APPROVED)
     failed = [run.pk for run in waiting if run.entry.smoke.get("passed") is False]  # a maintainer's word is wanted
-    return sum(queue(run, actor=actor) for run in waiting.exclude(pk__in=failed).order_by("pk"))
+    return sum(queue_run(run, actor=actor) for run in waiting.exclude(pk__in=failed).order_by("pk"))
 
 
-def tracks() -> dict[str, str]:
+def get_track_names() -> dict[str, str]:
     """Return the tracks' slugs, which are what jobs carry, with their names."""
     return dict(Track.objects.in_order().values_list("slug", "name"))
 
 
-def train_job(run: Run, release: Blob | None) -> dict[str, Any]:
+def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
     """Return the fields of its job; without a release, of one that is only thought of."""
     limits = run.track.training_limits(run.part)
     return {
         "kind": "notebook" if is_notebook(run) else "train",
-        "priority": priority(run),
+        "priority": get_priority(run),
         "impact": run.entry.impact,
         "expected_seconds": run.expected_seconds,
         "author": run.entry.author,
         "needs_sandbox": needs_sandbox(run),
-        "checkpoint_seconds": run.expected_seconds if is_notebook(run) else checkpoint_seconds(run),
+        "checkpoint_seconds": run.expected_seconds if is_notebook(run) else get_checkpoint_seconds(run),
         "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
-        **needs(run, limits),
-        **track_hours.of(run),
+        **get_needs(run, limits),
+        **track_hours.get_job_columns(run),
         "release": release,
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
         **(trust.build_unrelated_constraints(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
-        **(coordinating(run, limits) if run.is_swarm else {}),
+        **(build_coordinator_fields(run, limits) if run.is_swarm else {}),
     }
 
 
-def coordinating(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
+def build_coordinator_fields(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
     """Return what is different about the job that leads a swarm: on a trusted node, of any hardware, and no code but
     the site's."""
     return {
-        **scoring_needs(run, limits),
+        **get_scoring_needs(run, limits),
         "kind": "swarm",
         "needs_trusted": True,
         "needs_sandbox": False,
         "entry": None,
         "needs_gpus": 0,
         "needs_gpu_memory_bytes": 0,
-        "limits": swarm_limits(limits).model_dump(),
+        "limits": get_swarm_limits(limits).model_dump(),
     }
 
 
-def swarm_limits(limits: protocol.JobLimits) -> protocol.JobLimits:
+def get_swarm_limits(limits: protocol.JobLimits) -> protocol.JobLimits:
     """Return what one process of a swarm may use: the daemon that carries its connections has many threads."""
     return limits.model_copy(update={"processes": max(limits.processes, SWARM_PROCESSES)})
 
 
-def needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
+def get_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
     """Return what a training job asks of a node, and by what its owner may choose. Numbers in labels become numbers."""
     track = run.track
     asked = matching.parse_labels(tuple(track.needs_labels))
@@ -192,10 +194,10 @@ def is_core(entry: Entry) -> bool:
     return asked_by is not None and permissions.is_core(asked_by)
 
 
-def checkpoint_seconds(run: Run) -> float:
+def get_checkpoint_seconds(run: Run) -> float:
     """Return the seconds between two of its checkpoints; 0 where that cannot be told beforehand."""
     try:
-        every = Budget.parse(str(configuration(run).get("checkpoint_every", CHECKPOINT_EVERY)))
+        every = Budget.parse(str(get_configuration(run).get("checkpoint_every", CHECKPOINT_EVERY)))
     except ValueError:  # its node refuses it with a sentence
         return 0.0
     if every.kind == "seconds":
@@ -203,21 +205,23 @@ def checkpoint_seconds(run: Run) -> float:
     return (every.share_of(Budget.parse(run.budget)) or 0.0) * run.expected_seconds
 
 
-def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def merge_configs(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return one configuration of several: later ones win, table by table."""
     result: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
             below = result.get(name)
-            result[name] = merged(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+            result[name] = (
+                merge_configs(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+            )
     return result
 
 
-def configuration(run: Run) -> dict[str, Any]:
+def get_configuration(run: Run) -> dict[str, Any]:
     """Return what the node is told to train: the track's part, the entry's, a trial's, then what only the site sets."""
     site = {"arch": run.entry.architecture, "budget": run.budget, "seed": run.seed}
     trial = run.track.trial.get("config", {}) if run.is_trial else {}
-    return merged(run.track.config, run.entry.config, trial, site)
+    return merge_configs(run.track.config, run.entry.config, trial, site)
 
 
 def is_notebook(run: Run) -> bool:
@@ -236,7 +240,7 @@ def needs_sandbox(run: Run) -> bool:
     return run.entry.kind != Entry.Kind.MAIN and not run.is_swarm
 
 
-def priority(run: Run) -> Job.Priority:
+def get_priority(run: Run) -> Job.Priority:
     if run.purpose == Run.Purpose.NIGHTLY:
         return Job.Priority.NIGHTLY
     if run.purpose == Run.Purpose.CONFIRMATION:
@@ -253,26 +257,26 @@ def priority(run: Run) -> Job.Priority:
     return Job.Priority.MAINTAINER if asked_by and permissions.is_maintainer(asked_by) else Job.Priority.COMMUNITY
 
 
-def first_run(entry: Entry, *, budget: str = "", actor: str = SITE) -> Run:
+def make_first_run(entry: Entry, *, budget: str = "", actor: str = SITE) -> Run:
     """Return the waiting run with which an entry begins: of the budget it was given, or its track's trial, if any."""
     return make_run(entry, entry.track, budget=budget or entry.track.trial_budget, actor=actor)
 
 
-def after_trial(run: Run) -> Run | None:
+def queue_whole_run(run: Run) -> Run | None:
     """Queue the whole run of an entry whose trial has arrived, unless it had one; return it."""
     if not run.is_trial or run.entry.runs.filter(budget=run.track.budget).exists():
         return None
     if run.entry.state != Entry.State.APPROVED:
         return None
     whole = make_run(run.entry, run.track)
-    queue(whole)
+    queue_run(whole)
     return whole
 
 
 def queue_score(run: Run) -> bool:
     """Give a trained run its score job, once; return whether this call did."""
     with transaction.atomic():
-        job = Job.objects.create(**score_job(run))
+        job = Job.objects.create(**build_score_job(run))
         ours = Run.objects.unscored().filter(pk=run.pk).update(score_job=job, revision=F("revision") + 1)
         if ours:
             Event.record(SITE, run, "Queued for scoring on a trusted node.")
@@ -282,7 +286,7 @@ def queue_score(run: Run) -> bool:
     return ours == 1
 
 
-def score_job(run: Run) -> dict[str, Any]:
+def build_score_job(run: Run) -> dict[str, Any]:
     """Return the fields of a job that scores a run's weights, or those of one of its releases."""
     assert run.job is not None, "what has weights has a job"
     limits = run.track.training_limits().model_copy(update={"wall_seconds": SCORE_WALL_SECONDS})
@@ -292,7 +296,7 @@ def score_job(run: Run) -> dict[str, Any]:
         "expected_seconds": SCORE_SECONDS,
         "author": run.entry.author,
         "needs_trusted": True,
-        **scoring_needs(run, limits),
+        **get_scoring_needs(run, limits),
         "needs_sandbox": needs_sandbox(run),
         "release": run.job.release,
         "entry": None if run.is_swarm else run.entry.bundle,
@@ -300,13 +304,13 @@ def score_job(run: Run) -> dict[str, Any]:
     }
 
 
-def scoring_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
+def get_scoring_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
     """Return what scoring asks of a node: as training, but any machine, and of several GPUs one."""
-    asked = needs(run, limits)
+    asked = get_needs(run, limits)
     return {**asked, "needs_labels": [], "needs_gpus": min(asked["needs_gpus"], 1)}
 
 
-def retry(run: Run, *, actor: str) -> None:
+def retry_run(run: Run, *, actor: str) -> None:
     """Let a run that failed through no fault of its model go on, with the same seed, from its last checkpoint.
 
     A run that was trained and could not be scored is scored again. A model's own failure stands: it counts.
@@ -346,11 +350,11 @@ def rerun(run: Run, *, actor: str) -> Run:
     kept = (Run.Purpose.LADDER, Run.Purpose.MONTHLY)
     purpose = Run.Purpose(run.purpose) if run.purpose in kept else Run.Purpose.ENTRY
     again = make_run(run.entry, run.track, budget=run.budget, purpose=purpose, actor=actor)
-    queue(again, actor=actor)
+    queue_run(again, actor=actor)
     return again
 
 
-def rewind(run: Run, step: int, *, actor: str) -> Run:
+def rewind_run(run: Run, step: int, *, actor: str) -> Run:
     """Return a new, queued run of the same entry that goes on from one of this run's kept checkpoints.
 
     It has what was left of the budget there, momenta and a schedule of its own, and no place on the board: it is the
@@ -358,24 +362,24 @@ def rewind(run: Run, step: int, *, actor: str) -> Run:
     """
     with transaction.atomic():
         try:
-            checkpoint = initial_weights.checkpoint_at(run, step)
+            checkpoint = initial_weights.get_checkpoint_at(run, step)
         except ValueError as error:
             raise RunError(str(error)) from error
-        if refusal := initial_weights.refusal(run, checkpoint):
+        if refusal := initial_weights.explain_refusal(run, checkpoint):
             raise RunError(refusal)
         made = Run.objects.create(
             entry=run.entry,
             track=run.track,
             season=run.season,
             seed=draw_seed(),
-            budget=left_at(run, step),
+            budget=get_budget_left(run, step),
             purpose=Run.Purpose.REWIND,
             start_run=run,
             start_checkpoint=checkpoint,
         )
         Event.record(actor, made, f"Rewound run {run.pk} to step {step}: goes on from there with {made.budget}.")
         Event.record(actor, run, f"Rewound to step {step}: run {made.pk} goes on from there.")
-        queue(made, actor=actor)
+        queue_run(made, actor=actor)
     return made
 
 
@@ -384,39 +388,39 @@ def list_rewind_steps(run: Run) -> list[int]:
     states, which nothing else goes on from."""
     if run.is_swarm:
         return []
-    return [step for step in initial_weights.steps(run) if used_at(run, step) <= 1 - LEAST_LEFT]
+    return [step for step in initial_weights.list_steps(run) if get_used_fraction(run, step) <= 1 - MIN_BUDGET_LEFT]
 
 
-def used_at(run: Run, step: int) -> float:
+def get_used_fraction(run: Run, step: int) -> float:
     """Return how much of a run's budget was used at a step: exact for steps, tokens and FLOPs, about right for
     seconds."""
     return run.fraction * step / run.step if run.step else 0.0
 
 
-def left_at(run: Run, step: int) -> str:
+def get_budget_left(run: Run, step: int) -> str:
     """Return what was left of a run's budget at a step."""
-    used = used_at(run, step)
-    if used > 1 - LEAST_LEFT:
+    used = get_used_fraction(run, step)
+    if used > 1 - MIN_BUDGET_LEFT:
         raise RunError(f"At step {step} the budget of run {run.pk} is used up: nothing is left to go on with.")
     return str(Budget.parse(run.budget).times(1 - used))
 
 
-def more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:
+def queue_more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:
     """Return `count` further, queued runs of an entry on its track, with seeds that the server draws."""
     with transaction.atomic():
         more = [make_run(entry, entry.track, actor=actor) for _ in range(count)]
         for run in more:
-            queue(run, actor=actor)
+            queue_run(run, actor=actor)
     return more
 
 
-def set_impact(entry: Entry) -> int:
+def update_job_impact(entry: Entry) -> int:
     """Let the entry's impact hold for its jobs that are not over; return how many changed place."""
     theirs = Job.objects.filter(run__entry=entry).exclude(state__in=transitions.FINAL_STATES)
     return theirs.exclude(impact=entry.impact).update(impact=entry.impact)
 
 
-def cancel(run: Run, reason: str, actor: str) -> None:
+def cancel_run(run: Run, reason: str, actor: str) -> None:
     """Stop a run that is not over. One that a node works on ends when the node has heard of it."""
     job = run.score_job if run.state == Run.State.SCORING else run.job
     if job is None:

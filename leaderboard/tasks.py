@@ -24,99 +24,99 @@ from leaderboard.schedule import nightly as nights
 @shared_task  # type: ignore[untyped-decorator]
 def nightly() -> None:
     """Tonight's train."""
-    nights.tonight(timezone.now())
+    nights.start_nightly_runs(timezone.now())
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def monthly() -> None:
     """The month's best entries, with seven times the budget."""
-    months.depart_all(timezone.now())
+    months.start_monthly_runs(timezone.now())
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def morning_post() -> None:
+def send_morning_report() -> None:
     """All aboard: once a day."""
     with transaction.atomic():
-        delivery.tell("morning", timezone.now().astimezone(UTC).date().isoformat())
+        delivery.notify_subscribers("morning", timezone.now().astimezone(UTC).date().isoformat())
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def keep_hours() -> None:
+def update_track_hours() -> None:
     """Move jobs on to the next hours of their tracks."""
-    track_hours.keep()
+    track_hours.update_jobs()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def cut_releases() -> None:
     """Weights of long runs, every ten percent."""
-    releases.cut_all()
-    release_scores.queue_all()
+    releases.cut_releases()
+    release_scores.queue_release_scores()
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def give_up_prompts() -> None:
+def expire_prompts() -> None:
     """Prompts that no node took, and old ones."""
-    generation.give_up_old()
+    generation.expire_generations()
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def keep_seats() -> None:
+def fill_seats() -> None:
     """Seats of the swarms that are going on."""
-    swarm_runs.top_up_all()
+    swarm_runs.fill_all_seats()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def queue_scores() -> None:
     """Pick up what a crash left between the end of a training and its scoring."""
-    train.catch_up()
+    train.recover_unfinished()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def fill_ladders() -> None:
     """Keep every track's ladder filled, behind everything else."""
-    ladder.fill_all()
+    ladder.fill_ladders()
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def confirmations() -> None:
+def update_confirmations() -> None:
     """Start, revive and decide the confirmation of record candidates."""
     confirming.process_confirmations()
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def carry_out(effect: int) -> None:
+def process_message(effect: int) -> None:
     """One effect outside of the site."""
-    outbox.carry_out(effect)
+    outbox.process_message(effect)
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def carry_out_due() -> None:
+def process_due_messages() -> None:
     """Effects that no worker was told of."""
-    outbox.catch_up()
+    outbox.process_due()
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def announce() -> None:
+def announce_events() -> None:
     """Tell pull requests and subscribers what has happened."""
-    events.announce()
+    events.announce_events()
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def tell_progress() -> None:
+def report_progress() -> None:
     """Tell pull requests how far their trainings are."""
-    comments.progress()
+    comments.report_progress()
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def read_deliveries() -> None:
+def process_deliveries() -> None:
     """What GitHub told the site."""
-    deliveries.catch_up()
+    deliveries.process_due()
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def forget_deliveries() -> None:
+def delete_old_payloads() -> None:
     """Payloads that nobody needs any more."""
-    deliveries.forget_old()
+    deliveries.delete_old_payloads()
 
 
 @shared_task  # type: ignore[untyped-decorator]

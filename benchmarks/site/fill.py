@@ -118,9 +118,9 @@ def report_metrics(run: Run, steps: int, evaluations: int) -> None:
     noise = random.Random(run.pk)
     rows = [build_metrics_row("train", step, noise) for step in range(1, steps + 1)]
     for start in range(0, steps, 200):
-        metrics.store(run, rows[start : start + 200])
+        metrics.store_metrics(run, rows[start : start + 200])
     every = max(steps // evaluations, 1)
-    metrics.store(run, [build_metrics_row("dev", step, noise) for step in range(every, steps + 1, every)])
+    metrics.store_metrics(run, [build_metrics_row("dev", step, noise) for step in range(every, steps + 1, every)])
     Run.objects.filter(pk=run.pk).update(step=steps)
 
 

@@ -33,7 +33,7 @@ def main() -> None:
     while not select.select([sys.stdin], [], [], max(0.0, 1 - took))[0]:
         began = time.perf_counter()
         for run in runs:
-            metrics.store(run, [build_metrics_row("train", step, noise) for step in range(steps, steps + ROWS)])
+            metrics.store_metrics(run, [build_metrics_row("train", step, noise) for step in range(steps, steps + ROWS)])
         if rounds % EVENT_SECONDS == 0:
             Event.record("node:cellar", runs[0], f"Saved a checkpoint at step {steps}.")
         steps, rounds, took = steps + ROWS, rounds + 1, time.perf_counter() - began

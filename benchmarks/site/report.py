@@ -27,7 +27,7 @@ def main() -> None:
     pages |= {"compare": f"/compare/?runs={first.pk},{last.pk}", "calendar": "/calendar/", "queue": "/queue/"}
     print(json.dumps({"run": run.pk, "pages": pages}), flush=True)  # noqa: T201
     for step in sys.stdin:
-        metrics.store(run, [build_metrics_row("train", int(step), random.Random(1))])
+        metrics.store_metrics(run, [build_metrics_row("train", int(step), random.Random(1))])
         print(time.time(), flush=True)  # noqa: T201
 
 

@@ -33,7 +33,7 @@ SEEDS_AT_ONCE = 10
 DECIDED_SHOWN = 8
 
 
-def maintainer(request: HttpRequest) -> User:
+def get_user(request: HttpRequest) -> User:
     assert isinstance(request.user, User), "the admin lets in nobody else"
     return request.user
 
@@ -63,7 +63,7 @@ class EntryAdmin(EntryModelAdmin):
 
     def has_change_permission(self, request: HttpRequest, obj: Entry | None = None) -> bool:
         allowed = super().has_change_permission(request, obj)
-        return allowed and (obj is None or permissions.may_approve(maintainer(request), obj))
+        return allowed and (obj is None or permissions.can_approve(get_user(request), obj))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -94,16 +94,16 @@ class EntryAdmin(EntryModelAdmin):
 
     def queue_seeds(self, request: HttpRequest, entry: Entry, count: int) -> None:
         try:
-            permissions.demand(maintainer(request), "run", entry)
-            more = runs.more_seeds(entry, count, actor=maintainer(request).get_username())
+            permissions.require_permission(get_user(request), "run", entry)
+            more = runs.queue_more_seeds(entry, count, actor=get_user(request).get_username())
             self.message_user(request, f"{entry.title}: {len(more)} more queued.", messages.SUCCESS)
-        except (RunError, permissions.NotAllowed) as error:
+        except (RunError, permissions.NotAllowedError) as error:
             self.message_user(request, f"{entry.title}: {error}", messages.ERROR)
 
     def save_model(self, request: HttpRequest, obj: Entry, form: forms.ModelForm[Entry], change: bool) -> None:
         """Another impact holds for what waits, too."""
         if "impact" in form.changed_data:
-            intake.set_impact(obj, obj.impact, maintainer(request).get_username())
+            intake.set_impact(obj, obj.impact, get_user(request).get_username())
         super().save_model(request, obj, form, change)
 
     # --- the queue and the decision ----------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ class EntryAdmin(EntryModelAdmin):
     def get_urls(self) -> list[URLPattern]:
         wrap = self.admin_site.admin_view
         own = [
-            path("queue/", wrap(self.queue), name=url("queue")),
-            path("<int:entry_id>/approve/", wrap(require_POST(self.approve)), name=url("approve")),
-            path("<int:entry_id>/reject/", wrap(require_POST(self.reject)), name=url("reject")),
+            path("queue/", wrap(self.queue), name=get_url_name("queue")),
+            path("<int:entry_id>/approve/", wrap(require_POST(self.approve)), name=get_url_name("approve")),
+            path("<int:entry_id>/reject/", wrap(require_POST(self.reject)), name=get_url_name("reject")),
         ]
         return own + super().get_urls()
 
@@ -125,7 +125,7 @@ class EntryAdmin(EntryModelAdmin):
         context = {
             **self.admin_site.each_context(request),
             "title": "Waiting for approval",
-            "waiting": [waiting(entry, maintainer(request)) for entry in entries.proposed()],
+            "waiting": [build_queue_row(entry, get_user(request)) for entry in entries.proposed()],
             "decided": entries.exclude(approved_by=None).order_by("-approved_at")[:DECIDED_SHOWN],
             "opts": self.opts,
         }
@@ -136,7 +136,7 @@ class EntryAdmin(EntryModelAdmin):
     ) -> HttpResponse:
         entry = self.get_object(request, object_id)
         allowed = entry is not None and self.has_view_or_change_permission(request, entry)
-        context = decision_context(entry, maintainer(request)) if entry and allowed else {}
+        context = build_decision_context(entry, get_user(request)) if entry and allowed else {}
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
 
     def approve(self, request: HttpRequest, entry_id: int) -> HttpResponse:
@@ -146,8 +146,8 @@ class EntryAdmin(EntryModelAdmin):
             if not form.is_valid():
                 raise IntakeError("Nothing was approved: an impact is a whole number from -1000 to 1000.")
             given = form.cleaned_data
-            made = intake.approve(
-                entry, given["sha"], maintainer(request), budget=given["budget"], impact=given["impact"]
+            made = intake.approve_entry(
+                entry, given["sha"], get_user(request), budget=given["budget"], impact=given["impact"]
             )
         except IntakeError as error:
             return self.back(request, entry, str(error))
@@ -158,7 +158,7 @@ class EntryAdmin(EntryModelAdmin):
     def reject(self, request: HttpRequest, entry_id: int) -> HttpResponse:
         entry = self.looked_at(request, entry_id)
         try:
-            intake.reject(entry, request.POST.get("reason", ""), maintainer(request))
+            intake.reject_entry(entry, request.POST.get("reason", ""), get_user(request))
         except IntakeError as error:
             return self.back(request, entry, str(error))
         self.message_user(request, f"{entry.title} is rejected; its author reads the reason.", messages.SUCCESS)
@@ -175,27 +175,31 @@ class EntryAdmin(EntryModelAdmin):
         return entry
 
 
-def url(action: str) -> str:
+def get_url_name(action: str) -> str:
     return f"leaderboard_entry_{action}"
 
 
-def waiting(entry: Entry, user: User) -> dict[str, Any]:
+def build_queue_row(entry: Entry, user: User) -> dict[str, Any]:
     """Return a line of the queue."""
-    return {"entry": entry, "review": review.summary(entry), "not_yours": permissions.why_not(user, "approve", entry)}
+    return {
+        "entry": entry,
+        "review": review.get_review_summary(entry),
+        "not_yours": permissions.explain_denial(user, "approve", entry),
+    }
 
 
-def decision_context(entry: Entry, user: User) -> dict[str, Any]:
+def build_decision_context(entry: Entry, user: User) -> dict[str, Any]:
     """Return what a maintainer must see before deciding."""
     return {
-        "review": review.review(entry),
+        "review": review.review_entry(entry),
         "is_open": entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE),
-        "not_yours": permissions.why_not(user, "approve", entry),
-        "compare_url": compare_url(entry),
+        "not_yours": permissions.explain_denial(user, "approve", entry),
+        "compare_url": build_compare_url(entry),
         "smoke_passed": entry.smoke.get("passed"),
     }
 
 
-def compare_url(entry: Entry) -> str:
+def build_compare_url(entry: Entry) -> str:
     """Return where GitHub shows the difference; empty where that is not known."""
     if web_address(entry.repository) and "github.com" in entry.repository and entry.base_sha:
         return f"{entry.repository.removesuffix('.git')}/compare/{entry.base_sha}...{entry.sha}"

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from leaderboard.admin.entries import maintainer
+from leaderboard.admin.entries import get_user
 from leaderboard.models import Bounty, Month, Subscription, TrackHours
 from leaderboard.rankings import bounties
 
@@ -49,12 +49,12 @@ class BountyAdmin(BountyModelAdmin):
 
     @admin.action(description="Withdraw", permissions=["change"])
     def withdraw(self, request: HttpRequest, queryset: QuerySet[Bounty]) -> None:
-        done = sum(bounties.withdraw_bounty(bounty, maintainer(request).get_username()) for bounty in queryset)
+        done = sum(bounties.withdraw_bounty(bounty, get_user(request).get_username()) for bounty in queryset)
         self.message_user(request, f"{done} withdrawn. What has been claimed stays so.")
 
     @admin.action(description="Offer again", permissions=["change"])
     def reopen(self, request: HttpRequest, queryset: QuerySet[Bounty]) -> None:
-        done = sum(bounties.reopen_bounty(bounty, maintainer(request).get_username()) for bounty in queryset)
+        done = sum(bounties.reopen_bounty(bounty, get_user(request).get_username()) for bounty in queryset)
         self.message_user(request, f"{done} offered again.")
 
 

@@ -21,7 +21,7 @@ else:
     EffectModelAdmin = DeliveryModelAdmin = InstallationModelAdmin = admin.ModelAdmin
 
 
-class ReadOnly:
+class ReadOnlyAdmin:
     """Rows that the site alone writes."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -34,7 +34,7 @@ class ReadOnly:
         return False
 
 
-class EffectAdmin(ReadOnly, EffectModelAdmin):
+class EffectAdmin(ReadOnlyAdmin, EffectModelAdmin):
     list_display = ("key", "state", "attempts", "not_before", "done_at", "problem")
     list_filter = ("state", "kind")
     search_fields = ("key", "problem")
@@ -44,12 +44,12 @@ class EffectAdmin(ReadOnly, EffectModelAdmin):
     def again(self, request: HttpRequest, chosen: QuerySet[Effect]) -> None:
         """Whatever it was: a handler makes it as it should be by now, and doubles nothing."""
         for effect in chosen:
-            outbox.want(effect.kind, effect.key, effect.payload)
+            outbox.enqueue(effect.kind, effect.key, effect.payload)
             Event.record(request.user.get_username(), effect, f"Asked for {effect.key} again.")
         messages.info(request, f"{len(chosen)} asked for again.")
 
 
-class DeliveryAdmin(ReadOnly, DeliveryModelAdmin):
+class DeliveryAdmin(ReadOnlyAdmin, DeliveryModelAdmin):
     list_display = ("received_at", "event", "action", "subject", "state", "attempts", "problem")
     list_filter = ("state", "event")
     search_fields = ("guid", "subject", "problem")
@@ -66,5 +66,5 @@ class DeliveryAdmin(ReadOnly, DeliveryModelAdmin):
         messages.info(request, f"{len(told)} will be read again within seconds.")
 
 
-class InstallationAdmin(ReadOnly, InstallationModelAdmin):
+class InstallationAdmin(ReadOnlyAdmin, InstallationModelAdmin):
     list_display = ("account", "number", "suspended", "repositories", "created_at")

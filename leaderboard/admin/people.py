@@ -11,7 +11,7 @@ from django.db import models
 from django.http import HttpRequest
 
 from leaderboard import permissions
-from leaderboard.admin.entries import maintainer
+from leaderboard.admin.entries import get_user
 
 if TYPE_CHECKING:
     UserModelAdmin = UserAdmin[User]
@@ -65,12 +65,12 @@ class PeopleAdmin(UserModelAdmin):
         self.hand_out(request, chosen, permissions.CORE, given=False)
 
     def hand_out(self, request: HttpRequest, chosen: models.QuerySet[User], role: str, *, given: bool = True) -> None:
-        change = permissions.give if given else permissions.take
+        change = permissions.grant_role if given else permissions.revoke_role
         try:
-            changed = [user.get_username() for user in chosen if change(user, role, maintainer(request))]
-        except permissions.NotAllowed as error:
+            changed = [user.get_username() for user in chosen if change(user, role, get_user(request))]
+        except permissions.NotAllowedError as error:
             self.message_user(request, str(error), messages.ERROR)
             return
-        what = f"{'Now' if given else 'No longer'} {permissions.named(role)}"
+        what = f"{'Now' if given else 'No longer'} {permissions.describe_role(role)}"
         said = f"{what}: {', '.join(changed)}." if changed else "Nothing has changed."
         self.message_user(request, said, messages.SUCCESS if changed else messages.INFO)

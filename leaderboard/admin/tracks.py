@@ -15,7 +15,7 @@ from django.utils.cache import add_never_cache_headers
 
 from leaderboard import runs
 from leaderboard.actions import perform_run_action
-from leaderboard.admin.entries import EntryAdmin, maintainer
+from leaderboard.admin.entries import EntryAdmin, get_user
 from leaderboard.admin.notices import TrackHoursInline
 from leaderboard.admin.outbox import DeliveryAdmin, EffectAdmin, InstallationAdmin
 from leaderboard.admin.people import PeopleAdmin
@@ -108,7 +108,7 @@ class RunAdmin(RunModelAdmin):
     @admin.action(description="Cancel", permissions=["change"])
     def cancel_runs(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
         for run in chosen:
-            runs.cancel(run, f"Cancelled by {maintainer(request)}.", maintainer(request).get_username())
+            runs.cancel_run(run, f"Cancelled by {get_user(request)}.", get_user(request).get_username())
         self.message_user(request, "Cancelled; a node that works on one hears of it with its next heartbeat.")
 
     @admin.action(
@@ -117,7 +117,7 @@ class RunAdmin(RunModelAdmin):
     def go_on(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
         for run in chosen:
             try:
-                runs.retry(run, actor=maintainer(request).get_username())
+                runs.retry_run(run, actor=get_user(request).get_username())
                 self.message_user(request, f"Run {run.pk} is {run.state}.", messages.SUCCESS)
             except RunError as error:
                 self.message_user(request, f"Run {run.pk}: {error}", messages.ERROR)
@@ -134,7 +134,7 @@ class RunAdmin(RunModelAdmin):
         """Perform an action of a run's page. The admin opens after the second step only."""
         for run in chosen.select_related("entry", "track", "job"):
             try:
-                done = perform_run_action(run, action, maintainer(request), is_maintainer=True)
+                done = perform_run_action(run, action, get_user(request), is_maintainer=True)
                 self.message_user(request, f"Run {run.pk}: {done}", messages.SUCCESS)
             except RunError as error:
                 self.message_user(request, str(error), messages.ERROR)
@@ -144,7 +144,7 @@ class RunAdmin(RunModelAdmin):
         raised = [
             run
             for run in chosen.select_related("job")
-            if run.job and transitions.raise_priority(run.job, maintainer(request).get_username())
+            if run.job and transitions.raise_priority(run.job, get_user(request).get_username())
         ]
         self.message_user(request, f"Raised: {len(raised)} of {len(chosen)}.")
 
@@ -152,7 +152,7 @@ class RunAdmin(RunModelAdmin):
     def run_again(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
         for run in chosen.select_related("entry", "track__season"):
             try:
-                again = runs.rerun(run, actor=maintainer(request).get_username())
+                again = runs.rerun(run, actor=get_user(request).get_username())
                 self.message_user(request, f"Run {again.pk} is {again.state}, seed {again.seed}.", messages.SUCCESS)
             except RunError as error:
                 self.message_user(request, f"Run {run.pk}: {error}", messages.ERROR)
@@ -161,7 +161,7 @@ class RunAdmin(RunModelAdmin):
     def confirm(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
         for entry in Entry.objects.filter(runs__in=chosen).select_related("track__season").distinct():
             try:
-                made = confirmations.queue_confirmation_runs(entry, actor=maintainer(request).get_username())
+                made = confirmations.queue_confirmation_runs(entry, actor=get_user(request).get_username())
                 self.message_user(request, f"{entry.title} has {len(made)} confirmation runs.", messages.SUCCESS)
             except (ConfirmationError, RunError) as error:
                 self.message_user(request, str(error), messages.ERROR)
@@ -170,14 +170,14 @@ class RunAdmin(RunModelAdmin):
     def replay(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
         for run in chosen.select_related("entry", "track", "job__release"):
             try:
-                asked = replays.ask(run, actor=maintainer(request).get_username())
+                asked = replays.request_replay(run, actor=get_user(request).get_username())
                 self.message_user(request, f"Queued: {asked}.", messages.SUCCESS)
             except ReplayError as error:
                 self.message_user(request, str(error), messages.ERROR)
 
     @admin.action(description="Settle the dispute: the result counts again", permissions=["change"])
     def settle(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
-        settled = [run for run in chosen if trust.settle_dispute(run, maintainer(request).get_username())]
+        settled = [run for run in chosen if trust.settle_dispute(run, get_user(request).get_username())]
         self.message_user(request, f"Settled: {len(settled)} of {len(chosen)}.")
 
 
@@ -216,7 +216,7 @@ class ApiTokenAdmin(ApiTokenModelAdmin):
         return (*self.readonly_fields, "owner", "scope") if obj else self.readonly_fields
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        return {"owner": maintainer(request).pk}
+        return {"owner": get_user(request).pk}
 
     def save_model(self, request: HttpRequest, obj: ApiToken, form: forms.ModelForm[ApiToken], change: bool) -> None:
         if not change:

@@ -21,15 +21,15 @@ class Requester:
     name: str  # author of the entry
     actor: str  # in the audit log
     user: AbstractUser | None
-    job: oidc.Job | None = None
+    job: oidc.ActionsJob | None = None
 
     def check_commit(self, repository: str, sha: str) -> None:
         """Raise 403 unless this requester may request runs of the commit: a job may for its own only."""
         if self.job is None:
             return
         try:
-            oidc.vouches_for(self.job, repository, sha)
-        except oidc.NotBelieved as error:
+            oidc.check_commit(self.job, repository, sha)
+        except oidc.InvalidTokenError as error:
             raise HttpError(403, str(error)) from error
 
 
@@ -37,7 +37,7 @@ class Bearer(HttpBearer):
     """`Authorization: Bearer <token>`: a token from the admin, or that of a GitHub job (docs/ci.md)."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Requester | None:
-        return authenticate_job(token) if oidc.looks_like(token) else authenticate_token(token)
+        return authenticate_job(token) if oidc.is_json_web_token(token) else authenticate_token(token)
 
 
 def authenticate_token(token: str) -> Requester | None:
@@ -57,11 +57,11 @@ def authenticate_token(token: str) -> Requester | None:
 def authenticate_job(token: str) -> Requester:
     """Return the job of a GitHub token; raise 401 if the token is invalid, 503 while GitHub's keys are unavailable."""
     try:
-        job = oidc.believed(token)
-    except oidc.NotBelieved as error:
+        job = oidc.verify_token(token)
+    except oidc.InvalidTokenError as error:
         raise HttpError(401, str(error)) from error
-    except oidc.Unavailable as error:
+    except oidc.KeysUnavailableError as error:
         raise HttpError(503, f"{error} No run was created. Try again in a minute.") from error
-    user = permissions.known_on_github(int(job.actor_id)) if job.actor_id.isdecimal() else None
+    user = permissions.find_github_user(int(job.actor_id)) if job.actor_id.isdecimal() else None
     name = user.get_username() if user else job.actor
     return Requester(f"github-{job.repository_id}", name, f"github:{job.actor}"[:120], user, job)

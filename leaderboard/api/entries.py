@@ -68,7 +68,7 @@ def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
     table = load_standings(found.track)
     row = table.get_row(found.pk)
-    ahead = run_estimates.estimate(found) if run_estimates.is_ahead(found) else None
+    ahead = run_estimates.estimate_run(found) if run_estimates.is_before_start(found) else None
     return {
         **found.to_dict(),
         "smoke": found.smoke,
@@ -83,5 +83,5 @@ def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
 def summary(request: HttpRequest, entry_id: int) -> HttpResponse:
     """How an entry does, in Markdown: what the comment under its pull request says, for a CI job's own summary."""
     found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
-    text = "\n\n".join(comment_text.about(found, timezone.now()))
+    text = "\n\n".join(comment_text.describe_entry(found, timezone.now()))
     return HttpResponse(f"{text}\n", content_type="text/markdown; charset=utf-8")

@@ -16,7 +16,7 @@ from leaderboard.models import Run
 from leaderboard.models.runs import RunDict
 from leaderboard.pool_nodes import find_working_nodes
 from leaderboard.schedule import calendar
-from leaderboard.schedule.start_estimates import Departure, departures
+from leaderboard.schedule.start_estimates import RunStart, estimate_starts
 from scheduler.models import Lease, Node
 from scheduler.sponsors import contributions
 from scheduler.sponsors.contributions import LentTotals, SponsorTotals
@@ -177,14 +177,14 @@ class QueueDict(TypedDict):
 @decorate_view(conditional_page)
 def queue(request: HttpRequest) -> QueueDict:
     """What runs and what waits, in the order of the queue, with the reason."""
-    waiting = departures(list(Run.objects.waiting().with_job()), timezone.now())
+    waiting = estimate_starts(list(Run.objects.waiting().with_job()), timezone.now())
     return {
         "live": [run.to_dict() for run in Run.objects.live().with_job()],
         "waiting": [departure_dict(line) for line in waiting],
     }
 
 
-def departure_dict(line: Departure) -> DepartureDict:
+def departure_dict(line: RunStart) -> DepartureDict:
     return {
         "run": line.run.to_dict(),
         "position": line.position,
@@ -228,7 +228,7 @@ def due(request: HttpRequest) -> CalendarDict:
                 "begins": one.begins.isoformat(),
                 "ends": one.ends.isoformat(),
             }
-            for one in calendar.upcoming(now)
+            for one in calendar.list_upcoming(now)
         ],
         "nights": [
             {
@@ -238,6 +238,6 @@ def due(request: HttpRequest) -> CalendarDict:
                 "run": night.run_id,
                 "sentence": night.sentence,
             }
-            for night in calendar.diary(now)
+            for night in calendar.list_recent_nights(now)
         ],
     }

@@ -64,7 +64,7 @@ def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]
         raise HttpError(422, f"track: there is no track {body.track!r}.")
     try:
         repositories.check_public(body.repository)
-        found = intake.enter(
+        found = intake.submit_entry(
             body.repository,
             body.sha,
             body.title,

@@ -24,7 +24,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Errand:
+class BackgroundJobs:
     """The jobs of one kind."""
 
     name: str
@@ -37,7 +37,7 @@ class Errand:
     """Of that one; None where none waits."""
 
 
-def errands(queue_estimates: QueueEstimates) -> list[Errand]:
+def list_background_jobs(queue_estimates: QueueEstimates) -> list[BackgroundJobs]:
     """Return what runs or waits, in the order of `NAMES`. Two queries."""
     rows = {
         row["kind"]: row
@@ -51,12 +51,18 @@ def errands(queue_estimates: QueueEstimates) -> list[Errand]:
         )
     }
     first = Job.objects.in_bulk([row["first"] for row in rows.values() if row["first"]])
-    return [errand(kind, rows[kind], first.get(rows[kind]["first"]), queue_estimates) for kind in NAMES if kind in rows]
+    return [
+        build_background_jobs(kind, rows[kind], first.get(rows[kind]["first"]), queue_estimates)
+        for kind in NAMES
+        if kind in rows
+    ]
 
 
-def errand(kind: str, row: Mapping[str, Any], first: Job | None, queue_estimates: QueueEstimates) -> Errand:
+def build_background_jobs(
+    kind: str, row: Mapping[str, Any], first: Job | None, queue_estimates: QueueEstimates
+) -> BackgroundJobs:
     name, what = NAMES[kind]
-    return Errand(
+    return BackgroundJobs(
         name,
         what,
         row["running"],

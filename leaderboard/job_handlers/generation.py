@@ -28,13 +28,13 @@ from scheduler.models import Blob, Checkpoint, Job, Lease
 from trainer import protocol
 
 EXPECTED_SECONDS = 20.0
-WAIT = timedelta(hours=1)
+MAX_WAIT = timedelta(hours=1)
 """A prompt that no node has taken by then is given up: nobody looks any more."""
-KEPT = timedelta(days=7)
-MOST_PROMPT = 1000
+RETENTION = timedelta(days=7)
+MAX_PROMPT = 1000
 """Characters."""
-MOST_TOKENS = 400
-MOST_TEXT = 20_000
+MAX_TOKENS = 400
+MAX_TEXT = 20_000
 """Characters of an answer: about ten times what that many tokens come to."""
 OWN_DISK_BYTES = 2**26
 """The text, the log: the job itself writes no more."""
@@ -42,12 +42,12 @@ AUTHOR = "visitors"
 """Whose share of the pool all of it is."""
 
 
-class NotNow(ValueError):
+class GenerationError(ValueError):
     """The prompt was not taken; the message is a sentence for whoever typed it."""
 
 
 @dataclass(frozen=True)
-class Question:
+class Prompt:
     """What is asked of a run's model."""
 
     prompt: str
@@ -62,68 +62,74 @@ def is_open() -> bool:
     return settings.GENERATE_PER_HOUR > 0
 
 
-def can_write(run: Run) -> bool:
+def can_generate(run: Run) -> bool:
     """Whether there are weights to ask. No query."""
     return run.state == Run.State.FINISHED and run.checkpoint_id is not None and run.job_id is not None
 
 
-def writers() -> Any:
+def list_generating_runs() -> Any:
     """Return the runs whose models can be asked, best first."""
     finished = Run.objects.with_entry().filter(state=Run.State.FINISHED, checkpoint__isnull=False, job__isnull=False)
     return finished.exclude(entry__kind=Entry.Kind.NOTEBOOK).order_by("bits_per_byte", "pk")
 
 
-def best(track: Track | None) -> Run | None:
+def get_best_run(track: Track | None) -> Run | None:
     """Return the run of the track's board with the fewest bits per byte: that whose text reads best."""
     if track is None:
         return None
-    ours = writers().filter(track=track, season=track.season_id, budget=track.budget)
+    ours = list_generating_runs().filter(track=track, season=track.season_id, budget=track.budget)
     return ours.exclude(trust=Run.Trust.DISPUTED).first()  # type: ignore[no-any-return]
 
 
-def prospect_of(run: Run) -> StartEstimate:
+def estimate_generation_start(run: Run) -> StartEstimate:
     """Return what could be said of a prompt for this run, were it asked now."""
-    return QueueEstimates(timezone.now()).estimate_if_queued(Job(**job_fields(run, None)))
+    return QueueEstimates(timezone.now()).estimate_if_queued(Job(**build_generation_job(run, None)))
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
-def ask(run: Run, question: Question, visitor: str, *, release: Blob | None = None) -> Generation:
+def queue_generation(run: Run, question: Prompt, visitor: str, *, release: Blob | None = None) -> Generation:
     """Queue a prompt and return its row. `visitor`: a user's name or an address. Raise NotNow."""
     if not is_open():
-        raise NotNow("This site does not let visitors write at present.")
-    if not can_write(run):
-        raise NotNow(f"Run {run.pk} has no weights to ask: only a run that has arrived can write.")
-    check_pace(visitor)
+        raise GenerationError("This site does not let visitors write at present.")
+    if not can_generate(run):
+        raise GenerationError(f"Run {run.pk} has no weights to ask: only a run that has arrived can write.")
+    check_rate_limits(visitor)
     release = release or storage.store_release()
     with transaction.atomic():
-        job = Job.objects.create(**job_fields(run, release))
+        job = Job.objects.create(**build_generation_job(run, release))
         return Generation.objects.create(
             run=run,
             job=job,
-            prompt=plain_text(question.prompt, MOST_PROMPT),
-            tokens=min(question.tokens, MOST_TOKENS),
+            prompt=plain_text(question.prompt, MAX_PROMPT),
+            tokens=min(question.tokens, MAX_TOKENS),
             temperature=question.temperature,
             seed=secrets.randbelow(runs.SEEDS),
         )
 
 
-def check_pace(visitor: str) -> None:
+def check_rate_limits(visitor: str) -> None:
     """Raise NotNow where this visitor, or all of them together, have asked enough."""
     now = timezone.now()
     if Generation.objects.unanswered().count() >= settings.GENERATE_WAITING:
-        raise NotNow("Many prompts wait for a machine already. Nothing was queued; please come back in some minutes.")
+        raise GenerationError(
+            "Many prompts wait for a machine already. Nothing was queued; please come back in some minutes."
+        )
     if Generation.objects.since(now - timedelta(hours=1)).count() >= settings.GENERATE_PER_HOUR:
-        raise NotNow("The models have written enough for this hour. Nothing was queued; please come back in the next.")
+        raise GenerationError(
+            "The models have written enough for this hour. Nothing was queued; please come back in the next."
+        )
     if not (
         rate_limits.is_within_rate_limit("generate-burst", visitor)
         and rate_limits.is_within_rate_limit("generate", visitor)
     ):
-        raise NotNow("That was a lot of prompts in a short time. Nothing was queued; please wait a few minutes.")
+        raise GenerationError(
+            "That was a lot of prompts in a short time. Nothing was queued; please wait a few minutes."
+        )
 
 
-def neighbourhood(address: str) -> str:
+def get_visitor_network(address: str) -> str:
     """Return what counts as one visitor: an address, of IPv6 the network that one household has."""
     try:
         parsed = ipaddress.ip_address(address)
@@ -132,7 +138,7 @@ def neighbourhood(address: str) -> str:
     return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else address
 
 
-def job_fields(run: Run, release: Blob | None) -> dict[str, Any]:
+def build_generation_job(run: Run, release: Blob | None) -> dict[str, Any]:
     """Return the job: short, somebody waits for it, and it goes where the run may be scored.
 
     Without a release it is one that is only thought of.
@@ -149,7 +155,7 @@ def job_fields(run: Run, release: Blob | None) -> dict[str, Any]:
     )
     now = timezone.now()
     return {
-        **runs.scoring_needs(run, limits),
+        **runs.get_scoring_needs(run, limits),
         "kind": "generate",
         "priority": Job.Priority.SCORE,
         "expected_seconds": EXPECTED_SECONDS,
@@ -159,19 +165,19 @@ def job_fields(run: Run, release: Blob | None) -> dict[str, Any]:
         "needs_sandbox": runs.needs_sandbox(run),
         "needs_disk_bytes": OWN_DISK_BYTES + weights,
         "max_attempts": 2,
-        "not_after": now + WAIT,
+        "not_after": now + MAX_WAIT,
         "release": release,
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
     }
 
 
-def give_up_old() -> None:
+def expire_generations() -> None:
     """Cancel what no node has taken in time, and forget what is too old. Safe to run at any time."""
     now = timezone.now()
-    for generation in Generation.objects.unanswered().select_related("job").filter(created_at__lt=now - WAIT):
+    for generation in Generation.objects.unanswered().select_related("job").filter(created_at__lt=now - MAX_WAIT):
         jobs.cancel_job(generation.job, runs.SITE, "No machine was free for it within an hour. You may ask again.")
-    outdated = Generation.objects.outdated(now, KEPT)
+    outdated = Generation.objects.outdated(now, RETENTION)
     for generation in outdated.exclude(job__state__in=jobs.FINAL_STATES).select_related("job"):
         jobs.cancel_job(generation.job, runs.SITE, "It is too old.")
     outdated.delete()
@@ -180,13 +186,13 @@ def give_up_old() -> None:
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-class Generating(JobKind):
+class GenerationHandler(JobKind):
     """Jobs of kind `generate`. A row may be forgotten before its job is over: then what comes is for nobody."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.GenerateOrder:
         generation = Generation.objects.select_related("run__season", "run__checkpoint").get(job=job)
         run = generation.run
-        about = initial_weights.run_file(run)
+        about = initial_weights.get_run_file(run)
         assert run.checkpoint is not None, "whoever can write has a checkpoint"
         assert about is not None, f"run {run.pk} has lost its {initial_weights.RUN_FILE}"
         return protocol.GenerateOrder(
@@ -204,10 +210,10 @@ class Generating(JobKind):
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         texts = (row["text"] for row in rows if row.get("kind") == "text" and isinstance(row.get("text"), str))
-        said = "".join(plain_text(text, MOST_TEXT) for text in texts)
+        said = "".join(plain_text(text, MAX_TEXT) for text in texts)
         generation = Generation.objects.filter(job=job).first()
         if said and generation is not None:
-            generation.text = (generation.text + said)[:MOST_TEXT]
+            generation.text = (generation.text + said)[:MAX_TEXT]
             generation.save(update_fields=["text"])
 
     def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:

@@ -25,13 +25,13 @@ Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, le=1e40)]
 
 
-class Line(BaseModel):
+class MetricLine(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     step: Whole
 
 
-class Point(Line):
+class PointLine(MetricLine):
     """A line of kind `train` or `dev`. NaN and infinity never get in: such a run fails by itself."""
 
     kind: Literal["train", "dev"]
@@ -48,7 +48,7 @@ class Point(Line):
     memory_bytes: Whole | None = None
 
 
-class Text(Line):
+class SampleLine(MetricLine):
     """A line of kind `sample`."""
 
     kind: Literal["sample"]
@@ -56,18 +56,18 @@ class Text(Line):
     text: str
 
 
-POINT_FIELDS = [field for field in Point.model_fields if field not in ("kind", "step", "fraction")]
+POINT_FIELDS = [field for field in PointLine.model_fields if field not in ("kind", "step", "fraction")]
 
 
-def store(run: Run, rows: Sequence[dict[str, Any]], temperature: float | None = None) -> None:
+def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float | None = None) -> None:
     """Write the rows, over what the same steps said before, and bring the run's progress up to date.
 
     `temperature`, in degrees Celsius, is the agent's word on the node just now: these rows have not said it themselves.
     """
-    points: dict[tuple[str, int], Point] = {}
-    texts: dict[tuple[int, str], Text] = {}
-    for line in readable(run, rows):
-        if isinstance(line, Point):
+    points: dict[tuple[str, int], PointLine] = {}
+    texts: dict[tuple[int, str], SampleLine] = {}
+    for line in parse_lines(run, rows):
+        if isinstance(line, PointLine):
             points[line.kind, line.step] = line
         else:
             texts[line.step, plain_text(line.prompt, PROMPT_LENGTH)] = line
@@ -75,21 +75,21 @@ def store(run: Run, rows: Sequence[dict[str, Any]], temperature: float | None = 
         return
     store_points(run, points, temperature)
     store_samples(run, texts)
-    advance(run, points.values())
+    update_progress(run, points.values())
 
 
-def readable(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[Point | Text]:
+def parse_lines(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[PointLine | SampleLine]:
     dropped = 0
     for row in rows:
         try:
-            yield Text.model_validate(row) if row.get("kind") == "sample" else Point.model_validate(row)
+            yield SampleLine.model_validate(row) if row.get("kind") == "sample" else PointLine.model_validate(row)
         except ValidationError:
             dropped += 1
     if dropped:
         logger.warning("Run %s: %d of %d metric lines could not be used.", run.pk, dropped, len(rows))
 
 
-def store_points(run: Run, points: dict[tuple[str, int], Point], temperature: float | None = None) -> None:
+def store_points(run: Run, points: dict[tuple[str, int], PointLine], temperature: float | None = None) -> None:
     if not points:
         return
     rows = [
@@ -104,7 +104,7 @@ def store_points(run: Run, points: dict[tuple[str, int], Point], temperature: fl
     ]
     everywhere = {series for series, _ in points}
     for series in everywhere:
-        relevel(run, series, [row for row in rows if row.series == series])
+        update_levels(run, series, [row for row in rows if row.series == series])
     CurvePoint.objects.bulk_create(
         rows,
         update_conflicts=True,
@@ -112,10 +112,10 @@ def store_points(run: Run, points: dict[tuple[str, int], Point], temperature: fl
         update_fields=[*POINT_FIELDS, "temperature_celsius", "level"],
     )
     for series in everywhere:
-        thin(run, series, max(step for _, step in points))
+        delete_excess_points(run, series, max(step for _, step in points))
 
 
-def relevel(run: Run, series: str, fresh: list[CurvePoint]) -> None:
+def update_levels(run: Run, series: str, fresh: list[CurvePoint]) -> None:
     """Give new points their level and take it from those that they outdo. Without new ones: the curve's end was cut."""
     curve = CurvePoint.objects.filter(run=run, series=series)
     last = curve.order_by("-step").values_list("step", flat=True).first()
@@ -134,13 +134,13 @@ def relevel(run: Run, series: str, fresh: list[CurvePoint]) -> None:
     CurvePoint.objects.bulk_update(outdone, ["level"], batch_size=400)  # SQLite takes a bounded number of parameters
 
 
-def thin(run: Run, series: str, last_step: int) -> None:
+def delete_excess_points(run: Run, series: str, last_step: int) -> None:
     """Drop what a curve of this length has no room for; its ends and its extremes stay."""
     if level := downsampling.level_for(last_step, MAX_POINTS):
         CurvePoint.objects.filter(run=run, series=series, level__lt=level).delete()
 
 
-def store_samples(run: Run, texts: dict[tuple[int, str], Text]) -> None:
+def store_samples(run: Run, texts: dict[tuple[int, str], SampleLine]) -> None:
     room = MAX_SAMPLES - Sample.objects.filter(run=run).count() if texts else 0
     Sample.objects.bulk_create(
         [
@@ -153,7 +153,7 @@ def store_samples(run: Run, texts: dict[tuple[int, str], Text]) -> None:
     )
 
 
-def advance(run: Run, points: Iterable[Point]) -> None:
+def update_progress(run: Run, points: Iterable[PointLine]) -> None:
     """Note how far the training process says it is."""
     latest = max((point for point in points if point.kind == "train"), key=lambda point: point.step, default=None)
     progress = {}
@@ -168,9 +168,9 @@ def advance(run: Run, points: Iterable[Point]) -> None:
     Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, **progress)
 
 
-def cut(run: Run, step: int) -> None:
+def delete_after_step(run: Run, step: int) -> None:
     """Forget what was said after `step`: the run goes on from there, and may go another way."""
     CurvePoint.objects.filter(run=run, step__gt=step).delete()
     for series in CurvePoint.Series.values:
-        relevel(run, series, [])
+        update_levels(run, series, [])
     Sample.objects.filter(run=run, step__gt=step).delete()

@@ -18,7 +18,7 @@ from leaderboard.formatting import duration
 from leaderboard.job_handlers import train
 from leaderboard.models import Entry, NotebookPart, Run
 from leaderboard.sanitize import plain_text
-from leaderboard.submissions.notebook_cells import MOST_BYTES, Cell, NotebookError, cells
+from leaderboard.submissions.notebook_cells import MAX_BYTES, Cell, NotebookError, parse_cells
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Job, JobFile, Lease
@@ -27,15 +27,15 @@ from trainer.accounting.budget import Budget
 
 EXECUTED = "executed.ipynb"
 MODEL = "model/"
-UNDER_WAY = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
+ACTIVE_STATES = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 
 
-def notebooks(entry: Entry) -> list[protocol.FileRef]:
+def get_notebook_files(entry: Entry) -> list[protocol.FileRef]:
     """Return the parts that were approved, first part first."""
     return [protocol.FileRef.model_validate(part) for part in entry.notebooks]
 
 
-def part_of(job: Job) -> NotebookPart:
+def get_part(job: Job) -> NotebookPart:
     """Return which part a job runs. A run's first job gets its row here, later ones when they are queued."""
     run = Run.objects.select_related("entry", "track__season").filter(job=job).first()
     known = NotebookPart.objects.select_related("run__entry", "run__track__season").filter(job=job).first()
@@ -45,24 +45,24 @@ def part_of(job: Job) -> NotebookPart:
     return NotebookPart.objects.create(run=run, number=run.parts.count() + 1, job=job)
 
 
-def seconds(run: Run) -> float:
+def get_part_seconds(run: Run) -> float:
     """Return how long each part may take: the run's budget where that is a time, else what its track expects."""
     budget = Budget.parse(run.budget)
     return budget.amount if budget.kind == "seconds" else run.expected_seconds
 
 
-def left(job: Job) -> list[protocol.FileRef]:
+def list_model_files(job: Job) -> list[protocol.FileRef]:
     """Return what a part left in `model/`, with paths below it."""
     files = JobFile.objects.select_related("blob").filter(job=job, path__startswith=MODEL).order_by("path")
     return [storage.build_file_reference(file.blob, file.path.removeprefix(MODEL)) for file in files]
 
 
-class Executing(JobKind):
+class NotebookHandler(JobKind):
     """Jobs of kind `notebook`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.NotebookOrder:
-        part = part_of(job)
-        parts = notebooks(part.run.entry)
+        part = get_part(job)
+        parts = get_notebook_files(part.run.entry)
         before = part.run.parts.filter(number=part.number - 1).first()
         season = part.run.season
         return protocol.NotebookOrder(
@@ -70,20 +70,20 @@ class Executing(JobKind):
             dataset=season.dataset() if season.is_prepared else None,
             part=part.number,
             parts=len(parts),
-            seconds=seconds(part.run),
-            model=tuple(left(before.job)) if before else (),
+            seconds=get_part_seconds(part.run),
+            model=tuple(list_model_files(before.job)) if before else (),
         )
 
     def leased(self, job: Job, lease: Lease) -> None:
-        part = part_of(job)
+        part = get_part(job)
         part.run.change(
             Run.State.TRAINING,
-            since=UNDER_WAY,
+            since=ACTIVE_STATES,
             actor=f"node:{lease.node.name}",
-            sentence=f"{name(part)} runs on {lease.node.name}.",
+            sentence=f"{describe_part(part)} runs on {lease.node.name}.",
             reason="",
             node_name=lease.node.name,
-            node_class=train.node_class(lease),
+            node_class=train.get_node_class(lease),
             started_at=part.run.started_at or timezone.now(),
         )
 
@@ -94,9 +94,9 @@ class Executing(JobKind):
         """Nothing: what a notebook keeps, it keeps in `model/`."""
 
     def requeued(self, job: Job, reason: str) -> None:
-        part = part_of(job)
+        part = get_part(job)
         when = "once it is let go on" if job.state == Job.State.HELD else "as soon as a node is free"
-        again = f"{name(part)} starts again {when}."
+        again = f"{describe_part(part)} starts again {when}."
         part.run.change(
             Run.State.PAUSED,
             since=[Run.State.TRAINING],
@@ -107,49 +107,51 @@ class Executing(JobKind):
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
         """Queue the next part; after the last one the run has arrived."""
-        part = part_of(job)
+        part = get_part(job)
         try:
             found = protocol.NotebookResult.model_validate(result)
         except ValidationError:
-            train.fail(part.run, "infrastructure", "The node's answer about the notebook cannot be right.")
+            train.fail_run(part.run, "infrastructure", "The node's answer about the notebook cannot be right.")
             return
-        count = len(notebooks(part.run.entry))
+        count = len(get_notebook_files(part.run.entry))
         if part.number < count:
-            follow(part, count)
+            queue_next_part(part, count)
         else:
-            arrive(part, found)
+            finish_run(part, found)
 
     def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        train.fail(part_of(job).run, cause, reason)
+        train.fail_run(get_part(job).run, cause, reason)
 
     def cancelled(self, job: Job, reason: str) -> None:
-        train.stop(part_of(job).run, reason)
+        train.cancel_run(get_part(job).run, reason)
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         parts = NotebookPart.objects.filter(job__in=jobs).select_related("run__entry")
-        return {part.job_id: JobSummary(title(part), part.run.get_absolute_url(), part.run.state) for part in parts}
+        return {
+            part.job_id: JobSummary(get_job_title(part), part.run.get_absolute_url(), part.run.state) for part in parts
+        }
 
 
-def name(part: NotebookPart) -> str:
+def describe_part(part: NotebookPart) -> str:
     count = len(part.run.entry.notebooks)
     return "The notebook" if count == 1 else f"Part {part.number} of {count}"
 
 
-def title(part: NotebookPart) -> str:
+def get_job_title(part: NotebookPart) -> str:
     count = len(part.run.entry.notebooks)
     return f"Notebook {part.run.entry.title}" + (f", part {part.number} of {count}" if count > 1 else "")
 
 
-def follow(part: NotebookPart, count: int) -> None:
+def queue_next_part(part: NotebookPart, count: int) -> None:
     """Queue the part after this one, on any node, behind nobody who came later than its run."""
     run = part.run
-    job = runs.train_job(run, part.job.release)
+    job = runs.build_train_job(run, part.job.release)
     following = Job.objects.create(**job, queued_at=part.job.queued_at)
     if run.change(
         Run.State.QUEUED,
-        since=UNDER_WAY,
+        since=ACTIVE_STATES,
         actor=runs.SITE,
-        sentence=f"{name(part)} is done; part {part.number + 1} is queued.",
+        sentence=f"{describe_part(part)} is done; part {part.number + 1} is queued.",
         reason="",
         job=following,
         fraction=part.number / count,
@@ -159,12 +161,12 @@ def follow(part: NotebookPart, count: int) -> None:
         following.delete()
 
 
-def arrive(part: NotebookPart, found: protocol.NotebookResult) -> None:
+def finish_run(part: NotebookPart, found: protocol.NotebookResult) -> None:
     now = timezone.now()
     kept = f"; it left {found.left} {'file' if found.left == 1 else 'files'} in {MODEL}" if found.left else ""
     part.run.change(
         Run.State.FINISHED,
-        since=UNDER_WAY,
+        since=ACTIVE_STATES,
         actor=runs.SITE,
         sentence=f"The notebook has run to its last cell, in {duration(found.seconds)}{kept}.",
         reason="",
@@ -178,7 +180,7 @@ def arrive(part: NotebookPart, found: protocol.NotebookResult) -> None:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PartView:
     """A part as its run's page shows it."""
 
     part: NotebookPart
@@ -189,25 +191,25 @@ class Shown:
     files: Sequence[protocol.FileRef]
 
 
-def shown(run: Run) -> list[Shown]:
+def list_part_views(run: Run) -> list[PartView]:
     """Return the parts that have begun, with what came of them."""
     if run.entry.kind != Entry.Kind.NOTEBOOK:
         return []
-    parts = notebooks(run.entry)
+    parts = get_notebook_files(run.entry)
     return [
-        Shown(part, parts[part.number - 1].path, *executed(part.job), left(part.job))
+        PartView(part, parts[part.number - 1].path, *read_executed_cells(part.job), list_model_files(part.job))
         for part in run.parts.select_related("job", "run__entry")
     ]
 
 
-def executed(job: Job) -> tuple[Sequence[Cell], str]:
+def read_executed_cells(job: Job) -> tuple[Sequence[Cell], str]:
     """Return the cells of the notebook as it ran, and in a sentence why there are none to show."""
     file = JobFile.objects.select_related("blob").filter(job=job, path=EXECUTED).first()
     if file is None:
         return [], ""
-    if file.blob.size > MOST_BYTES:
+    if file.blob.size > MAX_BYTES:
         return [], f"The executed notebook has {file.blob.size:,} bytes, too many for a page: download it."
     try:
-        return cells(storage.read_blob(file.blob)), ""
+        return parse_cells(storage.read_blob(file.blob)), ""
     except NotebookError as error:
         return [], plain_text(str(error), 300)

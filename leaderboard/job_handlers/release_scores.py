@@ -12,7 +12,7 @@ from django.db import transaction
 from pydantic import ValidationError
 
 from leaderboard import runs
-from leaderboard.initial_weights import RUN_FILE, run_file
+from leaderboard.initial_weights import RUN_FILE, get_run_file
 from leaderboard.models import Publication
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import publications
@@ -24,30 +24,32 @@ from scheduler.models import Checkpoint, Event, Job, JobFile, Lease
 from trainer import protocol
 
 
-def queue_all() -> int:
+def queue_release_scores() -> int:
     """Queue what is to be scored; return how much. Safe to run at any time, and twice."""
     due = Publication.objects.filter(run__track__releases__gt=0, score_job=None, scores=[]).exclude(name=FINAL)
-    return sum(queue(kept) for kept in due.select_related("run__job", "run__track__season", "run__entry__bundle"))
+    return sum(
+        queue_release_score(kept) for kept in due.select_related("run__job", "run__track__season", "run__entry__bundle")
+    )
 
 
 @transaction.atomic
-def queue(kept: Publication) -> bool:
+def queue_release_score(kept: Publication) -> bool:
     """Give a release its score job, once; return whether this call did. Until its run has said what it is, not yet."""
     run = kept.run
-    if run.job is None or run_file(run) is None:
+    if run.job is None or get_run_file(run) is None:
         return False
-    job = Job.objects.create(**runs.score_job(run))
+    job = Job.objects.create(**runs.build_score_job(run))
     ours = Publication.objects.filter(pk=kept.pk, score_job=None).update(score_job=job)
     if not ours:
         job.delete()
     return ours == 1
 
 
-class ScoringRelease(JobKind):
+class ReleaseScoreHandler(JobKind):
     """Jobs of kind `score` that are about a release."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
-        kept = of(job)
+        kept = get_publication(job)
         run = kept.run
         file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
         return protocol.ScoreOrder(
@@ -59,7 +61,7 @@ class ScoringRelease(JobKind):
         )
 
     def leased(self, job: Job, lease: Lease) -> None:
-        say(of(job), f"node:{lease.node.name}", f"is being scored on {lease.node.name}.")
+        record_event(get_publication(job), f"node:{lease.node.name}", f"is being scored on {lease.node.name}.")
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         """Nothing: a scorer has no curve."""
@@ -71,39 +73,39 @@ class ScoringRelease(JobKind):
         """Nothing: another node scores it."""
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
-        kept, lease = of(job), job.leases.select_related("node").last()
+        kept, lease = get_publication(job), job.leases.select_related("node").last()
         if lease is None or not lease.node.trusted:
-            say(kept, runs.SITE, "was scored on a node that is not trusted to score; that does not count.")
+            record_event(kept, runs.SITE, "was scored on a node that is not trusted to score; that does not count.")
             return
         try:
             verdict = Verdict.model_validate(result)
         except ValidationError:
-            say(kept, runs.SITE, "was scored, and the answer cannot be right; nothing was recorded.")
+            record_event(kept, runs.SITE, "was scored, and the answer cannot be right; nothing was recorded.")
             return
         Publication.objects.filter(pk=kept.pk).update(scores=[score.to_dict() for score in verdict.scores(kept.run)])
-        say(kept, f"node:{lease.node.name}", f"has {verdict.bits_per_byte:.4f} bits per byte.")
-        publications.send(kept)  # its card says so from now on
+        record_event(kept, f"node:{lease.node.name}", f"has {verdict.bits_per_byte:.4f} bits per byte.")
+        publications.enqueue_upload(kept)  # its card says so from now on
 
     def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        say(of(job), runs.SITE, f"could not be scored: {plain_text(reason, 300)}")
+        record_event(get_publication(job), runs.SITE, f"could not be scored: {plain_text(reason, 300)}")
 
     def cancelled(self, job: Job, reason: str) -> None:
-        say(of(job), runs.SITE, f"is not scored: {plain_text(reason, 300)}")
+        record_event(get_publication(job), runs.SITE, f"is not scored: {plain_text(reason, 300)}")
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         found = Publication.objects.filter(score_job__in=jobs).select_related("run__entry")
-        return {kept.score_job_id: about(kept) for kept in found if kept.score_job_id is not None}
+        return {kept.score_job_id: summarize_publication(kept) for kept in found if kept.score_job_id is not None}
 
 
-def of(job: Job) -> Publication:
+def get_publication(job: Job) -> Publication:
     return Publication.objects.select_related("run__season", "run__track", "run__entry").get(score_job=job)
 
 
-def say(kept: Publication, actor: str, sentence: str) -> None:
+def record_event(kept: Publication, actor: str, sentence: str) -> None:
     Event.record(actor, kept.run, f"Release {kept.name} {sentence}")
 
 
-def about(kept: Publication) -> JobSummary:
+def summarize_publication(kept: Publication) -> JobSummary:
     bits = kept.bits_per_byte
     outcome = "under way or without a number" if bits is None else f"{bits:.4f} bits per byte"
     return JobSummary(f"Scoring of {kept.run.entry.title}, {kept.name}", kept.run.get_absolute_url(), outcome)

@@ -55,12 +55,12 @@ class Stretch:
         return self.end.lease.node if self.end.lease else None
 
 
-def stretches(run: Run) -> list[Stretch]:
+def list_stretches(run: Run) -> list[Stretch]:
     """Return the run's stretches between neighboring checkpoints, the first weights to the first one included.
 
     Only those whose checkpoints have their files; none where they cannot be trained again.
     """
-    devices = runs.configuration(run).get("devices")
+    devices = runs.get_configuration(run).get("devices")
     if run.is_swarm or devices not in (None, 1):
         return []
     ends = list(Checkpoint.objects.filter(job=run.job_id).select_related("lease__node").order_by("step"))
@@ -73,33 +73,33 @@ def stretches(run: Run) -> list[Stretch]:
     return [pair for pair in pairs if devices == 1 or pair.end.lease is None or pair.end.lease.gpus < 2]
 
 
-def after_training(run: Run) -> Replay | None:
+def draw_replay(run: Run) -> Replay | None:
     """Draw whether this training is checked, and queue the replay. Bring the transaction that ends the training."""
     assert run.job is not None, "a trained run has a job"
     due = {node.pk for node in trust.find_training_nodes(run.job) if node_vetting.draw_check(node)}
-    drawable = [stretch for stretch in stretches(run) if stretch.node and stretch.node.pk in due]
+    drawable = [stretch for stretch in list_stretches(run) if stretch.node and stretch.node.pk in due]
     if not drawable:
         return None
-    return queue(run, min(drawable, key=lambda stretch: checkpoints.draw_rank(stretch.end)), actor=runs.SITE)
+    return queue_replay(run, min(drawable, key=lambda stretch: checkpoints.draw_rank(stretch.end)), actor=runs.SITE)
 
 
-def ask(run: Run, *, actor: str) -> Replay:
+def request_replay(run: Run, *, actor: str) -> Replay:
     """Replay one of the stretches that are kept because a maintainer asks. Raise ReplayError if there is none."""
     if run.job_id is None or run.trained_at is None:
         raise ReplayError(f"Run {run.pk} has not been trained to its end.")
-    drawable = stretches(run)
+    drawable = list_stretches(run)
     if not drawable:
         raise ReplayError(f"Run {run.pk} cannot be replayed: its checkpoints are gone, or it had several devices.")
     with transaction.atomic():
-        return queue(run, secrets.choice(drawable), actor=actor)
+        return queue_replay(run, secrets.choice(drawable), actor=actor)
 
 
-def queue(run: Run, stretch: Stretch, *, actor: str) -> Replay:
+def queue_replay(run: Run, stretch: Stretch, *, actor: str) -> Replay:
     first = stretch.start.step if stretch.start else 0
     replay = Replay.objects.create(
         run=run,
         node=stretch.node,
-        job=Job.objects.create(**replay_job(run, stretch, first)),
+        job=Job.objects.create(**build_replay_job(run, stretch, first)),
         start=stretch.start,
         start_step=first,
         claimed=stretch.end,
@@ -109,14 +109,14 @@ def queue(run: Run, stretch: Stretch, *, actor: str) -> Replay:
     return replay
 
 
-def replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object]:
+def build_replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object]:
     """Return the job, which nodes of the people concerned may not do."""
     assert run.job is not None
     node = stretch.node
     people = {node.owner_id if node else None, run.entry.requested_by_id} - {None}
     steps = max(run.step, stretch.end.step, 1)
     return {
-        **runs.train_job(run, run.job.release),
+        **runs.build_train_job(run, run.job.release),
         "kind": "replay",
         "checkpoint_seconds": 0.0,  # it leaves none
         "preemptible": False,
@@ -131,7 +131,7 @@ def replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object]:
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-class Replaying(JobKind):
+class ReplayHandler(JobKind):
     """Jobs of kind `replay`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ReplayOrder:
@@ -140,9 +140,9 @@ class Replaying(JobKind):
         start = protocol.Checkpoint.model_validate(replay.start.manifest) if replay.start else None
         return protocol.ReplayOrder(
             dataset=replay.run.season.dataset(),
-            config=runs.configuration(replay.run),
+            config=runs.get_configuration(replay.run),
             start=start,
-            base=initial_weights.of(replay.run),
+            base=initial_weights.get_initial_weights(replay.run),
             claimed=protocol.Checkpoint.model_validate(replay.claimed.manifest),
         )
 
@@ -166,28 +166,28 @@ class Replaying(JobKind):
         try:
             found = protocol.ReplayResult.model_validate(result)
         except ValidationError:
-            abandon(replay, "the answer cannot be right")
+            abandon_replay(replay, "the answer cannot be right")
             return
         if lease is None or not lease.node.trusted:
-            abandon(replay, "the node that replayed it is not trusted")
+            abandon_replay(replay, "the node that replayed it is not trusted")
             return
-        conclude(replay, found, lease.node.name)
+        apply_comparison(replay, found, lease.node.name)
 
     def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        abandon(Replay.objects.select_related("run").get(job=job), reason)
+        abandon_replay(Replay.objects.select_related("run").get(job=job), reason)
 
     def cancelled(self, job: Job, reason: str) -> None:
-        abandon(Replay.objects.select_related("run").get(job=job), reason)
+        abandon_replay(Replay.objects.select_related("run").get(job=job), reason)
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
-        return sponsor_outcomes.of_replays(jobs)
+        return sponsor_outcomes.summarize_replays(jobs)
 
 
-def conclude(replay: Replay, found: protocol.ReplayResult, where: str) -> None:
+def apply_comparison(replay: Replay, found: protocol.ReplayResult, where: str) -> None:
     """Let the comparison count: for the node that trained, and for the run."""
-    state, sentence = verdict(replay, found)
+    state, sentence = judge_comparison(replay, found)
     actor = f"node:{where}"
-    if not end(replay, state, f"{sentence} (on {where})", actor, deviation=found.deviation):
+    if not finish_replay(replay, state, f"{sentence} (on {where})", actor, deviation=found.deviation):
         return
     if state == Replay.State.ABANDONED:
         return
@@ -201,7 +201,7 @@ def conclude(replay: Replay, found: protocol.ReplayResult, where: str) -> None:
         trust.raise_trust(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {sentence}")
 
 
-def verdict(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str]:
+def judge_comparison(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str]:
     """Return what the comparison means, and a sentence."""
     if found.step < replay.end_step:
         return Replay.State.DIFFERED, f"the budget is used up at step {found.step}, not at {replay.end_step}."
@@ -215,12 +215,14 @@ def verdict(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State,
     return Replay.State.ABANDONED, f"{apart}: too much for rounding, too little for a lie; a maintainer has to look."
 
 
-def abandon(replay: Replay, reason: str) -> None:
+def abandon_replay(replay: Replay, reason: str) -> None:
     reason = plain_text(reason, 300).rstrip(".")
-    end(replay, Replay.State.ABANDONED, f"could not be replayed: {reason}.", runs.SITE)
+    finish_replay(replay, Replay.State.ABANDONED, f"could not be replayed: {reason}.", runs.SITE)
 
 
-def end(replay: Replay, state: Replay.State, sentence: str, actor: str, *, deviation: float | None = None) -> bool:
+def finish_replay(
+    replay: Replay, state: Replay.State, sentence: str, actor: str, *, deviation: float | None = None
+) -> bool:
     """End a replay, once; its checkpoints may be forgotten from now on."""
     with transaction.atomic():
         ended = Replay.objects.filter(pk=replay.pk, state=Replay.State.WAITING).update(

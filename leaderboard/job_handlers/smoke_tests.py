@@ -26,22 +26,22 @@ from trainer.accounting import peak_flops
 
 EXPECTED_SECONDS = 90.0
 LIMITS = protocol.JobLimits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
-OPEN = (Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED)
-KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.OPEN)
+OPEN_STATES = (Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED)
+SMOKE_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.OPEN)
 """What has an architecture that nobody has reviewed."""
 
 
-def under_way(entry: Entry) -> bool:
+def is_running(entry: Entry) -> bool:
     """Whether its smoke run has been asked for and is not over."""
     return entry.smoke_job is not None and entry.smoke_job.state not in jobs.FINAL_STATES
 
 
 def is_due(entry: Entry) -> bool:
     """Whether the entry has to pass one before it trains: it comes from a pull request, and had none."""
-    return entry.pull_request_id is not None and entry.kind in KINDS and entry.smoke_job_id is None
+    return entry.pull_request_id is not None and entry.kind in SMOKE_KINDS and entry.smoke_job_id is None
 
 
-def may_begin(entry: Entry) -> bool:
+def can_run_unapproved(entry: Entry) -> bool:
     """Whether the entry's code may run before a maintainer has looked at it (SECURITY.md).
 
     The setting: "nobody" trusts only what was approved, "known" also whoever is signed in, or has had an entry
@@ -59,28 +59,30 @@ def is_known(entry: Entry) -> bool:
     return author is not None and approved.exists()
 
 
-def begin(entry: Entry, *, actor: str = runs.SITE, vouched: bool = False, release: Blob | None = None) -> Job | None:
+def queue_smoke_test(
+    entry: Entry, *, actor: str = runs.SITE, vouched: bool = False, release: Blob | None = None
+) -> Job | None:
     """Queue a smoke run of the entry and return its job; None where there is none to be.
 
     There is none while one is under way (its job is `entry.smoke_job`), for `main`, for an entry that is closed or has
     nothing to smoke, and for code that may not run unlooked at (`may_begin`) and is not `vouched` for: a maintainer
     asks for exactly this commit.
     """
-    if entry.bundle_id is None or entry.kind not in KINDS or not (vouched or may_begin(entry)):
+    if entry.bundle_id is None or entry.kind not in SMOKE_KINDS or not (vouched or can_run_unapproved(entry)):
         return None
     release = release or storage.store_release()
     with transaction.atomic():
         entry = Entry.objects.select_for_update(of=("self",)).select_related("track", "smoke_job").get(pk=entry.pk)
-        if under_way(entry) or entry.state not in OPEN:
+        if is_running(entry) or entry.state not in OPEN_STATES:
             return None
-        job = Job.objects.create(**smoke_job(entry, release))
+        job = Job.objects.create(**build_smoke_job(entry, release))
         Entry.objects.filter(pk=entry.pk, state=Entry.State.PROPOSED).update(state=Entry.State.SMOKE)
         Entry.objects.filter(pk=entry.pk).update(smoke_job=job, smoke={}, smoke_sentence="")
         Event.record(actor, entry, f"Smoke run of commit {entry.sha[:8]} queued.")
     return job
 
 
-def smoke_job(entry: Entry, release: Blob) -> dict[str, Any]:
+def build_smoke_job(entry: Entry, release: Blob) -> dict[str, Any]:
     """Return the job. What nobody has approved runs only where a maintainer trusts the node, and its sandbox."""
     return {
         "kind": "smoke",
@@ -101,7 +103,7 @@ def smoke_job(entry: Entry, release: Blob) -> dict[str, Any]:
     }
 
 
-def cancel(entry: Entry, reason: str, actor: str) -> None:
+def cancel_smoke_test(entry: Entry, reason: str, actor: str) -> None:
     """Stop its smoke run, if one is under way: nobody waits for it any more."""
     if entry.smoke_job is not None:
         jobs.cancel_job(entry.smoke_job, actor, reason)
@@ -110,7 +112,7 @@ def cancel(entry: Entry, reason: str, actor: str) -> None:
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-class Smoking(JobKind):
+class SmokeTestHandler(JobKind):
     """Jobs of kind `smoke`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SmokeOrder:
@@ -120,10 +122,10 @@ class Smoking(JobKind):
         gpus = asked.gpus or any(matching.MODEL_LABEL.fullmatch(label) for label in asked.names)
         site = {"arch": entry.architecture, "budget": track.budget}
         return protocol.SmokeOrder(
-            config=runs.merged({"device": "cuda"} if gpus else {}, track.config, entry.config, site),
+            config=runs.merge_configs({"device": "cuda"} if gpus else {}, track.config, entry.config, site),
             tokenizer=track.season.tokenizer,
-            memory_bytes=memory(track, asked),
-            peak=peak(asked),
+            memory_bytes=get_memory_bytes(track, asked),
+            peak=get_peak_flops(asked),
         )
 
     def leased(self, job: Job, lease: Lease) -> None:
@@ -142,19 +144,21 @@ class Smoking(JobKind):
         try:
             found = protocol.SmokeResult.model_validate(result)
         except ValidationError:
-            conclude(job, None, "The smoke run's answer cannot be right; it says nothing about this commit.")
+            record_outcome(job, None, "The smoke run's answer cannot be right; it says nothing about this commit.")
             return
         numbers = plain_json(found.model_dump(mode="json"))
-        conclude(job, found.passed, found.sentence, numbers)
+        record_outcome(job, found.passed, found.sentence, numbers)
 
     def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         if cause == "model":
-            conclude(job, False, reason)
+            record_outcome(job, False, reason)
         else:
-            conclude(job, None, f"The smoke run could not be made, which says nothing about this commit: {reason}")
+            record_outcome(
+                job, None, f"The smoke run could not be made, which says nothing about this commit: {reason}"
+            )
 
     def cancelled(self, job: Job, reason: str) -> None:
-        conclude(job, None, f"The smoke run was cancelled: {reason}")
+        record_outcome(job, None, f"The smoke run was cancelled: {reason}")
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         entries = Entry.objects.filter(smoke_job__in=jobs)
@@ -167,7 +171,7 @@ class Smoking(JobKind):
         }
 
 
-def memory(track: Track, asked: matching.LabelNeeds) -> float | None:
+def get_memory_bytes(track: Track, asked: matching.LabelNeeds) -> float | None:
     """Return the memory of the machines that a track is for; None where its labels do not say."""
     if asked.gpus:
         return float(asked.gpus * asked.gpu_memory_bytes)
@@ -175,7 +179,7 @@ def memory(track: Track, asked: matching.LabelNeeds) -> float | None:
     return None if named else float(track.training_limits().memory_bytes)
 
 
-def peak(asked: matching.LabelNeeds) -> float | None:
+def get_peak_flops(asked: matching.LabelNeeds) -> float | None:
     """Return the FLOP/s of the machines that labels like `1xh100` or `2x3090` name; None where none does."""
     for label in asked.names:
         if found := matching.MODEL_LABEL.fullmatch(label):
@@ -186,7 +190,7 @@ def peak(asked: matching.LabelNeeds) -> float | None:
     return None
 
 
-def conclude(job: Job, passed: bool | None, sentence: str, numbers: dict[str, Any] | None = None) -> None:
+def record_outcome(job: Job, passed: bool | None, sentence: str, numbers: dict[str, Any] | None = None) -> None:
     """Write down what was found, and let an approved entry's runs go on; `passed`: None says nothing about it.
 
     Bring the transaction that ends the job.
@@ -200,10 +204,10 @@ def conclude(job: Job, passed: bool | None, sentence: str, numbers: dict[str, An
     verdict = {True: "passed", False: "failed", None: "without a verdict"}[passed]
     Event.record(runs.SITE, entry, f"Smoke run {verdict}: {sentence}")
     if entry.state == Entry.State.APPROVED:
-        let_go(entry, job.release, passed)
+        queue_waiting_runs(entry, job.release, passed)
 
 
-def let_go(entry: Entry, release: Blob, passed: bool | None) -> None:
+def queue_waiting_runs(entry: Entry, release: Blob, passed: bool | None) -> None:
     """Queue the runs that waited for it. After a failure they go on waiting: a maintainer approves again, knowing."""
     waiting = entry.runs.select_related("entry", "track", "season").filter(state=Run.State.WAITING)
     if passed is False:
@@ -213,4 +217,4 @@ def let_go(entry: Entry, release: Blob, passed: bool | None) -> None:
         waiting.update(reason=reason[:500], revision=F("revision") + 1)
         return
     for run in waiting:
-        runs.queue(run, release=release)
+        runs.queue_run(run, release=release)

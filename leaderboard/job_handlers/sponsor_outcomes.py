@@ -9,32 +9,32 @@ from scheduler.job_kinds import JobSummary
 from scheduler.models import Job
 
 
-def outcome(run: Run) -> str:
+def describe_outcome(run: Run) -> str:
     """1.0412 bits per byte, scored"""
     if run.state == Run.State.FINISHED and run.bits_per_byte is not None:
         return f"{run.bits_per_byte:.4f} bits per byte, {run.get_trust_display().lower()}"
     return run.reason or run.get_state_display().lower()
 
 
-def of_training(jobs: Sequence[Job]) -> dict[int, JobSummary]:
+def summarize_training(jobs: Sequence[Job]) -> dict[int, JobSummary]:
     runs = Run.objects.filter(job__in=jobs).select_related("entry")
     return {
-        run.job_id: JobSummary(run.entry.title, run.get_absolute_url(), outcome(run))
+        run.job_id: JobSummary(run.entry.title, run.get_absolute_url(), describe_outcome(run))
         for run in runs
         if run.job_id is not None
     }
 
 
-def of_scoring(jobs: Sequence[Job]) -> dict[int, JobSummary]:
+def summarize_scoring(jobs: Sequence[Job]) -> dict[int, JobSummary]:
     runs = Run.objects.filter(score_job__in=jobs).select_related("entry")
     return {
-        run.score_job_id: JobSummary(f"Scoring of {run.entry.title}", run.get_absolute_url(), outcome(run))
+        run.score_job_id: JobSummary(f"Scoring of {run.entry.title}", run.get_absolute_url(), describe_outcome(run))
         for run in runs
         if run.score_job_id is not None
     }
 
 
-def of_replays(jobs: Sequence[Job]) -> dict[int, JobSummary]:
+def summarize_replays(jobs: Sequence[Job]) -> dict[int, JobSummary]:
     replays = Replay.objects.filter(job__in=jobs).select_related("run__entry")
     return {
         replay.job_id: JobSummary(

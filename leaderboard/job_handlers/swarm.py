@@ -7,7 +7,7 @@ from typing import Any
 
 from leaderboard import runs
 from leaderboard.job_handlers import swarm_runs
-from leaderboard.job_handlers.train import Training
+from leaderboard.job_handlers.train import TrainHandler
 from leaderboard.models import Run, Seat
 from scheduler import transitions as jobs
 from scheduler.job_kinds import JobKind, JobSummary
@@ -19,49 +19,49 @@ ENDS = ("The run is finished.", "The run has been stopped.")
 AWAY = "The run waits for a coordinator."
 
 
-class Coordinating(Training):
+class SwarmHandler(TrainHandler):
     """A training, as far as the run is concerned; its seats come and go with it."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:  # type: ignore[override]
-        return swarm_runs.order(Run.objects.with_entry().get(job=job), resume)
+        return swarm_runs.build_swarm_order(Run.objects.with_entry().get(job=job), resume)
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         super().metrics(job, [row for row in rows if row.get("kind") != "swarm"])
         run = Run.objects.with_entry().get(job=job)
         told = [row for row in rows if row.get("kind") == "swarm"]
         if told and run.state == Run.State.TRAINING:
-            swarm_runs.take(run, told)
+            swarm_runs.store_reports(run, told)
 
     def requeued(self, job: Job, reason: str) -> None:
         super().requeued(job, reason)
-        swarm_runs.call_off(Run.objects.get(job=job), AWAY)
+        swarm_runs.cancel_seats(Run.objects.get(job=job), AWAY)
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
         super().done(job, result)
-        swarm_runs.call_off(Run.objects.get(job=job), "The run is finished.")
+        swarm_runs.cancel_seats(Run.objects.get(job=job), "The run is finished.")
 
     def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         super().failed(job, cause, reason)
-        swarm_runs.call_off(Run.objects.get(job=job), "The run has failed.")
+        swarm_runs.cancel_seats(Run.objects.get(job=job), "The run has failed.")
 
     def cancelled(self, job: Job, reason: str) -> None:
         super().cancelled(job, reason)
-        swarm_runs.call_off(Run.objects.get(job=job), "The run was cancelled.")
+        swarm_runs.cancel_seats(Run.objects.get(job=job), "The run was cancelled.")
 
 
-class Seats(JobKind):
+class SeatHandler(JobKind):
     """Places in a swarm. One that is lost is given up, and another is queued."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.WorkerOrder:
         seat = Seat.objects.select_related("swarm__run__entry", "swarm__run__track").get(job=job)
-        return swarm_runs.seat_order(seat)
+        return swarm_runs.build_seat_order(seat)
 
     def leased(self, job: Job, lease: Lease) -> None:
         Seat.objects.filter(job=job).update(node=lease.node, name=lease.node.name)
         self.another(job)
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
-        swarm_runs.take_of_seat(job.seat, [row for row in rows if row.get("kind") == "seat"])
+        swarm_runs.store_seat_report(job.seat, [row for row in rows if row.get("kind") == "seat"])
 
     def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: it leaves none."""
@@ -71,7 +71,7 @@ class Seats(JobKind):
         self.another(job)
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
-        swarm_runs.take_of_seat(job.seat, [result])
+        swarm_runs.store_seat_report(job.seat, [result])
         if result.get("why") not in ENDS:
             self.another(job)
 
@@ -82,7 +82,7 @@ class Seats(JobKind):
         """Nothing: the site itself has taken it away."""
 
     def another(self, job: Job) -> None:
-        swarm_runs.top_up(swarm_runs.of(job.seat.swarm.run))
+        swarm_runs.fill_seats(swarm_runs.get_swarm(job.seat.swarm.run))
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         seats = Seat.objects.filter(job__in=jobs).select_related("swarm__run__entry")

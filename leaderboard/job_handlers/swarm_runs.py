@@ -25,7 +25,7 @@ AHEAD = 3
 """Seats in the queue while more machines are wanted: so many can come at the same moment."""
 LEAVES_WITHIN = 60.0
 """Seconds after which a machine that is wanted elsewhere has left its seat: it does so between two steps."""
-MOST_EVENTS = 200_000
+MAX_EVENTS = 200_000
 """Of a run; what comes after is not kept."""
 
 Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
@@ -33,7 +33,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, le=1e40)]
 Peer = Annotated[str, Field(max_length=16)]
 
 
-class Told(BaseModel):
+class SwarmReport(BaseModel):
     """A row of kind "swarm" (`trainer.swarm.metrics_reporter`)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -61,7 +61,7 @@ class Told(BaseModel):
 DATA = ("lasting", "source", "since", "stages", "loss", "seconds", "tokens_per_second", "held", "bytes_in", "bytes_out")
 
 
-class SeatTold(BaseModel):
+class SeatReport(BaseModel):
     """A row of kind "seat", by the volunteer's own count."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -71,18 +71,18 @@ class SeatTold(BaseModel):
     bytes_out: Whole = 0
 
 
-def of(run: Run) -> Swarm:
+def get_swarm(run: Run) -> Swarm:
     """Return the run's swarm; the first who asks makes it."""
     return Swarm.objects.select_related("run__track", "run__entry", "run__job").get_or_create(run=run)[0]
 
 
-def order(run: Run, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:
-    swarm = of(run)
+def build_swarm_order(run: Run, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:
+    swarm = get_swarm(run)
     size = swarm.size
     return protocol.SwarmOrder(
         run=run.pk,
         dataset=run.season.dataset(),
-        config=runs.configuration(run),
+        config=runs.get_configuration(run),
         stages=size["stages"],
         minimum=size["minimum"],
         patience=size["patience"],
@@ -91,7 +91,7 @@ def order(run: Run, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:
     )
 
 
-def seat_order(seat: Seat) -> protocol.WorkerOrder:
+def build_seat_order(seat: Seat) -> protocol.WorkerOrder:
     swarm, run = seat.swarm, seat.swarm.run
     return protocol.WorkerOrder(
         run=run.pk,
@@ -105,7 +105,7 @@ def seat_order(seat: Seat) -> protocol.WorkerOrder:
 # --- seats -----------------------------------------------------------------------------------------------------------
 
 
-def top_up(swarm: Swarm) -> int:
+def fill_seats(swarm: Swarm) -> int:
     """Keep some seats in the queue while the run goes on and wants more machines; return how many are new."""
     run = swarm.run
     if not swarm.addresses or run.state != Run.State.TRAINING:
@@ -113,24 +113,24 @@ def top_up(swarm: Swarm) -> int:
     waiting, taken = swarm.seats.waiting().count(), swarm.seats.taken().count()
     lacking = min(AHEAD, swarm.wanted - taken) - waiting
     for _ in range(lacking):
-        Seat.objects.create(swarm=swarm, job=Job.objects.create(**seat_job(run)))
+        Seat.objects.create(swarm=swarm, job=Job.objects.create(**build_seat_job(run)))
     if lacking < 0:
         for seat in swarm.seats.waiting().select_related("job").order_by("-pk")[:-lacking]:
             transitions.cancel_job(seat.job, runs.SITE, "As many machines as are wanted have a seat.")
     return max(lacking, 0)
 
 
-def top_up_all() -> int:
+def fill_all_seats() -> int:
     """Do so for every run that goes on. Safe to run at any time."""
     going = Swarm.objects.filter(run__state=Run.State.TRAINING).select_related("run__track", "run__entry", "run__job")
-    return sum(top_up(swarm) for swarm in going)
+    return sum(fill_seats(swarm) for swarm in going)
 
 
-def seat_job(run: Run) -> dict[str, Any]:
+def build_seat_job(run: Run) -> dict[str, Any]:
     assert run.job is not None, "a coordinator has told its address"
     limits = run.track.training_limits(run.part)
     return {
-        **runs.needs(run, limits),
+        **runs.get_needs(run, limits),
         "kind": "seat",
         "priority": run.job.priority,
         "expected_seconds": run.expected_seconds,
@@ -140,22 +140,22 @@ def seat_job(run: Run) -> dict[str, Any]:
         "needs_sandbox": False,  # none but our own code runs, and it needs the network
         "preemptible": True,
         "max_attempts": 1,
-        "excluded_nodes": banned_nodes(run),
+        "excluded_nodes": list_banned_nodes(run),
         "release": run.job.release,
-        "limits": runs.swarm_limits(limits).model_dump(),
+        "limits": runs.get_swarm_limits(limits).model_dump(),
     }
 
 
-def banned_nodes(run: Run) -> list[int]:
+def list_banned_nodes(run: Run) -> list[int]:
     """Return the nodes that the coordinator has banned for good: what they sent no sound machine would."""
     banned = SwarmEvent.objects.filter(swarm__run=run, what=SwarmEvent.What.BAN, data__lasting=True)
     seats = Seat.objects.filter(swarm__run=run, peer__in=banned.values("peer"), node__isnull=False)
     return sorted(seats.values_list("node", flat=True).distinct())
 
 
-def call_off(run: Run, reason: str) -> None:
+def cancel_seats(run: Run, reason: str) -> None:
     """Take all seats away: there is no coordinator. Whoever sits is told with the next heartbeat."""
-    swarm = of(run)
+    swarm = get_swarm(run)
     Swarm.objects.filter(pk=swarm.pk).update(addresses=[])
     theirs = Job.objects.filter(seat__swarm=swarm).exclude(state__in=transitions.FINAL_STATES)
     for job in theirs:
@@ -166,36 +166,36 @@ def call_off(run: Run, reason: str) -> None:
 # --- what the coordinator tells --------------------------------------------------------------------------------------
 
 
-def take(run: Run, rows: Sequence[Mapping[str, Any]]) -> None:
+def store_reports(run: Run, rows: Sequence[Mapping[str, Any]]) -> None:
     """Keep what has happened, in order."""
-    swarm = of(run)
-    found: list[Told] = []
+    swarm = get_swarm(run)
+    found: list[SwarmReport] = []
     for row in rows:
         try:
-            found.append(Told.model_validate(row))
+            found.append(SwarmReport.model_validate(row))
         except ValidationError:
             logger.warning("Run %s: its coordinator told what could not be used.", run.pk)
     if not found:
         return
     seats = {seat.peer: seat for seat in swarm.seats.exclude(peer="")}
-    events = [event(swarm, told, seats) for told in found]
-    if swarm.events.count() < MOST_EVENTS:
+    events = [build_event(swarm, told, seats) for told in found]
+    if swarm.events.count() < MAX_EVENTS:
         SwarmEvent.objects.bulk_create(events)
     Seat.objects.bulk_update(seats.values(), ["peer", "stage", "rows"])
     Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1)
     if any(told.lasting for told in found):
-        Job.objects.filter(seat__in=swarm.seats.waiting()).update(excluded_nodes=banned_nodes(run))
+        Job.objects.filter(seat__in=swarm.seats.waiting()).update(excluded_nodes=list_banned_nodes(run))
     if any(told.what == "address" for told in found):
         swarm.run.refresh_from_db(fields=["state"])
-        top_up(swarm)
+        fill_seats(swarm)
 
 
-def event(swarm: Swarm, told: Told, seats: dict[str, Seat]) -> SwarmEvent:
+def build_event(swarm: Swarm, told: SwarmReport, seats: dict[str, Seat]) -> SwarmEvent:
     """Bring the seats up to date, and return what is kept."""
     if told.what in ("address", "end"):  # with its last word the coordinator is gone
         swarm.addresses = list(told.addresses)
         swarm.save(update_fields=["addresses"])
-    if told.what == "join" and (seat := seat_of(swarm, told.label)) is not None:
+    if told.what == "join" and (seat := find_seat(swarm, told.label)) is not None:
         seat = seats.setdefault(told.peer, seat)
         seat.peer, seat.stage = told.peer, told.stage
     if told.what == "leave" and told.peer in seats:
@@ -217,18 +217,18 @@ def event(swarm: Swarm, told: Told, seats: dict[str, Seat]) -> SwarmEvent:
     )
 
 
-def seat_of(swarm: Swarm, label: str) -> Seat | None:
+def find_seat(swarm: Swarm, label: str) -> Seat | None:
     word, _, number = label.partition("-")
     if word != "seat" or not number.isdecimal() or len(number) > 18:
         return None
     return swarm.seats.filter(job=int(number)).first()
 
 
-def take_of_seat(seat: Seat, rows: Sequence[Mapping[str, Any]]) -> None:
+def store_seat_report(seat: Seat, rows: Sequence[Mapping[str, Any]]) -> None:
     """Keep the volunteer's last word on its seat."""
     for row in reversed(rows):
         try:
-            told = SeatTold.model_validate(row)
+            told = SeatReport.model_validate(row)
         except ValidationError:
             continue
         Seat.objects.filter(pk=seat.pk).update(**told.model_dump())

@@ -30,7 +30,7 @@ COUNTS_FROM = 0.1
 """A run cancelled after this share of its budget counts against its entry (scoring.md)."""
 
 
-def node_class(lease: Lease) -> str:
+def get_node_class(lease: Lease) -> str:
     """Return the words by which nodes are comparable: the accelerators of the lane, or else its processors."""
     if lease.gpus:
         return plain_text(f"{lease.gpus} x {lease.accelerator}", 120)
@@ -39,24 +39,24 @@ def node_class(lease: Lease) -> str:
     return plain_text(f"{share} CPU cores", 120)
 
 
-def temperature_of(job: Job) -> float | None:
+def get_temperature(job: Job) -> float | None:
     """Return what the agent said last of its hottest GPU, in degrees Celsius; None where it has none."""
     said = job.leases.filter(state=Lease.State.ACTIVE).values_list("node__health", flat=True).last() or {}
     found = said.get("temperature_celsius")
     return float(found) if isinstance(found, int | float) else None
 
 
-class Training(JobKind):
+class TrainHandler(JobKind):
     """Jobs of kind `train`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
         run = Run.objects.with_entry().get(job=job)
         return protocol.TrainOrder(
             dataset=run.season.dataset(),
-            config=runs.configuration(run),
+            config=runs.get_configuration(run),
             resume=resume,
             probe=speed_probes.order(run.track),
-            base=initial_weights.of(run),
+            base=initial_weights.get_initial_weights(run),
         )
 
     def leased(self, job: Job, lease: Lease) -> None:
@@ -64,7 +64,7 @@ class Training(JobKind):
         last = job.checkpoints.last()
         sentence = f"Training on {lease.node.name}."
         if last or run.step:
-            metrics.cut(run, last.step if last else -1)
+            metrics.delete_after_step(run, last.step if last else -1)
             sentence = (
                 f"Goes on from step {last.step} on {lease.node.name}." if last else f"Starts over on {lease.node.name}."
             )
@@ -75,14 +75,14 @@ class Training(JobKind):
             sentence=sentence,
             reason="",
             node_name=lease.node.name,
-            node_class=node_class(lease),
+            node_class=get_node_class(lease),
             started_at=run.started_at or timezone.now(),
         )
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         run = Run.objects.get(job=job)
         if run.state == Run.State.TRAINING:
-            metrics.store(run, rows, temperature_of(job))
+            metrics.store_metrics(run, rows, get_temperature(job))
 
     def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: the queue resumes from it, and the final one is chosen when the run is done."""
@@ -108,7 +108,7 @@ class Training(JobKind):
         final = final or kept.last()
         if final is None or not job.files.filter(path=RUN_FILE).exists():
             missing = "its final checkpoint" if final is None else f"its {RUN_FILE}"
-            fail(run, "infrastructure", f"The node finished training but did not send {missing}.")
+            fail_run(run, "infrastructure", f"The node finished training but did not send {missing}.")
             return
         if run.change(
             Run.State.SCORING,
@@ -122,13 +122,13 @@ class Training(JobKind):
             **speed_probes.findings(run, job, result),
         ):
             runs.queue_score(run)
-            replays.after_training(run)
+            replays.draw_replay(run)
 
     def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        fail(Run.objects.get(job=job), cause, reason)
+        fail_run(Run.objects.get(job=job), cause, reason)
 
     def cancelled(self, job: Job, reason: str) -> None:
-        stop(Run.objects.get(job=job), reason)
+        cancel_run(Run.objects.get(job=job), reason)
 
     def estimate_seconds_left(self, jobs: Sequence[Job]) -> dict[int, float]:
         runs = Run.objects.filter(job__in=jobs, fraction__gt=0, seconds__gt=0).only(
@@ -137,10 +137,10 @@ class Training(JobKind):
         return {run.job_id: left for run in runs if run.job_id and (left := run.seconds_left) is not None}
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
-        return sponsor_outcomes.of_training(jobs)
+        return sponsor_outcomes.summarize_training(jobs)
 
 
-class Scoring(JobKind):
+class RunScoreHandler(JobKind):
     """Jobs of kind `score`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
@@ -172,27 +172,29 @@ class Scoring(JobKind):
         run = Run.objects.get(score_job=job)
         lease = job.leases.select_related("node").last()
         if lease is None or not lease.node.trusted:
-            fail(run, "infrastructure", "It was scored on a node that is not trusted to score; that does not count.")
+            fail_run(
+                run, "infrastructure", "It was scored on a node that is not trusted to score; that does not count."
+            )
             return
         try:
             verdict = Verdict.model_validate(result)
         except ValidationError as error:
             field = ".".join(str(part) for part in error.errors()[0]["loc"]) or "answer"
-            fail(run, "infrastructure", f"The scorer's answer cannot be right ({field}); nothing was recorded.")
+            fail_run(run, "infrastructure", f"The scorer's answer cannot be right ({field}); nothing was recorded.")
             return
-        judge(run, verdict, lease.node.name)
+        finish_scored_run(run, verdict, lease.node.name)
 
     def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        fail(Run.objects.get(score_job=job), cause, reason)
+        fail_run(Run.objects.get(score_job=job), cause, reason)
 
     def cancelled(self, job: Job, reason: str) -> None:
-        stop(Run.objects.get(score_job=job), reason)
+        cancel_run(Run.objects.get(score_job=job), reason)
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
-        return sponsor_outcomes.of_scoring(jobs)
+        return sponsor_outcomes.summarize_scoring(jobs)
 
 
-def judge(run: Run, verdict: Verdict, node: str) -> None:
+def finish_scored_run(run: Run, verdict: Verdict, node: str) -> None:
     """Write the scores and finish the run."""
     if run.change(
         Run.State.FINISHED,
@@ -211,10 +213,10 @@ def judge(run: Run, verdict: Verdict, node: str) -> None:
             update_fields=["value", "stderr", "count"],
         )
         trust.mark_scored(run)
-        runs.after_trial(run)
+        runs.queue_whole_run(run)
 
 
-def fail(run: Run, cause: protocol.Cause, reason: str) -> None:
+def fail_run(run: Run, cause: protocol.Cause, reason: str) -> None:
     """End the run with a reason that its contributor understands."""
     reason = plain_text(reason, 400) or "It ended without a reason."
     whose = "" if cause == "model" else " This was not the model's fault: the same seed can run again."
@@ -229,7 +231,7 @@ def fail(run: Run, cause: protocol.Cause, reason: str) -> None:
     )
 
 
-def stop(run: Run, reason: str) -> None:
+def cancel_run(run: Run, reason: str) -> None:
     counts = run.fraction > COUNTS_FROM and run.state != Run.State.SCORING
     weight = f" With {run.fraction:.0%} of its budget used it counts against its entry." if counts else ""
     reason = plain_text(reason, 400)
@@ -243,16 +245,16 @@ def stop(run: Run, reason: str) -> None:
     )
 
 
-def catch_up() -> None:
+def recover_unfinished() -> None:
     """Do what was left undone by a crash: missing score jobs, and the configurations that nodes resolved."""
     for run in Run.objects.unscored().select_related("entry__bundle", "job__release", "track"):
         if run.checkpoint_id and run.job_id:
             runs.queue_score(run)
     for run in Run.objects.filter(config={}, trained_at__isnull=False, job__files__path=RUN_FILE).select_related("job"):
-        keep_configuration(run)
+        store_configuration(run)
 
 
-def keep_configuration(run: Run) -> None:
+def store_configuration(run: Run) -> None:
     """Copy the run's `run.json` onto its row: provenance that the page shows."""
     file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
     config = {"error": f"{RUN_FILE} could not be read."}

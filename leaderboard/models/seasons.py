@@ -296,7 +296,7 @@ class Track(models.Model):
 
     def check_start(self) -> None:
         """Raise ValueError, with one line, where nothing can start from what is named, or other runs did not."""
-        if refusal := initial_weights.refusal(self.start_run, self.start_checkpoint):
+        if refusal := initial_weights.explain_refusal(self.start_run, self.start_checkpoint):
             raise ValueError(f"starts from: {refusal}")
         if self.pk and self.runs_from_elsewhere().exists():
             raise ValueError("starts from: the track has runs that start from something else; make another track")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Undelivered(Exception):
+class DeliveryError(Exception):
     """It was not taken; the message is a sentence for the subscriber. `for_good`: nor will any other be."""
 
     def __init__(self, reason: str, *, for_good: bool = False) -> None:

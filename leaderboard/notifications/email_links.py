@@ -11,19 +11,19 @@ from django.urls import reverse
 from leaderboard.models import Subscription
 
 CONFIRM_WITHIN = timedelta(days=3)
-WORDS = ("confirm", "stop")
+ACTIONS = ("confirm", "stop")
 
 
-def address(subscription: Subscription, word: str) -> str:
+def build_link(subscription: Subscription, word: str) -> str:
     token = signing.dumps([subscription.pk, subscription.address], salt=f"notices.{word}")
     return settings.SITE_URL + reverse("notice-letter", args=[word, token])
 
 
-def stop_address(subscription: Subscription) -> str:
-    return address(subscription, "stop")
+def build_stop_link(subscription: Subscription) -> str:
+    return build_link(subscription, "stop")
 
 
-def read(word: str, token: str) -> Subscription | None:
+def find_subscription(word: str, token: str) -> Subscription | None:
     """Return whose link this is; None where it is nobody's, or too old."""
     age = CONFIRM_WITHIN if word == "confirm" else None
     try:

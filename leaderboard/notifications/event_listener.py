@@ -15,12 +15,14 @@ from scheduler.models import Event, Node
 from scheduler.pool import OFFLINE_REASON
 
 
-def heard(events: Sequence[Event]) -> None:
-    gone_offline([event for event in events if event.target_kind == "node" and OFFLINE_REASON in event.sentence])
-    entered({event.target_id for event in events if event.target_kind == "entry"})
+def handle_events(events: Sequence[Event]) -> None:
+    notify_offline_nodes(
+        [event for event in events if event.target_kind == "node" and OFFLINE_REASON in event.sentence]
+    )
+    notify_waiting_entries({event.target_id for event in events if event.target_kind == "entry"})
 
 
-def gone_offline(events: Sequence[Event]) -> None:
+def notify_offline_nodes(events: Sequence[Event]) -> None:
     offline = set(
         Node.objects.filter(pk__in={event.target_id for event in events}, state=Node.State.OFFLINE).values_list(
             "pk", flat=True
@@ -28,10 +30,10 @@ def gone_offline(events: Sequence[Event]) -> None:
     )
     for event in events:
         if event.target_id in offline:
-            delivery.tell("node", event.pk)
+            delivery.notify_subscribers("node", event.pk)
 
 
-def entered(entries: set[int]) -> None:
+def notify_waiting_entries(entries: set[int]) -> None:
     for entry in Entry.objects.proposed().filter(pk__in=entries):
-        if approvals.waits(entry):
-            delivery.tell("approval", approvals.about(entry))
+        if approvals.is_waiting(entry):
+            delivery.notify_subscribers("approval", approvals.get_key(entry))

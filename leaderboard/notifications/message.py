@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class File:
+class Attachment:
     name: str
     content_type: str
     url: str
@@ -25,6 +25,6 @@ class Message:
     """A sentence or two each."""
     url: str
     """The page that says more."""
-    files: tuple[File, ...] = ()
+    files: tuple[Attachment, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The same for programs (`channels/webhook.py`)."""

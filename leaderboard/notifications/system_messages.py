@@ -12,7 +12,7 @@ from leaderboard.notifications import email_links
 from leaderboard.notifications.message import Message
 
 
-def confirm(subscription: Subscription) -> Message | None:
+def compose_confirmation(subscription: Subscription) -> Message | None:
     """Ask whether an e-mail address wants this at all."""
     if subscription.confirmed_at is not None:
         return None
@@ -20,13 +20,16 @@ def confirm(subscription: Subscription) -> Message | None:
     return Message(
         title=f"Notices from {settings.SITE_NAME}?",
         lines=(asks, "If that is right, follow the link within three days. If not, do nothing: no more letters come."),
-        url=email_links.address(subscription, "confirm"),
+        url=email_links.build_link(subscription, "confirm"),
     )
 
 
-def trial(subscription: Subscription) -> Message | None:
+def compose_test_notice(subscription: Subscription) -> Message | None:
     said = "This is what you asked to see: notices arrive here."
     return Message(f"A notice from {settings.SITE_NAME}", (said,), settings.SITE_URL + reverse("notices"))
 
 
-LETTERS: dict[str, Callable[[Subscription], Message | None]] = {"confirm": confirm, "trial": trial}
+SYSTEM_MESSAGES: dict[str, Callable[[Subscription], Message | None]] = {
+    "confirm": compose_confirmation,
+    "trial": compose_test_notice,
+}

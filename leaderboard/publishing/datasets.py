@@ -28,7 +28,7 @@ def enqueue_datasets() -> int:
     blocked = set(Effect.objects.filter(kind=KIND, state__in=BLOCKING_STATES).values_list("key", flat=True))
     campaigns = [campaign for campaign in publishing.find_unpublished() if get_key(campaign) not in blocked]
     for campaign in campaigns:
-        outbox.want(KIND, get_key(campaign), {"campaign": campaign.pk})
+        outbox.enqueue(KIND, get_key(campaign), {"campaign": campaign.pk})
     return len(campaigns)
 
 
@@ -40,15 +40,15 @@ def publish(effect: Effect) -> Mapping[str, Any]:
     """Handle a message of kind `KIND`: upload what the Hub does not have."""
     campaign = Campaign.objects.get(pk=effect.payload["campaign"])
     if not publications.is_connected():
-        raise outbox.Refused("The Hub is not configured: set HUB_ORGANISATION and HF_TOKEN, then retry.")
+        raise outbox.PermanentError("The Hub is not configured: set HUB_ORGANISATION and HF_TOKEN, then retry.")
     if publishing.has_unwritten_shards(campaign):
-        raise outbox.Later("Shards are being rewritten.", timedelta(minutes=1))
+        raise outbox.RetryLater("Shards are being rewritten.", timedelta(minutes=1))
     folder = Path(settings.HOME) / "publishing" / f"campaign-{campaign.pk}"
     try:
-        with outbox.held(effect), hub_files.empty(folder):
+        with outbox.renew_claim(effect), hub_files.empty_folder(folder):
             commit = publishing.publish_dataset(campaign, folder)
     except hub.HubBusyError as error:
-        raise outbox.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
+        raise outbox.RetryLater(str(error), timedelta(seconds=error.after) if error.after else None) from error
     except hub.HubError as error:
-        raise outbox.Refused(str(error)) from error
+        raise outbox.PermanentError(str(error)) from error
     return {"repository": publishing.get_repository_name(campaign), "commit": commit, "state": campaign.state}

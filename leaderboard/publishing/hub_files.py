@@ -23,37 +23,37 @@ RUN_FOLDER = "dailytrain"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
-def of(kept: Publication, name: str, folder: Path) -> list[FileAddition]:
+def build_files(kept: Publication, name: str, folder: Path) -> list[FileAddition]:
     """Return all files of a publication, for the repository `name`.
 
     What has to be made, or fetched from a bucket, is laid into `folder`.
     """
-    files = {path: storage.copy_to_disk(blob, folder) for path, blob in weights.found(kept.run, kept.name)}
-    transformers = list(for_transformers(kept, files, folder))
+    files = {path: storage.copy_to_disk(blob, folder) for path, blob in weights.find_weight_blobs(kept.run, kept.name)}
+    transformers = list(convert_for_transformers(kept, files, folder))
     own = [FileAddition(f"{RUN_FOLDER}/{path}", file) for path, file in files.items()]
-    return [*words(kept, name, bool(transformers)), *own, *transformers]
+    return [*build_descriptions(kept, name, bool(transformers)), *own, *transformers]
 
 
-def words(kept: Publication, name: str, with_transformers: bool) -> list[FileAddition]:
+def build_descriptions(kept: Publication, name: str, with_transformers: bool) -> list[FileAddition]:
     """Return what is said of the weights, as of now."""
     run = kept.run
     results = {
         "run": run.to_dict(),
         "publication": {"name": kept.name, "step": kept.step},
-        "scores": [score.to_dict() for score in model_card.scores_of(kept)],
+        "scores": [score.to_dict() for score in model_card.get_scores(kept)],
         "checks": run.checks,
         "config": run.config,
         "dataset_hash": run.season.dataset_hash,
     }
     return [
-        FileAddition("README.md", model_card.text(kept, name, with_transformers).encode()),
+        FileAddition("README.md", model_card.build_card(kept, name, with_transformers).encode()),
         FileAddition("results.json", json.dumps(results, indent=1, sort_keys=True).encode()),
         FileAddition("curve.png", curve_files.png(run)),
         FileAddition("curve.csv", curve_files.csv(run)),
     ]
 
 
-def for_transformers(kept: Publication, files: dict[str, Path], folder: Path) -> Iterator[FileAddition]:
+def convert_for_transformers(kept: Publication, files: dict[str, Path], folder: Path) -> Iterator[FileAddition]:
     """Yield the same weights as transformers reads them; nothing for an architecture that it does not know."""
     named = {PurePosixPath(path).name: file for path, file in files.items()}
     if weights.WEIGHTS not in named or not gpt_neox.is_supported(kept.run.config):
@@ -72,7 +72,7 @@ def for_transformers(kept: Publication, files: dict[str, Path], folder: Path) ->
 
 
 @contextmanager
-def empty(folder: Path) -> Iterator[None]:
+def empty_folder(folder: Path) -> Iterator[None]:
     """Have an empty folder; what an attempt that died left in it is gone."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

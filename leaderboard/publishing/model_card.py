@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from django.conf import settings
 
 from leaderboard import formatting
-from leaderboard.integrations.github.comment_text import plain
+from leaderboard.integrations.github.comment_text import escape_markdown
 from leaderboard.models import Entry, Publication, Run, Score
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
@@ -19,13 +19,13 @@ from leaderboard.rankings.standings_store import refresh_standings
 BITS = "bits_per_byte"
 SAMPLES = 2
 SAMPLE_LETTERS = 1200
-IMPORTED = """```python
+TRANSFORMERS_EXAMPLE = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```"""
-SAMPLED = """```sh
+CLI_EXAMPLE = """```sh
 {source}
 pip install '.[training]'
 hf download {name} --include 'dailytrain/*' --local-dir weights
@@ -33,29 +33,29 @@ dailytrain sample weights/dailytrain --prompt 'The train'
 ```"""
 
 
-def text(kept: Publication, name: str, for_transformers: bool) -> str:
+def build_card(kept: Publication, name: str, for_transformers: bool) -> str:
     """Return the card of the repository `name`, in Markdown with the Hub's own header."""
     run = kept.run
-    scores = scores_of(kept)
+    scores = get_scores(kept)
     parts = [
-        f"# {plain(run.entry.title)}",
-        opening(kept),
-        standing(run),
+        f"# {escape_markdown(run.entry.title)}",
+        describe_weights(kept),
+        describe_standing(run),
         "![The run's loss, in nats per token, by tokens](curve.png)",
-        table("## Scores", ("measure", "value", "standard error"), score_rows(scores)),
-        written(kept),
-        table("## Where it comes from", ("", ""), provenance(kept)),
+        format_table("## Scores", ("measure", "value", "standard error"), list_score_rows(scores)),
+        format_samples(kept),
+        format_table("## Where it comes from", ("", ""), list_provenance(kept)),
         "## How to load it",
-        *loading(run.entry, name, for_transformers),
-        f"## Licence\n\n{settings.HUB_LICENCE}. {hypothesis(run)}".rstrip(),
+        *describe_loading(run.entry, name, for_transformers),
+        f"## Licence\n\n{settings.HUB_LICENCE}. {format_hypothesis(run)}".rstrip(),
     ]
-    return "\n\n".join([header(kept, scores, for_transformers), *(part for part in parts if part)]) + "\n"
+    return "\n\n".join([build_metadata(kept, scores, for_transformers), *(part for part in parts if part)]) + "\n"
 
 
 # --- for machines -----------------------------------------------------------------------------------------------------
 
 
-def header(kept: Publication, scores: list[Score], for_transformers: bool) -> str:
+def build_metadata(kept: Publication, scores: list[Score], for_transformers: bool) -> str:
     """Return the metadata that the Hub reads: YAML, each value of it JSON."""
     run = kept.run
     fields = {
@@ -63,14 +63,14 @@ def header(kept: Publication, scores: list[Score], for_transformers: bool) -> st
         "library_name": "transformers" if for_transformers else "dailytrain",
         "pipeline_tag": "text-generation",
         "tags": ["the-daily-train", f"architecture-{run.entry.architecture}", f"track-{run.track.slug}"],
-        "model-index": [{"name": f"run-{run.pk}", "results": list(results(run, scores))}],
+        "model-index": [{"name": f"run-{run.pk}", "results": list(list_results(run, scores))}],
     }
     if not fields["model-index"][0]["results"]:  # type: ignore[index]
         del fields["model-index"]  # the Hub takes none without results
     return "\n".join(["---", *(f"{name}: {json.dumps(value)}" for name, value in fields.items()), "---"])
 
 
-def results(run: Run, scores: list[Score]) -> Iterator[dict[str, object]]:
+def list_results(run: Run, scores: list[Score]) -> Iterator[dict[str, object]]:
     task = {"type": "text-generation"}
     bits = next((score.value for score in scores if score.name == BITS), None)
     if bits is not None:
@@ -87,42 +87,43 @@ def results(run: Run, scores: list[Score]) -> Iterator[dict[str, object]]:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def opening(kept: Publication) -> str:
+def describe_weights(kept: Publication) -> str:
     run = kept.run
     what = "The final weights" if kept.is_final else f"The weights at step {kept.step} ({kept.name})"
     size = f", {run.parameters:,} parameters" if run.parameters else ""
     return (
-        f"{what} of [run {run.pk}]({address(run)}) of {plain(settings.SITE_NAME)}: `{code(run.entry.architecture)}`"
+        f"{what} of [run {run.pk}]({build_run_url(run)}) of {escape_markdown(settings.SITE_NAME)}: "
+        f"`{sanitize_code(run.entry.architecture)}`"
         f"{size}, trained from {'run ' + str(run.start_run_id) if run.start_run_id else 'scratch'} with a budget of "
-        f"{formatting.budget(run.budget)}. {plain(kept.reason)}"
+        f"{formatting.budget(run.budget)}. {escape_markdown(kept.reason)}"
     )
 
 
-def standing(run: Run) -> str:
+def describe_standing(run: Run) -> str:
     """Return where its entry stands, in a sentence; nothing while that cannot be said."""
     if run.state != Run.State.FINISHED or run.season_id != run.track.season_id:
         return ""
     run.track.season = run.season
     table = refresh_standings(run.track)
     row = table.get_row(run.entry_id)
-    said = f"{plain(explanations.describe_standing(row, table))} " if row else ""
+    said = f"{escape_markdown(explanations.describe_standing(row, table))} " if row else ""
     return f"{said}{run.get_trust_display()}: {explanations.TRUST_MEANINGS[Run.Trust(run.trust)]}"
 
 
-def scores_of(kept: Publication) -> list[Score]:
+def get_scores(kept: Publication) -> list[Score]:
     """Return what these very weights scored; nothing while they have not been scored."""
     if kept.is_final:
         return list(kept.run.scores.order_by("name"))
     return [Score(run=kept.run, **score) for score in sorted(kept.scores, key=lambda score: str(score["name"]))]
 
 
-def score_rows(scores: list[Score]) -> Iterator[tuple[str, ...]]:
+def list_score_rows(scores: list[Score]) -> Iterator[tuple[str, ...]]:
     for score in sorted(scores, key=lambda score: score.name != BITS):
-        name = "bits per byte, held-out text" if score.name == BITS else plain(score.name)
-        yield name, number(score.value), number(score.stderr)
+        name = "bits per byte, held-out text" if score.name == BITS else escape_markdown(score.name)
+        yield name, format_number(score.value), format_number(score.stderr)
 
 
-def written(kept: Publication) -> str:
+def format_samples(kept: Publication) -> str:
     """Return what the model wrote at the last checkpoint up to this one. Indented: a stranger's text stays text."""
     samples = kept.run.samples.filter(step__lte=kept.step)
     last = samples.order_by("-step").values_list("step", flat=True).first()
@@ -133,20 +134,21 @@ def written(kept: Publication) -> str:
     return "\n\n".join([f"## What it writes\n\nAt step {last:,}, the first words given:", *blocks])
 
 
-def provenance(kept: Publication) -> Iterator[tuple[str, str]]:
+def list_provenance(kept: Publication) -> Iterator[tuple[str, str]]:
     run, entry = kept.run, kept.run.entry
-    yield "Run", address(run)
-    yield "Author", plain(entry.author) or formatting.MISSING
+    yield "Run", build_run_url(run)
+    yield "Author", escape_markdown(entry.author) or formatting.MISSING
     yield (
         "Commit",
-        f"`{code(entry.sha)}`" + (f" of {plain(entry.public_repository)}" if entry.public_repository else ""),
+        f"`{sanitize_code(entry.sha)}`"
+        + (f" of {escape_markdown(entry.public_repository)}" if entry.public_repository else ""),
     )
     yield "Seed", str(run.seed)
     yield "Step", f"{kept.step:,}"
-    yield "Season", plain(run.season.name)
-    yield "Dataset", f"{plain(run.season.corpus)}, tokenizer {plain(run.season.tokenizer)}"
-    yield "Dataset's SHA-256", f"`{code(run.season.dataset_hash)}`"
-    yield "Trained on", plain(run.node_class) or formatting.MISSING
+    yield "Season", escape_markdown(run.season.name)
+    yield "Dataset", f"{escape_markdown(run.season.corpus)}, tokenizer {escape_markdown(run.season.tokenizer)}"
+    yield "Dataset's SHA-256", f"`{sanitize_code(run.season.dataset_hash)}`"
+    yield "Trained on", escape_markdown(run.node_class) or formatting.MISSING
     if run.train_seconds:
         yield "Training time", formatting.duration(run.train_seconds)
     if run.train_flops:
@@ -155,40 +157,41 @@ def provenance(kept: Publication) -> Iterator[tuple[str, str]]:
         yield "Tokens", f"{run.tokens:,}"
 
 
-def loading(entry: Entry, name: str, for_transformers: bool) -> Iterator[str]:
+def describe_loading(entry: Entry, name: str, for_transformers: bool) -> Iterator[str]:
     if for_transformers:
-        yield IMPORTED.format(name=name)
+        yield TRANSFORMERS_EXAMPLE.format(name=name)
         yield "Or as the run's own folder, with the code that trained it:"
     source = "cd daily-train  # a checkout of the site's repository"
     if entry.public_repository:
-        source = f"git clone {code(entry.public_repository)} daily-train && cd daily-train && git checkout {entry.sha}"
-    yield SAMPLED.format(name=name, source=source)
+        repository = sanitize_code(entry.public_repository)
+        source = f"git clone {repository} daily-train && cd daily-train && git checkout {entry.sha}"
+    yield CLI_EXAMPLE.format(name=name, source=source)
     yield (
         "`dailytrain/` is the run's folder: `run.json`, the tokenizer, and the checkpoint without its optimizer. "
         "`dailytrain/source.tar` holds the architecture's source (`trainer/models/`), should its repository be gone."
     )
 
 
-def hypothesis(run: Run) -> str:
-    said = plain(run.entry.hypothesis)[:600]
+def format_hypothesis(run: Run) -> str:
+    said = escape_markdown(run.entry.hypothesis)[:600]
     return f"\n\n## The idea\n\n{said}" if said else ""
 
 
-def table(title: str, head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+def format_table(title: str, head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     if not lines:
         return ""
     return "\n".join([f"{title}\n", f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines])
 
 
-def code(value: str) -> str:
+def sanitize_code(value: str) -> str:
     """Return text as it may stand between backticks, or in a line of a shell."""
     return "".join(letter for letter in value if letter.isalnum() or letter in "-._/:@+~")
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     return formatting.MISSING if value is None else f"{value:.4f}"
 
 
-def address(run: Run) -> str:
+def build_run_url(run: Run) -> str:
     return f"{settings.SITE_URL}{run.get_absolute_url()}"

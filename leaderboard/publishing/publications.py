@@ -43,7 +43,7 @@ def is_connected() -> bool:
     return bool(settings.HUB_ORGANISATION and settings.HF_TOKEN)
 
 
-def rule() -> str:
+def describe_rules() -> str:
     """Return which runs are published, in a sentence."""
     always = [RULES[word][0] for word in RULES if word in settings.HUB_PUBLISH]
     if not always:
@@ -52,7 +52,7 @@ def rule() -> str:
     return f"{first[0].upper()}{first[1:]} go to the Hub by themselves, other runs on a maintainer’s word."
 
 
-def why(run: Run) -> str:
+def get_publish_reason(run: Run) -> str:
     """Return by which rule a run is published, as a sentence; empty if by none."""
     if run.trust == Run.Trust.RECORD and "record" in settings.HUB_PUBLISH:
         return RULES["record"][1]
@@ -62,21 +62,21 @@ def why(run: Run) -> str:
 # --- asking for it ----------------------------------------------------------------------------------------------------
 
 
-def heard(events: Sequence[Event]) -> None:
+def handle_events(events: Sequence[Event]) -> None:
     """Something happened to runs (a listener of `announcing`)."""
     changed = {event.target_id for event in events if event.target_kind == "run"}
     finished = Run.objects.filter(pk__in=changed, state=Run.State.FINISHED).exclude(checkpoint=None)
     for run in finished.select_related("entry", "checkpoint"):
         kept = run.publications.filter(name=FINAL).first()
-        if kept is not None and says_otherwise(kept, run):
-            send(kept)
-        elif kept is None and (reason := why(run)):
-            publish(run, reason)
+        if kept is not None and is_card_outdated(kept, run):
+            enqueue_upload(kept)
+        elif kept is None and (reason := get_publish_reason(run)):
+            publish_run(run, reason)
 
 
-def says_otherwise(kept: Publication, run: Run) -> bool:
+def is_card_outdated(kept: Publication, run: Run) -> bool:
     """Whether the card on the Hub names another trust than the run has by now."""
-    done = Effect.objects.filter(key=key(kept)).values_list("result", flat=True).first() or {}
+    done = Effect.objects.filter(key=get_message_key(kept)).values_list("result", flat=True).first() or {}
     return done.get("trust") not in (None, run.trust)
 
 
@@ -85,14 +85,16 @@ def is_publishable(run: Run) -> bool:
     return is_connected() and run.state == Run.State.FINISHED and run.checkpoint_id is not None
 
 
-def publish(run: Run, reason: str, actor: str = runs.SITE) -> Publication:
+def publish_run(run: Run, reason: str, actor: str = runs.SITE) -> Publication:
     """Publish a finished run's final weights; again: bring what the Hub has up to date. Raises RunError."""
     if run.state != Run.State.FINISHED or run.checkpoint is None:
         raise RunError(f"Run {run.pk} is {run.state}: there are no final weights to publish.")
-    return keep(run, run.checkpoint, FINAL, reason, actor)
+    return store_publication(run, run.checkpoint, FINAL, reason, actor)
 
 
-def release(run: Run, checkpoint: Checkpoint, name: str, reason: str = "", actor: str = runs.SITE) -> Publication:
+def publish_release(
+    run: Run, checkpoint: Checkpoint, name: str, reason: str = "", actor: str = runs.SITE
+) -> Publication:
     """Publish a checkpoint of a run that may still be under way, as `name` (`30-percent`): a commit and a tag.
 
     The files stay from now on, whatever becomes of the checkpoint. The same name again changes nothing but the card.
@@ -100,100 +102,100 @@ def release(run: Run, checkpoint: Checkpoint, name: str, reason: str = "", actor
     assert name not in ("", FINAL), "a release has a name of its own"
     assert name == slugify(name), "which fits into an address"
     assert checkpoint.job_id == run.job_id, "a run's releases are made of its own checkpoints"
-    return keep(run, checkpoint, name, reason or f"A release at step {checkpoint.step}.", actor)
+    return store_publication(run, checkpoint, name, reason or f"A release at step {checkpoint.step}.", actor)
 
 
 @transaction.atomic
-def keep(run: Run, checkpoint: Checkpoint, name: str, reason: str, actor: str) -> Publication:
+def store_publication(run: Run, checkpoint: Checkpoint, name: str, reason: str, actor: str) -> Publication:
     kept, created = Publication.objects.get_or_create(
         run=run,
         name=name,
         defaults={"step": checkpoint.step, "manifest": checkpoint.manifest, "reason": reason[:200]},
     )
     if created:
-        kept.blobs.set(weights.of_checkpoint(checkpoint).values())
+        kept.blobs.set(weights.get_checkpoint_blobs(checkpoint).values())
         what = "its final weights" if name == FINAL else f"{name}, the weights of step {checkpoint.step}"
         Event.record(actor, run, f"Kept for good: {what}. {reason}")
-    send(kept)
+    enqueue_upload(kept)
     return kept
 
 
-def send(kept: Publication) -> None:
+def enqueue_upload(kept: Publication) -> None:
     """Have the Hub bring in what there is to say by now. Bring a transaction."""
     if is_connected():
-        outbox.want(KIND, key(kept), {"publication": kept.pk})
+        outbox.enqueue(KIND, get_message_key(kept), {"publication": kept.pk})
 
 
-def key(kept: Publication) -> str:
+def get_message_key(kept: Publication) -> str:
     return f"hub.run:{kept.run_id}" if kept.name == FINAL else f"hub.release:{kept.run_id}:{kept.name}"
 
 
 # --- doing it ---------------------------------------------------------------------------------------------------------
 
 
-def carry_out(effect: Effect) -> Mapping[str, Any]:
+def upload_publication(effect: Effect) -> Mapping[str, Any]:
     """Handler of `KIND`: upload, commit, note it."""
     kept = Publication.objects.select_related("run__entry__bundle", "run__track", "run__season", "run__start_run").get(
         pk=effect.payload["publication"]
     )
     if not is_connected():
-        raise outbox.Refused("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
-    in_order(kept)
-    name = kept.repository or repository_name(kept.run)
+        raise outbox.PermanentError("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
+    check_earlier_published(kept)
+    name = kept.repository or get_repository_name(kept.run)
     folder = Path(settings.HOME) / "publishing" / str(kept.pk)
     try:
-        with outbox.held(effect), hub_files.empty(folder):
-            commit = brought(kept, hub_of(name), mark(kept, effect.version), folder)
+        with outbox.renew_claim(effect), hub_files.empty_folder(folder):
+            commit = ensure_commit(kept, open_repository(name), build_mark(kept, effect.version), folder)
     except hub.HubBusyError as error:
-        raise outbox.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
+        raise outbox.RetryLater(str(error), timedelta(seconds=error.after) if error.after else None) from error
     except hub.HubError as error:
-        raise outbox.Refused(str(error)) from error
-    note(kept, name, commit)
+        raise outbox.PermanentError(str(error)) from error
+    record_upload(kept, name, commit)
     return {"repository": name, "commit": commit, "trust": kept.run.trust}
 
 
-def brought(kept: Publication, repository: hub.Repository, own: str, folder: Path) -> str:
+def ensure_commit(kept: Publication, repository: hub.Repository, own: str, folder: Path) -> str:
     """Return the commit of this publication, made now unless an earlier attempt got that far."""
     repository.ensure()
     earlier = repository.commits()
-    if others := [told for commit in earlier for told in commit.marks if not told.startswith(address(kept.run))]:
+    if others := [told for commit in earlier for told in commit.marks if not told.startswith(build_run_url(kept.run))]:
         raise hub.HubError(f"{repository.name} holds what came from {others[0].split()[0]}: nothing was changed there.")
-    commit = done(kept, own, earlier)
-    if commit is None and any(is_of(commit, own) for commit in earlier):
+    commit = find_final_commit(kept, own, earlier)
+    if commit is None and any(has_mark(commit, own) for commit in earlier):
         # The weights are there, and they never change: what is said of them may have.
-        files = hub_files.words(kept, repository.name, "config.json" in repository.files())
-        commit = repository.publish(files, title(kept), own, earlier)
+        files = hub_files.build_descriptions(kept, repository.name, "config.json" in repository.files())
+        commit = repository.publish(files, build_commit_title(kept), own, earlier)
     elif commit is None:
-        files = hub_files.of(kept, repository.name, folder)
-        commit = repository.publish(files, title(kept), own, earlier, instead_of=hub_files.RUN_FOLDER)
+        files = hub_files.build_files(kept, repository.name, folder)
+        commit = repository.publish(files, build_commit_title(kept), own, earlier, instead_of=hub_files.RUN_FOLDER)
     if kept.name != FINAL:
         repository.tag(kept.name, commit)
     return commit
 
 
-def done(kept: Publication, own: str, earlier: Sequence[hub.Commit]) -> str | None:
+def find_final_commit(kept: Publication, own: str, earlier: Sequence[hub.Commit]) -> str | None:
     """Return the commit that leaves nothing to do: of this very mark; once a later step is there, of any version."""
     found = next((commit.id for commit in earlier if own in commit.marks), None)
     if found is None and kept.run.publications.filter(step__gt=kept.step).exclude(published_at=None).exists():
-        found = next((commit.id for commit in earlier if is_of(commit, own)), None)
+        found = next((commit.id for commit in earlier if has_mark(commit, own)), None)
     return found
 
 
-def is_of(commit: hub.Commit, mark: str) -> bool:
+def has_mark(commit: hub.Commit, mark: str) -> bool:
     """Whether a commit is of the publication with this mark, whatever the version."""
     begin = mark.rpartition(" ")[0] + " "
     return any(told.startswith(begin) for told in commit.marks)
 
 
-def in_order(kept: Publication) -> None:
+def check_earlier_published(kept: Publication) -> None:
     """Raise Later while an earlier step of the run is on its way: `main` of the repository only goes forward."""
-    before = [key(other) for other in kept.run.publications.filter(step__lt=kept.step, published_at=None)]
+    before = [get_message_key(other) for other in kept.run.publications.filter(step__lt=kept.step, published_at=None)]
     on_its_way = Effect.objects.filter(key__in=before).exclude(state=Effect.State.REFUSED).first()
     if on_its_way is not None:
-        raise outbox.Later(f"Waits for {on_its_way.key}, which is of an earlier step.", timedelta(minutes=1))
+        raise outbox.RetryLater(f"Waits for {on_its_way.key}, which is of an earlier step.", timedelta(minutes=1))
 
 
-def note(kept: Publication, name: str, commit: str) -> None:
+def record_upload(kept: Publication, name: str, commit: str) -> None:
     """Write down where it is, and say so once."""
     fields = {"repository": name, "commit": commit}
     with transaction.atomic():
@@ -204,49 +206,49 @@ def note(kept: Publication, name: str, commit: str) -> None:
             Publication.objects.filter(pk=kept.pk).update(**fields)
 
 
-def hub_of(name: str) -> hub.Repository:
+def open_repository(name: str) -> hub.Repository:
     return hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)
 
 
-def repository_name(run: Run) -> str:
+def get_repository_name(run: Run) -> str:
     """Return owner/name: of the entry's architecture and the run's number, so that it never changes."""
     return f"{settings.HUB_ORGANISATION}/{slugify(run.entry.architecture)[:60] or 'model'}-run-{run.pk}"
 
 
-def shown(run: Run) -> list[dict[str, str]]:
+def list_publications(run: Run) -> list[dict[str, str]]:
     """Return what a run's page says of its publications: name, what it is, where it is on the Hub or else here."""
     rows = []
     for kept in run.publications.all():
         what = "the final weights" if kept.is_final else f"the weights of step {kept.step:,}"
         folder = f"checkpoints/step-{kept.step:08d}/{weights.WEIGHTS}"
         here = reverse("run-weights", args=[run.pk, kept.name, folder])
-        rows.append({"name": kept.repository or kept.name, "what": what, "hub": hub_address(kept), "here": here})
+        rows.append({"name": kept.repository or kept.name, "what": what, "hub": get_hub_url(kept), "here": here})
     return rows
 
 
-def hub_address(kept: Publication) -> str:
+def get_hub_url(kept: Publication) -> str:
     """Return where to find it on the Hub; empty until it is there."""
     if not kept.published_at:
         return ""
     return f"{settings.HUB_ENDPOINT}/{kept.repository}" + ("" if kept.name == FINAL else f"/tree/{kept.name}")
 
 
-def address(run: Run) -> str:
+def build_run_url(run: Run) -> str:
     return f"{settings.SITE_URL}{run.get_absolute_url()}"
 
 
-def mark(kept: Publication, version: int) -> str:
-    return f"{address(kept.run)} {kept.name} {version}"
+def build_mark(kept: Publication, version: int) -> str:
+    return f"{build_run_url(kept.run)} {kept.name} {version}"
 
 
-def title(kept: Publication) -> str:
+def build_commit_title(kept: Publication) -> str:
     return f"Run {kept.run_id}: {'final weights' if kept.name == FINAL else kept.name}, step {kept.step}"
 
 
 # --- manage.py check --------------------------------------------------------------------------------------------------
 
 
-def half_connected(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_hub_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     if bool(settings.HUB_ORGANISATION) == bool(settings.HF_TOKEN):
         return []
     have, lack = ("HUB_ORGANISATION", "HF_TOKEN") if settings.HUB_ORGANISATION else ("HF_TOKEN", "HUB_ORGANISATION")

@@ -38,7 +38,7 @@ class Milestone:
 
 
 @dataclass(frozen=True)
-class Way:
+class ReleaseProgress:
     """How far a run is."""
 
     percent: float
@@ -53,35 +53,35 @@ class Way:
         return next((mark for mark in self.milestones if mark.kept is None and mark.percent > self.percent), None)
 
 
-def cut_all() -> list[Publication]:
+def cut_releases() -> list[Publication]:
     """Cut what is due; return what was cut. Safe to run at any time, and twice."""
     ours = Run.objects.filter(track__releases__gt=0).select_related("track", "checkpoint")
     going = ours.filter(state__in=Run.LIVE).exclude(job=None)
     arrived = ours.filter(state=Run.State.FINISHED).exclude(checkpoint=None).exclude(publications__name=FINAL)
-    found = [cut(run) for run in going]
-    found += [publications.publish(run, "The last release: all of its budget.") for run in arrived]
+    found = [cut_release(run) for run in going]
+    found += [publications.publish_run(run, "The last release: all of its budget.") for run in arrived]
     return [kept for kept in found if kept is not None]
 
 
 @transaction.atomic
-def cut(run: Run) -> Publication | None:
+def cut_release(run: Run) -> Publication | None:
     """Release a run's newest checkpoint if it has passed a mark that none has passed before."""
     checkpoint = Checkpoint.objects.filter(job=run.job_id).order_by("-step").first()
     if checkpoint is None or not run.step:
         return None
-    percent = passed(run.fraction * checkpoint.step / run.step, run.track.releases)
+    percent = get_passed_percent(run.fraction * checkpoint.step / run.step, run.track.releases)
     name = f"{percent}-percent"
     if not 0 < percent < 100 or run.publications.filter(name=name).exists():
         return None
-    return publications.release(run, checkpoint, name, f"{percent} % of the budget, at step {checkpoint.step}.")
+    return publications.publish_release(run, checkpoint, name, f"{percent} % of the budget, at step {checkpoint.step}.")
 
 
-def passed(fraction: float, every: int) -> int:
+def get_passed_percent(fraction: float, every: int) -> int:
     """Return the last mark, in percent, at or before a used fraction of the budget."""
     return math.floor(min(fraction, 1.0) * 100 / every + 1e-9) * every
 
 
-def way(run: Run) -> Way | None:
+def get_release_progress(run: Run) -> ReleaseProgress | None:
     """Return how far a run is and what it has left behind; None where its track asks for no releases."""
     every = run.track.releases
     if not every:
@@ -96,13 +96,13 @@ def way(run: Run) -> Way | None:
     for percent in [*range(every, 100, every), 100]:
         found = kept.get(FINAL if percent == 100 else f"{percent}-percent")
         before = [loss for step, loss in evaluated if found and step <= found.step]
-        hub = publications.hub_address(found) if found else ""
+        hub = publications.get_hub_url(found) if found else ""
         bits = found.bits_per_byte if found else None
         marks.append(Milestone(percent, found, before[-1] if before else None, bits, hub))
-    return Way(100 * run.fraction, run.tokens, tokens_of(run), run.seconds_left, marks)
+    return ReleaseProgress(100 * run.fraction, run.tokens, estimate_total_tokens(run), run.seconds_left, marks)
 
 
-def tokens_of(run: Run) -> int:
+def estimate_total_tokens(run: Run) -> int:
     """Return how many tokens the whole budget is: its own word, or what the pace so far makes of it; 0: unknown."""
     budget = Budget.parse(run.budget)
     if budget.kind == "tokens":

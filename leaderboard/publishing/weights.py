@@ -22,7 +22,7 @@ SOURCE = "source.tar"
 
 
 @dataclass(frozen=True)
-class Given:
+class WeightFile:
     """A file for everybody."""
 
     path: str
@@ -31,43 +31,44 @@ class Given:
     url: str
 
 
-def given(run: Run, name: str = FINAL) -> list[Given]:
+def list_weight_files(run: Run, name: str = FINAL) -> list[WeightFile]:
     """Return the files of a run's final weights, or of one of its releases; none while there are none."""
-    files = dict(found(run, name))
+    files = dict(find_weight_blobs(run, name))
     return [
-        Given(path, blob, reverse("run-weights", args=[run.pk, name, path])) for path, blob in sorted(files.items())
+        WeightFile(path, blob, reverse("run-weights", args=[run.pk, name, path]))
+        for path, blob in sorted(files.items())
     ]
 
 
-def found(run: Run, name: str) -> Iterator[tuple[str, Blob]]:
+def find_weight_blobs(run: Run, name: str) -> Iterator[tuple[str, Blob]]:
     """Yield (path, file) pairs."""
     kept = run.publications.filter(name=name).first()
     if kept is not None:
-        step, blobs = kept.step, of_publication(kept)
+        step, blobs = kept.step, get_publication_blobs(kept)
     elif name == FINAL and run.state == Run.State.FINISHED and run.checkpoint is not None:
-        step, blobs = run.checkpoint.step, of_checkpoint(run.checkpoint)
+        step, blobs = run.checkpoint.step, get_checkpoint_blobs(run.checkpoint)
     else:
         return
     for file, blob in blobs.items():
         yield f"checkpoints/step-{step:08d}/{file}", blob
-    yield from beside(run, run.score_job_id or (kept.score_job_id if kept else None))
+    yield from find_companion_files(run, run.score_job_id or (kept.score_job_id if kept else None))
 
 
-def of_publication(kept: Publication) -> dict[str, Blob]:
-    return named(kept.manifest, {blob.sha256: blob for blob in kept.blobs.all()})
+def get_publication_blobs(kept: Publication) -> dict[str, Blob]:
+    return map_blobs(kept.manifest, {blob.sha256: blob for blob in kept.blobs.all()})
 
 
-def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Blob]:
-    return named(checkpoint.manifest, {blob.sha256: blob for blob in checkpoint.blobs.all()})
+def get_checkpoint_blobs(checkpoint: Checkpoint) -> dict[str, Blob]:
+    return map_blobs(checkpoint.manifest, {blob.sha256: blob for blob in checkpoint.blobs.all()})
 
 
-def named(manifest: dict[str, list[dict[str, str]]], blobs: dict[str, Blob]) -> dict[str, Blob]:
+def map_blobs(manifest: dict[str, list[dict[str, str]]], blobs: dict[str, Blob]) -> dict[str, Blob]:
     """Return by name those of a checkpoint's files that are given away. The names are a node's word."""
     files = {PurePosixPath(str(file["path"])).name: str(file["sha256"]) for file in manifest["files"]}
     return {name: blobs[files[name]] for name in CHECKPOINT_FILES if files.get(name) in blobs}
 
 
-def beside(run: Run, score_job: int | None) -> Iterator[tuple[str, Blob]]:
+def find_companion_files(run: Run, score_job: int | None) -> Iterator[tuple[str, Blob]]:
     """Yield what lies beside the checkpoint. The tokenizer is the scorer's own: that node is trusted."""
     wanted = JobFile.objects.select_related("blob")
     for file in wanted.filter(job=run.job_id, path=RUN_FILE):

@@ -55,7 +55,7 @@ def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
         count = entry.track.confirmations
         made = [runs.make_run(entry, entry.track, purpose=Run.Purpose.CONFIRMATION) for _ in range(count)]
         for run in made:
-            runs.queue(run, actor=actor)
+            runs.queue_run(run, actor=actor)
         Event.record(actor, entry, f"To be confirmed: {count} runs with fresh seeds on trusted, unrelated nodes.")
     return made
 
@@ -71,7 +71,7 @@ def process_confirmations() -> None:
         for entry in find_candidates(track):
             queue_confirmation_runs(entry, actor=runs.SITE)
         for run in find_broken_runs(track):
-            runs.retry(run, actor=runs.SITE)
+            runs.retry_run(run, actor=runs.SITE)
         for entry in find_undecided_entries(track):
             conclude_confirmation(entry)
 
@@ -217,7 +217,7 @@ def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> 
     for run in confirming:
         trust.raise_trust(run, Run.Trust.RECORD, actor=runs.SITE, sentence="A record.")
     bounties.claim_bounties(entry)
-    delivery.tell("record", entry.pk)
+    delivery.notify_subscribers("record", entry.pk)
 
 
 def get_full_budget_runs(entry: Entry) -> QuerySet[Run]:

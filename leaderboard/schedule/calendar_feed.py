@@ -14,13 +14,13 @@ from django.urls import reverse
 from icalendar import Calendar, Event
 
 from leaderboard.models import Night, Run
-from leaderboard.schedule.calendar import Due, diary, period, upcoming
+from leaderboard.schedule.calendar import CalendarEvent, get_period, list_recent_nights, list_upcoming
 
 REFRESH = timedelta(hours=6)
 """How often a reader should come by; RFC 7986, and Outlook's own word for it."""
 
 
-def feed(now: datetime) -> bytes:
+def build_feed(now: datetime) -> bytes:
     calendar = Calendar()
     calendar.add("prodid", f"-//{settings.SITE_NAME}//calendar//EN")
     calendar.add("version", "2.0")
@@ -28,42 +28,42 @@ def feed(now: datetime) -> bytes:
     calendar.add("x-wr-calname", settings.SITE_NAME)
     calendar.add("refresh-interval", REFRESH, parameters={"VALUE": "DURATION"})
     calendar.add("x-published-ttl", "PT6H")
-    for event in events(now):
+    for event in build_events(now):
         calendar.add_component(event)
     written: bytes = calendar.to_ical()
     return written
 
 
-def events(now: datetime) -> Iterable[Event]:
-    for night in diary(now):
-        yield of_night(night)
-    for due in upcoming(now):
-        yield of_due(due, now)
+def build_events(now: datetime) -> Iterable[Event]:
+    for night in list_recent_nights(now):
+        yield build_night_event(night)
+    for due in list_upcoming(now):
+        yield build_upcoming_event(due, now)
 
 
-def of_due(due: Due, now: datetime) -> Event:
-    at = due.begins if due.what == "hours" else period(due.what, due.begins)
+def build_upcoming_event(due: CalendarEvent, now: datetime) -> Event:
+    at = due.begins if due.what == "hours" else get_period(due.what, due.begins)
     says = "Jobs of this track may start." if due.what == "hours" else f"Budget {due.track.budget}."
     page = reverse("calendar") if due.what == "hours" else due.track.get_absolute_url()
-    return event(uid(due.what, due.track.slug, at), due.title, due.begins, due.ends, now, says, page)
+    return build_event(build_uid(due.what, due.track.slug, at), due.title, due.begins, due.ends, now, says, page)
 
 
-def of_night(night: Night) -> Event:
+def build_night_event(night: Night) -> Event:
     run = night.run
     begins = (run.started_at if run else None) or night.created_at
     ends = (run.trained_at or run.finished_at) if run else None
-    title = f"{night.track.name}: {outcome(run)}"
+    title = f"{night.track.name}: {describe_outcome(run)}"
     page = run.get_absolute_url() if run else reverse("calendar")
     changed = (run.finished_at if run else None) or night.created_at
-    made = uid("nightly", night.track.slug, night.date)
+    made = build_uid("nightly", night.track.slug, night.date)
     lasted = ends or begins + timedelta(seconds=night.track.expected_seconds if run else 0)
-    found = event(made, title, begins, max(lasted, begins), changed, night.sentence, page)
+    found = build_event(made, title, begins, max(lasted, begins), changed, night.sentence, page)
     if run is None:
         found.add("status", "CANCELLED")
     return found
 
 
-def outcome(run: Run | None) -> str:
+def describe_outcome(run: Run | None) -> str:
     """Return what came of a night, in a few words."""
     if run is None:
         return "no train departed"
@@ -75,7 +75,7 @@ def outcome(run: Run | None) -> str:
     return f"{run.entry.title}, {'waits for a node' if waits else 'under way'}"
 
 
-def event(uid: str, title: str, begins: datetime, ends: datetime, at: datetime, says: str, page: str) -> Event:
+def build_event(uid: str, title: str, begins: datetime, ends: datetime, at: datetime, says: str, page: str) -> Event:
     made = Event()
     made.add("uid", uid)
     made.add("dtstamp", at.astimezone(UTC))
@@ -88,6 +88,6 @@ def event(uid: str, title: str, begins: datetime, ends: datetime, at: datetime, 
     return made
 
 
-def uid(what: str, track: str, at: datetime | date) -> str:
+def build_uid(what: str, track: str, at: datetime | date) -> str:
     moment = at if isinstance(at, datetime) else datetime.combine(at, time(), UTC)
     return f"{what}-{track}-{moment.astimezone(UTC):%Y%m%dT%H%M}@{urlsplit(settings.SITE_URL).hostname}"

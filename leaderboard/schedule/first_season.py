@@ -48,7 +48,7 @@ TRACK: dict[str, Any] = {
     "nightly": True,
 }
 TRACK_SLUG = "small"
-OUTSIDERS = {
+MORE_ARCHITECTURES = {
     # architecture: title, hypothesis
     "smear": ("Smeared keys", "A key mixed with the one before it finds induction patterns one block earlier."),
     "litgpt": ("Pythia, by litgpt", "How far has the baseline come from GPT-NeoX as Pythia trained it?"),
@@ -61,7 +61,7 @@ class SetupError(RuntimeError):
     """The site cannot be set up here; the message is a sentence for its operator."""
 
 
-def first_season() -> Season:
+def ensure_season() -> Season:
     """Return the present season; a new site gets its first one."""
     season = Season.objects.current()
     if season is None:
@@ -69,12 +69,12 @@ def first_season() -> Season:
     return season
 
 
-def prepare(season: Season, *, show_progress: bool = True) -> bool:
+def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
     """Build the season's dataset in a process of its own and pin its hash; return whether the hash is new.
 
     A dataset that was pinned before must come out the same: otherwise this machine's corpus is another one.
     """
-    made = build(season, show_progress)
+    made = build_dataset(season, show_progress)
     if season.dataset_hash and made != season.dataset_hash:
         raise SetupError(
             f"{season.corpus} makes dataset {made[:12]} here, but {season} is pinned to {season.dataset_hash[:12]}: "
@@ -89,7 +89,7 @@ def prepare(season: Season, *, show_progress: bool = True) -> bool:
     return pinned == 1
 
 
-def build(season: Season, show_progress: bool) -> str:
+def build_dataset(season: Season, show_progress: bool) -> str:
     """Return the hash of the season's dataset. The site itself imports neither torch nor tokenizers."""
     command = [sys.executable, "-m", "trainer.cli", "prepare", "--json"]
     command += ["--corpus", season.corpus, "--tokenizer", season.tokenizer]
@@ -107,20 +107,20 @@ def build(season: Season, show_progress: bool) -> str:
     return made
 
 
-def first_track(season: Season) -> Track:
+def ensure_track(season: Season) -> Track:
     track, _ = Track.objects.get_or_create(slug=TRACK_SLUG, defaults={**TRACK, "season": season})
     return track
 
 
-def set_up(*, main_only: bool = False) -> Track:
+def set_up_site(*, main_only: bool = False) -> Track:
     """Bring a new site to its first departure: main tonight, two more architectures behind it. Safe to repeat."""
-    track = first_track(first_season())
+    track = ensure_track(ensure_season())
     if not track.nights.exists():
-        nightly.tonight(timezone.now())
+        nightly.start_nightly_runs(timezone.now())
         pin_baseline(track)
     if not main_only:
-        for architecture in OUTSIDERS:
-            invite(track, architecture)
+        for architecture in MORE_ARCHITECTURES:
+            enter_architecture(track, architecture)
     return track
 
 
@@ -135,11 +135,15 @@ def pin_baseline(track: Track) -> None:
         Event.record(runs.SITE, track.season, f"Baseline pinned: {main}.")
 
 
-def invite(track: Track, architecture: str) -> None:
+def enter_architecture(track: Track, architecture: str) -> None:
     """Enter an architecture of our own main beside the baseline, once per track."""
     baseline = Season.objects.select_related("baseline").get(pk=track.season_id).baseline
     if baseline is None or Entry.objects.filter(track=track, architecture=architecture).exists():
         return
-    title, hypothesis = OUTSIDERS[architecture]
-    entry = intake.enter(settings.MAIN_REPOSITORY, baseline.sha, title, architecture, track, hypothesis=hypothesis)
-    intake.approve(entry, entry.sha, None, sentence="Approved by the site: it is part of main, which was reviewed.")
+    title, hypothesis = MORE_ARCHITECTURES[architecture]
+    entry = intake.submit_entry(
+        settings.MAIN_REPOSITORY, baseline.sha, title, architecture, track, hypothesis=hypothesis
+    )
+    intake.approve_entry(
+        entry, entry.sha, None, sentence="Approved by the site: it is part of main, which was reviewed."
+    )

@@ -28,7 +28,7 @@ RETRY_AFTER = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Progress:
+class LadderProgress:
     """How far a track's ladder is."""
 
     done: int
@@ -40,7 +40,7 @@ class Progress:
         return self.done >= self.wanted
 
 
-def missing(seeds: int, budgets: Iterable[str], there: Mapping[str, int]) -> Iterator[str]:
+def list_missing_budgets(seeds: int, budgets: Iterable[str], there: Mapping[str, int]) -> Iterator[str]:
     """Yield the budget of each run that is lacking, in the order of `budgets`: smallest first, and the multiplier is
     alive early."""
     for budget in budgets:
@@ -48,12 +48,12 @@ def missing(seeds: int, budgets: Iterable[str], there: Mapping[str, int]) -> Ite
             yield budget
 
 
-def free_seeds(used: Collection[int]) -> Iterator[int]:
+def iterate_free_seeds(used: Collection[int]) -> Iterator[int]:
     """Yield the seeds from 1 that are not used."""
     return (seed for seed in count(1) if seed not in used)
 
 
-def of_baseline(track: Track) -> dict[str, int]:
+def count_baseline_runs(track: Track) -> dict[str, int]:
     """Return how many runs of the baseline there are at each budget in this season.
 
     In whatever state: one that the infrastructure broke goes on (`revive`), and what the model or a maintainer ended
@@ -63,61 +63,63 @@ def of_baseline(track: Track) -> dict[str, int]:
     return dict(rows.values_list("budget").annotate(count=Count("pk")))
 
 
-def progress(track: Track) -> Progress:
+def get_ladder_progress(track: Track) -> LadderProgress:
     """Return how many runs of the ladder are judged. One query."""
     if not track.ladder or track.season.baseline_id is None:
-        return Progress(0, 0)
+        return LadderProgress(0, 0)
     rungs, seeds = track.rungs(), int(track.ladder["seeds"])
     rows = Run.objects.scored(track).filter(entry=track.season.baseline_id, budget__in=rungs).order_by()
     judged = dict(rows.values_list("budget").annotate(count=Count("pk")))
-    return Progress(sum(min(number, seeds) for number in judged.values()), len(rungs) * seeds)
+    return LadderProgress(sum(min(number, seeds) for number in judged.values()), len(rungs) * seeds)
 
 
-def fill_all() -> int:
+def fill_ladders() -> int:
     """Keep every ladder of the present seasons filled; return how many runs this call queued."""
-    return sum(fill(track) for track in Track.objects.with_ladder())
+    return sum(fill_ladder(track) for track in Track.objects.with_ladder())
 
 
-def fill(track: Track) -> int:
+def fill_ladder(track: Track) -> int:
     """Queue what the ladder lacks, smallest rungs first; once it is full, the entries' further seeds."""
     release = storage.store_release()
     with transaction.atomic():
         Track.objects.select_for_update().get(pk=track.pk)  # two that fill at once would both find the same lacking
-        revive(track)
-        room = max(WAITING_AT_ONCE - waiting(track), 0)
-        lacking = list(missing(int(track.ladder["seeds"]), track.rungs(), of_baseline(track)))
-        if lacking or not progress(track).is_full:
-            return sum(add(track, release, budget) is not None for budget in lacking[:room])
-        return sum(another_seed(entry, track, release) for entry in islice(short_of_seeds(track), room))
+        retry_broken(track)
+        room = max(WAITING_AT_ONCE - count_waiting(track), 0)
+        lacking = list(list_missing_budgets(int(track.ladder["seeds"]), track.rungs(), count_baseline_runs(track)))
+        if lacking or not get_ladder_progress(track).is_full:
+            return sum(queue_baseline_run(track, release, budget) is not None for budget in lacking[:room])
+        return sum(
+            queue_another_seed(entry, track, release) for entry in islice(find_entries_lacking_seeds(track), room)
+        )
 
 
-def waiting(track: Track) -> int:
+def count_waiting(track: Track) -> int:
     """Return how many of our runs wait for a node."""
     jobs = {"job__state": Job.State.QUEUED, "job__priority": Job.Priority.LADDER}
     return Run.objects.filter(track=track, **jobs).count()
 
 
-def revive(track: Track) -> None:
+def retry_broken(track: Track) -> None:
     """Let runs of the ladder go on that the infrastructure broke: the same seed, from the last checkpoint."""
     rested = timezone.now() - RETRY_AFTER
     broken = Run.objects.failed().filter(track=track, season=track.season_id, entry=track.season.baseline_id)
     for run in broken.filter(cause="infrastructure", finished_at__lt=rested)[:WAITING_AT_ONCE]:
-        runs.retry(run, actor=runs.SITE)
+        runs.retry_run(run, actor=runs.SITE)
 
 
-def add(track: Track, release: Blob, budget: str = "") -> Run | None:
+def queue_baseline_run(track: Track, release: Blob, budget: str = "") -> Run | None:
     """Queue a run of the baseline with the smallest seed (from 1) that it never had at this budget, by default the
     track's. Return None without a baseline."""
     baseline, budget = track.season.baseline, budget or track.budget
     if baseline is None:
         return None
     used = set(baseline.runs.filter(track=track, budget=budget).values_list("seed", flat=True))
-    run = runs.make_run(baseline, track, seed=next(free_seeds(used)), budget=budget, purpose=Run.Purpose.LADDER)
-    runs.queue(run, release=release)
+    run = runs.make_run(baseline, track, seed=next(iterate_free_seeds(used)), budget=budget, purpose=Run.Purpose.LADDER)
+    runs.queue_run(run, release=release)
     return run
 
 
-def short_of_seeds(track: Track) -> Iterator[Entry]:
+def find_entries_lacking_seeds(track: Track) -> Iterator[Entry]:
     """Yield the entries whose first run arrived and that have fewer runs than the track gives, those with fewest first.
 
     None whose model failed or whose run somebody stopped: that is an answer too.
@@ -139,6 +141,6 @@ def short_of_seeds(track: Track) -> Iterator[Entry]:
     return iter(entries.order_by("begun", "pk"))
 
 
-def another_seed(entry: Entry, track: Track, release: Blob) -> bool:
+def queue_another_seed(entry: Entry, track: Track, release: Blob) -> bool:
     """Queue one more run of an entry, behind everything else."""
-    return runs.queue(runs.make_run(entry, track), release=release, priority=Job.Priority.LADDER)
+    return runs.queue_run(runs.make_run(entry, track), release=release, priority=Job.Priority.LADDER)

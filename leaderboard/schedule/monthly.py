@@ -21,26 +21,26 @@ from scheduler import storage
 from scheduler.models import Blob, Event
 from trainer.accounting.budget import Budget
 
-TIMES = 7
+BUDGET_FACTOR = 7
 """A night's budget becomes a week's."""
 FIRST_LOOK_BACK = timedelta(days=31)
 
 
-def depart_all(now: datetime) -> list[Month]:
+def start_monthly_runs(now: datetime) -> list[Month]:
     """Start the month's train on every track that has one, once per month (UTC); return those that this call began."""
     first = now.astimezone(UTC).date().replace(day=1)
     tracks = Track.objects.in_order().filter(monthly__gt=0, season__active=True).select_related("season__baseline")
-    found = [depart(track, first, now) for track in tracks if not track.months.filter(date=first).exists()]
+    found = [start_month(track, first, now) for track in tracks if not track.months.filter(date=first).exists()]
     return [month for month in found if month]
 
 
-def depart(track: Track, first: date, now: datetime) -> Month | None:
+def start_month(track: Track, first: date, now: datetime) -> Month | None:
     """Do what this month asks of one track and write it into its diary; None if another process was first."""
     release = storage.store_release()
     try:
         with transaction.atomic():
             month = Month.objects.create(date=first, track=track)
-            month.sentence = (stand_aside(track) or board_all(month, now, release))[:500]
+            month.sentence = (describe_unfinished(track) or queue_month(month, now, release))[:500]
             month.save()
             Event.record(runs.SITE, track, f"Monthly train of {first:%B}: {month.sentence}")
             return month
@@ -50,34 +50,36 @@ def depart(track: Track, first: date, now: datetime) -> Month | None:
         raise
 
 
-def stand_aside(track: Track) -> str:
+def describe_unfinished(track: Track) -> str:
     """Return why nothing departs: the train before is still under way; empty where it is not."""
-    left = Run.objects.filter(track=track, purpose=Run.Purpose.MONTHLY, state__in=nightly.OCCUPIES_THE_NIGHT).count()
+    left = Run.objects.filter(track=track, purpose=Run.Purpose.MONTHLY, state__in=nightly.BLOCKING_STATES).count()
     still = f"{left} runs" if left > 1 else "a run"
     return f"The last monthly train is still under way with {still}: no second one departs." if left else ""
 
 
-def board_all(month: Month, now: datetime, release: Blob) -> str:
+def queue_month(month: Month, now: datetime, release: Blob) -> str:
     """Queue the month's runs and return the diary's sentence."""
     track = month.track
     last = track.months.exclude(pk=month.pk).exclude(runs=None).first()
-    chosen = best(track, last.created_at if last else now - FIRST_LOOK_BACK)
+    chosen = choose_best_entries(track, last.created_at if last else now - FIRST_LOOK_BACK)
     if not chosen:
         return "No new entry has arrived since the last one: nothing departs."
-    for entry in [*chosen, *lacks_baseline(track)]:
-        run = runs.make_run(entry, track, budget=budget(track), purpose=Run.Purpose.MONTHLY)
-        runs.queue(run, release=release)
+    for entry in [*chosen, *list_missing_baseline(track)]:
+        run = runs.make_run(entry, track, budget=get_monthly_budget(track), purpose=Run.Purpose.MONTHLY)
+        runs.queue_run(run, release=release)
         month.runs.add(run)
     names = ", ".join(entry.title for entry in chosen)
-    where = next((words for run in month.runs.select_related("job") if (words := nightly.no_platform(run))), "")
-    return f"With {TIMES} times the budget: {names}.{where}"
+    where = next(
+        (words for run in month.runs.select_related("job") if (words := nightly.describe_missing_node(run))), ""
+    )
+    return f"With {BUDGET_FACTOR} times the budget: {names}.{where}"
 
 
-def budget(track: Track) -> str:
-    return str(Budget.parse(track.budget).times(TIMES))
+def get_monthly_budget(track: Track) -> str:
+    return str(Budget.parse(track.budget).times(BUDGET_FACTOR))
 
 
-def best(track: Track, since: datetime) -> list[Entry]:
+def choose_best_entries(track: Track, since: datetime) -> list[Entry]:
     """Return the best entries whose first run arrived since then, in the board's order; of main's commits only one."""
     first_arrival = Min("runs__finished_at")
     entries = Entry.objects.approved().filter(track=track).annotate(arrived=first_arrival)
@@ -88,9 +90,9 @@ def best(track: Track, since: datetime) -> list[Entry]:
     return list(islice((entry for entry in found if entry.pk not in mains[1:]), track.monthly))
 
 
-def lacks_baseline(track: Track) -> list[Entry]:
+def list_missing_baseline(track: Track) -> list[Entry]:
     """Return the season's baseline unless it has run at this length: what the others are compared with."""
     baseline = track.season.baseline
-    if baseline is None or baseline.runs.filter(track=track, budget=budget(track)).exists():
+    if baseline is None or baseline.runs.filter(track=track, budget=get_monthly_budget(track)).exists():
         return []
     return [baseline]

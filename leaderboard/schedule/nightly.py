@@ -19,81 +19,81 @@ from leaderboard.integrations.github import commit_status
 from leaderboard.models import Entry, Night, Run, Track
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, repositories
-from leaderboard.submissions.intake import IntakeError, Reading
+from leaderboard.submissions.intake import CommitSummary, IntakeError
 from leaderboard.submissions.repositories import RepositoryError
 from scheduler import estimates, storage
 from scheduler.models import Blob, Event
 
 logger = logging.getLogger(__name__)
 
-OCCUPIES_THE_NIGHT = (Run.State.WAITING, Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
+BLOCKING_STATES = (Run.State.WAITING, Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 """A run that is being scored is out of the way: scoring happens elsewhere."""
 
 
 @dataclass(frozen=True)
-class Head:
+class MainHead:
     """What `main` is tonight."""
 
-    reading: Reading | None
+    reading: CommitSummary | None
     problem: str
     """Why it cannot be trained; empty when it can."""
     sha: str = ""
     """Of a broken `main`; empty where it could not even be fetched."""
 
 
-def tonight(now: datetime) -> list[Night]:
+def start_nightly_runs(now: datetime) -> list[Night]:
     """Start the night's train on every nightly track, once per date (UTC); return the nights that this call began."""
     day = now.astimezone(UTC).date()
     tracks = [track for track in Track.objects.nightly() if not track.nights.filter(date=day).exists()]
     if not tracks:
         return []
-    head = look()
-    nights = [depart(track, day, head) for track in tracks]
+    head = read_main()
+    nights = [start_night(track, day, head) for track in tracks]
     return [night for night in nights if night]
 
 
-def look() -> Head:
+def read_main() -> MainHead:
     """Fetch `main` and read its newest commit. A broken main is not an error of ours: the night goes on without it."""
     try:
-        return Head(intake.read(settings.MAIN_REPOSITORY, settings.MAIN_BRANCH), "")
+        return MainHead(intake.fetch_commit(settings.MAIN_REPOSITORY, settings.MAIN_BRANCH), "")
     except IntakeError as error:
         logger.warning("main cannot be trained tonight: %s", error)
-        return Head(None, str(error), broken_head())
+        return MainHead(None, str(error), get_broken_sha())
 
 
-def broken_head() -> str:
+def get_broken_sha() -> str:
     """Return the newest commit of a `main` that cannot be read; empty where it cannot be fetched either."""
     try:
-        source = repositories.mirror(settings.MAIN_REPOSITORY)
+        source = repositories.open_mirror(settings.MAIN_REPOSITORY)
         source.fetch()
         return source.resolve(settings.MAIN_BRANCH)
     except RepositoryError:
         return ""
 
 
-def depart(track: Track, day: date, head: Head) -> Night | None:
+def start_night(track: Track, day: date, head: MainHead) -> Night | None:
     """Do what this night asks of one track and write it into its diary; None if another process was first."""
     entry = None
-    occupied = unfinished(track)
+    occupied = get_unfinished_run(track)
     if not occupied and head.reading and has_moved(track, head.reading.sha):
         try:
-            entry = main_entry(track, day, head.reading)
+            entry = enter_main(track, day, head.reading)
         except IntakeError as error:
-            head = Head(None, str(error), head.reading.sha)
+            head = MainHead(None, str(error), head.reading.sha)
     release = storage.store_release()
     try:
         with transaction.atomic():
             night = Night.objects.create(date=day, track=track, sha=head.reading.sha if head.reading else head.sha)
             if occupied:
-                stand_aside(night, occupied)
+                record_skipped_night(night, occupied)
             elif entry:
                 train_main(night, entry, release)
             else:
                 train_baseline(night, head, release)
             if not occupied:
                 night.problem = head.problem[:300]
-                commit_status.tell(night.sha)
-                night.sentence = f"{night.sentence}{no_platform(night.run)}"
+                commit_status.enqueue_status(night.sha)
+                night.sentence = f"{night.sentence}{describe_missing_node(night.run)}"
             night.sentence = night.sentence[:500]
             night.save()
             Event.record(runs.SITE, track, f"Night of {day}: {night.sentence}")
@@ -104,7 +104,7 @@ def depart(track: Track, day: date, head: Head) -> Night | None:
         raise
 
 
-def no_platform(run: Run | None) -> str:
+def describe_missing_node(run: Run | None) -> str:
     """Return, where no node that is online could take the run, a sentence that says so."""
     if run is None or run.job is None or run.state != Run.State.QUEUED:
         return ""
@@ -112,9 +112,9 @@ def no_platform(run: Run | None) -> str:
     return "" if prospect.begins_at else f" {prospect.reason}"
 
 
-def unfinished(track: Track) -> Run | None:
+def get_unfinished_run(track: Track) -> Run | None:
     """Return the run of an earlier night that still holds the track."""
-    night = track.nights.filter(run__state__in=OCCUPIES_THE_NIGHT).select_related("run").first()
+    night = track.nights.filter(run__state__in=BLOCKING_STATES).select_related("run").first()
     return night.run if night else None
 
 
@@ -124,34 +124,34 @@ def has_moved(track: Track, sha: str) -> bool:
     return last is None or last.run is None or last.run.entry.sha != sha
 
 
-def stand_aside(night: Night, occupied: Run) -> None:
+def record_skipped_night(night: Night, occupied: Run) -> None:
     night.sentence = f"Run {occupied.pk} of an earlier night is still {occupied.state}: no second one starts."
     Event.record(runs.SITE, occupied, f"Still {occupied.state} on the night of {night.date}, which it takes.")
 
 
 def train_main(night: Night, entry: Entry, release: Blob) -> None:
     night.run = runs.make_run(entry, night.track, purpose=Run.Purpose.NIGHTLY)
-    runs.queue(night.run, release=release)
+    runs.queue_run(night.run, release=release)
     night.sentence = f"main has moved to {entry.sha[:8]}: it is trained with seed {night.run.seed}."
 
 
-def train_baseline(night: Night, head: Head, release: Blob) -> None:
+def train_baseline(night: Night, head: MainHead, release: Blob) -> None:
     """Top up the ladder: one more seed of the pinned baseline at the track's whole budget."""
     why = f"main cannot be trained ({head.problem.rstrip('.')})" if head.problem else "main has not moved"
     track = night.track
     if track.season.baseline is None:
         night.sentence = f"{why}, and {track.season} has no baseline yet: nothing is trained."
         return
-    night.run = ladder.add(track, release)
+    night.run = ladder.queue_baseline_run(track, release)
     assert night.run is not None, "there is a baseline"
     night.sentence = f"{why}: the night goes to seed {night.run.seed} of the baseline."
 
 
-def main_entry(track: Track, day: date, reading: Reading) -> Entry:
+def enter_main(track: Track, day: date, reading: CommitSummary) -> Entry:
     """Return main's approved entry for this commit. What maintainers merged needs no second approval."""
-    entry = intake.keep(
+    entry = intake.store_entry(
         reading,
-        main_architecture(track, reading),
+        get_main_architecture(track, reading),
         track,
         actor=runs.SITE,
         kind=Entry.Kind.MAIN,
@@ -159,13 +159,13 @@ def main_entry(track: Track, day: date, reading: Reading) -> Entry:
         hypothesis=reading.subject,
         author=reading.author,
     )
-    intake.approve(
+    intake.approve_entry(
         entry, reading.sha, None, sentence="Approved by the site: it is the head of main, which was reviewed."
     )
     return entry
 
 
-def main_architecture(track: Track, reading: Reading) -> str:
+def get_main_architecture(track: Track, reading: CommitSummary) -> str:
     """Return the architecture that stands for main: the baseline's while main has it, else its dict's first."""
     baseline = track.season.baseline
     if baseline and baseline.architecture in reading.architectures:

@@ -14,7 +14,7 @@ from scheduler.models import Job
 
 
 @dataclass(frozen=True)
-class Departure:
+class RunStart:
     """A line of the timetable."""
 
     run: Run
@@ -28,30 +28,32 @@ class Departure:
     """When the first of the nodes is free that it waits for: the end of the reason's last sentence."""
 
 
-def departures(waiting: Sequence[Run], now: datetime, queue_estimates: QueueEstimates | None = None) -> list[Departure]:
+def estimate_starts(
+    waiting: Sequence[Run], now: datetime, queue_estimates: QueueEstimates | None = None
+) -> list[RunStart]:
     """Return a line for each waiting run, taken with its entry and job. As many queries for one as for a hundred.
 
     Whoever has looked at the queue already brings that along.
     """
-    if queue_estimates is None and any(in_queue(run) for run in waiting):
+    if queue_estimates is None and any(is_queued(run) for run in waiting):
         queue_estimates = QueueEstimates(now)
-    return [departure(run, queue_estimates) for run in waiting]
+    return [build_run_start(run, queue_estimates) for run in waiting]
 
 
-def departure_of(run: Run) -> Departure | None:
+def estimate_run_start(run: Run) -> RunStart | None:
     """Return when a run leaves or goes on that waits for a node, for what it waits, and when it arrives."""
-    return departures([run], timezone.now())[0] if in_queue(run) else None
+    return estimate_starts([run], timezone.now())[0] if is_queued(run) else None
 
 
-def in_queue(run: Run) -> bool:
+def is_queued(run: Run) -> bool:
     return run.job is not None and run.job.state == Job.State.QUEUED
 
 
-def departure(run: Run, queue_estimates: QueueEstimates | None) -> Departure:
+def build_run_start(run: Run, queue_estimates: QueueEstimates | None) -> RunStart:
     if run.state == Run.State.WAITING:
-        return Departure(run, None, run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first.")
+        return RunStart(run, None, run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first.")
     if run.job is None or queue_estimates is None:
-        return Departure(run, None, run.reason)
+        return RunStart(run, None, run.reason)
     prospect = queue_estimates.get_estimate(run.job)
     reason = run.reason if run.job.state == Job.State.HELD else prospect.reason
-    return Departure(run, prospect.begins_at, reason, prospect.position, prospect.ends_at, prospect.next_free)
+    return RunStart(run, prospect.begins_at, reason, prospect.position, prospect.ends_at, prospect.next_free)

@@ -16,16 +16,16 @@ from leaderboard.models import Run, Track
 from scheduler import windows
 from scheduler.models import Job
 
-BY_THE_TIMETABLE = (Run.Purpose.NIGHTLY, Run.Purpose.MONTHLY)
+SCHEDULED_PURPOSES = (Run.Purpose.NIGHTLY, Run.Purpose.MONTHLY)
 """Runs whose own schedule says when they leave."""
 KINDS = ("train", "notebook")
 """Jobs that are a track's own work; scoring and checking it waits for nothing."""
 
-Stretch = tuple[datetime | None, datetime | None]
-ANY_TIME: Stretch = (None, None)
+Interval = tuple[datetime | None, datetime | None]
+ANY_TIME: Interval = (None, None)
 
 
-def stretch(track: Track, now: datetime) -> Stretch:
+def get_next_interval(track: Track, now: datetime) -> Interval:
     """Return the hours of the track that are not over, the soonest: from (perhaps in the past), and until."""
     lent = list(track.hours.all())
     if not lent:
@@ -35,26 +35,28 @@ def stretch(track: Track, now: datetime) -> Stretch:
     return next(((begin, end) for begin, end in known if end > now), (later, later))
 
 
-def of(run: Run) -> dict[str, datetime | None]:
+def get_job_columns(run: Run) -> dict[str, datetime | None]:
     """Return the columns of a run's job."""
-    begin, end = ANY_TIME if run.purpose in BY_THE_TIMETABLE else stretch(run.track, timezone.now())
+    begin, end = ANY_TIME if run.purpose in SCHEDULED_PURPOSES else get_next_interval(run.track, timezone.now())
     return {"not_before": begin, "not_after": end}
 
 
-def keep(now: datetime | None = None) -> int:
+def update_jobs(now: datetime | None = None) -> int:
     """Bring the jobs up to date with the clock and with their tracks' hours; return how many had others before."""
     now = now or timezone.now()
-    return sum(move(track, stretch(track, now)) for track in Track.objects.prefetch_related("hours"))
+    return sum(
+        update_track_jobs(track, get_next_interval(track, now)) for track in Track.objects.prefetch_related("hours")
+    )
 
 
-def move(track: Track, to: Stretch) -> int:
+def update_track_jobs(track: Track, to: Interval) -> int:
     begin, end = to
-    others = under_way(track).exclude(not_before=begin, not_after=end)
+    others = list_open_jobs(track).exclude(not_before=begin, not_after=end)
     return others.update(not_before=begin, not_after=end)
 
 
-def under_way(track: Track) -> QuerySet[Job]:
+def list_open_jobs(track: Track) -> QuerySet[Job]:
     """Return the track's jobs that may yet be taken by a node, for the first time or again."""
     alive = [Job.State.HELD, Job.State.QUEUED, Job.State.LEASED]
     jobs = Job.objects.filter(track=track.slug, kind__in=KINDS, state__in=alive)
-    return jobs.exclude(run__purpose__in=BY_THE_TIMETABLE)
+    return jobs.exclude(run__purpose__in=SCHEDULED_PURPOSES)

@@ -152,11 +152,11 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 }
 
 
-class TrackExists(ValueError):
+class TrackExistsError(ValueError):
     """There is a track with this slug."""
 
 
-def create(
+def create_track(
     template: str, season: Season, *, slug: str = "", name: str = "", start: Run | None = None, step: int | None = None
 ) -> Track:
     """Make a track of the season from a template; raise TrackExists where its slug is taken.
@@ -166,9 +166,9 @@ def create(
     """
     slug = slug or template
     if Track.objects.filter(slug=slug).exists():
-        raise TrackExists(f"There is a track {slug} already; give another --slug.")
+        raise TrackExistsError(f"There is a track {slug} already; give another --slug.")
     values = {**TEMPLATES[template], **({"name": name} if name else {})}
-    checkpoint = initial_weights.checkpoint_at(start, step) if start and step is not None else None
+    checkpoint = initial_weights.get_checkpoint_at(start, step) if start and step is not None else None
     track = Track(slug=slug, season=season, start_run=start, start_checkpoint=checkpoint, **values)
     track.full_clean()
     track.save()

@@ -16,12 +16,12 @@ from leaderboard.submissions import diffs, repositories
 from leaderboard.submissions.diffs import FileDiff, Hunk
 from leaderboard.submissions.repositories import RepositoryError
 
-KEPT_SECONDS = 7 * 24 * 3600
+CACHE_SECONDS = 7 * 24 * 3600
 """A commit never changes; without a limit pages nobody opens would stay for ever."""
 FAILED_SECONDS = 60
-MOST_LINES = 600
+MAX_LINES = 600
 """Of all files together; who wants more reads it where it was made."""
-MOST_FILES = 30
+MAX_FILES = 30
 ORDER = ("models", "notebook", "trainer", "other")
 
 
@@ -38,30 +38,30 @@ class Changes:
     """Why there is nothing to show."""
 
 
-def of(entry: Entry) -> Changes:
+def get_changes(entry: Entry) -> Changes:
     """Return what the entry changes; one call of git, once in a while."""
     if not entry.base_sha:
         return Changes(problem="It has no history in common with main, so there is no difference to show.")
     key = f"changes:{entry.pk}:{entry.sha}:{entry.base_sha}"
     kept: Changes | None = cache.get(key)
     if kept is None:
-        kept = looked_up(entry)
-        cache.set(key, kept, FAILED_SECONDS if kept.problem else KEPT_SECONDS)
+        kept = compute_changes(entry)
+        cache.set(key, kept, FAILED_SECONDS if kept.problem else CACHE_SECONDS)
     return kept
 
 
-def looked_up(entry: Entry) -> Changes:
+def compute_changes(entry: Entry) -> Changes:
     try:
-        text = repositories.mirror(entry.repository).diff(entry.sha, entry.base_sha)
+        text = repositories.open_mirror(entry.repository).diff(entry.sha, entry.base_sha)
     except RepositoryError:
         return Changes(problem="This site has no copy of the commit at hand, so its difference is not shown here.")
-    return shortened(sorted(diffs.parse(text), key=lambda file: (ORDER.index(file.place), file.path)))
+    return truncate_files(sorted(diffs.parse_diff(text), key=lambda file: (ORDER.index(file.place), file.path)))
 
 
-def shortened(files: Sequence[FileDiff]) -> Changes:
+def truncate_files(files: Sequence[FileDiff]) -> Changes:
     """Keep what a page has room for: what is trained first."""
-    room, shown = MOST_LINES, []
-    for file in files[:MOST_FILES]:
+    room, shown = MAX_LINES, []
+    for file in files[:MAX_FILES]:
         hunks = []
         for hunk in file.hunks:
             if room > 0:

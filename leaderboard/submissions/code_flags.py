@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from leaderboard.submissions.diffs import is_hiding
+from leaderboard.submissions.diffs import has_hidden_characters
 
 KINDS = {
     "network": "Talks to a network",
@@ -57,18 +57,18 @@ NAMES: dict[str, str] = {
 MODULES = {name: kind for kind, names in NAMES.items() for name in names.split()}
 BUILT_IN = frozenset({"open", "eval", "exec", "compile", "__import__", "globals", "locals", "vars"})
 PREFIXES = {"os.exec": "process", "os.spawn": "process"}
-USUAL = frozenset(
+ALLOWED_IMPORTS = frozenset(
     """
     __future__ abc bisect collections contextlib copy dataclasses enum fractions functools heapq itertools math numbers
     operator random re statistics string textwrap types typing typing_extensions warnings torch trainer einops
     """.split()  # noqa: SIM905
 )
 """Imports that say nothing."""
-INSIDES = frozenset(
+INTERNALS = frozenset(
     {"__globals__", "__code__", "__closure__", "__builtins__", "__subclasses__", "__mro__", "__bases__", "__loader__"}
 )
-LONG_TEXT = 1000
-SOURCE_LENGTH = 400_000
+MIN_PACKED_LENGTH = 1000
+MAX_SOURCE_LENGTH = 400_000
 
 
 @dataclass(frozen=True, order=True)
@@ -84,29 +84,29 @@ class Flag:
         return KINDS[self.kind]
 
 
-def found(path: str, source: str, before: str, added: frozenset[int]) -> list[Flag]:
+def find_flags(path: str, source: str, before: str, added: frozenset[int]) -> list[Flag]:
     """Return the flags of the added lines of a Python file; `before` is what it said on main, or empty."""
     hidden = [
         Flag(path, number, "hidden", "characters that are not seen")
         for number, line in enumerate(source.split("\n"), 1)
-        if number in added and is_hiding(line)
+        if number in added and has_hidden_characters(line)
     ]
-    tree = parsed(source)
+    tree = parse_source(source)
     if tree is None:
         return [*hidden, Flag(path, 0, "hidden", "it cannot be read as Python, so nothing was looked for")]
-    known = frozenset(imports(parsed(before) or ast.Module([], [])))
-    own = {flag for flag in of_tree(path, tree, known) if flag.line in added}
-    most = {flag for flag in own if not any(says_more(other, flag) for other in own)}
+    known = frozenset(list_imports(parse_source(before) or ast.Module([], [])))
+    own = {flag for flag in flag_tree(path, tree, known) if flag.line in added}
+    most = {flag for flag in own if not any(is_more_specific(other, flag) for other in own)}
     return sorted({*hidden, *most}, key=lambda flag: (flag.line, list(KINDS).index(flag.kind), flag.what))
 
 
-def says_more(one: Flag, other: Flag) -> bool:
+def is_more_specific(one: Flag, other: Flag) -> bool:
     """Whether the first is about `os.path.join` where the second, on the same line, is about `os.path`."""
     return one.line == other.line and one.kind == other.kind and one.what.startswith(f"{other.what}.")
 
 
-def parsed(source: str) -> ast.Module | None:
-    if len(source) > SOURCE_LENGTH:
+def parse_source(source: str) -> ast.Module | None:
+    if len(source) > MAX_SOURCE_LENGTH:
         return None
     try:
         return ast.parse(source)
@@ -114,7 +114,7 @@ def parsed(source: str) -> ast.Module | None:
         return None
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
+def list_imports(tree: ast.Module) -> Iterator[str]:
     """Yield the full names of the modules that are imported anywhere in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -123,14 +123,14 @@ def imports(tree: ast.Module) -> Iterator[str]:
             yield node.module or "."
 
 
-def of_tree(path: str, tree: ast.Module, known: frozenset[str]) -> Iterator[Flag]:
-    names = local_names(tree)
+def flag_tree(path: str, tree: ast.Module, known: frozenset[str]) -> Iterator[Flag]:
+    names = map_local_names(tree)
     for node in ast.walk(tree):
-        for kind, what in (*of_import(node, known), *of_use(node, names), *of_change(node, names)):
+        for kind, what in (*flag_import(node, known), *flag_use(node, names), *flag_assignment(node, names)):
             yield Flag(path, getattr(node, "lineno", 0), kind, what)
 
 
-def local_names(tree: ast.Module) -> dict[str, str]:
+def map_local_names(tree: ast.Module) -> dict[str, str]:
     """Return what the imported names of a file stand for: `r` -> subprocess.run."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -143,7 +143,7 @@ def local_names(tree: ast.Module) -> dict[str, str]:
     return names
 
 
-def of_import(node: ast.AST, known: frozenset[str]) -> Iterator[tuple[str, str]]:
+def flag_import(node: ast.AST, known: frozenset[str]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Import):
         brought = [(alias.name, alias.name) for alias in node.names]
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -151,18 +151,18 @@ def of_import(node: ast.AST, known: frozenset[str]) -> Iterator[tuple[str, str]]
     else:
         return
     for module, name in brought:
-        if kind := kind_of(name):
+        if kind := get_kind(name):
             yield kind, name
-        elif module not in known and module.split(".")[0] not in USUAL:
+        elif module not in known and module.split(".")[0] not in ALLOWED_IMPORTS:
             yield "import", module
 
 
-def of_use(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def flag_use(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
-        name = full_name(node, names)
-        if (is_imported(node, names) or name in BUILT_IN) and (kind := kind_of(name)):
+        name = get_full_name(node, names)
+        if (is_imported(node, names) or name in BUILT_IN) and (kind := get_kind(name)):
             yield kind, name
-    if isinstance(node, ast.Attribute) and node.attr in INSIDES:
+    if isinstance(node, ast.Attribute) and node.attr in INTERNALS:
         yield "surroundings", node.attr
     if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and is_packed(node.value):
         yield "hidden", f"a text of {len(node.value):,} characters without words"
@@ -170,20 +170,20 @@ def of_use(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]
 
 def is_packed(text: str | bytes) -> bool:
     """Whether it is long, and nothing that a person would write: the words of a language are shorter."""
-    return len(text) >= LONG_TEXT and len(text.split()) < len(text) / 40
+    return len(text) >= MIN_PACKED_LENGTH and len(text.split()) < len(text) / 40
 
 
-def of_change(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def flag_assignment(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield where an attribute of something imported is set: what others call becomes something else."""
-    for target in targets(node):
-        if isinstance(target, ast.Attribute) and (name := full_name(target, names)) and is_imported(target, names):
+    for target in get_targets(node):
+        if isinstance(target, ast.Attribute) and (name := get_full_name(target, names)) and is_imported(target, names):
             yield "others", f"{name} is set"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
         on = [given for given in node.args[:1] if is_imported(given, names)]
-        yield from (("others", f"{node.func.id} of {full_name(given, names)}") for given in on)
+        yield from (("others", f"{node.func.id} of {get_full_name(given, names)}") for given in on)
 
 
-def targets(node: ast.AST) -> Iterable[ast.expr]:
+def get_targets(node: ast.AST) -> Iterable[ast.expr]:
     if isinstance(node, ast.Assign | ast.Delete):
         return node.targets
     return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
@@ -195,7 +195,7 @@ def is_imported(node: ast.expr, names: Mapping[str, str]) -> bool:
     return isinstance(node, ast.Name) and node.id in names
 
 
-def full_name(node: ast.expr, names: Mapping[str, str]) -> str:
+def get_full_name(node: ast.expr, names: Mapping[str, str]) -> str:
     """Return `subprocess.run` for whatever it is called in the file; empty for what is no plain name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -206,7 +206,7 @@ def full_name(node: ast.expr, names: Mapping[str, str]) -> str:
     return ".".join([names.get(node.id, node.id), *reversed(parts)])
 
 
-def kind_of(name: str) -> str:
+def get_kind(name: str) -> str:
     """Return the kind of the longest known name that this one begins with; empty for what is of no interest."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):

@@ -32,7 +32,7 @@ class Line:
 
     @property
     def shown(self) -> str:
-        return visible(self.text)
+        return escape_hidden(self.text)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class FileDiff:
 
     @property
     def shown_path(self) -> str:
-        return visible(self.path)
+        return escape_hidden(self.path)
 
     @property
     def place(self) -> str:
@@ -85,7 +85,7 @@ class FileDiff:
         return "trainer" if self.path.startswith(TRAINER) else "other"
 
 
-def visible(text: str) -> str:
+def escape_hidden(text: str) -> str:
     """Return the text with every character that could hide, or turn around what is read, written as its number."""
     if text.isascii() and text.isprintable():
         return text
@@ -94,37 +94,37 @@ def visible(text: str) -> str:
     )
 
 
-def is_hiding(text: str) -> bool:
-    return visible(text) != text
+def has_hidden_characters(text: str) -> bool:
+    return escape_hidden(text) != text
 
 
-def parse(text: str) -> list[FileDiff]:
+def parse_diff(text: str) -> list[FileDiff]:
     """Return the files of a diff that was made without renames; one that was cut off ends with what there is."""
     files: list[FileDiff] = []
     lines = iter(text.removesuffix("\n").split("\n"))  # not splitlines: a form feed does not end a line
     for line in lines:
         if line.startswith("diff --git "):
-            files.append(FileDiff(path_of(line.removeprefix("diff --git "))))
+            files.append(FileDiff(parse_path(line.removeprefix("diff --git "))))
         elif not files:
             continue
         elif match := HUNK.match(line):
-            hunk, whole = read_hunk(match, lines)
+            hunk, whole = parse_hunk(match, lines)
             files[-1].hunks.append(hunk)
             files[-1].is_cut = not whole
         else:
-            note(files[-1], line)
+            apply_header(files[-1], line)
     return files
 
 
-def path_of(pair: str) -> str:
+def parse_path(pair: str) -> str:
     """Return P of `a/P b/P`, whose halves are alike because nothing is taken for a renaming."""
     half = pair[: (len(pair) - 1) // 2]
     if half.startswith('"'):
-        half = unquoted(half.strip('"'))
+        half = unquote_path(half.strip('"'))
     return half.removeprefix("a/")
 
 
-def unquoted(text: str) -> str:
+def unquote_path(text: str) -> str:
     """Undo git's quoting of a path: octal numbers of bytes, and C's escapes."""
 
     def byte(match: re.Match[str]) -> str:
@@ -134,25 +134,25 @@ def unquoted(text: str) -> str:
     return ESCAPE.sub(byte, text).encode("latin-1", "replace").decode(errors="replace")
 
 
-def note(file: FileDiff, line: str) -> None:
+def apply_header(file: FileDiff, line: str) -> None:
     """Take in one of the lines between a file's heading and its hunks."""
     if line.startswith("new file mode "):
-        file.status, file.mode = "added", told(line)
+        file.status, file.mode = "added", describe_mode(line)
     elif line.startswith("deleted file mode "):
         file.status = "deleted"
     elif line.startswith("new mode "):
-        file.mode = told(line)
+        file.mode = describe_mode(line)
     elif line.startswith(("Binary files ", "GIT binary patch")):
         file.is_binary = True
 
 
-def told(line: str) -> str:
+def describe_mode(line: str) -> str:
     """Return what a mode means where it is not that of a plain file."""
     mode = line.rsplit(" ", 1)[-1]
     return {"100755": "executable", "120000": "a link", "160000": "a submodule"}.get(mode, "")
 
 
-def read_hunk(header: re.Match[str], lines: Iterator[str]) -> tuple[Hunk, bool]:
+def parse_hunk(header: re.Match[str], lines: Iterator[str]) -> tuple[Hunk, bool]:
     """Return the hunk, and whether all of it was there."""
     old, new = int(header[1]), int(header[3])
     old_left, new_left = int(header[2] or 1), int(header[4] or 1)
@@ -160,7 +160,7 @@ def read_hunk(header: re.Match[str], lines: Iterator[str]) -> tuple[Hunk, bool]:
     while old_left > 0 or new_left > 0:
         line = next(lines, None)
         if line is None:
-            return Hunk(visible(header[5]), tuple(found)), False
+            return Hunk(escape_hidden(header[5]), tuple(found)), False
         sign, text = line[:1], line[1:]
         if sign == "+":
             found.append(Line("added", None, new, text))
@@ -174,4 +174,4 @@ def read_hunk(header: re.Match[str], lines: Iterator[str]) -> tuple[Hunk, bool]:
         took_old, took_new = sign != "+", sign != "-"
         old, old_left = old + took_old, old_left - took_old
         new, new_left = new + took_new, new_left - took_new
-    return Hunk(visible(header[5]), tuple(found)), True
+    return Hunk(escape_hidden(header[5]), tuple(found)), True

@@ -43,7 +43,7 @@ class IntakeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Reading:
+class CommitSummary:
     """What a commit says, as far as an entry needs it. Made without a transaction: git is slow."""
 
     repository: str
@@ -60,7 +60,7 @@ class Reading:
     @property
     def kind(self) -> Entry.Kind:
         inside = [path for path in self.changed_files if path.startswith(MODELS)]
-        if notebook_series.names(self.changed_files) and not inside:
+        if notebook_series.find_series_names(self.changed_files) and not inside:
             return Entry.Kind.NOTEBOOK
         outside = [path for path in self.changed_files if not path.startswith(MODELS)]
         is_open = outside or self.changes_contract or not self.base_sha
@@ -79,30 +79,30 @@ class Reading:
         return changed[0] if changed else next(iter(self.architectures))
 
 
-def read(repository: str, revision: str) -> Reading:
+def fetch_commit(repository: str, revision: str) -> CommitSummary:
     """Fetch the repository and read one commit; raise IntakeError with one sentence if it cannot be an entry."""
     try:
-        source = repositories.mirror(repository)
+        source = repositories.open_mirror(repository)
         source.fetch()
         source.fetch_main()
-        return read_commit(source, source.resolve(revision))
+        return summarize_commit(source, source.resolve(revision))
     except RepositoryError as error:
         raise IntakeError(str(error)) from error
 
 
-def read_commit(source: Mirror, sha: str) -> Reading:
+def summarize_commit(source: Mirror, sha: str) -> CommitSummary:
     sources = source.model_sources(sha)
     base = source.base(sha)
     author, subject = source.described(sha)
-    return Reading(
+    return CommitSummary(
         repository=source.address,
         sha=sha,
         author=author,
         subject=subject,
         base_sha=base or "",
         changed_files=source.changed_files(sha, base),
-        bundle=repositories.bundle(sources),
-        architectures=architectures(sources),
+        bundle=repositories.pack_bundle(sources),
+        architectures=parse_architectures(sources),
         changes_contract=base is not None and changes_contract(sources, source.model_sources(base)),
     )
 
@@ -111,10 +111,10 @@ def changes_contract(sources: Mapping[str, bytes], before: Mapping[str, bytes]) 
     """Whether the contract differs, or anything of the dictionary's file but its dicts."""
     if sources.get(CONTRACT) != before.get(CONTRACT):
         return True
-    return DICTIONARY not in before or without_dicts(sources[DICTIONARY]) != without_dicts(before[DICTIONARY])
+    return DICTIONARY not in before or dump_without_dicts(sources[DICTIONARY]) != dump_without_dicts(before[DICTIONARY])
 
 
-def without_dicts(source: bytes) -> str:
+def dump_without_dicts(source: bytes) -> str:
     """Return what a file says, comments and the values of `DICTS` aside. It was parsed before."""
     tree = ast.parse(source.decode())
     for node in tree.body:
@@ -127,7 +127,7 @@ def without_dicts(source: bytes) -> str:
     return ast.dump(tree)
 
 
-def architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
+def parse_architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
     """Return the ARCHITECTURES dict of a commit, read as text: nothing of an entry is imported here."""
     if DICTIONARY not in sources:
         raise IntakeError(f"The commit has no {DICTIONARY}, which names its architectures.")
@@ -140,11 +140,11 @@ def architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
         if any(isinstance(target, ast.Name) and target.id == "ARCHITECTURES" for target in targets):
-            return checked_architectures(node.value, sources)  # type: ignore[attr-defined]
+            return check_architectures(node.value, sources)  # type: ignore[attr-defined]
     raise IntakeError(f"{DICTIONARY} has no dict named ARCHITECTURES.")
 
 
-def checked_architectures(node: ast.expr | None, sources: Mapping[str, bytes]) -> dict[str, str]:
+def check_architectures(node: ast.expr | None, sources: Mapping[str, bytes]) -> dict[str, str]:
     try:
         found = ast.literal_eval(node) if node is not None else None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -164,7 +164,7 @@ def checked_architectures(node: ast.expr | None, sources: Mapping[str, bytes]) -
     return found
 
 
-def enter(
+def submit_entry(
     repository: str,
     sha: str,
     title: str,
@@ -188,8 +188,8 @@ def enter(
     """
     if track.kind == Track.Kind.PLAYGROUND and not hypothesis.strip():
         raise IntakeError(f"{track.name} takes a hypothesis: say what you expect to see, and why, in a sentence.")
-    checked_config(config or {})
-    reading = read(repository, sha)
+    check_config(config or {})
+    reading = fetch_commit(repository, sha)
     if track.kind == Track.Kind.SWARM and (reading.changed_files or not reading.base_sha):
         raise IntakeError(
             f"{track.name} is trained on many people's machines, which run the site's own code only: enter an"
@@ -198,12 +198,12 @@ def enter(
     kind = kind or reading.kind
     notebooks: list[dict[str, Any]] = []
     if kind == Entry.Kind.NOTEBOOK:
-        series = series_of(reading, architecture, track)
+        series = read_notebooks(reading, architecture, track)
         reading, architecture = replace(reading, bundle=series.bundle), series.name
         notebooks = [part.model_dump() for part in series.parts]
     else:
-        architecture = known_architecture(reading, architecture)
-    return keep(
+        architecture = choose_architecture(reading, architecture)
+    return store_entry(
         reading,
         architecture,
         track,
@@ -220,7 +220,7 @@ def enter(
     )
 
 
-def known_architecture(reading: Reading, wanted: str) -> str:
+def choose_architecture(reading: CommitSummary, wanted: str) -> str:
     architecture = wanted or reading.changed_architecture()
     if architecture not in reading.architectures:
         known = ", ".join(sorted(reading.architectures)) or "none"
@@ -228,18 +228,18 @@ def known_architecture(reading: Reading, wanted: str) -> str:
     return architecture
 
 
-def series_of(reading: Reading, wanted: str, track: Track) -> Series:
+def read_notebooks(reading: CommitSummary, wanted: str, track: Track) -> Series:
     """Return the notebooks of a commit that are to run. They have no score, so they go where nothing is compared."""
     if track.kind == Track.Kind.COMPETITION:
         raise IntakeError(f"Notebooks run on community and playground tracks; {track.name} compares architectures.")
     try:
-        name = notebook_series.choose(reading.changed_files, wanted)
-        return notebook_series.read(repositories.mirror(reading.repository), reading.sha, name)
+        name = notebook_series.choose_series(reading.changed_files, wanted)
+        return notebook_series.read_series(repositories.open_mirror(reading.repository), reading.sha, name)
     except (NotebookError, RepositoryError) as error:
         raise IntakeError(str(error)) from error
 
 
-def keep(reading: Reading, architecture: str, track: Track, *, actor: str, **fields: Any) -> Entry:
+def store_entry(reading: CommitSummary, architecture: str, track: Track, *, actor: str, **fields: Any) -> Entry:
     """Store what was read as an entry, once."""
     bundle = storage.store_bytes(reading.bundle)
     with transaction.atomic():
@@ -262,7 +262,7 @@ def keep(reading: Reading, architecture: str, track: Track, *, actor: str, **fie
     return entry
 
 
-def checked_config(config: Mapping[str, Any]) -> None:
+def check_config(config: Mapping[str, Any]) -> None:
     for section, values in config.items():
         if section not in ENTRY_SETS:
             raise IntakeError(f"An entry cannot set {section!r} of the configuration, only {' and '.join(ENTRY_SETS)}.")
@@ -275,7 +275,7 @@ def checked_config(config: Mapping[str, Any]) -> None:
         raise IntakeError("The entry's configuration is too long.")
 
 
-def approve(
+def approve_entry(
     entry: Entry,
     sha: str,
     user: AbstractBaseUser | None,
@@ -291,12 +291,12 @@ def approve(
     somebody without an account here whose right the caller has checked: `actor` names him. `budget` is a smaller one
     than the track's for the first run, `impact` its place within its priority. Raises IntakeError.
     """
-    check_right(user, "approve", entry)
+    check_permission(user, "approve", entry)
     if sha != entry.sha:
         raise IntakeError(f"You looked at {sha[:8]}, but this entry is {entry.sha[:8]}: look again, then approve that.")
     if entry.bundle_id is None:
         raise IntakeError("This entry has no files to run.")
-    budget = checked_budget(entry, budget)
+    budget = parse_budget(entry, budget)
     actor = actor or (user.get_username() if user else SITE)
     release = storage.store_release()
     open_states = [Entry.State.PROPOSED, Entry.State.SMOKE]
@@ -314,20 +314,20 @@ def approve(
                 set_impact(entry, impact, actor)
             # One that was withdrawn and is asked for again begins anew: what was cancelled stays so.
             if not entry.runs.exclude(state=Run.State.CANCELLED).exists() and entry.kind != Entry.Kind.MAIN:
-                runs.first_run(entry, budget=budget, actor=actor)
-            if smoke_tests.is_due(entry) and smoke_tests.begin(entry, actor=actor, release=release):
+                runs.make_first_run(entry, budget=budget, actor=actor)
+            if smoke_tests.is_due(entry) and smoke_tests.queue_smoke_test(entry, actor=actor, release=release):
                 entry.refresh_from_db()
         for run in entry.runs.filter(state=Run.State.WAITING):
-            runs.queue(run, actor=actor, release=release)
+            runs.queue_run(run, actor=actor, release=release)
     return list(entry.runs.all())
 
 
-def check_right(user: AbstractBaseUser | None, what: str, entry: Entry) -> None:
-    if user is not None and (reason := permissions.why_not(user, what, entry)):
+def check_permission(user: AbstractBaseUser | None, what: str, entry: Entry) -> None:
+    if user is not None and (reason := permissions.explain_denial(user, what, entry)):
         raise IntakeError(reason)
 
 
-def checked_budget(entry: Entry, budget: str) -> str:
+def parse_budget(entry: Entry, budget: str) -> str:
     """Return the budget as runs have it; empty for the track's own. Raises IntakeError for more than that."""
     if not budget.strip() or budget.strip() == entry.track.budget:
         return ""
@@ -350,24 +350,26 @@ def set_impact(entry: Entry, impact: int, actor: str) -> None:
     if Entry.objects.filter(pk=entry.pk).exclude(impact=impact).update(impact=impact):
         entry.impact = impact
         Event.record(actor, entry, f"Its impact is {impact} now.")
-        runs.set_impact(entry)
+        runs.update_job_impact(entry)
 
 
-def reject(entry: Entry, reason: str, user: AbstractBaseUser | None, *, actor: str = "") -> None:
+def reject_entry(entry: Entry, reason: str, user: AbstractBaseUser | None, *, actor: str = "") -> None:
     """Refuse the entry, with a reason that its author reads; its waiting runs are cancelled. `user`: see `approve`."""
-    check_right(user, "reject", entry)
+    check_permission(user, "reject", entry)
     if not reason.strip():
         raise IntakeError("A rejection needs a reason: its author reads it.")
     actor = actor or (user.get_username() if user else SITE)
-    close(entry, Entry.State.REJECTED, reason.strip(), actor, [Entry.State.PROPOSED, Entry.State.SMOKE])
+    close_entry(entry, Entry.State.REJECTED, reason.strip(), actor, [Entry.State.PROPOSED, Entry.State.SMOKE])
 
 
-def withdraw(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE) -> None:
+def withdraw_entry(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE) -> None:
     """Take the entry back; whatever of it waits or runs is cancelled."""
-    close(entry, Entry.State.WITHDRAWN, reason, actor, [Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED])
+    close_entry(
+        entry, Entry.State.WITHDRAWN, reason, actor, [Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED]
+    )
 
 
-def reopen(entry: Entry, reason: str, actor: str = SITE) -> bool:
+def reopen_entry(entry: Entry, reason: str, actor: str = SITE) -> bool:
     """Let a withdrawn entry wait for approval again, and for a smoke run if it had none to the end; return whether
     this call did."""
     decided = {"state": Entry.State.PROPOSED, "reason": "", "approved_by": None, "approved_at": None}
@@ -382,10 +384,10 @@ def reopen(entry: Entry, reason: str, actor: str = SITE) -> bool:
     return opened == 1
 
 
-def reword(entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, Any]) -> bool:
+def update_entry_text(entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, Any]) -> bool:
     """Bring what an entry says of itself up to date while nobody has decided about it. Return whether what it
     trains with has changed. Once it is approved it stays as it was when the maintainer looked."""
-    checked_config(config)
+    check_config(config)
     fields = {"title": title.strip()[:120] or entry.title, "hypothesis": hypothesis, "config": dict(config)}
     other_config = entry.config != fields["config"]
     if all(getattr(entry, name) == value for name, value in fields.items()):
@@ -396,7 +398,7 @@ def reword(entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, An
     return bool(reworded) and other_config
 
 
-def close(entry: Entry, to: Entry.State, reason: str, actor: str, since: list[Entry.State]) -> None:
+def close_entry(entry: Entry, to: Entry.State, reason: str, actor: str, since: list[Entry.State]) -> None:
     with transaction.atomic():
         closed = Entry.objects.filter(pk=entry.pk, state__in=since).update(state=to, reason=reason[:500])
         entry.refresh_from_db()
@@ -406,6 +408,6 @@ def close(entry: Entry, to: Entry.State, reason: str, actor: str, since: list[En
             raise IntakeError(f"This entry is {entry.state}, so it cannot be {to}.")
         Event.record(actor, entry, f"Entry {to}: {reason}")
         Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
-        smoke_tests.cancel(entry, f"The entry was {to}: {reason}", actor)
+        smoke_tests.cancel_smoke_test(entry, f"The entry was {to}: {reason}", actor)
         for run in entry.runs.filter(state__in=Run.UNFINISHED):
-            runs.cancel(run, f"The entry was {to}: {reason}", actor)
+            runs.cancel_run(run, f"The entry was {to}: {reason}", actor)

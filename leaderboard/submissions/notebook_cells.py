@@ -19,16 +19,16 @@ from django.utils.safestring import SafeString
 from markdown_it import MarkdownIt
 
 from leaderboard.submissions import code_flags as flags
-from leaderboard.submissions.diffs import visible
+from leaderboard.submissions.diffs import escape_hidden
 
-MOST_BYTES = 8 * 2**20
-MOST_CELLS = 500
-MOST_TEXT = 20_000
+MAX_BYTES = 8 * 2**20
+MAX_CELLS = 500
+MAX_TEXT = 20_000
 """Characters of one output that are shown."""
-MOST_PICTURE = 2 * 2**20
+MAX_PICTURE = 2 * 2**20
 PICTURES = ("image/png", "image/jpeg")
 SIGNATURES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
-COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ANSI_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class NotebookError(ValueError):
@@ -53,48 +53,50 @@ class Cell:
 
     @property
     def shown(self) -> str:
-        return "\n".join(visible(line) for line in self.source.split("\n"))
+        return "\n".join(escape_hidden(line) for line in self.source.split("\n"))
 
     @property
     def html(self) -> SafeString:
         """Return a Markdown cell's page text; raw HTML comes out as the characters it is made of."""
-        return SafeString(markdown().render(self.shown))
+        return SafeString(get_markdown_parser().render(self.shown))
 
 
 @cache
-def markdown() -> MarkdownIt:
+def get_markdown_parser() -> MarkdownIt:
     return MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "html_block", "html_inline"])
 
 
-def read(contents: bytes) -> dict[str, Any]:
+def parse_notebook(contents: bytes) -> dict[str, Any]:
     """Return the notebook as it is written, format 4; raise NotebookError."""
-    if len(contents) > MOST_BYTES:
-        raise NotebookError(f"The notebook has {len(contents):,} bytes; at most {MOST_BYTES:,} are taken.")
+    if len(contents) > MAX_BYTES:
+        raise NotebookError(f"The notebook has {len(contents):,} bytes; at most {MAX_BYTES:,} are taken.")
     try:
         found = json.loads(contents)
     except (ValueError, RecursionError):
         raise NotebookError("The notebook is not valid JSON.") from None
     if not isinstance(found, dict) or found.get("nbformat") != 4 or not isinstance(found.get("cells"), list):
         raise NotebookError("The notebook is not of format 4: open it in Jupyter and save it again.")
-    if len(found["cells"]) > MOST_CELLS:
-        raise NotebookError(f"The notebook has {len(found['cells'])} cells; at most {MOST_CELLS} are taken.")
+    if len(found["cells"]) > MAX_CELLS:
+        raise NotebookError(f"The notebook has {len(found['cells'])} cells; at most {MAX_CELLS} are taken.")
     return found
 
 
-def cells(contents: bytes) -> list[Cell]:
+def parse_cells(contents: bytes) -> list[Cell]:
     """Return the cells of a notebook, flagged; raise NotebookError."""
-    return [cell(number, given) for number, given in enumerate(read(contents)["cells"], 1)]
+    return [parse_cell(number, given) for number, given in enumerate(parse_notebook(contents)["cells"], 1)]
 
 
-def cell(number: int, given: object) -> Cell:
+def parse_cell(number: int, given: object) -> Cell:
     table: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-    kind, source = table.get("cell_type"), joined(table.get("source"))
+    kind, source = table.get("cell_type"), join_text(table.get("source"))
     if kind == "code":
-        return Cell(number, "code", source, tuple(outputs(table.get("outputs"))), tuple(flagged(number, source)))
+        return Cell(
+            number, "code", source, tuple(parse_outputs(table.get("outputs"))), tuple(flag_source(number, source))
+        )
     return Cell(number, "markdown" if kind == "markdown" else "raw", source)
 
 
-def joined(text: object) -> str:
+def join_text(text: object) -> str:
     """Return a text that the format may split into lines."""
     if isinstance(text, list):
         return "".join(part for part in text if isinstance(part, str))
@@ -104,7 +106,7 @@ def joined(text: object) -> str:
 # --- what is in the code ---------------------------------------------------------------------------------------------
 
 
-def flagged(number: int, source: str) -> Iterator[flags.Flag]:
+def flag_source(number: int, source: str) -> Iterator[flags.Flag]:
     """Yield the flags of a code cell. Lines that are Jupyter's own, not Python's, are told and then left out."""
     path, plain = f"cell {number}", []
     lines = source.split("\n")
@@ -117,50 +119,50 @@ def flagged(number: int, source: str) -> Iterator[flags.Flag]:
             yield flags.Flag(path, at, "process", f"the shell: {said[:60]}" if said[0] == "!" else f"{said.split()[0]}")
             line = line[: len(line) - len(line.lstrip())] + "pass"
         plain.append(line)
-    yield from flags.found(path, "\n".join(plain), "", frozenset(range(len(lines) + 1)))
+    yield from flags.find_flags(path, "\n".join(plain), "", frozenset(range(len(lines) + 1)))
 
 
 # --- what it said ----------------------------------------------------------------------------------------------------
 
 
-def outputs(given: object) -> Iterator[Output]:
+def parse_outputs(given: object) -> Iterator[Output]:
     for output in given if isinstance(given, list) else []:
         if not isinstance(output, Mapping):
             continue
         kind = output.get("output_type")
         if kind == "stream":
-            yield Output("text", shortened(joined(output.get("text"))))
+            yield Output("text", truncate_text(join_text(output.get("text"))))
         elif kind == "error":
             trace = output.get("traceback")
             lines = [line for line in trace if isinstance(line, str)] if isinstance(trace, list) else []
-            yield Output("error", shortened("\n".join(lines) or f"{output.get('ename')}: {output.get('evalue')}"))
+            yield Output("error", truncate_text("\n".join(lines) or f"{output.get('ename')}: {output.get('evalue')}"))
         elif isinstance(data := output.get("data"), Mapping):
-            yield of_data(data)
+            yield choose_representation(data)
 
 
-def of_data(data: Mapping[str, Any]) -> Output:
+def choose_representation(data: Mapping[str, Any]) -> Output:
     """Return what of several forms of one answer can be shown: a picture before text."""
     for kind in PICTURES:
-        if kind in data and (address := picture(kind, joined(data[kind]))):
+        if kind in data and (address := build_data_url(kind, join_text(data[kind]))):
             return Output("picture", address)
     if "text/plain" in data:
-        return Output("text", shortened(joined(data["text/plain"])))
-    return Output("unshown", visible(", ".join(sorted(str(kind) for kind in data)))[:200])
+        return Output("text", truncate_text(join_text(data["text/plain"])))
+    return Output("unshown", escape_hidden(", ".join(sorted(str(kind) for kind in data)))[:200])
 
 
-def picture(kind: str, text: str) -> str:
+def build_data_url(kind: str, text: str) -> str:
     """Return the data address of a picture that is one, by its first bytes; empty for anything else."""
     try:
         contents = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
         return ""
-    if len(contents) > MOST_PICTURE or not contents.startswith(SIGNATURES[kind]):
+    if len(contents) > MAX_PICTURE or not contents.startswith(SIGNATURES[kind]):
         return ""
     return f"data:{kind};base64,{base64.b64encode(contents).decode()}"
 
 
-def shortened(text: str) -> str:
+def truncate_text(text: str) -> str:
     """Return a text without terminal colours and what hides, cut where it gets long."""
-    plain = "\n".join(visible(line) for line in COLOURS.sub("", text).split("\n"))
-    left_out = len(plain) - MOST_TEXT
-    return plain if left_out <= 0 else f"{plain[:MOST_TEXT]}\n… {left_out:,} more characters"
+    plain = "\n".join(escape_hidden(line) for line in ANSI_ESCAPES.sub("", text).split("\n"))
+    left_out = len(plain) - MAX_TEXT
+    return plain if left_out <= 0 else f"{plain[:MAX_TEXT]}\n… {left_out:,} more characters"

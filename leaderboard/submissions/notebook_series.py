@@ -17,8 +17,8 @@ from trainer import protocol
 
 FOLDER = "notebooks/"
 NOTEBOOK = re.compile(r"notebooks/(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}?)(?:-part(?P<part>[1-9]\d?))?\.ipynb")
-MOST_PARTS = 20
-MOST_BYTES = 8 * 2**20
+MAX_PARTS = 20
+MAX_BYTES = 8 * 2**20
 """Of all parts together."""
 
 
@@ -31,14 +31,14 @@ class Series:
     bundle: bytes
 
 
-def names(paths: Iterable[str]) -> list[str]:
+def find_series_names(paths: Iterable[str]) -> list[str]:
     """Return the names of the series that any of these files belong to, sorted."""
     return sorted({match["name"] for path in paths if (match := NOTEBOOK.fullmatch(path))})
 
 
-def choose(changed: Iterable[str], wanted: str) -> str:
+def choose_series(changed: Iterable[str], wanted: str) -> str:
     """Return the series that a commit is about; raise NotebookError where that is not plain."""
-    found = names(changed)
+    found = find_series_names(changed)
     if wanted:
         if wanted not in found:
             raise NotebookError(f"The commit changes no notebook called {wanted!r} in {FOLDER}.")
@@ -50,7 +50,7 @@ def choose(changed: Iterable[str], wanted: str) -> str:
     return found[0]
 
 
-def in_order(paths: Iterable[str], name: str) -> list[str]:
+def order_parts(paths: Iterable[str], name: str) -> list[str]:
     """Return the files of a series, first part first; raise NotebookError where one is missing or too many."""
     parts = {
         int(match["part"] or 0): path for path in paths if (match := NOTEBOOK.fullmatch(path)) and match["name"] == name
@@ -60,24 +60,24 @@ def in_order(paths: Iterable[str], name: str) -> list[str]:
     numbers = sorted(parts)
     if numbers != [0] and numbers != list(range(1, len(numbers) + 1)):
         raise NotebookError(f"The parts of {name} are numbered {', '.join(map(str, numbers))}: they count from 1 on.")
-    if len(numbers) > MOST_PARTS:
-        raise NotebookError(f"{name} has {len(numbers)} parts; at most {MOST_PARTS} are taken.")
+    if len(numbers) > MAX_PARTS:
+        raise NotebookError(f"{name} has {len(numbers)} parts; at most {MAX_PARTS} are taken.")
     return [parts[number] for number in numbers]
 
 
-def read(source: Mirror, sha: str, name: str) -> Series:
+def read_series(source: Mirror, sha: str, name: str) -> Series:
     """Return a series as it stands in a commit; raise NotebookError, or RepositoryError."""
-    contents = {path: source.source(sha, path) for path in in_order(source.changed_files(sha, None), name)}
+    contents = {path: source.source(sha, path) for path in order_parts(source.changed_files(sha, None), name)}
     for path, content in contents.items():
         try:
-            notebook_cells.cells(content)
+            notebook_cells.parse_cells(content)
         except NotebookError as error:
             raise NotebookError(f"{path}: {error}") from None
     total = sum(map(len, contents.values()))
-    if total > MOST_BYTES:
-        raise NotebookError(f"The notebooks of {name} have {total:,} bytes; at most {MOST_BYTES:,} are taken.")
+    if total > MAX_BYTES:
+        raise NotebookError(f"The notebooks of {name} have {total:,} bytes; at most {MAX_BYTES:,} are taken.")
     parts = [
         protocol.FileRef(path=path, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
         for path, content in contents.items()
     ]
-    return Series(name, tuple(parts), repositories.bundle(contents))
+    return Series(name, tuple(parts), repositories.pack_bundle(contents))

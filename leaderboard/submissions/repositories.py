@@ -48,11 +48,11 @@ class RepositoryError(ValueError):
     """The repository cannot be read as asked; the message is one sentence for whoever asked."""
 
 
-class Unreachable(RepositoryError):
+class UnreachableError(RepositoryError):
     """It could not be fetched. That may be over in a while."""
 
 
-def checked_address(address: str) -> str:
+def normalize_address(address: str) -> str:
     """Return the address in the form that git gets; raise RepositoryError for what we do not read.
 
     Allowed: a folder of this machine, `file://`, `https://` without credentials, `ssh://` and `user@host:path`.
@@ -129,7 +129,7 @@ class Mirror:
 
         Where it has no such branch (a checkout of one commit, as CI makes it) its HEAD stands for it.
         """
-        url = checked_address(settings.MAIN_REPOSITORY)
+        url = normalize_address(settings.MAIN_REPOSITORY)
         if url == self.url:
             own = self.commit(f"refs/heads/{settings.MAIN_BRANCH}") or self.commit("refs/train/HEAD")
             self.git("update-ref", "refs/train/main", own or "refs/train/HEAD")
@@ -179,7 +179,7 @@ class Mirror:
                 self.git("fetch", *QUIET, "--", self.url, sha)
         except RepositoryError:
             # GitHub tells of a push before every machine of its own has it.
-            raise Unreachable(f"{self.address} has no commit {sha}.") from None
+            raise UnreachableError(f"{self.address} has no commit {sha}.") from None
         if self.commit(sha) is None:
             raise RepositoryError(f"{sha} in {self.address} is not a commit.")
 
@@ -245,7 +245,7 @@ class Mirror:
         sources = {}
         for file in files:
             size = int(answer.readline().split()[2])
-            sources[file.path] = checked_text(file.path, answer.read(size))
+            sources[file.path] = check_text(file.path, answer.read(size))
             answer.read(1)
         return sources
 
@@ -267,12 +267,12 @@ class Mirror:
             command = ["sh", "-c", f'ulimit -f {FETCH_BLOCKS}; exec "$@"', "fetch", *command]
         seconds = FETCH_SECONDS if fetches else READ_SECONDS
         try:
-            done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, env=environment())
+            done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, env=get_environment())
         except subprocess.TimeoutExpired:
-            raise Unreachable(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
+            raise UnreachableError(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
         if done.returncode != 0:
-            raise (Unreachable if fetches else RepositoryError)(
-                f"{self.address} cannot be read: {last_line(done.stderr)}"
+            raise (UnreachableError if fetches else RepositoryError)(
+                f"{self.address} cannot be read: {extract_error(done.stderr)}"
             )
         return done.stdout
 
@@ -290,7 +290,7 @@ SAFE = (
 )
 
 
-def environment() -> dict[str, str]:
+def get_environment() -> dict[str, str]:
     """Return what git may know: no configuration but ours, nobody to ask for a password."""
     config = Path(settings.REPOSITORIES) / "gitconfig"
     if not config.exists():
@@ -309,15 +309,15 @@ def environment() -> dict[str, str]:
     }
 
 
-def last_line(stderr: bytes) -> str:
+def extract_error(stderr: bytes) -> str:
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines or ["git gave no reason"]
     return said[0].removeprefix("fatal: ").removeprefix("error: ")[:200]
 
 
-def mirror(address: str) -> Mirror:
+def open_mirror(address: str) -> Mirror:
     """Return the mirror of an address, fetched already or not. A folder is known by its full path."""
-    url = checked_address(address)
+    url = normalize_address(address)
     return Mirror(address=url.removeprefix("file://"), url=url)
 
 
@@ -338,7 +338,7 @@ def check_files(files: list[TreeFile]) -> None:
         raise RepositoryError(f"{MODELS} holds {total:,} bytes; at most {BUNDLE_BYTES:,} are allowed.")
 
 
-def checked_text(path: str, contents: bytes) -> bytes:
+def check_text(path: str, contents: bytes) -> bytes:
     try:
         text = contents.decode("utf-8")
     except UnicodeDecodeError:
@@ -348,7 +348,7 @@ def checked_text(path: str, contents: bytes) -> bytes:
     return contents
 
 
-def bundle(sources: dict[str, bytes]) -> bytes:
+def pack_bundle(sources: dict[str, bytes]) -> bytes:
     """Return the tar that a node lays over the release: the same bytes for the same files, whoever packs them."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:

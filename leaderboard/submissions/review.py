@@ -18,13 +18,13 @@ from leaderboard.submissions.repositories import Mirror, RepositoryError
 
 READ_FILES = 60
 """So many files are looked into; of a larger change the others are shown without flags."""
-KEPT_SECONDS = 7 * 24 * 3600.0
-PLACES = ("models", "notebook", "trainer", "other")
+CACHE_SECONDS = 7 * 24 * 3600.0
+PLACE_ORDER = ("models", "notebook", "trainer", "other")
 """In the order of the page: what is run comes first."""
 
 
 @dataclass(frozen=True)
-class Row:
+class ReviewRow:
     """A line of the difference, and what is to be said about it."""
 
     line: Line
@@ -32,15 +32,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReviewPart:
     """A stretch of lines that belong together."""
 
     heading: str
-    rows: Sequence[Row]
+    rows: Sequence[ReviewRow]
 
 
 @dataclass(frozen=True)
-class Reviewed:
+class FileReview:
     """One changed file."""
 
     file: FileDiff
@@ -50,13 +50,14 @@ class Reviewed:
     """Why a notebook cannot be shown cell by cell."""
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ReviewPart]:
         at: dict[int, list[Flag]] = {}
         for flag in self.flags:
             at.setdefault(flag.line, []).append(flag)
         return [
-            Part(
-                hunk.heading, [Row(line, at.get(line.new or -1, ()) if line.sign == "+" else ()) for line in hunk.lines]
+            ReviewPart(
+                hunk.heading,
+                [ReviewRow(line, at.get(line.new or -1, ()) if line.sign == "+" else ()) for line in hunk.lines],
             )
             for hunk in self.file.hunks
         ]
@@ -80,7 +81,7 @@ class Reviewed:
 class Review:
     """What an entry's commit changes."""
 
-    files: Sequence[Reviewed] = ()
+    files: Sequence[FileReview] = ()
     problem: str = ""
     """Why nothing, or not all, can be shown."""
 
@@ -105,7 +106,7 @@ class Review:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ReviewSummary:
     """As much of a review as a line of the queue shows."""
 
     files: int
@@ -115,52 +116,52 @@ class Summary:
     problem: str
 
 
-def review(entry: Entry) -> Review:
+def review_entry(entry: Entry) -> Review:
     """Return what the entry's commit changes, read from our own mirror."""
     if not entry.base_sha:
         return Review(problem="It has no history in common with main, so there is no difference to show.")
     try:
-        source = repositories.mirror(entry.repository)
+        source = repositories.open_mirror(entry.repository)
         text = source.diff(entry.sha, entry.base_sha)
     except RepositoryError as error:
         return Review(problem=f"The difference cannot be shown: {error}")
-    files = sorted(diffs.parse(text), key=lambda file: (PLACES.index(file.place), file.path))
-    looked = [reviewed(source, entry, file) for file in files[:READ_FILES]]
+    files = sorted(diffs.parse_diff(text), key=lambda file: (PLACE_ORDER.index(file.place), file.path))
+    looked = [review_file(source, entry, file) for file in files[:READ_FILES]]
     is_cut = len(text) >= repositories.DIFF_LENGTH or len(files) > READ_FILES
     problem = "It changes more than is shown here: read the rest where it was made." if is_cut else ""
-    return Review([*looked, *(Reviewed(file) for file in files[READ_FILES:])], problem)
+    return Review([*looked, *(FileReview(file) for file in files[READ_FILES:])], problem)
 
 
-def reviewed(source: Mirror, entry: Entry, file: FileDiff) -> Reviewed:
+def review_file(source: Mirror, entry: Entry, file: FileDiff) -> FileReview:
     if file.status == "deleted" or file.is_binary:
-        return Reviewed(file)
+        return FileReview(file)
     if file.path.endswith(".ipynb"):
         try:
-            return Reviewed(file, cells=notebook_cells.cells(source.source(entry.sha, file.path)))
+            return FileReview(file, cells=notebook_cells.parse_cells(source.source(entry.sha, file.path)))
         except NotebookError as error:
-            return Reviewed(file, problem=str(error))
+            return FileReview(file, problem=str(error))
     if not file.path.endswith(".py"):
-        return Reviewed(file, hidden(file))
+        return FileReview(file, flag_hidden(file))
     after, before = (source.source(sha, file.path).decode(errors="replace") for sha in (entry.sha, entry.base_sha))
-    return Reviewed(file, flags.found(file.path, after, before, file.added_lines()))
+    return FileReview(file, flags.find_flags(file.path, after, before, file.added_lines()))
 
 
-def hidden(file: FileDiff) -> list[Flag]:
+def flag_hidden(file: FileDiff) -> list[Flag]:
     """Return the flags of text that is no Python: what cannot be seen in it."""
     return [
         Flag(file.path, line.new or 0, "hidden", "characters that are not seen")
         for line in file.lines()
-        if line.kind == "added" and diffs.is_hiding(line.text)
+        if line.kind == "added" and diffs.has_hidden_characters(line.text)
     ]
 
 
-def summary(entry: Entry) -> Summary:
+def get_review_summary(entry: Entry) -> ReviewSummary:
     """Return the review in brief. A commit never changes, so it is worked out once in a while only."""
     key = f"vetting:{entry.pk}:{entry.sha}:{entry.base_sha}"
-    kept: Summary | None = cache.get(key)
+    kept: ReviewSummary | None = cache.get(key)
     if kept is None:
-        whole = review(entry)
-        kept = Summary(len(whole.files), whole.added, whole.removed, whole.counts, whole.problem)
+        whole = review_entry(entry)
+        kept = ReviewSummary(len(whole.files), whole.added, whole.removed, whole.counts, whole.problem)
         if not whole.problem:
-            cache.set(key, kept, KEPT_SECONDS)
+            cache.set(key, kept, CACHE_SECONDS)
     return kept

@@ -22,14 +22,14 @@ from scheduler.estimates import QueueEstimates, format_time
 from scheduler.models import Job
 from trainer.accounting.budget import Budget
 
-LOOKED_AT = 20
+RECENT_RUNS = 20
 """Past runs that say how fast a track's machines are."""
-USUAL = 0.4
+DEFAULT_UTILIZATION = 0.4
 """Of the machines' peak, where no run has told yet: what nanochat's and our own larger runs come to."""
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunEstimate:
     """None: nobody can say."""
 
     parameters: float
@@ -65,7 +65,7 @@ class Estimate:
         return {**asdict(self), **moments}
 
 
-def estimate(entry: Entry, queue_estimates: QueueEstimates | None = None) -> Estimate | None:
+def estimate_run(entry: Entry, queue_estimates: QueueEstimates | None = None) -> RunEstimate | None:
     """Return it for the entry's whole run; None before a smoke run has counted its size.
 
     `entry` should have its `track__season`. Without `queue_estimates` it looks at the queue itself.
@@ -74,14 +74,14 @@ def estimate(entry: Entry, queue_estimates: QueueEstimates | None = None) -> Est
     if not isinstance(parameters, int | float):
         return None
     queue_estimates = queue_estimates or QueueEstimates(timezone.now())
-    job = job_of(entry)
+    job = get_whole_job(entry)
     prospect = queue_estimates.get_estimate(job) if job.pk else queue_estimates.estimate_if_queued(job)
-    flops = number(entry, "flops_per_token")
-    return Estimate(
+    flops = get_number(entry, "flops_per_token")
+    return RunEstimate(
         parameters=parameters,
-        parameters_embedding=number(entry, "parameters_embedding"),
+        parameters_embedding=get_number(entry, "parameters_embedding"),
         flops_per_token=flops,
-        tokens=tokens(entry.track, flops, number(entry, "tokens_per_step")),
+        tokens=count_budget_tokens(entry.track, flops, get_number(entry, "tokens_per_step")),
         seconds=queue_estimates.durations.get_duration(job).total_seconds(),
         begins_at=prospect.begins_at,
         ends_at=prospect.ends_at,
@@ -89,45 +89,45 @@ def estimate(entry: Entry, queue_estimates: QueueEstimates | None = None) -> Est
     )
 
 
-def is_ahead(entry: Entry) -> bool:
+def is_before_start(entry: Entry) -> bool:
     """Whether its run has not begun, so that an estimate says something."""
     is_open = entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED)
     ahead = (Run.State.WAITING, Run.State.QUEUED)
     return is_open and bool(entry.smoke) and not entry.runs.exclude(state__in=ahead).exists()
 
 
-def number(entry: Entry, name: str) -> float | None:
+def get_number(entry: Entry, name: str) -> float | None:
     value = entry.smoke.get(name)
     return value if isinstance(value, int | float) else None
 
 
-def job_of(entry: Entry) -> Job:
+def get_whole_job(entry: Entry) -> Job:
     """Return the job of its whole run: the one in the queue, or else one as it would be, without a row."""
     whole = entry.runs.filter(budget=entry.track.budget, job__isnull=False).select_related("job").first()
     if whole is not None and whole.job is not None:
         return whole.job
     track = entry.track
     run = Run(entry=entry, track=track, season=track.season, budget=track.budget, seed=0)
-    fields = runs.train_job(run, None)
+    fields = runs.build_train_job(run, None)
     return Job(**fields, queued_at=timezone.now())
 
 
-def tokens(track: Track, flops: float | None, step: float | None) -> float | None:
+def count_budget_tokens(track: Track, flops: float | None, step: float | None) -> float | None:
     """Return how many tokens the track's budget pays for."""
     budget = Budget.parse(track.budget)
     if budget.kind == "tokens":
         return budget.amount
     if budget.kind == "steps":
         return budget.amount * step if step else None
-    whole = budget.amount if budget.kind == "flops" else budget.amount * (pace(track) or 0)
+    whole = budget.amount if budget.kind == "flops" else budget.amount * (get_track_flops(track) or 0)
     return whole / flops if whole and flops else None
 
 
-def pace(track: Track) -> float | None:
+def get_track_flops(track: Track) -> float | None:
     """Return the FLOP/s that runs of this track came to, the last ones; a part of the machines' peak before any."""
     past = Run.objects.filter(track=track, train_flops__gt=0, train_seconds__gt=0).order_by("-finished_at")
-    rates = past.annotate(rate=F("train_flops") / F("train_seconds")).values_list("rate", flat=True)[:LOOKED_AT]
+    rates = past.annotate(rate=F("train_flops") / F("train_seconds")).values_list("rate", flat=True)[:RECENT_RUNS]
     if rates:
         return float(median(rates))
-    peak = smoke_tests.peak(matching.parse_labels(tuple(track.needs_labels)))
-    return peak * USUAL if peak else None
+    peak = smoke_tests.get_peak_flops(matching.parse_labels(tuple(track.needs_labels)))
+    return peak * DEFAULT_UTILIZATION if peak else None

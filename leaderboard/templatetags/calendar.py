@@ -7,7 +7,7 @@ from datetime import datetime
 from django import template
 
 from leaderboard.models import Night, Run
-from leaderboard.schedule.calendar import Tonight
+from leaderboard.schedule.calendar import NextNightly
 from leaderboard.templatetags.runs import status
 
 register = template.Library()
@@ -17,7 +17,7 @@ DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 @register.filter
-def due_status(line: Tonight) -> str:
+def due_status(line: NextNightly) -> str:
     return DUE[line.state]
 
 

@@ -12,7 +12,7 @@ from django import template
 from django.utils.html import format_html
 
 from leaderboard import formatting, reproduction
-from leaderboard.job_handlers.generation import can_write
+from leaderboard.job_handlers.generation import can_generate
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import web_address
 from leaderboard.runs import list_rewind_steps
@@ -125,7 +125,7 @@ def tokens_per_second(run: Run) -> float | None:
     return run.tokens / run.train_seconds if run.train_seconds else None
 
 
-register.filter(can_write)
+register.filter(can_generate)
 
 
 @register.filter

@@ -19,7 +19,7 @@ from leaderboard.charts.multiplier_charts import draw_ladder
 from leaderboard.models import Bounty, Run, StandingsTable, Track
 from leaderboard.models.standings import LATEST_COMPUTATION
 from leaderboard.rankings.standings_store import load_results
-from leaderboard.schedule.calendar import next_night
+from leaderboard.schedule.calendar import get_next_nightly
 from leaderboard.views.live import (
     IDLE_SECONDS,
     LATEST_EVENT,
@@ -79,7 +79,7 @@ def render_track(request: HttpRequest, query: BoardQuery, track: Any, tracks: li
         **build_train_context(runs["live"]),
         "also": runs["live"][1:],
         "waiting": runs["waiting"],
-        "next_night": None if runs["live"] else next_night(now),
+        "next_night": None if runs["live"] else get_next_nightly(now),
         "failures": runs["failed"],
         "revision": format_revision(track.latest_event, track.latest_standings),
     }

@@ -13,7 +13,13 @@ from django.views.decorators.http import require_safe
 
 from leaderboard.models import Night, Track, TrackHours
 from leaderboard.schedule import calendar_feed
-from leaderboard.schedule.calendar import Due, diary, months, tonight, upcoming
+from leaderboard.schedule.calendar import (
+    CalendarEvent,
+    list_next_nightlies,
+    list_recent_months,
+    list_recent_nights,
+    list_upcoming,
+)
 
 WEEKS = 5
 SHOWN_NIGHTS = 14
@@ -30,7 +36,7 @@ class Day:
     is_today: bool
     is_past: bool
     nights: list[Night] = field(default_factory=list)
-    due: list[Due] = field(default_factory=list)
+    due: list[CalendarEvent] = field(default_factory=list)
     is_far: bool = False
     """Beyond next week, where one night is like another."""
 
@@ -63,34 +69,34 @@ class Week:
     track: Track
     bars: list[Bar]
     stretches: list[TrackHours]
-    next: Due | None
+    next: CalendarEvent | None
     is_open: bool
 
 
 @require_safe
 def calendar(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
-    due, nights = upcoming(now), diary(now)
+    due, nights = list_upcoming(now), list_recent_nights(now)
     context = {
         "now": now,
-        "tonight": tonight(due, nights, now),
+        "tonight": list_next_nightlies(due, nights, now),
         "weeks": weeks(due, nights, now),
         "monthly": next((one for one in due if one.what == "monthly"), None),
         "several": len({night.track_id for night in nights} | {one.track.pk for one in due if one.what != "hours"}) > 1,
         "hours": [week(track, due, now) for track in with_hours(due)],
         "nights": nights[:SHOWN_NIGHTS],
-        "months": months(),
+        "months": list_recent_months(),
         "hour_marks": [Bar(100 * day / 7, 100 / 7) for day in range(7)],
     }
     return render(request, "leaderboard/calendar.html", context)
 
 
-def with_hours(due: Sequence[Due]) -> list[Track]:
+def with_hours(due: Sequence[CalendarEvent]) -> list[Track]:
     found = {one.track.pk: one.track for one in due if one.what == "hours"}
     return sorted(found.values(), key=lambda track: (track.position, track.slug))
 
 
-def weeks(due: Sequence[Due], nights: Sequence[Night], now: datetime) -> list[list[Day]]:
+def weeks(due: Sequence[CalendarEvent], nights: Sequence[Night], now: datetime) -> list[list[Day]]:
     """Return five weeks (UTC), Monday first: last week, this one, and what is coming."""
     today = now.astimezone(UTC).date()
     first = today - timedelta(days=today.weekday() + 7)
@@ -109,7 +115,7 @@ def weeks(due: Sequence[Due], nights: Sequence[Night], now: datetime) -> list[li
     return [listed[at : at + 7] for at in range(0, len(listed), 7)]
 
 
-def week(track: Track, due: Sequence[Due], now: datetime) -> Week:
+def week(track: Track, due: Sequence[CalendarEvent], now: datetime) -> Week:
     stretches = list(track.hours.all())
     mine = [one for one in due if one.what == "hours" and one.track.pk == track.pk]
     first = min(mine, key=lambda one: one.begins, default=None)
@@ -134,7 +140,7 @@ def seconds(at: time) -> int:
 @require_safe
 def calendar_feed_view(request: HttpRequest) -> HttpResponse:
     return HttpResponse(
-        calendar_feed.feed(timezone.now()),
+        calendar_feed.build_feed(timezone.now()),
         content_type="text/calendar; charset=utf-8",
         headers={
             "Cache-Control": f"public, max-age={KEPT_SECONDS}",

@@ -51,13 +51,13 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "runs": runs,
         "groups": group_runs(runs, at_scales),
         "gains": draw_scales(at_scales),
-        "changes": None if found.kind == Entry.Kind.MAIN else changes.of(found),
+        "changes": None if found.kind == Entry.Kind.MAIN else changes.get_changes(found),
         "compare": build_comparison_link(table, found, rows),
         "axes": AXES,
         "standings": table,
         **build_row_context(rows.get(found.pk)),
-        "smoking": smoke_tests.under_way(found),
-        "estimate": estimates.estimate(found) if estimates.is_ahead(found) else None,
+        "smoking": smoke_tests.is_running(found),
+        "estimate": estimates.estimate_run(found) if estimates.is_before_start(found) else None,
         "events": list(Event.objects.about(found)),
     }
     return render(request, "leaderboard/entry.html", context)

@@ -33,10 +33,10 @@ class PromptForm(forms.Form):
     run = forms.ModelChoiceField(label="Model", queryset=Run.objects.none(), widget=forms.NumberInput)
     prompt = forms.CharField(
         label="Begin with",
-        max_length=writing.MOST_PROMPT,
+        max_length=writing.MAX_PROMPT,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 4, "autocomplete": "off"}),
-        help_text=f"Up to {writing.MOST_PROMPT:,} characters. Do not type what should stay private.",
+        help_text=f"Up to {writing.MAX_PROMPT:,} characters. Do not type what should stay private.",
     )
     tokens = forms.TypedChoiceField(
         label="Go on for", coerce=int, choices=[(tokens, f"{words}, {tokens} tokens") for tokens, words in LENGTHS]
@@ -51,7 +51,7 @@ class PromptForm(forms.Form):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["run"].queryset = writing.writers()  # type: ignore[attr-defined]
+        self.fields["run"].queryset = writing.list_generating_runs()  # type: ignore[attr-defined]
 
 
 @require_same_origin
@@ -63,7 +63,7 @@ def try_it(request: HttpRequest) -> HttpResponse:
         said["prompt"] = said.get("prompt", "").replace("\r\n", "\n")  # browsers send two characters and count one
         return taken(request, PromptForm({**FIRST, **said}))
     run = chosen(request.GET.get("run", ""))
-    given = {"run": run and run.pk, "prompt": request.GET.get("prompt", "")[: writing.MOST_PROMPT]}
+    given = {"run": run and run.pk, "prompt": request.GET.get("prompt", "")[: writing.MAX_PROMPT]}
     return page(request, PromptForm(initial={**FIRST, **given}), run)
 
 
@@ -72,10 +72,10 @@ def taken(request: HttpRequest, form: PromptForm) -> HttpResponse:
     status = 400
     if form.is_valid():
         said = form.cleaned_data
-        question = writing.Question(said["prompt"], said["tokens"], said["temperature"])
+        question = writing.Prompt(said["prompt"], said["tokens"], said["temperature"])
         try:
-            return redirect(writing.ask(said["run"], question, visitor(request)))
-        except writing.NotNow as error:
+            return redirect(writing.queue_generation(said["run"], question, visitor(request)))
+        except writing.GenerationError as error:
             form.add_error(None, str(error))
             status = 429
     return page(request, form, form.cleaned_data.get("run"), status)
@@ -85,8 +85,8 @@ def page(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 
     context = {
         **choices(form, run),
         "open": writing.is_open(),
-        "prospect": writing.prospect_of(run) if run else None,
-        "given_up_at": timezone.now() + writing.WAIT,
+        "prospect": writing.estimate_generation_start(run) if run else None,
+        "given_up_at": timezone.now() + writing.MAX_WAIT,
         "unanswered": Generation.objects.unanswered().count(),
         "examples": EXAMPLES,
     }
@@ -95,14 +95,14 @@ def page(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 
 
 def chosen(word: str) -> Run | None:
     """Return the run that the address names, if its model can write, else the best of the default track."""
-    asked = writing.writers().filter(pk=word).first() if word.isdecimal() and len(word) < 19 else None
-    return asked or writing.best(Track.objects.default()) or writing.writers().first()
+    asked = writing.list_generating_runs().filter(pk=word).first() if word.isdecimal() and len(word) < 19 else None
+    return asked or writing.get_best_run(Track.objects.default()) or writing.list_generating_runs().first()
 
 
 def choices(form: PromptForm, run: Run | None) -> dict[str, Any]:
     """Return the models that are offered: each entry's best run, by track, and the one that was chosen."""
     seen: dict[tuple[int, int], Run] = {}
-    for found in writing.writers()[: 4 * MOST_CHOICES]:
+    for found in writing.list_generating_runs()[: 4 * MOST_CHOICES]:
         seen.setdefault((found.track_id, found.entry_id), found)
     offered = list(seen.values())[:MOST_CHOICES]
     if run is not None and run not in offered:
@@ -116,7 +116,7 @@ def visitor(request: HttpRequest) -> str:
     """Return whose prompts are counted together. Only the count is kept, for an hour."""
     if request.user.is_authenticated:
         return f"user:{request.user.pk}"
-    return writing.neighbourhood(request.META.get("REMOTE_ADDR", ""))
+    return writing.get_visitor_network(request.META.get("REMOTE_ADDR", ""))
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def generation(request: HttpRequest, token: str) -> HttpResponse:
         "generation": asked,
         "prospect": prospect(asked),
         "open": writing.is_open(),
-        "kept": writing.KEPT,
+        "kept": writing.RETENTION,
         "revision": asked.job.state,
     }
     return render(request, "leaderboard/generation.html", context)

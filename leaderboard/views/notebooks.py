@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 from leaderboard import actions, permissions, run_logs
 from leaderboard.job_handlers import notebooks
 from leaderboard.models import Entry, Run
-from leaderboard.schedule.start_estimates import departure_of
+from leaderboard.schedule.start_estimates import estimate_run_start
 from leaderboard.views.live import latest_event
 from scheduler import storage
 from scheduler.models import Event, JobFile
@@ -19,19 +19,19 @@ from scheduler.models import Event, JobFile
 
 def page(request: HttpRequest, run: Run) -> HttpResponse:
     """One notebook run, whole; `leaderboard.views.runs.run` leads here."""
-    begun = notebooks.shown(run)
+    begun = notebooks.list_part_views(run)
     context = {
         "run": run,
         "parts": begun,
-        "coming": notebooks.notebooks(run.entry)[len(begun) :],
+        "coming": notebooks.get_notebook_files(run.entry)[len(begun) :],
         "executed": notebooks.EXECUTED,
         "model": notebooks.MODEL,
         "events": Event.objects.about(run),
         "actions": actions.list_run_actions(
             request.user, run, is_maintainer=permissions.is_verified_maintainer(request)
         ),
-        "departure": departure_of(run),
-        "log": run_logs.shown(run),
+        "departure": estimate_run_start(run),
+        "log": run_logs.get_log(run),
         "revision": latest_event(),
     }
     return render(request, "leaderboard/notebook_run.html", context)

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from leaderboard.models import Subscription
 from leaderboard.notifications import email_links, subscriptions
 from leaderboard.notifications.channels import CHANNELS
-from leaderboard.notifications.topics import choosable
+from leaderboard.notifications.topics import list_choosable_topics
 
 
 class NoticesForm(forms.Form):
@@ -31,15 +31,15 @@ class NoticesForm(forms.Form):
 
     def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        known = [(kind.value, kind.label) for kind in Subscription.Kind if CHANNELS[kind].is_there()]
+        known = [(kind.value, kind.label) for kind in Subscription.Kind if CHANNELS[kind].is_available()]
         self.fields["kind"].choices = known  # type: ignore[attr-defined]
-        self.fields["topics"].choices = [(key, topic.LABEL) for key, topic in choosable(user).items()]  # type: ignore[attr-defined]
+        self.fields["topics"].choices = [(key, topic.LABEL) for key, topic in list_choosable_topics(user).items()]  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
         said = super().clean() or {}
         if "kind" in said and "address" in said:
             try:
-                said["address"] = CHANNELS[said["kind"]].cleaned(said["address"])
+                said["address"] = CHANNELS[said["kind"]].clean_address(said["address"])
             except ValueError as error:
                 self.add_error("address", str(error))
         return said
@@ -67,20 +67,22 @@ def mine(request: HttpRequest) -> HttpResponse:
 
 def page(request: HttpRequest, form: NoticesForm, new: Subscription | None = None) -> HttpResponse:
     user = cast(User, request.user)
-    offered = choosable(user)
+    offered = list_choosable_topics(user)
     context = {
         "form": form,
         "new": new,
         "subscriptions": [
             (
                 one,
-                CHANNELS[one.kind].shown(one.address),
+                CHANNELS[one.kind].mask_address(one.address),
                 [(key, topic, key in one.topics) for key, topic in offered.items()],
             )
             for one in Subscription.objects.filter(user=user)
         ],
         "channels": [
-            (kind.value, kind.label, CHANNELS[kind].ADDRESS) for kind in Subscription.Kind if CHANNELS[kind].is_there()
+            (kind.value, kind.label, CHANNELS[kind].ADDRESS)
+            for kind in Subscription.Kind
+            if CHANNELS[kind].is_available()
         ],
         "topics": offered.items(),
     }
@@ -94,13 +96,13 @@ def act(request: HttpRequest, subscription_id: int, wish: str) -> HttpResponse:
     user = cast(User, request.user)
     subscription = get_object_or_404(Subscription, pk=subscription_id, user=user)
     if wish == "topics":
-        subscriptions.choose(subscription, request.POST.getlist("topics"))
+        subscriptions.set_topics(subscription, request.POST.getlist("topics"))
     elif wish == "trial":
-        subscriptions.trial(subscription)
+        subscriptions.send_test_notice(subscription)
     elif wish == "resume":
-        subscriptions.resume(subscription)
+        subscriptions.resume_subscription(subscription)
     elif wish == "end":
-        subscriptions.end(subscription)
+        subscriptions.delete_subscription(subscription)
     else:
         raise Http404
     return redirect("notices")
@@ -110,11 +112,11 @@ def act(request: HttpRequest, subscription_id: int, wish: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def letter(request: HttpRequest, word: str, token: str) -> HttpResponse:
     """What a link in a letter leads to. Following it changes nothing: mail programs do that too. The button does."""
-    if word not in email_links.WORDS:
+    if word not in email_links.ACTIONS:
         raise Http404
-    subscription = email_links.read(word, token)
+    subscription = email_links.find_subscription(word, token)
     if subscription and request.method == "POST":
-        (subscriptions.confirm if word == "confirm" else subscriptions.end)(subscription)
+        (subscriptions.confirm_subscription if word == "confirm" else subscriptions.delete_subscription)(subscription)
     return render(
         request,
         "leaderboard/letter.html",

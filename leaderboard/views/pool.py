@@ -11,11 +11,11 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard.job_handlers.background_jobs import errands
+from leaderboard.job_handlers.background_jobs import list_background_jobs
 from leaderboard.models import Run
 from leaderboard.pool_nodes import find_working_nodes
 from leaderboard.pool_totals import totals
-from leaderboard.schedule.start_estimates import departures
+from leaderboard.schedule.start_estimates import estimate_starts
 from leaderboard.views.board import FAILURES
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, online_nodes
 from scheduler import job_kinds
@@ -32,8 +32,8 @@ def timetable() -> dict[str, Any]:
     waiting = list(Run.objects.waiting().with_job())
     return {
         "live": list(Run.objects.live().with_job()),
-        "departures": departures(waiting, now, queue_estimates),
-        "errands": errands(queue_estimates),
+        "departures": estimate_starts(waiting, now, queue_estimates),
+        "errands": list_background_jobs(queue_estimates),
         "online": online_nodes(),
     }
 

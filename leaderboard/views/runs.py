@@ -28,7 +28,7 @@ from leaderboard.publishing.weights import CHECKPOINT_FILES
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import ReferenceRun, find_reference_runs, parse_run_ids
 from leaderboard.runs import RunError
-from leaderboard.schedule.start_estimates import departure_of, in_queue
+from leaderboard.schedule.start_estimates import estimate_run_start, is_queued
 from leaderboard.views import notebooks
 from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, get_standings_revision
 from scheduler.models import Event
@@ -65,12 +65,12 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "samples": newest_first(list(found.samples.all())),
         **scores_of(found),
         "events": list(Event.objects.about(found)),
-        "log": run_logs.shown(found, request.GET.get("find", "")),
+        "log": run_logs.get_log(found, request.GET.get("find", "")),
         "weights": weight_files(found),
-        "publications": publications.shown(found),
-        "publishing": publications.rule() if publications.is_connected() and found.is_over else "",
-        "way": releases.way(found),
-        "departure": departure_of(found),
+        "publications": publications.list_publications(found),
+        "publishing": publications.describe_rules() if publications.is_connected() and found.is_over else "",
+        "way": releases.get_release_progress(found),
+        "departure": estimate_run_start(found),
         "actions": list_actions(request, found),
         **curves(request, found, others, find_reference_runs(found, table)),
         **({"standings": table, "row": table.get_row(found.entry_id)} if table and is_finished(found) else {}),
@@ -167,7 +167,7 @@ def is_settled(run: Run) -> bool:
 
 def load_run_standings(run: Run) -> StandingsTable | None:
     """Return the standings that the run is compared in: of its own season, once there is something to compare."""
-    if run.season_id != run.track.season_id or not run.step or in_queue(run):
+    if run.season_id != run.track.season_id or not run.step or is_queued(run):
         return None
     run.track.season = run.season  # the same row: no second query for it
     return load_standings(run.track)
@@ -226,8 +226,8 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
     head = f"leaderboard/parts/{'notebook' if is_notebook else 'run'}_head.html"
     context = {
         "run": found,
-        "departure": departure_of(found),
-        "log": run_logs.shown(found, request.GET.get("find", "")),
+        "departure": estimate_run_start(found),
+        "log": run_logs.get_log(found, request.GET.get("find", "")),
     }
     return JsonResponse(
         {
@@ -271,7 +271,7 @@ def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
     if (error := build_rate_limit_response(request, "log")) is not None:
         return error
     found = get_object_or_404(Run, pk=run_id)
-    return attached(run_logs.whole(found), f"run-{found.pk}-log.txt", "text/plain")
+    return attached(run_logs.get_full_text(found), f"run-{found.pk}-log.txt", "text/plain")
 
 
 @require_safe

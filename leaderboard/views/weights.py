@@ -22,7 +22,7 @@ def file(request: HttpRequest, run_id: int, name: str, path: str) -> HttpRespons
     if (error := build_rate_limit_response(request, "download")) is not None:
         return error
     run = get_object_or_404(Run.objects.select_related("entry__bundle", "checkpoint"), pk=run_id)
-    blob = dict(weights.found(run, name)).get(path)
+    blob = dict(weights.find_weight_blobs(run, name)).get(path)
     if blob is None:
         raise Http404
     if address := storage.get_presigned_url(blob):

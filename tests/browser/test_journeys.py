@@ -98,7 +98,7 @@ def test_an_idea_goes_from_a_commit_to_its_verdict(
     track = scene.track(budget="20steps", expected_seconds=10, config={"model": {"depth": 2}})
     fork = repository.fork(tmp_path / "fork")
     sha = fork.commit("An idea", {"trainer/models/smear.py": "class Model:\n    gate = True\n"})
-    idea = intake.enter(str(fork.path), "main", "A gate", "smear", track)
+    idea = intake.submit_entry(str(fork.path), "main", "A gate", "smear", track)
     idea.requested_by = mira
     idea.hypothesis = "A gate lets a head say nothing."
     idea.save()

@@ -58,7 +58,7 @@ def waiting_run() -> Run:
     track.season.tokenizer, track.season.dataset_hash = "bpe:256", "e" * 64
     track.season.save()
     run = scene.run(scene.entry(track, "Smeared keys"))
-    assert runs.queue(run, release=storage.store_bytes(small_release.build_tar(small_release.FILES)))
+    assert runs.queue_run(run, release=storage.store_bytes(small_release.build_tar(small_release.FILES)))
     return run
 
 

@@ -163,13 +163,13 @@ def able(node: Node) -> Node:
 @pytest.fixture
 def idea(main: Repository, track: Track) -> Entry:
     """A proposed entry of main's own `smear`."""
-    return intake.enter(str(main.path), "main", "Smeared keys", "smear", track)
+    return intake.submit_entry(str(main.path), "main", "Smeared keys", "smear", track)
 
 
 @pytest.fixture
 def run(idea: Entry) -> Run:
     """The queued run of an approved entry."""
-    (made,) = intake.approve(idea, idea.sha, None)
+    (made,) = intake.approve_entry(idea, idea.sha, None)
     return made
 
 

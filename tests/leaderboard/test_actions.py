@@ -95,7 +95,7 @@ def test_more_seeds_of_a_result_and_runs_that_check_it_are_for_maintainers(
     finish(run, node)
     assert buttons(client, run) == []
     check = runs.make_run(run.entry, run.track, purpose=Run.Purpose.CONFIRMATION)
-    runs.queue(check)
+    runs.queue_run(check)
     assert client.post(f"/runs/{check.pk}/ask/cancel/").status_code == 403
     client.force_login(maintainer)
     assert buttons(client, run) == ["again"]
@@ -200,5 +200,5 @@ def test_maintainers_hold_let_go_and_raise_in_the_admin(run: Run, maintainer: Us
 def test_another_impact_moves_what_waits(run: Run, maintainer: User) -> None:
     run.entry.impact = 7
     run.entry.save()
-    assert runs.set_impact(run.entry) == 1
+    assert runs.update_job_impact(run.entry) == 1
     assert job_of(run).impact == 7

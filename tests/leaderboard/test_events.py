@@ -23,7 +23,7 @@ def listener(events: Sequence[Event]) -> None:
 def fussy(events: Sequence[Event]) -> None:
     """Cannot take one kind of Event; asks for an effect for the others."""
     for event in events:
-        outbox.want_once("notice", f"fussy:{event.sentence}")
+        outbox.enqueue_once("notice", f"fussy:{event.sentence}")
         if event.sentence == "bad":
             raise RuntimeError("not this one")
 
@@ -44,7 +44,7 @@ def happen(node: Node, *sentences: str) -> None:
 
 def die_in_a_transaction() -> None:
     with transaction.atomic():
-        announcing.announce()
+        announcing.announce_events()
         raise KeyboardInterrupt
 
 
@@ -56,12 +56,12 @@ def quiet_node(node: Node) -> Node:
 
 def test_what_has_happened_is_told_once_and_in_order(quiet_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     listen(monkeypatch, "listener")
-    monkeypatch.setattr(announcing, "AT_ONCE", 2)
+    monkeypatch.setattr(announcing, "BATCH_SIZE", 2)
     happen(quiet_node, "one", "two", "three")
-    assert announcing.announce() == 3
-    assert announcing.announce() == 0
+    assert announcing.announce_events() == 3
+    assert announcing.announce_events() == 0
     happen(quiet_node, "four")
-    assert announcing.announce() == 1
+    assert announcing.announce_events() == 1
     assert heard == ["one", "two", "three", "four"]
 
 
@@ -71,9 +71,9 @@ def test_an_event_that_is_committed_late_is_not_passed_over(quiet_node: Node, mo
     happen(quiet_node, "late", "early")
     late = Event.objects.get(sentence="late")
     Event.objects.filter(pk=late.pk).delete()
-    announcing.announce()
+    announcing.announce_events()
     late.save(force_insert=True)
-    announcing.announce()
+    announcing.announce_events()
     assert heard == ["early", "late"]
 
 
@@ -82,7 +82,7 @@ def test_one_that_a_listener_cannot_take_silences_nothing_else(
 ) -> None:
     listen(monkeypatch, "fussy", "listener")
     happen(quiet_node, "good", "bad", "better")
-    assert announcing.announce() == 3
+    assert announcing.announce_events() == 3
     assert heard == ["good", "bad", "better"]
     assert set(Effect.objects.values_list("key", flat=True)) == {"fussy:good", "fussy:better"}
 
@@ -91,9 +91,9 @@ def test_when_the_database_is_away_nothing_counts_as_told(quiet_node: Node, monk
     listen(monkeypatch, "listener", "broken_database")
     happen(quiet_node, "one")
     with pytest.raises(OperationalError):
-        announcing.announce()
+        announcing.announce_events()
     listen(monkeypatch, "listener")
-    assert announcing.announce() == 1
+    assert announcing.announce_events() == 1
 
 
 def test_what_a_dying_process_had_begun_is_undone_with_the_mark(
@@ -104,20 +104,20 @@ def test_what_a_dying_process_had_begun_is_undone_with_the_mark(
     with pytest.raises(KeyboardInterrupt):
         die_in_a_transaction()
     assert not Effect.objects.exists()
-    assert announcing.announce() == 1
+    assert announcing.announce_events() == 1
     assert Effect.objects.count() == 1
 
 
 @pytest.mark.django_db(transaction=True)
 def test_two_processes_tell_each_event_once(monkeypatch: pytest.MonkeyPatch) -> None:
     listen(monkeypatch, "listener")
-    monkeypatch.setattr(announcing, "AT_ONCE", 3)
+    monkeypatch.setattr(announcing, "BATCH_SIZE", 3)
     node = Node.objects.create(name="busy")
     happen(node, *(f"event {number}" for number in range(20)))
 
     def announce() -> None:
         try:
-            announcing.announce()
+            announcing.announce_events()
         finally:
             connection.close()
 
@@ -126,7 +126,7 @@ def test_two_processes_tell_each_event_once(monkeypatch: pytest.MonkeyPatch) -> 
         thread.start()
     for thread in threads:
         thread.join(60)
-    announcing.announce()
+    announcing.announce_events()
     assert sorted(heard) == sorted(f"event {number}" for number in range(20))
 
 

@@ -38,7 +38,7 @@ def tuned(base: Run, idea: Entry) -> Run:
     tune.full_clean()
     tune.save()
     made = runs.make_run(idea, tune)
-    runs.queue(made)
+    runs.queue_run(made)
     return made
 
 
@@ -62,7 +62,7 @@ def test_the_order_carries_what_the_run_starts_from_and_its_node_may_fetch_it(
 
 
 def test_a_run_on_any_other_track_starts_from_scratch(base: Run, idea: Entry, able: Node) -> None:
-    runs.queue(runs.make_run(idea, base.track))
+    runs.queue_run(runs.make_run(idea, base.track))
     assert claim(able)[1].base is None
 
 
@@ -73,9 +73,9 @@ def test_another_start_later_changes_nothing_for_a_run_that_has_one(tuned: Run, 
 
 def test_a_replay_starts_from_the_same_weights(base: Run, tuned: Run, able: Node) -> None:
     finish(tuned, able)
-    replay = replays.ask(tuned, actor="mara")
+    replay = replays.request_replay(tuned, actor="mara")
     assert replay.job
-    order = replays.Replaying().order(replay.job, None)
+    order = replays.ReplayHandler().order(replay.job, None)
     assert order.base is not None
     assert order.base.name == f"run-{base.pk}"
 

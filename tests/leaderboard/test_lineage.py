@@ -41,7 +41,7 @@ def first(run: Run, able: Node) -> Run:
 @pytest.fixture
 def second(first: Run) -> Run:
     """The first one rewound to step 8, which has run 4 steps."""
-    made = runs.rewind(first, 8, actor="mara")
+    made = runs.rewind_run(first, 8, actor="mara")
     assert made.job
     learn(made, 4)
     return made
@@ -56,7 +56,7 @@ def learn(run: Run, steps: int) -> None:
 
 
 def test_a_rewind_is_a_run_of_what_was_left_and_starts_from_that_checkpoint(first: Run, able: Node) -> None:
-    made = runs.rewind(first, 8, actor="mara")
+    made = runs.rewind_run(first, 8, actor="mara")
     assert (made.entry, made.budget, made.purpose) == (first.entry, "12steps", Run.Purpose.REWIND)
     assert (made.start_run, made.start_checkpoint) == (first, Checkpoint.objects.get(job=first.job, step=8))
     Job.objects.filter(pk=first.job_id).update(state=Job.State.CANCELLED)
@@ -73,30 +73,30 @@ def test_what_a_rewind_starts_from_stays(second: Run, first: Run) -> None:
         state=Job.State.CANCELLED, finished_at=timezone.now() - timedelta(days=9)
     )
     retention.delete_expired(timezone.now() + timedelta(days=365))
-    assert sorted(initial_weights.steps(first)) == [8, 16]
+    assert sorted(initial_weights.list_steps(first)) == [8, 16]
 
 
 def test_a_release_can_be_gone_back_to_when_its_checkpoint_is_forgotten(first: Run) -> None:
-    publications.release(first, Checkpoint.objects.get(job=first.job, step=8), "40-percent")
+    publications.publish_release(first, Checkpoint.objects.get(job=first.job, step=8), "40-percent")
     Checkpoint.objects.filter(job=first.job, step=8).delete()
-    made = runs.rewind(first, 8, actor="mara")
+    made = runs.rewind_run(first, 8, actor="mara")
     assert made.start_checkpoint is not None
     assert made.start_checkpoint.blobs.count() == 1
 
 
 def test_rewind_to_superseded_checkpoint_without_files_is_refused(first: Run) -> None:
     Checkpoint.objects.filter(job=first.job, step=8).update(files_deleted_at=timezone.now())
-    assert initial_weights.steps(first) == [16]
+    assert initial_weights.list_steps(first) == [16]
     with pytest.raises(RunError, match="no checkpoint of step 8"):
-        runs.rewind(first, 8, actor="mara")
+        runs.rewind_run(first, 8, actor="mara")
 
 
 def test_rewind_to_release_without_checkpoint_files_restores_them(first: Run) -> None:
     checkpoint = Checkpoint.objects.get(job=first.job, step=8)
-    publications.release(first, checkpoint, "40-percent")
+    publications.publish_release(first, checkpoint, "40-percent")
     checkpoint.blobs.clear()
     Checkpoint.objects.filter(pk=checkpoint.pk).update(files_deleted_at=timezone.now())
-    made = runs.rewind(first, 8, actor="mara")
+    made = runs.rewind_run(first, 8, actor="mara")
     assert made.start_checkpoint == checkpoint
     assert made.start_checkpoint.files_deleted_at is None
     assert made.start_checkpoint.blobs.count() == 1
@@ -104,11 +104,11 @@ def test_rewind_to_release_without_checkpoint_files_restores_them(first: Run) ->
 
 def test_nobody_goes_back_to_what_is_not_there_or_used_up(first: Run) -> None:
     with pytest.raises(RunError, match="no checkpoint of step 9"):
-        runs.rewind(first, 9, actor="mara")
+        runs.rewind_run(first, 9, actor="mara")
     Run.objects.filter(pk=first.pk).update(fraction=1.0)
     first.refresh_from_db()
     with pytest.raises(RunError, match="nothing is left"):
-        runs.rewind(first, 16, actor="mara")
+        runs.rewind_run(first, 16, actor="mara")
 
 
 def test_maintainers_rewind_on_the_page_and_authors_do_not(first: Run, maintainer: User, client: Client) -> None:
@@ -198,7 +198,7 @@ def test_milestones_say_what_the_runs_before_have_seen(second: Run, client: Clie
 def test_a_grandchild_counts_from_the_oldest(second: Run, first: Run) -> None:
     assert second.job
     upload(second.job, 4)
-    third = runs.rewind(second, 4, actor="mara")
+    third = runs.rewind_run(second, 4, actor="mara")
     stages = lineage.of(third)
     assert [(stage.run, stage.left.step, stage.since.step) for stage in stages] == [(first, 8, 0), (second, 4, 8)]
     assert lineage.end_of(stages).tokens == (8 + 4) * 512

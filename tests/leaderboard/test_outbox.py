@@ -26,7 +26,7 @@ from kombu.exceptions import OperationalError
 from leaderboard import outbox
 from leaderboard.integrations.github import client
 from leaderboard.models import Effect
-from leaderboard.outbox import Later, Refused
+from leaderboard.outbox import PermanentError, RetryLater
 from tests.support.github_server import APP, GitHub, private_key
 
 SHA = "a" * 40
@@ -60,7 +60,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, db: None) -> World:
     made = World()
-    monkeypatch.setattr(outbox, "handler", lambda kind: made.handle)
+    monkeypatch.setattr(outbox, "get_handler", lambda kind: made.handle)
     monkeypatch.setattr("celery.app.task.Task.apply_async", lambda *arguments, **more: None)
     return made
 
@@ -76,26 +76,26 @@ def states() -> dict[str, str]:
 
 
 def test_it_is_done_once_and_what_came_of_it_is_kept(world: World) -> None:
-    made = outbox.want("note", "note:1", {"n": 1})
-    outbox.carry_out(made.pk)
-    outbox.carry_out(made.pk)
+    made = outbox.enqueue("note", "note:1", {"n": 1})
+    outbox.process_message(made.pk)
+    outbox.process_message(made.pk)
     made.refresh_from_db()
     assert (made.state, made.result, made.problem, world.made) == ("done", {"seen": {"n": 1}}, "", {"note:1": 1})
 
 
 def test_asked_for_again_it_is_done_again_with_the_new_payload(world: World) -> None:
-    outbox.want("note", "note:1", {"n": 1})
-    outbox.catch_up()
-    outbox.want("note", "note:1", {"n": 2})
-    assert outbox.catch_up() == 1
+    outbox.enqueue("note", "note:1", {"n": 1})
+    outbox.process_due()
+    outbox.enqueue("note", "note:1", {"n": 2})
+    assert outbox.process_due() == 1
     assert (world.there, world.made) == ({"note:1": {"n": 2}}, {"note:1": 1})
 
 
 def test_once_for_ever_is_once(world: World) -> None:
-    outbox.want_once("note", "note:1", {"n": 1})
-    outbox.catch_up()
-    outbox.want_once("note", "note:1", {"n": 2})
-    assert outbox.catch_up() == 0
+    outbox.enqueue_once("note", "note:1", {"n": 1})
+    outbox.process_due()
+    outbox.enqueue_once("note", "note:1", {"n": 2})
+    assert outbox.process_due() == 0
     assert world.there == {"note:1": {"n": 1}}
 
 
@@ -104,75 +104,75 @@ def test_what_is_asked_for_while_it_is_being_done_is_done_once_more(
 ) -> None:
     def handle(effect: Effect) -> Mapping[str, Any]:
         if effect.payload == {"n": 1}:
-            outbox.want("note", "note:1", {"n": 2})
+            outbox.enqueue("note", "note:1", {"n": 2})
             assert Effect.objects.get().state == Effect.State.DOING
         return world.handle(effect)
 
-    monkeypatch.setattr(outbox, "handler", lambda kind: handle)
-    outbox.want("note", "note:1", {"n": 1})
-    outbox.catch_up()
+    monkeypatch.setattr(outbox, "get_handler", lambda kind: handle)
+    outbox.enqueue("note", "note:1", {"n": 1})
+    outbox.process_due()
     assert states() == {"note:1": "wanted"}
-    outbox.catch_up()
+    outbox.process_due()
     assert (states(), world.there) == ({"note:1": "done"}, {"note:1": {"n": 2}})
 
 
 def test_nobody_else_takes_it_while_it_is_being_done(world: World) -> None:
-    made = outbox.want("note", "note:1")
+    made = outbox.enqueue("note", "note:1")
     world.troubles = [Killed()]
     with pytest.raises(Killed):
-        outbox.carry_out(made.pk)
-    assert outbox.catch_up() == 0
-    later(outbox.CLAIM.total_seconds() + 1)
-    assert outbox.catch_up() == 1
+        outbox.process_message(made.pk)
+    assert outbox.process_due() == 0
+    later(outbox.CLAIM_TIME.total_seconds() + 1)
+    assert outbox.process_due() == 1
     assert states() == {"note:1": "done"}
 
 
 def test_whoever_lost_his_claim_notes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(effect: Effect) -> Mapping[str, Any]:
-        later(outbox.CLAIM.total_seconds() + 1)
-        monkeypatch.setattr(outbox, "handler", lambda kind: world.handle)
-        outbox.carry_out(effect.pk)
-        raise Refused("Too late to say so.")
+        later(outbox.CLAIM_TIME.total_seconds() + 1)
+        monkeypatch.setattr(outbox, "get_handler", lambda kind: world.handle)
+        outbox.process_message(effect.pk)
+        raise PermanentError("Too late to say so.")
 
-    monkeypatch.setattr(outbox, "handler", lambda kind: slow)
-    outbox.carry_out(outbox.want("note", "note:1", {"n": 1}).pk)
+    monkeypatch.setattr(outbox, "get_handler", lambda kind: slow)
+    outbox.process_message(outbox.enqueue("note", "note:1", {"n": 1}).pk)
     assert (states(), Effect.objects.get().problem) == ({"note:1": "done"}, "")
 
 
 def test_it_waits_longer_from_failure_to_failure(world: World) -> None:
-    made = outbox.want("note", "note:1")
+    made = outbox.enqueue("note", "note:1")
     waits = []
     for _ in range(12):
         world.troubles = [RuntimeError("the moon")]
-        outbox.carry_out(made.pk)
+        outbox.process_message(made.pk)
         made.refresh_from_db()
         waits.append(round((made.not_before - timezone.now()).total_seconds(), -1))
         later(3601)
     assert waits[:4] == [10, 20, 40, 80]
-    assert waits[-1] == outbox.LONGEST_RETRY.total_seconds()
+    assert waits[-1] == outbox.MAX_RETRY_WAIT.total_seconds()
     assert (made.state, made.problem) == ("wanted", "RuntimeError: the moon")
 
 
 def test_a_limit_is_waited_for_as_long_as_it_says(world: World) -> None:
-    world.troubles = [Later("GitHub asks us to wait", timedelta(minutes=14))]
-    outbox.want("note", "note:1")
-    outbox.catch_up()
+    world.troubles = [RetryLater("GitHub asks us to wait", timedelta(minutes=14))]
+    outbox.enqueue("note", "note:1")
+    outbox.process_due()
     later(13 * 60)
-    assert outbox.catch_up() == 0
+    assert outbox.process_due() == 0
     later(60)
-    assert outbox.catch_up() == 1
+    assert outbox.process_due() == 1
     assert states() == {"note:1": "done"}
 
 
 def test_what_is_refused_is_tried_again_only_when_asked_for_again(world: World) -> None:
-    world.troubles = [Refused("The App is not installed.")]
-    outbox.want("note", "note:1")
-    outbox.catch_up()
+    world.troubles = [PermanentError("The App is not installed.")]
+    outbox.enqueue("note", "note:1")
+    outbox.process_due()
     later(10**6)
-    assert (outbox.catch_up(), states()) == (0, {"note:1": "refused"})
+    assert (outbox.process_due(), states()) == (0, {"note:1": "refused"})
     assert Effect.objects.get().problem == "The App is not installed."
-    outbox.want("note", "note:1")
-    outbox.catch_up()
+    outbox.enqueue("note", "note:1")
+    outbox.process_due()
     assert (states(), Effect.objects.get().problem) == ({"note:1": "done"}, "")
 
 
@@ -183,7 +183,7 @@ def test_a_cause_that_was_taken_back_has_no_effect() -> None:
 
     @transaction.atomic
     def cause() -> None:
-        outbox.want("note", "note:1")
+        outbox.enqueue("note", "note:1")
         raise Never
 
     with pytest.raises(Never):
@@ -199,11 +199,11 @@ def test_a_broker_that_is_down_is_waited_for_once(world: World, monkeypatch: pyt
         raise ConnectionRefusedError
 
     monkeypatch.setattr("celery.app.task.Task.apply_async", down)
-    outbox.soon(1)
-    outbox.soon(2)
+    outbox.notify_worker(1)
+    outbox.notify_worker(2)
     assert len(asked) == 1
     cache.delete(outbox.NO_BROKER)
-    outbox.soon(3)
+    outbox.notify_worker(3)
     assert len(asked) == 2
 
 
@@ -232,8 +232,8 @@ STEPS = st.one_of(
 )
 TROUBLES: dict[str, Any] = {
     "killed before": Killed,
-    "later": lambda: Later("busy"),
-    "refused": lambda: Refused("no"),
+    "later": lambda: RetryLater("busy"),
+    "refused": lambda: PermanentError("no"),
     "wrong": lambda: RuntimeError("odd"),
 }
 
@@ -249,21 +249,21 @@ def test_in_the_end_everything_is_as_it_was_last_asked_for_and_nothing_is_double
     for step, *details in steps:
         if step == "want":
             key, number = details
-            outbox.want("note", key, {"n": number})
+            outbox.enqueue("note", key, {"n": number})
             wanted[key] = {"n": number}
         elif step == "once":
             key, number = f"once-{details[0]}", details[1]
-            outbox.want_once("note", key, {"n": number})
+            outbox.enqueue_once("note", key, {"n": number})
             wanted.setdefault(key, {"n": number})
         elif step == "time":
             later(details[0])
         else:
             work(world, details[0])
     for key in wanted:  # whatever was refused is asked for again
-        outbox.want("note", key, wanted[key])
+        outbox.enqueue("note", key, wanted[key])
     for _ in range(len(wanted) + 1):
         later(4000)
-        outbox.catch_up()
+        outbox.process_due()
     assert world.there == wanted
     assert set(world.made.values()) <= {1}
     assert set(states().values()) <= {"done"}
@@ -273,7 +273,7 @@ def work(world: World, how: str) -> None:
     """One sweep of a worker that something happens to on its first effect."""
     world.troubles = [TROUBLES[how]() if how in TROUBLES else how]
     try:
-        outbox.catch_up()
+        outbox.process_due()
     except Killed:
         pass
     finally:
@@ -316,8 +316,8 @@ def database_url() -> str:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_that_is_killed_between_doing_and_noting_doubles_nothing(github: GitHub) -> None:
-    outbox.want("github.check", "github.check:1", {"sha": SHA})
-    outbox.want("github.check", "github.check:2", {"sha": SHA})
+    outbox.enqueue("github.check", "github.check:1", {"sha": SHA})
+    outbox.enqueue("github.check", "github.check:2", {"sha": SHA})
     environment = {
         **os.environ,
         "DATABASE_URL": database_url(),
@@ -333,9 +333,9 @@ def test_a_worker_that_is_killed_between_doing_and_noting_doubles_nothing(github
     checks = github.repositories["trains/daily"].checks
     assert [row["external_id"] for row in checks.values()] == ["github.check:1"]
     assert states() == {"github.check:1": "doing", "github.check:2": "wanted"}
-    later(outbox.CLAIM.total_seconds() + 1)
+    later(outbox.CLAIM_TIME.total_seconds() + 1)
     assert worker() == 0
     assert sorted(row["external_id"] for row in checks.values()) == ["github.check:1", "github.check:2"]
     assert states() == {"github.check:1": "done", "github.check:2": "done"}
     assert Effect.objects.get(key="github.check:1").result == {"check": next(iter(checks))}
-    assert client.for_repository("trains/daily").find_check(SHA, "train", "github.check:1") == next(iter(checks))
+    assert client.get_client("trains/daily").find_check(SHA, "train", "github.check:1") == next(iter(checks))

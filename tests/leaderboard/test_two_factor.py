@@ -27,7 +27,7 @@ def two_steps(settings: Any, db: None) -> None:
 @pytest.fixture
 def cora(two_steps: None) -> User:
     made = User.objects.create_user("cora", password=PASSWORD)
-    permissions.give(made, permissions.COORDINATOR, None)
+    permissions.grant_role(made, permissions.COORDINATOR, None)
     return made
 
 

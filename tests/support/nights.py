@@ -12,5 +12,5 @@ TUESDAY = MONDAY + timedelta(days=1)
 
 
 def tonight(now: datetime) -> Night:
-    (night,) = nightly.tonight(now)
+    (night,) = nightly.start_nightly_runs(now)
     return night

@@ -85,18 +85,18 @@ class Conversation:
             self.settle()
 
     def hand_over(self, event: str, payload: dict[str, Any], guid: str = "") -> None:
-        deliveries.keep(guid or str(uuid.uuid4()), event, uuid.uuid4().bytes, payload)
-        deliveries.catch_up()
+        deliveries.store_delivery(guid or str(uuid.uuid4()), event, uuid.uuid4().bytes, payload)
+        deliveries.process_due()
 
     def settle(self, *, once: bool = False) -> None:
         """Do what waits, and what follows from it, until nothing does."""
         for _ in range(1 if once else 20):
-            told = deliveries.catch_up() + events.announce()
+            told = deliveries.process_due() + events.announce_events()
             Effect.objects.filter(state=Effect.State.WANTED).update(not_before=timezone.now())
-            if not told + outbox.catch_up():
+            if not told + outbox.process_due():
                 return
             if once:
-                outbox.catch_up()
+                outbox.process_due()
 
     # --- what is read there
 

@@ -13,23 +13,31 @@ from urllib.parse import quote, urlsplit
 from django.conf import settings
 from django.core.cache import caches
 
-from leaderboard.integrations.github.connection import Connection, NotFound
-from leaderboard.integrations.github.credentials import InstallationToken, NotConnected, PlainToken, app_token
+from leaderboard.integrations.github.connection import Connection, NotFoundError
+from leaderboard.integrations.github.credentials import InstallationToken, NotConnectedError, PlainToken, get_app_token
 from leaderboard.models import Installation
 
-__all__ = ["Client", "Comment", "NotConnected", "NotFound", "app", "for_repository", "main_repository"]
+__all__ = [
+    "Client",
+    "Comment",
+    "NotConnectedError",
+    "NotFoundError",
+    "connect_app",
+    "get_client",
+    "get_main_repository",
+]
 
 Permission = Literal["admin", "maintain", "write", "triage", "read", "none"]
 LEVELS: tuple[Permission, ...] = ("admin", "maintain", "write", "triage", "read", "none")
 Status = Literal["queued", "in_progress", "completed"]
 Conclusion = Literal["success", "failure", "neutral", "cancelled", "timed_out", "action_required", "skipped"]
 
-MINIMISE = """
+MINIMIZE = """
 mutation($id: ID!) {
   minimizeComment(input: {subjectId: $id, classifier: OUTDATED}) { minimizedComment { isMinimized } }
 }
 """
-OURS_SECONDS = 3600
+LOGIN_CACHE_SECONDS = 3600
 COMMIT_STATES = {"success": "success", "neutral": "success", "skipped": "success", "cancelled": "error"}
 """What a conclusion is as a commit status; any other is `failure`."""
 DESCRIPTION_LENGTH = 140
@@ -63,7 +71,7 @@ class Client:
         return int(self.connection.send("POST", f"{self.at}/issues/{number}/comments", {"body": body})["id"])
 
     def edit_comment(self, comment: int, body: str) -> None:
-        """Rewrite a comment. Raises NotFound where somebody deleted it."""
+        """Rewrite a comment. Raises NotFoundError where somebody deleted it."""
         self.connection.send("PATCH", f"{self.at}/issues/comments/{comment}", {"body": body})
 
     def comments(self, number: int) -> Iterator[Comment]:
@@ -74,8 +82,8 @@ class Client:
             yield Comment(row["id"], row["node_id"], row.get("body") or "", author, author == ours)
 
     def minimise(self, node_id: str) -> None:
-        """Fold a comment as outdated. Raises NotFound where it is gone."""
-        self.connection.graphql(MINIMISE, id=node_id)
+        """Fold a comment as outdated. Raises NotFoundError where it is gone."""
+        self.connection.graphql(MINIMIZE, id=node_id)
 
     def react(self, comment: int, content: Literal["+1", "-1", "confused", "eyes", "rocket", "hooray"]) -> None:
         self.connection.send("POST", f"{self.at}/issues/comments/{comment}/reactions", {"content": content})
@@ -134,7 +142,7 @@ class Client:
         """Return what somebody may do in the repository."""
         try:
             answer = self.connection.get(f"{self.at}/collaborators/{quote(login, safe='')}/permission")
-        except NotFound:
+        except NotFoundError:
             return "none"
         # `permission` knows neither maintain nor triage; a role that an organisation made has a name of its own.
         for said in (answer.get("role_name"), answer.get("permission")):
@@ -156,47 +164,47 @@ class Client:
         login: str | None = caches["github"].get(name)
         if login is None:
             login = (
-                f"{app().get('/app')['slug']}[bot]"
+                f"{connect_app().get('/app')['slug']}[bot]"
                 if self.connection.credentials.is_app
                 else self.connection.get("/user")["login"]
             )
-            caches["github"].set(name, login, OURS_SECONDS)
+            caches["github"].set(name, login, LOGIN_CACHE_SECONDS)
         return login
 
 
-def for_repository(repository: str) -> Client:
-    """Return a client for `owner/name`. Raises NotConnected, with a sentence, where the site has no access."""
-    if app_token() is not None:
-        return Client(repository, Connection(InstallationToken(app(), installation(repository).number)))
+def get_client(repository: str) -> Client:
+    """Return a client for `owner/name`. Raises NotConnectedError, with a sentence, where the site has no access."""
+    if get_app_token() is not None:
+        return Client(repository, Connection(InstallationToken(connect_app(), get_installation(repository).number)))
     if settings.GITHUB_TOKEN:
         return Client(repository, Connection(PlainToken(settings.GITHUB_TOKEN)))
-    raise NotConnected("The site is not connected to GitHub: run manage.py connect_github.")
+    raise NotConnectedError("The site is not connected to GitHub: run manage.py connect_github.")
 
 
-def app() -> Connection:
+def connect_app() -> Connection:
     """Return a connection in the App's own name."""
-    token = app_token()
+    token = get_app_token()
     if token is None:
-        raise NotConnected("The site has no GitHub App: set GITHUB_APP_ID and GITHUB_PRIVATE_KEY.")
+        raise NotConnectedError("The site has no GitHub App: set GITHUB_APP_ID and GITHUB_PRIVATE_KEY.")
     return Connection(token)
 
 
-def installation(repository: str) -> Installation:
+def get_installation(repository: str) -> Installation:
     """Return the installation for a repository's owner, asking GitHub where it is not known."""
     owner = repository.partition("/")[0]
     found = Installation.objects.filter(account__iexact=owner).order_by("suspended", "-number").first()
     if found is None:
-        found = ask_installation(repository)
+        found = fetch_installation(repository)
     if found.suspended:
-        raise NotConnected(f"The GitHub App is suspended or was removed for {owner}.")
+        raise NotConnectedError(f"The GitHub App is suspended or was removed for {owner}.")
     return found
 
 
-def ask_installation(repository: str) -> Installation:
+def fetch_installation(repository: str) -> Installation:
     try:
-        answer = app().get(f"/repos/{repository}/installation")
-    except NotFound as error:
-        raise NotConnected(f"The GitHub App is not installed for {repository}.") from error
+        answer = connect_app().get(f"/repos/{repository}/installation")
+    except NotFoundError as error:
+        raise NotConnectedError(f"The GitHub App is not installed for {repository}.") from error
     found, _ = Installation.objects.update_or_create(
         number=answer["id"],
         defaults={"account": answer["account"]["login"], "suspended": bool(answer.get("suspended_at"))},
@@ -204,7 +212,7 @@ def ask_installation(repository: str) -> Installation:
     return found
 
 
-def main_repository() -> str:
+def get_main_repository() -> str:
     """Return `owner/name` of the repository whose pull requests are entries; empty where it is not on GitHub."""
     if settings.GITHUB_REPOSITORY:
         return settings.GITHUB_REPOSITORY

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from leaderboard.models.seasons import MOST_SEEDS
 
-MOST = 5
+MAX_COMMANDS = 5
 """Commands of one comment that are obeyed."""
-LONGEST_LINE = 200
-MOST_HOURS = 24 * 31
-MOST_IMPACT = 1000
+MAX_LINE_LENGTH = 200
+MAX_HOURS = 24 * 31
+MAX_IMPACT = 1000
 
 
 @dataclass(frozen=True)
-class Said:
+class Command:
     """One command, understood."""
 
     does: str
-    """One of `leaderboard.integrations.github.slash_commands.DEEDS`."""
+    """One of `leaderboard.integrations.github.slash_commands.HANDLERS`."""
     word: str = ""
     number: float = 0.0
     line: str = ""
@@ -28,7 +28,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Misread:
+class InvalidCommand:
     """One that is ours and cannot be obeyed; `why` ends in a full stop."""
 
     line: str
@@ -56,17 +56,17 @@ USAGES = (
 )
 
 
-class NotUnderstood(ValueError):
+class CommandError(ValueError):
     """What follows the command is not what it takes."""
 
 
-def read(text: str) -> list[Said | Misread]:
+def parse_comment(text: str) -> list[Command | InvalidCommand]:
     """Return what a comment asks, in its order. Quotations and code ask nothing, nor do other programs' commands."""
-    found = [one for line in spoken(text) if (one := read_line(line))]
-    return found[:MOST]
+    found = [one for line in extract_own_lines(text) if (one := parse_line(line))]
+    return found[:MAX_COMMANDS]
 
 
-def spoken(text: str) -> list[str]:
+def extract_own_lines(text: str) -> list[str]:
     """Return the lines that their writer says himself: what he quotes, and code, is somebody else's."""
     lines, fence = list[str](), ""
     for line in re.sub(r"<!--.*?(-->|\Z)", "", text, flags=re.DOTALL).splitlines():
@@ -77,82 +77,82 @@ def spoken(text: str) -> list[str]:
     return lines
 
 
-def read_line(line: str) -> Said | Misread | None:
+def parse_line(line: str) -> Command | InvalidCommand | None:
     """Return what a line asks; None where it is no command of ours."""
     name, *words = line.strip().split() or [""]
-    command = COMMANDS.get(name.lower())
+    command = PARSERS.get(name.lower())
     if command is None:
         return None
-    line = " ".join([name.lower(), *words])[:LONGEST_LINE]
+    line = " ".join([name.lower(), *words])[:MAX_LINE_LENGTH]
     try:
         said = command(words)
-    except NotUnderstood as error:
-        return Misread(line, str(error))
-    return Said(said.does, said.word, said.number, line)
+    except CommandError as error:
+        return InvalidCommand(line, str(error))
+    return Command(said.does, said.word, said.number, line)
 
 
 # --- each ------------------------------------------------------------------------------------------------------------
 
 
-def train(words: Sequence[str]) -> Said:
+def parse_train(words: Sequence[str]) -> Command:
     match [word.lower() for word in words]:
         case ["smoke"]:
-            return Said("smoke")
+            return Command("smoke")
         case ["seeds", count]:
-            return Said("seeds", number=whole(count, 1, MOST_SEEDS, "The number of seeds"))
+            return Command("seeds", number=parse_integer(count, 1, MOST_SEEDS, "The number of seeds"))
         case ["seeds"]:
-            raise NotUnderstood("Say how many seeds: `/train seeds 2`.")
+            raise CommandError("Say how many seeds: `/train seeds 2`.")
         case [hours] if re.fullmatch(r"\d+(\.\d+)?h", hours):
-            return Said("hours", number=in_hours(hours))
+            return Command("hours", number=parse_hours(hours))
         case [track] if re.fullmatch(r"[\w-]{1,50}", track):
-            return Said("track", track)
-    raise NotUnderstood("It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`.")
+            return Command("track", track)
+    raise CommandError("It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`.")
 
 
-def in_hours(text: str) -> float:
+def parse_hours(text: str) -> float:
     hours = float(text[:-1]) if len(text) < 20 else 0.0
-    if not 0 < hours <= MOST_HOURS:
-        raise NotUnderstood(f"Hours are more than 0 and at most {MOST_HOURS}.")
+    if not 0 < hours <= MAX_HOURS:
+        raise CommandError(f"Hours are more than 0 and at most {MAX_HOURS}.")
     return hours
 
 
-def whole(text: str, least: int, most: int, what: str) -> int:
+def parse_integer(text: str, least: int, most: int, what: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,9}", text) or not least <= int(text) <= most:
-        raise NotUnderstood(f"{what} is a whole number from {least} to {most}.")
+        raise CommandError(f"{what} is a whole number from {least} to {most}.")
     return int(text)
 
 
-def priority(words: Sequence[str]) -> Said:
+def parse_priority(words: Sequence[str]) -> Command:
     if len(words) != 1:
-        raise NotUnderstood("It takes one number: `/priority 5`.")
-    return Said("priority", number=whole(words[0], -MOST_IMPACT, MOST_IMPACT, "The impact"))
+        raise CommandError("It takes one number: `/priority 5`.")
+    return Command("priority", number=parse_integer(words[0], -MAX_IMPACT, MAX_IMPACT, "The impact"))
 
 
-def approve(words: Sequence[str]) -> Said:
+def parse_approve(words: Sequence[str]) -> Command:
     match [word.lower().strip("`") for word in words]:
         case []:
-            return Said("approve")
+            return Command("approve")
         case [sha] if re.fullmatch(r"[0-9a-f]{7,40}", sha):
-            return Said("approve", sha)
-    raise NotUnderstood("It takes nothing, or the commit: 7 to 40 hexadecimal digits.")
+            return Command("approve", sha)
+    raise CommandError("It takes nothing, or the commit: 7 to 40 hexadecimal digits.")
 
 
-def alone(does: str) -> Callable[[Sequence[str]], Said]:
+def build_bare_parser(does: str) -> Callable[[Sequence[str]], Command]:
     """Return what reads a command that takes nothing."""
 
-    def read_alone(words: Sequence[str]) -> Said:
+    def read_alone(words: Sequence[str]) -> Command:
         if words:
-            raise NotUnderstood("It stands alone on its line.")
-        return Said(does)
+            raise CommandError("It stands alone on its line.")
+        return Command(does)
 
     return read_alone
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], Said]] = {
-    "/train": train,
-    "/cancel": alone("cancel"),
-    "/rerun": alone("rerun"),
-    "/priority": priority,
-    "/approve": approve,
-    "/help": alone("help"),
+PARSERS: dict[str, Callable[[Sequence[str]], Command]] = {
+    "/train": parse_train,
+    "/cancel": build_bare_parser("cancel"),
+    "/rerun": build_bare_parser("rerun"),
+    "/priority": parse_priority,
+    "/approve": parse_approve,
+    "/help": build_bare_parser("help"),
 }

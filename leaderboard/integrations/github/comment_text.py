@@ -15,7 +15,7 @@ from django.conf import settings
 from leaderboard.formatting import MISSING, share
 from leaderboard.integrations.github import entry_status, front_matter
 from leaderboard.integrations.github.command_parser import USAGES
-from leaderboard.integrations.github.entry_status import Compared, State
+from leaderboard.integrations.github.entry_status import Comparison, EntryStatus
 from leaderboard.models import Effect, Entry, PullRequest, Run, Track
 from leaderboard.rankings import explanations
 from leaderboard.submissions import run_estimates
@@ -30,16 +30,16 @@ JOINER = "\u2060"
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~&$])")
 
 
-def mark(pull: PullRequest) -> str:
+def get_comment_mark(pull: PullRequest) -> str:
     """Return by what the one comment is found again, should its id be lost."""
     return f"<!-- dailytrain:pull:{pull.pk} -->"
 
 
-def answer_mark(comment: int | str) -> str:
+def get_answer_mark(comment: int | str) -> str:
     return f"{ANSWER}{comment} -->"
 
 
-def plain(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return text as Markdown that shows just this, on one line."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split(" "))
     return re.sub(r"([@#])(?=\w)", rf"\1{JOINER}", SPECIAL.sub(r"\\\1", line)).strip()
@@ -48,32 +48,42 @@ def plain(text: str) -> str:
 # --- the one comment -------------------------------------------------------------------------------------------------
 
 
-def sticky(pull: PullRequest, commands: Sequence[Effect], now: datetime) -> str:
+def build_comment(pull: PullRequest, commands: Sequence[Effect], now: datetime) -> str:
     """Return the comment as it should be now; empty where there is nothing to say yet."""
     entries = list(pull.entries.filter(sha=pull.head_sha).select_related("track__season", "smoke_job").order_by("pk"))
     entries.sort(key=lambda entry: entry.pk != pull.entry_id)
-    parts = list(parts_of(pull, entries, now))
+    parts = list(build_parts(pull, entries, now))
     if not parts:
         return ""
-    return "\n\n".join([mark(pull), *parts, *asked(commands), folded("What can be written here", usage())]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                get_comment_mark(pull),
+                *parts,
+                *describe_commands(commands),
+                build_details("What can be written here", build_usage_table()),
+            ]
+        )
+        + "\n"
+    )
 
 
-def parts_of(pull: PullRequest, entries: Sequence[Entry], now: datetime) -> Iterable[str]:
+def build_parts(pull: PullRequest, entries: Sequence[Entry], now: datetime) -> Iterable[str]:
     if pull.problems:
-        yield from incomplete(pull)
+        yield from describe_problems(pull)
     elif pull.draft and not entries and pull.fields.get("track"):
         yield "**This is a draft: it is entered as soon as it is marked as ready for review.**"
         yield "The block at the top is complete."
     several = len(entries) > 1
     for entry in entries:
         if several:
-            yield f"### {plain(entry.track.name)}"
-        yield from about(entry, now)
+            yield f"### {escape_markdown(entry.track.name)}"
+        yield from describe_entry(entry, now)
     if pull.state != PullRequest.State.OPEN and not entries and pull.entries.exists():
         yield "**The pull request is closed.**"
 
 
-def incomplete(pull: PullRequest) -> Iterable[str]:
+def describe_problems(pull: PullRequest) -> Iterable[str]:
     """Say exactly what is missing, with something to copy where the whole block is."""
     if pull.problems == [front_matter.NO_BLOCK]:
         yield "**To have this trained, one thing is missing: the block that says what to train.**"
@@ -84,63 +94,63 @@ def incomplete(pull: PullRequest) -> Iterable[str]:
         return
     count = len(pull.problems)
     yield f"**{'One thing is' if count == 1 else f'{count} things are'} in the way of a run:**"
-    yield "\n".join(f"- {problem}" for problem in map(plain_but_code, pull.problems))
+    yield "\n".join(f"- {problem}" for problem in map(escape_except_code, pull.problems))
     yield "Edit the description, or push: this comment is looked after and goes on by itself."
 
 
-def plain_but_code(text: str) -> str:
+def escape_except_code(text: str) -> str:
     """As `plain`, for our own sentences, which name fields as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
-        return plain(text)
-    return "".join(coded(part) if number % 2 else spaced(part) for number, part in enumerate(parts))
+        return escape_markdown(text)
+    return "".join(format_code(part) if number % 2 else escape_with_spaces(part) for number, part in enumerate(parts))
 
 
-def coded(text: str) -> str:
+def format_code(text: str) -> str:
     """Return text as code that stays on its line, whoever wrote it."""
-    line = quoted(" ".join(text.split()))
+    line = sanitize_code(" ".join(text.split()))
     return f"`{line}`" if line else ""
 
 
-def spaced(text: str) -> str:
+def escape_with_spaces(text: str) -> str:
     """`plain`, with the spaces at the ends that it had."""
     lead = " " if text[:1] == " " else ""
-    return f"{lead}{plain(text)}{' ' if text[-1:] == ' ' and text.strip() else ''}"
+    return f"{lead}{escape_markdown(text)}{' ' if text[-1:] == ' ' and text.strip() else ''}"
 
 
-def about(entry: Entry, now: datetime) -> Iterable[str]:
+def describe_entry(entry: Entry, now: datetime) -> Iterable[str]:
     """Yield what is said of one entry."""
-    state = entry_status.of(entry, now)
-    yield f"**{plain_but_code(state.line)}**"
+    state = entry_status.get_entry_status(entry, now)
+    yield f"**{escape_except_code(state.line)}**"
     if state.todo:
-        yield f"Next: {plain_but_code(state.todo)}"
+        yield f"Next: {escape_except_code(state.todo)}"
     runs = list(entry.runs.select_related("track").order_by("pk"))
-    if any(entry_status.is_verdict(run) for run in runs) and (found := entry_status.compared(entry)):
-        yield from multipliers(found)
-    if run_estimates.is_ahead(entry) and (before := run_estimates.estimate(entry)):
-        yield f"Estimate: {plain(before.sentence(now))}"
+    if any(entry_status.has_result(run) for run in runs) and (found := entry_status.compare_entry(entry)):
+        yield from build_multiplier_table(found)
+    if run_estimates.is_before_start(entry) and (before := run_estimates.estimate_run(entry)):
+        yield f"Estimate: {escape_markdown(before.sentence(now))}"
     if runs:
-        yield folded(f"{len(runs)} run{'' if len(runs) == 1 else 's'}", run_table(runs))
-    yield links(entry, runs)
+        yield build_details(f"{len(runs)} run{'' if len(runs) == 1 else 's'}", build_run_table(runs))
+    yield build_links(entry, runs)
 
 
-def multipliers(found: Compared) -> Iterable[str]:
+def build_multiplier_table(found: Comparison) -> Iterable[str]:
     """Yield the multiplier against the baseline and against the record, with intervals, where there is one."""
     if found.row.estimate is None or found.row.estimate.cm is None:
         return
-    rows = [("the baseline", *numbers(found))]
+    rows = [("the baseline", *format_estimate(found))]
     if found.record is not None:
-        rows.append((f"the record, {plain(found.record.entry.title)}", *against_record(found)))
+        rows.append((f"the record, {escape_markdown(found.record.entry.title)}", *compare_with_record(found)))
     table = [f"| {who} | {cm} | {interval} |" for who, cm, interval in rows]
     yield "\n".join(["| against | compute multiplier | 95 % interval |", "|---|---:|---|", *table])
 
 
-def numbers(found: Compared) -> tuple[str, str]:
+def format_estimate(found: Comparison) -> tuple[str, str]:
     estimate = found.row.estimate
     return explanations.format_multiplier(estimate), explanations.format_interval_ends(estimate) or MISSING
 
 
-def against_record(found: Compared) -> tuple[str, str]:
+def compare_with_record(found: Comparison) -> tuple[str, str]:
     """Return the ratio of two multipliers. Its interval takes the two as independent: they share the baseline, so it
     is rather too wide."""
     own, other = found.row.estimate, found.record.estimate if found.record else None
@@ -154,67 +164,67 @@ def against_record(found: Compared) -> tuple[str, str]:
     return f"{ratio:.3f}", f"{ratio * math.exp(-half):.3f} to {ratio * math.exp(half):.3f}{tied}"
 
 
-def run_table(runs: Sequence[Run]) -> str:
+def build_run_table(runs: Sequence[Run]) -> str:
     lines = ["| run | for | budget | seed | state | bits per byte | node |", "|---|---|---|---:|---|---:|---|"]
     for run in runs[-SHOWN_RUNS:]:
         bits = MISSING if run.bits_per_byte is None else f"{run.bits_per_byte:.4f}"
         bits += "" if run.bits_per_byte_stderr is None else f" ± {run.bits_per_byte_stderr:.4f}"
         state = f"{run.state}, {run.trust}" if run.state == Run.State.FINISHED else run.state
-        cells = [f"[{run.pk}]({address(run.get_absolute_url())})", run.get_purpose_display().lower(), share(run.part)]
-        lines.append("| " + " | ".join([*cells, str(run.seed), state, bits, plain(run.node_name)]) + " |")
+        cells = [f"[{run.pk}]({build_url(run.get_absolute_url())})", run.get_purpose_display().lower(), share(run.part)]
+        lines.append("| " + " | ".join([*cells, str(run.seed), state, bits, escape_markdown(run.node_name)]) + " |")
     return "\n".join(lines)
 
 
-def links(entry: Entry, runs: Sequence[Run]) -> str:
-    found = [f"[Entry {entry.pk}]({address(entry.get_absolute_url())})"]
-    found += [f"[run {runs[-1].pk}, its curve and samples]({address(runs[-1].get_absolute_url())})"] if runs else []
-    return " · ".join([*found, f"[{plain(entry.track.name)}]({address(entry.track.get_absolute_url())})"])
+def build_links(entry: Entry, runs: Sequence[Run]) -> str:
+    found = [f"[Entry {entry.pk}]({build_url(entry.get_absolute_url())})"]
+    found += [f"[run {runs[-1].pk}, its curve and samples]({build_url(runs[-1].get_absolute_url())})"] if runs else []
+    return " · ".join([*found, f"[{escape_markdown(entry.track.name)}]({build_url(entry.track.get_absolute_url())})"])
 
 
-def quoted(line: str) -> str:
+def sanitize_code(line: str) -> str:
     """Return a line as it may stand between backticks."""
     return re.sub(r"([@#])(?=\w)", rf"\1{JOINER}", line.replace("`", ""))
 
 
-def address(path: str) -> str:
+def build_url(path: str) -> str:
     return f"{settings.SITE_URL}{path}"
 
 
-def folded(title: str, inside: str) -> str:
+def build_details(title: str, inside: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
 
 
-def usage() -> str:
+def build_usage_table() -> str:
     rows = [f"| `{usage.how}` | {usage.does} | {usage.who} |" for usage in USAGES]
     return "\n".join(["| a line of a comment | does | who |", "|---|---|---|", *rows])
 
 
-def asked(commands: Sequence[Effect]) -> Iterable[str]:
+def describe_commands(commands: Sequence[Effect]) -> Iterable[str]:
     """Yield what comments asked for lately, and what came of it."""
     said = [
-        f"- {plain(command.payload['login'])}: `{quoted(line)}`: {plain_but_code(answer)}"
+        f"- {escape_markdown(command.payload['login'])}: `{sanitize_code(line)}`: {escape_except_code(answer)}"
         for command in commands
         for line, answer in command.result.get("answers", [])
     ]
     if said:
-        yield folded("Asked for in comments", "\n".join(said[-SHOWN_COMMANDS:]))
+        yield build_details("Asked for in comments", "\n".join(said[-SHOWN_COMMANDS:]))
 
 
 # --- answers and checks ----------------------------------------------------------------------------------------------
 
 
-def answer(comment: int | str, login: str, answers: Sequence[tuple[str, str]], *, with_help: bool) -> str:
+def build_answer(comment: int | str, login: str, answers: Sequence[tuple[str, str]], *, with_help: bool) -> str:
     """Return an answer of its own to a comment that asked for what cannot be."""
     who = [f"@{login}"] if re.fullmatch(r"[\w-]+", login) else []
-    lines = [f"`{quoted(line)}`: {plain_but_code(said)}" for line, said in answers]
-    shown = [folded("What can be written here", usage())] if with_help else []
-    return "\n\n".join([answer_mark(comment), *who, *lines, *shown]) + "\n"
+    lines = [f"`{sanitize_code(line)}`: {escape_except_code(said)}" for line, said in answers]
+    shown = [build_details("What can be written here", build_usage_table())] if with_help else []
+    return "\n\n".join([get_answer_mark(comment), *who, *lines, *shown]) + "\n"
 
 
-def check_name(entry: Entry) -> str:
+def get_check_name(entry: Entry) -> str:
     return f"Daily Train / {entry.track.slug}"
 
 
-def check_summary(state: State) -> str:
-    todo = f"\n\nNext: {plain_but_code(state.todo)}" if state.todo else ""
-    return f"{plain_but_code(state.line)}{todo}"
+def build_check_summary(state: EntryStatus) -> str:
+    todo = f"\n\nNext: {escape_except_code(state.todo)}" if state.todo else ""
+    return f"{escape_except_code(state.line)}{todo}"

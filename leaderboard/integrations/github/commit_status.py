@@ -19,47 +19,47 @@ from scheduler.models import Event
 
 KIND = "github.commit"
 NAME = "Daily Train, nightly"
-BEFORE = (Run.State.WAITING, Run.State.QUEUED)
+NOT_STARTED_STATES = (Run.State.WAITING, Run.State.QUEUED)
 
 
-def tell(sha: str) -> None:
+def enqueue_status(sha: str) -> None:
     """Bring what GitHub says about this commit up to date. Bring a transaction."""
-    if sha and client.main_repository():
-        outbox.want(KIND, f"{KIND}:{sha}", {"sha": sha})
+    if sha and client.get_main_repository():
+        outbox.enqueue(KIND, f"{KIND}:{sha}", {"sha": sha})
 
 
-def heard(events: Sequence[Event]) -> None:
+def handle_events(events: Sequence[Event]) -> None:
     """Something happened to nightly runs (a listener of `announcing`)."""
     changed = {event.target_id for event in events if event.target_kind == "run"}
     nightly = Run.objects.filter(pk__in=changed, purpose=Run.Purpose.NIGHTLY)
     for sha in sorted(set(nightly.values_list("entry__sha", flat=True))):
-        tell(sha)
+        enqueue_status(sha)
 
 
-def carry_out(effect: Effect) -> Mapping[str, Any]:
+def update_status(effect: Effect) -> Mapping[str, Any]:
     """Handler of `KIND`."""
     sha = effect.payload["sha"]
-    about = news(sha)
+    about = describe_commit(sha)
     if about is None:
         return dict(effect.result)
-    github = client.for_repository(client.main_repository())
+    github = client.get_client(client.get_main_repository())
     return {"check": github.check(sha, NAME, known=effect.result.get("check"), **about)}
 
 
-def news(sha: str) -> dict[str, Any] | None:
+def describe_commit(sha: str) -> dict[str, Any] | None:
     """Return what there is to say, as `Client.check` takes it; None where the train has nothing to do with it."""
     night = Night.objects.filter(sha=sha).select_related("track").order_by("-date", "-pk").first()
     run = Run.objects.filter(entry__sha=sha, purpose=Run.Purpose.NIGHTLY).order_by("-pk").first()
     if run is not None:
-        return {**of_run(run), "url": settings.SITE_URL + run.get_absolute_url()}
+        return {**describe_run(run), "url": settings.SITE_URL + run.get_absolute_url()}
     if night is not None and night.problem:
         said = {"status": "completed", "conclusion": "failure", "title": f"It cannot be trained: {night.problem}"}
         return {**said, "url": settings.SITE_URL + reverse("calendar")}
     return None
 
 
-def of_run(run: Run) -> dict[str, Any]:
-    if run.state in BEFORE:
+def describe_run(run: Run) -> dict[str, Any]:
+    if run.state in NOT_STARTED_STATES:
         return {"status": "queued", "title": "Tonight's train waits for a node."}
     if run.state == Run.State.FINISHED:
         return {"status": "completed", "conclusion": "success", "title": f"{run.bits_per_byte:.4f} bits per byte"}

@@ -20,24 +20,24 @@ from django.conf import settings
 from django.core.cache import caches
 
 from leaderboard.integrations.github.credentials import Credentials
-from leaderboard.outbox import Later, Refused
+from leaderboard.outbox import PermanentError, RetryLater
 
-VERSION = "2022-11-28"
+API_VERSION = "2022-11-28"
 TIMEOUT = httpx.Timeout(20.0, connect=5.0)
 OUTAGE_WAIT = timedelta(seconds=10)
 SECONDARY_WAIT = timedelta(minutes=1)
 """What GitHub asks for when it names no time of its own."""
-LONGEST_WAIT = timedelta(hours=1)
+MAX_WAIT = timedelta(hours=1)
 """Primary limits begin anew each hour; a clock that is wrong must not put us off for longer."""
-KEPT_SECONDS = 3600
-KEPT_BYTES = 200_000
+CACHE_SECONDS = 3600
+MAX_CACHED_BYTES = 200_000
 
 
-class NotFound(Refused):
+class NotFoundError(PermanentError):
     """GitHub does not have it, or does not show it to us."""
 
 
-class Answer(NamedTuple):
+class Page(NamedTuple):
     body: Any
     next: str | None
     """Address of the next page."""
@@ -63,33 +63,33 @@ class Connection:
             answer = self.read(self.own(answer.next))
 
     def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return content(self.ask(method, self.base + path, json=body))
+        return parse_json(self.ask(method, self.base + path, json=body))
 
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         # An Enterprise server has REST at /api/v3 and this beside it.
         address = f"{self.base.removesuffix('/v3')}/graphql"
-        answer = content(self.ask("POST", address, json={"query": query, "variables": variables}))
+        answer = parse_json(self.ask("POST", address, json={"query": query, "variables": variables}))
         for error in answer.get("errors") or []:
             if error.get("type") == "RATE_LIMITED":
                 raise self.pause(SECONDARY_WAIT, "GitHub asks us to wait: its GraphQL limit is used up.")
-            kind = NotFound if error.get("type") == "NOT_FOUND" else Refused
+            kind = NotFoundError if error.get("type") == "NOT_FOUND" else PermanentError
             raise kind(f"GitHub refused: {error.get('message', 'no reason given')}")
         return answer["data"]  # type: ignore[no-any-return]
 
     # --- one request ------------------------------------------------------------------------------------------------
 
-    def read(self, address: str, parameters: Mapping[str, str | int] | None = None) -> Answer:
+    def read(self, address: str, parameters: Mapping[str, str | int] | None = None) -> Page:
         """GET. What has not changed since last time costs nothing of the limit: GitHub answers 304."""
         full = str(httpx.URL(address).copy_merge_params(parameters or {}))
         name = hashlib.sha256(f"{self.credentials.identity} {full}".encode()).hexdigest()
         etag, kept = caches["github"].get(name, ("", None))
         response = self.ask("GET", full, headers={"If-None-Match": etag} if etag else {})
         if response.status_code == httpx.codes.NOT_MODIFIED:
-            assert isinstance(kept, Answer), "only an answer that was kept has an ETag"
+            assert isinstance(kept, Page), "only an answer that was kept has an ETag"
             return kept
-        answer = Answer(content(response), response.links.get("next", {}).get("url"))
-        if (etag := response.headers.get("ETag")) and len(response.content) <= KEPT_BYTES:
-            caches["github"].set(name, (etag, answer), KEPT_SECONDS)
+        answer = Page(parse_json(response), response.links.get("next", {}).get("url"))
+        if (etag := response.headers.get("ETag")) and len(response.content) <= MAX_CACHED_BYTES:
+            caches["github"].set(name, (etag, answer), CACHE_SECONDS)
         return answer
 
     def ask(
@@ -107,58 +107,60 @@ class Connection:
         sent = {
             "Authorization": self.credentials.authorization(),
             "Accept": "application/vnd.github+json",
-            "X-GitHub-Api-Version": VERSION,
+            "X-GitHub-Api-Version": API_VERSION,
             "User-Agent": "dailytrain",
             **headers,
         }
         try:
-            with httpx.Client(timeout=TIMEOUT, follow_redirects=True, verify=certificates()) as client:
+            with httpx.Client(timeout=TIMEOUT, follow_redirects=True, verify=get_ssl_context()) as client:
                 return client.request(method, address, headers=sent, json=json)
         except httpx.TooManyRedirects as error:
-            raise Refused("GitHub sends us round in circles: check GITHUB_API_URL.") from error
+            raise PermanentError("GitHub sends us round in circles: check GITHUB_API_URL.") from error
         except httpx.InvalidURL as error:
-            raise Refused("GITHUB_API_URL is not an address.") from error
+            raise PermanentError("GITHUB_API_URL is not an address.") from error
         except httpx.TransportError as error:
             reason = f"GitHub cannot be reached: {error or type(error).__name__}"
             self.pause(OUTAGE_WAIT, reason)  # what else is due does not wait for the same timeout, one after another
-            raise Later(reason) from error
+            raise RetryLater(reason) from error
 
     def judge(self, response: httpx.Response) -> None:
         """Raise what a caller should know of an answer that is not a success."""
         status = response.status_code
         if response.is_success or status == httpx.codes.NOT_MODIFIED:
             return
-        message = said(response)
-        if status in (403, 429) and (wait := limit(response, message)):
+        message = extract_message(response)
+        if status in (403, 429) and (wait := get_wait_time(response, message)):
             raise self.pause(wait, f"GitHub asks us to wait: {message}")
         if response.is_server_error or status in (408, 409, 429):
-            raise Later(f"GitHub answered {status}: {message}")
+            raise RetryLater(f"GitHub answered {status}: {message}")
         if status in (404, 410):
-            raise NotFound(f"GitHub does not know {urlsplit(str(response.url)).path}, or does not show it to us.")
-        raise Refused(REASONS.get(status, "GitHub answered {status}: {message}").format(status=status, message=message))
+            raise NotFoundError(f"GitHub does not know {urlsplit(str(response.url)).path}, or does not show it to us.")
+        raise PermanentError(
+            ERROR_MESSAGES.get(status, "GitHub answered {status}: {message}").format(status=status, message=message)
+        )
 
     # --- limits -----------------------------------------------------------------------------------------------------
 
-    def pause(self, wait: timedelta, reason: str) -> Later:
+    def pause(self, wait: timedelta, reason: str) -> RetryLater:
         """Note that nothing is asked for a while: who goes on asking under a limit is shut out."""
-        wait = min(wait, LONGEST_WAIT)
+        wait = min(wait, MAX_WAIT)
         name = f"pause-{self.credentials.identity}"
         caches["github"].set(name, (time.time() + wait.total_seconds(), reason), wait.total_seconds())
-        return Later(reason, wait)
+        return RetryLater(reason, wait)
 
     def heed_pause(self) -> None:
         until, reason = caches["github"].get(f"pause-{self.credentials.identity}", (0.0, ""))
         if (left := until - time.time()) > 0:
-            raise Later(reason, timedelta(seconds=left))
+            raise RetryLater(reason, timedelta(seconds=left))
 
     def own(self, address: str) -> str:
         """Return an address that GitHub gave, if it is GitHub's: our token goes nowhere else."""
         if urlsplit(address)[:2] != urlsplit(self.base)[:2]:
-            raise Refused("GitHub's next page is on another server: check GITHUB_API_URL.")
+            raise PermanentError("GitHub's next page is on another server: check GITHUB_API_URL.")
         return address
 
 
-REASONS = {
+ERROR_MESSAGES = {
     401: "GitHub does not take our credentials: {message}. Run manage.py connect_github.",
     403: "GitHub does not allow it: {message}. Run manage.py connect_github to see which permission is missing.",
     422: "GitHub did not accept what we sent: {message}",
@@ -166,7 +168,7 @@ REASONS = {
 }
 
 
-def limit(response: httpx.Response, message: str) -> timedelta | None:
+def get_wait_time(response: httpx.Response, message: str) -> timedelta | None:
     """Return how long a limit lasts; None where the answer is not about a limit.
 
     https://docs.github.com/en/rest/using-the-rest-api/rate-limits-for-the-rest-api: `Retry-After`, else the reset of a
@@ -180,7 +182,7 @@ def limit(response: httpx.Response, message: str) -> timedelta | None:
     return SECONDARY_WAIT if "rate limit" in message.lower() or response.status_code == 429 else None
 
 
-def said(response: httpx.Response) -> str:
+def extract_message(response: httpx.Response) -> str:
     """Return GitHub's message, with what it says about each field."""
     try:
         answer = response.json()
@@ -188,26 +190,26 @@ def said(response: httpx.Response) -> str:
         return response.reason_phrase
     if not isinstance(answer, dict):
         return response.reason_phrase
-    details = [text for text in map(field_error, answer.get("errors") or []) if text]
+    details = [text for text in map(format_field_error, answer.get("errors") or []) if text]
     return ": ".join([str(answer.get("message") or response.reason_phrase).rstrip("."), *details])[:400]
 
 
-def field_error(error: Any) -> str:
+def format_field_error(error: Any) -> str:
     if not isinstance(error, dict):
         return str(error)
     return str(error.get("message") or " ".join(str(error[key]) for key in ("field", "code") if key in error))
 
 
-def content(response: httpx.Response) -> Any:
+def parse_json(response: httpx.Response) -> Any:
     """Return the answer's JSON; an answer that is none comes from somebody in between."""
     if not response.content:
         return None
     try:
         return response.json()
     except ValueError as error:
-        raise Later(f"GitHub answered {response.status_code} with something that is not JSON.") from error
+        raise RetryLater(f"GitHub answered {response.status_code} with something that is not JSON.") from error
 
 
 @functools.cache
-def certificates() -> ssl.SSLContext:
+def get_ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()

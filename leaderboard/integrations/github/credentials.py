@@ -23,7 +23,7 @@ TOKEN_MARGIN = timedelta(minutes=5)
 """An installation's token lives for an hour; it is not used in its last minutes."""
 
 
-class NotConnected(outbox.Refused):
+class NotConnectedError(outbox.PermanentError):
     """The site has no access to this repository on GitHub. It works without."""
 
 
@@ -69,7 +69,7 @@ class AppToken:
         try:
             return f"Bearer {jwt.encode(claims, self.key, algorithm='RS256')}"
         except (ValueError, TypeError, jwt.PyJWTError) as error:
-            raise NotConnected("GITHUB_PRIVATE_KEY is not a private key in PEM form.") from error
+            raise NotConnectedError("GITHUB_PRIVATE_KEY is not a private key in PEM form.") from error
 
     def renew(self) -> bool:
         return False
@@ -101,7 +101,7 @@ class InstallationToken:
         return bool(caches["github"].delete(self.identity))
 
 
-def app_token() -> AppToken | None:
+def get_app_token() -> AppToken | None:
     if not (settings.GITHUB_APP_ID and settings.GITHUB_PRIVATE_KEY):
         return None
     return AppToken(settings.GITHUB_APP_ID, settings.GITHUB_PRIVATE_KEY)

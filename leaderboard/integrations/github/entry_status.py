@@ -15,15 +15,15 @@ from leaderboard.job_handlers import smoke_tests
 from leaderboard.models import Entry, Run, Standing, StandingsTable
 from leaderboard.rankings import confirmations, explanations
 from leaderboard.rankings.standings_store import refresh_standings
-from leaderboard.schedule.start_estimates import departures
+from leaderboard.schedule.start_estimates import estimate_starts
 
 Conclusion = Literal["success", "failure", "neutral", "cancelled", "action_required"]
-PROGRESS = 10
+PROGRESS_STEPS = 10
 """Steps in which a running training is told."""
 
 
 @dataclass(frozen=True)
-class State:
+class EntryStatus:
     """What is said of an entry."""
 
     title: str
@@ -37,29 +37,29 @@ class State:
     """Of the check; None while there is none."""
 
 
-def of(entry: Entry, now: datetime) -> State:
+def get_entry_status(entry: Entry, now: datetime) -> EntryStatus:
     """Return where an entry stands. It should have its track (with season) and smoke job."""
     if entry.state == Entry.State.REJECTED:
-        return State(
+        return EntryStatus(
             "Not approved",
             f"Not approved: {entry.reason}",
             "A maintainer has written why. A push is looked at anew.",
             conclusion="failure",
         )
     if entry.state == Entry.State.WITHDRAWN:
-        return State("Withdrawn", f"Withdrawn: {entry.reason}", conclusion="cancelled")
+        return EntryStatus("Withdrawn", f"Withdrawn: {entry.reason}", conclusion="cancelled")
     runs = list(entry.runs.select_related("track", "season", "job", "entry").order_by("pk"))
-    if any(is_verdict(run) for run in runs):
-        return arrived(entry, runs)
+    if any(has_result(run) for run in runs):
+        return get_finished_status(entry, runs)
     on_its_way = any(run.state in (Run.State.QUEUED, *Run.LIVE) for run in runs)
-    if not on_its_way and (state := of_smoke(entry)):
+    if not on_its_way and (state := get_smoke_status(entry)):
         return state
     if entry.state != Entry.State.APPROVED:
-        return waits_for_approval(entry)
-    return of_runs(entry, runs, now)
+        return get_approval_status(entry)
+    return get_runs_status(entry, runs, now)
 
 
-def is_verdict(run: Run) -> bool:
+def has_result(run: Run) -> bool:
     """Whether the run is on the board."""
     return run.state == Run.State.FINISHED and run.bits_per_byte is not None and run.budget == run.track.budget
 
@@ -67,19 +67,19 @@ def is_verdict(run: Run) -> bool:
 # --- before anything trains ------------------------------------------------------------------------------------------
 
 
-def of_smoke(entry: Entry) -> State | None:
+def get_smoke_status(entry: Entry) -> EntryStatus | None:
     """Return what a smoke run has to say; None where it is in nobody's way."""
-    if smoke_tests.under_way(entry):
-        return State(
+    if smoke_tests.is_running(entry):
+        return EntryStatus(
             "Smoke run",
             f"The smoke run of commit `{entry.sha[:8]}` is under way: a few minutes on a CPU, before any GPU.",
             "nothing, its result comes by itself.",
             begun=True,
         )
     if entry.smoke.get("passed") is False:
-        return State(
+        return EntryStatus(
             "Smoke run failed",
-            f"The smoke run failed: {entry.smoke_sentence}{where(entry)}",
+            f"The smoke run failed: {entry.smoke_sentence}{describe_location(entry)}",
             "Push a commit that puts it right. "
             f"`dailytrain smoke {entry.architecture}` finds the same on your own machine.",
             conclusion="failure",
@@ -87,17 +87,17 @@ def of_smoke(entry: Entry) -> State | None:
     return None
 
 
-def where(entry: Entry) -> str:
+def describe_location(entry: Entry) -> str:
     """Return where it failed, as far as anybody can say."""
     file, line, code = (entry.smoke.get(name) for name in ("file", "line", "code"))
     return f" It is in `{file}`, line {line}: `{str(code).replace('`', '')}`." if file and line else ""
 
 
-def waits_for_approval(entry: Entry) -> State:
+def get_approval_status(entry: Entry) -> EntryStatus:
     smoke = f" {entry.smoke_sentence}" if entry.smoke_sentence else ""
     first = " Before that, `/train smoke` by a maintainer starts the smoke run."
-    unsmoked = entry.kind in smoke_tests.KINDS and not entry.smoke
-    return State(
+    unsmoked = entry.kind in smoke_tests.SMOKE_KINDS and not entry.smoke
+    return EntryStatus(
         "Waits for approval",
         f"Commit `{entry.sha[:8]}` waits for a maintainer to read and approve it.{smoke}",
         f"A maintainer reads the diff, then writes `/approve {entry.sha[:8]}` here or approves it in the admin."
@@ -108,49 +108,53 @@ def waits_for_approval(entry: Entry) -> State:
 # --- the runs --------------------------------------------------------------------------------------------------------
 
 
-def of_runs(entry: Entry, runs: Sequence[Run], now: datetime) -> State:
+def get_runs_status(entry: Entry, runs: Sequence[Run], now: datetime) -> EntryStatus:
     """Return the state of an approved entry that has no verdict yet."""
     if not runs:
-        return State("Approved", f"Commit `{entry.sha[:8]}` is approved.", "nothing, its run comes by itself.")
+        return EntryStatus("Approved", f"Commit `{entry.sha[:8]}` is approved.", "nothing, its run comes by itself.")
     for state, say in (
-        ([Run.State.TRAINING, Run.State.PAUSED], training),
-        ([Run.State.SCORING], scoring),
-        ([Run.State.QUEUED, Run.State.WAITING], queued),
+        ([Run.State.TRAINING, Run.State.PAUSED], get_training_status),
+        ([Run.State.SCORING], get_scoring_status),
+        ([Run.State.QUEUED, Run.State.WAITING], get_queued_status),
     ):
         if mine := [run for run in runs if run.state in state]:
             return say(mine[-1], now)
-    return ended(runs[-1])
+    return get_ended_status(runs[-1])
 
 
-def queued(run: Run, now: datetime) -> State:
-    leaves = departures([run], now)[0]
+def get_queued_status(run: Run, now: datetime) -> EntryStatus:
+    leaves = estimate_starts([run], now)[0]
     place = f", number {leaves.position} in the queue" if leaves.position else ""
-    when = f" It leaves at about {clock(leaves.leaves_at, now)}." if leaves.leaves_at else ""
+    when = f" It leaves at about {format_clock(leaves.leaves_at, now)}." if leaves.leaves_at else ""
     why = "" if leaves.leaves_at else f" {leaves.reason}".rstrip()
-    return State(
+    return EntryStatus(
         "Waits for a node", f"Run {run.pk} waits for a node{place}.{when}{why}", "nothing, it leaves by itself."
     )
 
 
-def training(run: Run, now: datetime) -> State:
+def get_training_status(run: Run, now: datetime) -> EntryStatus:
     if run.state == Run.State.PAUSED:
-        return State(
+        return EntryStatus(
             "Delayed",
             f"Run {run.pk} lost its node. {run.reason}",
             "nothing, it goes on from its last checkpoint by itself.",
             begun=True,
         )
-    done = f", {int(run.fraction * PROGRESS) * 100 // PROGRESS} % of the way" if run.fraction * PROGRESS >= 1 else ""
-    return State(
+    done = (
+        f", {int(run.fraction * PROGRESS_STEPS) * 100 // PROGRESS_STEPS} % of the way"
+        if run.fraction * PROGRESS_STEPS >= 1
+        else ""
+    )
+    return EntryStatus(
         f"Training{done}",
-        f"Run {run.pk} trains on {run.node_name} since {clock(run.started_at, now)}{done}.",
+        f"Run {run.pk} trains on {run.node_name} since {format_clock(run.started_at, now)}{done}.",
         "nothing, the verdict comes by itself. The curve is live on the run's page.",
         begun=True,
     )
 
 
-def scoring(run: Run, now: datetime) -> State:
-    return State(
+def get_scoring_status(run: Run, now: datetime) -> EntryStatus:
+    return EntryStatus(
         "Being scored",
         f"Run {run.pk} is trained and is being scored on text that the model has not seen.",
         "nothing, the verdict comes by itself.",
@@ -158,12 +162,12 @@ def scoring(run: Run, now: datetime) -> State:
     )
 
 
-def ended(run: Run) -> State:
+def get_ended_status(run: Run) -> EntryStatus:
     """Return the state of an entry whose last run is over, without a place on the board."""
     if run.state == Run.State.FINISHED and run.bits_per_byte is None:
-        return State("Arrived", f"Run {run.pk} is done.", "its page has what it left.", conclusion="success")
+        return EntryStatus("Arrived", f"Run {run.pk} is done.", "its page has what it left.", conclusion="success")
     if run.state == Run.State.FINISHED:
-        return State(
+        return EntryStatus(
             "Arrived",
             f"Run {run.pk} had {share(run.part)} and reached {run.bits_per_byte:.4f} bits per byte; "
             "the board compares whole budgets only.",
@@ -171,14 +175,14 @@ def ended(run: Run) -> State:
             conclusion="success",
         )
     if run.state == Run.State.CANCELLED:
-        return State(
+        return EntryStatus(
             "Cancelled", f"Run {run.pk} was cancelled: {run.reason}", "`/rerun` starts another.", conclusion="cancelled"
         )
     if run.cause == "infrastructure":
-        return State(
+        return EntryStatus(
             "Failed on our side", f"Run {run.pk} failed: {run.reason}", "`/rerun` lets it go on.", conclusion="neutral"
         )
-    return State(
+    return EntryStatus(
         "Failed",
         f"Run {run.pk} failed: {run.reason}",
         "Push a commit that puts it right: it is a new entry.",
@@ -190,7 +194,7 @@ def ended(run: Run) -> State:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """An entry's multiplier, as the board has it."""
 
     row: Standing
@@ -199,30 +203,30 @@ class Compared:
     """Who holds the record, if somebody else does."""
 
 
-def compared(entry: Entry) -> Compared | None:
+def compare_entry(entry: Entry) -> Comparison | None:
     """Return where an entry stands on its track; None while none of its runs is judged."""
     table = refresh_standings(entry.track)
     row = table.get_row(entry.pk)
     if row is None:
         return None
     holder = confirmations.find_record_holder(entry.track)
-    return Compared(row, table, table.get_row(holder) if holder is not None and holder != entry.pk else None)
+    return Comparison(row, table, table.get_row(holder) if holder is not None and holder != entry.pk else None)
 
 
-def arrived(entry: Entry, runs: Sequence[Run]) -> State:
-    found = compared(entry)
+def get_finished_status(entry: Entry, runs: Sequence[Run]) -> EntryStatus:
+    found = compare_entry(entry)
     if found is None:  # of another season
-        last = [run for run in runs if is_verdict(run)][-1]
+        last = [run for run in runs if has_result(run)][-1]
         line = f"Run {last.pk} reached {last.bits_per_byte:.4f} bits per byte, in {last.season}."
-        return State("Arrived", line, conclusion="success")
+        return EntryStatus("Arrived", line, conclusion="success")
     more = sum(not run.is_over for run in runs)
     also = f" {more} more run{'' if more == 1 else 's'} of it {'is' if more == 1 else 'are'} under way." if more else ""
     todo = f"{explanations.suggest_next_step(found.row, found.standings)}{also}".strip()
     line = explanations.describe_standing(found.row, found.standings)
-    return State(short(found), line, todo or "nothing, it has arrived.", conclusion="success")
+    return EntryStatus(format_multiplier(found), line, todo or "nothing, it has arrived.", conclusion="success")
 
 
-def short(found: Compared) -> str:
+def format_multiplier(found: Comparison) -> str:
     """1.031 ± 2.2 %"""
     estimate = found.row.estimate
     if estimate is None or estimate.cm is None:
@@ -230,7 +234,7 @@ def short(found: Compared) -> str:
     return f"Multiplier {explanations.format_multiplier(estimate)} {explanations.format_interval(estimate)}".strip()
 
 
-def clock(at: datetime | None, now: datetime) -> str:
+def format_clock(at: datetime | None, now: datetime) -> str:
     """20:10 UTC, or 22 Nov, 20:10 UTC where that is not today."""
     if at is None:
         return "a moment ago"

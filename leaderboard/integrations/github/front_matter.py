@@ -31,7 +31,7 @@ FIELDS = {
     "architecture": 80,
     "config": 10_000,
 }
-NEEDED = {
+REQUIRED_FIELDS = {
     "hypothesis": "say in a sentence what you expect to see, and why",
     "expected_effect": "say how much, for instance “3 % less compute”, “no change” or “not known”",
     "contact": "say how to reach you, for instance “@ada”",
@@ -39,9 +39,9 @@ NEEDED = {
 NO_RUN = "none"
 """A `track` that asks for no run at all."""
 NO_BLOCK = "The description has no block that says what to train."
-LONGEST = 60_000
+MAX_BODY_LENGTH = 60_000
 """Characters of a description that are looked at; GitHub allows 65,536."""
-MOST_LINES = 200
+MAX_LINES = 200
 
 COMMENT = re.compile(r"<!--.*?(-->|\Z)", re.DOTALL)
 RULE = re.compile(r"-{3,}\s*")
@@ -52,7 +52,7 @@ QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class FrontMatter:
     """What a block says, and what is wrong with it: each problem a sentence for its author."""
 
     track: str = ""
@@ -75,24 +75,24 @@ class Asked:
 # --- finding it ------------------------------------------------------------------------------------------------------
 
 
-def block(body: str) -> list[str] | None:
+def find_block(body: str) -> list[str] | None:
     """Return the lines of the first block that has one of our fields; None where there is none."""
-    lines = cleaned(body).split("\n")
+    lines = clean_body(body).split("\n")
     for start, line in enumerate(lines):
-        if not (closing := closed_by(line)):
+        if not (closing := get_closing_pattern(line)):
             continue
-        inside = until(lines[start + 1 :], closing)
-        if any(name_of(line) in FIELDS for line in inside):
+        inside = take_until(lines[start + 1 :], closing)
+        if any(get_field_name(line) in FIELDS for line in inside):
             return inside
     return None
 
 
-def cleaned(body: str) -> str:
-    text = body[:LONGEST].replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").lstrip("\ufeff")
+def clean_body(body: str) -> str:
+    text = body[:MAX_BODY_LENGTH].replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").lstrip("\ufeff")
     return COMMENT.sub("", text).expandtabs(4)
 
 
-def closed_by(line: str) -> re.Pattern[str] | None:
+def get_closing_pattern(line: str) -> re.Pattern[str] | None:
     """Return what ends a block that this line begins; None where it begins none."""
     if RULE.fullmatch(line):
         return RULE
@@ -101,9 +101,9 @@ def closed_by(line: str) -> re.Pattern[str] | None:
     return None
 
 
-def until(lines: Sequence[str], closing: re.Pattern[str]) -> list[str]:
+def take_until(lines: Sequence[str], closing: re.Pattern[str]) -> list[str]:
     """Return the lines before the one that closes the block; where none does, its first paragraph."""
-    lines = lines[:MOST_LINES]
+    lines = lines[:MAX_LINES]
     for end, line in enumerate(lines):
         if closing.fullmatch(line):
             return list(lines[:end])
@@ -111,7 +111,7 @@ def until(lines: Sequence[str], closing: re.Pattern[str]) -> list[str]:
     return list(takewhile(lambda line: line.strip(), filled))
 
 
-def name_of(line: str) -> str:
+def get_field_name(line: str) -> str:
     """Return the name of the field that a line begins: lower case, with underscores; empty where it begins none."""
     found = FIELD.fullmatch(line.rstrip())
     if found is None:
@@ -124,13 +124,13 @@ def name_of(line: str) -> str:
 # --- reading it ------------------------------------------------------------------------------------------------------
 
 
-def split(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def split_fields(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each field's name with its lines, the first of them what follows the colon."""
     name, value = "", list[str]()
     for line in lines:
         if line.lstrip().startswith("#") and (line.lstrip() + " ")[1] == " ":
             continue  # a comment, as in YAML
-        if begun := name_of(line):
+        if begun := get_field_name(line):
             if name:
                 yield name, value
             found = FIELD.fullmatch(line.rstrip())
@@ -142,34 +142,34 @@ def split(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield name, value
 
 
-def read(body: str | None, tracks: Mapping[str, str]) -> Asked | None:
+def parse_front_matter(body: str | None, tracks: Mapping[str, str]) -> FrontMatter | None:
     """Read a description. `tracks`: slug -> name. None where it has no block, or the template's, left as it was."""
-    lines = block(body or "")
+    lines = find_block(body or "")
     if lines is None:
         return None
     found: dict[str, list[str]] = {}
     problems: list[str] = []
-    for name, value in split(lines):
+    for name, value in split_fields(lines):
         if name not in FIELDS:
-            problems.append(unknown(name))
+            problems.append(describe_unknown_field(name))
         elif name in found:
             problems.append(f"`{name}` comes twice: leave one.")
         else:
             found[name] = value
-    if not problems and not any(sentence(value) for value in found.values()):
+    if not problems and not any(join_value(value) for value in found.values()):
         return None
-    return checked(found, problems, tracks)
+    return check_fields(found, problems, tracks)
 
 
-def checked(found: Mapping[str, list[str]], problems: list[str], tracks: Mapping[str, str]) -> Asked:
-    words = {name: sentence(found.get(name, [])) for name in FIELDS if name != "config"}
-    words["track"], words["architecture"] = word(words["track"]), word(words["architecture"])
-    track = known(words["track"], tracks)
+def check_fields(found: Mapping[str, list[str]], problems: list[str], tracks: Mapping[str, str]) -> FrontMatter:
+    words = {name: join_value(found.get(name, [])) for name in FIELDS if name != "config"}
+    words["track"], words["architecture"] = parse_word(words["track"]), parse_word(words["architecture"])
+    track = find_track(words["track"], tracks)
     if track == NO_RUN:
-        return Asked(track=NO_RUN)
+        return FrontMatter(track=NO_RUN)
     if not track:
-        problems.append(no_such_track(words["track"], tracks))
-    for name, what in NEEDED.items():
+        problems.append(describe_unknown_track(words["track"], tracks))
+    for name, what in REQUIRED_FIELDS.items():
         if not words[name]:
             problems.append(f"`{name}` is missing: {what}.")
     for name, value in words.items():
@@ -177,13 +177,13 @@ def checked(found: Mapping[str, list[str]], problems: list[str], tracks: Mapping
             problems.append(f"`{name}` has {len(value)} characters; at most {FIELDS[name]} are kept.")
     config: dict[str, Any] = {}
     try:
-        config = settings(found.get("config", []))
+        config = parse_config(found.get("config", []))
     except ValueError as error:
         problems.append(f"`config` cannot be read: {error}.")
-    return Asked(**{**words, "track": track}, config=config, problems=tuple(problems))
+    return FrontMatter(**{**words, "track": track}, config=config, problems=tuple(problems))
 
 
-def sentence(lines: Sequence[str]) -> str:
+def join_value(lines: Sequence[str]) -> str:
     """Return a value as one line of text, without the marks that only quote it."""
     if lines and BLOCK_SCALAR.fullmatch(lines[0].strip()):
         lines = lines[1:]
@@ -196,12 +196,12 @@ def sentence(lines: Sequence[str]) -> str:
     return text.strip()
 
 
-def word(value: str) -> str:
+def parse_word(value: str) -> str:
     """Return a value that is one word, without what YAML would take for a comment, or code's marks."""
     return re.sub(r"(^|\s)#.*", "", value).strip().strip("`").strip()
 
 
-def known(track: str, tracks: Mapping[str, str]) -> str:
+def find_track(track: str, tracks: Mapping[str, str]) -> str:
     """Return the slug of the track that is meant; empty where it is none."""
     meant = track.casefold()
     if meant == NO_RUN and NO_RUN not in tracks:
@@ -209,27 +209,27 @@ def known(track: str, tracks: Mapping[str, str]) -> str:
     return next((slug for slug, name in tracks.items() if meant in (slug.casefold(), name.casefold())), "")
 
 
-def no_such_track(track: str, tracks: Mapping[str, str]) -> str:
-    choice = f"it is one of {listed(tracks)}" if tracks else "and this site has no track yet"
+def describe_unknown_track(track: str, tracks: Mapping[str, str]) -> str:
+    choice = f"it is one of {format_names(tracks)}" if tracks else "and this site has no track yet"
     if not track:
         return f"`track` is missing: {choice}, or `{NO_RUN}` for a change that asks for no run."
     return f"There is no track “{track[:50]}”: {choice}."
 
 
-def unknown(name: str) -> str:
+def describe_unknown_field(name: str) -> str:
     close = get_close_matches(name, FIELDS, n=1)
-    hint = f"is `{close[0]}` meant?" if close else f"there are {listed(FIELDS)}."
+    hint = f"is `{close[0]}` meant?" if close else f"there are {format_names(FIELDS)}."
     return f"There is no field `{name[:40]}`: {hint}"
 
 
-def listed(names: Mapping[str, object]) -> str:
+def format_names(names: Mapping[str, object]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------
 
 
-def settings(lines: Sequence[str]) -> dict[str, Any]:
+def parse_config(lines: Sequence[str]) -> dict[str, Any]:
     """Read `config`: a JSON table, dotted names (`model.depth: 4`), or sections whose names are indented.
 
     Raises ValueError with what is wrong; the line's end is left to the caller.
@@ -238,7 +238,7 @@ def settings(lines: Sequence[str]) -> dict[str, Any]:
     if sum(map(len, lines)) > FIELDS["config"]:
         raise ValueError(f"it has more than {FIELDS['config']} characters")
     if text.startswith("{"):
-        return table(text)
+        return parse_json_table(text)
     found: dict[str, Any] = {}
     section = ""
     for line in lines:
@@ -252,11 +252,11 @@ def settings(lines: Sequence[str]) -> dict[str, Any]:
             section = name
         else:
             within = section.split(".") if section and line[:1] == " " and "." not in name else []
-            put(found, [*within, *name.split(".")], value)
+            set_value(found, [*within, *name.split(".")], value)
     return found
 
 
-def put(found: dict[str, Any], path: Sequence[str], value: str) -> None:
+def set_value(found: dict[str, Any], path: Sequence[str], value: str) -> None:
     if len(path) < 2:
         raise ValueError(f"{path[0]} belongs to no section; write model.{path[0]}, recipe.{path[0]} or train.{path[0]}")
     for name in path[:-1]:
@@ -265,25 +265,25 @@ def put(found: dict[str, Any], path: Sequence[str], value: str) -> None:
             raise ValueError(f"{'.'.join(path)} is set twice")
     if path[-1] in found:
         raise ValueError(f"{'.'.join(path)} is set twice")
-    found[path[-1]] = scalar(value)
+    found[path[-1]] = parse_scalar(value)
 
 
-def table(text: str) -> dict[str, Any]:
+def parse_json_table(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text, parse_constant=no_number)
+        found = json.loads(text, parse_constant=reject_constant)
     except (ValueError, RecursionError):
         raise ValueError("it begins like JSON and is none") from None
     assert isinstance(found, dict), "what begins with a brace"
     return found
 
 
-def scalar(value: str) -> Any:
+def parse_scalar(value: str) -> Any:
     """Return what a value is in JSON; what is none is text."""
     try:
-        return json.loads(value, parse_constant=no_number)
+        return json.loads(value, parse_constant=reject_constant)
     except (ValueError, RecursionError):
-        return sentence([value])
+        return join_value([value])
 
 
-def no_number(name: str) -> None:
+def reject_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")

@@ -25,7 +25,7 @@ EVENT = re.compile(r"[a-z0-9_]{1,60}")
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
-class Refusal(Exception):
+class WebhookError(Exception):
     """What we do not take; the message is for whoever reads GitHub's list of deliveries."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -38,69 +38,69 @@ class Refusal(Exception):
 def webhook(request: HttpRequest) -> JsonResponse:
     """Answer 202 for what is new, 200 for what was here before; nothing here waits for anything but the database."""
     try:
-        body = signed_body(request)
-        guid, event = headers(request)
-        payload = parsed(request, body)
-    except Refusal as refusal:
+        body = read_signed_body(request)
+        guid, event = parse_headers(request)
+        payload = parse_payload(request, body)
+    except WebhookError as refusal:
         return JsonResponse({"detail": str(refusal)}, status=refusal.status)
-    kept = deliveries.keep(guid, event, body, payload)
+    kept = deliveries.store_delivery(guid, event, body, payload)
     if kept is None:
         return JsonResponse({"detail": "This delivery has been here before."})
     return JsonResponse({"detail": "Thank you."}, status=202)
 
 
-def signed_body(request: HttpRequest) -> bytes:
+def read_signed_body(request: HttpRequest) -> bytes:
     """Return the body, if it is small enough and GitHub's."""
     secret = settings.GITHUB_WEBHOOK_SECRET
     if not secret:
-        raise Refusal(503, "This site has no webhook secret: set GITHUB_WEBHOOK_SECRET.")
+        raise WebhookError(503, "This site has no webhook secret: set GITHUB_WEBHOOK_SECRET.")
     length = request.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) > settings.GITHUB_WEBHOOK_MAX_BYTES:
-        raise Refusal(413, "This delivery is larger than the site takes.")
+        raise WebhookError(413, "This delivery is larger than the site takes.")
     try:
         body = request.body
     except RequestDataTooBig:
-        raise Refusal(413, "This delivery is larger than the site takes.") from None
+        raise WebhookError(413, "This delivery is larger than the site takes.") from None
     if len(body) > settings.GITHUB_WEBHOOK_MAX_BYTES:
-        raise Refusal(413, "This delivery is larger than the site takes.")
+        raise WebhookError(413, "This delivery is larger than the site takes.")
     said = request.headers.get("X-Hub-Signature-256", "").encode("utf-8", "replace")
     right = f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}".encode()
     if not hmac.compare_digest(said, right):
-        raise Refusal(
+        raise WebhookError(
             401, "The signature is not right: the webhook's secret and GITHUB_WEBHOOK_SECRET must be the same."
         )
     return body
 
 
-def headers(request: HttpRequest) -> tuple[str, str]:
+def parse_headers(request: HttpRequest) -> tuple[str, str]:
     guid, event = request.headers.get("X-GitHub-Delivery", ""), request.headers.get("X-GitHub-Event", "")
     if not GUID.fullmatch(guid) or not EVENT.fullmatch(event):
-        raise Refusal(400, "X-GitHub-Delivery and X-GitHub-Event must say what this is.")
+        raise WebhookError(400, "X-GitHub-Delivery and X-GitHub-Event must say what this is.")
     return guid, event
 
 
-def parsed(request: HttpRequest, body: bytes) -> dict[str, Any]:
+def parse_payload(request: HttpRequest, body: bytes) -> dict[str, Any]:
     if request.content_type != "application/json":
-        raise Refusal(415, "Set the webhook's content type to application/json.")
+        raise WebhookError(415, "Set the webhook's content type to application/json.")
     try:
-        payload = storable(json.loads(body, parse_constant=no_constant))
+        payload = replace_unstorable(json.loads(body, parse_constant=reject_constant))
     except (ValueError, RecursionError):
-        raise Refusal(400, "The body is not JSON.") from None
+        raise WebhookError(400, "The body is not JSON.") from None
     if not isinstance(payload, dict):
-        raise Refusal(400, "The body must be a JSON object.")
+        raise WebhookError(400, "The body must be a JSON object.")
     return payload
 
 
-def no_constant(name: str) -> NoReturn:
+def reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def storable(value: Any) -> Any:
+def replace_unstorable(value: Any) -> Any:
     """Return the value with U+FFFD in the place of what no database stores."""
     if isinstance(value, str):
         return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, dict):
-        return {storable(name): storable(inner) for name, inner in value.items()}
+        return {replace_unstorable(name): replace_unstorable(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [storable(inner) for inner in value]
+        return [replace_unstorable(inner) for inner in value]
     return value

@@ -26,7 +26,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, main_only: bool, superuser: str | None, **options: Any) -> None:
         try:
-            track = first_season.set_up(main_only=main_only)
+            track = first_season.set_up_site(main_only=main_only)
         except (SetupError, IntakeError) as error:
             raise CommandError(str(error)) from error
         waiting = Run.objects.filter(track=track).waiting().count()

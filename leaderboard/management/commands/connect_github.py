@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from leaderboard.integrations.github import checklist, client
-from leaderboard.integrations.github.checklist import Item
-from leaderboard.outbox import Later, Refused
+from leaderboard.integrations.github.checklist import CheckItem
+from leaderboard.outbox import PermanentError, RetryLater
 
 
 class Command(BaseCommand):
@@ -22,17 +22,17 @@ class Command(BaseCommand):
     def handle(self, *args: Any, fix: bool, redeliver: bool, **options: Any) -> None:
         try:
             if fix:
-                checklist.fix(client.app())
-            missing = sum(self.show(item) for item in checklist.items())
+                checklist.fix_webhook(client.connect_app())
+            missing = sum(self.show(item) for item in checklist.check_connection())
             if redeliver:
-                missing += self.show(checklist.redeliver(client.app()))
-        except (Refused, Later) as error:
+                missing += self.show(checklist.redeliver_newest(client.connect_app()))
+        except (PermanentError, RetryLater) as error:
             raise CommandError(str(error)) from error
         if missing:
             raise CommandError(f"{missing} {'thing is' if missing == 1 else 'things are'} missing.")
         self.stdout.write("The site is connected to GitHub.")
 
-    def show(self, item: Item) -> int:
+    def show(self, item: CheckItem) -> int:
         """Print a line; return 1 for what is missing."""
         self.stdout.write(f"[{'x' if item.ok else ' '}] {item.what}")
         if not item.ok:

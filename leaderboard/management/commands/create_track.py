@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from leaderboard.models import Run, Season
-from leaderboard.schedule.track_templates import TEMPLATES, create
+from leaderboard.schedule.track_templates import TEMPLATES, create_track
 
 
 class Command(BaseCommand):
@@ -38,7 +38,7 @@ class Command(BaseCommand):
             raise CommandError(f"There is no run {options['start']}.")
         try:
             names = {name: options[name] for name in ("slug", "name", "step")}
-            track = create(options["template"], season, start=start, **names)
+            track = create_track(options["template"], season, start=start, **names)
         except (ValueError, ValidationError) as error:
             raise CommandError(
                 " ".join(error.messages) if isinstance(error, ValidationError) else str(error)

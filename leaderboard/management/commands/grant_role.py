@@ -23,6 +23,6 @@ class Command(BaseCommand):
         user = User.objects.filter(username=name).first()
         if user is None:
             raise CommandError(f"Nobody called {name} has signed in here yet.")
-        changed = (permissions.take if take else permissions.give)(user, role, None)
-        what = f"{permissions.named(role)} {'no longer' if take else 'now'}"
+        changed = (permissions.revoke_role if take else permissions.grant_role)(user, role, None)
+        what = f"{permissions.describe_role(role)} {'no longer' if take else 'now'}"
         self.stdout.write(f"{name} is {what}" if changed else f"{name}: nothing has changed")

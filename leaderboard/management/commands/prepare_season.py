@@ -19,11 +19,11 @@ class Command(BaseCommand):
         parser.add_argument("--season", help="name of the season; the present one if not given")
 
     def handle(self, *args: Any, season: str | None, verbosity: int, **options: Any) -> None:
-        chosen = Season.objects.filter(name=season).first() if season else first_season.first_season()
+        chosen = Season.objects.filter(name=season).first() if season else first_season.ensure_season()
         if chosen is None:
             raise CommandError(f"There is no season named {season!r}.")
         try:
-            first_season.prepare(chosen, show_progress=verbosity > 0)
+            first_season.prepare_season(chosen, show_progress=verbosity > 0)
         except SetupError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{chosen}: dataset {chosen.dataset_hash[:12]}")

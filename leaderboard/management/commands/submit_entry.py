@@ -47,7 +47,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def enter(self, track: Track, config: dict[str, Any], options: dict[str, Any]) -> None:
-        entry = intake.enter(
+        entry = intake.submit_entry(
             options["repository"],
             options["sha"],
             options["title"],
@@ -58,5 +58,5 @@ class Command(BaseCommand):
         )
         self.stdout.write(f"entry {entry.pk}: {entry} by {entry.author}, {entry.kind}, {entry.state}")
         if options["approve"]:
-            for run in intake.approve(entry, entry.sha, None, sentence="Approved by whoever runs this site."):
+            for run in intake.approve_entry(entry, entry.sha, None, sentence="Approved by whoever runs this site."):
                 self.stdout.write(f"run {run.pk}: {run.state}, seed {run.seed}, {run.get_absolute_url()}")

@@ -16,13 +16,13 @@ class Channel(Protocol):
     def ADDRESS(self) -> str:
         """What the address is called, and how one comes by it: a label for the form."""
 
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         """Whether this site can send there at all."""
 
-    def cleaned(self, address: str) -> str:
+    def clean_address(self, address: str) -> str:
         """Return the address as it is kept; raise ValueError, with a sentence for its owner, if it cannot be one."""
 
-    def shown(self, address: str) -> str:
+    def mask_address(self, address: str) -> str:
         """Return as much of the address as anybody may see."""
 
     def send(self, message: Message, subscription: Subscription, delivery: int) -> None:

@@ -20,27 +20,27 @@ MARKS = re.compile(r"([\\*_`~|>#\[\]()<:])")
 NOBODY = "@\u200b"
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     return True
 
 
-def cleaned(address: str) -> str:
+def clean_address(address: str) -> str:
     found = HOOK.fullmatch(address.strip())
     if found is None:
         raise ValueError("A Discord address looks like https://discord.com/api/webhooks/123…/abc…: copy it from there.")
     return f"https://discord.com/api/webhooks/{found[1]}/{found[2]}"
 
 
-def shown(address: str) -> str:
+def mask_address(address: str) -> str:
     return f"discord.com, webhook {address.split('/')[-2]}"
 
 
 def send(message: Message, subscription: Subscription, delivery: int) -> None:
     webhook, token = subscription.address.split("/")[-2:]
-    body = "\n".join([*(escaped(line) for line in message.lines), message.url])
+    body = "\n".join([*(escape_text(line) for line in message.lines), message.url])
     address = f"discord://{webhook}/{token}/?avatar=no&footer=no&format=text"
-    apprise_channel.notify(NotifyDiscord, address, f"**{escaped(message.title)}**", body, message.files)
+    apprise_channel.send_notice(NotifyDiscord, address, f"**{escape_text(message.title)}**", body, message.files)
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     return MARKS.sub(r"\\\1", text).replace("@", NOBODY)

@@ -17,11 +17,11 @@ from leaderboard.notifications.message import Message
 ADDRESS = "Address: a letter asks it first whether it wants this"
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     return bool(settings.MAIL_URL)
 
 
-def cleaned(address: str) -> str:
+def clean_address(address: str) -> str:
     address = address.strip()
     try:
         validate_email(address)
@@ -30,7 +30,7 @@ def cleaned(address: str) -> str:
     return address
 
 
-def shown(address: str) -> str:
+def mask_address(address: str) -> str:
     name, _, host = address.partition("@")
     return f"{name[:2]}…@{host}"
 
@@ -38,6 +38,6 @@ def shown(address: str) -> str:
 def send(message: Message, subscription: Subscription, delivery: int) -> None:
     more = "&" if "?" in settings.MAIL_URL else "?"
     address = f"{settings.MAIL_URL}{more}to={quote(subscription.address)}&format=text"
-    foot = f"\n--\n{settings.SITE_NAME}. To stop these letters: {email_links.stop_address(subscription)}"
+    foot = f"\n--\n{settings.SITE_NAME}. To stop these letters: {email_links.build_stop_link(subscription)}"
     body = "\n\n".join([*message.lines, message.url, foot])
-    apprise_channel.notify(NotifyEmail, address, " ".join(message.title.split()), body, message.files)
+    apprise_channel.send_notice(NotifyEmail, address, " ".join(message.title.split()), body, message.files)

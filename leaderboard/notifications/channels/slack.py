@@ -17,18 +17,18 @@ BRACKETS = str.maketrans({"<": "‹", ">": "›", "@": "@\u200b"})
 """Slack calls everybody by `<!channel>`, and links by `<address|words>`."""
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     return True
 
 
-def cleaned(address: str) -> str:
+def clean_address(address: str) -> str:
     found = HOOK.fullmatch(address.strip())
     if found is None:
         raise ValueError("A Slack address looks like https://hooks.slack.com/services/T…/B…/…: copy it from there.")
     return f"https://hooks.slack.com/services/{found[1]}/{found[2]}/{found[3]}"
 
 
-def shown(address: str) -> str:
+def mask_address(address: str) -> str:
     return f"hooks.slack.com, workspace {address.split('/')[-3]}"
 
 
@@ -37,6 +37,6 @@ def send(message: Message, subscription: Subscription, delivery: int) -> None:
     said = [line.translate(BRACKETS) for line in message.lines]
     links = [f"{file.name}: {file.url}" for file in message.files]
     address = f"slack://{team}/{app}/{secret}/?image=no&footer=no&blocks=no"
-    apprise_channel.notify(
+    apprise_channel.send_notice(
         NotifySlack, address, message.title.translate(BRACKETS), "\n".join([*said, message.url, *links])
     )

@@ -18,10 +18,10 @@ class Topic(Protocol):
     @property
     def HINT(self) -> str: ...
 
-    def may_choose(self, user: User) -> bool:
+    def can_choose(self, user: User) -> bool:
         """Whether this person can subscribe to it."""
 
-    def concerns(self, user: User, about: str) -> bool:
+    def is_relevant(self, user: User, about: str) -> bool:
         """Whether this notice is for this subscriber; asked when it arises, and again before it is sent."""
 
     def compose(self, about: str) -> Message | None:
@@ -36,5 +36,5 @@ TOPICS: dict[str, Topic] = {
 }
 
 
-def choosable(user: User) -> dict[str, Topic]:
-    return {key: topic for key, topic in TOPICS.items() if topic.may_choose(user)}
+def list_choosable_topics(user: User) -> dict[str, Topic]:
+    return {key: topic for key, topic in TOPICS.items() if topic.can_choose(user)}

@@ -13,18 +13,18 @@ LABEL = "Waiting for approval"
 HINT = "An entry has passed its smoke run, or needs none, and waits for somebody who may approve it."
 
 
-def may_choose(user: User) -> bool:
-    return bool(permissions.roles(user) & set(permissions.STAFF))
+def can_choose(user: User) -> bool:
+    return bool(permissions.get_roles(user) & set(permissions.STAFF))
 
 
-def concerns(user: User, about: str) -> bool:
-    entry = entry_of(about)
-    return entry is not None and permissions.may_approve(user, entry)
+def is_relevant(user: User, about: str) -> bool:
+    entry = find_entry(about)
+    return entry is not None and permissions.can_approve(user, entry)
 
 
 def compose(about: str) -> Message | None:
-    entry = entry_of(about)
-    if entry is None or not waits(entry):
+    entry = find_entry(about)
+    if entry is None or not is_waiting(entry):
         return None
     by = f" by {entry.author}" if entry.author else ""
     hypothesis = (f"Its hypothesis: {' '.join(entry.hypothesis.split())[:300]}",) if entry.hypothesis else ()
@@ -37,15 +37,15 @@ def compose(about: str) -> Message | None:
     )
 
 
-def waits(entry: Entry) -> bool:
+def is_waiting(entry: Entry) -> bool:
     """Whether nothing but somebody's word is missing."""
     return entry.state == Entry.State.PROPOSED and entry.smoke.get("passed", True) is not False
 
 
-def about(entry: Entry) -> str:
+def get_key(entry: Entry) -> str:
     """Return what this waiting is known by: it begins anew after each smoke run."""
     return f"{entry.pk}.{entry.smoke_job_id or 0}"
 
 
-def entry_of(about: str) -> Entry | None:
+def find_entry(about: str) -> Entry | None:
     return Entry.objects.select_related("track").filter(pk=int(about.partition(".")[0])).first()

@@ -11,7 +11,7 @@ from django.urls import reverse
 from leaderboard import formatting
 from leaderboard.charts import curve_files
 from leaderboard.models import Night, Run, Track
-from leaderboard.notifications.message import File, Message
+from leaderboard.notifications.message import Attachment, Message
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
 
@@ -21,11 +21,11 @@ HINT = "Every morning: last night's result, its curve as a picture and its numbe
 DAY = timedelta(days=1)
 
 
-def may_choose(user: User) -> bool:
+def can_choose(user: User) -> bool:
     return True
 
 
-def concerns(user: User, about: str) -> bool:
+def is_relevant(user: User, about: str) -> bool:
     return True
 
 
@@ -99,11 +99,11 @@ def facts(night: Night, arrived: Run | None) -> dict[str, object]:
     }
 
 
-def curve(run: Run) -> list[File]:
+def curve(run: Run) -> list[Attachment]:
     """Return a run's curve as a picture and as numbers."""
     at = settings.SITE_URL
     picture, numbers = curve_files.png(run), curve_files.csv(run)
     return [
-        File(f"run-{run.pk}.png", "image/png", at + reverse("run-picture", args=[run.pk]), picture),
-        File(f"run-{run.pk}.csv", "text/csv", at + reverse("run-csv", args=[run.pk]), numbers),
+        Attachment(f"run-{run.pk}.png", "image/png", at + reverse("run-picture", args=[run.pk]), picture),
+        Attachment(f"run-{run.pk}.csv", "text/csv", at + reverse("run-csv", args=[run.pk]), numbers),
     ]

@@ -14,18 +14,18 @@ LABEL = "A node down"
 HINT = "A machine that you lend has not been heard of. Maintainers hear of every machine."
 
 
-def may_choose(user: User) -> bool:
+def can_choose(user: User) -> bool:
     return True
 
 
-def concerns(user: User, about: str) -> bool:
-    node = node_of(about)
+def is_relevant(user: User, about: str) -> bool:
+    node = find_node(about)
     return node is not None and (node.owner_id == user.pk or permissions.is_maintainer(user))
 
 
 def compose(about: str) -> Message | None:
     """`about`: the Event that said so. Nothing to say once the node is back."""
-    node = node_of(about)
+    node = find_node(about)
     if node is None or node.state != Node.State.OFFLINE:
         return None
     said = "It has not been heard of for a while; what it was doing goes on elsewhere, from the last checkpoint."
@@ -37,6 +37,6 @@ def compose(about: str) -> Message | None:
     )
 
 
-def node_of(event: str) -> Node | None:
+def find_node(event: str) -> Node | None:
     found = Event.objects.filter(pk=int(event), target_kind="node").first()
     return Node.objects.filter(pk=found.target_id).first() if found else None

@@ -14,11 +14,11 @@ LABEL = "A record"
 HINT = "A record has been confirmed, or a bounty claimed."
 
 
-def may_choose(user: User) -> bool:
+def can_choose(user: User) -> bool:
     return True
 
 
-def concerns(user: User, about: str) -> bool:
+def is_relevant(user: User, about: str) -> bool:
     return True
 
 

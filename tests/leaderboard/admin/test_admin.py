@@ -39,7 +39,7 @@ def test_the_page_shows_the_difference_as_text(mara: Client, main: Repository, t
     start = main.git("rev-parse", "HEAD")
     main.git("checkout", "--quiet", "-b", "idea")
     main.commit("Idea", {"trainer/models/gpt.py": "x = '<script>alert(1)</script>'\n"})
-    entry = intake.enter(str(main.path), "idea", "Idea", "gpt", track)
+    entry = intake.submit_entry(str(main.path), "idea", "Idea", "gpt", track)
     assert entry.base_sha == start
     page = mara.get(f"/admin/leaderboard/entry/{entry.pk}/change/").content.decode()
     assert '<td class="sign">+</td><td><code>x = &#x27;&lt;script&gt;alert(1)&lt;/script&gt;&#x27;</code>' in page

@@ -26,7 +26,7 @@ def do_again(client: Client, address: str, number: int) -> None:
 
 
 def test_an_effect_that_was_refused_is_asked_for_again(mara: Client) -> None:
-    made = outbox.want("github.comment", "github.comment:1", {"pull": 1})
+    made = outbox.enqueue("github.comment", "github.comment:1", {"pull": 1})
     Effect.objects.update(state=Effect.State.REFUSED, problem="The App is not installed.")
     assert "The App is not installed." in mara.get("/admin/leaderboard/effect/").content.decode()
     assert mara.get(f"/admin/leaderboard/effect/{made.pk}/change/").status_code == 200
@@ -38,12 +38,12 @@ def test_an_effect_that_was_refused_is_asked_for_again(mara: Client) -> None:
 
 def test_a_delivery_is_read_again_while_its_content_is_there(mara: Client) -> None:
     told = {"action": "created", "installation": {"id": 5, "account": {"login": "trains"}}}
-    kept = deliveries.keep(str(uuid4()), "installation", b"1", told)
+    kept = deliveries.store_delivery(str(uuid4()), "installation", b"1", told)
     assert kept
-    deliveries.catch_up()
+    deliveries.process_due()
     Installation.objects.all().delete()
     do_again(mara, "/admin/leaderboard/delivery/", kept.pk)
-    assert deliveries.catch_up() == 1
+    assert deliveries.process_due() == 1
     assert "trains" in mara.get("/admin/leaderboard/installation/").content.decode()
     Delivery.objects.update(payload={})
     do_again(mara, "/admin/leaderboard/delivery/", kept.pk)

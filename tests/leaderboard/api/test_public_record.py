@@ -53,7 +53,7 @@ def test_live_of_unchanged_run_is_304(client: Client, run: Run, node: Node) -> N
     lease(run.job, node)
     _, before, etag = get(client, f"/runs/{run.pk}/live")
     assert get(client, f"/runs/{run.pk}/live", etag)[0] == 304
-    metrics.store(run, [train_row(5)])
+    metrics.store_metrics(run, [train_row(5)])
     code, after, _ = get(client, f"/runs/{run.pk}/live", etag)
     assert code == 200
     assert isinstance(before, dict)
@@ -81,7 +81,7 @@ def test_curve_when_thinned_keeps_its_extremes(client: Client, run: Run) -> None
 
 
 def test_samples_are_plain_text(client: Client, run: Run) -> None:
-    metrics.store(run, [{"kind": "sample", "step": 3, "prompt": "import", "text": "<b>x</b>"}])
+    metrics.store_metrics(run, [{"kind": "sample", "step": 3, "prompt": "import", "text": "<b>x</b>"}])
     _, found, _ = get(client, f"/runs/{run.pk}/samples")
     assert found == [{"step": 3, "prompt": "import", "text": "<b>x</b>"}]
 

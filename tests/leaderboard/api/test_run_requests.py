@@ -69,7 +69,7 @@ def test_run_request_of_ci_job_is_watched_and_approved(
     assert client.get(f"/runs/{run.pk}/").status_code == 200
     assert client.get(f"/api/v1/runs/{run.pk}/live").json()["state"] == "waiting"
 
-    intake.approve(run.entry, payload["sha"], maintainer)
+    intake.approve_entry(run.entry, payload["sha"], maintainer)
     assert client.get(f"/api/v1/runs/{run.pk}/live").json()["state"] == "queued"
     assert Job.objects.get().priority == Job.Priority.COMMUNITY
     token.refresh_from_db()

@@ -69,8 +69,8 @@ def test_levels_are_the_same_however_the_points_come_in(run: Run, batch: int) ->
     curve = noisy(300)
 
     for start in range(0, len(curve), batch):
-        metrics.store(run, rows_of(curve[start : start + batch]))
-    metrics.store(run, rows_of(curve[250:270]))  # said once more
+        metrics.store_metrics(run, rows_of(curve[start : start + batch]))
+    metrics.store_metrics(run, rows_of(curve[250:270]))  # said once more
 
     assert stored(run) == [(step, level) for (step, _), level in zip(curve, downsampling.levels(curve), strict=True)]
 
@@ -78,11 +78,11 @@ def test_levels_are_the_same_however_the_points_come_in(run: Run, batch: int) ->
 @pytest.mark.django_db
 def test_a_curve_that_was_cut_goes_on_as_if_it_had_never_been_longer(run: Run) -> None:
     curve = noisy(300)
-    metrics.store(run, rows_of(curve))
+    metrics.store_metrics(run, rows_of(curve))
 
-    metrics.cut(run, 200)
+    metrics.delete_after_step(run, 200)
     assert stored(run)[-1] == (200, MAX_LEVEL)
-    metrics.store(run, rows_of(curve[200:260]))
+    metrics.store_metrics(run, rows_of(curve[200:260]))
 
     whole = downsampling.levels(curve[:260])
     assert stored(run) == [(step, level) for (step, _), level in zip(curve, whole, strict=False)]
@@ -96,7 +96,7 @@ def test_a_long_curve_is_read_as_coarse_as_it_is_shown(
     curve[1234] = (1235, (99.0, 1.0))
     curve[2345] = (2346, (3.0, 50.0))
     for start in range(0, 3000, 500):
-        metrics.store(run, rows_of(curve[start : start + 500]))
+        metrics.store_metrics(run, rows_of(curve[start : start + 500]))
     run.refresh_from_db()
 
     with django_assert_num_queries(1):
@@ -124,7 +124,7 @@ def test_the_api_and_the_file_read_no_more_of_a_long_curve_than_they_give(
     curve = [(step, (3 + math.sin(step), 1.0)) for step in range(1, 6001)]
     curve[1234] = (1235, (99.0, 1.0))
     for start in range(0, 6000, 1000):
-        metrics.store(run, rows_of(curve[start : start + 1000]))
+        metrics.store_metrics(run, rows_of(curve[start : start + 1000]))
 
     with django_assert_max_num_queries(4):
         told = client.get(f"/api/v1/runs/{run.pk}/curve").json()

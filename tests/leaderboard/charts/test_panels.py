@@ -39,7 +39,7 @@ def run() -> Run:
         {**train_row(step, 3 + 6 / step), "memory_bytes": 2**30, "mfu": 0.4 if step > 10 else None}
         for step in range(1, 101)
     ]
-    metrics.store(made, rows, temperature=61.5)
+    metrics.store_metrics(made, rows, temperature=61.5)
     made.refresh_from_db()
     return made
 
@@ -148,7 +148,7 @@ def test_columns_for_scripts_are_of_one_length_and_without_what_is_missing(run: 
 
 def test_of_many_checkpoints_some_samples_are_shown_the_last_among_them(client: Client, run: Run) -> None:
     rows = [{"kind": "sample", "step": step, "prompt": "The", "text": f"text {step}."} for step in range(1, 101)]
-    metrics.store(run, rows)
+    metrics.store_metrics(run, rows)
 
     page = words(client.get(run.get_absolute_url()).content)
 

@@ -28,7 +28,7 @@ def curve(run: Run) -> list[tuple[Any, ...]]:
 def test_lines_become_points_samples_and_progress(training: Run) -> None:
     dev = {"kind": "dev", "step": 2, "fraction": 0.1, "tokens": 1024, "flops": 1e9, "seconds": 1, "loss": 5.0}
     sample = {"kind": "sample", "step": 2, "prompt": "def", "text": "def x():\n\tpass"}
-    metrics.store(training, [train_row(1, 6.0), train_row(2, 5.5), {**dev, "bits_per_byte": 2.1}, sample])
+    metrics.store_metrics(training, [train_row(1, 6.0), train_row(2, 5.5), {**dev, "bits_per_byte": 2.1}, sample])
     assert curve(training) == [
         ("dev", 2, 5.0, 1024, None),
         ("train", 1, 6.0, 512, 0.01),
@@ -48,7 +48,7 @@ def test_a_resumed_run_writes_the_same_rows(training: Run, node: Node) -> None:
     """It goes on from step 10, and says steps 11 to 20 once more: the curve is that of an uninterrupted run."""
     assert training.job
     rows = [train_row(step, 6 - step / 10) for step in range(1, 21)]
-    metrics.store(training, rows)
+    metrics.store_metrics(training, rows)
     uninterrupted = curve(training)
     upload(training.job, 10)
     given = training.job.leases.get()
@@ -62,15 +62,15 @@ def test_a_resumed_run_writes_the_same_rows(training: Run, node: Node) -> None:
     training.refresh_from_db()
     assert training.state == "training"
     assert [row[1] for row in curve(training)] == list(range(1, 11))
-    metrics.store(training, rows[10:15])
-    metrics.store(training, rows[12:])
+    metrics.store_metrics(training, rows[10:15])
+    metrics.store_metrics(training, rows[12:])
     assert curve(training) == uninterrupted
     assert "Goes on from step 10 on cellar." in [event.sentence for event in Event.objects.about(training)]
 
 
 def test_a_run_that_lost_its_node_before_a_checkpoint_starts_over(training: Run, node: Node) -> None:
     assert training.job
-    metrics.store(training, [train_row(1), train_row(2)])
+    metrics.store_metrics(training, [train_row(1), train_row(2)])
     hand_back(training.job.leases.get())
     lease(training.job, node)
     assert curve(training) == []
@@ -94,24 +94,26 @@ def test_a_run_that_lost_its_node_before_a_checkpoint_starts_over(training: Run,
     ],
 )
 def test_a_line_that_cannot_be_right_is_left_out(training: Run, row: dict[str, Any]) -> None:
-    metrics.store(training, [row, train_row(3)])
+    metrics.store_metrics(training, [row, train_row(3)])
     assert [point.step for point in training.points.all()] == [3]
     assert not training.samples.exists()
 
 
 def test_a_step_said_twice_in_one_batch_is_one_point(training: Run) -> None:
-    metrics.store(training, [train_row(1, 6.0), train_row(1, 5.0)])
+    metrics.store_metrics(training, [train_row(1, 6.0), train_row(1, 5.0)])
     assert curve(training) == [("train", 1, 5.0, 512, 0.01)]
 
 
 def test_texts_are_made_fit_and_bounded(training: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a\x00b\x1b[31mc\ud800d\n" + "e" * 10_000
-    metrics.store(training, [{"kind": "sample", "step": 1, "prompt": "p" * 900, "text": text}])
+    metrics.store_metrics(training, [{"kind": "sample", "step": 1, "prompt": "p" * 900, "text": text}])
     sample = Sample.objects.get()
     assert sample.text.startswith("ab[31mc?d\ne")
     assert (len(sample.prompt), len(sample.text)) == (500, 4000)
     monkeypatch.setattr(metrics, "MAX_SAMPLES", 3)
-    metrics.store(training, [{"kind": "sample", "step": step, "prompt": "p", "text": "t"} for step in range(2, 9)])
+    metrics.store_metrics(
+        training, [{"kind": "sample", "step": step, "prompt": "p", "text": "t"} for step in range(2, 9)]
+    )
     assert Sample.objects.count() == 3
 
 
@@ -120,7 +122,9 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends_and_extremes(
 ) -> None:
     monkeypatch.setattr(metrics, "MAX_POINTS", 50)
     for start in range(1, 400, 20):
-        metrics.store(training, [train_row(step, 9.0 if step == 77 else 3.0) for step in range(start, start + 20)])
+        metrics.store_metrics(
+            training, [train_row(step, 9.0 if step == 77 else 3.0) for step in range(start, start + 20)]
+        )
     steps = [point.step for point in training.points.all()]
     assert len(steps) <= 50
     assert (steps[0], steps[-1]) == (1, 400)
@@ -139,4 +143,4 @@ def test_a_batch_takes_the_same_number_of_queries_whatever_its_size(
 ) -> None:
     for size in (2, 60):
         with django_assert_num_queries(4):  # the last step, the points it may outdo, upsert, progress
-            metrics.store(training, [train_row(step) for step in range(size)])
+            metrics.store_metrics(training, [train_row(step) for step in range(size)])

@@ -55,8 +55,8 @@ def test_two_parts_run_in_the_sandbox_and_are_shown(
     main.git("checkout", "--quiet", "-b", "idea")
     parts = {"notebooks/idea-part1.ipynb": notebook(*FIRST), "notebooks/idea-part2.ipynb": notebook(*SECOND)}
     main.commit("An idea in two parts", dict(parts))
-    entry = intake.enter(str(main.path), "idea", "An idea", "", track)
-    (run,) = intake.approve(entry, entry.sha, None)
+    entry = intake.submit_entry(str(main.path), "idea", "An idea", "", track)
+    (run,) = intake.approve_entry(entry, entry.sha, None)
     Season.objects.update(dataset_hash="")  # these bring all they need
     command = [sys.executable, "-m", "trainer.cli", "node", "--server", live_server.url, "--sandbox", "bubblewrap"]
     words = ["--token", auth.create_join_token(), "--home", str(tmp_path / "agent"), "--name", "cellar"]

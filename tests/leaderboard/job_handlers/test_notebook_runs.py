@@ -40,12 +40,12 @@ def sorbian(main: Repository, community: Track) -> Entry:
     main.git("checkout", "--quiet", "-b", "sorbian")
     parts: dict[str, str | bytes] = {f"notebooks/sorbian-part{n}.ipynb": notebook(f"print({n})") for n in (1, 2)}
     main.commit("A small model of Sorbian", parts)
-    return intake.enter(str(main.path), "sorbian", "Sorbian", "", community, author="jan")
+    return intake.submit_entry(str(main.path), "sorbian", "Sorbian", "", community, author="jan")
 
 
 @pytest.fixture
 def begun(sorbian: Entry, maintainer: User) -> Run:
-    (run,) = intake.approve(sorbian, sorbian.sha, maintainer)
+    (run,) = intake.approve_entry(sorbian, sorbian.sha, maintainer)
     return Run.objects.select_related("job", "entry").get(pk=run.pk)
 
 
@@ -75,7 +75,7 @@ def test_a_commit_that_brings_notebooks_is_a_notebook_entry(sorbian: Entry) -> N
 
 def test_a_changed_byte_is_another_entry_that_nobody_approved(main: Repository, sorbian: Entry, begun: Run) -> None:
     main.commit("One more", {"notebooks/sorbian-part2.ipynb": notebook("print(3)")})
-    after = intake.enter(str(main.path), "sorbian", "Sorbian", "", sorbian.track)
+    after = intake.submit_entry(str(main.path), "sorbian", "Sorbian", "", sorbian.track)
     assert (after.state, after.bundle_id == sorbian.bundle_id) == ("proposed", False)
     spec = get_job_kind(job_of(begun)).order(job_of(begun), None)
     assert isinstance(spec, protocol.NotebookOrder)
@@ -85,14 +85,14 @@ def test_a_changed_byte_is_another_entry_that_nobody_approved(main: Repository, 
 def test_what_changes_an_architecture_too_is_an_open_entry(main: Repository, community: Track) -> None:
     main.git("checkout", "--quiet", "-b", "both")
     main.commit("Both", {"notebooks/n.ipynb": notebook(), "trainer/models/gpt.py": "x = 1\n"})
-    assert intake.enter(str(main.path), "both", "Both", "", community).kind == "open"
+    assert intake.submit_entry(str(main.path), "both", "Both", "", community).kind == "open"
 
 
 def test_notebooks_run_where_nothing_is_compared(main: Repository, sorbian: Entry) -> None:
     Track.objects.update(kind="competition")
     sorbian.track.refresh_from_db()
     with pytest.raises(IntakeError, match="Notebooks run on community and playground tracks; Small compares"):
-        intake.enter(str(main.path), "sorbian", "Sorbian", "", sorbian.track)
+        intake.submit_entry(str(main.path), "sorbian", "Sorbian", "", sorbian.track)
 
 
 @pytest.mark.parametrize(
@@ -105,28 +105,31 @@ def test_notebooks_run_where_nothing_is_compared(main: Repository, sorbian: Entr
 )
 def test_parts_are_numbered_from_one_on(paths: list[str], problem: str) -> None:
     with pytest.raises(NotebookError, match=problem):
-        notebook_series.in_order(paths, "a")
+        notebook_series.order_parts(paths, "a")
 
 
 def test_parts_come_by_number_not_by_name() -> None:
     paths = [f"notebooks/a-part{n}.ipynb" for n in range(1, 12)]
-    assert notebook_series.in_order(reversed(paths), "a") == paths
-    assert notebook_series.names([*paths, "notebooks/../x.ipynb", "notebooks/b.ipynb", "b.ipynb"]) == ["a", "b"]
+    assert notebook_series.order_parts(reversed(paths), "a") == paths
+    assert notebook_series.find_series_names([*paths, "notebooks/../x.ipynb", "notebooks/b.ipynb", "b.ipynb"]) == [
+        "a",
+        "b",
+    ]
 
 
 def test_what_is_no_notebook_is_refused_by_name(main: Repository, community: Track) -> None:
     main.git("checkout", "--quiet", "-b", "bad")
     main.commit("Bad", {"notebooks/a.ipynb": "print(1)\n", "notebooks/b.ipynb": notebook()})
     with pytest.raises(IntakeError, match="the notebooks a and b: say which"):
-        intake.enter(str(main.path), "bad", "Bad", "", community)
+        intake.submit_entry(str(main.path), "bad", "Bad", "", community)
     with pytest.raises(IntakeError, match=r"notebooks/a\.ipynb: The notebook is not valid JSON"):
-        intake.enter(str(main.path), "bad", "Bad", "a", community)
-    assert intake.enter(str(main.path), "bad", "Bad", "b", community).architecture == "b"
+        intake.submit_entry(str(main.path), "bad", "Bad", "a", community)
+    assert intake.submit_entry(str(main.path), "bad", "Bad", "b", community).architecture == "b"
 
 
 def test_a_coordinator_vets_it_cell_by_cell(client: Client, sorbian: Entry) -> None:
     cora = User.objects.create_user("cora")
-    permissions.give(cora, permissions.COORDINATOR, None)
+    permissions.grant_role(cora, permissions.COORDINATOR, None)
     client.force_login(cora, backend="django.contrib.auth.backends.ModelBackend")
     page = client.get(f"/admin/leaderboard/entry/{sorbian.pk}/change/").content.decode()
     assert "<code>print(2)</code>" in page
@@ -194,7 +197,7 @@ def test_cancelling_ends_the_part_that_waits(begun: Run, node: Node, maintainer:
 
     end(job_of(begun), node, {})
     begun.refresh_from_db()
-    runs.cancel(begun, "Enough.", "mara")
+    runs.cancel_run(begun, "Enough.", "mara")
     begun.refresh_from_db()
     assert (begun.state, job_of(begun).state) == ("cancelled", "cancelled")
 

@@ -25,14 +25,14 @@ def kept(run: Run, node: Node) -> Publication:
     get_job_kind(run.job).metrics(run.job, [train_row(10)])
     Sample.objects.create(run=run, step=10, prompt="The ", text="train\n# left <b>on</b> time")
     Sample.objects.create(run=run, step=20, prompt="The ", text="later one")
-    made = publications.release(run, upload(run.job, 10), "50-percent")
+    made = publications.publish_release(run, upload(run.job, 10), "50-percent")
     return Publication.objects.select_related("run__track").get(pk=made.pk)
 
 
 @pytest.fixture
 def job(kept: Publication) -> Job:
-    assert release_scores.queue_all() == 1
-    assert release_scores.queue_all() == 0
+    assert release_scores.queue_release_scores() == 1
+    assert release_scores.queue_release_scores() == 0
     kept.refresh_from_db()
     assert kept.score_job
     return kept.score_job
@@ -56,13 +56,13 @@ def test_its_numbers_are_the_releases_and_not_the_runs(kept: Publication, job: J
     run = Run.objects.get(pk=kept.run_id)
     assert (found.bits_per_byte, run.bits_per_byte, run.state) == (2.5, None, Run.State.TRAINING)
     assert not run.scores.exists()
-    assert "| bits per byte, held-out text | 2.5000 | 0.0100 |" in model_card.text(found, "a/b", False)
+    assert "| bits per byte, held-out text | 2.5000 | 0.0100 |" in model_card.build_card(found, "a/b", False)
     assert "<strong>2.5000</strong>" in client.get(run.get_absolute_url()).content.decode()
     assert get_job_kind(job).about([job])[job.pk].outcome == "2.5000 bits per byte"
 
 
 def test_the_card_has_samples_of_its_step_as_text(kept: Publication) -> None:
-    card = model_card.text(kept, "a/b", False)
+    card = model_card.build_card(kept, "a/b", False)
     assert "At step 10, the first words given:\n\n    The train\n    # left <b>on</b> time\n" in card
     assert "later one" not in card
     assert "## Scores" not in card
@@ -82,12 +82,12 @@ def test_a_failed_scoring_leaves_the_run_alone(kept: Publication, job: Job, node
     get_job_kind(job).failed(job, "model", "The model looked ahead.")
     assert Run.objects.get(pk=kept.run_id).state == Run.State.TRAINING
     assert Event.objects.about(kept.run).filter(sentence__contains="The model looked ahead.").exists()
-    assert release_scores.queue_all() == 0  # not for ever
+    assert release_scores.queue_release_scores() == 0  # not for ever
 
 
 def test_until_the_run_has_said_what_it_is_nothing_is_scored(kept: Publication) -> None:
     JobFile.objects.filter(job=kept.run.job).delete()
-    assert release_scores.queue_all() == 0
+    assert release_scores.queue_release_scores() == 0
 
 
 def test_a_finished_runs_scoring_is_its_own_still(run: Run, node: Node) -> None:
@@ -99,5 +99,5 @@ def test_a_finished_runs_scoring_is_its_own_still(run: Run, node: Node) -> None:
 def test_a_release_can_be_loaded_before_its_run_has_ended(kept: Publication, job: Job) -> None:
     upload(job, 10)  # the scorer's own tokenizer stays with its job
     JobFile.objects.filter(job=job).update(path="tokenizer.json")
-    names = [file.path for file in weights.given(kept.run, "50-percent")]
+    names = [file.path for file in weights.list_weight_files(kept.run, "50-percent")]
     assert names == ["checkpoints/step-00000010/model.safetensors", "run.json", "source.tar", "tokenizer.json"]

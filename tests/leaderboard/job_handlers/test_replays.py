@@ -118,7 +118,7 @@ def test_rounding_on_another_machine_is_agreement(run: Run, node: Node, stranger
 
 def test_every_stretch_can_be_drawn_the_first_weights_among_them(run: Run, node: Node, stranger: Node) -> None:
     trained(run, stranger, 5, 10, 20)
-    found = [(stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.stretches(run)]
+    found = [(stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.list_stretches(run)]
     assert found == [(0, 5), (5, 10), (10, 20)]
     replay = run.replays.get()
     assert (replay.start_step, replay.end_step) in found
@@ -128,7 +128,7 @@ def test_stretch_without_its_files_is_not_drawn(run: Run, node: Node) -> None:
     trained(run, node, 5, 10, 20, 30)
     assert run.job
     run.job.checkpoints.filter(step=10).update(files_deleted_at=timezone.now())
-    found = [(stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.stretches(run)]
+    found = [(stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.list_stretches(run)]
     assert found == [(0, 5), (20, 30)]
 
 
@@ -159,10 +159,10 @@ def test_what_several_gpus_computed_together_is_not_compared_with_what_one_compu
     trained(run, stranger, 5, 10)
     assert run.job
     run.job.leases.update(gpus=2)
-    assert replays.stretches(run) == []
+    assert replays.list_stretches(run) == []
     run.track.config = {**run.track.config, "devices": 1}
     run.track.save()
-    assert len(replays.stretches(Run.objects.get(pk=run.pk))) == 2
+    assert len(replays.list_stretches(Run.objects.get(pk=run.pk))) == 2
 
 
 def test_a_trusted_nodes_run_counts_at_once_and_is_not_checked(run: Run, node: Node) -> None:
@@ -240,9 +240,9 @@ def test_a_replay_that_failed_says_so_and_leaves_the_run_provisional(run: Run, n
 
 def test_a_maintainer_asks_for_one_of_any_run(run: Run, node: Node) -> None:
     with pytest.raises(ReplayError, match="has not been trained"):
-        replays.ask(run, actor="mara")
+        replays.request_replay(run, actor="mara")
     trained(run, node)
-    replay = replays.ask(run, actor="mara")
+    replay = replays.request_replay(run, actor="mara")
     assert replay.node == node
     assert "are to be trained again" in sentences(run)[-1]
 

@@ -38,8 +38,8 @@ def together(track: Track) -> Track:
 
 @pytest.fixture
 def swarm_run(main: Any, together: Track) -> Run:
-    entry = intake.enter(str(main.path), "main", "Everybody", "gpt", together)
-    (made,) = intake.approve(entry, entry.sha, None)
+    entry = intake.submit_entry(str(main.path), "main", "Everybody", "gpt", together)
+    (made,) = intake.approve_entry(entry, entry.sha, None)
     return made
 
 
@@ -87,7 +87,7 @@ def test_code_that_is_not_on_main_is_not_let_onto_other_peoples_machines(main: A
     main.git("checkout", "--quiet", "-b", "idea")
     main.commit("An idea", {"trainer/models/gpt.py": "class Model:\n    changed = True\n"})
     with pytest.raises(IntakeError, match="own code only"):
-        intake.enter(str(main.path), "idea", "Mine", "gpt", together)
+        intake.submit_entry(str(main.path), "idea", "Mine", "gpt", together)
     assert not Entry.objects.exists()
 
 
@@ -96,23 +96,23 @@ def test_a_run_of_changed_code_is_not_queued_either(idea: Entry, together: Track
     idea.refresh_from_db()
     run = runs.make_run(idea, together)
     with pytest.raises(runs.RunError, match="own code only"):
-        runs.queue(run)
+        runs.queue_run(run)
 
 
 def test_seats_are_ready_once_the_coordinator_is_there_and_never_more_than_are_wanted(
     swarm_run: Run, able: Node
 ) -> None:
-    assert swarm_runs.top_up(swarm_runs.of(swarm_run)) == 0
+    assert swarm_runs.fill_seats(swarm_runs.get_swarm(swarm_run)) == 0
     assert swarm_run.job is not None
     lease(swarm_run.job, able)
-    assert swarm_runs.top_up_all() == 0
+    assert swarm_runs.fill_all_seats() == 0
     tell(swarm_run, what="address", addresses=[ADDRESS])
     assert len(waiting(swarm_run)) == swarm_runs.AHEAD
     names = iter("abcd")
     for name, ahead in zip(names, (3, 2, 1, 0), strict=True):
         sit(swarm_run, name)
         assert len(waiting(swarm_run)) == ahead
-    assert swarm_runs.top_up_all() == 0
+    assert swarm_runs.fill_all_seats() == 0
 
 
 def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
@@ -146,7 +146,7 @@ def test_a_run_that_is_over_takes_its_seats_away(led: Run) -> None:
     assert waiting(led) == []
     sitting.job.refresh_from_db()
     assert sitting.job.stop_requested == "cancel"
-    assert swarm_runs.top_up_all() == 0
+    assert swarm_runs.fill_all_seats() == 0
 
 
 def test_a_lost_coordinator_takes_its_seats_along_until_another_is_there(led: Run, able: Node) -> None:

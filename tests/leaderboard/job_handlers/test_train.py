@@ -67,7 +67,7 @@ def test_a_run_is_lost_resumed_scored_and_on_the_board(run: Run, able: Node) -> 
 def test_a_running_run_is_cancelled_when_its_node_has_heard_of_it(run: Run, able: Node) -> None:
     lease, _ = take(able)
     run.refresh_from_db()
-    runs.cancel(run, "Not wanted any more.", "mara")
+    runs.cancel_run(run, "Not wanted any more.", "mara")
     run.refresh_from_db()
     assert run.state == "training"
     lease.job.refresh_from_db()
@@ -88,7 +88,7 @@ def test_a_run_that_gave_up_goes_on_from_its_checkpoint(run: Run, able: Node) ->
     assert (run.state, run.cause) == ("failed", "infrastructure")
     assert run.job
     assert not transitions.cancel_job(run.job, "mara", "Too late.")
-    runs.retry(run, actor="mara")
+    runs.retry_run(run, actor="mara")
     _, spec = take(able)
     assert isinstance(spec.order, protocol.TrainOrder)
     assert spec.order.resume

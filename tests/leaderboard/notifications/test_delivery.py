@@ -19,7 +19,7 @@ from leaderboard import outbox
 from leaderboard.models import Effect, Subscription
 from leaderboard.notifications import delivery
 from leaderboard.notifications.channels import discord, slack, webhook
-from leaderboard.notifications.message import File, Message
+from leaderboard.notifications.message import Attachment, Message
 from leaderboard.notifications.topics import TOPICS
 from tests.support import mail_server
 from tests.support.mail_server import MailServer, Office
@@ -33,8 +33,8 @@ NEWS = Message(
     lines=("Its author writes <!channel> and [click](http://evil.example).", "It saves 5 %."),
     url="http://127.0.0.1:8000/entries/7/",
     files=(
-        File("run-7.png", "image/png", "http://127.0.0.1:8000/runs/7/curve.png", b"\x89PNG picture"),
-        File("run-7.csv", "text/csv", "http://127.0.0.1:8000/runs/7/curve.csv", b"step\n1\n"),
+        Attachment("run-7.png", "image/png", "http://127.0.0.1:8000/runs/7/curve.png", b"\x89PNG picture"),
+        Attachment("run-7.csv", "text/csv", "http://127.0.0.1:8000/runs/7/curve.csv", b"step\n1\n"),
     ),
     facts={"entry": 7},
 )
@@ -72,8 +72,8 @@ def subscribe(kind: str, address: str, **fields: Any) -> Subscription:
 
 def send(about: int = 7) -> Effect:
     """Ask for the notice and let a worker come by."""
-    assert delivery.tell("record", about) == 1
-    outbox.catch_up()
+    assert delivery.notify_subscribers("record", about) == 1
+    outbox.process_due()
     return Effect.objects.get(key__startswith=f"notice:record:{about}:")
 
 
@@ -136,8 +136,8 @@ def test_a_webhook_is_signed_so_that_its_program_knows_who_speaks(office: Office
 def test_the_same_notice_goes_out_once(office: Office) -> None:
     subscribe("webhook", office.url, secret="s")
     send()
-    assert delivery.tell("record", 7) == 1
-    outbox.catch_up()
+    assert delivery.notify_subscribers("record", 7) == 1
+    outbox.process_due()
     assert len(office.posts) == 1
     send(8)
     assert len(office.posts) == 2
@@ -150,7 +150,7 @@ def test_a_service_that_is_away_gets_it_later(office: Office) -> None:
     assert (effect.state, effect.problem) == ("wanted", "The address answered 503.")
     office.status = 204
     Effect.objects.update(not_before=timezone.now())
-    outbox.catch_up()
+    outbox.process_due()
     effect.refresh_from_db()
     assert effect.state == "done"
     subscription.refresh_from_db()
@@ -168,7 +168,7 @@ def test_an_address_that_is_gone_is_left_alone_until_its_owner_comes(
     subscription.refresh_from_db()
     assert subscription.stopped_at
     assert subscription.problem
-    assert delivery.tell("record", 9) == 0
+    assert delivery.notify_subscribers("record", 9) == 0
     assert "a1-_" * 17 not in caplog.text
     assert "abcdefghijklmnopqrstuvwx" not in caplog.text
 
@@ -177,36 +177,36 @@ def test_after_hours_of_refusals_it_is_given_up(office: Office) -> None:
     subscription = subscribe("webhook", office.url, secret="s")
     office.status = 500
     effect = send()
-    Effect.objects.filter(pk=effect.pk).update(attempts=delivery.TRIES - 1, not_before=timezone.now())
-    outbox.catch_up()
+    Effect.objects.filter(pk=effect.pk).update(attempts=delivery.MAX_ATTEMPTS - 1, not_before=timezone.now())
+    outbox.process_due()
     subscription.refresh_from_db()
     assert subscription.stopped_at
 
 
 def test_old_news_is_not_sent(office: Office) -> None:
     subscribe("webhook", office.url, secret="s")
-    delivery.tell("record", 7)
+    delivery.notify_subscribers("record", 7)
     Effect.objects.update(created_at=timezone.now() - timedelta(days=2))
-    outbox.catch_up()
+    outbox.process_due()
     assert office.posts == []
 
 
 def test_who_has_changed_his_mind_meanwhile_hears_nothing(office: Office) -> None:
     subscription = subscribe("webhook", office.url, secret="s")
-    delivery.tell("record", 7)
+    delivery.notify_subscribers("record", 7)
     subscription.topics = []
     subscription.save()
-    outbox.catch_up()
-    delivery.tell("record", 8)
+    outbox.process_due()
+    delivery.notify_subscribers("record", 8)
     subscription.delete()
-    outbox.catch_up()
+    outbox.process_due()
     assert office.posts == []
 
 
 def test_noise_ends(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "A_DAY", 2)
+    monkeypatch.setattr(delivery, "MAX_PER_DAY", 2)
     subscribe("webhook", office.url, secret="s")
-    assert [delivery.tell("record", about) for about in range(4)] == [1, 1, 0, 0]
+    assert [delivery.notify_subscribers("record", about) for about in range(4)] == [1, 1, 0, 0]
 
 
 def test_a_webhook_follows_no_redirect_and_calls_no_neighbour(office: Office, settings: Any) -> None:
@@ -228,7 +228,7 @@ def test_a_webhook_follows_no_redirect_and_calls_no_neighbour(office: Office, se
 )
 def test_what_cannot_be_a_webhook_is_refused_with_a_sentence(address: str) -> None:
     with pytest.raises(ValueError, match=r"\.$"):
-        webhook.cleaned(address)
+        webhook.clean_address(address)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +237,6 @@ def test_what_cannot_be_a_webhook_is_refused_with_a_sentence(address: str) -> No
 def test_only_discord_and_slack_are_called_discord_and_slack(address: str) -> None:
     for channel in (discord, slack):
         with pytest.raises(ValueError, match="copy it from there"):
-            channel.cleaned(address)
-    assert discord.cleaned(f" {DISCORD.replace('discord.com', 'ptb.discord.com')}/ ") == DISCORD
-    assert slack.cleaned(SLACK) == SLACK
+            channel.clean_address(address)
+    assert discord.clean_address(f" {DISCORD.replace('discord.com', 'ptb.discord.com')}/ ") == DISCORD
+    assert slack.clean_address(SLACK) == SLACK

@@ -107,7 +107,7 @@ def test_an_e_mail_address_is_asked_first_and_can_stop_without_signing_in(
     assert "A letter has been sent there" in said
     assert "vera@" not in said
     assert not Subscription.objects.listening().exists()
-    outbox.catch_up()
+    outbox.process_due()
     (letter,) = mail.letters
     confirm, stop = (re.search(rf"/notices/{word}/\S+/", letter.text) for word in ("confirm", "stop"))
     assert confirm
@@ -124,7 +124,7 @@ def test_an_e_mail_address_is_asked_first_and_can_stop_without_signing_in(
 
 def test_a_forged_or_swapped_link_is_nobodys(client: Client, vera: User, mail: MailServer) -> None:
     add(client, "email", "vera@example.net")
-    outbox.catch_up()
+    outbox.process_due()
     confirm = re.search(r"/notices/confirm/\S+/", mail.letters[0].text)
     assert confirm
     assert client.post(confirm[0].replace("confirm", "stop")).status_code == 404
@@ -134,15 +134,15 @@ def test_a_forged_or_swapped_link_is_nobodys(client: Client, vera: User, mail: M
 
 
 def test_nobody_can_have_us_write_to_strangers_all_day(vera: User, mail: MailServer) -> None:
-    for number in range(subscriptions.TRIALS):
+    for number in range(subscriptions.MAX_TEST_NOTICES):
         subscriptions.subscribe(vera, "email", f"{number}@example.net", ["record"])
     with pytest.raises(SubscriptionError, match="enough for today"):
         subscriptions.subscribe(vera, "email", "one-more@example.net", ["record"])
-    assert not subscriptions.trial(Subscription.objects.filter(user=vera).first())  # type: ignore[arg-type]
+    assert not subscriptions.send_test_notice(Subscription.objects.filter(user=vera).first())  # type: ignore[arg-type]
 
 
 def test_nobody_has_more_places_than_he_can_look_after(vera: User) -> None:
-    for number in range(subscriptions.MOST):
+    for number in range(subscriptions.MAX_SUBSCRIPTIONS):
         subscriptions.subscribe(vera, "webhook", f"https://example.org/{number}", ["record"])
     with pytest.raises(SubscriptionError, match="You have 10 already"):
         subscriptions.subscribe(vera, "webhook", "https://example.org/more", ["record"])

@@ -12,7 +12,7 @@ from django.utils import timezone
 from leaderboard import events, permissions, tasks
 from leaderboard.models import CurvePoint, Effect, Entry, Night, Run, Subscription, Track
 from leaderboard.notifications import delivery
-from leaderboard.notifications.topics import TOPICS, approvals, choosable, morning_report
+from leaderboard.notifications.topics import TOPICS, approvals, list_choosable_topics, morning_report
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler import pool
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def listening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LISTENERS", ("leaderboard.notifications.event_listener.heard",))
+    monkeypatch.setattr(events, "LISTENERS", ("leaderboard.notifications.event_listener.handle_events",))
 
 
 def person(name: str, *groups: str) -> User:
@@ -60,21 +60,21 @@ def test_a_silent_node_is_told_to_its_owner_and_to_maintainers_once_each_time(no
         subscribe(user, "node")
     Node.objects.filter(pk=node.pk).update(owner=owner)
     silence(node)
-    events.announce()
-    events.announce()
+    events.announce_events()
+    events.announce_events()
     assert [name for name, _ in told("node")] == ["uma", "mara"]
     message = TOPICS["node"].compose(told("node")[0][1])
     assert message
     assert message.title == "cellar is offline"
     silence(node)
-    events.announce()
+    events.announce_events()
     assert [name for name, _ in told("node")] == ["uma", "mara", "uma", "mara"]
 
 
 def test_a_node_that_is_back_before_the_notice_is_no_news(node: Node) -> None:
     subscribe(person("mara", permissions.MAINTAINER), "node")
     silence(node)
-    events.announce()
+    events.announce_events()
     Node.objects.filter(pk=node.pk).update(state=Node.State.ONLINE)
     assert TOPICS["node"].compose(told("node")[0][1]) is None
 
@@ -82,9 +82,9 @@ def test_a_node_that_is_back_before_the_notice_is_no_news(node: Node) -> None:
 def test_what_else_happens_to_a_node_is_no_news(node: Node) -> None:
     subscribe(person("mara", permissions.MAINTAINER), "node")
     silence(node)
-    events.announce()
+    events.announce_events()
     pool.pause_node(node, "mara")
-    events.announce()
+    events.announce_events()
     assert len(told("node")) == 1
 
 
@@ -94,16 +94,16 @@ def test_what_else_happens_to_a_node_is_no_news(node: Node) -> None:
 def test_an_entry_that_waits_is_told_to_those_who_may_approve_it(track: Track, main: Repository) -> None:
     for user in (person("mara", permissions.MAINTAINER), person("carl", permissions.COORDINATOR), person("zoe")):
         subscribe(user, "approval")
-    entry = intake.enter(str(main.path), "main", "Smeared keys", "smear", track, hypothesis="Bigrams sooner.")
-    events.announce()
+    entry = intake.submit_entry(str(main.path), "main", "Smeared keys", "smear", track, hypothesis="Bigrams sooner.")
+    events.announce_events()
     assert told("approval") == [("mara", f"{entry.pk}.0")], "a coordinator does not decide about nightly tracks"
     message = approvals.compose(f"{entry.pk}.0")
     assert message
     assert message.title == "Waits for approval: Smeared keys"
     assert "Its hypothesis: Bigrams sooner." in message.lines
     assert message.url.endswith(entry.get_absolute_url())
-    intake.approve(entry, entry.sha, None)
-    events.announce()
+    intake.approve_entry(entry, entry.sha, None)
+    events.announce_events()
     assert len(told("approval")) == 1
     assert approvals.compose(f"{entry.pk}.0") is None
 
@@ -111,14 +111,14 @@ def test_an_entry_that_waits_is_told_to_those_who_may_approve_it(track: Track, m
 def test_nobody_is_called_before_the_smoke_run_has_passed(idea: Entry) -> None:
     subscribe(person("mara", permissions.MAINTAINER), "approval")
     Entry.objects.filter(pk=idea.pk).update(state=Entry.State.SMOKE)
-    events.announce()
+    events.announce_events()
     assert told("approval") == []
     Entry.objects.filter(pk=idea.pk).update(state=Entry.State.PROPOSED, smoke={"passed": False})
     idea.refresh_from_db()
-    assert not approvals.waits(idea)
+    assert not approvals.is_waiting(idea)
     Entry.objects.filter(pk=idea.pk).update(smoke={"passed": True}, smoke_sentence="It learns.")
     idea.refresh_from_db()
-    assert approvals.waits(idea)
+    assert approvals.is_waiting(idea)
 
 
 # --- a record --------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ TUESDAY = "2026-03-03"
 
 
 def night(run: Run | None = None, **fields: Any) -> Night:
-    (made,) = nightly.tonight(MONDAY)
+    (made,) = nightly.start_nightly_runs(MONDAY)
     Night.objects.filter(pk=made.pk).update(**fields)
     made.refresh_from_db()
     return made
@@ -201,8 +201,8 @@ def test_where_nothing_is_nightly_there_is_no_post(track: Track) -> None:
 
 def test_the_schedule_asks_for_it_once_a_day(track: Track) -> None:
     subscribe(person("vera"), "morning")
-    tasks.morning_post()
-    tasks.morning_post()
+    tasks.send_morning_report()
+    tasks.send_morning_report()
     assert told("morning") == [("vera", timezone.now().astimezone(UTC).date().isoformat())]
 
 
@@ -215,18 +215,23 @@ def test_only_who_has_said_yes_and_may_still_sign_in_hears_anything(db: None) ->
     gone = person("gone")
     subscribe(gone, "record")
     User.objects.filter(pk=gone.pk).update(is_active=False)
-    assert delivery.tell("record", 1) == 0
+    assert delivery.notify_subscribers("record", 1) == 0
 
 
 def test_what_can_be_chosen_depends_on_who_chooses(db: None) -> None:
-    assert list(choosable(person("zoe"))) == ["morning", "record", "node"]
-    assert list(choosable(person("carl", permissions.COORDINATOR))) == ["morning", "record", "node", "approval"]
+    assert list(list_choosable_topics(person("zoe"))) == ["morning", "record", "node"]
+    assert list(list_choosable_topics(person("carl", permissions.COORDINATOR))) == [
+        "morning",
+        "record",
+        "node",
+        "approval",
+    ]
 
 
 def test_who_loses_his_role_hears_of_it_no_more(idea: Entry) -> None:
     carl = person("mara", permissions.MAINTAINER)
     subscription = subscribe(carl, "approval")
-    events.announce()
+    events.announce_events()
     carl.groups.clear()
     (about,) = (about for _, about in told("approval"))
-    assert delivery.written("approval", about, Subscription.objects.get(pk=subscription.pk)) is None
+    assert delivery.compose_notice("approval", about, Subscription.objects.get(pk=subscription.pk)) is None

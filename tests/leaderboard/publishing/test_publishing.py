@@ -48,7 +48,7 @@ def finished(run: Run, node: Node) -> Run:
 def due() -> None:
     """Whatever was put off is due now."""
     Effect.objects.update(not_before=timezone.now())
-    outbox.catch_up()
+    outbox.process_due()
 
 
 def of(hub: Hub, run: Run) -> Repository:
@@ -81,12 +81,12 @@ def test_a_maintainer_has_a_run_published(hub: Hub, finished: Run, maintainer: U
     assert b"train,10," in commit.files["curve.csv"]
     kept = Publication.objects.get()
     assert (kept.repository, kept.commit) == (f"trains/smear-run-{finished.pk}", commit.id)
-    assert publications.hub_address(kept) == f"{hub.url}/trains/smear-run-{finished.pk}"
+    assert publications.get_hub_url(kept) == f"{hub.url}/trains/smear-run-{finished.pk}"
     assert Event.objects.about(finished).filter(sentence=f"Published as {kept.repository} on the Hub.").count() == 1
 
 
 def test_its_card_says_how_good_where_from_and_how_to_load_it(hub: Hub, finished: Run) -> None:
-    publications.publish(finished, "Somebody asked.")
+    publications.publish_run(finished, "Somebody asked.")
     due()
     files = of(hub, finished).head.files
     _, head, card = files["README.md"].decode().split("---\n", 2)
@@ -121,7 +121,7 @@ def test_what_a_stranger_wrote_stays_text_on_the_card(hub: Hub, finished: Run) -
     entry.title, entry.hypothesis = "[x](javascript:1) | <img src=x>", "---\nlicense: mit\n# Big"
     entry.architecture, entry.author = "a`b", "@everyone"
     entry.save()
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     due()
     (repository,) = hub.repositories.values()
     head, card = repository.head.files["README.md"].decode().split("---\n", 2)[1:]
@@ -130,10 +130,10 @@ def test_what_a_stranger_wrote_stays_text_on_the_card(hub: Hub, finished: Run) -
 
 
 def test_records_and_nightly_trains_are_published_by_themselves_and_others_are_not(hub: Hub, finished: Run) -> None:
-    events.announce()
+    events.announce_events()
     assert not Publication.objects.exists()
     trust.raise_trust(finished, Run.Trust.RECORD, actor="site", sentence="A record.")
-    events.announce()
+    events.announce_events()
     due()
     assert Publication.objects.get().reason == "It holds a record."
     assert ours(hub, finished) == [f"Run {finished.pk}: final weights, step 20"]
@@ -141,30 +141,30 @@ def test_records_and_nightly_trains_are_published_by_themselves_and_others_are_n
 
 def test_a_nightly_train_is_published_when_it_arrives(hub: Hub, run: Run, node: Node) -> None:
     Run.objects.filter(pk=run.pk).update(purpose=Run.Purpose.NIGHTLY)
-    events.announce()
+    events.announce_events()
     assert not Publication.objects.exists()
     finish(run, node)
-    events.announce()
+    events.announce_events()
     due()
     assert Publication.objects.get().reason == "It is a nightly train of main."
     assert of(hub, run).head.files["README.md"]
 
 
 def test_the_card_follows_the_trust_and_the_weights_are_not_sent_again(hub: Hub, finished: Run) -> None:
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     due()
-    events.announce()
+    events.announce_events()
     due()
     sent = hub.sent_bytes
     assert len(ours(hub, finished)) == 1  # what publishing itself says of the run starts nothing
     trust.raise_trust(finished, Run.Trust.DISPUTED, actor="site", sentence="A replay contradicts it.")
-    events.announce()
+    events.announce_events()
     due()
     assert len(ours(hub, finished)) == 2
     assert b"contradicts it" in of(hub, finished).head.files["README.md"]
     assert "dailytrain/source.tar" in of(hub, finished).head.files
     assert hub.sent_bytes - sent < len(of(hub, finished).head.files["curve.png"]) + 1
-    events.announce()
+    events.announce_events()
     due()
     assert len(ours(hub, finished)) == 2
 
@@ -194,7 +194,7 @@ def test_a_publish_killed_at_any_request_goes_on_and_commits_once(
             raise Killed
         return answer
 
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     effect = Effect.objects.get(key=f"hub.run:{finished.pk}")
     deaths = 0
     for left in range(40):  # noqa: B007
@@ -202,7 +202,7 @@ def test_a_publish_killed_at_any_request_goes_on_and_commits_once(
         with monkeypatch.context() as patched:
             patched.setattr(requests.Session, "send", dying)
             try:
-                outbox.carry_out(effect.pk)
+                outbox.process_message(effect.pk)
             except Killed:
                 deaths += 1
                 continue
@@ -220,7 +220,7 @@ def test_an_upload_that_breaks_goes_on_with_what_is_missing(hub: Hub, finished: 
     """In parts, and with an address that has expired when the last of them has arrived."""
     hub.part_bytes = 10_000
     hub.fail("POST", r"/storage/", 403)
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.WANTED
@@ -249,7 +249,7 @@ def test_what_the_hub_refuses_is_a_sentence_for_the_operator(
     hub: Hub, finished: Run, path: str, status: int, sentence: str
 ) -> None:
     hub.fail("POST" if "commits" not in path else "GET", path, status, times=9, message="name is taken")
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.REFUSED
@@ -260,7 +260,7 @@ def test_what_the_hub_refuses_is_a_sentence_for_the_operator(
 @pytest.mark.parametrize("status", [429, 412, 409, 502, 500])
 def test_what_passes_is_tried_again_and_not_before_the_hub_says(hub: Hub, finished: Run, status: int) -> None:
     hub.fail("POST", "/api/models/.*/commit/", status, Retry_After="300")
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.WANTED
@@ -272,7 +272,7 @@ def test_what_passes_is_tried_again_and_not_before_the_hub_says(hub: Hub, finish
 
 def test_a_hub_that_is_down_costs_nothing_but_time(hub: Hub, finished: Run, settings: Any) -> None:
     settings.HUB_ENDPOINT = "http://127.0.0.1:9"
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.WANTED
@@ -291,7 +291,7 @@ def test_another_commit_in_between_is_not_overwritten_blindly(hub: Hub, finished
             of(hub, finished).add("A typo", "", dict(of(hub, finished).head.files))
 
     hub.before = somebody
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     due()
     assert "answered 412" in Effect.objects.get(kind="hub").problem
     due()
@@ -299,11 +299,11 @@ def test_another_commit_in_between_is_not_overwritten_blindly(hub: Hub, finished
 
 
 def test_a_repository_of_another_site_is_left_alone(hub: Hub, finished: Run, settings: Any) -> None:
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     due()
     settings.SITE_URL = "https://other.example"
     effect = Effect.objects.get(kind="hub")
-    outbox.want(effect.kind, effect.key, effect.payload)
+    outbox.enqueue(effect.kind, effect.key, effect.payload)
     due()
     effect.refresh_from_db()
     assert effect.state == Effect.State.REFUSED
@@ -317,8 +317,8 @@ def test_a_repository_of_another_site_is_left_alone(hub: Hub, finished: Run, set
 def test_releases_of_a_long_run_are_commits_with_tags_in_order(hub: Hub, run: Run, node: Node) -> None:
     assert run.job
     lease(run.job, node)
-    first, second = (publications.release(run, upload(run.job, step), f"{step}-percent") for step in (10, 20))
-    outbox.carry_out(Effect.objects.get(key=publications.key(second)).pk)
+    first, second = (publications.publish_release(run, upload(run.job, step), f"{step}-percent") for step in (10, 20))
+    outbox.process_message(Effect.objects.get(key=publications.get_message_key(second)).pk)
     assert not hub.repositories  # the earlier one goes first
     due()
     due()
@@ -329,9 +329,9 @@ def test_releases_of_a_long_run_are_commits_with_tags_in_order(hub: Hub, run: Ru
     assert steps == ["dailytrain/checkpoints/step-00000020/model.safetensors"]
     assert "The weights at step 10 (10-percent)" in repository.commits[1].files["README.md"].decode()
     first.refresh_from_db()
-    assert publications.hub_address(first).endswith("/tree/10-percent")
+    assert publications.get_hub_url(first).endswith("/tree/10-percent")
 
-    outbox.want("hub", publications.key(first), {"publication": first.pk})
+    outbox.enqueue("hub", publications.get_message_key(first), {"publication": first.pk})
     due()
     assert len(ours(hub, run)) == 2  # main does not go back
 
@@ -344,8 +344,8 @@ def test_a_release_outlives_its_checkpoint(site: Any, run: Run, node: Node, clie
     checkpoint.manifest["files"].append(storage.build_file_reference(optimizer, "optimizer.pt").model_dump())
     checkpoint.save()
     checkpoint.blobs.add(optimizer)
-    publications.release(run, checkpoint, "10-percent")
-    assert publications.release(run, checkpoint, "10-percent") == Publication.objects.get()
+    publications.publish_release(run, checkpoint, "10-percent")
+    assert publications.publish_release(run, checkpoint, "10-percent") == Publication.objects.get()
     upload(run.job, 20)
     run.job.state, run.job.finished_at = "done", timezone.now() - timedelta(days=9)
     run.job.save()
@@ -361,14 +361,14 @@ def test_without_a_hub_weights_are_kept_and_nothing_is_sent(site: Any, finished:
     assert not publications.is_connected()
     offered = actions.list_run_actions(maintainer, finished, is_maintainer=True)
     assert "publish" not in [action.name for action in offered]
-    publications.publish(finished, "Asked.")
+    publications.publish_run(finished, "Asked.")
     assert Publication.objects.get().published_at is None
     assert not Effect.objects.filter(kind="hub").exists()
 
 
 def test_a_run_without_final_weights_is_not_published(hub: Hub, run: Run) -> None:
     with pytest.raises(RunError, match="there are no final weights to publish"):
-        publications.publish(run, "Asked.")
+        publications.publish_run(run, "Asked.")
 
 
 def test_only_maintainers_publish(hub: Hub, finished: Run) -> None:
@@ -379,7 +379,7 @@ def test_only_maintainers_publish(hub: Hub, finished: Run) -> None:
 
 def test_half_a_configuration_shows_up_in_the_check(settings: Any) -> None:
     settings.HUB_ORGANISATION, settings.HF_TOKEN = "trains", ""
-    (said,) = publications.half_connected(None)
+    (said,) = publications.check_hub_settings(None)
     assert isinstance(said, Warning)
     assert said.msg == "HUB_ORGANISATION is set and HF_TOKEN is not: nothing is published."
 
@@ -388,11 +388,11 @@ def test_a_long_upload_keeps_its_claim(transactional_db: None) -> None:
     import time
 
     effect = Effect.objects.create(kind="hub", key="hub.run:1", state=Effect.State.DOING, claimed_until=timezone.now())
-    with outbox.held(effect, timedelta(seconds=0.02)):
+    with outbox.renew_claim(effect, timedelta(seconds=0.02)):
         deadline = time.monotonic() + 20
         while not Effect.objects.filter(pk=effect.pk, claimed_until__gt=timezone.now()).exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    outbox.end(effect, Effect.State.DONE)
+    outbox.finish_message(effect, Effect.State.DONE)
     effect.refresh_from_db()
     assert effect.state == Effect.State.DONE

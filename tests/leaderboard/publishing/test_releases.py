@@ -33,14 +33,14 @@ def arrive(run: Run, step: int, of: int, checkpoint: bool = True) -> list[str]:
     get_job_kind(run.job).metrics(run.job, [train_row(step, **point), dev])
     if checkpoint:
         upload(run.job, step)
-    return [kept.name for kept in releases.cut_all()]
+    return [kept.name for kept in releases.cut_releases()]
 
 
 def test_each_mark_that_a_checkpoint_passes_is_released_once(long_run: Run) -> None:
     assert arrive(long_run, 90, 1000) == []
     assert arrive(long_run, 100, 1000) == ["10-percent"]
     assert arrive(long_run, 110, 1000) == []
-    assert releases.cut_all() == []
+    assert releases.cut_releases() == []
     assert arrive(long_run, 450, 1000) == ["40-percent"]  # of several marks the last
     kept = Publication.objects.get(name="40-percent")
     assert (kept.step, kept.reason) == (450, "40 % of the budget, at step 450.")
@@ -57,15 +57,15 @@ def test_other_tracks_release_nothing(run: Run, node: Node) -> None:
     assert run.job
     lease(run.job, node)
     assert arrive(run, 500, 1000) == []
-    assert releases.way(run) is None
+    assert releases.get_release_progress(run) is None
 
 
 def test_the_end_is_the_last_release(run: Run, node: Node) -> None:
     type(run.track).objects.filter(pk=run.track_id).update(releases=10)
     done = finish(run, node)
-    assert [kept.name for kept in releases.cut_all()] == ["final"]
-    assert releases.cut_all() == []
-    way = releases.way(Run.objects.get(pk=done.pk))
+    assert [kept.name for kept in releases.cut_releases()] == ["final"]
+    assert releases.cut_releases() == []
+    way = releases.get_release_progress(Run.objects.get(pk=done.pk))
     assert way is not None
     assert (way.milestones[-1].percent, way.milestones[-1].kept) == (100, Publication.objects.get())
 
@@ -82,7 +82,7 @@ def test_the_page_says_how_far_it_is(long_run: Run, client: Client) -> None:
 
 @given(st.floats(0, 1.2), st.integers(1, 50))
 def test_marks_are_whole_steps_that_lie_behind(fraction: float, every: int) -> None:
-    mark = releases.passed(fraction, every)
+    mark = releases.get_passed_percent(fraction, every)
     assert mark % every == 0
     assert mark <= min(fraction, 1) * 100 + 1e-6 < mark + every + 1e-6
 

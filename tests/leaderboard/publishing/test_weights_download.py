@@ -40,7 +40,7 @@ def status(client: Client, address: str, **extra: Any) -> int:
 
 
 def test_anybody_downloads_a_finished_runs_folder(client: Client, finished: Run) -> None:
-    files = {file.path: content(client.get(file.url)) for file in weights.given(finished)}
+    files = {file.path: content(client.get(file.url)) for file in weights.list_weight_files(finished)}
     assert sorted(files) == [f"{STEP}/model.safetensors", "run.json", "source.tar", "tokenizer.json"]
     assert files[f"{STEP}/model.safetensors"] == b"weights at 20"
     answer = client.get(f"/runs/{finished.pk}/weights/final/{STEP}/model.safetensors")
@@ -73,7 +73,7 @@ def test_a_run_under_way_gives_nothing(client: Client, run: Run, node: Node) -> 
     assert run.job
     lease(run.job, node)
     upload(run.job, 10)
-    assert weights.given(run) == []
+    assert weights.list_weight_files(run) == []
     assert client.get(f"/runs/{run.pk}/weights/final/run.json").status_code == 404
 
 
@@ -83,7 +83,7 @@ def test_one_address_downloads_so_often_an_hour(client: Client, finished: Run, m
     assert [status(client, address) for _ in range(3)] == [200, 200, 429]
     answer = client.get(address)
     assert 0 < int(answer["Retry-After"]) <= 3600
-    assert answer.content.startswith(b"That was often, for one address. Nothing is lost")
+    assert answer.content.startswith(b"Too many requests from this IP address.")
     assert status(client, address, REMOTE_ADDR="203.0.113.9") == 200
 
 

@@ -118,7 +118,7 @@ def test_a_models_own_failure_is_shown_and_stands(run: Run, node: Node) -> None:
     run.refresh_from_db()
     assert (run.state, run.cause, run.reason) == ("failed", "model", "The loss became NaN at step 12.")
     with pytest.raises(RunError, match="because of the infrastructure"):
-        runs.retry(run, actor="mara")
+        runs.retry_run(run, actor="mara")
 
 
 def test_an_infrastructure_failure_goes_on_with_the_same_seed(run: Run, node: Node) -> None:
@@ -129,7 +129,7 @@ def test_an_infrastructure_failure_goes_on_with_the_same_seed(run: Run, node: No
     get_job_kind(run.job).failed(run.job, "infrastructure", "Five nodes were lost.")
     run.refresh_from_db()
     assert run.reason == "Five nodes were lost. This was not the model's fault: the same seed can run again."
-    runs.retry(run, actor="mara")
+    runs.retry_run(run, actor="mara")
     run.refresh_from_db()
     assert (run.state, run.seed, run.reason, run.finished_at) == ("queued", seed, "", None)
     assert run.job
@@ -140,7 +140,7 @@ def test_an_infrastructure_failure_goes_on_with_the_same_seed(run: Run, node: No
 def test_a_run_that_could_not_be_scored_is_scored_again(run: Run, node: Node) -> None:
     finish(run, node, {**VERDICT, "tokens": 0})
     failed_job = run.score_job
-    runs.retry(run, actor="mara")
+    runs.retry_run(run, actor="mara")
     run.refresh_from_db()
     assert run.state == "scoring"
     assert run.score_job != failed_job
@@ -176,8 +176,8 @@ def test_a_forgotten_score_job_is_queued_once(run: Run, node: Node) -> None:
     lease(run.job, node)
     final = upload(run.job, 20)
     Run.objects.update(state=Run.State.SCORING, checkpoint=final)
-    train.catch_up()
-    train.catch_up()
+    train.recover_unfinished()
+    train.recover_unfinished()
     assert Job.objects.filter(kind="score").count() == 1
     run.refresh_from_db()
     assert run.score_job
@@ -194,7 +194,7 @@ def test_done_twice_is_done_once(run: Run, node: Node) -> None:
 
 def test_the_configuration_that_the_node_resolved_is_kept(run: Run, node: Node) -> None:
     finish(run, node)
-    train.catch_up()
+    train.recover_unfinished()
     run.refresh_from_db()
     assert run.config == {"format": 1, "arch": "smear"}
 
@@ -211,12 +211,12 @@ def test_a_late_cancellation_counts_against_the_entry(run: Run, node: Node) -> N
 
 def test_a_waiting_run_is_cancelled_at_once(run: Run) -> None:
     waiting = runs.make_run(run.entry, run.track)
-    runs.cancel(waiting, "No longer wanted.", "mara")
+    runs.cancel_run(waiting, "No longer wanted.", "mara")
     assert (waiting.state, waiting.reason) == ("cancelled", "No longer wanted.")
 
 
 def test_a_queued_run_is_cancelled_with_its_job(run: Run) -> None:
-    runs.cancel(run, "No longer wanted.", "mara")
+    runs.cancel_run(run, "No longer wanted.", "mara")
     run.refresh_from_db()
     assert run.state == "cancelled"
     assert run.job

@@ -43,7 +43,7 @@ def reschedule(task: str, **fields: Any) -> None:
 
 
 def test_the_nightly_is_due_every_day_at_its_hour(beat: None, track: Track) -> None:
-    due = calendar.upcoming(NOW)
+    due = calendar.list_upcoming(NOW)
     assert [one.begins for one in due] == [NOW.replace(hour=20) + number * DAY for number in range(35)]
     assert {one.title for one in due} == {"Nightly train of main, Small"}
     assert due[0].ends - due[0].begins == timedelta(seconds=track.expected_seconds)
@@ -51,35 +51,35 @@ def test_the_nightly_is_due_every_day_at_its_hour(beat: None, track: Track) -> N
 
 def test_a_night_that_has_been_is_not_announced_again(beat: None, track: Track) -> None:
     Night.objects.create(date=NOW.date(), track=track, sentence="It departed.")
-    assert calendar.upcoming(NOW)[0].begins == NOW.replace(hour=20) + DAY
+    assert calendar.list_upcoming(NOW)[0].begins == NOW.replace(hour=20) + DAY
 
 
 def test_it_follows_what_a_maintainer_sets(beat: None, track: Track) -> None:
     zone = ZoneInfo("Europe/Berlin")
     berlin = CrontabSchedule.objects.create(minute="30", hour="22", day_of_week="1-5", timezone=zone)
     reschedule(calendar.NIGHTLY, crontab=berlin)
-    first, _, friday, monday, *_ = (one.begins for one in calendar.upcoming(NOW))
+    first, _, friday, monday, *_ = (one.begins for one in calendar.list_upcoming(NOW))
     assert first == NOW.replace(hour=21, minute=30)
     assert (friday - first, monday - friday) == (2 * DAY, 3 * DAY), "no weekend"
     PeriodicTask.objects.filter(task=calendar.NIGHTLY).update(enabled=False)
-    assert calendar.upcoming(NOW) == []
+    assert calendar.list_upcoming(NOW) == []
 
 
 def test_asked_for_every_few_minutes_there_is_one_a_day_all_the_same(beat: None, track: Track) -> None:
     every, _ = IntervalSchedule.objects.get_or_create(every=20, period=IntervalSchedule.MINUTES)
     reschedule(calendar.NIGHTLY, interval=every, last_run_at=NOW - timedelta(minutes=5))
-    begins = [one.begins for one in calendar.upcoming(NOW)]
+    begins = [one.begins for one in calendar.list_upcoming(NOW)]
     assert begins[0] == NOW + timedelta(minutes=15)
     assert len({at.date() for at in begins}) == len(begins) > 25, "as far as 2000 askings reach"
 
 
 def test_the_monthly_is_due_on_the_first_where_a_track_has_one(beat: None, track: Track) -> None:
     Track.objects.update(monthly=2, nightly=False)
-    (one,) = calendar.upcoming(NOW)
+    (one,) = calendar.list_upcoming(NOW)
     assert one.begins == datetime(2026, 4, 1, 21, tzinfo=UTC)
     assert one.ends - one.begins == timedelta(seconds=7 * track.expected_seconds)
     Month.objects.create(date=datetime(2026, 4, 1).date(), track=track, sentence="It departed.")
-    assert calendar.upcoming(NOW) == []
+    assert calendar.list_upcoming(NOW) == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -96,7 +96,7 @@ def test_the_next_time_is_the_one_at_which_celery_runs_it(
 ) -> None:
     crontab = TzAwareCrontab(f"{minute}", f"{hour}", days, dates, "*", tz=ZoneInfo(zone))
     now = now.replace(second=30, microsecond=0)
-    mine = next(calendar.crontab_times(crontab, now, now + timedelta(days=400)), None)
+    mine = next(calendar.list_crontab_times(crontab, now, now + timedelta(days=400)), None)
     assume(mine is not None)
     local = now.astimezone(crontab.tz)
     last, delta, _ = crontab.remaining_delta(local)
@@ -126,7 +126,7 @@ def test_no_fitting_node_is_online(beat: None, track: Track, able: Node, client:
 
 
 def test_last_night_still_runs(beat: None, track: Track, able: Node, client: Client) -> None:
-    (night,) = nightly.tonight(timezone.now() - DAY)
+    (night,) = nightly.start_nightly_runs(timezone.now() - DAY)
     Run.objects.filter(pk=night.run_id).update(state=Run.State.TRAINING, fraction=0.5, seconds=60.0)
     said = page(client)
     assert "is-due-stays" in said
@@ -136,7 +136,7 @@ def test_last_night_still_runs(beat: None, track: Track, able: Node, client: Cli
 
 def test_main_is_broken(beat: None, track: Track, able: Node, main: Repository, client: Client) -> None:
     main.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
-    nightly.tonight(timezone.now() - DAY)
+    nightly.start_nightly_runs(timezone.now() - DAY)
     said = page(client)
     assert "is-due-baseline" in said
     assert "main could not be trained last time: trainer/models/__init__.py is not valid Python." in said
@@ -256,8 +256,8 @@ def test_a_night_keeps_its_identity_from_announcement_to_result(beat: None, trac
         return {str(event["UID"]) for event in Calendar.from_ical(client.get("/calendar.ics").content).walk("VEVENT")}
 
     before = uids()
-    first = calendar.upcoming(timezone.now())[0].begins
-    (night,) = nightly.tonight(first)
+    first = calendar.list_upcoming(timezone.now())[0].begins
+    (night,) = nightly.start_nightly_runs(first)
     Night.objects.filter(pk=night.pk).update(date=timezone.now().date())
     assert f"nightly-small-{timezone.now():%Y%m%d}T0000@127.0.0.1" in uids()
     assert len(before - uids()) <= 1

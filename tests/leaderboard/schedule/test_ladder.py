@@ -23,8 +23,8 @@ RUNGS = {"rungs": [0.25, 0.5, 1, 2], "seeds": 2}
 
 @pytest.fixture
 def baseline(main: Repository, track: Track) -> Entry:
-    entry = intake.enter(str(main.path), "main", "main", "gpt", track, kind=Entry.Kind.MAIN)
-    intake.approve(entry, entry.sha, None)
+    entry = intake.submit_entry(str(main.path), "main", "main", "gpt", track, kind=Entry.Kind.MAIN)
+    intake.approve_entry(entry, entry.sha, None)
     track.season.baseline, track.ladder, track.seeds = entry, RUNGS, 2
     track.season.save()
     track.save()
@@ -33,7 +33,7 @@ def baseline(main: Repository, track: Track) -> Entry:
 
 def arrive(track: Track, node: Node) -> None:
     """Fill and run the ladder until nothing of it waits."""
-    while ladder.fill(track) or Run.objects.filter(track=track, state=Run.State.QUEUED).exists():
+    while ladder.fill_ladder(track) or Run.objects.filter(track=track, state=Run.State.QUEUED).exists():
         for run in Run.objects.filter(track=track, state=Run.State.QUEUED):
             finish(run, node)
 
@@ -43,7 +43,7 @@ def shape(track: Track) -> list[tuple[str, int]]:
 
 
 def test_it_begins_with_the_smallest_rungs_behind_everything_else(baseline: Entry, track: Track) -> None:
-    assert ladder.fill(track) == ladder.WAITING_AT_ONCE
+    assert ladder.fill_ladder(track) == ladder.WAITING_AT_ONCE
     runs = Run.objects.filter(purpose="ladder").order_by("pk").select_related("job", "track")
     assert [(run.budget, run.seed, run.state) for run in runs] == [
         ("5steps", 1, "queued"),
@@ -55,8 +55,8 @@ def test_it_begins_with_the_smallest_rungs_behind_everything_else(baseline: Entr
 
 
 def test_what_waits_is_not_queued_again(baseline: Entry, track: Track) -> None:
-    ladder.fill(track)
-    assert ladder.fill(track) == 0
+    ladder.fill_ladder(track)
+    assert ladder.fill_ladder(track) == 0
     assert len(shape(track)) == ladder.WAITING_AT_ONCE
 
 
@@ -66,8 +66,8 @@ def test_it_fills_to_seeds_times_rungs_and_no_further(baseline: Entry, track: Tr
         ("5steps", 1),
         ("5steps", 2),
     ]
-    assert ladder.progress(track) == ladder.Progress(8, 8)
-    assert ladder.fill(track) == 0
+    assert ladder.get_ladder_progress(track) == ladder.LadderProgress(8, 8)
+    assert ladder.fill_ladder(track) == 0
 
 
 def test_another_run_of_the_baseline_is_a_seed_of_its_rung(baseline: Entry, track: Track, node: Node) -> None:
@@ -81,16 +81,16 @@ def test_another_run_of_the_baseline_is_a_seed_of_its_rung(baseline: Entry, trac
 def test_what_the_infrastructure_broke_goes_on_with_its_seed_after_a_rest(
     baseline: Entry, track: Track, node: Node
 ) -> None:
-    ladder.fill(track)
+    ladder.fill_ladder(track)
     broken = Run.objects.filter(purpose="ladder").earliest("pk")
     Job.objects.filter(pk=broken.job_id).update(state=Job.State.FAILED)
     Run.objects.filter(pk=broken.pk).update(state="failed", cause="infrastructure", finished_at=timezone.now())
-    ladder.fill(track)
+    ladder.fill_ladder(track)
     broken.refresh_from_db()
     assert broken.state == "failed"
 
     Run.objects.filter(pk=broken.pk).update(finished_at=timezone.now() - ladder.RETRY_AFTER - timedelta(seconds=1))
-    ladder.fill(track)
+    ladder.fill_ladder(track)
     broken.refresh_from_db()
     assert broken.state == "queued"
     assert Run.objects.filter(budget=broken.budget, purpose="ladder").count() == 2
@@ -100,21 +100,21 @@ def test_what_the_infrastructure_broke_goes_on_with_its_seed_after_a_rest(
 def test_what_the_model_or_a_maintainer_ended_keeps_its_place(
     baseline: Entry, track: Track, node: Node, end: dict[str, str]
 ) -> None:
-    ladder.fill(track)
+    ladder.fill_ladder(track)
     ended = Run.objects.filter(purpose="ladder").earliest("pk")
     Job.objects.filter(pk=ended.job_id).update(state=Job.State.FAILED)
     Run.objects.filter(pk=ended.pk).update(**end, finished_at=timezone.now() - timedelta(days=1))
     arrive(track, node)
     assert Run.objects.filter(purpose="ladder", budget=ended.budget).count() == 2
-    assert ladder.progress(track) == ladder.Progress(7, 8)
+    assert ladder.get_ladder_progress(track) == ladder.LadderProgress(7, 8)
 
 
 def test_once_it_is_full_entries_get_their_further_seeds(
     baseline: Entry, idea: Entry, track: Track, node: Node
 ) -> None:
-    (first,) = intake.approve(idea, idea.sha, None)
+    (first,) = intake.approve_entry(idea, idea.sha, None)
     finish(first, node)
-    ladder.fill(track)
+    ladder.fill_ladder(track)
     assert idea.runs.count() == 1
     arrive(track, node)
     assert idea.runs.count() == track.seeds == 2
@@ -125,7 +125,7 @@ def test_once_it_is_full_entries_get_their_further_seeds(
 def test_an_entry_whose_model_failed_gets_no_further_seeds(
     baseline: Entry, idea: Entry, track: Track, node: Node
 ) -> None:
-    intake.approve(idea, idea.sha, None)
+    intake.approve_entry(idea, idea.sha, None)
     idea.runs.update(state="failed", cause="model")
     arrive(track, node)
     assert idea.runs.count() == 1
@@ -140,15 +140,15 @@ def test_a_new_season_makes_it_anew_and_leaves_the_old_one_alone(
     entry = baseline
     if change == "baseline":
         sha = main.commit("Faster", {"trainer/models/gpt.py": "x = 1\n"})
-        entry = intake.enter(str(main.path), sha, "main", "gpt", track, kind=Entry.Kind.MAIN)
-        intake.approve(entry, sha, None)
+        entry = intake.submit_entry(str(main.path), sha, "main", "gpt", track, kind=Entry.Kind.MAIN)
+        intake.approve_entry(entry, sha, None)
     track.season = Season.objects.create(
         name="Season 1", corpus="python-library", tokenizer="bpe:512", dataset_hash="e" * 64, baseline=entry
     )
     track.save()
-    assert ladder.progress(track) == ladder.Progress(0, 8)
+    assert ladder.get_ladder_progress(track) == ladder.LadderProgress(0, 8)
     arrive(track, node)
-    assert ladder.progress(track) == ladder.Progress(8, 8)
+    assert ladder.get_ladder_progress(track) == ladder.LadderProgress(8, 8)
     assert Run.objects.filter(season=old, purpose="ladder").count() == len(ran)
     assert Run.objects.filter(season=track.season, purpose="ladder").count() == 8
 
@@ -198,7 +198,7 @@ BUDGETS = st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=
 def test_what_is_missing_fills_every_rung_and_overfills_none(
     seeds: int, budgets: list[str], there: dict[str, int]
 ) -> None:
-    lacking = list(ladder.missing(seeds, budgets, there))
+    lacking = list(ladder.list_missing_budgets(seeds, budgets, there))
     assert lacking == sorted(lacking, key=budgets.index)
     for budget in budgets:
         assert max(there.get(budget, 0), seeds) == there.get(budget, 0) + lacking.count(budget)
@@ -206,7 +206,7 @@ def test_what_is_missing_fills_every_rung_and_overfills_none(
 
 @given(st.sets(st.integers(0, 30)))
 def test_a_free_seed_was_never_used(used: set[int]) -> None:
-    seeds = ladder.free_seeds(used)
+    seeds = ladder.iterate_free_seeds(used)
     first, second = next(seeds), next(seeds)
     assert 1 <= first < second
     assert not {first, second} & used

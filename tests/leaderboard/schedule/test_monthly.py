@@ -42,7 +42,7 @@ def arrived(track: Track, title: str, multiplier: float, days_ago: float = 3, **
 
 
 def this_month() -> Month:
-    (month,) = monthly.depart_all(NOW)
+    (month,) = monthly.start_monthly_runs(NOW)
     return month
 
 
@@ -66,8 +66,8 @@ def test_the_best_of_the_month_leave_with_the_baseline_beside_them(track: Track)
 def test_once_a_month_whoever_asks(track: Track) -> None:
     arrived(track, "Best", 1.5)
     this_month()
-    assert monthly.depart_all(NOW) == []
-    assert monthly.depart_all(NOW.replace(day=28)) == []
+    assert monthly.start_monthly_runs(NOW) == []
+    assert monthly.start_monthly_runs(NOW.replace(day=28)) == []
     assert Month.objects.count() == 1
 
 
@@ -75,11 +75,11 @@ def test_it_stands_aside_while_the_last_one_runs(track: Track) -> None:
     arrived(track, "Best", 1.5)
     first = this_month()
     arrived(track, "Better", 1.6, days_ago=-1)
-    (second,) = monthly.depart_all(NOW + timedelta(days=32))
+    (second,) = monthly.start_monthly_runs(NOW + timedelta(days=32))
     assert second.sentence == "The last monthly train is still under way with 2 runs: no second one departs."
     assert not second.runs.exists()
     first.runs.update(state=Run.State.FINISHED)
-    (third,) = monthly.depart_all(NOW + timedelta(days=64))
+    (third,) = monthly.start_monthly_runs(NOW + timedelta(days=64))
     assert [run.entry.title for run in third.runs.all()] == ["Better"], "the baseline has run at this length"
 
 
@@ -122,8 +122,8 @@ def test_its_runs_do_not_move_the_board(track: Track) -> None:
 
 def test_only_tracks_of_the_present_season_that_want_one(track: Track) -> None:
     Track.objects.update(monthly=0)
-    assert monthly.depart_all(NOW) == []
+    assert monthly.start_monthly_runs(NOW) == []
     Track.objects.update(monthly=1)
     track.season.active = False
     track.season.save()
-    assert monthly.depart_all(datetime(2026, 1, 1, tzinfo=UTC)) == []
+    assert monthly.start_monthly_runs(datetime(2026, 1, 1, tzinfo=UTC)) == []

@@ -26,7 +26,7 @@ def act(client: Client, action: str, entry: Entry) -> str:
 
 
 def test_the_seeds_that_an_entry_needs_are_one_click(mara: Client, idea: Entry, maintainer: User) -> None:
-    intake.approve(idea, idea.sha, maintainer)
+    intake.approve_entry(idea, idea.sha, maintainer)
     act(mara, "run_one_more_seed", idea)
     assert idea.runs.count() == 2
     assert len({run.seed for run in idea.runs.all()}) == 2

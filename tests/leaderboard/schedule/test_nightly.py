@@ -25,7 +25,7 @@ def test_the_first_night_trains_main_without_asking(monday: Night, main: Reposit
 
 
 def test_a_night_begins_once(monday: Night) -> None:
-    assert nightly.tonight(MONDAY + timedelta(hours=3)) == []
+    assert nightly.start_nightly_runs(MONDAY + timedelta(hours=3)) == []
     assert Run.objects.count() == Night.objects.count() == 1
 
 
@@ -94,7 +94,7 @@ def test_without_a_baseline_a_quiet_night_trains_nothing(monday: Night, node: No
 def test_a_rejected_head_of_main_does_not_run(track: Track, main: Repository) -> None:
     from leaderboard.submissions import intake
 
-    entry = intake.enter(str(main.path), "main", "x", "gpt", track)
+    entry = intake.submit_entry(str(main.path), "main", "x", "gpt", track)
     Entry.objects.filter(pk=entry.pk).update(state=Entry.State.REJECTED)
     night = tonight(MONDAY)
     assert night.run is None
@@ -103,7 +103,7 @@ def test_a_rejected_head_of_main_does_not_run(track: Track, main: Repository) ->
 
 def test_only_nightly_tracks_have_nights(track: Track) -> None:
     Track.objects.update(nightly=False)
-    assert nightly.tonight(MONDAY) == []
+    assert nightly.start_nightly_runs(MONDAY) == []
 
 
 def test_the_task_is_the_function(track: Track) -> None:

@@ -30,7 +30,7 @@ def test_numbers_in_labels_become_what_the_job_needs(idea: Entry, track: Track) 
         needs_labels=["2x24gb", "500gb", "rack-4"], needs_memory_bytes=7, config={"checkpoint_every": "5m"}
     )
     idea.track.refresh_from_db()
-    (run,) = intake.approve(idea, idea.sha, None)
+    (run,) = intake.approve_entry(idea, idea.sha, None)
     job = job_of(run)
     assert (job.needs_gpus, job.needs_gpu_memory_bytes, job.needs_labels) == (2, 24 * GB, ["rack-4"])
     assert (job.needs_disk_bytes, job.needs_memory_bytes) == (500 * GB, 7)
@@ -42,7 +42,7 @@ def test_numbers_in_labels_become_what_the_job_needs(idea: Entry, track: Track) 
 )  # of a budget of 20 steps in 10 seconds
 def test_how_often_it_saves_is_told_to_the_queue(run: Run, every: str, seconds: float) -> None:
     run.track.config = {"checkpoint_every": every}
-    assert runs.checkpoint_seconds(run) == seconds
+    assert runs.get_checkpoint_seconds(run) == seconds
 
 
 def test_scoring_needs_one_gpu_of_the_kind_that_trained_it(run: Run, node: Node) -> None:
@@ -81,30 +81,30 @@ def playground(track: Track) -> Track:
 
 def test_the_playground_asks_for_a_hypothesis(main: Repository, playground: Track) -> None:
     with pytest.raises(IntakeError, match="say what you expect to see"):
-        intake.enter(str(main.path), "main", "An idea", "smear", playground, hypothesis=" ")
+        intake.submit_entry(str(main.path), "main", "An idea", "smear", playground, hypothesis=" ")
 
 
 def test_a_small_model_goes_first_and_the_whole_one_follows_when_it_has_arrived(
     main: Repository, playground: Track, node: Node
 ) -> None:
-    entry = intake.enter(str(main.path), "main", "An idea", "smear", playground, hypothesis="Fewer steps.")
-    (small,) = intake.approve(entry, entry.sha, None)
+    entry = intake.submit_entry(str(main.path), "main", "An idea", "smear", playground, hypothesis="Fewer steps.")
+    (small,) = intake.approve_entry(entry, entry.sha, None)
     assert (small.budget, small.is_trial, job_of(small).preemptible) == ("5steps", True, True)
-    assert runs.configuration(small)["model"]["depth"] == 1
+    assert runs.get_configuration(small)["model"]["depth"] == 1
     finish(small, node)
     whole = entry.runs.exclude(pk=small.pk).get()
     assert (whole.state, whole.budget, whole.is_trial) == ("queued", "20steps", False)
-    assert runs.configuration(whole)["model"]["depth"] == 2
+    assert runs.get_configuration(whole)["model"]["depth"] == 2
     finish(whole, node)
     assert entry.runs.count() == 2
     assert list(Run.objects.on_board(playground)) == [whole]
 
 
 def test_whoever_plays_goes_with_the_community(main: Repository, playground: Track, maintainer: User) -> None:
-    entry = intake.enter(
+    entry = intake.submit_entry(
         str(main.path), "main", "An idea", "smear", playground, hypothesis="Fewer steps.", requested_by=maintainer
     )
-    (run,) = intake.approve(entry, entry.sha, maintainer)
+    (run,) = intake.approve_entry(entry, entry.sha, maintainer)
     assert job_of(run).priority == Job.Priority.COMMUNITY
 
 
@@ -134,9 +134,9 @@ def test_a_trial_and_a_ladder_do_not_go_together(playground: Track) -> None:
 
 @pytest.mark.parametrize("name", track_templates.TEMPLATES)
 def test_each_template_makes_a_track_whose_jobs_can_be_ordered(name: str, idea: Entry) -> None:
-    made = track_templates.create(name, idea.track.season)
+    made = track_templates.create_track(name, idea.track.season)
     run = runs.make_run(idea, made)
-    job = runs.train_job(run, storage.store_release())
+    job = runs.build_train_job(run, storage.store_release())
     assert job["needs_gpus"] >= 1
     assert 0 < job["checkpoint_seconds"] <= 900
     assert job["needs_labels"] == []

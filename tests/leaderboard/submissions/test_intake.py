@@ -24,14 +24,14 @@ def test_without_a_name_the_architecture_that_the_commit_changes_is_meant(
 ) -> None:
     fork = main.fork(tmp_path / "fork")
     sha = fork.commit("An idea", IDEA)
-    assert intake.enter(str(fork.path), sha, "My idea", "", track).architecture == "idea"
-    assert intake.enter(str(main.path), "main", "Main", "", track).architecture == "gpt"
+    assert intake.submit_entry(str(fork.path), sha, "My idea", "", track).architecture == "idea"
+    assert intake.submit_entry(str(main.path), "main", "Main", "", track).architecture == "gpt"
 
 
 def test_a_commit_becomes_an_entry_with_its_files(main: Repository, track: Track, tmp_path: Path) -> None:
     fork = main.fork(tmp_path / "fork")
     sha = fork.commit("An idea", IDEA)
-    entry = intake.enter(str(fork.path), sha, "My idea", "idea", track, hypothesis="It is better.")
+    entry = intake.submit_entry(str(fork.path), sha, "My idea", "idea", track, hypothesis="It is better.")
     assert (entry.kind, entry.state, entry.sha, entry.author) == ("architecture", "proposed", sha, "Ada")
     assert entry.base_sha == main.git("rev-parse", "HEAD")
     assert entry.changed_files == ["trainer/models/__init__.py", "trainer/models/idea.py"]
@@ -43,8 +43,8 @@ def test_a_commit_becomes_an_entry_with_its_files(main: Repository, track: Track
 
 
 def test_the_same_commit_twice_is_one_entry(main: Repository, track: Track) -> None:
-    first = intake.enter(str(main.path), "main", "One", "gpt", track)
-    again = intake.enter(str(main.path), first.sha, "Two", "gpt", track)
+    first = intake.submit_entry(str(main.path), "main", "One", "gpt", track)
+    again = intake.submit_entry(str(main.path), first.sha, "Two", "gpt", track)
     assert (again.pk, again.title) == (first.pk, "One")
     assert Event.objects.about(first).count() == 1
 
@@ -52,7 +52,7 @@ def test_the_same_commit_twice_is_one_entry(main: Repository, track: Track) -> N
 def test_a_commit_that_changes_more_is_an_open_entry(main: Repository, track: Track, tmp_path: Path) -> None:
     fork = main.fork(tmp_path / "fork")
     fork.commit("An idea", {**IDEA, "trainer/train.py": "print('faster')\n"})
-    assert intake.enter(str(fork.path), "main", "More", "idea", track).kind == Entry.Kind.OPEN
+    assert intake.submit_entry(str(fork.path), "main", "More", "idea", track).kind == Entry.Kind.OPEN
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_what_runs_before_the_loop_is_guarded_makes_an_open_entry(
 ) -> None:
     fork = main.fork(tmp_path / "fork")
     sha = fork.commit("An idea and more", {**IDEA, **more})
-    assert intake.read(str(main.path), "main").kind == Entry.Kind.ARCHITECTURE
+    assert intake.fetch_commit(str(main.path), "main").kind == Entry.Kind.ARCHITECTURE
     if "{print()}" in more.get("trainer/models/__init__.py", ""):
         with pytest.raises(IntakeError, match="plain dict"):
-            intake.read(str(fork.path), sha)
+            intake.fetch_commit(str(fork.path), sha)
     else:
-        assert intake.read(str(fork.path), sha).kind == Entry.Kind.OPEN
+        assert intake.fetch_commit(str(fork.path), sha).kind == Entry.Kind.OPEN
 
 
 def test_a_history_of_its_own_makes_an_open_entry(main: Repository, track: Track, tmp_path: Path) -> None:
@@ -81,18 +81,18 @@ def test_a_history_of_its_own_makes_an_open_entry(main: Repository, track: Track
     stranger.path.mkdir()
     stranger.git("init", "--quiet", "-b", "main")
     stranger.commit("Hello", IDEA | {"trainer/models/gpt.py": "", "trainer/models/smear.py": ""})
-    entry = intake.enter(str(stranger.path), "main", "Stranger", "idea", track)
+    entry = intake.submit_entry(str(stranger.path), "main", "Stranger", "idea", track)
     assert (entry.kind, entry.base_sha) == (Entry.Kind.OPEN, "")
 
 
 def test_an_unknown_architecture_is_refused_and_the_known_ones_are_named(main: Repository, track: Track) -> None:
     with pytest.raises(IntakeError, match="no architecture 'mamba'; it has gpt, smear"):
-        intake.enter(str(main.path), "main", "x", "mamba", track)
+        intake.submit_entry(str(main.path), "main", "x", "mamba", track)
 
 
 def test_an_unknown_commit_is_refused(main: Repository, track: Track) -> None:
     with pytest.raises(IntakeError, match=f"no commit {'0' * 40}"):
-        intake.enter(str(main.path), "0" * 40, "x", "gpt", track)
+        intake.submit_entry(str(main.path), "0" * 40, "x", "gpt", track)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_the_dict_is_read_as_text_and_a_wrong_one_refused(
 ) -> None:
     main.commit("Broken", {"trainer/models/__init__.py": text})
     with pytest.raises(IntakeError, match=sentence):
-        intake.enter(str(main.path), "main", "x", "gpt", track)
+        intake.submit_entry(str(main.path), "main", "x", "gpt", track)
 
 
 def test_nothing_of_the_commit_is_imported(main: Repository, track: Track, tmp_path: Path) -> None:
     proof = tmp_path / "ran"
     main.commit("Hostile", {"trainer/models/__init__.py": f"open({str(proof)!r}, 'w')\n{DICTIONARY}"})
-    intake.enter(str(main.path), "main", "x", "gpt", track)
+    intake.submit_entry(str(main.path), "main", "x", "gpt", track)
     assert not proof.exists()
 
 
@@ -138,12 +138,12 @@ def test_an_entry_cannot_set_what_is_the_tracks(
     main: Repository, track: Track, config: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(IntakeError, match=sentence):
-        intake.enter(str(main.path), "main", "x", "gpt", track, config=config)
+        intake.submit_entry(str(main.path), "main", "x", "gpt", track, config=config)
 
 
 def test_what_repositories_refuse_comes_as_one_sentence(main: Repository, track: Track) -> None:
     (main.path / "trainer/models/secret.py").symlink_to("/etc/passwd")
     main.commit("A link")
     with pytest.raises(IntakeError, match="is a link"):
-        intake.enter(str(main.path), "main", "x", "gpt", track)
+        intake.submit_entry(str(main.path), "main", "x", "gpt", track)
     assert not Entry.objects.exists()

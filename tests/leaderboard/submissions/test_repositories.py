@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("site")
 
 
 def fetched(repository: Repository) -> repositories.Mirror:
-    mirror = repositories.mirror(str(repository.path))
+    mirror = repositories.open_mirror(str(repository.path))
     mirror.fetch()
     mirror.fetch_main()
     return mirror
@@ -43,8 +43,8 @@ def test_what_is_no_commit_is_refused_with_a_sentence(main: Repository, name: st
 
 def test_the_bundle_is_the_models_folder_and_the_same_bytes_each_time(main: Repository) -> None:
     sha = main.git("rev-parse", "HEAD")
-    packed = repositories.bundle(fetched(main).model_sources(sha))
-    assert packed == repositories.bundle(dict(reversed(fetched(main).model_sources(sha).items())))
+    packed = repositories.pack_bundle(fetched(main).model_sources(sha))
+    assert packed == repositories.pack_bundle(dict(reversed(fetched(main).model_sources(sha).items())))
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         found = {member.name: tar.extractfile(member).read().decode() for member in tar.getmembers()}  # type: ignore[union-attr]
         assert {(member.mtime, member.uid, member.mode) for member in tar.getmembers()} == {(0, 0, 0o644)}
@@ -153,14 +153,14 @@ def test_no_hook_or_filter_of_the_repository_runs(main: Repository, tmp_path: Pa
 )
 def test_an_address_that_is_not_a_plain_one_is_refused(address: str) -> None:
     with pytest.raises(RepositoryError):
-        repositories.checked_address(address)
+        repositories.normalize_address(address)
 
 
 @pytest.mark.parametrize(
     "address", ["https://github.com/a/b.git", "ssh://git@host.example/a/b", "git@github.com:a/b.git"]
 )
 def test_a_plain_address_is_taken_as_it_is(address: str) -> None:
-    assert repositories.checked_address(address) == address
+    assert repositories.normalize_address(address) == address
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_a_repository_that_does_not_answer_is_given_up(
 def test_a_folder_that_is_no_repository_is_said_so(tmp_path: Path, site: Any) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RepositoryError, match="cannot be read"):
-        repositories.mirror(str(tmp_path / "empty")).fetch()
+        repositories.open_mirror(str(tmp_path / "empty")).fetch()

@@ -49,7 +49,7 @@ def unified(repository: Repository, before: dict[str, list[str]], after: dict[st
 def test_files_and_lines_are_gits(
     folder: Repository, before: dict[str, list[str]], after: dict[str, list[str]]
 ) -> None:
-    shown = diffs.parse(unified(folder, before, after))
+    shown = diffs.parse_diff(unified(folder, before, after))
     assert {file.path for file in shown} == {name for name in before | after if before.get(name) != after.get(name)}
     for file in shown:
         new, old = set(after.get(file.path, [])), set(before.get(file.path, []))
@@ -59,17 +59,17 @@ def test_files_and_lines_are_gits(
 
 @given(st.text("+- @\\\ndifgab/123,\x00\u202e", max_size=300))
 def test_any_text_is_read(text: str) -> None:
-    for file in diffs.parse(f"diff --git a/x b/x\n{text}"):
-        assert all(diffs.visible(line.text) == line.shown for line in file.lines())
+    for file in diffs.parse_diff(f"diff --git a/x b/x\n{text}"):
+        assert all(diffs.escape_hidden(line.text) == line.shown for line in file.lines())
 
 
 def test_a_difference_that_was_cut_off_says_so() -> None:
-    (file,) = diffs.parse("diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,4 @@\n one\n+two\n")
+    (file,) = diffs.parse_diff("diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,4 @@\n one\n+two\n")
     assert (file.is_cut, file.added, file.added_lines()) == (True, 1, {2})
 
 
 def test_what_turns_text_around_is_written_out() -> None:
-    assert diffs.visible("a\u202eb\u200b\x1b\ttab é") == "a⟨U+202E⟩b⟨U+200B⟩⟨U+001B⟩\ttab é"
+    assert diffs.escape_hidden("a\u202eb\u200b\x1b\ttab é") == "a⟨U+202E⟩b⟨U+200B⟩⟨U+001B⟩\ttab é"
 
 
 # --- what stands out -------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_what_turns_text_around_is_written_out() -> None:
     ],
 )
 def test_a_flag_is_raised(line: str, kind: str, what: str) -> None:
-    assert (kind, what) in {(flag.kind, flag.what) for flag in code_flags.found("a.py", line, "", frozenset({1}))}
+    assert (kind, what) in {(flag.kind, flag.what) for flag in code_flags.find_flags("a.py", line, "", frozenset({1}))}
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_a_flag_is_raised(line: str, kind: str, what: str) -> None:
     ],
 )
 def test_what_every_model_does_is_no_flag(line: str) -> None:
-    assert code_flags.found("a.py", line, "", frozenset({1})) == []
+    assert code_flags.find_flags("a.py", line, "", frozenset({1})) == []
 
 
 def test_only_added_lines_and_new_imports_are_flagged() -> None:
     before = "import einx\nopen('x')\n"
     after = "import einx\nopen('x')\nimport einx.deep\nimport einx\nopen('y')\n"
-    found = code_flags.found("a.py", after, before, frozenset({3, 4, 5}))
+    found = code_flags.find_flags("a.py", after, before, frozenset({3, 4, 5}))
     assert [(flag.line, flag.what) for flag in found] == [(3, "einx.deep"), (5, "open")]
 
 
@@ -139,7 +139,7 @@ def code(source: str, *outputs: dict[str, object]) -> dict[str, object]:
 
 def test_text_cells_bring_no_html_no_pictures_and_no_scripts() -> None:
     text = "# A <b onclick=x>title</b>\n\n![p](https://elsewhere/p.png) [go](javascript:alert(1)) <script>x</script>"
-    (cell,) = notebook_cells.cells(notebook({"cell_type": "markdown", "source": [text]}))
+    (cell,) = notebook_cells.parse_cells(notebook({"cell_type": "markdown", "source": [text]}))
     assert "<h1>A &lt;b onclick=x&gt;title&lt;/b&gt;</h1>" in cell.html
     assert not any(word in cell.html for word in ("<img", "<script", "<b ", 'href="javascript'))
 
@@ -152,7 +152,7 @@ def test_answers_are_shown_as_text_and_as_pictures_that_are_ones() -> None:
         {"output_type": "execute_result", "data": {"text/html": "<script>x</script>"}},
         {"output_type": "error", "ename": "E", "evalue": "e", "traceback": ["\x1b[0;31mE\x1b[0m: e"]},
     ]
-    (cell,) = notebook_cells.cells(notebook(code("1", *outputs)))
+    (cell,) = notebook_cells.parse_cells(notebook(code("1", *outputs)))
     assert [(output.kind, output.text) for output in cell.outputs] == [
         ("text", "red\n⟨U+202E⟩"),
         ("picture", f"data:image/png;base64,{PNG}"),
@@ -163,7 +163,9 @@ def test_answers_are_shown_as_text_and_as_pictures_that_are_ones() -> None:
 
 
 def test_shell_lines_and_magics_are_flagged_and_the_rest_is_still_read() -> None:
-    first, second = notebook_cells.cells(notebook(code("if x:\n    !curl evil\nimport socket"), code("%%bash\nls")))
+    first, second = notebook_cells.parse_cells(
+        notebook(code("if x:\n    !curl evil\nimport socket"), code("%%bash\nls"))
+    )
     assert [(flag.line, flag.kind) for flag in first.flags] == [(2, "process"), (3, "network")]
     assert [flag.what for flag in second.flags] == ["the magic %%bash"]
 
@@ -171,7 +173,7 @@ def test_shell_lines_and_magics_are_flagged_and_the_rest_is_still_read() -> None
 @pytest.mark.parametrize("contents", [b"", b"{}", b"[1]", b'{"nbformat": 3, "cells": []}', b"\xff", b"[" * 100_000])
 def test_what_is_no_notebook_is_refused_with_a_sentence(contents: bytes) -> None:
     with pytest.raises(NotebookError, match="The notebook is not"):
-        notebook_cells.cells(contents)
+        notebook_cells.parse_cells(contents)
 
 
 KEYS = ["cell_type", "source", "outputs", "output_type", "text", "data", "traceback", "text/plain", "image/png"]
@@ -185,7 +187,7 @@ JSON = st.recursive(
 @given(st.lists(JSON, max_size=4))
 def test_whatever_stands_where_cells_should_be_is_survived(cells: list[object]) -> None:
     contents = json.dumps({"nbformat": 4, "cells": cells}).encode()
-    assert all(cell.html is not None for cell in notebook_cells.cells(contents))
+    assert all(cell.html is not None for cell in notebook_cells.parse_cells(contents))
 
 
 # --- an entry --------------------------------------------------------------------------------------------------------
@@ -202,8 +204,8 @@ def test_a_review_puts_what_runs_first_and_flags_it(main: Repository, track: Tra
             "notebooks/n.ipynb": notebook(code("!ls")),
         },
     )
-    entry = intake.enter(str(main.path), "idea", "Idea", "gpt", track)
-    review = vetting.review(entry)
+    entry = intake.submit_entry(str(main.path), "idea", "Idea", "gpt", track)
+    review = vetting.review_entry(entry)
     places = [(reviewed.file.path, reviewed.is_open) for reviewed in review.files]
     assert places == [
         ("trainer/models/gpt.py", True),
@@ -217,4 +219,4 @@ def test_a_review_puts_what_runs_first_and_flags_it(main: Repository, track: Tra
         "Hard to read": 1,
         "Imports something new": 1,
     }
-    assert vetting.summary(entry) == vetting.summary(entry)
+    assert vetting.get_review_summary(entry) == vetting.get_review_summary(entry)

@@ -50,7 +50,7 @@ def smoked(idea: Entry) -> Entry:
 )
 def test_the_tokens_follow_from_the_budget(budget: str, labels: list[str], tokens: float | None, smoked: Entry) -> None:
     smoked.track.budget, smoked.track.needs_labels = budget, labels
-    found = run_estimates.estimate(smoked)
+    found = run_estimates.estimate_run(smoked)
     assert found is not None
     assert found.tokens == (pytest.approx(tokens) if tokens else None)
     assert found.parameters_rest == pytest.approx(0.73e9)
@@ -58,11 +58,11 @@ def test_the_tokens_follow_from_the_budget(budget: str, labels: list[str], token
 
 def test_past_runs_of_the_track_say_how_fast_its_machines_are(smoked: Entry, run: Run) -> None:
     Run.objects.update(train_flops=6e15, train_seconds=3.0, finished_at=timezone.now())
-    assert run_estimates.pace(smoked.track) == 2e15
+    assert run_estimates.get_track_flops(smoked.track) == 2e15
 
 
 def test_when_it_would_be_done_follows_from_the_queue(smoked: Entry, able: Node, maintainer: User) -> None:
-    found = run_estimates.estimate(smoked)
+    found = run_estimates.estimate_run(smoked)
     assert found is not None
     assert found.begins_at is not None
     assert found.ends_at == found.begins_at + timedelta(seconds=smoked.track.expected_seconds)
@@ -71,21 +71,21 @@ def test_when_it_would_be_done_follows_from_the_queue(smoked: Entry, able: Node,
     assert found.sentence(now).startswith(
         "1.38\u00a0B parameters (654\u00a0M of them embeddings), 5.28\u00a0×\u00a010⁹ FLOPs a token, about 10.5\u00a0M "
     )
-    intake.approve(smoked, smoked.sha, maintainer)
-    queued = run_estimates.estimate(smoked)
+    intake.approve_entry(smoked, smoked.sha, maintainer)
+    queued = run_estimates.estimate_run(smoked)
     assert queued is not None
     assert (queued.seconds, queued.ends_at is None) == (found.seconds, False)
     assert queued.to_dict()["ends_at"] is not None
 
 
 def test_without_a_node_it_says_what_is_missing(smoked: Entry) -> None:
-    found = run_estimates.estimate(smoked)
+    found = run_estimates.estimate_run(smoked)
     assert found is not None
     assert (found.ends_at, "none is online" in found.waits) == (None, True)
 
 
 def test_there_is_none_before_a_smoke_run(idea: Entry) -> None:
-    assert run_estimates.estimate(idea) is None
+    assert run_estimates.estimate_run(idea) is None
 
 
 def test_the_page_shows_what_was_found_as_text(smoked: Entry, able: Node, client: Client) -> None:

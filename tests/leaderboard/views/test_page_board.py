@@ -14,7 +14,7 @@ from pytest_django import DjangoAssertNumQueries
 from leaderboard.models import Run
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import recompute_standings
-from leaderboard.schedule.start_estimates import departures
+from leaderboard.schedule.start_estimates import estimate_starts
 from scheduler.models import Event, Node
 from tests.support import boards, scene
 
@@ -241,11 +241,11 @@ def test_departures_are_estimated_in_the_order_of_the_queue() -> None:
     now = timezone.now()
     waiting = list(Run.objects.queued().select_related("job"))
 
-    one = departures(waiting, now)
+    one = estimate_starts(waiting, now)
     scene.node("another")
-    two = departures(waiting, now)
+    two = estimate_starts(waiting, now)
     Node.objects.update(state=Node.State.OFFLINE)
-    none = departures(waiting, now)
+    none = estimate_starts(waiting, now)
 
     left = timedelta(seconds=night["train"].seconds_left)
     assert [line.leaves_at for line in one] == [now + left, now + left + timedelta(seconds=180)]

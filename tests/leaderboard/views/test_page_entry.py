@@ -59,7 +59,7 @@ def entered(main: Repository, site: Any, track: Track) -> Entry:
         "An idea",
         {"trainer/models/smear.py": "class Model:\n    keys = '<b>two</b>\u202e'\n", "README.md": "Another train.\n"},
     )
-    return intake.enter(str(main.path), sha, "An idea", "smear", track)
+    return intake.submit_entry(str(main.path), sha, "An idea", "smear", track)
 
 
 def test_what_it_changes_can_be_read_by_everybody_and_is_only_text(client: Client, entered: Entry) -> None:

@@ -27,7 +27,7 @@ def run() -> Run:
 
 
 def test_its_last_lines_are_whole(run: Run) -> None:
-    shown = run_logs.shown(run).text.splitlines()
+    shown = run_logs.get_log(run).text.splitlines()
 
     assert len(shown) == run_logs.SHOWN_LINES
     assert shown[-2:] == ["Gradient norm is NaN", "the end"]
@@ -35,15 +35,15 @@ def test_its_last_lines_are_whole(run: Run) -> None:
 
 
 def test_words_are_found_in_all_of_it_with_their_line(run: Run) -> None:
-    (found,) = run_logs.shown(run, "norm IS nan").found
+    (found,) = run_logs.get_log(run, "norm IS nan").found
 
     assert (found.number, found.before, found.words, found.after) == (601, "Gradient ", "norm is NaN", "")
-    first, *_ = run_logs.shown(run, "step 1").found
+    first, *_ = run_logs.get_log(run, "step 1").found
     assert first.number == 1
 
 
 def test_of_many_lines_the_last_are_shown_and_all_are_counted(run: Run) -> None:
-    log = run_logs.shown(run, "loss")
+    log = run_logs.get_log(run, "loss")
 
     assert (log.count, len(log.found), log.found[-1].number) == (600, run_logs.SHOWN_LINES, 600)
 
@@ -75,13 +75,13 @@ def test_all_of_it_is_a_text_file(client: Client, run: Run) -> None:
 
 
 def test_a_line_that_was_written_over_is_read_as_the_terminal_shows_it() -> None:
-    assert list(run_logs.lines(["10 %\r20", " %\r\x1b[31m30 %\x1b[0m\r\nnext\x07\r", "\n"])) == ["30 %", "next"]
+    assert list(run_logs.iterate_lines(["10 %\r20", " %\r\x1b[31m30 %\x1b[0m\r\nnext\x07\r", "\n"])) == ["30 %", "next"]
 
 
 def test_a_run_that_never_ran_has_an_empty_log(client: Client) -> None:
     made = scene.run(scene.entry(scene.track(), "main"), state=Run.State.WAITING)
 
-    assert run_logs.shown(made, "x") == run_logs.Log(words="x")
+    assert run_logs.get_log(made, "x") == run_logs.Log(words="x")
     assert client.get(f"/runs/{made.pk}/log.txt").content == b""
 
 

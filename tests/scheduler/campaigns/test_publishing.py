@@ -55,7 +55,7 @@ def complete_campaign(campaign: Campaign) -> None:
 def publish_datasets() -> None:
     datasets.enqueue_datasets()
     Effect.objects.update(not_before=timezone.now())
-    outbox.catch_up()
+    outbox.process_due()
 
 
 def get_repository(hub: Hub) -> Repository:

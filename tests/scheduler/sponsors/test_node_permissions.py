@@ -83,7 +83,7 @@ def client_of(who: str, owner: User) -> Client:
         return sign_in(owner)
     user = User.objects.create_user("bob", password=PASSWORD)
     if who != "stranger":
-        permissions.give(user, who.removesuffix("-with-code"), None)
+        permissions.grant_role(user, who.removesuffix("-with-code"), None)
     return sign_in(user, with_code=who.endswith("-with-code"))
 
 
@@ -136,7 +136,7 @@ def test_node_ban_is_lifted_by_verified_maintainer_only(owner: User, who: str, s
 
 @pytest.mark.parametrize("role", ["coordinator", "maintainer"])
 def test_node_ban_of_own_node_stays_without_second_step(owner: User, role: str) -> None:
-    permissions.give(owner, role, None)
+    permissions.grant_role(owner, role, None)
     node, _ = make_node(owner=owner, **UNBAN.starts_as)
     client = sign_in(owner)
 

@@ -9,7 +9,7 @@ from leaderboard.models import Effect, Entry, Run, Season, Track
 from scheduler.models import Job, Node
 from scheduler.node_api import auth
 
-FAST_TASKS = ("read_deliveries", "carry_out_due", "announce", "queue_scores")
+FAST_TASKS = ("process_deliveries", "process_due_messages", "announce_events", "queue_scores")
 
 
 def create_small_track() -> str:

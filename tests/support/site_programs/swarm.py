@@ -34,8 +34,8 @@ def create_swarm_run(text: str, repository: str, steps: int) -> dict[str, Any]:
         limits={"memory_bytes": 8 * 2**30, "disk_bytes": 2**28, "processes": 512, "wall_seconds": 3600},
     )
     track.full_clean()
-    entry = intake.enter(repository, "main", "Everybody", "gpt", track)
-    (run,) = intake.approve(entry, entry.sha, None)
+    entry = intake.submit_entry(repository, "main", "Everybody", "gpt", track)
+    (run,) = intake.approve_entry(entry, entry.sha, None)
     return {"run": str(run.pk), "token": auth.create_join_token(trusted=True)}
 
 

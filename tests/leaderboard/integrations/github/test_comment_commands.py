@@ -7,28 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leaderboard.integrations.github import command_parser
-from leaderboard.integrations.github.command_parser import Misread, Said
+from leaderboard.integrations.github.command_parser import Command, InvalidCommand
 
 
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
-        ("/train smoke", Said("smoke")),
-        ("/Train  SMOKE ", Said("smoke")),
-        ("/train day", Said("track", "day")),
-        ("/train 0.5h", Said("hours", number=0.5)),
-        ("/train seeds 2", Said("seeds", number=2)),
-        ("/cancel", Said("cancel")),
-        ("/rerun", Said("rerun")),
-        ("/priority -3", Said("priority", number=-3)),
-        ("/approve", Said("approve")),
-        ("/approve `1A2B3C4`", Said("approve", "1a2b3c4")),
-        ("/help", Said("help")),
+        ("/train smoke", Command("smoke")),
+        ("/Train  SMOKE ", Command("smoke")),
+        ("/train day", Command("track", "day")),
+        ("/train 0.5h", Command("hours", number=0.5)),
+        ("/train seeds 2", Command("seeds", number=2)),
+        ("/cancel", Command("cancel")),
+        ("/rerun", Command("rerun")),
+        ("/priority -3", Command("priority", number=-3)),
+        ("/approve", Command("approve")),
+        ("/approve `1A2B3C4`", Command("approve", "1a2b3c4")),
+        ("/help", Command("help")),
     ],
 )
-def test_each_command_is_understood(line: str, meant: Said) -> None:
-    (said,) = command_parser.read(f"Thank you.\r\n\r\n{line}\r\n")
-    assert isinstance(said, Said)
+def test_each_command_is_understood(line: str, meant: Command) -> None:
+    (said,) = command_parser.parse_comment(f"Thank you.\r\n\r\n{line}\r\n")
+    assert isinstance(said, Command)
     assert (said.does, said.word, said.number) == (meant.does, meant.word, meant.number)
 
 
@@ -48,8 +48,8 @@ def test_each_command_is_understood(line: str, meant: Said) -> None:
     ],
 )
 def test_one_that_is_not_understood_says_why(line: str, why: str) -> None:
-    (said,) = command_parser.read(line)
-    assert said == Misread(line, why)
+    (said,) = command_parser.parse_comment(line)
+    assert said == InvalidCommand(line, why)
 
 
 @pytest.mark.parametrize(
@@ -69,16 +69,22 @@ def test_one_that_is_not_understood_says_why(line: str, why: str) -> None:
     ],
 )
 def test_what_is_quoted_code_or_for_others_asks_nothing(text: str) -> None:
-    assert command_parser.read(text) == []
+    assert command_parser.parse_comment(text) == []
 
 
 def test_several_are_read_in_their_order_up_to_a_limit() -> None:
-    said = command_parser.read("/priority 5\n/approve\n" + "/cancel\n" * 9)
-    assert [one.does for one in said if isinstance(one, Said)] == ["priority", "approve", "cancel", "cancel", "cancel"]
+    said = command_parser.parse_comment("/priority 5\n/approve\n" + "/cancel\n" * 9)
+    assert [one.does for one in said if isinstance(one, Command)] == [
+        "priority",
+        "approve",
+        "cancel",
+        "cancel",
+        "cancel",
+    ]
 
 
 @given(st.text(max_size=300))
 def test_any_comment_is_read_without_an_accident(text: str) -> None:
-    command_parser.read(text)
-    for name in command_parser.COMMANDS:
-        assert len(command_parser.read(f"{name} {text}")) <= command_parser.MOST
+    command_parser.parse_comment(text)
+    for name in command_parser.PARSERS:
+        assert len(command_parser.parse_comment(f"{name} {text}")) <= command_parser.MAX_COMMANDS

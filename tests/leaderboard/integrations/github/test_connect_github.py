@@ -118,7 +118,7 @@ def test_a_delivery_that_went_wrong_is_explained(connected: GitHub) -> None:
 
 def test_a_redelivery_is_seen_to_arrive(connected: GitHub, site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connected.hook["url"] = f"{site_url}/github/webhook"
-    monkeypatch.setattr(checklist, "webhook_url", lambda: connected.hook["url"])
+    monkeypatch.setattr(checklist, "get_webhook_url", lambda: connected.hook["url"])
     assert "There is nothing to send again" in asked("--redeliver")[1][0]
     connected.deliver("ping", {"zen": "Half measures are as bad as nothing at all.", "hook_id": 1})
     there, missing = asked("--redeliver")
@@ -152,6 +152,6 @@ def test_what_is_missing_with_a_plain_token_is_said(plain: GitHub) -> None:
 
 def test_half_a_configuration_shows_in_check(settings: Any) -> None:
     settings.GITHUB_APP_ID, settings.GITHUB_PRIVATE_KEY, settings.GITHUB_WEBHOOK_SECRET = "1", "", ""
-    assert [warning.id for warning in checklist.half_connected(None)] == ["github.W001", "github.W002"]
+    assert [warning.id for warning in checklist.check_github_settings(None)] == ["github.W001", "github.W002"]
     settings.GITHUB_APP_ID = settings.GITHUB_TOKEN = ""
-    assert checklist.half_connected(None) == []
+    assert checklist.check_github_settings(None) == []

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from leaderboard.integrations.github import client as github_client
 from leaderboard.integrations.github import deliveries
-from leaderboard.integrations.github.client import NotConnected
+from leaderboard.integrations.github.client import NotConnectedError
 from leaderboard.integrations.github.deliveries import EVENTS
 from leaderboard.models import Delivery, Installation, PullRequest
-from leaderboard.outbox import Later, Refused
+from leaderboard.outbox import PermanentError, RetryLater
 from tests.support import github_payloads as payloads
 from tests.support.github_server import INSTALLATION, GitHub
 
@@ -39,9 +39,9 @@ def handled(monkeypatch: pytest.MonkeyPatch, db: None) -> list[Any]:
     seen: list[Any] = []
     troubles = {
         "killed": Killed(),
-        "later": Later("busy"),
-        "limit": Later("limit", timedelta(minutes=10)),
-        "refused": Refused("no"),
+        "later": RetryLater("busy"),
+        "limit": RetryLater("limit", timedelta(minutes=10)),
+        "refused": PermanentError("no"),
         "wrong": RuntimeError("odd"),
     }
 
@@ -52,13 +52,13 @@ def handled(monkeypatch: pytest.MonkeyPatch, db: None) -> list[Any]:
         return payload.get("problem")
 
     monkeypatch.setitem(EVENTS, "star", "anywhere")
-    monkeypatch.setattr(deliveries, "handler", lambda event: handle)
+    monkeypatch.setattr(deliveries, "get_handler", lambda event: handle)
     return seen
 
 
 def arrive(number: int, about: str = "trains/daily", **fields: Any) -> Delivery:
     payload = {"n": number, "repository": {"full_name": about}, **fields}
-    kept = deliveries.keep(str(uuid4()), "star", json.dumps(payload).encode(), payload)
+    kept = deliveries.store_delivery(str(uuid4()), "star", json.dumps(payload).encode(), payload)
     assert kept
     return kept
 
@@ -75,16 +75,16 @@ def states() -> list[str]:
 def test_deliveries_are_worked_through_in_their_order(handled: list[Any]) -> None:
     for number in range(4):
         arrive(number, f"trains/{number % 2}")
-    assert deliveries.catch_up() == 4
+    assert deliveries.process_due() == 4
     assert [number for number in handled if number % 2 == 0] == [0, 2]
     assert [number for number in handled if number % 2] == [1, 3]
     assert states() == ["done"] * 4
-    assert deliveries.catch_up() == 0
+    assert deliveries.process_due() == 0
 
 
 def test_what_means_nothing_to_us_is_ignored_with_the_reason(handled: list[Any]) -> None:
     arrive(1, problem="Another repository.")
-    deliveries.catch_up()
+    deliveries.process_due()
     assert Delivery.objects.values_list("state", "problem").get() == ("ignored", "Another repository.")
 
 
@@ -93,59 +93,59 @@ def test_while_one_is_being_worked_on_what_follows_about_the_same_thing_waits(ha
     arrive(2)
     arrive(3, "trains/other")
     with pytest.raises(Killed):
-        deliveries.work_through("trains/daily")
-    assert deliveries.catch_up() == 1
+        deliveries.process_subject("trains/daily")
+    assert deliveries.process_due() == 1
     assert handled == [1, 3]
-    later(deliveries.CLAIM.total_seconds() + 1)
+    later(deliveries.CLAIM_TIME.total_seconds() + 1)
     Delivery.objects.filter(payload__n=1).update(payload={"n": 1, "repository": {"full_name": "trains/daily"}})
-    assert deliveries.catch_up() == 2
+    assert deliveries.process_due() == 2
     assert handled == [1, 3, 1, 2]
 
 
 def test_what_goes_wrong_is_tried_again_and_given_up_in_the_end(handled: list[Any]) -> None:
     arrive(1, trouble="wrong")
-    for attempt in range(deliveries.ATTEMPTS):
+    for attempt in range(deliveries.MAX_ATTEMPTS):
         assert states() == ["new"]
-        assert deliveries.catch_up() == 1, attempt
-        assert deliveries.catch_up() == 0
+        assert deliveries.process_due() == 1, attempt
+        assert deliveries.process_due() == 0
         later(3601)
     assert Delivery.objects.values_list("state", "problem").get() == ("failed", "RuntimeError: odd")
-    assert deliveries.catch_up() == 0
+    assert deliveries.process_due() == 0
 
 
 def test_a_delivery_that_fails_does_not_hold_up_the_next(handled: list[Any]) -> None:
     arrive(1, trouble="wrong")
     arrive(2)
-    deliveries.catch_up()
+    deliveries.process_due()
     assert handled == [1, 2]
     assert states() == ["new", "done"]
 
 
 def test_a_limit_is_no_failed_attempt(handled: list[Any]) -> None:
     arrive(1, trouble="limit")
-    for _ in range(3 * deliveries.ATTEMPTS):
-        assert deliveries.catch_up() == 1
+    for _ in range(3 * deliveries.MAX_ATTEMPTS):
+        assert deliveries.process_due() == 1
         later(599)
-        assert deliveries.catch_up() == 0
+        assert deliveries.process_due() == 0
         later(1)
     assert Delivery.objects.values_list("state", "attempts").get() == ("new", 0)
 
 
 def test_what_is_refused_is_not_tried_again(handled: list[Any]) -> None:
     arrive(1, trouble="refused")
-    deliveries.catch_up()
+    deliveries.process_due()
     later(10**6)
-    assert deliveries.catch_up() == 0
+    assert deliveries.process_due() == 0
     assert Delivery.objects.values_list("state", "problem").get() == ("failed", "no")
 
 
 def test_payloads_are_forgotten_after_a_while_but_not_before_they_were_read(handled: list[Any]) -> None:
     arrive(1)
-    deliveries.catch_up()
+    deliveries.process_due()
     arrive(2)
     arrive(3, trouble="refused")
-    Delivery.objects.update(received_at=F("received_at") - deliveries.KEEP - timedelta(hours=1))
-    assert deliveries.forget_old() == 1
+    Delivery.objects.update(received_at=F("received_at") - deliveries.PAYLOAD_RETENTION - timedelta(hours=1))
+    assert deliveries.delete_old_payloads() == 1
     assert [bool(payload) for payload in Delivery.objects.order_by("pk").values_list("payload", flat=True)] == [
         False,
         True,
@@ -166,9 +166,9 @@ def installed(action: str, **fields: Any) -> Delivery:
     app = {"id": INSTALLATION, "account": payloads.user("trains", 9919, "Organization"), "suspended_at": None}
     payload = {"action": action, "installation": app, "sender": payloads.user("mara"), **fields}
     event = "installation_repositories" if "repositories_added" in fields else "installation"
-    kept = deliveries.keep(str(uuid4()), event, str(uuid4()).encode(), payload)
+    kept = deliveries.store_delivery(str(uuid4()), event, str(uuid4()).encode(), payload)
     assert kept
-    deliveries.catch_up()
+    deliveries.process_due()
     kept.refresh_from_db()
     return kept
 
@@ -183,7 +183,7 @@ def test_the_site_knows_where_its_app_is_installed(github: GitHub) -> None:
     assert installed("created", repositories=rows("daily", "weekly"), requester=None).state == "done"
     app = Installation.objects.get(number=INSTALLATION)
     assert (app.account, app.repositories, app.suspended) == ("trains", ["trains/daily", "trains/weekly"], False)
-    assert github_client.for_repository("trains/daily")
+    assert github_client.get_client("trains/daily")
     assert github.count("GET", "/installation$") == 0
 
     added, removed = rows("monthly"), rows("weekly")
@@ -193,10 +193,10 @@ def test_the_site_knows_where_its_app_is_installed(github: GitHub) -> None:
 
     for gone, back in (("suspend", "unsuspend"), ("deleted", "created")):
         installed(gone)
-        with pytest.raises(NotConnected, match="suspended or was removed"):
-            github_client.for_repository("trains/daily")
+        with pytest.raises(NotConnectedError, match="suspended or was removed"):
+            github_client.get_client("trains/daily")
         installed(back)
-        assert github_client.for_repository("trains/daily")
+        assert github_client.get_client("trains/daily")
     installed("new_permissions_accepted")
     assert Installation.objects.count() == 1
 
@@ -312,7 +312,7 @@ def parent_of(payload: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 @pytest.fixture
 def _no_git(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What follows from a pull request is done by effects, later: here none is carried out."""
-    monkeypatch.setattr("leaderboard.outbox.soon", lambda pk: None)
+    monkeypatch.setattr("leaderboard.outbox.notify_worker", lambda pk: None)
     return
 
 
@@ -334,7 +334,7 @@ def test_any_pull_request_payload_that_github_documents_is_accepted(
     @thoroughness(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     def holds(payload: dict[str, Any]) -> None:
         assert github.deliver("pull_request", {**payload, "salt": str(uuid4())}) == 202
-        deliveries.catch_up()
+        deliveries.process_due()
         kept = Delivery.objects.get(guid=github.deliveries[0]["guid"])
         assert (kept.state, kept.attempts) in {("done", 1), ("ignored", 1)}, kept.problem
         assert PullRequest.objects.filter(number=payload["number"]).exists()
@@ -344,9 +344,9 @@ def test_any_pull_request_payload_that_github_documents_is_accepted(
 
 def told(event: str, payload: dict[str, Any]) -> tuple[str, int]:
     """Deliver it, and return what became of it, in how many attempts."""
-    kept = deliveries.keep(str(uuid4()), event, str(uuid4()).encode(), payload)
+    kept = deliveries.store_delivery(str(uuid4()), event, str(uuid4()).encode(), payload)
     assert kept
-    deliveries.catch_up()
+    deliveries.process_due()
     kept.refresh_from_db()
     return kept.state, kept.attempts
 

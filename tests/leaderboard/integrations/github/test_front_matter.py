@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leaderboard.integrations.github import front_matter
-from leaderboard.integrations.github.front_matter import Asked
+from leaderboard.integrations.github.front_matter import FrontMatter
 from tests.support.paths import REPOSITORY
 
 TRACKS = {"small": "Small", "day": "A day on one H100"}
@@ -16,14 +16,14 @@ BLOCK = "---\n" + "\n".join(f"{name}: {value}" for name, value in WORDS.items())
 TEMPLATE = REPOSITORY / ".github" / "pull_request_template.md"
 
 
-def read(body: str) -> Asked:
-    asked = front_matter.read(body, TRACKS)
+def read(body: str) -> FrontMatter:
+    asked = front_matter.parse_front_matter(body, TRACKS)
     assert asked is not None
     return asked
 
 
 def test_a_block_is_read() -> None:
-    assert read(BLOCK) == Asked(**WORDS)
+    assert read(BLOCK) == FrontMatter(**WORDS)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_block_is_read() -> None:
     ],
 )
 def test_it_is_taken_as_it_is_meant(body: str) -> None:
-    assert read(body) == Asked(**WORDS)
+    assert read(body) == FrontMatter(**WORDS)
 
 
 def test_a_sentence_needs_no_quoting() -> None:
@@ -76,20 +76,20 @@ def test_none_asks_for_no_run_and_for_nothing_else() -> None:
 
 
 def test_a_template_left_as_it_was_asks_for_nothing() -> None:
-    assert front_matter.read(TEMPLATE.read_text(), TRACKS) is None
-    assert front_matter.read(TEMPLATE.read_text().replace("\n", "\r\n"), TRACKS) is None
+    assert front_matter.parse_front_matter(TEMPLATE.read_text(), TRACKS) is None
+    assert front_matter.parse_front_matter(TEMPLATE.read_text().replace("\n", "\r\n"), TRACKS) is None
 
 
 def test_a_template_filled_in_is_read() -> None:
     body = TEMPLATE.read_text()
     for name, value in WORDS.items():
         body = body.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
-    assert read(body) == Asked(**WORDS)
+    assert read(body) == FrontMatter(**WORDS)
 
 
 @pytest.mark.parametrize("body", [None, "", "A change of the docs.", "---\nJust a rule.\n---", "```\nx: 1\n```"])
 def test_a_description_without_a_block_asks_for_nothing(body: str | None) -> None:
-    assert front_matter.read(body, TRACKS) is None
+    assert front_matter.parse_front_matter(body, TRACKS) is None
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_configuration_that_cannot_be_meant_is_said(config: str, problem: str)
 
 @given(st.text(max_size=400))
 def test_any_text_is_read_without_an_accident(text: str) -> None:
-    front_matter.read(text, TRACKS)
-    front_matter.read(f"---\ntrack: {text}\nconfig: {text}\n---\n{text}", TRACKS)
+    front_matter.parse_front_matter(text, TRACKS)
+    front_matter.parse_front_matter(f"---\ntrack: {text}\nconfig: {text}\n---\n{text}", TRACKS)
 
 
 LINES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="<>\"'“”‘’"), min_size=1, max_size=20)
@@ -134,4 +134,4 @@ LINES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters=
 def test_a_sentence_comes_out_as_it_went_in(words: list[str], end: str, quoted: str) -> None:
     said = "x " + " ".join(words)
     body = BLOCK.replace("It helps.", quoted.format(said)).replace("\n", end)
-    assert read(body) == Asked(**{**WORDS, "hypothesis": said})
+    assert read(body) == FrontMatter(**{**WORDS, "hypothesis": said})

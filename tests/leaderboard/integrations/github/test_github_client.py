@@ -10,9 +10,9 @@ import pytest
 from django.core.cache import caches
 
 from leaderboard.integrations.github import client, connection
-from leaderboard.integrations.github.client import Client, NotConnected, NotFound
+from leaderboard.integrations.github.client import Client, NotConnectedError, NotFoundError
 from leaderboard.models import Installation
-from leaderboard.outbox import Later, Refused
+from leaderboard.outbox import PermanentError, RetryLater
 from tests.support import github_server
 from tests.support.github_server import GitHub
 
@@ -23,7 +23,7 @@ SHA = "a" * 40
 def ours(github: GitHub) -> Client:
     """The App's client for a repository with one pull request."""
     github.open("trains/daily", 7, SHA, announce=False)
-    return client.for_repository("trains/daily")
+    return client.get_client("trains/daily")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def plain(github: GitHub, settings: Any) -> Client:
     settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
     settings.GITHUB_TOKEN = github_server.TOKEN
     github.open("trains/daily", 7, SHA, announce=False)
-    return client.for_repository("trains/daily")
+    return client.get_client("trains/daily")
 
 
 def test_a_comment_is_written_found_rewritten_and_folded(ours: Client, github: GitHub) -> None:
@@ -60,7 +60,7 @@ def test_comments_are_read_to_the_last_page(ours: Client, github: GitHub) -> Non
 def test_the_token_of_an_installation_is_asked_for_once(ours: Client, github: GitHub) -> None:
     ours.pull(7)
     ours.pull(7)
-    client.for_repository("trains/daily").comment(7, "Again")
+    client.get_client("trains/daily").comment(7, "Again")
     assert github.count("POST", "/access_tokens") == 1
 
 
@@ -101,7 +101,7 @@ def test_a_check_goes_from_queued_to_green(ours: Client, github: GitHub) -> None
 
 def test_a_check_whose_making_was_not_noted_is_found_and_not_doubled(ours: Client, github: GitHub) -> None:
     github.fail(502, path="/check-runs", method="POST", after=True)
-    with pytest.raises(Later, match="502"):
+    with pytest.raises(RetryLater, match="502"):
         ours.check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
     other = ours.check(SHA, "train", status="queued", title="Waiting", external_id="entry-2")
     again = ours.check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
@@ -143,7 +143,7 @@ def test_a_role_of_an_organisation_counts_as_what_it_is_built_on(ours: Client, g
 
 def test_a_primary_limit_that_is_used_up_is_waited_for(ours: Client, github: GitHub) -> None:
     github.remaining, github.reset = 0, int(time.time()) + 900
-    with pytest.raises(Later, match="rate limit exceeded") as limited:
+    with pytest.raises(RetryLater, match="rate limit exceeded") as limited:
         ours.pull(7)
     assert limited.value.after
     assert timedelta(minutes=14) < limited.value.after <= timedelta(minutes=15)
@@ -151,12 +151,12 @@ def test_a_primary_limit_that_is_used_up_is_waited_for(ours: Client, github: Git
 
 def test_while_a_limit_lasts_nothing_is_asked(ours: Client, github: GitHub) -> None:
     github.secondary_limit(120, path="/comments")
-    with pytest.raises(Later, match="secondary rate limit") as limited:
+    with pytest.raises(RetryLater, match="secondary rate limit") as limited:
         ours.comment(7, "Too fast")
     assert limited.value.after == timedelta(seconds=120)
     asked = len(github.asked)
-    with pytest.raises(Later, match="secondary rate limit") as limited:
-        client.for_repository("trains/daily").pull(7)
+    with pytest.raises(RetryLater, match="secondary rate limit") as limited:
+        client.get_client("trains/daily").pull(7)
     assert limited.value.after
     assert limited.value.after <= timedelta(seconds=120)
     assert len(github.asked) == asked
@@ -166,28 +166,28 @@ def test_while_a_limit_lasts_nothing_is_asked(ours: Client, github: GitHub) -> N
 
 def test_a_secondary_limit_without_a_time_is_waited_for_a_minute(ours: Client, github: GitHub) -> None:
     github.secondary_limit(None, path="/comments")
-    with pytest.raises(Later) as limited:
+    with pytest.raises(RetryLater) as limited:
         ours.comment(7, "Too fast")
     assert limited.value.after == timedelta(minutes=1)
 
 
 def test_a_429_is_a_limit_too(ours: Client, github: GitHub) -> None:
     github.fail(429, "Too many requests", path="/comments", Retry_After="7")
-    with pytest.raises(Later) as limited:
+    with pytest.raises(RetryLater) as limited:
         ours.comment(7, "Too fast")
     assert limited.value.after == timedelta(seconds=7)
 
 
 def test_a_clock_that_is_wrong_puts_nothing_off_for_longer_than_an_hour(ours: Client, github: GitHub) -> None:
     github.remaining, github.reset = 0, int(time.time()) + 10**6
-    with pytest.raises(Later) as limited:
+    with pytest.raises(RetryLater) as limited:
         ours.pull(7)
     assert limited.value.after == timedelta(hours=1)
 
 
 def test_the_limit_of_graphql_is_a_limit(ours: Client, github: GitHub) -> None:
     github.fail(200, path="/graphql", body={"errors": [{"type": "RATE_LIMITED", "message": "API rate limit exceeded"}]})
-    with pytest.raises(Later, match="GraphQL"):
+    with pytest.raises(RetryLater, match="GraphQL"):
         ours.minimise("IC_1")
 
 
@@ -200,17 +200,17 @@ def test_the_limit_of_graphql_is_a_limit(ours: Client, github: GitHub) -> None:
         (
             401,
             "Bad credentials",
-            Refused,
+            PermanentError,
             "does not take our credentials: Bad credentials. Run manage.py connect_github",
         ),
-        (403, "Resource not accessible by integration", Refused, "does not allow it: Resource not accessible"),
-        (404, "Not Found", NotFound, "does not know /repos/trains/daily/issues/7/comments"),
-        (410, "Gone", NotFound, "does not know"),
-        (422, "Validation Failed", Refused, "did not accept what we sent: Validation Failed"),
-        (451, "Blocked", Refused, "legal"),
-        (500, "Server Error", Later, "answered 500: Server Error"),
-        (502, "Server Error", Later, "answered 502"),
-        (503, "Unavailable", Later, "answered 503"),
+        (403, "Resource not accessible by integration", PermanentError, "does not allow it: Resource not accessible"),
+        (404, "Not Found", NotFoundError, "does not know /repos/trains/daily/issues/7/comments"),
+        (410, "Gone", NotFoundError, "does not know"),
+        (422, "Validation Failed", PermanentError, "did not accept what we sent: Validation Failed"),
+        (451, "Blocked", PermanentError, "legal"),
+        (500, "Server Error", RetryLater, "answered 500: Server Error"),
+        (502, "Server Error", RetryLater, "answered 502"),
+        (503, "Unavailable", RetryLater, "answered 503"),
     ],
 )
 def test_each_refusal_has_its_sentence(
@@ -223,43 +223,43 @@ def test_each_refusal_has_its_sentence(
 
 
 def test_a_422_says_which_field(ours: Client) -> None:
-    with pytest.raises(Refused, match="Validation Failed: body missing_field"):
+    with pytest.raises(PermanentError, match="Validation Failed: body missing_field"):
         ours.comment(7, " ")
-    with pytest.raises(Refused, match="body is too long"):
+    with pytest.raises(PermanentError, match="body is too long"):
         ours.comment(7, "x" * 70_000)
 
 
 def test_a_comment_that_is_gone_is_not_found(ours: Client, github: GitHub) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         ours.edit_comment(12, "Hello")
-    with pytest.raises(NotFound, match="global id"):
+    with pytest.raises(NotFoundError, match="global id"):
         ours.minimise("IC_12")
 
 
 def test_an_answer_of_somebody_in_between_is_tried_again(ours: Client, github: GitHub) -> None:
     github.fail(200, path="/pulls/7", body=b"<html>Sign in to the hotel's network</html>")
-    with pytest.raises(Later, match="not JSON"):
+    with pytest.raises(RetryLater, match="not JSON"):
         ours.pull(7)
     github.fail(502, path="/pulls/7", body=b"<html>Unicorn</html>")
-    with pytest.raises(Later, match="502: Bad Gateway"):
+    with pytest.raises(RetryLater, match="502: Bad Gateway"):
         ours.pull(7)
 
 
 def test_a_github_that_cannot_be_reached_is_tried_again(ours: Client, settings: Any) -> None:
     settings.GITHUB_API_URL = "http://127.0.0.1:1"
-    with pytest.raises(Later, match="cannot be reached"):
-        client.for_repository("trains/daily").pull(7)
+    with pytest.raises(RetryLater, match="cannot be reached"):
+        client.get_client("trains/daily").pull(7)
 
 
 def test_the_token_goes_to_no_other_server(ours: Client, github: GitHub) -> None:
     github.fail(200, path="/comments", body=[], Link='<http://127.0.0.1:1/steal?page=2>; rel="next"')
-    with pytest.raises(Refused, match="another server"):
+    with pytest.raises(PermanentError, match="another server"):
         list(ours.comments(7))
 
 
 def test_an_enterprise_server_has_graphql_beside_its_rest(ours: Client, github: GitHub) -> None:
     ours.connection.base = f"{github.url}/api/v3"
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         ours.minimise("IC_1")
     assert github.asked[-1][1] == "/api/graphql"
 
@@ -269,35 +269,35 @@ def test_an_enterprise_server_has_graphql_beside_its_rest(ours: Client, github: 
 
 def test_without_credentials_the_site_is_not_connected(settings: Any, db: None) -> None:
     settings.GITHUB_APP_ID = settings.GITHUB_TOKEN = ""
-    with pytest.raises(NotConnected, match=r"manage\.py connect_github"):
-        client.for_repository("trains/daily")
+    with pytest.raises(NotConnectedError, match=r"manage\.py connect_github"):
+        client.get_client("trains/daily")
 
 
 def test_an_app_that_is_not_installed_says_where(github: GitHub) -> None:
     github.repository("others/fork")
-    with pytest.raises(NotConnected, match="not installed for others/fork"):
-        client.for_repository("others/fork")
+    with pytest.raises(NotConnectedError, match="not installed for others/fork"):
+        client.get_client("others/fork")
 
 
 def test_an_installation_is_asked_for_once_and_a_suspended_one_not_used(github: GitHub) -> None:
-    client.for_repository("trains/daily")
-    client.for_repository("Trains/daily")
+    client.get_client("trains/daily")
+    client.get_client("Trains/daily")
     assert github.count("GET", "/installation$") == 1
     Installation.objects.update(suspended=True)
-    with pytest.raises(NotConnected, match="suspended"):
-        client.for_repository("trains/daily")
+    with pytest.raises(NotConnectedError, match="suspended"):
+        client.get_client("trains/daily")
 
 
 def test_a_private_key_that_is_none_says_so(github: GitHub, settings: Any) -> None:
     settings.GITHUB_PRIVATE_KEY = "open sesame"
-    with pytest.raises(NotConnected, match="PEM"):
-        client.for_repository("trains/daily")
+    with pytest.raises(NotConnectedError, match="PEM"):
+        client.get_client("trains/daily")
 
 
 def test_another_apps_key_is_refused(github: GitHub, settings: Any) -> None:
     settings.GITHUB_APP_ID = "12"
-    with pytest.raises(Refused, match="JSON web token could not be decoded"):
-        client.for_repository("trains/daily")
+    with pytest.raises(PermanentError, match="JSON web token could not be decoded"):
+        client.get_client("trains/daily")
 
 
 @pytest.mark.parametrize(
@@ -312,12 +312,12 @@ def test_another_apps_key_is_refused(github: GitHub, settings: Any) -> None:
 )
 def test_the_main_repository_is_read_off_its_address(settings: Any, address: str, name: str) -> None:
     settings.GITHUB_REPOSITORY, settings.MAIN_REPOSITORY = "", address
-    assert client.main_repository() == name
+    assert client.get_main_repository() == name
 
 
 def test_answers_of_one_identity_are_not_shown_to_another(ours: Client, github: GitHub, settings: Any) -> None:
     ours.pull(7)
     settings.GITHUB_APP_ID, settings.GITHUB_TOKEN = "", github_server.TOKEN
-    client.for_repository("trains/daily").pull(7)
+    client.get_client("trains/daily").pull(7)
     assert github.asked[-1] == ("GET", "/repos/trains/daily/pulls/7", 200)
-    assert connection.VERSION == "2022-11-28"
+    assert connection.API_VERSION == "2022-11-28"

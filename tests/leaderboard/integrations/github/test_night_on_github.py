@@ -18,7 +18,7 @@ from tests.support.nights import MONDAY, TUESDAY, tonight
 
 @pytest.fixture(autouse=True)
 def listening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LISTENERS", ("leaderboard.integrations.github.commit_status.heard",))
+    monkeypatch.setattr(events, "LISTENERS", ("leaderboard.integrations.github.commit_status.handle_events",))
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def connected(github: GitHub, track: Track) -> GitHub:
 
 def check(github: GitHub, sha: str) -> dict[str, Any]:
     """Let the workers do what is due; return the one check of the commit."""
-    events.announce()
-    outbox.catch_up()
+    events.announce_events()
+    outbox.process_due()
     assert not Effect.objects.exclude(state="done").exists(), list(Effect.objects.values_list("problem", flat=True))
     (found,) = (row for row in github.repositories["trains/daily"].checks.values() if row["head_sha"] == sha)
     return found
@@ -91,27 +91,27 @@ def test_with_a_plain_token_it_is_a_commit_status(connected: GitHub, track: Trac
     settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
     settings.GITHUB_TOKEN = github_server.TOKEN
     night = tonight(MONDAY)
-    events.announce()
-    outbox.catch_up()
+    events.announce_events()
+    outbox.process_due()
     (status,) = connected.repositories["trains/daily"].statuses
     assert (status["state"], status["context"]) == ("pending", commit_status.NAME)
     assert night.run
 
 
 def test_a_night_of_the_baseline_says_nothing(connected: GitHub, after_monday: Night) -> None:
-    events.announce()
-    outbox.catch_up()
+    events.announce_events()
+    outbox.process_due()
     before = Effect.objects.get().version
     assert tonight(TUESDAY).run
-    events.announce()
-    outbox.catch_up()
+    events.announce_events()
+    outbox.process_due()
     assert len(connected.repositories["trains/daily"].checks) == 1
     assert Effect.objects.get().version >= before
 
 
 def test_a_main_that_is_not_on_github_is_told_nothing(track: Track) -> None:
     tonight(MONDAY)
-    events.announce()
+    events.announce_events()
     assert not Effect.objects.exists()
 
 

@@ -137,7 +137,7 @@ def test_an_author_cancels_and_runs_again_but_does_not_choose_among_results(
 def test_a_run_that_the_infrastructure_broke_goes_on_with_its_seed(pull: Conversation, approved: Run) -> None:
     from leaderboard.job_handlers import train
 
-    train.fail(approved, "infrastructure", "Its node was lost.")
+    train.fail_run(approved, "infrastructure", "Its node was lost.")
     Job.objects.filter(kind="train").update(state="failed")
     pull.say("ada", "/rerun")
     assert (states(), Run.objects.get().seed) == (["queued"], approved.seed)
@@ -225,7 +225,7 @@ def test_a_comment_before_anything_was_heard_of_its_pull_request_reads_it(pull: 
 
 
 def test_an_entry_that_was_decided_otherwise_is_left_alone(pull: Conversation, maintainer: User) -> None:
-    intake.reject(Entry.objects.get(), "It needs a paper's worth of explanation.", maintainer)
+    intake.reject_entry(Entry.objects.get(), "It needs a paper's worth of explanation.", maintainer)
     pull.settle()
     assert "Not approved: It needs a paper's worth of explanation." in pull.comment
     assert pull.check == ("completed", "failure", "Not approved")

@@ -67,14 +67,14 @@ class Mortal(Conversation):
             Effect.objects.filter(state=Effect.State.DOING).update(claimed_until=long_ago)
             Delivery.objects.filter(state=Delivery.State.NEW).update(claimed_until=long_ago, not_before=long_ago)
             try:
-                if not deliveries.catch_up() + events.announce() + outbox.catch_up():
+                if not deliveries.process_due() + events.announce_events() + outbox.process_due():
                     return
             except Died:
                 continue
         raise AssertionError("it never comes to rest")
 
     def hand_over(self, event: str, payload: dict[str, Any], guid: str = "") -> None:
-        deliveries.keep(guid or str(len(self.github.deliveries)), event, guid.encode(), payload)
+        deliveries.store_delivery(guid or str(len(self.github.deliveries)), event, guid.encode(), payload)
 
 
 def test_a_pull_request_comes_to_its_verdict_once(

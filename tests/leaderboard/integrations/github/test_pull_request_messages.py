@@ -24,7 +24,7 @@ def pull(db: None) -> PullRequest:
 
 
 def said(pull: PullRequest, *commands: Effect) -> str:
-    return comment_text.sticky(pull, commands, timezone.now()).replace("\u00a0", " ")
+    return comment_text.build_comment(pull, commands, timezone.now()).replace("\u00a0", " ")
 
 
 def lines(text: str) -> list[str]:
@@ -81,7 +81,7 @@ def test_what_comments_asked_for_is_listed_with_what_came_of_it(pull: PullReques
     ],
 )
 def test_code_in_a_sentence_stays_code_on_its_line(text: str, shown: str) -> None:
-    assert comment_text.plain_but_code(text) == shown
+    assert comment_text.escape_except_code(text) == shown
 
 
 def test_a_pull_request_of_which_nothing_is_to_be_said_says_nothing(db: None) -> None:
@@ -106,7 +106,7 @@ def test_each_state_of_a_run_has_its_words(
 ) -> None:
     entry = scene.entry(boards.small()[0], "Idea", sha="c" * 40)
     scene.run(entry, **fields)
-    state = entry_status.of(entry, timezone.now())
+    state = entry_status.get_entry_status(entry, timezone.now())
     assert (state.title, state.conclusion) == (title, conclusion)
     assert state.line.endswith(".")
     assert state.todo
@@ -116,7 +116,7 @@ def test_each_state_of_a_run_has_its_words(
     "text", ["a | b", "<img src=x>", "**bold**", "[a](javascript:x)", "`code`", "@mara", "#1", "~~x~~"]
 )
 def test_what_strangers_wrote_is_text_and_nothing_else(text: str) -> None:
-    shown = comment_text.plain(text)
+    shown = comment_text.escape_markdown(text)
     assert not re.search(r"(?<!\\)[|<>*\[\]`~]", shown)
     assert not re.search(r"[@#]\w", shown)
     assert shown.replace("\\", "").replace(comment_text.JOINER, "") == text

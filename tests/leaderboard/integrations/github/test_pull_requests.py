@@ -105,7 +105,7 @@ def test_other_repositories_of_the_app_cannot_enter(pull: Conversation, settings
 def test_a_push_drops_the_approval_and_cancels_what_ran(pull: Conversation, maintainer: User) -> None:
     pull.open()
     before, old = pull.sha, Entry.objects.get()
-    (run,) = intake.approve(old, old.sha, maintainer)
+    (run,) = intake.approve_entry(old, old.sha, maintainer)
     pull.settle()
     pull.push({"trainer/models/smear.py": "x = 3\n"})
     assert entries() == [(before[:8], "withdrawn"), (pull.sha[:8], "proposed")]
@@ -119,7 +119,7 @@ def test_a_push_drops_the_approval_and_cancels_what_ran(pull: Conversation, main
 
 def test_closing_cancels_and_reopening_goes_on(pull: Conversation, maintainer: User) -> None:
     pull.open()
-    (run,) = intake.approve(Entry.objects.get(), pull.sha, maintainer)
+    (run,) = intake.approve_entry(Entry.objects.get(), pull.sha, maintainer)
     pull.change("closed", state="closed")
     run.refresh_from_db()
     assert (run.state, entries()) == ("cancelled", [(pull.sha[:8], "withdrawn")])
@@ -127,13 +127,13 @@ def test_closing_cancels_and_reopening_goes_on(pull: Conversation, maintainer: U
     pull.change("reopened", state="open")
     entry = Entry.objects.get()
     assert (entry.state, entry.approved_by) == ("proposed", None)
-    again = intake.approve(entry, pull.sha, maintainer)
+    again = intake.approve_entry(entry, pull.sha, maintainer)
     assert sorted(run.state for run in again) == ["cancelled", "waiting"]
 
 
 def test_merging_lets_what_was_approved_arrive(pull: Conversation, maintainer: User) -> None:
     pull.open()
-    (run,) = intake.approve(Entry.objects.get(), pull.sha, maintainer)
+    (run,) = intake.approve_entry(Entry.objects.get(), pull.sha, maintainer)
     pull.change("closed", state="closed", merged=True)
     run.refresh_from_db()
     assert (run.state, PullRequest.objects.get().state) == ("waiting", "merged")
@@ -201,7 +201,7 @@ def test_in_whatever_order_deliveries_come_the_newest_counts(pull: Conversation)
             ])  # fmt: skip
             told.append({**told[-1], **change, "updated_at": moment(second)})
         for shown in chance.choices(told, k=10) + chance.sample(told, k=len(told)):
-            sync.pull_request(payloads.pull_request("edited", shown), None)
+            sync.handle_pull_request(payloads.pull_request("edited", shown), None)
         row, last = PullRequest.objects.get(number=100 + seed), told[-1]
         seen = (row.head_sha, row.title, row.state, row.draft)
         assert seen == (last["head"]["sha"], last["title"], last["state"], last["draft"])
@@ -216,7 +216,7 @@ def test_every_documented_payload_is_taken(pull: Conversation) -> None:
     gone = {"head": {**shown["head"], "repo": None, "user": None}}
     for action in payloads.ACTIONS:
         for without in ({}, gone, {"user": None, "draft": None, "title": None}):
-            assert sync.pull_request(payloads.pull_request(action, {**shown, **without}), None) is None
+            assert sync.handle_pull_request(payloads.pull_request(action, {**shown, **without}), None) is None
     pull.settle()
 
 
@@ -227,7 +227,7 @@ def test_the_comment_and_the_check_follow_a_run_to_its_verdict(
     pull: Conversation, maintainer: User, able: Node
 ) -> None:
     pull.open()
-    (run,) = intake.approve(Entry.objects.get(), pull.sha, maintainer)
+    (run,) = intake.approve_entry(Entry.objects.get(), pull.sha, maintainer)
     pull.settle()
     assert "smoke run of commit" in pull.comment
     pull.smoke()
@@ -286,7 +286,7 @@ def test_a_site_without_access_to_github_enters_all_the_same(pull: Conversation,
 
 
 def test_what_strangers_write_mentions_nobody_and_breaks_nothing() -> None:
-    text = comment_text.plain("<b>@mara</b> fixes #12 | `x` [a](b)\n# no")
+    text = comment_text.escape_markdown("<b>@mara</b> fixes #12 | `x` [a](b)\n# no")
     assert text == "\\<b\\>@\u2060mara\\</b\\> fixes #\u206012 \\| \\`x\\` \\[a\\](b) # no"
 
 
@@ -294,14 +294,14 @@ def test_progress_is_told_in_steps(pull: Conversation, maintainer: User, github:
     from leaderboard.integrations.github import comments as telling
 
     pull.open()
-    (run,) = intake.approve(Entry.objects.get(), pull.sha, maintainer)
+    (run,) = intake.approve_entry(Entry.objects.get(), pull.sha, maintainer)
     Run.objects.filter(pk=run.pk).update(state="training", fraction=0.34, node_name="cellar")
-    telling.progress()
+    telling.report_progress()
     pull.settle()
     assert pull.check == ("in_progress", None, "Training, 30 % of the way")
     asked = len(github.asked)
     Run.objects.filter(pk=run.pk).update(fraction=0.39)
-    telling.progress()
+    telling.report_progress()
     pull.settle()
     assert len(github.asked) == asked
 
@@ -310,7 +310,7 @@ def test_a_smoke_run_that_failed_says_where_and_a_second_approval_overrules_it(
     pull: Conversation, maintainer: User
 ) -> None:
     pull.open()
-    intake.approve(Entry.objects.get(), pull.sha, maintainer)
+    intake.approve_entry(Entry.objects.get(), pull.sha, maintainer)
     file = {"file": "trainer/models/smear.py", "line": 1, "code": "x = 1"}
     pull.smoke(passed=False, sentence="Its output has the wrong shape.", **file)
     assert "The smoke run failed: Its output has the wrong shape." in pull.comment

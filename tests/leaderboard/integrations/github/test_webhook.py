@@ -284,9 +284,9 @@ def test_a_replay_stays_one_when_its_payload_was_forgotten(
     body = body_of()
     post(client, body, guid="one", event="gollum")
     post(client, body_of("closed"), guid="two")
-    monkeypatch.setattr(deliveries, "KEEP", -deliveries.KEEP)
+    monkeypatch.setattr(deliveries, "PAYLOAD_RETENTION", -deliveries.PAYLOAD_RETENTION)
     Delivery.objects.filter(guid="two").update(state=Delivery.State.DONE)
-    deliveries.forget_old()
+    deliveries.delete_old_payloads()
     assert list(Delivery.objects.values_list("payload", flat=True)) == [{}, {}]
     assert post(client, body_of("closed"), guid="two").status_code == 200
     assert post(client, body, guid="three").status_code == 200
@@ -304,4 +304,4 @@ def test_what_was_given_up_is_tried_again_when_github_sends_it_again(client: Cli
 def test_an_unknown_event_is_accepted_and_ignored(client: Client, db: None, event: str) -> None:
     assert post(client, b'{"zen": "Keep it logically awesome."}', event=event).status_code == 202
     assert Delivery.objects.values_list("state", "payload").get() == ("ignored", {})
-    assert deliveries.catch_up() == 0
+    assert deliveries.process_due() == 0
