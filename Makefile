@@ -3,12 +3,13 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PORT ?= 8000
 TESTS ?=
+TEMPLATES = $$(git ls-files 'templates/*.html')
 # A file's tests stay together: they share what is slow to make.
 ON_ALL_CORES := --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check node chaos-pool chaos-swarm chaos-rephrase docs-cli fmt lock
+.PHONY: help install run test check node chaos-pool chaos-swarm chaos-rephrase docs-cli pictures fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -36,6 +37,7 @@ test: install    ## the tests, on SQLite and an embedded Redis; some of them: ma
 check: install   ## exactly what CI runs first: lint, types, import rules, migrations, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/djade --target-version 5.2 --check $(TEMPLATES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
@@ -56,9 +58,13 @@ chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its
 gpt2-swarm: install  ## GPT-2 124M over two stages of two workers: ten steps on real text as in one process (16 GB)
 	SWARM_GPT2=1 $(BIN)/python -m pytest -s -o timeout=3600 tests/trainer/swarm/test_gpt2.py
 
-fmt: install     ## format the code
+fmt: install     ## format the code and the templates
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/djade --target-version 5.2 $(TEMPLATES)
+
+pictures: install  ## draw the pictures of all pages again, with which tests compare them
+	RENEW_PICTURES=1 $(BIN)/python -m pytest tests/browser/test_page_pictures.py
 
 docs-cli: install  ## generate docs/cli.md from the parsers
 	$(BIN)/python -m trainer.cli.reference > docs/cli.md
