@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PORT ?= 8000
 TESTS ?=
-TEMPLATES = $$(git ls-files 'templates/*.html')
+TEMPLATES = $$(git ls-files 'templates/*.html' '*/templates/*.html')
 # A file's tests stay together: they share what is slow to make.
 ON_ALL_CORES := --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
