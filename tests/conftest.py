@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -126,10 +127,18 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def site_url(transactional_db: None) -> Iterator[str]:
     """The whole site behind a real socket, as in production: uvicorn, in a thread of this process."""
-    import uvicorn
-
     from dailytrain.asgi import application
     from scheduler.node_api import poll_endpoint
+
+    with serve_in_thread(application) as url:
+        yield url
+    poll_endpoint.LAST_SEEN.clear()
+
+
+@contextmanager
+def serve_in_thread(application: Any) -> Iterator[str]:
+    """Serve an ASGI application with uvicorn; yield its address."""
+    import uvicorn
 
     config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", ws="none")
     server = uvicorn.Server(config)
@@ -146,4 +155,3 @@ def site_url(transactional_db: None) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
-        poll_endpoint.LAST_SEEN.clear()

@@ -1,7 +1,7 @@
 """Every public page as a picture, compared with the one that is stored in `tests/browser/pictures`.
 
-Pages are drawn with a fixed clock and fixed fonts, by day and by night, on a desktop and on a phone. After a change that
-is meant, `make pictures` renews the stored pictures; look at them before you commit them.
+Pages are drawn with a fixed clock and fixed fonts, in light and dark colors, on a desktop and on a phone. After an
+intended change `make pictures` renews the stored pictures: look at them before you commit them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_pages_look_like_their_stored_pictures(
         elif difference := describe_difference(picture, path):
             picture.save(tmp_path / path.name)
             changed.append(f"{name}: {difference}, see {tmp_path / path.name}")
-    assert not changed, "\n".join([*changed, "If the changes are meant: make pictures, and look at them."])
+    assert not changed, "\n".join([*changed, "If the changes are intended: make pictures, and look at them."])
 
 
 def take_picture(page: Page, address: str) -> Image.Image:

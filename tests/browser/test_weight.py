@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from a2wsgi import WSGIMiddleware
+from django.core.management import call_command
+from django.core.wsgi import get_wsgi_application
 from playwright.sync_api import Browser
 
 from benchmarks.site.browser import measure_first_view
+from tests.conftest import serve_in_thread
 from tests.support import scene
 from tests.support.page_list import addresses
 
@@ -18,11 +24,21 @@ MOST_SHIFT = 0.05
 """Cumulative layout shift: half of what counts as good (web.dev/articles/cls)."""
 
 
+@pytest.fixture
+def production_url(transactional_db: None, settings: Any, tmp_path: Path) -> Iterator[str]:
+    """The pages with static files that `collectstatic` compressed, as in the container."""
+    settings.STATIC_ROOT = str(tmp_path / "static")
+    settings.WHITENOISE_USE_FINDERS = False
+    call_command("collectstatic", interactive=False, verbosity=0)
+    with serve_in_thread(WSGIMiddleware(get_wsgi_application())) as url:
+        yield url
+
+
 @pytest.mark.parametrize("name", ["board", "finished run", "running run", "compare", "entry"])
-def test_a_first_view_is_light_and_stands_still(browser: Browser, site_url: str, name: str) -> None:
+def test_a_first_view_is_light_and_stands_still(browser: Browser, production_url: str, name: str) -> None:
     path = addresses(scene.night())[name]
 
-    figures: dict[str, Any] = measure_first_view(browser, site_url + path)
+    figures: dict[str, Any] = measure_first_view(browser, production_url + path)
 
     assert 0 < figures["bytes"] < MAX_BYTES, figures
     assert figures["shift"] < MOST_SHIFT, figures
