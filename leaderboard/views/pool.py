@@ -26,14 +26,14 @@ ARRIVALS = 8
 
 
 def timetable() -> dict[str, Any]:
-    """Return what runs and what waits, on all tracks, and what nodes do beside that."""
+    """Return what runs and what waits, on all tracks, and the background jobs."""
     now = timezone.now()
     queue_estimates = QueueEstimates(now)
     waiting = list(Run.objects.waiting().with_job())
     return {
         "live": list(Run.objects.live().with_job()),
         "departures": estimate_starts(waiting, now, queue_estimates),
-        "errands": list_background_jobs(queue_estimates),
+        "background_jobs": list_background_jobs(queue_estimates),
         "online": online_nodes(),
     }
 
@@ -63,7 +63,7 @@ def queue_live(request: HttpRequest) -> JsonResponse:
         {
             "parts": {
                 "departures": render_to_string("leaderboard/parts/timetable.html", context),
-                "errands": render_to_string("leaderboard/parts/errands.html", context),
+                "background-jobs": render_to_string("leaderboard/parts/background_jobs.html", context),
             },
             "revision": latest_event(),
             "wait": LIVE_SECONDS if context["live"] else IDLE_SECONDS,

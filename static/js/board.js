@@ -1,5 +1,5 @@
 // The board without reloads: the form and the heads ask for the same addresses as without script, and keys lead
-// through the rows. The columns that somebody chose are remembered on their machine.
+// through the rows. The chosen columns are stored in the browser.
 
 import { morph } from "./live.js";
 

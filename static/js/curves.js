@@ -83,7 +83,7 @@ export class Panels {
     for (const figure of this.figures) this.drawOne(figure, shown, anew);
   }
 
-  // Where the loss lies after its first steep fall, so that the rest can be told apart.
+  // Where the loss lies after its first steep fall, so that the rest is readable.
   afterTheFall(lines) {
     const series = this.losses(lines).filter((one) => !one.dots);
     const since = Math.max(...series.map(({ x }) => x.at(-1))) / 25;

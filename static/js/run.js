@@ -38,7 +38,7 @@ if (figure.dataset.lineage) {
   }).catch(() => {}); // away for a moment: its own curve is drawn
 }
 
-// --- the log: at its last line, unless somebody has scrolled up to read ---
+// --- the log: at its last line, unless the reader has scrolled up ---
 
 const log = document.getElementById("log");
 const follow = document.getElementById("follow");

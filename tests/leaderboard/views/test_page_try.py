@@ -51,7 +51,7 @@ def test_who_has_to_wait_is_told_before(client: Client, arrived: Run, able: Node
 
 
 def test_without_a_model_or_an_open_door_the_page_says_so(client: Client, track: Any, settings: Any) -> None:
-    assert "No model has arrived yet" in words(client.get("/try/").content)
+    assert "There is no model yet" in words(client.get("/try/").content)
     settings.GENERATE_PER_HOUR = 0
     assert "does not let visitors write" in words(client.get("/try/").content)
 
@@ -139,7 +139,7 @@ def test_the_queue_tells_what_nodes_do_beside_the_trains(client: Client, arrived
     Node.objects.update(last_seen=timezone.now())
     page = words(client.get("/queue/").content)
     assert "Prompts Visitors who try a model. 1 running, 1 waiting" in page
-    assert "Prompts" in client.get("/queue/live.json").json()["parts"]["errands"]
+    assert "Prompts" in client.get("/queue/live.json").json()["parts"]["background-jobs"]
     assert "Smeared keys, writing for a visitor" in words(client.get("/nodes/").content)
 
 
