@@ -33,6 +33,7 @@ def test_volunteers_train_one_model_that_is_scored_and_stands_on_the_board(tmp_p
 def trained_together(site: LiveSite) -> None:
     run, token = set_up(site)
     site.start_web()
+    site.start_worker()
     lead(site, token)
     for number in range(2):
         volunteer(site, run, number)
@@ -41,9 +42,7 @@ def trained_together(site: LiveSite) -> None:
     found = site.json(f"runs/{run}")
     assert found["bits_per_byte"] > 0
     assert found["step"] == STEPS
-    board = site.get("/tracks/together/")
-    assert board is not None
-    assert f"/entries/{found['entry']}/" in board.text
+    site.wait(lambda: is_on_board(site, found["entry"]), 60, "the entry to appear on the board")
 
     told = site.get(f"/runs/{run}/swarm.json")
     assert told is not None
@@ -91,6 +90,11 @@ def volunteer(site: LiveSite, run: str, number: int) -> None:
     name = f"volunteer-{number}"
     command = (sys.executable, "-m", "trainer.cli", "swarm", "join", "--server", site.url, "--run", run)
     site.start(name, *command, "--home", str(site.folder / name), "--name", name, *LOCAL)
+
+
+def is_on_board(site: LiveSite, entry: int) -> bool:
+    board = site.get("/tracks/together/")
+    return board is not None and f"/entries/{entry}/" in board.text
 
 
 def state(site: LiveSite, run: str) -> str:

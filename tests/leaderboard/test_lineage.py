@@ -123,7 +123,7 @@ def test_maintainers_rewind_on_the_page_and_authors_do_not(first: Run, maintaine
     assert "A new run resumes from there" in answer.content.decode()
     assert Run.objects.get(purpose=Run.Purpose.REWIND).start_run == first
     answer = client.post(f"{first.get_absolute_url()}ask/rewind/", {"step": "x"}, follow=True)
-    assert "say which step" in answer.content.decode()
+    assert "choose a step" in answer.content.decode()
 
 
 def test_a_rewind_is_no_result_of_its_entry(second: Run, able: Node) -> None:

@@ -282,29 +282,6 @@ def work(world: World, how: str) -> None:
 
 # --- a real process, a real kill --------------------------------------------------------------------------------------
 
-WORKER = """
-import os, signal
-import django
-
-django.setup()
-from leaderboard import outbox
-
-
-def check(effect):
-    from leaderboard.integrations.github import client
-
-    made = client.for_repository("trains/daily").check(
-        effect.payload["sha"], "train", status="queued", title="Waiting", external_id=effect.key
-    )
-    if os.environ.get("KILL"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"check": made}
-
-
-outbox.handler = lambda kind: check
-outbox.catch_up()
-"""
-
 
 def database_url() -> str:
     """The test's own database, for another process."""
@@ -327,7 +304,9 @@ def test_a_worker_that_is_killed_between_doing_and_noting_doubles_nothing(github
     }
 
     def worker(**more: str) -> int:
-        return subprocess.run([sys.executable, "-c", WORKER], env={**environment, **more}, timeout=120).returncode
+        return subprocess.run(
+            [sys.executable, "-m", "tests.support.killed_worker"], env={**environment, **more}, timeout=120
+        ).returncode
 
     assert worker(KILL="1") == -signal.SIGKILL
     checks = github.repositories["trains/daily"].checks
