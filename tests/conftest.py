@@ -7,10 +7,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -129,29 +127,8 @@ def site_url(transactional_db: None) -> Iterator[str]:
     """The whole site behind a real socket, as in production: uvicorn, in a thread of this process."""
     from dailytrain.asgi import application
     from scheduler.node_api import poll_endpoint
+    from tests.support.http_server import serve_in_thread
 
     with serve_in_thread(application) as url:
         yield url
     poll_endpoint.LAST_SEEN.clear()
-
-
-@contextmanager
-def serve_in_thread(application: Any) -> Iterator[str]:
-    """Serve an ASGI application with uvicorn; yield its address."""
-    import uvicorn
-
-    config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started:
-        assert thread.is_alive(), "the site did not start"
-        assert time.monotonic() < deadline, "the site is not ready"
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(10)

@@ -13,8 +13,8 @@ from django.core.wsgi import get_wsgi_application
 from playwright.sync_api import Browser
 
 from benchmarks.site.browser import measure_first_view
-from tests.conftest import serve_in_thread
 from tests.support import scene
+from tests.support.http_server import serve_in_thread
 from tests.support.page_list import addresses
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]

@@ -39,38 +39,6 @@ UNWRITABLE = " ".join(
 NONSENSE = ("garbage", "echo")
 """Who hands in nothing that any check would pass."""
 
-SETUP = """
-from dailytrain import schedule
-from django.core.management import call_command
-call_command("migrate", verbosity=0)
-schedule.install()
-from django_celery_beat.models import IntervalSchedule, PeriodicTask
-from scheduler.campaigns.models import Campaign
-from scheduler.campaigns import transitions
-at_once, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
-PeriodicTask.objects.update(enabled=False)
-for name in ("Expire leases", "Send the outbox", "Create packets", "Maintain campaigns",
-             "Write dataset shards", "Publish datasets"):
-    PeriodicTask.objects.filter(name=name).update(interval=at_once, enabled=True)
-transitions.start_campaign(Campaign.objects.create(
-    slug="words", name="Words", dataset="*.jsonl", styles={styles}, model="{model}", hub_name="{target}",
-    drop_repeated=False, low_mark=20, high_mark=40, chunks_per_packet=4, rows_per_shard=50, quarantine_minutes=0.05,
-    replication_rate=0.3, known_answer_rate=0.1, max_attempts=4,
-), "mara")
-"""
-BOOKS = """
-import json
-from scheduler.campaigns.models import Campaign, Assignment, Packet, Rephrasing, Volunteer
-campaign = Campaign.objects.get()
-print(json.dumps({
-    "state": campaign.state, "dropped": campaign.dropped_counts, "source_error": campaign.source_error,
-    "packets": [[p.row, p.first_chunk, p.state, p.chunks] for p in Packet.objects.order_by("row", "part")],
-    "volunteers": {v.name: [v.pk, v.state, v.reason] for v in Volunteer.objects.all()},
-    "assignments": dict(__import__("collections").Counter(Assignment.objects.values_list("state", flat=True))),
-    "kept": [[r.volunteer_id, r.state] for r in Rephrasing.objects.only("volunteer", "state")],
-}))
-"""
-
 
 def make_sources(folder: Path, books: int, slices: int) -> list[str]:
     """Write the real documents where a campaign finds them; return their texts, in its order."""
@@ -174,7 +142,7 @@ def begin(site: LiveSite, hub: hub_server.Hub, styles: Sequence[str]) -> None:
         "HUB_ORGANISATION": hub_server.ORGANISATION,
         "HF_TOKEN": hub_server.TOKEN,
     }
-    site.manage("shell", "-c", SETUP.format(styles=list(styles), model=NAME, target=TARGET))
+    site.call("campaigns.start_campaign", styles=list(styles), model=NAME, target=TARGET)
     site.start_redis()
     site.start_web()
     site.start_worker()
@@ -194,5 +162,5 @@ def barred(site: LiveSite) -> set[str]:
 
 def books(site: LiveSite) -> dict[str, Any]:
     """Return what the site has written down."""
-    found: dict[str, Any] = json.loads(site.manage("shell", "-c", BOOKS).splitlines()[-1])
+    found: dict[str, Any] = site.call("campaigns.read_campaign")
     return found
