@@ -57,18 +57,10 @@ class MultiplierScale:
         return [Tick(self.at(tick), f"{tick:g}") for tick in sorted(chosen)]
 
 
-@dataclass(frozen=True)
-class Rung:
+class NamedRungDict(RungDict):
     """A line of the table behind the ladder's picture."""
 
     name: str
-    budget: str
-    part: float | None
-    compute: float
-    runs: int
-    mean: float
-    spread: float | None
-    fitted: float | None
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ class LadderChart:
     reading: Reading | None
     x_ticks: list[Tick]
     y_ticks: list[Tick]
-    rungs: list[Rung]
+    rungs: list[NamedRungDict]
     summary: str
     """The picture in words."""
 
@@ -150,7 +142,7 @@ def draw_ladder(table: StandingsTable) -> LadderChart | None:
     amounts = [run["compute"] for run in runs] + [entry["compute"] for entry in entries]
     losses = padded(*spread([run["bits_per_byte"] for run in runs] + [entry["loss"] for entry in entries]))
     place = build_placing(padded(*spread([math.log(amount) for amount in amounts])), losses)
-    rungs = [Rung(name=name_rung(rung), **rung) for rung in data["rungs"]]
+    rungs: list[NamedRungDict] = [{**rung, "name": name_rung(rung)} for rung in data["rungs"]]
     return LadderChart(
         curve=path(np.array([place(*point) for point in data["curve"]]).T) if data["curve"] else "",  # type: ignore[arg-type]
         seeds=[
@@ -162,11 +154,11 @@ def draw_ladder(table: StandingsTable) -> LadderChart | None:
             for i, entry in enumerate(entries)
         ],
         reading=build_reading(entries[0], place) if entries else None,
-        x_ticks=[Tick(place(rung.compute, 0).x, rung.name) for rung in rungs],
+        x_ticks=[Tick(place(rung["compute"], 0).x, rung["name"]) for rung in rungs],
         y_ticks=[Tick(place(amounts[0], tick).y, label) for tick, label in y_steps(*losses)],
         rungs=rungs,
-        summary=f"Bits per byte over training compute: {len(runs)} runs of the baseline from {rungs[0].name} to "
-        f"{rungs[-1].name} of the budget, and the {len(entries)} best other entries. The table below has the numbers.",
+        summary=f"Bits per byte over training compute: {len(runs)} runs of the baseline from {rungs[0]['name']} to "
+        f"{rungs[-1]['name']} of the budget, and the {len(entries)} best other entries. The table has the numbers.",
     )
 
 

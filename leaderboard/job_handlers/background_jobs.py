@@ -12,8 +12,6 @@ from django.db.models import Count, Min, Q
 from scheduler.estimates import QueueEstimates, StartEstimate
 from scheduler.models import Job
 
-TRAINS = ("train", "notebook")
-"""Kinds whose jobs have a line of their own in the timetable."""
 NAMES = {
     "score": ("Scorings", "A trusted node judges what was trained, on text that no model has seen."),
     "replay": ("Spot checks", "A random stretch of a training, done again on another machine."),
