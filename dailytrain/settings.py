@@ -109,7 +109,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-            ],
+            ]
         },
     }
 ]
@@ -186,10 +186,7 @@ STORAGES = {
             "OPTIONS": {"bucket_name": S3_BUCKET, "endpoint_url": read_text("S3_ENDPOINT_URL") or None},
         }
         if S3_BUCKET
-        else {
-            "BACKEND": "django.core.files.storage.FileSystemStorage",
-            "OPTIONS": {"location": str(HOME / "storage")},
-        }
+        else {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": str(HOME / "storage")}}
     ),
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
 }

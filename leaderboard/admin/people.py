@@ -24,14 +24,7 @@ class PeopleAdmin(UserModelAdmin):
 
     list_display = ("username", "role_names", "is_staff", "is_superuser", "is_active", "last_login", "date_joined")
     list_filter = ("groups", "is_staff", "is_superuser", "is_active")
-    actions = (
-        "make_maintainer",
-        "make_coordinator",
-        "make_core",
-        "no_maintainer",
-        "no_coordinator",
-        "no_core",
-    )
+    actions = ("make_maintainer", "make_coordinator", "make_core", "no_maintainer", "no_coordinator", "no_core")
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[User]:
         return super().get_queryset(request).prefetch_related("groups")

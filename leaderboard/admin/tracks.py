@@ -86,17 +86,7 @@ class RunAdmin(RunModelAdmin):
     list_filter = ("state", "purpose", "track", "cause")
     search_fields = ("entry__title", "entry__sha", "entry__author")
     list_select_related = ("entry", "track")
-    actions = (
-        "cancel_runs",
-        "hold",
-        "let_go",
-        "raise_priority",
-        "go_on",
-        "run_again",
-        "confirm",
-        "replay",
-        "settle",
-    )
+    actions = ("cancel_runs", "hold", "let_go", "raise_priority", "go_on", "run_again", "confirm", "replay", "settle")
     readonly_fields = field_names(Run)
 
     def has_add_permission(self, request: HttpRequest) -> bool:

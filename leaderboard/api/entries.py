@@ -51,11 +51,7 @@ def entries(
 ) -> EntryPage:
     """Entries, newest first. `state` takes several states, separated by commas."""
     rows = Entry.objects.select_related("track")
-    filters = {
-        "state__in": parse_states(state, Entry.State),
-        "track__slug": track,
-        "author__iexact": author,
-    }
+    filters = {"state__in": parse_states(state, Entry.State), "track__slug": track, "author__iexact": author}
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
     found, links = paginate(rows, cursor, before, limit)
     return {"items": [entry.to_dict() for entry in found], **links}

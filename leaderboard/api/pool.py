@@ -222,12 +222,7 @@ def due(request: HttpRequest) -> CalendarDict:
     now = timezone.now()
     return {
         "due": [
-            {
-                "what": one.what,
-                "track": one.track.slug,
-                "begins": one.begins.isoformat(),
-                "ends": one.ends.isoformat(),
-            }
+            {"what": one.what, "track": one.track.slug, "begins": one.begins.isoformat(), "ends": one.ends.isoformat()}
             for one in calendar.list_upcoming(now)
         ],
         "nights": [

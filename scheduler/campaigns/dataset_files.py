@@ -112,11 +112,7 @@ def build_card(campaign: Campaign, manifest: dict[str, Any]) -> str:
         **({"source_datasets": [campaign.dataset]} if campaign.source == Campaign.Source.HUB else {}),
     }
     front = "\n".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in metadata.items())
-    parts = [
-        *build_introduction(campaign, manifest),
-        *build_method_section(campaign),
-        *build_acknowledgments(campaign),
-    ]
+    parts = [*build_introduction(campaign, manifest), *build_method_section(campaign), *build_acknowledgments(campaign)]
     return f"---\n{front}\n---\n\n" + "\n\n".join(parts)
 
 

@@ -65,9 +65,7 @@ class Campaign(models.Model):
     )
     chunk_tokens = models.PositiveIntegerField(default=300, validators=[MinValueValidator(20), MaxValueValidator(2000)])
     chunks_per_packet = models.PositiveSmallIntegerField(
-        default=8,
-        validators=[AT_LEAST_ONE, MaxValueValidator(64)],
-        help_text="Longer documents are split.",
+        default=8, validators=[AT_LEAST_ONE, MaxValueValidator(64)], help_text="Longer documents are split."
     )
 
     styles = models.JSONField(default=get_default_styles)
@@ -86,10 +84,7 @@ class Campaign(models.Model):
 
     license = models.CharField(max_length=50, default="odc-by", help_text="A license identifier of the Hub.")
     hub_name = models.CharField(
-        max_length=96,
-        blank=True,
-        validators=[REPOSITORY_NAME],
-        help_text="Dataset name on the Hub; empty: none.",
+        max_length=96, blank=True, validators=[REPOSITORY_NAME], help_text="Dataset name on the Hub; empty: none."
     )
     rows_per_shard = models.PositiveIntegerField(default=10_000, validators=[AT_LEAST_ONE])
     quarantine_minutes = models.FloatField(
@@ -117,9 +112,7 @@ class Campaign(models.Model):
     packet_count = models.BigIntegerField(default=0, editable=False)
     chunk_count = models.BigIntegerField(default=0, editable=False)
     dropped_counts = models.JSONField(
-        default=dict,
-        editable=False,
-        help_text='{reason: documents}; "paragraphs": repeated paragraphs.',
+        default=dict, editable=False, help_text='{reason: documents}; "paragraphs": repeated paragraphs.'
     )
     is_exhausted = models.BooleanField(default=False, editable=False, help_text="The source is read to its end.")
     source_error = models.CharField(max_length=500, blank=True, editable=False, help_text="Last error of the source.")

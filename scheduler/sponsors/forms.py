@@ -253,10 +253,7 @@ class LendForm(NodeSettingsForm):
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
     )
     gpu_count = forms.TypedChoiceField(
-        label="GPUs",
-        coerce=int,
-        initial=1,
-        choices=[(0, "none, CPU only"), *((n, str(n)) for n in range(1, 17))],
+        label="GPUs", coerce=int, initial=1, choices=[(0, "none, CPU only"), *((n, str(n)) for n in range(1, 17))]
     )
     gpu_name = forms.CharField(
         label="Model",
