@@ -1,5 +1,5 @@
-"""What maintainers do in the admin. Django looks for it here."""
+"""Admin pages of the leaderboard. Django looks for them here."""
 
-from leaderboard.admin import tracks
+from leaderboard.admin import entries, notices, outbox, people, tracks
 
-__all__ = ["tracks"]
+__all__ = ["entries", "notices", "outbox", "people", "tracks"]

@@ -1,8 +1,6 @@
-"""What GitHub told the site and what the site does outside of itself, to be looked at and tried again."""
+"""Admin pages of GitHub's webhooks and the outbox, with actions to process them again."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -10,61 +8,47 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from leaderboard import outbox
+from leaderboard.admin.base import get_user
 from leaderboard.models import Delivery, Effect, Installation
+from scheduler.admin.base import ReadOnlyAdmin
 from scheduler.models import Event
 
-if TYPE_CHECKING:
-    EffectModelAdmin = admin.ModelAdmin[Effect]
-    DeliveryModelAdmin = admin.ModelAdmin[Delivery]
-    InstallationModelAdmin = admin.ModelAdmin[Installation]
-else:
-    EffectModelAdmin = DeliveryModelAdmin = InstallationModelAdmin = admin.ModelAdmin
 
-
-class ReadOnlyAdmin:
-    """Rows that the site alone writes."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
-class EffectAdmin(ReadOnlyAdmin, EffectModelAdmin):
+@admin.register(Effect)
+class EffectAdmin(ReadOnlyAdmin):
     list_display = ("key", "state", "attempts", "not_before", "done_at", "problem")
     list_filter = ("state", "kind")
     search_fields = ("key", "problem")
     actions = ("again",)
 
-    @admin.action(description="Do again", permissions=["view"])
-    def again(self, request: HttpRequest, chosen: QuerySet[Effect]) -> None:
-        """Whatever it was: a handler makes it as it should be by now, and doubles nothing."""
-        for effect in chosen:
+    @admin.action(description="Process again", permissions=["view"])
+    def again(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
+        """Queue messages in any state: their handlers are idempotent."""
+        for effect in queryset:
             outbox.enqueue(effect.kind, effect.key, effect.payload)
-            Event.record(request.user.get_username(), effect, f"Asked for {effect.key} again.")
-        messages.info(request, f"{len(chosen)} asked for again.")
+            Event.record(get_user(request).get_username(), effect, f"Queued {effect.key} again.")
+        messages.info(request, f"Queued again: {len(queryset)}.")
 
 
-class DeliveryAdmin(ReadOnlyAdmin, DeliveryModelAdmin):
+@admin.register(Delivery)
+class DeliveryAdmin(ReadOnlyAdmin):
     list_display = ("received_at", "event", "action", "subject", "state", "attempts", "problem")
     list_filter = ("state", "event")
     search_fields = ("guid", "subject", "problem")
     actions = ("again",)
 
-    @admin.action(description="Work through again", permissions=["view"])
-    def again(self, request: HttpRequest, chosen: QuerySet[Delivery]) -> None:
-        """Only what still has its content, and is not waiting anyway."""
-        told = list(chosen.exclude(payload={}).exclude(state=Delivery.State.NEW))
-        fields = {"state": Delivery.State.NEW, "attempts": 0, "problem": "", "not_before": timezone.now()}
-        for delivery in told:
-            Event.record(request.user.get_username(), delivery, f"Had {delivery} read again.")
-        Delivery.objects.filter(pk__in=[delivery.pk for delivery in told]).update(**fields)
-        messages.info(request, f"{len(told)} will be read again within seconds.")
+    @admin.action(description="Process again", permissions=["view"])
+    def again(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
+        """Queue the webhooks whose payload is still stored and that are not waiting already."""
+        deliveries = list(queryset.exclude(payload={}).exclude(state=Delivery.State.NEW))
+        for delivery in deliveries:
+            Event.record(get_user(request).get_username(), delivery, f"Queued {delivery} again.")
+        Delivery.objects.filter(pk__in=[delivery.pk for delivery in deliveries]).update(
+            state=Delivery.State.NEW, attempts=0, problem="", not_before=timezone.now()
+        )
+        messages.info(request, f"Queued again: {len(deliveries)}.")
 
 
-class InstallationAdmin(ReadOnlyAdmin, InstallationModelAdmin):
+@admin.register(Installation)
+class InstallationAdmin(ReadOnlyAdmin):
     list_display = ("account", "number", "suspended", "repositories", "created_at")

@@ -1,69 +1,59 @@
-"""People in the admin, and the roles that they are given."""
+"""Admin page of people and their roles."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import User
-from django.db import models
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from leaderboard import permissions
-from leaderboard.admin.entries import get_user
-
-if TYPE_CHECKING:
-    UserModelAdmin = UserAdmin[User]
-else:
-    UserModelAdmin = UserAdmin
+from leaderboard.admin.base import get_user
 
 
-class PeopleAdmin(UserModelAdmin):
-    """Superusers edit accounts; maintainers look, and give roles."""
+def build_role_action(role: str, effect: str = "", *, revoke: bool = False) -> Callable[..., None]:
+    """Return an admin action that grants or revokes a role."""
+    name = permissions.describe_role(role)
+    description = f"Revoke: {name}" if revoke else f"Make {name}{effect}"
+    change = permissions.revoke_role if revoke else permissions.grant_role
+
+    @admin.action(description=description, permissions=["view"])
+    def change_roles(model_admin: admin.ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[User]) -> None:
+        try:
+            changed = [user.get_username() for user in queryset if change(user, role, get_user(request))]
+        except permissions.NotAllowedError as error:
+            model_admin.message_user(request, str(error), messages.ERROR)
+            return
+        message = f"{'No longer' if revoke else 'Now'} {name}: {', '.join(changed)}."
+        model_admin.message_user(request, message if changed else "Nothing has changed.")
+
+    change_roles.__name__ = f"{'no' if revoke else 'make'}_{role}"
+    return change_roles
+
+
+admin.site.unregister(User)
+
+
+@admin.register(User)
+class PeopleAdmin(UserAdmin):  # type: ignore[type-arg]
+    """Superusers edit accounts. Maintainers view them, and grant roles."""
 
     list_display = ("username", "role_names", "is_staff", "is_superuser", "is_active", "last_login", "date_joined")
     list_filter = ("groups", "is_staff", "is_superuser", "is_active")
-    actions = ("make_maintainer", "make_coordinator", "make_core", "no_maintainer", "no_coordinator", "no_core")
+    actions = (
+        build_role_action(permissions.MAINTAINER),
+        build_role_action(permissions.COORDINATOR, ": decides about community and playground entries"),
+        build_role_action(permissions.CORE, ": nodes lent to the core run their entries"),
+        *(build_role_action(role, revoke=True) for role in permissions.ROLES),
+    )
 
-    def get_queryset(self, request: HttpRequest) -> models.QuerySet[User]:
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
         return super().get_queryset(request).prefetch_related("groups")
 
     @admin.display(description="roles")
     def role_names(self, user: User) -> str:
         return ", ".join(group.name for group in user.groups.all() if group.name in permissions.ROLES)
-
-    @admin.action(description="Make a maintainer", permissions=["view"])
-    def make_maintainer(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, permissions.MAINTAINER)
-
-    @admin.action(description="Make a coordinator: decides about community and playground", permissions=["view"])
-    def make_coordinator(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, permissions.COORDINATOR)
-
-    @admin.action(description="Make a core member: nodes lent to the core run their entries", permissions=["view"])
-    def make_core(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, permissions.CORE)
-
-    @admin.action(description="A maintainer no longer", permissions=["view"])
-    def no_maintainer(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, permissions.MAINTAINER, given=False)
-
-    @admin.action(description="A coordinator no longer", permissions=["view"])
-    def no_coordinator(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, permissions.COORDINATOR, given=False)
-
-    @admin.action(description="A core member no longer", permissions=["view"])
-    def no_core(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, permissions.CORE, given=False)
-
-    def hand_out(self, request: HttpRequest, chosen: models.QuerySet[User], role: str, *, given: bool = True) -> None:
-        change = permissions.grant_role if given else permissions.revoke_role
-        try:
-            changed = [user.get_username() for user in chosen if change(user, role, get_user(request))]
-        except permissions.NotAllowedError as error:
-            self.message_user(request, str(error), messages.ERROR)
-            return
-        what = f"{'Now' if given else 'No longer'} {permissions.describe_role(role)}"
-        said = f"{what}: {', '.join(changed)}." if changed else "Nothing has changed."
-        self.message_user(request, said, messages.SUCCESS if changed else messages.INFO)

@@ -7,15 +7,21 @@ Lists are paginated (`pagination`). URLs and keys are stable; new ones may be ad
 from __future__ import annotations
 
 from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, Throttled, ValidationError
+from typing_extensions import TypedDict
 
-from leaderboard.api import entries, pool, root, run_requests, runs, throttles, tracks
+from leaderboard.api import entries, pool, runs, tracks
+from leaderboard.api.auth import AddressThrottle
 from leaderboard.api.documentation import DocumentationPage
-from leaderboard.api.errors import add_error_handlers
 from scheduler.campaigns import public_routes
 
 DESCRIPTION = """Runs, curves and scores, readable without a token. Times are ISO 8601 in UTC. FLOPs and seconds are
 plain numbers. Losses are nats per token unless they are called bits per byte. An error is one message, in `detail`."""
+LISTS = ("tracks", "entries", "runs", "nodes", "sponsors", "queue", "calendar", "campaigns")
+TOKEN_REQUIRED = "A valid token is required: Authorization: Bearer <token>. A maintainer creates one in the admin."  # noqa: S105
+MAX_VALIDATION_ERRORS = 5  # in one response
 
 api = NinjaAPI(
     title=settings.SITE_NAME,
@@ -23,16 +29,71 @@ api = NinjaAPI(
     urls_namespace="api",
     description=DESCRIPTION,
     docs=DocumentationPage(),
-    throttle=[throttles.AddressThrottle()],
+    throttle=[AddressThrottle()],
 )
-for router, subject in (
-    (root.router, "Start"),
-    (tracks.router, "Tracks and boards"),
-    (entries.router, "Entries"),
-    (runs.router, "Runs"),
-    (pool.router, "The pool"),
-    (public_routes.router, "Campaigns"),
-):
-    api.add_router("", router, tags=[subject])
-runs.router.post("/runs", **run_requests.OPERATION)(run_requests.request_run)
-add_error_handlers(api)
+
+
+class StartDict(TypedDict):
+    site: str
+    docs: str
+    openapi: str
+    feed: str  # of records, as Atom
+    places: dict[str, str]
+
+
+@api.get("/", response=StartDict, tags=["Start"])
+def start(request: HttpRequest) -> StartDict:
+    """Links to the lists, the documentation and the feed."""
+    root = f"{settings.SITE_URL}/api/v1"
+    return {
+        "site": settings.SITE_URL,
+        "docs": f"{root}/docs",
+        "openapi": f"{root}/openapi.json",
+        "feed": f"{settings.SITE_URL}/feeds/records.atom",
+        "places": {name: f"{root}/{name}" for name in LISTS},
+    }
+
+
+api.add_router("", tracks.router, tags=["Tracks and boards"])
+api.add_router("", entries.router, tags=["Entries"])
+api.add_router("", runs.router, tags=["Runs"])
+api.add_router("", pool.router, tags=["The pool"])
+api.add_router("", public_routes.router, tags=["Campaigns"])
+
+
+# --- errors: one message, in `detail` --------------------------------------------------------------------------------
+
+
+def build_error_response(request: HttpRequest, message: str, status: int) -> HttpResponse:
+    return api.create_response(request, {"detail": message}, status=status)
+
+
+@api.exception_handler(AuthenticationError)
+def handle_authentication_error(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
+    response = build_error_response(request, TOKEN_REQUIRED, 401)
+    response["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+@api.exception_handler(Throttled)
+def handle_throttled(request: HttpRequest, error: Throttled) -> HttpResponse:
+    message = "Too many requests. Try again after the seconds in Retry-After."
+    response = build_error_response(request, message, 429)
+    if error.wait:
+        response["Retry-After"] = str(int(error.wait))
+    return response
+
+
+@api.exception_handler(Http404)
+def handle_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
+    return build_error_response(request, "Not found.", 404)
+
+
+@api.exception_handler(ValidationError)
+def handle_validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    """Name the fields: "sha: String should match pattern ..."."""
+    messages = [
+        f"{'.'.join(map(str, detail['loc'][2:] or detail['loc']))}: {detail['msg']}"
+        for detail in error.errors[:MAX_VALIDATION_ERRORS]
+    ]
+    return build_error_response(request, "; ".join(messages), 422)

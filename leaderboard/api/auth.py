@@ -1,4 +1,4 @@
-"""Authentication of run requests: an API token of the site, or an OIDC token of a GitHub Actions job."""
+"""Throttles, and authentication of run requests: an API token of the site, or an OIDC token of a GitHub Actions job."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from django.http import HttpRequest
 from django.utils import timezone
 from ninja.errors import HttpError
 from ninja.security import HttpBearer
+from ninja.throttling import BaseThrottle
 
 from leaderboard import permissions
 from leaderboard.integrations.github import oidc
 from leaderboard.models import ApiToken
+from scheduler import rate_limits
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,27 @@ def authenticate_job(token: str) -> Requester:
     user = permissions.find_github_user(int(job.actor_id)) if job.actor_id.isdecimal() else None
     name = user.get_username() if user else job.actor
     return Requester(f"github-{job.repository_id}", name, f"github:{job.actor}"[:120], user, job)
+
+
+class AddressThrottle(BaseThrottle):
+    """Limits the requests a minute of one IP address. Counts as the pages do: ninja's own stores a list per client."""
+
+    limit = "read"
+
+    def get_client(self, request: HttpRequest) -> str:
+        return str(request.META.get("REMOTE_ADDR", ""))
+
+    def allow_request(self, request: HttpRequest) -> bool:
+        return rate_limits.is_within_rate_limit(self.limit, self.get_client(request))
+
+    def wait(self) -> float:
+        return rate_limits.get_retry_after(self.limit)
+
+
+class TokenThrottle(AddressThrottle):
+    """Limits the run requests an hour with one token, or from one repository."""
+
+    limit = "ask"
+
+    def get_client(self, request: HttpRequest) -> str:
+        return str(request.auth.pk)  # type: ignore[attr-defined]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
@@ -21,34 +20,6 @@ TYPE_NAMES = {"array": "list", "object": "table", "string": "text"}
 MAX_DEPTH = 6  # of nested tables in an example
 
 
-@dataclass(frozen=True)
-class Parameter:
-    name: str
-    type: str
-    description: str
-    required: bool
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One operation of the API: a row of the page and its details."""
-
-    method: str
-    path: str
-    title: str
-    description: str
-    needs_token: bool
-    deprecated: bool
-    parameters: list[Parameter]
-    request_example: str  # JSON with types in place of values; empty without a body
-    response_example: str
-    curl: str
-
-    @property
-    def anchor(self) -> str:
-        return f"{self.method.lower()}-{re.sub(r'[^a-z0-9]+', '-', self.path.lower()).strip('-')}"
-
-
 class DocumentationPage(DocsBase):
     """Replaces ninja's viewers, which load scripts of third parties."""
 
@@ -62,49 +33,42 @@ class DocumentationPage(DocsBase):
         return render(request, "leaderboard/api.html", context)
 
 
-def group_operations(schema: Schema) -> dict[str, list[Operation]]:
+def group_operations(schema: Schema) -> dict[str, list[dict[str, Any]]]:
     """Return the operations by subject, in the order of the routers."""
-    subjects: dict[str, list[Operation]] = {}
+    subjects: dict[str, list[dict[str, Any]]] = {}
     for path, methods in schema["paths"].items():
         for method, details in methods.items():
-            subject = (details.get("tags") or ["Other"])[0]
-            subjects.setdefault(subject, []).append(build_operation(schema, path, method, details))
+            subjects.setdefault(details["tags"][0], []).append(build_operation(schema, path, method, details))
     return subjects
 
 
-def build_operation(schema: Schema, path: str, method: str, details: Schema) -> Operation:
-    request_schema = get_content_schema(details.get("requestBody", {}))
-    responses = details["responses"].items()
-    response_schema = get_content_schema(next((reply for code, reply in responses if str(code).startswith("2")), {}))
-    needs_token = bool(details.get("security"))
-    return Operation(
-        method=method.upper(),
-        path=path,
-        title=details.get("summary", ""),
-        description=format_code(details.get("description", "")),
-        needs_token=needs_token,
-        deprecated=bool(details.get("deprecated")),
-        parameters=[build_parameter(schema, parameter) for parameter in details.get("parameters", [])],
-        request_example=format_example(schema, request_schema),
-        response_example=format_example(schema, response_schema),
-        curl=format_curl_command(path, method, needs_token),
-    )
+def build_operation(schema: Schema, path: str, method: str, details: Schema) -> dict[str, Any]:
+    """Return a row of the page and its details. The examples are JSON with types in place of values."""
+    replies = (reply for code, reply in details["responses"].items() if str(code).startswith("2"))
+    needs_token = "security" in details
+    return {
+        "method": method.upper(),
+        "path": path,
+        "anchor": re.sub(r"[^a-z0-9]+", "-", f"{method}{path}").strip("-"),
+        "title": details.get("summary", ""),
+        "description": format_code(details.get("description", "")),
+        "needs_token": needs_token,
+        "deprecated": details.get("deprecated"),
+        "parameters": [build_parameter(schema, parameter) for parameter in details.get("parameters", [])],
+        "request_example": format_example(schema, details.get("requestBody", {})),
+        "response_example": format_example(schema, next(replies, {})),
+        "curl": format_curl_command(path, method, needs_token),
+    }
 
 
-def get_content_schema(details: Schema) -> Schema:
-    contents = details.get("content", {}).values()
-    found: Schema = next((content["schema"] for content in contents if "schema" in content), {})
-    return found
-
-
-def build_parameter(schema: Schema, details: Schema) -> Parameter:
-    parameter_schema = details.get("schema", {})
-    return Parameter(
-        name=details["name"],
-        type=format_type(schema, parameter_schema),
-        description=format_code(details.get("description") or parameter_schema.get("description") or ""),
-        required=bool(details.get("required")),
-    )
+def build_parameter(schema: Schema, details: Schema) -> dict[str, Any]:
+    parameter_schema = details["schema"]
+    return {
+        "name": details["name"],
+        "type": format_type(schema, parameter_schema),
+        "description": format_code(details.get("description") or parameter_schema.get("description", "")),
+        "required": details.get("required"),
+    }
 
 
 def format_code(text: str) -> SafeString:
@@ -125,9 +89,12 @@ def format_curl_command(path: str, method: str, needs_token: bool) -> str:
 # --- schemas as examples ---------------------------------------------------------------------------------------------
 
 
-def format_example(schema: Schema, node: Schema) -> str:
-    """Return a schema as JSON with types in place of values; empty for an empty schema."""
-    return json.dumps(build_example(schema, node), indent=2, ensure_ascii=False) if node else ""
+def format_example(schema: Schema, details: Schema) -> str:
+    """Return the first content of a request or response as an example; empty without one."""
+    for content in details.get("content", {}).values():
+        if "schema" in content:
+            return json.dumps(build_example(schema, content["schema"]), indent=2, ensure_ascii=False)
+    return ""
 
 
 def build_example(schema: Schema, node: Schema, depth: int = 0) -> Any:

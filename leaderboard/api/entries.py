@@ -1,4 +1,4 @@
-"""Entries: what wants to be trained."""
+"""Entries with their runs, estimates and smoke results."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from django.views.decorators.http import conditional_page
 from ninja import Router
-from ninja.decorators import decorate_view
 
-from leaderboard.api.filters import parse_states
-from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
+from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
 from leaderboard.integrations.github import comment_text
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import EntryDict
@@ -31,15 +28,12 @@ class EntryPage(Page):
 class EntryDetail(EntryDict):
     smoke: dict[str, Any]
     smoke_sentence: str
-    estimate: dict[str, Any] | None
-    """Before it trains: what that will take."""
-    standing: EstimateDict | None
-    """Once it has: its multiplier."""
+    estimate: dict[str, Any] | None  # of its time and cost; null after its start
+    standing: EstimateDict | None  # its multiplier; null before it has one
     runs: list[RunDict]
 
 
 @router.get("/entries", response=EntryPage)
-@decorate_view(conditional_page)
 def entries(
     request: HttpRequest,
     state: str = "",
@@ -58,9 +52,8 @@ def entries(
 
 
 @router.get("/entries/{entry_id}", response=EntryDetail)
-@decorate_view(conditional_page)
 def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
-    """An entry, its runs and its multiplier, and what its smoke run found (a `SmokeResult`; empty: none yet)."""
+    """An entry with its runs, its multiplier and the result of its smoke run (a `SmokeResult`; empty: none yet)."""
     found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
     table = load_standings(found.track)
     row = table.get_row(found.pk)
@@ -77,7 +70,7 @@ def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
 
 @router.get("/entries/{entry_id}/summary", response=str)
 def summary(request: HttpRequest, entry_id: int) -> HttpResponse:
-    """How an entry does, in Markdown: what the comment under its pull request says, for a CI job's own summary."""
+    """An entry's status in Markdown, as in the comment on its pull request; for the summary of a CI job."""
     found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
     text = "\n\n".join(comment_text.describe_entry(found, timezone.now()))
     return HttpResponse(f"{text}\n", content_type="text/markdown; charset=utf-8")

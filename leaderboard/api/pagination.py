@@ -1,4 +1,4 @@
-"""Cursor pagination: lists by falling id. Each page names the cursor of the next one."""
+"""Filters and cursor pagination of lists, by falling id. Each page names the cursor of the next one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import Annotated, TypeVar
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model, QuerySet, TextChoices
 from ninja import Query
 from ninja.errors import HttpError
 from typing_extensions import TypedDict
@@ -23,6 +23,14 @@ Row = TypeVar("Row", bound=Model)
 class Page(TypedDict):
     cursor: str | None  # of the next page, opaque; null on the last page
     next: int | None  # deprecated: `before` of the next page
+
+
+def parse_states(value: str, states: type[TextChoices]) -> list[str]:
+    """Return the states of a comma-separated list; an unknown one is a 422."""
+    names = value.split(",") if value else []
+    if unknown := [name for name in names if name not in states.values]:
+        raise HttpError(422, f"state: there is no state {unknown[0]!r}. States: {', '.join(states.values)}.")
+    return names
 
 
 def paginate(rows: QuerySet[Row], cursor: str, before: int | None, limit: int) -> tuple[list[Row], Page]:

@@ -1,17 +1,16 @@
-"""The pool: nodes, who lends them, what waits for them, and what is due."""
+"""The pool: nodes, sponsors, the queue and the calendar."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, Any
 
 from django.http import HttpRequest
 from django.utils import timezone
-from django.views.decorators.http import conditional_page
-from ninja import Router
-from ninja.decorators import decorate_view
-from typing_extensions import TypedDict
+from ninja import Router, Schema
+from pydantic import BeforeValidator, Field
 
-from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
+from leaderboard.api.pagination import Before, Cursor, Limit, paginate
 from leaderboard.models import Run
 from leaderboard.models.runs import RunDict
 from leaderboard.pool_nodes import find_working_nodes
@@ -19,220 +18,159 @@ from leaderboard.schedule import calendar
 from leaderboard.schedule.start_estimates import RunStart, estimate_starts
 from scheduler.models import Lease, Node
 from scheduler.sponsors import contributions
-from scheduler.sponsors.contributions import LentTotals, SponsorTotals
 
 router = Router()
-HOUR = 3600
 
 
-def moment(at: datetime | None) -> str | None:
+def format_moment(at: datetime | None) -> str | None:
     return at.isoformat() if at else None
 
 
-def about(at: datetime | None) -> str | None:
-    """Return an estimate to the minute: more would be another answer each time."""
-    return moment(at.replace(second=0, microsecond=0)) if at else None
+def format_minute(at: datetime | None) -> str | None:
+    """Round an estimate down to the minute: more digits would change every response."""
+    return format_moment(at.replace(second=0, microsecond=0)) if at else None
 
 
-class WorkDict(TypedDict):
-    kind: str
-    """train, score, ..."""
+def convert_to_hours(seconds: float) -> float:
+    return seconds / 3600
+
+
+Moment = Annotated[str, BeforeValidator(format_moment)]
+MomentOrNull = Annotated[str | None, BeforeValidator(format_moment)]
+MinuteOrNull = Annotated[str | None, BeforeValidator(format_minute)]
+Hours = Annotated[float, BeforeValidator(convert_to_hours)]
+
+
+class Work(Schema):
+    kind: str = Field(validation_alias="job.kind", description="train, score, ...")
     run: int | None
-    since: str
+    since: Moment = Field(validation_alias="started_at")
+
+    @staticmethod
+    def resolve_run(lease: Lease) -> int | None:
+        run = getattr(lease.job, "run", None) or getattr(lease.job, "scored_run", None)
+        return run.pk if run else None
 
 
-class NodeDict(TypedDict):
+class PoolNode(Schema):
     id: int
     name: str
     state: str
     trusted: bool
     labels: list[str]
-    gpus: list[str]
-    cpus: int | None
-    memory_bytes: int | None
-    lanes: int
+    gpus: list[str] = Field([], validation_alias="hardware.gpus")
+    cpus: int | None = Field(None, validation_alias="hardware.cpus")
+    memory_bytes: int | None = Field(None, validation_alias="hardware.memory_bytes")
+    lanes: int = Field(validation_alias="slots")
     serves: str
     available: str
-    sponsor: str
-    """Empty where nobody lends it, or its sponsor stays anonymous."""
-    last_seen: str | None
-    now: list[WorkDict]
+    sponsor: str = Field(description="Empty without a sponsor, or if it is anonymous.")
+    last_seen: MomentOrNull
+    now: list[Work]
+
+    @staticmethod
+    def resolve_sponsor(node: Node) -> str:
+        sponsor = getattr(node.owner, "sponsor", None) if node.shown else None
+        return sponsor.name if sponsor else ""
 
 
-class NodePage(Page):
-    items: list[NodeDict]
+class NodePage(Schema):
+    cursor: str | None
+    next: int | None
+    items: list[PoolNode]
 
 
 @router.get("/nodes", response=NodePage)
-@decorate_view(conditional_page)
-def nodes(request: HttpRequest, cursor: Cursor = "", before: Before = None, limit: Limit = 50) -> NodePage:
-    """Machines that have come to work, and what they do now; the latest to come first."""
+def nodes(request: HttpRequest, cursor: Cursor = "", before: Before = None, limit: Limit = 50) -> dict[str, Any]:
+    """Nodes and their work, newest node first."""
     found, links = paginate(find_working_nodes(), cursor, before, limit)
-    return {"items": [node_dict(node) for node in found], **links}
+    return {"items": found, **links}
 
 
-def node_dict(node: Node) -> NodeDict:
-    sponsor = getattr(node.owner, "sponsor", None) if node.shown else None
-    return {
-        "id": node.pk,
-        "name": node.name,
-        "state": node.state,
-        "trusted": node.trusted,
-        "labels": node.labels,
-        "gpus": node.hardware.get("gpus", []),
-        "cpus": node.hardware.get("cpus"),
-        "memory_bytes": node.hardware.get("memory_bytes"),
-        "lanes": node.slots,
-        "serves": node.serves,
-        "available": node.available,
-        "sponsor": sponsor.name if sponsor else "",
-        "last_seen": moment(node.last_seen),
-        "now": [work_dict(lease) for lease in node.now],  # type: ignore[attr-defined]
-    }
-
-
-def work_dict(lease: Lease) -> WorkDict:
-    run = getattr(lease.job, "run", None) or getattr(lease.job, "scored_run", None)
-    return {"kind": lease.job.kind, "run": run.pk if run else None, "since": lease.started_at.isoformat()}
-
-
-class GivenDict(TypedDict):
+class Lent(Schema):
     jobs: int
-    gpu_hours: float
-    cpu_hours: float
-    """Of jobs without any GPU."""
-    h100_hours: float
-    """GPU-hours weighed by FLOP/s."""
-    first: str | None
-    last: str | None
+    gpu_hours: Hours = Field(validation_alias="gpu_seconds")
+    cpu_hours: Hours = Field(validation_alias="cpu_seconds", description="Of jobs without a GPU.")
+    h100_hours: float = Field(validation_alias="credit_hours", description="GPU-hours weighted by FLOP/s.")
+    first: MomentOrNull
+    last: MomentOrNull
 
 
-class SponsorDict(GivenDict):
+class SponsorItem(Lent):
     id: int
     name: str
     link: str
     current: bool
 
 
-class SponsorsDict(TypedDict):
-    items: list[SponsorDict]
-    """Who is named, most first: those who lend these days, then those before."""
+class SponsorsReply(Schema):
+    items: list[SponsorItem] = Field(description="By name, most hours first: current sponsors, then past ones.")
     anonymous: int
-    anonymous_given: GivenDict
-    everything: GivenDict
+    anonymous_given: Lent
+    everything: Lent
 
 
-@router.get("/sponsors", response=SponsorsDict)
-@decorate_view(conditional_page)
-def sponsors(request: HttpRequest) -> SponsorsDict:
-    """Who lends the machines, and what they gave."""
-    thanks = contributions.load_sponsor_list()
-    return {
-        "items": [sponsor_dict(standing) for standing in (*thanks.current, *thanks.past)],
-        "anonymous": thanks.anonymous,
-        "anonymous_given": given_dict(thanks.anonymous_given),
-        "everything": given_dict(thanks.everything),
-    }
+@router.get("/sponsors", response=SponsorsReply)
+def sponsors(request: HttpRequest) -> dict[str, Any]:
+    """Sponsors and what they have lent."""
+    found = contributions.load_sponsor_list()
+    items = [
+        {
+            **vars(one.given),
+            **{name: getattr(one.sponsor, name) for name in ("id", "name", "link")},
+            "current": one.current,
+        }
+        for one in (*found.current, *found.past)
+    ]
+    return {**vars(found), "items": items}
 
 
-def sponsor_dict(standing: SponsorTotals) -> SponsorDict:
-    sponsor = standing.sponsor
-    known: SponsorDict = {
-        "id": sponsor.pk,
-        "name": sponsor.name,
-        "link": sponsor.link,
-        "current": standing.current,
-        **given_dict(standing.given),
-    }
-    return known
-
-
-def given_dict(given: LentTotals) -> GivenDict:
-    return {
-        "jobs": given.jobs,
-        "gpu_hours": given.gpu_seconds / HOUR,
-        "cpu_hours": given.cpu_seconds / HOUR,
-        "h100_hours": given.credit_hours,
-        "first": moment(given.first),
-        "last": moment(given.last),
-    }
-
-
-class DepartureDict(TypedDict):
+class Departure(Schema):
     run: RunDict
-    position: int | None
-    """Among all that waits for a node; null where it does not wait there, or far back."""
+    position: int | None = Field(description="In the queue; null if it is not queued or far back.")
     reason: str
-    leaves_at: str | None
-    """About; null where nobody can say."""
-    arrives_at: str | None
+    leaves_at: MinuteOrNull = Field(description="An estimate; null: unknown.")
+    arrives_at: MinuteOrNull
+
+    @staticmethod
+    def resolve_run(start: RunStart) -> RunDict:
+        return start.run.to_dict()
 
 
-class QueueDict(TypedDict):
+class QueueReply(Schema):
     live: list[RunDict]
-    waiting: list[DepartureDict]
+    waiting: list[Departure]
 
 
-@router.get("/queue", response=QueueDict)
-@decorate_view(conditional_page)
-def queue(request: HttpRequest) -> QueueDict:
-    """What runs and what waits, in the order of the queue, with the reason."""
+@router.get("/queue", response=QueueReply)
+def queue(request: HttpRequest) -> dict[str, Any]:
+    """Live runs and waiting runs, in the order of the queue, each with its reason."""
     waiting = estimate_starts(list(Run.objects.waiting().with_job()), timezone.now())
-    return {
-        "live": [run.to_dict() for run in Run.objects.live().with_job()],
-        "waiting": [departure_dict(line) for line in waiting],
-    }
+    return {"live": [run.to_dict() for run in Run.objects.live().with_job()], "waiting": waiting}
 
 
-def departure_dict(line: RunStart) -> DepartureDict:
-    return {
-        "run": line.run.to_dict(),
-        "position": line.position,
-        "reason": line.reason,
-        "leaves_at": about(line.leaves_at),
-        "arrives_at": about(line.arrives_at),
-    }
+class Due(Schema):
+    what: str = Field(description="nightly, monthly, or hours: when jobs of the track may start.")
+    track: str = Field(validation_alias="track.slug")
+    begins: Moment
+    ends: Moment
 
 
-class DueDict(TypedDict):
-    what: str
-    """nightly, monthly, or hours: when jobs of the track may start."""
-    track: str
-    begins: str
-    ends: str
-
-
-class NightDict(TypedDict):
-    date: str
-    track: str
+class NightItem(Schema):
+    date: Moment
+    track: str = Field(validation_alias="track.slug")
     sha: str
-    run: int | None
+    run: int | None = Field(validation_alias="run_id")
     sentence: str
 
 
-class CalendarDict(TypedDict):
-    due: list[DueDict]
-    nights: list[NightDict]
+class CalendarReply(Schema):
+    due: list[Due]
+    nights: list[NightItem]
 
 
-@router.get("/calendar", response=CalendarDict)
-@decorate_view(conditional_page)
-def due(request: HttpRequest) -> CalendarDict:
-    """What is due in the next weeks, soonest first, and what the last nights brought. Also: `/calendar.ics`."""
+@router.get("/calendar", response=CalendarReply)
+def due(request: HttpRequest) -> dict[str, Any]:
+    """What is due in the next weeks, soonest first, and the results of the last nights. Also: `/calendar.ics`."""
     now = timezone.now()
-    return {
-        "due": [
-            {"what": one.what, "track": one.track.slug, "begins": one.begins.isoformat(), "ends": one.ends.isoformat()}
-            for one in calendar.list_upcoming(now)
-        ],
-        "nights": [
-            {
-                "date": night.date.isoformat(),
-                "track": night.track.slug,
-                "sha": night.sha,
-                "run": night.run_id,
-                "sentence": night.sentence,
-            }
-            for night in calendar.list_recent_nights(now)
-        ],
-    }
+    return {"due": calendar.list_upcoming(now), "nights": calendar.list_recent_nights(now)}

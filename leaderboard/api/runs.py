@@ -1,25 +1,32 @@
-"""Runs: their state, curves, samples, scores and events."""
+"""Runs: their state, curves, samples, scores and events, and run requests of CI jobs."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
+from django.conf import settings
 from django.db.models import Count
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from django.views.decorators.http import condition, conditional_page
-from ninja import Query, Router
+from django.views.decorators.http import condition
+from ninja import Query, Router, Schema, Status
 from ninja.decorators import decorate_view
+from ninja.errors import HttpError
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from leaderboard import lineage
-from leaderboard.api.filters import parse_states
-from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
+from leaderboard import runs as run_queue
+from leaderboard.api.auth import Bearer, Requester, TokenThrottle
+from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
 from leaderboard.charts.curve_svg import MAX_POINTS, points_of
 from leaderboard.lineage import StageDict
-from leaderboard.models import CurvePoint, Run, Sample
+from leaderboard.models import CurvePoint, Run, Sample, Track
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
 from leaderboard.models.runs import LiveDict, RunDict
+from leaderboard.submissions import intake, repositories
+from leaderboard.submissions.intake import IntakeError
+from leaderboard.submissions.repositories import RepositoryError
 from scheduler.models import Event
 
 router = Router()
@@ -56,7 +63,6 @@ class EventDict(TypedDict):
 
 
 @router.get("/runs", response=RunPage)
-@decorate_view(conditional_page)
 def list_runs(
     request: HttpRequest,
     state: str = "",
@@ -66,11 +72,8 @@ def list_runs(
     limit: Limit = 50,
 ) -> RunPage:
     """Runs, newest first. `state` takes several states, separated by commas."""
-    rows = Run.objects.with_entry()
-    if states := parse_states(state, Run.State):
-        rows = rows.filter(state__in=states)
-    if track:
-        rows = rows.filter(track__slug=track)
+    filters = {"state__in": parse_states(state, Run.State), "track__slug": track}
+    rows = Run.objects.with_entry().filter(**{name: value for name, value in filters.items() if value})
     found, links = paginate(rows, cursor, before, limit)
     return {"items": [run.to_dict() for run in found], **links}
 
@@ -144,7 +147,6 @@ def samples(request: HttpRequest, run_id: int) -> list[SampleDict]:
 
 
 @router.get("/runs/{run_id}/events", response=list[EventDict])
-@decorate_view(conditional_page)
 def events(request: HttpRequest, run_id: int) -> list[EventDict]:
     """The events of the run, oldest first."""
     found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
@@ -152,3 +154,69 @@ def events(request: HttpRequest, run_id: int) -> list[EventDict]:
         {"at": event.at.isoformat(), "actor": event.actor, "sentence": event.sentence}
         for event in Event.objects.about(found)
     ]
+
+
+# --- run requests -----------------------------------------------------------------------------------------------------
+
+
+class RunRequest(Schema):
+    """A commit to train."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    repository: str = Field(min_length=1, max_length=400, examples=["https://github.com/someone/daily-train"])
+    sha: str = Field(pattern=r"^[0-9a-f]{40}$", description="The full SHA: an approval holds for exactly this commit.")
+    architecture: str = Field(min_length=1, max_length=80, description="A name in the commit's ARCHITECTURES.")
+    title: str = Field(min_length=1, max_length=120)
+    track: str = Field(default="", description="Slug of a track; the default track if empty.")
+    hypothesis: str = Field(default="", max_length=4000)
+    url: str = Field(default="", max_length=200, pattern=r"^(https?://\S+)?$", description="Where it is discussed.")
+    config: dict[str, Any] = Field(default={}, description="The entry's own part of the configuration.")
+
+
+class RunRequestReply(Schema):
+    entry: int
+    run: int
+    state: str
+    reason: str
+    page: str  # its URL
+
+
+@router.post(
+    "/runs",
+    auth=Bearer(),
+    throttle=[TokenThrottle()],
+    response={200: RunRequestReply, 201: RunRequestReply},
+    summary="Request a run",
+)
+def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]]:
+    """Request a run of one commit. It waits for a maintainer's approval; `page` shows its progress.
+
+    Repeating a request for the same commit, architecture and track returns the same run, with 200 instead of 201.
+    """
+    requester: Requester = request.auth  # type: ignore[attr-defined]
+    requester.check_commit(body.repository, body.sha)
+    track = Track.objects.find(body.track)
+    if track is None:
+        raise HttpError(422, f"track: there is no track {body.track!r}.")
+    try:
+        repositories.check_public(body.repository)
+        found = intake.submit_entry(
+            **body.model_dump(exclude={"track"}),
+            track=track,
+            author=requester.name,
+            requested_by=requester.user,
+            actor=requester.actor,
+        )
+    except (IntakeError, RepositoryError) as error:
+        raise HttpError(422, str(error)) from error
+    existing = found.runs.order_by("-pk").first()
+    run = existing or run_queue.make_run(found, track, actor=requester.actor)
+    reply = {
+        "entry": run.entry_id,
+        "run": run.pk,
+        "state": run.state,
+        "reason": run.reason,
+        "page": f"{settings.SITE_URL}{run.get_absolute_url()}",
+    }
+    return Status(200 if existing else 201, reply)

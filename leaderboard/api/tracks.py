@@ -1,11 +1,11 @@
-"""Tracks and what stands on their boards."""
+"""Tracks, their boards and results."""
 
 from __future__ import annotations
 
 from django.db.models import Count, Max, Sum
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from django.views.decorators.http import condition, conditional_page
+from django.views.decorators.http import condition
 from ninja import Router
 from ninja.decorators import decorate_view
 
@@ -22,20 +22,17 @@ router = Router()
 
 
 class BoardRun(RunDict):
-    estimate: EstimateDict | None
-    """Of its entry, over all its seeds; null where the track has no multipliers yet."""
+    estimate: EstimateDict | None  # of its entry, over all seeds; null: the track has no multipliers yet
 
 
 @router.get("/tracks", response=list[TrackDict])
-@decorate_view(conditional_page)
 def tracks(request: HttpRequest) -> list[TrackDict]:
     return [track.to_dict() for track in Track.objects.select_related("season")]
 
 
 @router.get("/tracks/{slug}", response=TrackDict)
-@decorate_view(conditional_page)
 def track(request: HttpRequest, slug: str) -> TrackDict:
-    """One track, with all that it fixes."""
+    """One track and its settings."""
     return get_object_or_404(Track.objects.select_related("season"), slug=slug).to_dict()
 
 
@@ -48,7 +45,7 @@ def board_etag(request: HttpRequest, slug: str) -> str:
 @router.get("/tracks/{slug}/board", response=list[BoardRun])
 @decorate_view(condition(etag_func=board_etag))
 def board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[BoardRun]:
-    """The track's judged runs of its present season, best first, each with the multiplier of its entry.
+    """The track's eligible runs of the current season, best first, each with the multiplier of its entry.
 
     `estimate` is what `dailytrain multiplier --json` prints from the track's results.
     """
@@ -62,12 +59,11 @@ def board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[BoardRu
 @router.get("/tracks/{slug}/results", response=ResultsDict)
 @decorate_view(condition(etag_func=board_etag))
 def results(request: HttpRequest, slug: str, axis: Axis = "flops") -> ResultsDict:
-    """The records behind the board's multipliers: what `dailytrain multiplier` reads, and what it prints of them."""
+    """The records behind the board's multipliers: input and output of `dailytrain multiplier`."""
     return load_results(get_object_or_404(Track.objects.select_related("season"), slug=slug), axis)
 
 
 @router.get("/tracks/{slug}/reported", response=list[ReportedDict])
-@decorate_view(conditional_page)
 def reported(request: HttpRequest, slug: str) -> list[ReportedDict]:
-    """Records that other boards have told of: not verified, compared with nothing."""
+    """Records of other boards: as reported, not verified."""
     return [record.to_dict() for record in get_object_or_404(Track, slug=slug).reported.all()]

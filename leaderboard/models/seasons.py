@@ -160,6 +160,10 @@ class TrackQuerySet(models.QuerySet["Track"]):
         """Return the track that `/` shows: the one marked so, else the first."""
         return self.in_order().order_by("-is_default", "position", "slug").first()
 
+    def find(self, slug: str | None) -> Track | None:
+        """Return the track with this slug; the default track if it is empty."""
+        return self.filter(slug=slug).first() if slug else self.default()
+
     def in_order(self) -> TrackQuerySet:
         """Return all tracks as the board lists them."""
         return self.select_related("season").order_by("position", "slug")

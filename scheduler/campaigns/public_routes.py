@@ -8,9 +8,7 @@ from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
-from django.views.decorators.http import conditional_page
 from ninja import Router
-from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
 from scheduler.campaigns import dataset_files, publishing, statistics
@@ -83,7 +81,6 @@ class CampaignDetail(TypedDict):
 
 
 @router.get("/campaigns", response=CampaignsDict)
-@decorate_view(conditional_page)
 def campaigns(request: HttpRequest) -> CampaignsDict:
     """List the campaigns that have started, newest first."""
     return {"items": [build_campaign_dict(**row) for row in statistics.list_campaigns()]}
@@ -104,7 +101,6 @@ def build_campaign_dict(campaign: Campaign, **counts: Any) -> CampaignDict:
 
 
 @router.get("/campaigns/{slug:slug}", response=CampaignDetail)
-@decorate_view(conditional_page)
 def campaign(request: HttpRequest, slug: str) -> dict[str, Any]:
     """Show one campaign: settings, progress, contributors, rejections."""
     found = get_started_campaign(slug)

@@ -112,7 +112,7 @@ def test_the_first_maintainer_is_made_on_the_command_line(db: None) -> None:
     call_command("grant_role", "octocat", "maintainer", stdout=said)
     assert said.getvalue() == "octocat is a maintainer now\n"
     assert permissions.is_maintainer(User.objects.get(username="octocat"))
-    with pytest.raises(CommandError, match="Nobody called nobody"):
+    with pytest.raises(CommandError, match="No user nobody has signed in"):
         call_command("grant_role", "nobody", "maintainer")
 
 

@@ -34,7 +34,7 @@ def taken_in(tmp_path: Path, history: object, *options: str) -> str:
 
 
 def test_they_are_shown_as_reported_and_stand_on_no_board(client: Client, track: Track, tmp_path: Path) -> None:
-    assert taken_in(tmp_path, HISTORY).startswith("2 new, 0 known already")
+    assert taken_in(tmp_path, HISTORY).startswith("2 new, 0 known")
     page = " ".join(client.get("/tracks/small/reported/").content.decode().split())
     assert page.count("reported, not verified") == 3
     assert "&lt;b&gt;Second&lt;/b&gt;" in page
@@ -45,7 +45,7 @@ def test_they_are_shown_as_reported_and_stand_on_no_board(client: Client, track:
 
 def test_the_same_file_twice_changes_nothing(track: Track, tmp_path: Path) -> None:
     taken_in(tmp_path, HISTORY)
-    assert taken_in(tmp_path, HISTORY).startswith("0 new, 2 known already")
+    assert taken_in(tmp_path, HISTORY).startswith("0 new, 2 known")
     assert ReportedRecord.objects.count() == 2
 
 

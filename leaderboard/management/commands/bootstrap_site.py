@@ -1,11 +1,11 @@
-"""`manage.py bootstrap_site`: bring a new site to its first departure."""
+"""`manage.py bootstrap_site`: set up a new site up to its first run."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
 from typing import Any
 
-from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError
 from django.utils.crypto import get_random_string
 
@@ -16,13 +16,11 @@ from leaderboard.submissions.intake import IntakeError
 
 
 class Command(BaseCommand):
-    help = "First season, a small CPU track, tonight's train of main, more architectures behind it. Safe to repeat."
+    help = "Create the first season, a small CPU track, tonight's run of main and more architectures. Idempotent."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--main-only", action="store_true", help="enter nothing but main")
-        parser.add_argument(
-            "--superuser", metavar="NAME", help="also make this administrator, with a password shown once"
-        )
+        parser.add_argument("--main-only", action="store_true", help="submit main only")
+        parser.add_argument("--superuser", metavar="NAME", help="create this superuser and print the password")
 
     def handle(self, *args: Any, main_only: bool, superuser: str | None, **options: Any) -> None:
         try:
@@ -31,14 +29,9 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         waiting = Run.objects.filter(track=track).waiting().count()
         self.stdout.write(f"{track}: {waiting} run{'' if waiting == 1 else 's'} waiting")
-        if superuser:
-            self.make_superuser(superuser)
-
-    def make_superuser(self, name: str) -> None:
-        users = get_user_model()
-        if users.objects.filter(username=name).exists():
-            self.stdout.write(f"{name} is there already")
-            return
-        password = get_random_string(20)
-        users.objects.create_superuser(username=name, password=password)
-        self.stdout.write(f"administrator {name}, password {password} (shown this once; change it in the admin)")
+        if superuser and User.objects.filter(username=superuser).exists():
+            self.stdout.write(f"{superuser} exists already")
+        elif superuser:
+            password = get_random_string(20)
+            User.objects.create_superuser(superuser, password=password)
+            self.stdout.write(f"superuser {superuser}, password {password} (shown only once; change it in the admin)")

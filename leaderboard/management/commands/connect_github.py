@@ -1,4 +1,4 @@
-"""`manage.py connect_github`: what is missing between this site and GitHub."""
+"""`manage.py connect_github`: check the connection to GitHub."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from leaderboard.outbox import PermanentError, RetryLater
 
 
 class Command(BaseCommand):
-    help = "Go through all that it takes to be connected to GitHub, and say what is missing (docs/github.md)."
+    help = "Check the connection to GitHub and print what is missing (docs/github.md)."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--fix", action="store_true", help="set the webhook of our App at GitHub as it should be")
-        parser.add_argument("--redeliver", action="store_true", help="have GitHub send its last delivery again")
+        parser.add_argument("--fix", action="store_true", help="configure the App's webhook at GitHub")
+        parser.add_argument("--redeliver", action="store_true", help="let GitHub repeat its last delivery")
 
     def handle(self, *args: Any, fix: bool, redeliver: bool, **options: Any) -> None:
         try:

@@ -1,4 +1,4 @@
-"""`manage.py create_track TEMPLATE`: a track for a class of machine or a way of working."""
+"""`manage.py create_track TEMPLATE`: create a track from a template."""
 
 from __future__ import annotations
 
@@ -13,36 +13,31 @@ from leaderboard.schedule.track_templates import TEMPLATES, create_track
 
 
 class Command(BaseCommand):
-    help = "Make a track of the present season from a template. Everything about it can be changed in the admin."
+    help = "Create a track of the current season from a template. The admin can change all of it."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.formatter_class = RawDescriptionHelpFormatter
-        lines = [
-            f"  {name:16} {', '.join(values['needs_labels'])}: {values['name']}" for name, values in TEMPLATES.items()
-        ]
-        parser.epilog = "\n".join(["templates:", *lines])
+        rows = (f"  {key:16} {', '.join(track['needs_labels'])}: {track['name']}" for key, track in TEMPLATES.items())
+        parser.epilog = "\n".join(["templates:", *rows])
         parser.add_argument("template", choices=TEMPLATES, metavar="template")
-        parser.add_argument("--slug", default="", help="in its address; the template's name if not given")
+        parser.add_argument("--slug", default="", help="in its URL; default: the template's name")
         parser.add_argument("--name", default="")
         parser.add_argument("--start", type=int, metavar="RUN", help="its runs start from the weights of this run")
-        parser.add_argument("--step", type=int, help="of its checkpoint; the final weights if not given")
+        parser.add_argument("--step", type=int, help="of its checkpoint; default: the final weights")
 
     def handle(self, *args: Any, **options: Any) -> None:
         season = Season.objects.current()
         if season is None:
-            raise CommandError("There is no season yet: manage.py prepare_season makes one.")
+            raise CommandError("There is no season yet: run manage.py prepare_season.")
         start = Run.objects.filter(pk=options["start"]).first()
         if options["step"] is not None and not options["start"]:
-            raise CommandError("--step goes with --start: a checkpoint is of a run.")
+            raise CommandError("--step needs --start.")
         if options["start"] and start is None:
             raise CommandError(f"There is no run {options['start']}.")
         try:
             names = {name: options[name] for name in ("slug", "name", "step")}
             track = create_track(options["template"], season, start=start, **names)
         except (ValueError, ValidationError) as error:
-            raise CommandError(
-                " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-            ) from error
-        self.stdout.write(
-            f"{track.name}: {track.get_absolute_url()}, needs {', '.join(track.needs_labels) or 'any node'}"
-        )
+            raise CommandError("\n".join(getattr(error, "messages", [str(error)]))) from error
+        needs = ", ".join(track.needs_labels) or "any node"
+        self.stdout.write(f"{track.name}: {track.get_absolute_url()}, needs {needs}")

@@ -1,4 +1,4 @@
-"""`manage.py grant_role`: give somebody who has signed in a role, or take it; how a site gets its first maintainer."""
+"""`manage.py grant_role`: grant or revoke a role; creates the first maintainer of a site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leaderboard import permissions
 
 
 class Command(BaseCommand):
-    help = "Give NAME a role (maintainer, coordinator, core), or take it with --take."
+    help = "Grant a role to a user who has signed in, or revoke it with --take."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name")
@@ -22,7 +22,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, name: str, role: str, take: bool, **options: Any) -> None:
         user = User.objects.filter(username=name).first()
         if user is None:
-            raise CommandError(f"Nobody called {name} has signed in here yet.")
+            raise CommandError(f"No user {name} has signed in yet.")
         changed = (permissions.revoke_role if take else permissions.grant_role)(user, role, None)
         what = f"{permissions.describe_role(role)} {'no longer' if take else 'now'}"
         self.stdout.write(f"{name} is {what}" if changed else f"{name}: nothing has changed")

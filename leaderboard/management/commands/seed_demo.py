@@ -1,4 +1,4 @@
-"""`manage.py seed_demo`: a board with something on it, for whoever wants to look around or to work on the pages."""
+"""`manage.py seed_demo`: fill the board with example runs, to look around or to work on the pages."""
 
 from __future__ import annotations
 

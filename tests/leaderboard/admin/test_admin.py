@@ -125,9 +125,9 @@ def test_a_new_token_is_shown_once_with_a_line_to_paste(mara: Client, maintainer
 
 
 def test_the_line_to_paste_is_a_shell_command_with_json() -> None:
-    from leaderboard.admin.tracks import curl_line
+    from leaderboard.admin.tracks import build_curl_command
 
-    line = curl_line("dt_x").replace("$(git remote get-url origin)", "R").replace("$(git rev-parse HEAD)", "S")
+    line = build_curl_command("dt_x").replace("$(git remote get-url origin)", "R").replace("$(git rev-parse HEAD)", "S")
     words = shlex.split(line.replace("\\\n", " ").replace("$(git log -1 --format=%h)", "T"))
     assert words[2] == "http://127.0.0.1:8000/api/v1/runs"
     assert "Authorization: Bearer dt_x" in words

@@ -116,7 +116,7 @@ def test_enter_makes_an_entry_and_approves_it_on_request(track: Track, main: Rep
     ("words", "sentence"),
     [
         (["--arch", "mamba"], "no architecture 'mamba'"),
-        (["--arch", "gpt", "--track", "huge"], "There is no such track; there is small."),
+        (["--arch", "gpt", "--track", "huge"], "Unknown track. Tracks: small."),
         (["--arch", "gpt", "--config", "{"], "--config is not JSON"),
         (["--arch", "gpt", "--config", "[]"], "must be a JSON object"),
     ],
