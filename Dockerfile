@@ -22,7 +22,7 @@ RUN apt-get update \
 # The site never imports torch: install only its own packages, at the locked versions. The tokenizer and the numeric
 # parts of the trainer are for `manage.py prepare_season`, which runs as its own process.
 COPY requirements.lock pyproject.toml ./
-RUN grep -v -i -E '^(torch|torchmetrics|lightning|pytorch-lightning|litgpt|lm_eval|transformers|playwright|mypy|ruff|hypothesis|pytest.*|django-stubs.*|papermill|nbclient|ipykernel|ipython.*|debugpy|jedi|jupyter_client|pyzmq|tornado)==' \
+RUN grep -v -i -E '^(torch|torchmetrics|lightning|lightning-fabric|pytorch-lightning|litgpt|lm_eval|transformers|playwright|mypy|ruff|hypothesis|pytest.*|django-stubs.*|papermill|nbclient|ipykernel|ipython.*|debugpy|jedi|jupyter_client|pyzmq|tornado)==' \
       requirements.lock > site.lock \
     && pip install -r site.lock
 COPY . .

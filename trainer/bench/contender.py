@@ -26,7 +26,7 @@ from trainer.accounting import flops
 from trainer.bench.peers import PEER_BUILDERS
 from trainer.bench.spec import ContenderSpec, Shape
 from trainer.config.resolve import ResolvedConfig
-from trainer.distributed.devices import get_peak_memory_bytes
+from trainer.distributed.devices import get_peak_memory_bytes, import_fabric
 from trainer.errors import ExitCode, to_one_line
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
@@ -217,7 +217,7 @@ def import_libraries(spec: ContenderSpec) -> None:
     if spec.is_ours:
         load_architecture(spec.name)
         importlib.import_module("trainer.training.setup")
-        importlib.import_module("lightning.fabric")
+        import_fabric()
     elif spec.name == "litgpt":
         importlib.import_module("litgpt")
 

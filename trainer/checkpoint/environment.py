@@ -10,7 +10,7 @@ import torch
 
 from trainer.ops.attention import describe_kernels as describe_attention
 
-PACKAGES = ("torch", "lightning", "numpy", "tokenizers")
+PACKAGES = ("torch", "lightning-fabric", "numpy", "tokenizers")
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import resource
 import sys
@@ -15,8 +16,8 @@ from trainer.errors import UserError
 from trainer.ops.heap import keep_freed_memory
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-    from lightning.fabric.loggers import Logger
+    from lightning_fabric import Fabric
+    from lightning_fabric.loggers import Logger
 
 
 class DeviceError(UserError):
@@ -35,15 +36,16 @@ def select_device(requested: str, devices: int) -> Literal["cpu", "cuda"]:
 
 
 def build_fabric(device: str, devices: int, strategy: str, precision: str, logger: Logger | None) -> Fabric:
-    """Return Fabric, launched for this process's device. Its import takes some seconds: check the input first."""
+    """Return Fabric, launched for this process's device. Its import takes seconds: check the input first."""
     if device == "cpu":
         keep_freed_memory()
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it; no effect on a CPU
-    from lightning.fabric import Fabric
+    import_fabric()
+    from lightning_fabric import Fabric
 
     from trainer.distributed.strategies import build_strategy
 
-    for name in ("lightning.fabric", "lightning.pytorch"):
+    for name in ("lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)  # run.json has what they report
 
     fabric = Fabric(
@@ -55,6 +57,21 @@ def build_fabric(device: str, devices: int, strategy: str, precision: str, logge
     )
     fabric.launch()
     return fabric
+
+
+def import_fabric() -> None:
+    """Import Lightning Fabric, but not torchmetrics, of which it only asks the version.
+
+    torchmetrics imports transformers, scikit-learn, pandas and matplotlib: half of a run's start.
+    """
+    absent = "torchmetrics" not in sys.modules
+    if absent:
+        sys.modules["torchmetrics"] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module("lightning_fabric")
+    finally:
+        if absent:
+            del sys.modules["torchmetrics"]
 
 
 def get_peak_memory_bytes(device: torch.device) -> int:

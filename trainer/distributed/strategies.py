@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from trainer.distributed.sharding import gather_tensor, shard_model
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-    from lightning.fabric.strategies import Strategy
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import Strategy
 
 
 def build_strategy(name: str, devices: int) -> Strategy | str:
@@ -36,7 +36,7 @@ def build_strategy(name: str, devices: int) -> Strategy | str:
         return "auto"
     if name == "ddp":
         return "ddp"
-    from lightning.fabric.strategies import ModelParallelStrategy
+    from lightning_fabric.strategies import ModelParallelStrategy
 
     parallelize = partial(shard_model, reshard_after_forward=name == "fsdp")
     return ModelParallelStrategy(parallelize, data_parallel_size=devices, tensor_parallel_size=1)

@@ -29,6 +29,9 @@ from torch import Tensor
 
 AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "reference"]
 
+# A constant, because torch.compile cannot trace the search, and torch.compiler's decorators import torch._dynamo: 2 s.
+HAS_FLASH_ATTENTION_2 = importlib.util.find_spec("flash_attn") is not None
+
 _is_reference_forced = False
 
 
@@ -66,7 +69,7 @@ def select_path(
     if is_plain and queries in (1, keys):
         return "sdpa"
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        if documents is None and has_flash_attention_2():
+        if documents is None and HAS_FLASH_ATTENTION_2:
             return "flash-attn 2"
         if documents is None or queries == keys:
             return "varlen"
@@ -78,7 +81,7 @@ def describe_kernels(device: torch.device) -> str:
     if device.type != "cuda":
         return "torch's sdpa"
     newer = activate_flash_attention(device)
-    return f"torch's sdpa and varlen with {newer or 'FA2'}" + (", flash-attn 2" if has_flash_attention_2() else "")
+    return f"torch's sdpa and varlen with {newer or 'FA2'}" + (", flash-attn 2" if HAS_FLASH_ATTENTION_2 else "")
 
 
 @contextmanager
@@ -163,11 +166,6 @@ def flash_attention_2(query: Tensor, key: Tensor, value: Tensor, window: int | N
     size = (-1 if window is None else window - 1, 0)
     mixed = flash_attn_func(*(x.transpose(1, 2) for x in (query, key, value)), causal=True, window_size=size)
     return mixed.transpose(1, 2)
-
-
-@torch.compiler.assume_constant_result
-def has_flash_attention_2() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
 
 
 def activate_flash_attention(device: torch.device) -> str | None:

@@ -39,7 +39,7 @@ from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import MetricsWindow, Run
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
 TRAIN_LINES = 200  # train lines over a whole run, fewer if it has fewer steps
 

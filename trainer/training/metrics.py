@@ -86,7 +86,7 @@ def build_logger(name: str, run_folder: Path, group: str | None = None) -> Metri
         return None
     try:
         if name == "tensorboard":
-            from lightning.fabric.loggers import TensorBoardLogger
+            from lightning_fabric.loggers import TensorBoardLogger
 
             return TensorBoardLogger(root_dir=run_folder, name="tensorboard")
         from lightning.pytorch.loggers import WandbLogger

@@ -23,7 +23,7 @@ from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.objective import Objective
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
 
 @dataclass

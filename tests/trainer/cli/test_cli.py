@@ -48,7 +48,7 @@ def test_command_help_prints_usage(name: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("arguments", [["--help"], ["nothing"], ["node", "--help"]])
 def test_light_commands_import_no_torch(arguments: list[str]) -> None:
     """The node starts at once, on machines without torch."""
-    heavy = {"torch", "lightning", "numpy", "django", *(() if "node" in arguments else ("pydantic", "rich"))}
+    heavy = {"torch", "lightning_fabric", "numpy", "django", *(() if "node" in arguments else ("pydantic", "rich"))}
     code = (
         "import sys; from trainer.cli.main import main\n"
         f"try: main({arguments})\n"

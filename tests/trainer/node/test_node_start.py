@@ -16,7 +16,7 @@ from trainer.sandbox import get_driver
 EVERYTHING = """
 import sys
 import trainer.node.agent, trainer.node.poll, trainer.cli.node, trainer.node.signature
-heavy = {"torch", "django", "lightning", "numpy", "transformers", "pynvml"} & set(sys.modules)
+heavy = {"torch", "django", "lightning_fabric", "numpy", "transformers", "pynvml"} & set(sys.modules)
 assert not heavy, heavy
 """
 
