@@ -18,7 +18,7 @@ class ReferenceRun:
 
     run: int
     label: str
-    colour: str
+    color: str
     title: str
 
 

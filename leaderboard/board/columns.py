@@ -11,8 +11,6 @@ from django.db.models.functions import Lower, NullIf
 
 from leaderboard import formatting
 from leaderboard.models import Run, Standing, StandingsTable
-from leaderboard.templatetags.multipliers import badge
-from leaderboard.templatetags.page import moment
 
 
 class Cell(NamedTuple):
@@ -92,13 +90,15 @@ COLUMNS: dict[str, Column] = {
         order=F("run_count"), is_descending=True, is_default=False,
     ),
     "trust": Column(
-        label="Trust", explains="How far the result can be relied on.", cell=lambda row, _: Cell(badge(row.trust)),
+        label="Trust", explains="How far the result can be relied on.",
+        cell=lambda row, _: Cell(row.get_trust_display()),
         order=Case(*(When(trust=trust, then=number) for number, trust in enumerate(Run.Trust.values))),
         is_descending=True, is_number=False,
     ),
     "date": Column(
         label="Date", explains="When its latest run was scored.",
-        cell=lambda row, _: Cell(moment(row.finished_at, "day")), order=F("finished_at"), is_descending=True,
+        cell=lambda row, _: Cell(f"{row.finished_at:%Y-%m-%d}" if row.finished_at else formatting.MISSING),
+        order=F("finished_at"), is_descending=True,
     ),
 }  # fmt: skip
 """In the order of the table."""

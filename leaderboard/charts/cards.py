@@ -129,9 +129,9 @@ def grid(draw: ImageDraw.ImageDraw, x_ticks: Sequence[curve_svg.Tick], y_ticks: 
         write(draw, x / SCALE, y / SCALE + 12, tick.label, 20, QUIET, "ma")
 
 
-def spot(draw: ImageDraw.ImageDraw, x: float, y: float, radius: int, colour: str) -> None:
+def spot(draw: ImageDraw.ImageDraw, x: float, y: float, radius: int, color: str) -> None:
     across, down = place(x, y)
-    draw.ellipse([across - radius, down - radius, across + radius, down + radius], fill=colour)
+    draw.ellipse([across - radius, down - radius, across + radius, down + radius], fill=color)
 
 
 def png(image: Image.Image) -> bytes:

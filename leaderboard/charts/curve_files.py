@@ -73,9 +73,9 @@ def axes(draw: ImageDraw.ImageDraw, picture: curve_svg.Picture) -> None:
         write(draw, x / SCALE, BOTTOM + 12, tick.label, 20, QUIET, "ma")
 
 
-def write(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int, colour: str, anchor: str = "la") -> None:
+def write(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int, color: str, anchor: str = "la") -> None:
     font = ImageFont.load_default(size * SCALE)  # Pillow's own: a container has no fonts
-    draw.text((x * SCALE, y * SCALE), plain(text), fill=colour, font=font, anchor=anchor)
+    draw.text((x * SCALE, y * SCALE), plain(text), fill=color, font=font, anchor=anchor)
 
 
 def plain(text: str) -> str:
@@ -92,9 +92,9 @@ def dots(line: curve_svg.Way) -> list[tuple[float, float]]:
     return [place(x, y) for x, y in zip(*(of.tolist() for of in line), strict=True)]
 
 
-def line(draw: ImageDraw.ImageDraw, points: list[tuple[float, float]], colour: str, width: int) -> None:
+def line(draw: ImageDraw.ImageDraw, points: list[tuple[float, float]], color: str, width: int) -> None:
     for start, end in pairwise(points):
-        draw.line([start, end], fill=colour, width=width * SCALE)
+        draw.line([start, end], fill=color, width=width * SCALE)
 
 
 def place(x: float, y: float) -> tuple[float, float]:

@@ -43,6 +43,7 @@ MEDIUM = "medium"
 ROWS = 16
 """Of a table behind the pictures; the file has more."""
 PLACES = ("Step", "Tokens", "FLOPs", "Time")
+MAX_LARGE_DOTS = 60
 SMALL_POINTS = 100
 """Of a line in a small panel, as it is drawn without script."""
 STEEP = 1 / 25
@@ -107,7 +108,7 @@ class Shown:
     run: Run
     curve: Curve
     label: str
-    colour: int | str
+    color: int | str
     """0 to 9, or a name of the stylesheet."""
     is_alone: bool = False
     """Drawn with its noise and its evaluations."""
@@ -119,13 +120,17 @@ class Shown:
 
 @dataclass(frozen=True)
 class Line:
-    colour: int | str
+    color: int | str
     label: str
     smooth: str
     raw: str = ""
     dots: tuple[Dot, ...] = ()
     last: Dot | None = None
-    """Where the train is now."""
+    """The latest point of an unfinished run."""
+
+    @property
+    def dot_radius(self) -> str:
+        return "3.500" if len(self.dots) <= MAX_LARGE_DOTS else "1.750"
 
 
 @dataclass(frozen=True)
@@ -275,7 +280,7 @@ def line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Sc
         places(np.array([getattr(point, view.x) for point in seen], float), np.array([point.loss for point in seen]))
     )
     return Line(
-        colour=one.colour,
+        color=one.color,
         label=one.label,
         smooth=path(drawn),
         raw=path(places(series.x, series.raw)) if one.is_alone and is_loss and view.smoothing != "none" else "",

@@ -198,7 +198,7 @@ def apply_comparison(replay: Replay, found: protocol.ReplayResult, where: str) -
     if valid:
         trust.mark_scored(replay.run)
     else:
-        trust.raise_trust(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {sentence}")
+        trust.transition_trust(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {sentence}")
 
 
 def judge_comparison(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str]:

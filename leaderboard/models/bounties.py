@@ -44,8 +44,9 @@ class Bounty(models.Model):
     state = models.CharField(max_length=9, choices=State.choices, default=State.OPEN)
     claimed_by = models.ForeignKey(Entry, null=True, blank=True, on_delete=models.PROTECT, related_name="bounties")
     claimed_at = models.DateTimeField(null=True, blank=True)
-    multiplier = models.FloatField(null=True, blank=True)
-    """Of the record that claimed it, at that moment."""
+    multiplier = models.FloatField(
+        null=True, blank=True, help_text="Multiplier of the record that claimed the bounty, at that moment."
+    )
     created_at = models.DateTimeField(default=timezone.now)
 
     objects = BountyQuerySet.as_manager()

@@ -39,16 +39,16 @@ class CurvePoint(models.Model):
     tokens = models.BigIntegerField()
     flops = models.FloatField()
     seconds = models.FloatField()
-    loss = models.FloatField()
-    """Nats per token."""
+    loss = models.FloatField(help_text="Nats per token.")
     bits_per_byte = models.FloatField(null=True)
     learning_rate = models.FloatField(null=True)
     gradient_norm = models.FloatField(null=True)
     tokens_per_second = models.FloatField(null=True)
     mfu = models.FloatField(null=True)
     memory_bytes = models.BigIntegerField(null=True)
-    temperature_celsius = models.FloatField(null=True)
-    """Of the node's hottest GPU, as its agent said last."""
+    temperature_celsius = models.FloatField(
+        null=True, help_text="Temperature of the node's hottest GPU, as last reported by its agent."
+    )
     level = models.SmallIntegerField(
         default=MAX_LEVEL, help_text="How coarse a chart still shows it, see `charts.downsampling`."
     )
@@ -98,12 +98,12 @@ class Score(models.Model):
     """One number of the trusted scorer, with its standard error."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="scores")
-    name = models.CharField(max_length=120)
-    """`bits_per_byte`, `nats_per_token`, or `<lm-eval task>/<metric>`."""
+    name = models.CharField(
+        max_length=120, help_text="`bits_per_byte`, `nats_per_token`, or `<lm-eval task>/<metric>`."
+    )
     value = models.FloatField()
     stderr = models.FloatField(null=True)
-    count = models.BigIntegerField(null=True)
-    """Tokens or items behind it."""
+    count = models.BigIntegerField(null=True, help_text="Number of tokens or items.")
 
     class Meta:
         ordering = ["name"]

@@ -67,32 +67,50 @@ class Entry(models.Model):
     author = models.CharField(max_length=120, blank=True)
     repository = models.CharField(max_length=400)
     sha = models.CharField(max_length=40)
-    architecture = models.CharField(max_length=80)
-    """Name in the commit's `trainer/models` dict."""
-    config = models.JSONField(default=dict, blank=True)
-    """The entry's own part of the configuration, over the track's."""
+    architecture = models.CharField(max_length=80, help_text="Name in the commit's `trainer/models` dict.")
+    config = models.JSONField(
+        default=dict, blank=True, help_text="Configuration of the entry, merged over the track's."
+    )
     track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="entries")
     hypothesis = models.TextField(blank=True)
     url = models.URLField(blank=True)
     pull_request = models.ForeignKey(
         "leaderboard.PullRequest", null=True, blank=True, on_delete=models.SET_NULL, related_name="entries"
     )
-    bundle = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
-    """Tar of the commit's `trainer/models/`."""
-    base_sha = models.CharField(max_length=40, blank=True)
-    """Where the commit left `main`; empty when the two have no history in common."""
-    changed_files = models.JSONField(default=list, blank=True)
-    """Paths that differ from `base_sha`."""
-    notebooks = models.JSONField(default=list, blank=True)
-    """Of a notebook entry: each part, in order, as a `protocol.FileRef`. The hashes are what an approval is about."""
-    smoke_job = models.ForeignKey("scheduler.Job", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    """Of its last smoke run."""
-    smoke = models.JSONField(default=dict, blank=True)
-    """What that found: "passed" (None: nothing about the entry), then as in `SmokeResult`. Empty: none yet."""
-    smoke_sentence = models.CharField(max_length=500, blank=True)
-    """The same in a sentence."""
-    confirmation = models.CharField(max_length=300, blank=True)
-    """What came of its confirmation runs, decided once; empty until all of them are over."""
+    bundle = models.ForeignKey(
+        Blob,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="Tar of the commit's `trainer/models/`.",
+    )
+    base_sha = models.CharField(
+        max_length=40, blank=True, help_text="Merge base with `main`. Empty if there is no common history."
+    )
+    changed_files = models.JSONField(default=list, blank=True, help_text="Paths that differ from `base_sha`.")
+    notebooks = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Parts of a notebook entry, in order, as `protocol.FileRef`. An approval covers their hashes.",
+    )
+    smoke_job = models.ForeignKey(
+        "scheduler.Job",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="Job of the last smoke run.",
+    )
+    smoke = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text='Result of the smoke run: "passed" (None: inconclusive), then the fields of `SmokeResult`.',
+    )
+    smoke_sentence = models.CharField(max_length=500, blank=True, help_text="The smoke result in a sentence.")
+    confirmation = models.CharField(
+        max_length=300, blank=True, help_text="Outcome of the confirmation runs. Empty until all of them have ended."
+    )
     impact = models.IntegerField(default=0, help_text="Within a priority, higher goes first.")
     requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"

@@ -35,22 +35,19 @@ class Generation(models.Model):
     Nobody's name or address is kept with it.
     """
 
-    token = models.CharField(max_length=32, unique=True, default=new_token)
-    """Its page's address: only who has it finds it."""
+    token = models.CharField(max_length=32, unique=True, default=new_token, help_text="Secret part of the page's URL.")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="generations")
     job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="generation")
     prompt = models.TextField()
-    tokens = models.PositiveIntegerField()
-    """At most so many."""
+    tokens = models.PositiveIntegerField(help_text="Maximum number of tokens.")
     temperature = models.FloatField()
     seed = models.BigIntegerField()
-    text = models.TextField(blank=True)
-    """A stranger's model wrote it: shown as text, always."""
-    written = models.PositiveIntegerField(null=True, blank=True)
-    """Tokens; null until it has ended."""
+    text = models.TextField(blank=True, help_text="Untrusted output of the model: always displayed as plain text.")
+    written = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Number of generated tokens. Null until the generation has ended."
+    )
     seconds = models.FloatField(null=True, blank=True)
-    ended = models.CharField(max_length=12, blank=True)
-    """`protocol.GenerateResult.ended`."""
+    ended = models.CharField(max_length=12, blank=True, help_text="`protocol.GenerateResult.ended`.")
     created_at = models.DateTimeField(default=timezone.now, db_index=True)
 
     objects = GenerationQuerySet.as_manager()

@@ -23,14 +23,17 @@ class Delivery(models.Model):
         IGNORED = "ignored"  # an event, or a repository, that means nothing to us
         FAILED = "failed"
 
-    guid = models.CharField(max_length=64, unique=True)
-    """X-GitHub-Delivery."""
+    guid = models.CharField(max_length=64, unique=True, help_text="X-GitHub-Delivery.")
     event = models.CharField(max_length=60)
     action = models.CharField(max_length=60, blank=True)
-    digest = models.CharField(max_length=64, unique=True, null=True)  # noqa: DJ001  older rows have none
-    """SHA-256 of the body: the same again under another id is a replay, too."""
-    subject = models.CharField(max_length=220, blank=True)
-    """What it is about: `owner/name#7`. Deliveries about one thing are worked through in order."""
+    digest = models.CharField(  # noqa: DJ001  older rows have none
+        max_length=64, unique=True, null=True, help_text="SHA-256 of the body: detects a replay under another id."
+    )
+    subject = models.CharField(
+        max_length=220,
+        blank=True,
+        help_text="Subject, for example `owner/name#7`. Deliveries of one subject are processed in order.",
+    )
     payload = models.JSONField()
     state = models.CharField(max_length=8, choices=State.choices, default=State.NEW, db_index=True)
     attempts = models.IntegerField(default=0)
@@ -54,13 +57,12 @@ class Delivery(models.Model):
 class Installation(models.Model):
     """The site's GitHub App, installed for an account."""
 
-    number = models.BigIntegerField(unique=True)
-    """GitHub's id of the installation."""
+    number = models.BigIntegerField(unique=True, help_text="GitHub's id of the installation.")
     account = models.CharField(max_length=120)
-    suspended = models.BooleanField(default=False)
-    """Suspended or removed: nothing is asked of it."""
-    repositories = models.JSONField(default=list, blank=True)
-    """Full names, as far as GitHub told."""
+    suspended = models.BooleanField(default=False, help_text="Suspended or removed: the site sends no requests.")
+    repositories = models.JSONField(
+        default=list, blank=True, help_text="Full names of the repositories, as reported by GitHub."
+    )
     created_at = models.DateTimeField(default=timezone.now)
 
     def __str__(self) -> str:
@@ -75,33 +77,46 @@ class PullRequest(models.Model):
         CLOSED = "closed"
         MERGED = "merged"
 
-    repository = models.CharField(max_length=200)
-    """Full name of the repository it is for: owner/name."""
+    repository = models.CharField(max_length=200, help_text="Full name of the base repository: owner/name.")
     number = models.PositiveIntegerField()
     installation = models.ForeignKey(Installation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     state = models.CharField(max_length=8, choices=State.choices, default=State.OPEN)
     title = models.CharField(max_length=300, blank=True)
-    author = models.CharField(max_length=120, blank=True)
-    """GitHub login."""
+    author = models.CharField(max_length=120, blank=True, help_text="GitHub login.")
     author_id = models.BigIntegerField(null=True, blank=True)
-    body = models.TextField(blank=True)
-    """Its description, whose block of fields says what it asks for."""
+    body = models.TextField(blank=True, help_text="Description with the front matter.")
     draft = models.BooleanField(default=False)
-    head_sha = models.CharField(max_length=40, blank=True)
-    """Empty until GitHub has told of it, or was asked."""
-    head_at = models.DateTimeField(null=True, blank=True)
-    """Since when that commit is its head, at the latest; None: it was opened with it."""
-    head_repository = models.CharField(max_length=400, blank=True)
-    """Clone address of the branch; that of `repository` when the fork is gone."""
-    fields = models.JSONField(default=dict, blank=True)
-    """Its front matter, checked: track, hypothesis, expected effect, contact, architecture."""
-    problems = models.JSONField(default=list, blank=True)
-    """Sentences: what has to be put right before it becomes an entry. Empty when nothing."""
-    entry = models.ForeignKey("leaderboard.Entry", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    """The entry of its head commit."""
+    head_sha = models.CharField(max_length=40, blank=True, help_text="Empty until GitHub has reported it.")
+    head_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="Latest time at which the commit became the head. Null: since the pull request was opened.",
+    )
+    head_repository = models.CharField(
+        max_length=400,
+        blank=True,
+        help_text="Clone URL of the branch; the base repository's URL if the fork was deleted.",
+    )
+    fields = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="Validated front matter: track, hypothesis, expected effect, contact, architecture.",
+    )
+    problems = models.JSONField(
+        default=list, blank=True, help_text="What to fix before it becomes an entry, one sentence each."
+    )
+    entry = models.ForeignKey(
+        "leaderboard.Entry",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="Entry of the head commit.",
+    )
     url = models.URLField(max_length=400, blank=True)
-    seen_at = models.DateTimeField(null=True, blank=True)
-    """GitHub's `updated_at` of the newest payload that was used: older ones come late and change nothing."""
+    seen_at = models.DateTimeField(
+        null=True, blank=True, help_text="GitHub's `updated_at` of the newest payload. Older payloads are ignored."
+    )
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:

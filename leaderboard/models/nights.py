@@ -14,14 +14,21 @@ class Night(models.Model):
 
     date = models.DateField()
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="nights")
-    sha = models.CharField(max_length=40, blank=True)
-    """Head of `main` that night; empty when it could not be fetched."""
-    run = models.ForeignKey(Run, null=True, blank=True, on_delete=models.SET_NULL, related_name="nights")
-    """Tonight's train; none when nothing was started, or when last night's still runs."""
-    problem = models.CharField(max_length=300, blank=True)
-    """Why `main` could not be trained, though there was room for it; empty when it could."""
-    sentence = models.CharField(max_length=500)
-    """What was done and why."""
+    sha = models.CharField(max_length=40, blank=True, help_text="Head of `main` that night. Empty if the fetch failed.")
+    run = models.ForeignKey(
+        Run,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="nights",
+        help_text="Tonight's run. Null if nothing was started, or if last night's run is still training.",
+    )
+    problem = models.CharField(
+        max_length=300,
+        blank=True,
+        help_text="Why `main` could not be trained although a slot was free. Empty if it could.",
+    )
+    sentence = models.CharField(max_length=500, help_text="What was started or skipped, and why.")
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
@@ -35,11 +42,11 @@ class Night(models.Model):
 class Month(models.Model):
     """What the monthly train of one month did on one track: as `Night`, and as often."""
 
-    date = models.DateField()
-    """Its first day."""
+    date = models.DateField(help_text="First day of the month.")
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="months")
-    runs = models.ManyToManyField(Run, blank=True, related_name="months")
-    """Of the best entries, and of the baseline beside them."""
+    runs = models.ManyToManyField(
+        Run, blank=True, related_name="months", help_text="Runs of the best entries and of the baseline."
+    )
     sentence = models.CharField(max_length=500)
     created_at = models.DateTimeField(default=timezone.now)
 

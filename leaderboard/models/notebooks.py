@@ -12,8 +12,7 @@ class NotebookPart(models.Model):
     """One notebook of a run, and the job that runs it. A part is there from the moment its job is."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="parts")
-    number = models.PositiveIntegerField()
-    """From 1: its place in the entry's `notebooks`."""
+    number = models.PositiveIntegerField(help_text="Position in the entry's `notebooks`, from 1.")
     job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="notebook_part")
 
     class Meta:

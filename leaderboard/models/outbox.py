@@ -28,16 +28,14 @@ class Effect(models.Model):
         REFUSED = "refused"  # cannot be done however often it is tried; asking again tries again
 
     kind = models.CharField(max_length=40)
-    key = models.CharField(max_length=160, unique=True)
-    """Idempotency key: `github.comment:7`, `hub.run:12`."""
+    key = models.CharField(max_length=160, unique=True, help_text="Idempotency key: `github.comment:7`, `hub.run:12`.")
     payload = models.JSONField(default=dict, blank=True)
     state = models.CharField(max_length=8, choices=State.choices, default=State.WANTED)
-    version = models.BigIntegerField(default=1)
-    """Goes up with each asking."""
-    result = models.JSONField(default=dict, blank=True)
-    """What the handler keeps for next time: the comment's id."""
-    attempts = models.IntegerField(default=0)
-    """Since it was last asked for or done."""
+    version = models.BigIntegerField(default=1, help_text="Increases with each request.")
+    result = models.JSONField(
+        default=dict, blank=True, help_text="State of the handler for the next run, for example the comment's id."
+    )
+    attempts = models.IntegerField(default=0, help_text="Attempts since it was last requested or done.")
     problem = models.CharField(max_length=500, blank=True)
     not_before = models.DateTimeField(default=timezone.now)
     claimed_until = models.DateTimeField(null=True, blank=True)

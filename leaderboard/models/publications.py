@@ -18,24 +18,26 @@ class Publication(models.Model):
     """
 
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="publications")
-    name = models.SlugField(max_length=40)
-    """`final`, or of a release: `30-percent`."""
+    name = models.SlugField(max_length=40, help_text="`final`, or the name of a release: `30-percent`.")
     step = models.BigIntegerField()
-    manifest = models.JSONField()
-    """A `protocol.Checkpoint`: the whole one's."""
-    blobs = models.ManyToManyField(Blob, related_name="+")
-    """Its files, without the optimizer's."""
-    reason = models.CharField(max_length=200)
-    """Why it is published, in a sentence."""
-    repository = models.CharField(max_length=120, blank=True)
-    """On the Hub, owner/name; empty until it is there."""
+    manifest = models.JSONField(help_text="The full `protocol.Checkpoint`.")
+    blobs = models.ManyToManyField(Blob, related_name="+", help_text="Files of the checkpoint without the optimizer's.")
+    reason = models.CharField(max_length=200, help_text="Why it is published, in a sentence.")
+    repository = models.CharField(
+        max_length=120, blank=True, help_text="Repository on the Hub, owner/name. Empty until the upload."
+    )
     commit = models.CharField(max_length=40, blank=True)
     score_job = models.OneToOneField(
-        Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="scored_publication"
+        Job,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="scored_publication",
+        help_text="Job that scores the weights of a release. Final weights use the scores of their run.",
     )
-    """Of a release: the job that scores these very weights. The final ones have their run's scores."""
-    scores = models.JSONField(default=list, blank=True)
-    """What came of it, a `ScoreDict` each; empty until then."""
+    scores = models.JSONField(
+        default=list, blank=True, help_text="Scores of the release as `ScoreDict`s. Empty until it is scored."
+    )
     published_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
 

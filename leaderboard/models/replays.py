@@ -21,21 +21,38 @@ class Replay(models.Model):
     OVER = (State.AGREED, State.DIFFERED, State.ABANDONED)
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="replays")
-    node = models.ForeignKey(Node, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    """Whose work it checks."""
+    node = models.ForeignKey(
+        Node,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="Node whose training is checked.",
+    )
     job = models.OneToOneField(Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="replay")
     state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING)
-    sentence = models.CharField(max_length=500, blank=True)
-    """What came of it."""
-    start_step = models.BigIntegerField(default=0)
-    """0: from the first weights."""
+    sentence = models.CharField(max_length=500, blank=True, help_text="Outcome in a sentence.")
+    start_step = models.BigIntegerField(default=0, help_text="0: from the initial weights.")
     end_step = models.BigIntegerField()
-    start = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
-    """Empty from the first weights; empty, too, when it is over, so that the file may be forgotten."""
-    claimed = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
-    """What the node said came out of the stretch; empty when it is over."""
-    deviation = models.FloatField(null=True, blank=True)
-    """How far the two results are apart, over how far the weights moved in the stretch."""
+    start = models.ForeignKey(
+        Checkpoint,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="Null for the initial weights, and when the replay has ended, so that the file can be deleted.",
+    )
+    claimed = models.ForeignKey(
+        Checkpoint,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="Checkpoint that the node reported for `end_step`. Null when the replay has ended.",
+    )
+    deviation = models.FloatField(
+        null=True, blank=True, help_text="Distance between the two results, relative to the distance the weights moved."
+    )
     created_at = models.DateTimeField(default=timezone.now)
     finished_at = models.DateTimeField(null=True, blank=True)
 

@@ -26,14 +26,15 @@ class ReportedRecord(models.Model):
     """One record of another board, as it says (`manage.py import_records`)."""
 
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="reported")
-    source = models.CharField(max_length=120)
-    """Whose word it is: the other board's name."""
+    source = models.CharField(max_length=120, help_text="Name of the other board.")
     date = models.DateField()
     title = models.CharField(max_length=200)
     author = models.CharField(max_length=120, blank=True)
     value = models.FloatField()
-    measures = models.CharField(max_length=200)
-    """What `value` is, with its unit: "minutes to 3.28 nats per token on eight H100"."""
+    measures = models.CharField(
+        max_length=200,
+        help_text='What `value` measures, with its unit: "minutes to 3.28 nats per token on eight H100".',
+    )
     lower_is_better = models.BooleanField(default=True)
     url = models.URLField(blank=True)
     imported_at = models.DateTimeField(default=timezone.now)

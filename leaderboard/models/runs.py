@@ -158,57 +158,84 @@ class Run(models.Model):
     budget = models.CharField(max_length=40)
     state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING, db_index=True)
     reason = models.CharField(max_length=500, blank=True)
-    cause = models.CharField(max_length=16, blank=True)
-    """Of a failure: `model` (it counts) or `infrastructure` (ours; the same seed may run again)."""
+    cause = models.CharField(
+        max_length=16,
+        blank=True,
+        help_text="Cause of a failure: `model` (it counts) or `infrastructure` (the seed may run again).",
+    )
     trust = models.CharField(max_length=12, choices=Trust.choices, default=Trust.PROVISIONAL)
     job = models.OneToOneField(Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="run")
     score_job = models.OneToOneField(Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="scored_run")
-    checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    """The final one: what was scored."""
-    config = models.JSONField(default=dict, blank=True)
-    """What the node resolved (`run.json`)."""
-    start_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.PROTECT, related_name="+")
-    """Whose weights it starts from; null: from scratch."""
-    start_checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
-    """Which of that run's checkpoints; null: the final one."""
+    checkpoint = models.ForeignKey(
+        Checkpoint,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="Final checkpoint: the scored weights.",
+    )
+    config = models.JSONField(default=dict, blank=True, help_text="Resolved configuration from the node (`run.json`).")
+    start_run = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="Run whose weights it starts from. Null: from scratch.",
+    )
+    start_checkpoint = models.ForeignKey(
+        Checkpoint,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="Checkpoint of `start_run`. Null: its final one.",
+    )
     node_name = models.CharField(max_length=80, blank=True)
     node_class = models.CharField(max_length=120, blank=True)
-    revision = models.BigIntegerField(default=0)
-    """Goes up with every change of the row, its curve or its samples."""
+    revision = models.BigIntegerField(
+        default=0, help_text="Increases with every change of the row, its curve or its samples."
+    )
 
     # How far it is, as the training process says (advisory).
     step = models.BigIntegerField(default=0)
-    fraction = models.FloatField(default=0)
-    """Of the budget used, 0 to 1."""
+    fraction = models.FloatField(default=0, help_text="Used fraction of the budget, 0 to 1.")
     tokens = models.BigIntegerField(default=0)
-    seconds = models.FloatField(default=0)
-    """Training seconds charged so far."""
+    seconds = models.FloatField(default=0, help_text="Training seconds charged so far.")
     loss = models.FloatField(null=True, blank=True)
 
     # The verdict of the trusted scorer.
     bits_per_byte = models.FloatField(null=True, blank=True)
     bits_per_byte_stderr = models.FloatField(null=True, blank=True)
     parameters = models.BigIntegerField(null=True, blank=True)
-    parameters_embedding = models.BigIntegerField(null=True, blank=True)
-    """Of these, in tables that are looked up."""
+    parameters_embedding = models.BigIntegerField(null=True, blank=True, help_text="Parameters in embedding tables.")
     train_flops = models.FloatField(null=True, blank=True)
     train_seconds = models.FloatField(null=True, blank=True)
-    checks = models.JSONField(default=dict, blank=True)
-    """What the scorer tried in order to catch a cheat, and how far apart the answers were."""
-    suite_missing = models.JSONField(default=list, blank=True)
-    """lm-eval tasks of the track whose data the scoring node lacked."""
+    checks = models.JSONField(default=dict, blank=True, help_text="Results of the scorer's checks against cheating.")
+    suite_missing = models.JSONField(
+        default=list, blank=True, help_text="lm-eval tasks whose data the scoring node lacked."
+    )
 
     # The node's speed beside this training, by the site's own probe.
-    probe_speed = models.FloatField(null=True, blank=True)
-    """Tokens/s of the probe's model: geometric mean of before and after."""
-    kappa = models.FloatField(null=True, blank=True)
-    """`probe_speed` over its node class's median in the season, as known when this training ended."""
-    drift = models.FloatField(null=True, blank=True)
-    """Of the node during this training: speed after over speed before, less 1."""
-    seconds_void = models.CharField(max_length=300, blank=True)
-    """A sentence: why this run's seconds do not compare. Empty where they do."""
-    flops_void = models.CharField(max_length=300, blank=True)
-    """Why its FLOPs do not count; empty where they do."""
+    probe_speed = models.FloatField(
+        null=True,
+        blank=True,
+        help_text="Tokens/s of the probe's model by the site's own probe: geometric mean of before and after.",
+    )
+    kappa = models.FloatField(
+        null=True,
+        blank=True,
+        help_text="`probe_speed` relative to the median of its node class in the season, when the training ended.",
+    )
+    drift = models.FloatField(
+        null=True, blank=True, help_text="Relative change of the node's speed during the training."
+    )
+    seconds_void = models.CharField(
+        max_length=300, blank=True, help_text="Why its seconds do not count. Empty if they count."
+    )
+    flops_void = models.CharField(
+        max_length=300, blank=True, help_text="Why its FLOPs do not count. Empty if they count."
+    )
 
     created_at = models.DateTimeField(default=timezone.now)
     started_at = models.DateTimeField(null=True, blank=True)

@@ -51,8 +51,9 @@ class Season(models.Model):
     corpus = models.CharField(max_length=200)
     tokenizer = models.CharField(max_length=200)
     limit_bytes = models.BigIntegerField(null=True, blank=True)
-    dataset_hash = models.CharField(max_length=64, blank=True)
-    """Empty until `manage.py prepare_season` has built the dataset once."""
+    dataset_hash = models.CharField(
+        max_length=64, blank=True, help_text="Empty until `manage.py prepare_season` has built the dataset."
+    )
     baseline = models.ForeignKey(
         "Entry", null=True, blank=True, on_delete=models.PROTECT, related_name="+", help_text="A pinned commit."
     )
@@ -199,51 +200,80 @@ class Track(models.Model):
     name = models.CharField(max_length=80)
     season = models.ForeignKey(Season, on_delete=models.PROTECT, related_name="tracks")
     description = models.TextField(blank=True)
-    budget = models.CharField(max_length=40)
-    """As for `dailytrain train --budget`: 180s, 24h, 500steps, 3B-tokens, 1e19flops."""
+    budget = models.CharField(
+        max_length=40, help_text="As for `dailytrain train --budget`: 180s, 24h, 500steps, 3B-tokens, 1e19flops."
+    )
     expected_seconds = models.FloatField()
-    config = models.JSONField(default=dict, blank=True)
-    """Part of every run's configuration: what this track fixes (size, batch, sequence length)."""
-    suite = models.JSONField(default=list, blank=True)
-    """lm-eval task names."""
-    suite_limit = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
-    """Only the first so many items of each task; null takes all."""
+    config = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="Configuration that the track fixes for every run (size, batch, sequence length).",
+    )
+    suite = models.JSONField(default=list, blank=True, help_text="lm-eval task names.")
+    suite_limit = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Number of items per task. Null: all."
+    )
     needs_labels = models.JSONField(default=list, blank=True)
-    ladder = models.JSONField(default=dict, blank=True)
-    """The baseline's standing runs: {"rungs": [0.125, 0.25, 0.5, 1, 2], "seeds": 3}, rungs as parts of the budget.
-    Empty: none, so no multipliers either."""
-    seeds = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1), MaxValueValidator(MOST_SEEDS)])
-    """How many runs an entry gets: one when it is approved, the others once the ladder is full. Fixed beforehand, since
-    whoever decides after looking gets more false records (docs/multiplier.md)."""
-    limits = models.JSONField(default=dict, blank=True)
-    """A `protocol.JobLimits` for the training job; what it leaves out follows from the expected seconds."""
-    probe_seconds = models.FloatField(default=2.0, validators=[MinValueValidator(0)])
-    """How long a node's speed is measured before and after each training. 0: never, and no seconds axis."""
-    kappa_tolerance = models.FloatField(default=0.03, validators=[MinValueValidator(0)])
-    """A node whose probe differs by more from its class's median voids the seconds axis of its run."""
-    drift_tolerance = models.FloatField(default=0.01, validators=[MinValueValidator(0)])
-    """So does one whose speed changes by more during a run."""
-    confirmations = models.PositiveIntegerField(default=3, validators=[MinValueValidator(1)])
-    """Runs of a record's confirmation: fixed before the first of them starts."""
+    ladder = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text='Standing runs of the baseline: {"rungs": [0.125, 0.25, 0.5, 1, 2], "seeds": 3}, rungs as parts '
+        "of the budget. Empty: no ladder and no multipliers.",
+    )
+    seeds = models.PositiveIntegerField(
+        default=1,
+        validators=[MinValueValidator(1), MaxValueValidator(MOST_SEEDS)],
+        help_text="Runs of an entry: one after approval, the others once the ladder is full (docs/multiplier.md).",
+    )
+    limits = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="A `protocol.JobLimits` for the training job. Missing values follow from the expected seconds.",
+    )
+    probe_seconds = models.FloatField(
+        default=2.0,
+        validators=[MinValueValidator(0)],
+        help_text="Duration of the speed probe before and after each training. 0: no probe and no seconds axis.",
+    )
+    kappa_tolerance = models.FloatField(
+        default=0.03,
+        validators=[MinValueValidator(0)],
+        help_text="A larger relative deviation from the median speed of the node class voids the run's seconds.",
+    )
+    drift_tolerance = models.FloatField(
+        default=0.01,
+        validators=[MinValueValidator(0)],
+        help_text="A larger relative change of the node's speed during a run voids its seconds.",
+    )
+    confirmations = models.PositiveIntegerField(
+        default=3,
+        validators=[MinValueValidator(1)],
+        help_text="Number of confirmation runs of a record candidate, fixed before the first one starts.",
+    )
     is_default = models.BooleanField(default=False)
-    nightly = models.BooleanField(default=False)
-    """The nightly run of `main` is on this track."""
-    monthly = models.PositiveSmallIntegerField(default=0, validators=[MaxValueValidator(MOST_MONTHLY)])
-    """So many of a month's best entries take the monthly train, with seven times the budget; 0: there is none."""
+    nightly = models.BooleanField(default=False, help_text="Run `main` on this track every night.")
+    monthly = models.PositiveSmallIntegerField(
+        default=0,
+        validators=[MaxValueValidator(MOST_MONTHLY)],
+        help_text="Number of best entries on the monthly train, with seven times the budget. 0: none.",
+    )
     releases = models.PositiveSmallIntegerField(
         default=0,
         validators=[MaxValueValidator(50)],
         help_text="Keep and publish a run’s weights every so many percent of its budget; 0: only at its end.",
     )
-    """Milestones of long runs, see `leaderboard.publishing.releases`."""
-    hours_zone = models.CharField(max_length=64, default="UTC", validators=[known_zone])
-    """IANA time zone in which `hours` are told: when jobs of this track may start."""
+    hours_zone = models.CharField(
+        max_length=64, default="UTC", validators=[known_zone], help_text="IANA time zone of the track's hours."
+    )
     position = models.IntegerField(default=0)
 
     kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.COMPETITION)
-    trial = models.JSONField(default=dict, blank=True)
-    """How much smaller an entry's first run is: {"part": 0.1, "config": {"model": {"depth": 4}}}, its part of the
-    budget and what its configuration says instead. When that has arrived, the whole one follows. Empty: none."""
+    trial = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text='Smaller first run of an entry: {"part": 0.1, "config": {"model": {"depth": 4}}}, the part of '
+        "the budget and configuration overrides. The full run follows when the trial is scored. Empty: none.",
+    )
     start_run = models.ForeignKey(
         "Run",
         null=True,
@@ -262,12 +292,16 @@ class Track(models.Model):
         verbose_name="at",
         help_text="One of that run's kept checkpoints. Empty: its final one, so that it must be finished.",
     )
-    needs_memory_bytes = models.BigIntegerField(default=0)
-    """A node must have as much; what its job may take of it is in `limits`."""
+    needs_memory_bytes = models.BigIntegerField(
+        default=0, help_text="Memory that a node must have. The memory limit of the job is in `limits`."
+    )
 
-    swarm = models.JSONField(default=dict, blank=True)
-    """Of a track of kind swarm: {"stages": 2, "workers": 2, "minimum": 1, "patience": 30}: stages of the model,
-    machines wanted for each, machines of each before the first step, seconds after which one counts as lost."""
+    swarm = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text='For tracks of kind swarm: {"stages": 2, "workers": 2, "minimum": 1, "patience": 30}: model '
+        "stages, machines wanted per stage, machines per stage before the first step, seconds until one is lost.",
+    )
 
     objects = TrackQuerySet.as_manager()
 

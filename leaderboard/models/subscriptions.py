@@ -26,17 +26,20 @@ class Subscription(models.Model):
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="subscriptions")
     kind = models.CharField(max_length=8, choices=Kind.choices)
-    address = models.CharField(max_length=500)
-    """Who knows a Discord or Slack address may write there: it is never shown again, to anybody."""
-    secret = models.CharField(max_length=64, blank=True)
-    """Of a webhook: what its deliveries are signed with."""
-    topics = models.JSONField(default=list, blank=True)
-    """Keys of `leaderboard.notifications.topics.TOPICS`."""
+    address = models.CharField(
+        max_length=500, help_text="Discord and Slack addresses are secrets: never displayed again."
+    )
+    secret = models.CharField(max_length=64, blank=True, help_text="Signing secret of a webhook.")
+    topics = models.JSONField(default=list, blank=True, help_text="Keys of `leaderboard.notifications.topics.TOPICS`.")
     created_at = models.DateTimeField(default=timezone.now)
-    confirmed_at = models.DateTimeField(null=True, blank=True)
-    """Null until whoever reads an e-mail address has said that he wants this; the other kinds need no word."""
-    stopped_at = models.DateTimeField(null=True, blank=True)
-    """When the place turned notices away for good; `problem` says how."""
+    confirmed_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="Null until the recipient has confirmed an e-mail address. Other kinds need no confirmation.",
+    )
+    stopped_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the address rejected notices permanently. See `problem`."
+    )
     problem = models.CharField(max_length=300, blank=True)
     sent_at = models.DateTimeField(null=True, blank=True)
 

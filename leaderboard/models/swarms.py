@@ -21,10 +21,14 @@ class Swarm(models.Model):
     """What a run of a swarm track has beside its row: the secret that lets machines in, and where to knock."""
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="swarm")
-    secret = models.CharField(max_length=64, default=new_secret)
-    """Goes into the coordinator's order; seats get what `trainer.swarm.credentials` makes of it. Never shown."""
-    addresses = models.JSONField(default=list, blank=True)
-    """The coordinator's; empty while there is none."""
+    secret = models.CharField(
+        max_length=64,
+        default=new_secret,
+        help_text="Sent to the coordinator. Seats get credentials derived from it. Never displayed.",
+    )
+    addresses = models.JSONField(
+        default=list, blank=True, help_text="Addresses of the coordinator. Empty if there is none."
+    )
 
     def __str__(self) -> str:
         return f"swarm of run {self.run_id}"
@@ -56,16 +60,13 @@ class Seat(models.Model):
     swarm = models.ForeignKey(Swarm, on_delete=models.CASCADE, related_name="seats")
     job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="seat")
     node = models.ForeignKey(Node, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    name = models.CharField(max_length=80, blank=True)
-    """The node's when it took the seat."""
-    peer = models.CharField(max_length=16, blank=True)
-    """End of its name among its peers; empty until it has joined."""
-    stage = models.PositiveSmallIntegerField(null=True, blank=True)
-    """Where it is; null before and after."""
-    rows = models.BigIntegerField(default=0)
-    """Rows of text that its gradients were made of, as the coordinator counts."""
-    bytes_in = models.BigIntegerField(default=0)
-    """By its own count, as `bytes_out` and `tokens_per_second`."""
+    name = models.CharField(max_length=80, blank=True, help_text="Name of the node when it took the seat.")
+    peer = models.CharField(max_length=16, blank=True, help_text="Suffix of its peer id. Empty until it has joined.")
+    stage = models.PositiveSmallIntegerField(null=True, blank=True, help_text="Current stage. Null before and after.")
+    rows = models.BigIntegerField(default=0, help_text="Rows of text in its gradients, as counted by the coordinator.")
+    bytes_in = models.BigIntegerField(
+        default=0, help_text="As counted by the machine, like `bytes_out` and `tokens_per_second`."
+    )
     bytes_out = models.BigIntegerField(default=0)
     tokens_per_second = models.FloatField(null=True, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
@@ -100,17 +101,18 @@ class SwarmEvent(models.Model):
         END = "end"
 
     swarm = models.ForeignKey(Swarm, on_delete=models.CASCADE, related_name="events")
-    at = models.DateTimeField()
-    """By the coordinator's clock."""
+    at = models.DateTimeField(help_text="Time of the coordinator's clock.")
     what = models.CharField(max_length=10, choices=What.choices)
     step = models.BigIntegerField(default=0)
     stage = models.PositiveSmallIntegerField(null=True, blank=True)
     peer = models.CharField(max_length=16, blank=True)
-    name = models.CharField(max_length=80, blank=True)
-    """The node's whose seat it is."""
+    name = models.CharField(max_length=80, blank=True, help_text="Name of the seat's node.")
     why = models.CharField(max_length=200, blank=True)
-    data = models.JSONField(default=dict, blank=True)
-    """Of a step: `loss`, `seconds`, `tokens_per_second`, `held`, `bytes_in`, `bytes_out`. Of a move: `source`."""
+    data = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="Step: `loss`, `seconds`, `tokens_per_second`, `held`, `bytes_in`, `bytes_out`. Move: `source`.",
+    )
 
     class Meta:
         ordering = ["pk"]

@@ -192,13 +192,13 @@ def mark_disputed(entry: Entry, worse: float) -> None:
     ):
         for run in get_full_budget_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION):
             sentence = f"Disputed: the confirmation on unrelated nodes came out {worse:.1f} standard errors worse."
-            trust.raise_trust(run, Run.Trust.DISPUTED, actor=runs.SITE, sentence=sentence)
+            trust.transition_trust(run, Run.Trust.DISPUTED, actor=runs.SITE, sentence=sentence)
 
 
 def mark_replicated(entry: Entry) -> None:
     if store_decision(entry, "Confirmed: fresh seeds on unrelated, trusted nodes agree with the first runs."):
         for run in get_full_budget_runs(entry):
-            trust.raise_trust(
+            trust.transition_trust(
                 run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes."
             )
 
@@ -209,13 +209,13 @@ def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> 
         return
     for run in Run.objects.filter(entry=former, trust=Run.Trust.RECORD) if former not in (None, entry.pk) else ():
         sentence = f"The record went to {entry.title}."
-        trust.raise_trust(run, Run.Trust.REPLICATED, actor=runs.SITE, sentence=sentence)
+        trust.transition_trust(run, Run.Trust.REPLICATED, actor=runs.SITE, sentence=sentence)
     for run in get_full_budget_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION):
-        trust.raise_trust(
+        trust.transition_trust(
             run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes."
         )
     for run in confirming:
-        trust.raise_trust(run, Run.Trust.RECORD, actor=runs.SITE, sentence="A record.")
+        trust.transition_trust(run, Run.Trust.RECORD, actor=runs.SITE, sentence="A record.")
     bounties.claim_bounties(entry)
     delivery.notify_subscribers("record", entry.pk)
 

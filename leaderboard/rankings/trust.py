@@ -34,7 +34,7 @@ REACHED_FROM = {
 """From where each is reached."""
 
 
-def raise_trust(run: Run, to: Run.Trust, *, actor: str, sentence: str) -> bool:
+def transition_trust(run: Run, to: Run.Trust, *, actor: str, sentence: str) -> bool:
     """Change a run's trust if the rules lead there from where it is; return whether this call did."""
     return change_trust(run, to, REACHED_FROM[to], actor, sentence)
 

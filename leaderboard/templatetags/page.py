@@ -1,168 +1,58 @@
-"""What templates need to write numbers and times."""
+"""Template filters and tags for numbers, times and the frame of a page."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
-from html import escape
 from typing import Any
 
 from django import template
 from django.conf import settings
 from django.db.models import Q
 from django.utils.html import format_html
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 
 from leaderboard import demo_label, formatting
-from leaderboard.charts.curve_svg import Dot, Tick, path
-from leaderboard.charts.panels import Line
-from leaderboard.comparison import Cell
-from leaderboard.models import Score
+from leaderboard.charts.curve_svg import path
 from leaderboard.models.entries import web_address
 from scheduler.models import Node
 
 register = template.Library()
+register.filter("budget", formatting.budget)
 NEAR_SECONDS = 20 * 3600
-CROWD = 60
-RAW = '<path class="raw" d="{}" vector-effect="non-scaling-stroke"/>'
-SMOOTH = '<path class="smooth is-{}" d="{}" vector-effect="non-scaling-stroke"/>'
-HERE = '<circle class="last" cx="{}%" cy="{}%" r="5"/>'
 
 
-def written(write: Any, value: float | None) -> str:
+def format_or_missing(write: Callable[[float], str], value: float | None) -> str:
     return formatting.MISSING if value is None else write(value)
 
 
 @register.filter
 def compact(value: float | None) -> str:
-    return written(formatting.compact, value)
+    return format_or_missing(formatting.compact, value)
 
 
 @register.filter
 def power(value: float | None) -> str:
-    return written(formatting.power, value)
+    return format_or_missing(formatting.power, value)
 
 
 @register.filter
 def binary(value: float | None) -> str:
-    return written(formatting.binary, value)
+    return format_or_missing(formatting.binary, value)
 
 
 @register.filter
 def duration(value: float | None) -> str:
-    return written(formatting.duration, value)
-
-
-@register.filter
-def budget(text: str) -> str:
-    return formatting.budget(text)
+    return format_or_missing(formatting.duration, value)
 
 
 @register.filter
 def decimals(value: float | None, digits: int) -> str:
-    return written(lambda number: f"{number:.{digits}f}", value)
-
-
-# What a page has hundreds of is put together here: a template takes ten times as long for each.
-
-
-def repeated(pattern: str, rows: Iterable[Iterable[object]]) -> SafeString:
-    """Return the pattern once for each row, filled with its values as text. `format_html_join` looks at each value for
-    what is already HTML, which takes five times as long."""
-    return mark_safe("".join([pattern.format(*[escape(str(value)) for value in row]) for row in rows]))  # noqa: S308
-
-
-@register.filter
-def cells(values: Iterable[str]) -> SafeString:
-    """Return a row's numbers as cells of a table."""
-    return repeated('<td class="number">{}</td>', ((value,) for value in values))
-
-
-@register.filter
-def rows(table: Iterable[Iterable[str]]) -> SafeString:
-    """Return rows of numbers."""
-    return mark_safe("".join([f"<tr>{cells(row)}</tr>" for row in table]))  # noqa: S308 (of cells)
-
-
-@register.filter
-def heads(names: Iterable[str]) -> SafeString:
-    """Return what stands above them."""
-    return repeated('<th scope="col" class="number">{}</th>', ((name,) for name in names))
-
-
-@register.filter
-def text_cells(values: Iterable[str]) -> SafeString:
-    """Return the texts of a row as table cells."""
-    return repeated("<td>{}</td>", ((value or formatting.MISSING,) for value in values))
-
-
-@register.filter
-def scored(scores: Iterable[Score | None]) -> SafeString:
-    """Return scores with their standard errors as cells of a table."""
-    return mark_safe("".join([one_score(score) for score in scores]))  # noqa: S308 (numbers only)
-
-
-def one_score(score: Score | None) -> str:
-    if score is None:
-        return f'<td class="number">{formatting.MISSING}</td>'
-    aside = "" if score.stderr is None else f' <span class="quiet">± {score.stderr:.4f}</span>'
-    return f'<td class="number">{score.value:.4f}{aside}</td>'
-
-
-@register.filter
-def against(entries: Iterable[Cell | None]) -> SafeString:
-    """Return how an entry does against others as cells of a table; nothing on the diagonal."""
-    return mark_safe("".join([one_pair(cell) for cell in entries]))  # noqa: S308 (numbers and our own words only)
-
-
-def one_pair(cell: Cell | None) -> str:
-    if cell is None:
-        return '<td class="quiet">·</td>'
-    said = f"{cell.interval}, {cell.verdict}" if cell.interval else "not resolvable"
-    return f'<td class="is-{cell.verdict}"><strong>{cell.number}</strong> <span class="quiet">{said}</span></td>'
-
-
-@register.filter
-def upwards(ticks: Iterable[Tick]) -> SafeString:
-    """Return the lines of a picture's grid, with what is written beside them."""
-    line = '<line x1="0" x2="100%" y1="{0}%" y2="{0}%"/><text x="-8" y="{0}%" dy="0.32em" text-anchor="end">{1}</text>'
-    return repeated(line, ((tick.at, tick.label) for tick in ticks))
-
-
-@register.filter
-def across(ticks: Iterable[Tick]) -> SafeString:
-    """Return what is written under a picture."""
-    text = '<text class="x" x="{}%" y="100%" dy="20" text-anchor="middle">{}</text>'
-    return repeated(text, ((tick.at, tick.label) for tick in ticks))
-
-
-@register.filter
-def dots(places: Iterable[Dot]) -> SafeString:
-    """Return the evaluations of a curve; many of them are drawn small."""
-    found = list(places)
-    size = "3.500" if len(found) <= CROWD else "1.750"
-    return repeated('<circle class="dev" cx="{}%" cy="{}%" r="{}"/>', ((*place, size) for place in found))
-
-
-@register.filter
-def paths(lines: Iterable[Line]) -> SafeString:
-    """Return the curves of a picture, the first on top."""
-    drawn = [
-        (RAW.format(line.raw) if line.raw else "") + SMOOTH.format(escape(str(line.colour)), line.smooth)
-        for line in reversed(list(lines))
-    ]
-    return mark_safe("".join(drawn))  # noqa: S308 (numbers, and a colour's name)
+    return format_or_missing(lambda number: f"{number:.{digits}f}", value)
 
 
 register.filter(path)
-
-
-@register.filter
-def marks(lines: Iterable[Line]) -> SafeString:
-    """Return what lies over the curves: evaluations, and where a train is now."""
-    drawn = [dots(line.dots) + (HERE.format(*line.last) if line.last else "") for line in lines]
-    return mark_safe("".join(drawn))  # noqa: S308 (numbers only)
 
 
 @register.filter

@@ -118,7 +118,7 @@ def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Refer
 
 def over(run: Run, curve: curve_svg.Curve, beside: list[ReferenceRun], number: int) -> Shown:
     known = next((other for other in beside if other.run == run.pk), asked_for(run, number))
-    return Shown(run, curve, known.label, known.colour)
+    return Shown(run, curve, known.label, known.color)
 
 
 def asked_for(run: Run, number: int) -> ReferenceRun:
@@ -255,7 +255,7 @@ def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
     stages = lineage.of(get_object_or_404(Run.objects.with_entry(), pk=run_id))
     curves = curve_svg.curves_of([stage.run for stage in stages])
     branches = [
-        {"label": one.label, "colour": one.colour, "columns": script_columns(one.run, one.curve)}
+        {"label": one.label, "colour": one.color, "columns": script_columns(one.run, one.curve)}
         for one in lineage.shown(stages, curves)
     ]
     for branch in branches:  # a run that still goes on has no rest in this picture

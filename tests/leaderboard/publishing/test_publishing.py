@@ -132,7 +132,7 @@ def test_what_a_stranger_wrote_stays_text_on_the_card(hub: Hub, finished: Run) -
 def test_records_and_nightly_trains_are_published_by_themselves_and_others_are_not(hub: Hub, finished: Run) -> None:
     events.announce_events()
     assert not Publication.objects.exists()
-    trust.raise_trust(finished, Run.Trust.RECORD, actor="site", sentence="A record.")
+    trust.transition_trust(finished, Run.Trust.RECORD, actor="site", sentence="A record.")
     events.announce_events()
     due()
     assert Publication.objects.get().reason == "It holds a record."
@@ -157,7 +157,7 @@ def test_the_card_follows_the_trust_and_the_weights_are_not_sent_again(hub: Hub,
     due()
     sent = hub.sent_bytes
     assert len(ours(hub, finished)) == 1  # what publishing itself says of the run starts nothing
-    trust.raise_trust(finished, Run.Trust.DISPUTED, actor="site", sentence="A replay contradicts it.")
+    trust.transition_trust(finished, Run.Trust.DISPUTED, actor="site", sentence="A replay contradicts it.")
     events.announce_events()
     due()
     assert len(ours(hub, finished)) == 2

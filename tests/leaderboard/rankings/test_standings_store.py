@@ -108,7 +108,7 @@ def test_change_enqueues_recomputation_on_commit(
         if change == "run":
             cancel_first_run(track)
         elif change == "trust":
-            trust.raise_trust(run, Run.Trust.DISPUTED, actor="mara", sentence="A replay differs.")
+            trust.transition_trust(run, Run.Trust.DISPUTED, actor="mara", sentence="A replay differs.")
         elif change == "track":
             track.save()
         else:

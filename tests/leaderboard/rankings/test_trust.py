@@ -25,7 +25,7 @@ def test_the_way_up(judged: Run) -> None:
     way = [T.PROVISIONAL, T.SCORED, T.REPLICATED, T.RECORD, T.REPLICATED]
     for before, to in pairwise(way):
         assert judged.trust == before
-        assert trust.raise_trust(judged, to, actor="site", sentence=f"Now {to}.")
+        assert trust.transition_trust(judged, to, actor="site", sentence=f"Now {to}.")
     assert [event.sentence for event in Event.objects.about(judged)][-1] == "Now replicated."
 
 
@@ -43,7 +43,7 @@ def test_the_way_up(judged: Run) -> None:
 def test_there_is_no_other(judged: Run, since: Run.Trust, to: Run.Trust) -> None:
     Run.objects.filter(pk=judged.pk).update(trust=since)
     revision = Run.objects.get(pk=judged.pk).revision
-    assert not trust.raise_trust(judged, to, actor="site", sentence="Jumped.")
+    assert not trust.transition_trust(judged, to, actor="site", sentence="Jumped.")
     assert (judged.trust, judged.revision) == (since, revision)
     assert not Event.objects.about(judged).exists()
 
@@ -51,7 +51,7 @@ def test_there_is_no_other(judged: Run, since: Run.Trust, to: Run.Trust) -> None
 @pytest.mark.parametrize("since", [T.PROVISIONAL, T.SCORED, T.REPLICATED, T.RECORD])
 def test_anything_can_be_disputed_and_only_a_maintainer_settles_it(judged: Run, since: Run.Trust) -> None:
     Run.objects.filter(pk=judged.pk).update(trust=since)
-    assert trust.raise_trust(judged, T.DISPUTED, actor="node:b", sentence="Disputed: it differs.")
+    assert trust.transition_trust(judged, T.DISPUTED, actor="node:b", sentence="Disputed: it differs.")
     assert not trust.mark_scored(judged)
     assert trust.settle_dispute(judged, "mara")
     assert judged.trust == T.SCORED
@@ -60,5 +60,5 @@ def test_anything_can_be_disputed_and_only_a_maintainer_settles_it(judged: Run, 
 
 def test_a_change_makes_a_new_page(judged: Run) -> None:
     before = judged.revision
-    trust.raise_trust(judged, T.SCORED, actor="site", sentence="It counts.")
+    trust.transition_trust(judged, T.SCORED, actor="site", sentence="It counts.")
     assert judged.revision == before + 1

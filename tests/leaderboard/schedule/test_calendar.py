@@ -8,6 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+import time_machine
 from django.test import Client
 from django.utils import timezone
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
@@ -118,6 +119,7 @@ def test_with_a_node_that_fits_it_leaves_on_time(beat: None, track: Track, able:
     assert "1 node online can take it." in said
 
 
+@time_machine.travel(NOW, tick=False)
 def test_no_fitting_node_is_online(beat: None, track: Track, able: Node, client: Client) -> None:
     Track.objects.update(needs_labels=["1x80gb"])
     said = page(client)
