@@ -13,7 +13,7 @@ from leaderboard.models import Run, Score
 from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings import compute_standings
-from leaderboard.reproduction import recipe
+from leaderboard.reproduction import build_recipe
 from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
 ALIKE = ("format", "identity", "config", "seed", "budget", "arch")
@@ -42,7 +42,7 @@ def settings(run: Run) -> dict[str, str]:
     }
     said = run.config
     resolved = said.get("config", {}).get("resolved", {}) if isinstance(said.get("config"), dict) else {}
-    whole = {name: value for name, value in said.items() if name not in ALIKE} if said else recipe(run)
+    whole = {name: value for name, value in said.items() if name not in ALIKE} if said else build_recipe(run)
     return {name: value for name, value in flat({**facts, **whole, "train": resolved or whole.get("train")}) if value}
 
 

@@ -38,7 +38,7 @@ ABOUT = "What a track has: a ladder of its baseline, entries with several seeds 
 PROPOSED = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
 
 
-class NotEmpty(ValueError):
+class DatabaseNotEmptyError(ValueError):
     """The demo needs an empty database: this one has seasons already."""
 
 
@@ -53,24 +53,24 @@ class Clock:
         return self.now
 
 
-def read() -> dict[str, Any]:
+def load_fixture() -> dict[str, Any]:
     content: dict[str, Any] = json.loads(gzip.decompress(FIXTURE.read_bytes()))
     return content
 
 
 @transaction.atomic
-def seed(today: datetime | None = None) -> Track:
+def seed_demo(today: datetime | None = None) -> Track:
     """Fill an empty database with the demo; raise NotEmpty where it is not."""
     if Season.objects.exists():
-        raise NotEmpty(NotEmpty.__doc__)
-    today, content = today or timezone.now(), read()
+        raise DatabaseNotEmptyError(DatabaseNotEmptyError.__doc__)
+    today, content = today or timezone.now(), load_fixture()
     track, pool = new_track(content), Pool.of(content)
     nights = len(content["entries"])
     for number, told in enumerate(content["entries"]):
         night = (today - LONGEST_NIGHT - timedelta(days=nights - 1 - number)).date()
         clock = Clock(datetime.combine(night, DEPARTS))
         add_entry(track, told, content, pool, clock)
-    propose(track, content["entries"][0]["sha"], today)
+    add_proposed_entry(track, content["entries"][0]["sha"], today)
     Event.objects.update(announced=True)  # not news for anyone
     recompute_standings(track)  # so that the board shows before a worker runs
     return track
@@ -162,7 +162,7 @@ def add_entry(track: Track, told: Mapping[str, Any], content: Mapping[str, Any],
         created_at=clock.now,
         **{name: told[name] for name in ("architecture", "hypothesis", "sha", "config")},
     )
-    happened(entry, clock.now, "Approved for the demo.", actor="demo")
+    record_event(entry, clock.now, "Approved for the demo.", actor="demo")
     if is_first:
         track.season.baseline = entry
         track.season.save()
@@ -202,21 +202,21 @@ def add_run(entry: Entry, told: Mapping[str, Any], content: Mapping[str, Any], p
     )
     run.job = add_job(run, "train", pool, begins, lasted)
     run.save()
-    happened(run, begins, f"Training on {pool.trainer.name}.", actor=f"node:{pool.trainer.name}")
+    record_event(run, begins, f"Training on {pool.trainer.name}.", actor=f"node:{pool.trainer.name}")
     metrics.store_metrics(run, lines(told, content["columns"]))
     clock.later(lasted)
     if "failure" in told:
         with at(clock.now):
             train.fail_run(run, told["failure"]["cause"], told["failure"]["reason"])
     else:
-        score(run, told["score"], pool, clock)
+        score_run(run, told["score"], pool, clock)
     Run.objects.filter(pk=run.pk).update(finished_at=clock.now)
     return run
 
 
-def score(run: Run, told: Mapping[str, Any], pool: Pool, clock: Clock) -> None:
+def score_run(run: Run, told: Mapping[str, Any], pool: Pool, clock: Clock) -> None:
     seconds, trained = float(told["seconds"]), clock.now
-    happened(run, trained, f"Trained to the end, step {told['step']}.")
+    record_event(run, trained, f"Trained to the end, step {told['step']}.")
     score_job = add_job(run, "score", pool, trained, seconds)
     Run.objects.filter(pk=run.pk).update(state=Run.State.SCORING, score_job=score_job, trained_at=trained, fraction=1.0)
     run.refresh_from_db()
@@ -238,7 +238,7 @@ def lines(told: Mapping[str, Any], columns: list[str]) -> list[dict[str, Any]]:
     return [*kept, *({"kind": "sample", "step": s, "prompt": p, "text": t} for s, p, t in told["samples"])]
 
 
-def propose(track: Track, sha: str, today: datetime) -> None:
+def add_proposed_entry(track: Track, sha: str, today: datetime) -> None:
     """Add an entry that nobody has approved: what a queue with somebody in it looks like."""
     title, architecture, hypothesis = PROPOSED
     entry = Entry.objects.create(
@@ -250,13 +250,13 @@ def propose(track: Track, sha: str, today: datetime) -> None:
         entry=entry, track=track, season=track.season, seed=1, budget=track.budget, created_at=today,
         reason="Waits for a maintainer's approval.",
     )  # fmt: skip
-    happened(entry, today, "Proposed for the demo.", actor="demo")
+    record_event(entry, today, "Proposed for the demo.", actor="demo")
 
 
 # --- the audit log, at the time of the demo ---------------------------------------------------------------------------
 
 
-def happened(target: Entry | Run, moment: datetime, sentence: str, *, actor: str = "site") -> None:
+def record_event(target: Entry | Run, moment: datetime, sentence: str, *, actor: str = "site") -> None:
     event = Event.record(actor, target, sentence)
     Event.objects.filter(pk=event.pk).update(at=moment)
 

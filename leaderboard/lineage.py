@@ -69,7 +69,7 @@ class Stage:
         return f"step {self.left.step:,}{back}, after {compact(self.left.tokens)} tokens.{made}"
 
 
-def of(run: Run) -> list[Stage]:
+def list_stages(run: Run) -> list[Stage]:
     """Return the runs before this one, the oldest first; none where it starts from scratch. Two queries for each."""
     chain = [run]
     while chain[0].start_run_id is not None and len(chain) <= MOST:
@@ -78,16 +78,16 @@ def of(run: Run) -> list[Stage]:
     stages: list[Stage] = []
     for before, after in pairwise(chain):
         since = end_of(stages)
-        stages.append(Stage(before, left_at(before, after), since, versions(after.config)))
+        stages.append(Stage(before, find_branch_point(before, after), since, versions(after.config)))
     return stages
 
 
 def end_of(stages: Sequence[Stage]) -> Point:
     """Return where the run after these begins, counted from the first one's beginning."""
-    return added(stages[-1].left, stages[-1].since) if stages else NOTHING
+    return add_offset(stages[-1].left, stages[-1].since) if stages else NOTHING
 
 
-def left_at(before: Run, after: Run) -> Point:
+def find_branch_point(before: Run, after: Run) -> Point:
     """Return the point of a run's curve at the checkpoint from which the other one starts."""
     checkpoint = after.start_checkpoint or before.checkpoint
     step = checkpoint.step if checkpoint else before.step
@@ -108,15 +108,17 @@ def versions(config: Mapping[str, Any]) -> tuple[str, str] | None:
 # --- as one curve -----------------------------------------------------------------------------------------------------
 
 
-def added(point: Point, by: Point) -> Point:
+def add_offset(point: Point, by: Point) -> Point:
     return point._replace(**{name: getattr(point, name) + getattr(by, name) for name in ABSCISSAE})
 
 
-def moved(curve: Curve, by: Point) -> Curve:
+def shift_curve(curve: Curve, by: Point) -> Curve:
     """Return a curve that begins there."""
     if by is NOTHING:
         return curve
-    return Curve([added(point, by) for point in curve.train], curve.smooth, [added(point, by) for point in curve.dev])
+    return Curve(
+        [add_offset(point, by) for point in curve.train], curve.smooth, [add_offset(point, by) for point in curve.dev]
+    )
 
 
 def part(curve: Curve, kept: Sequence[int]) -> Curve:
@@ -124,10 +126,10 @@ def part(curve: Curve, kept: Sequence[int]) -> Curve:
     return Curve([curve.train[i] for i in kept], [curve.smooth[i] for i in kept], [])
 
 
-def shown(stages: Sequence[Stage], curves: Mapping[int, Curve]) -> Iterator[Shown]:
+def build_branches(stages: Sequence[Stage], curves: Mapping[int, Curve]) -> Iterator[Shown]:
     """Yield the old branches: what the run goes on from, what was left behind, and the step back from its end."""
     for stage in stages:
-        curve = moved(curves[stage.run.pk], stage.since)
+        curve = shift_curve(curves[stage.run.pk], stage.since)
         at = stage.left.step + stage.since.step
         kept = [i for i, point in enumerate(curve.train) if point.step <= at]
         left = [i for i, point in enumerate(curve.train) if point.step > at]

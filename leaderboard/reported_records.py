@@ -24,7 +24,7 @@ MOST = 10_000
 Address = Annotated[str, Field(max_length=200, pattern=r"^(https?://\S+)?$")]
 
 
-class UnreadableRecords(ValueError):
+class RecordsFileError(ValueError):
     """The file does not hold records; the message is one line."""
 
 
@@ -49,18 +49,18 @@ class History(BaseModel):
     records: Annotated[list[Line], Field(min_length=1, max_length=MOST)]
 
 
-def parse(text: str | bytes) -> History:
+def parse_records(text: str | bytes) -> History:
     """Return the file's content; raise UnreadableRecords with its first mistake."""
     try:
         return History.model_validate_json(text)
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"])) or "the file"
-        raise UnreadableRecords(f"{place}: {fault['msg']}") from error
+        raise RecordsFileError(f"{place}: {fault['msg']}") from error
 
 
 @transaction.atomic
-def take(track: Track, history: History) -> tuple[int, int]:
+def import_records(track: Track, history: History) -> tuple[int, int]:
     """Write the records down; return how many are new and how many were known. The same file twice changes nothing."""
     new = 0
     for line in history.records:
@@ -81,7 +81,7 @@ def take(track: Track, history: History) -> tuple[int, int]:
     return new, len(history.records) - new
 
 
-def by_source(track: Track) -> list[tuple[str, Sequence[ReportedRecord]]]:
+def group_by_source(track: Track) -> list[tuple[str, Sequence[ReportedRecord]]]:
     """Return the track's reported records, latest first, by whose word they are."""
     found = track.reported.order_by("source", "-date", "-pk")
     return [(source, list(records)) for source, records in groupby(found, key=lambda record: record.source)]

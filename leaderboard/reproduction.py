@@ -16,7 +16,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 VERSION = re.compile(r"\d+(\.\d+)+\S*")
 
 
-def recipe(run: Run) -> dict[str, Any]:
+def build_recipe(run: Run) -> dict[str, Any]:
     """Return what `dailytrain train` has to be told, tables in tables. The run has its entry, track and season."""
     season = run.season
     text = {"corpus": season.corpus, "tokenizer": season.tokenizer, "limit_bytes": season.limit_bytes}
@@ -30,7 +30,7 @@ def commands(run: Run) -> str:
     """Return the lines that train this run again."""
     entry = run.entry
     get = [f"git clone {shlex.quote(entry.repository)} dailytrain && cd dailytrain"] if entry.public_repository else []
-    words = [f"  --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in flags(recipe(run))]
+    words = [f"  --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in flags(build_recipe(run))]
     train = " \\\n".join(["dailytrain train", *words, f"  --out run-{run.pk}"])
     hash_ = dataset_hash(run)
     same = [f"# dataset hash: {hash_}"] if hash_ else []
@@ -53,7 +53,7 @@ def dataset_hash(run: Run) -> str:
     return str((said.get("hash") if isinstance(said, dict) else "") or run.season.dataset_hash)
 
 
-def toml(run: Run) -> str:
+def write_toml(run: Run) -> str:
     """Return the recipe as a file for `dailytrain train --config`."""
     entry = run.entry
     head = [
@@ -63,7 +63,7 @@ def toml(run: Run) -> str:
         f"# dailytrain train --config run-{run.pk}.toml --out run-{run.pk}",
         "",
     ]
-    return "\n".join([*head, *tables(recipe(run))]) + "\n"
+    return "\n".join([*head, *tables(build_recipe(run))]) + "\n"
 
 
 def tables(table: Mapping[str, Any], name: str = "") -> Iterator[str]:

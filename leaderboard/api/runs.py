@@ -101,7 +101,7 @@ def run(request: HttpRequest, run_id: int) -> RunDetail:
         "bundle": found.entry.bundle_id,
         "start_run": found.start_run_id,
         "start_step": found.start_checkpoint.step if found.start_checkpoint else None,
-        "lineage": [stage.to_dict() for stage in lineage.of(found)],
+        "lineage": [stage.to_dict() for stage in lineage.list_stages(found)],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from csv import writer
 from itertools import pairwise
 
@@ -37,23 +38,20 @@ def csv(run: Run) -> bytes:
 
 def png(run: Run) -> bytes:
     """Return the curve with what came of the run; a run without points has the words only."""
-    image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), PAPER)
-    draw = ImageDraw.Draw(image)
-    words(draw, run)
+    image, draw = new_image()
+    draw_labels(draw, run)
     picture = curve_svg.picture(run, curve_svg.curve_of(run))
     if picture:
-        axes(draw, picture)
+        draw_axes(draw, picture.x_ticks, picture.y_ticks)
         line(draw, dots(picture.raw), RAW, 1)
         line(draw, dots(picture.smooth), INK, 3)
         for dot in picture.dev:
             x, y = place(dot.x, dot.y)
             draw.ellipse([x - 10, y - 10, x + 10, y + 10], fill=PAPER, outline=BETTER, width=4)
-    out = io.BytesIO()
-    image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS).save(out, "PNG", optimize=True)
-    return out.getvalue()
+    return encode_png(image)
 
 
-def words(draw: ImageDraw.ImageDraw, run: Run) -> None:
+def draw_labels(draw: ImageDraw.ImageDraw, run: Run) -> None:
     write(draw, 48, 40, run.entry.title[:48], 44, INK)
     write(draw, 48, 104, f"{run.track.name}, {formatting.budget(run.budget)}, seed {run.seed}", 24, QUIET)
     if run.bits_per_byte is not None:
@@ -63,14 +61,25 @@ def words(draw: ImageDraw.ImageDraw, run: Run) -> None:
     write(draw, WIDTH - 48, HEIGHT - 24, settings.SITE_NAME, 20, QUIET, "rs")
 
 
-def axes(draw: ImageDraw.ImageDraw, picture: curve_svg.Picture) -> None:
-    for tick in picture.y_ticks:
+def draw_axes(draw: ImageDraw.ImageDraw, x_ticks: Sequence[curve_svg.Tick], y_ticks: Sequence[curve_svg.Tick]) -> None:
+    for tick in y_ticks:
         _, y = place(0, tick.at)
         draw.line([LEFT * SCALE, y, RIGHT * SCALE, y], fill=LINE, width=SCALE)
         write(draw, LEFT - 12, y / SCALE, tick.label, 20, QUIET, "rm")
-    for tick in picture.x_ticks:
-        x, _ = place(tick.at, 0)
-        write(draw, x / SCALE, BOTTOM + 12, tick.label, 20, QUIET, "ma")
+    for tick in x_ticks:
+        x, y = place(tick.at, 100)
+        write(draw, x / SCALE, y / SCALE + 12, tick.label, 20, QUIET, "ma")
+
+
+def new_image() -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), PAPER)
+    return image, ImageDraw.Draw(image)
+
+
+def encode_png(image: Image.Image) -> bytes:
+    out = io.BytesIO()
+    image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS).save(out, "PNG", optimize=True)
+    return out.getvalue()
 
 
 def write(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int, color: str, anchor: str = "la") -> None:

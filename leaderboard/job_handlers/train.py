@@ -55,7 +55,7 @@ class TrainHandler(JobKind):
             dataset=run.season.dataset(),
             config=runs.get_configuration(run),
             resume=resume,
-            probe=speed_probes.order(run.track),
+            probe=speed_probes.build_probe_spec(run.track),
             base=initial_weights.get_initial_weights(run),
         )
 
@@ -119,7 +119,7 @@ class TrainHandler(JobKind):
             checkpoint=final,
             trained_at=timezone.now(),
             fraction=1.0,
-            **speed_probes.findings(run, job, result),
+            **speed_probes.evaluate_probes(run, job, result),
         ):
             runs.queue_score(run)
             replays.draw_replay(run)

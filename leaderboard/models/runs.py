@@ -251,7 +251,7 @@ class Run(models.Model):
         ]
         indexes = [
             models.Index(fields=["track", "state", "bits_per_byte"]),
-            models.Index(  # all that `judging.standings` has to read to know that its table is still that of today
+            models.Index(  # all that `rankings.standings` has to read to know that its table is still that of today
                 fields=["track", "season", "purpose", "revision", "id"],
                 condition=models.Q(state="finished", bits_per_byte__isnull=False),
                 name="judged_runs",

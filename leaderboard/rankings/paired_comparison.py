@@ -38,16 +38,16 @@ class Against:
         return [difference for difference in self.differences if difference.p < CERTAIN]
 
 
-def against_first(runs: Sequence[Run]) -> list[Against]:
+def compare_with_first(runs: Sequence[Run]) -> list[Against]:
     """Compare the first run with each of the others. One query, while their files are known."""
     runs = runs[:MOST]
     jobs = {run.score_job_id: run.pk for run in runs if run.score_job_id}
     files = JobFile.objects.filter(job__in=list(jobs), path=ITEMS).select_related("blob")
     blobs = {jobs[file.job_id]: file.blob for file in files}
-    return [compared(runs[0], run, blobs) for run in runs[1:]]
+    return [compare_pair(runs[0], run, blobs) for run in runs[1:]]
 
 
-def compared(first: Run, second: Run, blobs: dict[int, Blob]) -> Against:
+def compare_pair(first: Run, second: Run, blobs: dict[int, Blob]) -> Against:
     for run in (first, second):
         if run.pk not in blobs:
             return Against(second, [], f"Run {run.pk} left no answers to single items.")

@@ -31,7 +31,7 @@ MOST_ROWS = 8
 """Of a step: enough for a speed, little enough for any memory that the track's own batch fits into."""
 
 
-def order(track: Track) -> protocol.ProbeSpec | None:
+def build_probe_spec(track: Track) -> protocol.ProbeSpec | None:
     """Return how a node's speed is measured on this track: in the shape it trains in, and in the precision, where it is
     one of the two plain ones."""
     if not track.probe_seconds:
@@ -47,21 +47,21 @@ def order(track: Track) -> protocol.ProbeSpec | None:
     )
 
 
-def findings(run: Run, job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
+def evaluate_probes(run: Run, job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the run that say how fast its node was, and whether its seconds count."""
     if not run.track.probe_seconds:
         return {"seconds_void": "This track does not measure how fast its nodes are."}
-    readings = reported(result)
+    readings = parse_probes(result)
     if readings is None:
         return {"seconds_void": "Its node did not report how fast it was before and after the training."}
     before, after = (reading.tokens_per_second for reading in readings)
     speed, drift = math.sqrt(before * after), after / before - 1
-    kappa = speed / statistics.median([speed, *speeds_of_class(run)])
-    void = interrupted(job) or objection(run.track, kappa, drift)
+    kappa = speed / statistics.median([speed, *list_class_speeds(run)])
+    void = explain_interruption(job) or explain_void_seconds(run.track, kappa, drift)
     return {"probe_speed": speed, "kappa": kappa, "drift": drift, "seconds_void": void}
 
 
-def reported(result: Mapping[str, Any]) -> tuple[protocol.ProbeReading, protocol.ProbeReading] | None:
+def parse_probes(result: Mapping[str, Any]) -> tuple[protocol.ProbeReading, protocol.ProbeReading] | None:
     try:
         probes = protocol.ProbeResults.model_validate(result.get("probes"))
     except ValidationError:
@@ -69,21 +69,21 @@ def reported(result: Mapping[str, Any]) -> tuple[protocol.ProbeReading, protocol
     return (probes.before, probes.after) if probes.before and probes.after else None
 
 
-def speeds_of_class(run: Run) -> list[float]:
+def list_class_speeds(run: Run) -> list[float]:
     """Return what the probes found on nodes of this class in this season and track."""
     alike = Run.objects.filter(track=run.track_id, season=run.season_id, node_class=run.node_class)
     found = alike.exclude(pk=run.pk).filter(probe_speed__isnull=False)
     return list(found.values_list("probe_speed", flat=True))  # type: ignore[arg-type]
 
 
-def interrupted(job: Job) -> str:
+def explain_interruption(job: Job) -> str:
     """The probes are of the last lease; what an earlier one trained was on a node of unknown speed."""
     last = job.leases.order_by("pk").last()
     earlier = job.checkpoints.filter(lease__isnull=False).exclude(lease=last)
     return "It was interrupted, and its nodes' speed is known for the last part only." if earlier.exists() else ""
 
 
-def objection(track: Track, kappa: float, drift: float) -> str:
+def explain_void_seconds(track: Track, kappa: float, drift: float) -> str:
     if abs(drift) > track.drift_tolerance:
         return f"Its node's speed changed by {drift:+.1%} during the run; {track.drift_tolerance:.1%} is allowed."
     if abs(kappa - 1) > track.kappa_tolerance:

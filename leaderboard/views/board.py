@@ -27,7 +27,7 @@ from leaderboard.views.live import (
     format_revision,
     get_standings_revision,
 )
-from leaderboard.views.results import axis_of, build_results_response, results_etag
+from leaderboard.views.results import build_results_response, parse_axis, results_etag
 from trainer.scoring.multiplier import AXES
 
 FAILURES = 5
@@ -138,4 +138,4 @@ def track_live(request: HttpRequest, slug: str) -> JsonResponse:
 def track_results(request: HttpRequest, slug: str) -> JsonResponse:
     """The records behind a track's multipliers, and these: what `dailytrain multiplier` takes."""
     track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
-    return build_results_response({**load_results(track, axis_of(request))})
+    return build_results_response({**load_results(track, parse_axis(request))})

@@ -19,7 +19,7 @@ from leaderboard.rankings import paired_comparison
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import MAX_RUNS, parse_run_ids
 from leaderboard.views.live import LIVE_SECONDS
-from leaderboard.views.runs import X_LABELS, address
+from leaderboard.views.runs import X_LABELS, build_query_string
 
 MAX_POINTS = 1000
 """Of all curves together; a chart of ten needs fewer of each."""
@@ -34,7 +34,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     asked = parse_run_ids(request.GET.getlist("runs"))
     canonical = ",".join(map(str, asked))
     if request.GET.getlist("runs") not in ([], [canonical]):
-        return redirect(f"{reverse('compare')}{address(request, runs=canonical)}".replace("%2C", ","))
+        return redirect(f"{reverse('compare')}{build_query_string(request, runs=canonical)}".replace("%2C", ","))
     runs = list_runs_in_order(asked)
     context = {
         "runs": list(zip(range(len(runs)), runs, list_addresses_without(request, runs), strict=True)),
@@ -69,7 +69,7 @@ def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any
     link = request.build_absolute_uri(f"{reverse('compare')}?runs={','.join(str(run.pk) for run in runs)}")
     return {
         "view": view,
-        "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in curve_svg.ABSCISSAE],
+        "abscissae": [(name, X_LABELS[name], build_query_string(request, x=name)) for name in curve_svg.ABSCISSAE],
         "smoothings": SMOOTHINGS,
         "main_panel": drawn[0] if drawn else None,
         "small_panels": drawn[1:],
@@ -79,8 +79,8 @@ def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any
         "pairs": pairs,
         "elsewhere": len(same_track) < len(runs),
         "scores": scores,
-        "paired": paired_comparison.against_first(runs) if "paired" in request.GET else None,
-        "paired_address": address(request, paired="1"),
+        "paired": paired_comparison.compare_with_first(runs) if "paired" in request.GET else None,
+        "paired_address": build_query_string(request, paired="1"),
         "most_paired": paired_comparison.MOST,
         "markdown": comparison.markdown(runs, differ, pairs, scores, link),
     }
@@ -93,7 +93,7 @@ def curves_of(runs: Sequence[Run]) -> dict[int, curve_svg.Curve]:
 def list_addresses_without(request: HttpRequest, runs: Sequence[Run]) -> list[str]:
     """Return for each run the address of this page without it."""
     left = [",".join(str(other.pk) for other in runs if other is not run) for run in runs]
-    return [address(request, runs=rest).replace("%2C", ",") for rest in left]
+    return [build_query_string(request, runs=rest).replace("%2C", ",") for rest in left]
 
 
 def list_suggestions(runs: Sequence[Run]) -> list[Standing]:

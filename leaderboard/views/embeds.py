@@ -20,19 +20,19 @@ from leaderboard.models import Run, Track
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import parse_run_ids
 from leaderboard.views import compare as comparison
-from leaderboard.views.results import axis_of
+from leaderboard.views.results import parse_axis
 
 Framable = TypeVar("Framable", bound=Callable[..., HttpResponse])
 
 
 @require_safe
 def board(request: HttpRequest) -> HttpResponse:
-    return of_track(request, get_object_or_404(Track.objects.select_related("season"), pk=default()))
+    return render_track(request, get_object_or_404(Track.objects.select_related("season"), pk=default()))
 
 
 @require_safe
 def track(request: HttpRequest, slug: str) -> HttpResponse:
-    return of_track(request, get_object_or_404(Track.objects.select_related("season"), slug=slug))
+    return render_track(request, get_object_or_404(Track.objects.select_related("season"), slug=slug))
 
 
 def default() -> int | None:
@@ -40,12 +40,12 @@ def default() -> int | None:
     return found.pk if found else None
 
 
-def of_track(request: HttpRequest, track: Track) -> HttpResponse:
+def render_track(request: HttpRequest, track: Track) -> HttpResponse:
     """The records over time."""
-    table = load_standings(track, axis_of(request))
+    table = load_standings(track, parse_axis(request))
     drawn = build_frontier(table, load_records(table), timezone.now())
     context = {"title": track.name, "page": track.get_absolute_url(), "frontier": drawn}
-    return framed(request, "the records appear here once an entry beside the baseline has arrived", context)
+    return render_embed(request, "the records appear here once an entry beside the baseline has arrived", context)
 
 
 @require_safe
@@ -60,7 +60,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "picture": curve_svg.picture(found, curve_svg.curve_of(found), x),
         "unit": "nats per token",
     }
-    return framed(request, "the curve appears here with the first steps of training", context)
+    return render_embed(request, "the curve appears here with the first steps of training", context)
 
 
 @require_safe
@@ -77,7 +77,7 @@ def compare(request: HttpRequest) -> HttpResponse:
         "runs": list(enumerate(runs)),
         "panel": drawn[0] if drawn else None,
     }
-    return framed(request, "the curves appear here with the first steps of training", context)
+    return render_embed(request, "the curves appear here with the first steps of training", context)
 
 
 def allow_framing(view: Framable) -> Framable:
@@ -86,6 +86,6 @@ def allow_framing(view: Framable) -> Framable:
 
 
 @allow_framing
-def framed(request: HttpRequest, empty: str, context: dict[str, Any]) -> HttpResponse:
+def render_embed(request: HttpRequest, empty: str, context: dict[str, Any]) -> HttpResponse:
     """Return the bare page that anybody may frame: it has nothing to press but a link to here."""
     return render(request, "leaderboard/embed.html", {**context, "empty": empty})

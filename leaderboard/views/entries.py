@@ -19,7 +19,7 @@ from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings.standings_store import load_results, load_standings, refresh_standings
 from leaderboard.submissions import changes
 from leaderboard.submissions import run_estimates as estimates
-from leaderboard.views.results import axis_of, build_results_response, results_etag
+from leaderboard.views.results import build_results_response, parse_axis, results_etag
 from scheduler.models import Event
 from trainer.scoring.multiplier import AXES, EntryMultiplier
 
@@ -42,7 +42,7 @@ class RunGroup:
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
     entries = Entry.objects.select_related("track__season", "smoke_job", "pull_request")
     found = get_object_or_404(entries, pk=entry_id)
-    table = load_standings(found.track, axis_of(request))
+    table = load_standings(found.track, parse_axis(request))
     rows = load_rows(table, found)
     runs = list(found.runs.select_related("entry", "track").order_by("-created_at")[:MAX_RUNS])
     at_scales = load_scales(table, found.pk) if any(run.state == Run.State.FINISHED for run in runs) else []
@@ -106,7 +106,7 @@ def build_row_context(row: Standing | None) -> dict[str, Any]:
 def entry_results(request: HttpRequest, entry_id: int) -> JsonResponse:
     """The same, with the entry's own line on top."""
     entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    axis = axis_of(request)
+    axis = parse_axis(request)
     table = refresh_standings(entry.track, axis)
     row = table.get_row(entry.pk)
     estimate = row.estimate_dict(table) if row else None

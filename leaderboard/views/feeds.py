@@ -71,7 +71,7 @@ def entry_badge(request: HttpRequest, entry_id: int, form: str) -> HttpResponse:
 @conditional_page
 def entry_card(request: HttpRequest, entry_id: int) -> HttpResponse:
     entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    return HttpResponse(cards.of_entry(entry), content_type="image/png", headers=KEPT)
+    return HttpResponse(cards.draw_entry_card(entry), content_type="image/png", headers=KEPT)
 
 
 def board_etag(request: HttpRequest, slug: str) -> str:
@@ -83,4 +83,4 @@ def board_etag(request: HttpRequest, slug: str) -> str:
 @condition(etag_func=board_etag)
 def track_card(request: HttpRequest, slug: str) -> HttpResponse:
     track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
-    return HttpResponse(cards.of_track(track), content_type="image/png", headers=KEPT)
+    return HttpResponse(cards.draw_track_card(track), content_type="image/png", headers=KEPT)

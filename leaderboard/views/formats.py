@@ -19,7 +19,7 @@ from leaderboard.exports import Table
 from leaderboard.models import Entry, Run, Track
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import parse_run_ids
-from leaderboard.views.results import axis_of
+from leaderboard.views.results import parse_axis
 from scheduler.rate_limits import build_rate_limit_response
 
 View = Callable[..., HttpResponseBase]
@@ -67,7 +67,7 @@ def track(request: HttpRequest, slug: str) -> Table:
 
 
 def board_of(request: HttpRequest, track: Track | None) -> Table:
-    return exports.build_board_table(load_standings(track, axis_of(request))) if track else Table("board", [])
+    return exports.build_board_table(load_standings(track, parse_axis(request))) if track else Table("board", [])
 
 
 def entry(request: HttpRequest, entry_id: int) -> Table:

@@ -61,20 +61,20 @@ def try_it(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         said = request.POST.dict()
         said["prompt"] = said.get("prompt", "").replace("\r\n", "\n")  # browsers send two characters and count one
-        return taken(request, PromptForm({**FIRST, **said}))
-    run = chosen(request.GET.get("run", ""))
+        return submit_prompt(request, PromptForm({**FIRST, **said}))
+    run = choose_run(request.GET.get("run", ""))
     given = {"run": run and run.pk, "prompt": request.GET.get("prompt", "")[: writing.MAX_PROMPT]}
     return page(request, PromptForm(initial={**FIRST, **given}), run)
 
 
-def taken(request: HttpRequest, form: PromptForm) -> HttpResponse:
+def submit_prompt(request: HttpRequest, form: PromptForm) -> HttpResponse:
     """Queue the prompt and go to its page, or say why not."""
     status = 400
     if form.is_valid():
         said = form.cleaned_data
         question = writing.Prompt(said["prompt"], said["tokens"], said["temperature"])
         try:
-            return redirect(writing.queue_generation(said["run"], question, visitor(request)))
+            return redirect(writing.queue_generation(said["run"], question, identify_visitor(request)))
         except writing.GenerationError as error:
             form.add_error(None, str(error))
             status = 429
@@ -93,7 +93,7 @@ def page(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 
     return render(request, "leaderboard/try.html", context, status=status)
 
 
-def chosen(word: str) -> Run | None:
+def choose_run(word: str) -> Run | None:
     """Return the run that the address names, if its model can write, else the best of the default track."""
     asked = writing.list_generating_runs().filter(pk=word).first() if word.isdecimal() and len(word) < 19 else None
     return asked or writing.get_best_run(Track.objects.default()) or writing.list_generating_runs().first()
@@ -102,8 +102,8 @@ def chosen(word: str) -> Run | None:
 def choices(form: PromptForm, run: Run | None) -> dict[str, Any]:
     """Return the models that are offered: each entry's best run, by track, and the one that was chosen."""
     seen: dict[tuple[int, int], Run] = {}
-    for found in writing.list_generating_runs()[: 4 * MOST_CHOICES]:
-        seen.setdefault((found.track_id, found.entry_id), found)
+    for run_choice in writing.list_generating_runs()[: 4 * MOST_CHOICES]:
+        seen.setdefault((run_choice.track_id, run_choice.entry_id), run_choice)
     offered = list(seen.values())[:MOST_CHOICES]
     if run is not None and run not in offered:
         offered.append(run)
@@ -112,7 +112,7 @@ def choices(form: PromptForm, run: Run | None) -> dict[str, Any]:
     return {"form": form, "run": run, "tracks": tracks}
 
 
-def visitor(request: HttpRequest) -> str:
+def identify_visitor(request: HttpRequest) -> str:
     """Return whose prompts are counted together. Only the count is kept, for an hour."""
     if request.user.is_authenticated:
         return f"user:{request.user.pk}"
@@ -122,7 +122,7 @@ def visitor(request: HttpRequest) -> str:
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def found(token: str) -> Generation:
+def get_generation(token: str) -> Generation:
     rows = Generation.objects.select_related("job", "run__entry", "run__track")
     return get_object_or_404(rows, token=token)
 
@@ -135,7 +135,7 @@ def prospect(asked: Generation) -> StartEstimate | None:
 @require_safe
 def generation(request: HttpRequest, token: str) -> HttpResponse:
     """What a model has written so far. With JavaScript the words come in; without, the page loads itself anew."""
-    asked = found(token)
+    asked = get_generation(token)
     first = {"run": asked.run_id, "prompt": asked.prompt, "tokens": asked.tokens, "temperature": asked.temperature}
     context = {
         **choices(PromptForm(initial=first), asked.run),
@@ -149,14 +149,14 @@ def generation(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def generation_etag(request: HttpRequest, token: str) -> str:
-    asked = found(token)
+    asked = get_generation(token)
     return f'"{asked.job.state}-{asked.job.attempts}-{len(asked.text)}-{asked.written}-{latest_event()}"'
 
 
 @require_safe
 @condition(etag_func=generation_etag)
 def generation_live(request: HttpRequest, token: str) -> JsonResponse:
-    asked = found(token)
+    asked = get_generation(token)
     waits = asked.job.state == Job.State.QUEUED
     context = {"generation": asked, "prospect": prospect(asked)}
     return JsonResponse(

@@ -13,4 +13,6 @@ from leaderboard.models import Track
 @require_safe
 def track(request: HttpRequest, slug: str) -> HttpResponse:
     found = get_object_or_404(Track, slug=slug)
-    return render(request, "leaderboard/reported.html", {"track": found, "sources": reported_records.by_source(found)})
+    return render(
+        request, "leaderboard/reported.html", {"track": found, "sources": reported_records.group_by_source(found)}
+    )

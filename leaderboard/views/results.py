@@ -11,13 +11,13 @@ from leaderboard.views.live import latest_event
 from trainer.scoring.multiplier import AXES, Axis
 
 
-def axis_of(request: HttpRequest) -> Axis:
+def parse_axis(request: HttpRequest) -> Axis:
     """Return the axis that `?axis=` names, FLOPs by default."""
     return next((axis for axis in AXES if axis == request.GET.get("axis")), AXES[0])
 
 
 def results_etag(request: HttpRequest, **where: Any) -> str:
-    return f'"{axis_of(request)}-{Run.objects.filter(state=Run.State.FINISHED).version()}-{latest_event()}"'
+    return f'"{parse_axis(request)}-{Run.objects.filter(state=Run.State.FINISHED).version()}-{latest_event()}"'
 
 
 def build_results_response(content: dict[str, Any]) -> JsonResponse:

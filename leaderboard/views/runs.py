@@ -51,28 +51,28 @@ SECOND_STEP_MISSING = (
 def run(request: HttpRequest, run_id: int) -> HttpResponse:
     """One run, whole. `?x=flops&smooth=strong&log=x&log=y&over=12` is how its curves are drawn, `?find=` what is looked
     for in its log."""
-    over = [number for number in parse_run_ids(request.GET.getlist("over")) if number != run_id]
-    runs = load_runs(run_id, *over)
+    overlay_ids = [number for number in parse_run_ids(request.GET.getlist("over")) if number != run_id]
+    runs = load_runs(run_id, *overlay_ids)
     if (error := check_log_search_rate(request)) is not None:
         return error
     found = runs[run_id]
     if found.entry.kind == Entry.Kind.NOTEBOOK:
         return notebooks.page(request, found)
-    others = [runs[number] for number in over if number in runs]
+    others = [runs[number] for number in overlay_ids if number in runs]
     table = load_run_standings(found)
     context = {
         "run": found,
-        "samples": newest_first(list(found.samples.all())),
-        **scores_of(found),
+        "samples": group_samples(list(found.samples.all())),
+        **split_scores(found),
         "events": list(Event.objects.about(found)),
         "log": run_logs.get_log(found, request.GET.get("find", "")),
-        "weights": weight_files(found),
+        "weights": list_weight_files(found),
         "publications": publications.list_publications(found),
         "publishing": publications.describe_rules() if publications.is_connected() and found.is_over else "",
         "way": releases.get_release_progress(found),
         "departure": estimate_run_start(found),
         "actions": list_actions(request, found),
-        **curves(request, found, others, find_reference_runs(found, table)),
+        **build_curves_context(request, found, others, find_reference_runs(found, table)),
         **({"standings": table, "row": table.get_row(found.entry_id)} if table and is_finished(found) else {}),
         "revision": format_revision(found.latest_event, found.latest_standings),
     }
@@ -89,44 +89,49 @@ def load_runs(run_id: int, *others: int) -> dict[int, Any]:
     return found
 
 
-def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[ReferenceRun]) -> dict[str, Any]:
+def build_curves_context(
+    request: HttpRequest, run: Run, others: list[Run], beside: list[ReferenceRun]
+) -> dict[str, Any]:
     """Return the pictures of a run with others over it, and what can be chosen about them."""
     view = View.asked(request.GET)
-    stages = lineage.of(run)
-    curves = curve_svg.curves_of([run, *others, *(stage.run for stage in stages)])
+    stages = lineage.list_stages(run)
+    run_curves = curve_svg.curves_of([run, *others, *(stage.run for stage in stages)])
     since = lineage.end_of(stages)
-    own = lineage.moved(curves[run.pk], since)
-    shown = [Shown(run, own, f"run {run.pk}", "ink", is_alone=True, since=since), *lineage.shown(stages, curves)]
-    shown += [over(other, curves[other.pk], beside, number) for number, other in enumerate(others)]
+    own = lineage.shift_curve(run_curves[run.pk], since)
+    shown = [
+        Shown(run, own, f"run {run.pk}", "ink", is_alone=True, since=since),
+        *lineage.build_branches(stages, run_curves),
+    ]
+    shown += [build_overlay(other, run_curves[other.pk], beside, number) for number, other in enumerate(others)]
     known = {other.run for other in beside}
-    beside = [*beside, *(asked_for(other, n) for n, other in enumerate(others) if other.pk not in known)]
+    beside = [*beside, *(build_requested_run(other, n) for n, other in enumerate(others) if other.pk not in known)]
     drawn = panels(shown, view)
     return {
         "view": view,
         "stages": stages,
         "tokens_before": since.tokens,
-        "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in curve_svg.ABSCISSAE],
+        "abscissae": [(name, X_LABELS[name], build_query_string(request, x=name)) for name in curve_svg.ABSCISSAE],
         "smoothings": SMOOTHINGS,
         "beside": beside,
         "over": {other.pk for other in others},
         "main_panel": drawn[0] if drawn else None,
         "small_panels": drawn[1:],
-        "evaluations": evaluations(curves[run.pk]),
-        "numbers": table(curves[run.pk]),
+        "evaluations": evaluations(run_curves[run.pk]),
+        "numbers": table(run_curves[run.pk]),
     }
 
 
-def over(run: Run, curve: curve_svg.Curve, beside: list[ReferenceRun], number: int) -> Shown:
-    known = next((other for other in beside if other.run == run.pk), asked_for(run, number))
+def build_overlay(run: Run, curve: curve_svg.Curve, beside: list[ReferenceRun], number: int) -> Shown:
+    known = next((other for other in beside if other.run == run.pk), build_requested_run(run, number))
     return Shown(run, curve, known.label, known.color)
 
 
-def asked_for(run: Run, number: int) -> ReferenceRun:
+def build_requested_run(run: Run, number: int) -> ReferenceRun:
     """A run that is not offered, but in the address."""
     return ReferenceRun(run.pk, f"run {run.pk}", str(number), run.entry.title)
 
 
-def address(request: HttpRequest, **changed: str) -> str:
+def build_query_string(request: HttpRequest, **changed: str) -> str:
     """Return the query of this page with something else in it."""
     asked = request.GET.copy()
     for name, value in changed.items():
@@ -134,7 +139,7 @@ def address(request: HttpRequest, **changed: str) -> str:
     return f"?{asked.urlencode()}"
 
 
-def scores_of(run: Run) -> dict[str, Any]:
+def split_scores(run: Run) -> dict[str, Any]:
     """Return the held-out numbers, and those of the lm-eval tasks, which have a `/` in their names."""
     scores = list(run.scores.all()) if is_finished(run) else []
     return {
@@ -143,7 +148,7 @@ def scores_of(run: Run) -> dict[str, Any]:
     }
 
 
-def weight_files(run: Run) -> list[dict[str, Any]]:
+def list_weight_files(run: Run) -> list[dict[str, Any]]:
     """Return what a judged run leaves of itself, as its checkpoint's manifest and its own files say. No query."""
     if not is_finished(run) or run.checkpoint is None:
         return []
@@ -196,7 +201,7 @@ def perform_action(request: HttpRequest, run_id: int, action: str) -> HttpRespon
     return redirect(found)
 
 
-def newest_first(samples: list[Any]) -> list[tuple[int, list[Any]]]:
+def group_samples(samples: list[Any]) -> list[tuple[int, list[Any]]]:
     """Return (step, samples) pairs, the last step first; of many steps some, evenly spread."""
     steps = sorted({sample.step for sample in samples}, reverse=True)
     if len(steps) > MAX_SAMPLED_STEPS:
@@ -235,28 +240,28 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
                 "head": render_to_string(head, context),
                 "log": render_to_string("leaderboard/parts/log.html", context),
             },
-            **({} if is_notebook else {"curve": own_columns(found)}),
+            **({} if is_notebook else {"curve": build_script_columns(found)}),
             "revision": format_revision(found.latest_event, found.latest_standings),
             "wait": 0 if is_settled(found) else LIVE_SECONDS,
         }
     )
 
 
-def own_columns(run: Run) -> dict[str, Any]:
+def build_script_columns(run: Run) -> dict[str, Any]:
     """Return its curve for the script, beginning where the run before it was left."""
-    since = lineage.end_of(lineage.of(run))
-    return script_columns(run, lineage.moved(curve_svg.curve_of(run), since), since=since)
+    since = lineage.end_of(lineage.list_stages(run))
+    return script_columns(run, lineage.shift_curve(curve_svg.curve_of(run), since), since=since)
 
 
 @require_safe
 @condition(etag_func=run_etag)
 def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
     """The runs before this one, as stretches for the script, which asks once."""
-    stages = lineage.of(get_object_or_404(Run.objects.with_entry(), pk=run_id))
-    curves = curve_svg.curves_of([stage.run for stage in stages])
+    stages = lineage.list_stages(get_object_or_404(Run.objects.with_entry(), pk=run_id))
+    run_curves = curve_svg.curves_of([stage.run for stage in stages])
     branches = [
         {"label": one.label, "colour": one.color, "columns": script_columns(one.run, one.curve)}
-        for one in lineage.shown(stages, curves)
+        for one in lineage.build_branches(stages, run_curves)
     ]
     for branch in branches:  # a run that still goes on has no rest in this picture
         columns: dict[str, Any] = branch["columns"]  # type: ignore[assignment]
@@ -271,16 +276,16 @@ def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
     if (error := build_rate_limit_response(request, "log")) is not None:
         return error
     found = get_object_or_404(Run, pk=run_id)
-    return attached(run_logs.get_full_text(found), f"run-{found.pk}-log.txt", "text/plain")
+    return build_attachment(run_logs.get_full_text(found), f"run-{found.pk}-log.txt", "text/plain")
 
 
 @require_safe
 def run_toml(request: HttpRequest, run_id: int) -> HttpResponse:
     """The recipe, for `dailytrain train --config`."""
     found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
-    return attached(reproduction.toml(found), f"run-{found.pk}.toml", "application/toml")
+    return build_attachment(reproduction.write_toml(found), f"run-{found.pk}.toml", "application/toml")
 
 
-def attached(text: str, name: str, kind: str) -> HttpResponse:
+def build_attachment(text: str, name: str, kind: str) -> HttpResponse:
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return HttpResponse(text, content_type=f"{kind}; charset=utf-8", headers=headers)

@@ -28,15 +28,15 @@ COUNTED = (What.JOIN, What.LEAVE, What.BAN, What.MOVE, What.ROLLBACK)
 
 @require_safe
 def swarm(request: HttpRequest, run_id: int) -> HttpResponse:
-    found = asked(run_id)
-    context = {"revision": latest_event(), **shown(found)}
+    found = get_swarm(run_id)
+    context = {"revision": latest_event(), **build_context(found)}
     return render(request, "leaderboard/swarm.html", context)
 
 
 @require_safe
 def swarm_live(request: HttpRequest, run_id: int) -> HttpResponse:
-    found = asked(run_id)
-    context = shown(found)
+    found = get_swarm(run_id)
+    context = build_context(found)
     parts = {
         name: render_to_string(f"leaderboard/parts/swarm_{name}.html", context)
         for name in ("head", "lines", "people", "happened")
@@ -45,7 +45,7 @@ def swarm_live(request: HttpRequest, run_id: int) -> HttpResponse:
     return JsonResponse(
         {
             "parts": parts,
-            "last": last_of(found),
+            "last": get_latest_event_id(found),
             "revision": latest_event(),
             "wait": 0 if over else LIVE_SECONDS,
         }
@@ -55,7 +55,7 @@ def swarm_live(request: HttpRequest, run_id: int) -> HttpResponse:
 @require_safe
 def swarm_events(request: HttpRequest, run_id: int) -> HttpResponse:
     """The record, `?since=` an event's number; "next" is where the rest begins, null at its end."""
-    found = asked(run_id)
+    found = get_swarm(run_id)
     since = request.GET.get("since", "0")
     number = int(since) if since.isdecimal() and len(since) < 19 else 0
     events = [event.to_dict() for event in found.events.filter(pk__gt=number).order_by("pk")[: PAGE + 1]]
@@ -63,7 +63,7 @@ def swarm_events(request: HttpRequest, run_id: int) -> HttpResponse:
     return JsonResponse({"stages": found.size["stages"], "events": events[:PAGE], "next": more})
 
 
-def asked(run_id: int) -> Swarm:
+def get_swarm(run_id: int) -> Swarm:
     """Return the swarm; 404 for a run of another kind. One that nobody leads yet is thought of, not made."""
     run = get_object_or_404(Run.objects.with_entry().select_related("swarm"), pk=run_id)
     if not run.is_swarm:
@@ -74,19 +74,19 @@ def asked(run_id: int) -> Swarm:
     return found
 
 
-def last_of(swarm: Swarm) -> int:
-    return (events_of(swarm).order_by("-pk").values_list("pk", flat=True).first() or 0) if swarm.pk else 0
+def get_latest_event_id(swarm: Swarm) -> int:
+    return (list_events(swarm).order_by("-pk").values_list("pk", flat=True).first() or 0) if swarm.pk else 0
 
 
-def events_of(swarm: Swarm) -> QuerySet[SwarmEvent]:
+def list_events(swarm: Swarm) -> QuerySet[SwarmEvent]:
     return SwarmEvent.objects.filter(swarm=swarm) if swarm.pk else SwarmEvent.objects.none()
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def shown(swarm: Swarm) -> dict[str, Any]:
-    events = events_of(swarm)
+def build_context(swarm: Swarm) -> dict[str, Any]:
+    events = list_events(swarm)
     last = events.filter(what=What.STEP).order_by("-pk").first()
     return {
         "swarm": swarm,
@@ -97,7 +97,7 @@ def shown(swarm: Swarm) -> dict[str, Any]:
         "counts": counts(events),
         "lines": lines(events),
         "people": people(swarm),
-        "happened": [Happening(event) for event in listed(events)],
+        "happened": [Happening(event) for event in list_recent_events(events)],
         "server": settings.SITE_URL,
         "going": swarm.run.state == Run.State.TRAINING,
     }
@@ -136,7 +136,7 @@ def people(swarm: Swarm) -> list[dict[str, Any]]:
     return [{**one, "share": one["rows"] / total if total else 0.0} for one in found]
 
 
-def listed(events: QuerySet[SwarmEvent]) -> QuerySet[SwarmEvent]:
+def list_recent_events(events: QuerySet[SwarmEvent]) -> QuerySet[SwarmEvent]:
     return events.exclude(what__in=[What.STEP, What.ADDRESS, What.CHECKPOINT]).order_by("-pk")[:LISTED]
 
 

@@ -199,7 +199,7 @@ def test_a_grandchild_counts_from_the_oldest(second: Run, first: Run) -> None:
     assert second.job
     upload(second.job, 4)
     third = runs.rewind_run(second, 4, actor="mara")
-    stages = lineage.of(third)
+    stages = lineage.list_stages(third)
     assert [(stage.run, stage.left.step, stage.since.step) for stage in stages] == [(first, 8, 0), (second, 4, 8)]
     assert lineage.end_of(stages).tokens == (8 + 4) * 512
 

@@ -59,13 +59,13 @@ def test_the_file_says_which_commit_and_which_text(client: Client, run: Run) -> 
 def test_a_title_cannot_add_a_line(run: Run) -> None:
     run.entry.title = "x\nbudget = 'free'\r\u2028seed = 1"
 
-    assert tomllib.loads(reproduction.toml(run))["seed"] == 5
+    assert tomllib.loads(reproduction.write_toml(run))["seed"] == 5
 
 
 def test_a_trial_and_what_a_run_starts_from_are_part_of_it(db: None) -> None:
     track = scene.track(trial={"part": 0.1, "config": {"model": {"depth": 2}}})
     first = scene.run(scene.entry(track, "Smear"), budget=track.trial_budget)
-    assert reproduction.recipe(first)["model"] == {"depth": 2}
+    assert reproduction.build_recipe(first)["model"] == {"depth": 2}
     second = scene.run(first.entry, seed=9, start_run=first)
     assert f"--from run-{first.pk}" in reproduction.commands(second)
 

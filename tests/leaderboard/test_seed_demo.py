@@ -35,8 +35,8 @@ def test_it_leaves_a_database_alone_that_has_something_in_it() -> None:
 
 
 def test_its_numbers_are_those_of_the_fixture_and_its_board_is_what_the_site_makes_of_them() -> None:
-    track = demo.seed()
-    told = [run for entry in demo.read()["entries"] for run in entry["runs"]]
+    track = demo.seed_demo()
+    told = [run for entry in demo.load_fixture()["entries"] for run in entry["runs"]]
     made = list(Run.objects.exclude(state=Run.State.WAITING).order_by("pk"))
     assert [run.bits_per_byte for run in made] == [run.get("score", {}).get("bits_per_byte") for run in told]
     assert [run.reason for run in made] == [run.get("failure", {}).get("reason", "") for run in told]
@@ -46,13 +46,13 @@ def test_its_numbers_are_those_of_the_fixture_and_its_board_is_what_the_site_mak
 
     table = load_standings(Track.objects.select_related("season").get(pk=track.pk))
     assert table.problem == ""
-    assert table.row_count == len(demo.read()["entries"])
+    assert table.row_count == len(demo.load_fixture()["entries"])
     assert all(row.multiplier for row in table.rows.all())
     assert Run.objects.filter(trust=Run.Trust.RECORD).exists()
 
 
 def test_it_is_labelled_on_every_page_and_nothing_of_it_starts(client: Client) -> None:
-    demo.seed()
+    demo.seed_demo()
     run = Run.objects.filter(state=Run.State.FINISHED)[0]
     places = ("/", "/queue/", "/nodes/", "/sponsors/", "/calendar/", f"/runs/{run.pk}/", f"/entries/{run.entry_id}/")
     for page in places:

@@ -48,7 +48,7 @@ def find_other_dates(content: bytes) -> list[str]:
 
 
 def test_public_pages_of_the_demo_are_valid_html_with_one_date_format(client: Client, db: None) -> None:
-    demo.seed()
+    demo.seed_demo()
     queue, seen, variants = deque(START_PAGES), set(START_PAGES), dict.fromkeys(START_PAGES, 1)
     errors, pages = {}, 0
     while queue:

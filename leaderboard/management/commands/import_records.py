@@ -24,10 +24,10 @@ class Command(BaseCommand):
         if track is None:
             raise CommandError(f"Unknown track. Tracks: {', '.join(Track.objects.values_list('slug', flat=True))}.")
         try:
-            history = reported_records.parse(options["file"].read_bytes())
+            history = reported_records.parse_records(options["file"].read_bytes())
         except OSError as error:
             raise CommandError(f"{options['file']} cannot be read: {error.strerror}.") from error
-        except reported_records.UnreadableRecords as error:
+        except reported_records.RecordsFileError as error:
             raise CommandError(f"{options['file']}: {error}") from error
-        new, known = reported_records.take(track, history)
+        new, known = reported_records.import_records(track, history)
         self.stdout.write(f"{new} new, {known} known records of {history.source} on {track.slug}.")

@@ -16,8 +16,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            track = demo.seed()
-        except demo.NotEmpty as error:
+            track = demo.seed_demo()
+        except demo.DatabaseNotEmptyError as error:
             raise CommandError(f"{error} Nothing was changed. Use another DAILYTRAIN_HOME or DATABASE_URL.") from error
         runs = Run.objects.filter(track=track).count()
         entries = Entry.objects.filter(track=track).count()

@@ -48,7 +48,7 @@ def entry(site: Any) -> Entry:
 def test_a_small_difference_is_clear_where_the_same_documents_are_hard_for_both(client: Client, entry: Entry) -> None:
     runs = [scored(entry, 1, answers(1.0, 1)), scored(entry, 2, answers(1.01, 2)), scored(entry, 3, answers(1.0, 3))]
 
-    worse, same = paired_comparison.against_first(runs)
+    worse, same = paired_comparison.compare_with_first(runs)
 
     (difference,) = worse.clear
     assert difference.low > 0
@@ -71,7 +71,7 @@ def test_a_small_difference_is_clear_where_the_same_documents_are_hard_for_both(
 def test_answers_that_cannot_be_compared_are_said_to_be_so(entry: Entry, content: bytes | None, says: str) -> None:
     first, second = scored(entry, 1, answers(1.0, 1)), scored(entry, 2, content)
 
-    (against,) = paired_comparison.against_first([first, second])
+    (against,) = paired_comparison.compare_with_first([first, second])
 
     assert says in against.problem
     assert against.differences == []

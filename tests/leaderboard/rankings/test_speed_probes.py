@@ -98,7 +98,7 @@ def test_the_order_carries_the_tracks_shape(run: Run) -> None:
 def test_a_track_without_probes_has_no_seconds(run: Run, node: Node) -> None:
     run.track.probe_seconds = 0
     run.track.save()
-    assert speed_probes.order(run.track) is None
+    assert speed_probes.build_probe_spec(run.track) is None
     assert run.job
     assert get_job_kind(run.job).order(Job.objects.get(pk=run.job.pk), None).probe is None  # type: ignore[union-attr]
     assert trained(run, node, 1, 1).seconds_void == "This track does not measure how fast its nodes are."
