@@ -60,7 +60,7 @@ def load_fixture() -> dict[str, Any]:
 
 @transaction.atomic
 def seed_demo(today: datetime | None = None) -> Track:
-    """Fill an empty database with the demo; raise NotEmpty where it is not."""
+    """Fill an empty database with the demo; raise DatabaseNotEmptyError where it is not."""
     if Season.objects.exists():
         raise DatabaseNotEmptyError(DatabaseNotEmptyError.__doc__)
     today, content = today or timezone.now(), load_fixture()

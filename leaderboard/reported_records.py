@@ -50,7 +50,7 @@ class History(BaseModel):
 
 
 def parse_records(text: str | bytes) -> History:
-    """Return the file's content; raise UnreadableRecords with its first mistake."""
+    """Return the file's content; raise RecordsFileError with its first mistake."""
     try:
         return History.model_validate_json(text)
     except ValidationError as error:
