@@ -1,5 +1,6 @@
 // The comparison: curves of all runs in their own colours, and what goes into a pull request.
 
+import "./copy.js";
 import { Panels, choices } from "./curves.js";
 import { keepCurrent, startClock } from "./live.js";
 startClock();
@@ -17,18 +18,4 @@ if (document.getElementById("choices")) {
   };
   const chosen = choices(draw);
   keepCurrent((news) => { data = news; draw(); });
-}
-
-for (const button of document.querySelectorAll("button[data-copy]")) {
-  button.hidden = false;
-  button.addEventListener("click", async () => {
-    const text = document.getElementById(button.dataset.copy);
-    try {
-      await navigator.clipboard.writeText(text.value);
-      button.textContent = "Copied";
-      setTimeout(() => { button.textContent = "Copy"; }, 2000);
-    } catch { // not allowed here, or not over HTTPS: mark it, and the keyboard does the rest
-      text.select();
-    }
-  });
 }

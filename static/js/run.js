@@ -1,5 +1,6 @@
 // The run page: its curves can be read, zoomed and laid over others; its log can be searched and followed.
 
+import "./copy.js";
 import { Panels, choices } from "./curves.js";
 import { keepCurrent, putPart, startClock } from "./live.js";
 
@@ -66,26 +67,8 @@ find.addEventListener("submit", (event) => { event.preventDefault(); searched();
 find.addEventListener("input", () => { clearTimeout(typed); typed = setTimeout(searched, 300); });
 toEnd();
 
-// --- lines to copy ---
-
-const ready = () => document.querySelectorAll("button[data-copy]").forEach((button) => { button.hidden = false; });
-document.addEventListener("click", async ({ target }) => {
-  const button = target.closest("button[data-copy]");
-  if (!button) return;
-  const text = document.getElementById(button.dataset.copy);
-  try {
-    await navigator.clipboard.writeText(text.textContent);
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 2000);
-  } catch { // not allowed here, or not over HTTPS: mark it, and the keyboard does the rest
-    getSelection().selectAllChildren(text);
-  }
-});
-ready();
-
 keepCurrent(({ curve, wait }) => {
   [own, live] = [curve, wait > 0];
   draw();
-  ready();
   toEnd();
 });

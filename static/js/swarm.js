@@ -82,7 +82,7 @@ function column(number, machines, time) {
     before.replaceChildren(...next.childNodes);
     return before; // the same dot: it does not arrive again
   });
-  if (!fresh.length) fresh.push(element("li", "empty", "Nobody."));
+  if (!fresh.length) fresh.push(element("li", "empty", "No machines."));
   list.replaceChildren(...fresh);
 }
 

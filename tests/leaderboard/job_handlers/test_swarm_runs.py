@@ -235,7 +235,7 @@ def test_the_record_is_handed_out_piece_by_piece(led: Run, client: Client, monke
 
 def test_a_swarm_that_nobody_leads_yet_has_a_page_and_another_run_has_none(swarm_run: Run, client: Client) -> None:
     page = client.get(f"/runs/{swarm_run.pk}/swarm/")
-    assert "Nobody yet." in page.content.decode()
+    assert "No machines yet." in page.content.decode()
     Track.objects.update(kind=Track.Kind.COMPETITION, swarm={})
     assert client.get(f"/runs/{swarm_run.pk}/swarm/").status_code == 404
 
