@@ -20,6 +20,11 @@ RANK = "rank"
 SORTS = (RANK, "multiplier", "entry", *COLUMNS)
 
 
+def parse_axis(query: QueryDict) -> Axis:
+    """Return the axis that `?axis=` names, FLOPs by default."""
+    return next((axis for axis in AXES if axis == query.get("axis")), AXES[0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class BoardQuery:
     """The query in an address of the board. Values that make no sense are ignored."""
@@ -41,7 +46,7 @@ class BoardQuery:
         page = query.get("page", "1")
         chosen = {name for value in query.getlist("columns") for name in value.split(",")}
         return cls(
-            axis=next((axis for axis in AXES if axis == query.get("axis")), AXES[0]),
+            axis=parse_axis(query),
             sort=name if name in SORTS else RANK,
             is_reversed=sort.startswith("-") and name in SORTS,
             words=query.get("q", "").strip()[:MAX_SEARCH_LENGTH].replace("\0", ""),

@@ -6,6 +6,8 @@ without stretching its text.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -136,6 +138,16 @@ def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tu
         if math.isfinite(point.loss):
             series[run_id][name == DEV].append(point)
     return series
+
+
+def write_curve_csv(run: Run) -> bytes:
+    """Return both series of points by step as CSV, at most 2,000 points of each."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["series", *("loss_nats_per_token" if name == "loss" else name for name in Point._fields)])
+    for name, points in zip(("train", "dev"), points_of(run), strict=True):
+        out.writerows([name, *("" if value is None else value for value in point)] for point in points)
+    return text.getvalue().encode()
 
 
 def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:

@@ -121,9 +121,7 @@ class PullRequest(models.Model):
 
     class Meta:
         ordering = ["-pk"]
-        constraints = [
-            models.UniqueConstraint(fields=["repository", "number"], name="one_row_per_pull_request"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["repository", "number"], name="one_row_per_pull_request")]
 
     def __str__(self) -> str:
         return f"{self.repository}#{self.number}"

@@ -47,9 +47,7 @@ class Subscription(models.Model):
 
     class Meta:
         ordering = ["pk"]
-        constraints = [
-            models.UniqueConstraint(fields=["user", "kind", "address"], name="one_subscription_per_address"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["user", "kind", "address"], name="one_subscription_per_address")]
 
     def __str__(self) -> str:
         return f"{self.get_kind_display()} of {self.user}"

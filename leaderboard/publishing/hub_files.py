@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from leaderboard.charts import curve_files
+from leaderboard.charts.curve_svg import write_curve_csv
+from leaderboard.charts.images import draw_run_card
 from leaderboard.models import Publication
 from leaderboard.publishing import model_card, weights
 from scheduler import storage
@@ -48,8 +49,8 @@ def build_descriptions(kept: Publication, name: str, with_transformers: bool) ->
     return [
         FileAddition("README.md", model_card.build_card(kept, name, with_transformers).encode()),
         FileAddition("results.json", json.dumps(results, indent=1, sort_keys=True).encode()),
-        FileAddition("curve.png", curve_files.png(run)),
-        FileAddition("curve.csv", curve_files.csv(run)),
+        FileAddition("curve.png", draw_run_card(run)),
+        FileAddition("curve.csv", write_curve_csv(run)),
     ]
 
 

@@ -18,10 +18,7 @@ from leaderboard.models.entries import web_address
 from leaderboard.models.standings import get_entry_name
 from trainer.scoring.multiplier import Axis
 
-EXCLUDED_TRUST = {
-    Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.",
-    Run.Trust.DISPUTED: "It is disputed.",
-}
+EXCLUDED_TRUST = {Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.", Run.Trust.DISPUTED: "It is disputed."}
 """Trust of runs that are shown and not compared, and why."""
 RECORD_CONFIRMED = "A record: its confirmation runs alone are clearly over the baseline and the record before."
 """What is written of an entry whose confirmation made it the record. It stays, whoever takes the record later."""

@@ -11,13 +11,15 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard.board.query import BoardQuery, load_board_rows
+from leaderboard import reported_records
+from leaderboard.board.query import BoardQuery, load_board_rows, parse_axis
 from leaderboard.board.table import build_board_table
 from leaderboard.charts import curve_svg
 from leaderboard.charts.frontier import build_frontier, build_records, get_leader
 from leaderboard.charts.multiplier_charts import draw_ladder
 from leaderboard.models import Bounty, Run, StandingsTable, Track
 from leaderboard.models.standings import LATEST_COMPUTATION
+from leaderboard.pool_totals import totals
 from leaderboard.rankings.standings_store import load_results
 from leaderboard.schedule.calendar import get_next_nightly
 from leaderboard.views.live import (
@@ -26,8 +28,8 @@ from leaderboard.views.live import (
     LIVE_SECONDS,
     format_revision,
     get_standings_revision,
+    latest_event,
 )
-from leaderboard.views.results import build_results_response, parse_axis, results_etag
 from trainer.scoring.multiplier import AXES
 
 FAILURES = 5
@@ -133,9 +135,32 @@ def track_live(request: HttpRequest, slug: str) -> JsonResponse:
     )
 
 
+def results_etag(request: HttpRequest, **where: Any) -> str:
+    revision = Run.objects.filter(state=Run.State.FINISHED).version()
+    return f'"{parse_axis(request.GET)}-{revision}-{latest_event()}"'
+
+
 @require_safe
 @condition(etag_func=results_etag)
 def track_results(request: HttpRequest, slug: str) -> JsonResponse:
     """The records behind a track's multipliers, and these: what `dailytrain multiplier` takes."""
     track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
-    return build_results_response({**load_results(track, parse_axis(request))})
+    return build_results_response({**load_results(track, parse_axis(request.GET))})
+
+
+def build_results_response(content: dict[str, Any]) -> JsonResponse:
+    return JsonResponse(content, json_dumps_params={"indent": 1, "allow_nan": False})
+
+
+@require_safe
+def track_reported(request: HttpRequest, slug: str) -> HttpResponse:
+    """Records that other boards report."""
+    track = get_object_or_404(Track, slug=slug)
+    context = {"track": track, "sources": reported_records.group_by_source(track)}
+    return render(request, "leaderboard/reported.html", context)
+
+
+@require_safe
+def about(request: HttpRequest) -> HttpResponse:
+    """How the board's numbers are computed."""
+    return render(request, "leaderboard/about.html", {"track": Track.objects.default(), "totals": totals()})

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import condition, require_safe
 
+from leaderboard.board.query import parse_axis
 from leaderboard.board.scales import AtScale, draw_scales, load_scales
 from leaderboard.charts.multiplier_charts import build_whisker, scale_of_row
 from leaderboard.job_handlers import smoke_tests
@@ -19,7 +20,7 @@ from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings.standings_store import load_results, load_standings, refresh_standings
 from leaderboard.submissions import changes
 from leaderboard.submissions import run_estimates as estimates
-from leaderboard.views.results import build_results_response, parse_axis, results_etag
+from leaderboard.views.board import build_results_response, results_etag
 from scheduler.models import Event
 from trainer.scoring.multiplier import AXES, EntryMultiplier
 
@@ -42,7 +43,7 @@ class RunGroup:
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
     entries = Entry.objects.select_related("track__season", "smoke_job", "pull_request")
     found = get_object_or_404(entries, pk=entry_id)
-    table = load_standings(found.track, parse_axis(request))
+    table = load_standings(found.track, parse_axis(request.GET))
     rows = load_rows(table, found)
     runs = list(found.runs.select_related("entry", "track").order_by("-created_at")[:MAX_RUNS])
     at_scales = load_scales(table, found.pk) if any(run.state == Run.State.FINISHED for run in runs) else []
@@ -106,7 +107,7 @@ def build_row_context(row: Standing | None) -> dict[str, Any]:
 def entry_results(request: HttpRequest, entry_id: int) -> JsonResponse:
     """The same, with the entry's own line on top."""
     entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    axis = parse_axis(request)
+    axis = parse_axis(request.GET)
     table = refresh_standings(entry.track, axis)
     row = table.get_row(entry.pk)
     estimate = row.estimate_dict(table) if row else None

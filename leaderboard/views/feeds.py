@@ -8,60 +8,50 @@ from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, conditional_page, require_safe
 
 from leaderboard import feeds
-from leaderboard.charts import badges, cards
-from leaderboard.charts.badges import Badge
+from leaderboard.charts import images
 from leaderboard.models import Entry, StandingsTable, Track
 from leaderboard.rankings.standings_store import load_standings
 from scheduler.sponsors.badges import draw_badge
 
 ATOM = "application/atom+xml; charset=utf-8"
-KEPT = {"Cache-Control": "public, max-age=300"}
-"""Whoever shows a badge or reads a feed may keep it so long."""
+CACHE_HEADERS = {"Cache-Control": "public, max-age=300"}
 
 
 @require_safe
 @condition(etag_func=lambda request: f'"{feeds.get_version()}"')
 def records(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(feeds.build_records_feed(), content_type=ATOM, headers=KEPT)
+    return HttpResponse(feeds.build_records_feed(), content_type=ATOM, headers=CACHE_HEADERS)
 
 
 @require_safe
 @conditional_page
 def entry_feed(request: HttpRequest, entry_id: int) -> HttpResponse:
     found = get_object_or_404(Entry, pk=entry_id)
-    return HttpResponse(feeds.build_entry_feed(found), content_type=ATOM, headers=KEPT)
+    return HttpResponse(feeds.build_entry_feed(found), content_type=ATOM, headers=CACHE_HEADERS)
 
 
 # --- badges: as a picture, and as shields.io's endpoint takes them ----------------------------------------------------
 
 
-def of_track(slug: str) -> Badge:
-    return badges.build_track_badge(load_standings(get_object_or_404(Track, slug=slug)))
-
-
-def of_entry(entry_id: int) -> Badge:
-    entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    return badges.build_entry_badge(entry, load_standings(entry.track))
-
-
-def picture(found: Badge) -> HttpResponse:
-    return HttpResponse(draw_badge(found.label, found.message), content_type="image/svg+xml", headers=KEPT)
-
-
-def shields(found: Badge) -> JsonResponse:
-    return JsonResponse(found.to_dict(), headers=KEPT)
+def build_badge_response(label: str, message: str, form: str) -> HttpResponse:
+    if form == "svg":
+        return HttpResponse(draw_badge(label, message), content_type="image/svg+xml", headers=CACHE_HEADERS)
+    endpoint = {"schemaVersion": 1, "label": label, "message": message, "color": "0b5cad", "cacheSeconds": 300}
+    return JsonResponse(endpoint, headers=CACHE_HEADERS)
 
 
 @require_safe
 @conditional_page
 def track_badge(request: HttpRequest, slug: str, form: str) -> HttpResponse:
-    return (picture if form == "svg" else shields)(of_track(slug))
+    table = load_standings(get_object_or_404(Track, slug=slug))
+    return build_badge_response(*images.build_track_badge(table), form)
 
 
 @require_safe
 @conditional_page
 def entry_badge(request: HttpRequest, entry_id: int, form: str) -> HttpResponse:
-    return (picture if form == "svg" else shields)(of_entry(entry_id))
+    entry = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id)
+    return build_badge_response(*images.build_entry_badge(entry, load_standings(entry.track)), form)
 
 
 # --- cards: the pictures of link previews -----------------------------------------------------------------------------
@@ -71,7 +61,7 @@ def entry_badge(request: HttpRequest, entry_id: int, form: str) -> HttpResponse:
 @conditional_page
 def entry_card(request: HttpRequest, entry_id: int) -> HttpResponse:
     entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    return HttpResponse(cards.draw_entry_card(entry), content_type="image/png", headers=KEPT)
+    return HttpResponse(images.draw_entry_card(entry), content_type="image/png", headers=CACHE_HEADERS)
 
 
 def board_etag(request: HttpRequest, slug: str) -> str:
@@ -83,4 +73,4 @@ def board_etag(request: HttpRequest, slug: str) -> str:
 @condition(etag_func=board_etag)
 def track_card(request: HttpRequest, slug: str) -> HttpResponse:
     track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
-    return HttpResponse(cards.draw_track_card(track), content_type="image/png", headers=KEPT)
+    return HttpResponse(images.draw_track_card(track), content_type="image/png", headers=CACHE_HEADERS)

@@ -23,9 +23,7 @@ class NoticesForm(forms.Form):
 
     kind = forms.ChoiceField(label="Where", widget=forms.RadioSelect)
     address = forms.CharField(
-        label="Address",
-        max_length=500,
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+        label="Address", max_length=500, widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"})
     )
     topics = forms.MultipleChoiceField(label="What", widget=forms.CheckboxSelectMultiple)
 
@@ -91,20 +89,21 @@ def page(request: HttpRequest, form: NoticesForm, new: Subscription | None = Non
 
 @login_required
 @require_POST
-def act(request: HttpRequest, subscription_id: int, wish: str) -> HttpResponse:
+def act(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse:
     """Choose other topics, send a trial, try a stopped address again, or end it."""
     user = cast(User, request.user)
     subscription = get_object_or_404(Subscription, pk=subscription_id, user=user)
-    if wish == "topics":
-        subscriptions.set_topics(subscription, request.POST.getlist("topics"))
-    elif wish == "trial":
-        subscriptions.send_test_notice(subscription)
-    elif wish == "resume":
-        subscriptions.resume_subscription(subscription)
-    elif wish == "end":
-        subscriptions.delete_subscription(subscription)
-    else:
-        raise Http404
+    match action:
+        case "topics":
+            subscriptions.set_topics(subscription, request.POST.getlist("topics"))
+        case "trial":
+            subscriptions.send_test_notice(subscription)
+        case "resume":
+            subscriptions.resume_subscription(subscription)
+        case "end":
+            subscriptions.delete_subscription(subscription)
+        case _:
+            raise Http404
     return redirect("notices")
 
 

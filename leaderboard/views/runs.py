@@ -16,10 +16,11 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import actions, lineage, permissions, reproduction, run_logs
+from leaderboard import actions, lineage, permissions, run_logs
 from leaderboard.charts import curve_svg
 from leaderboard.charts.panels import SMOOTHINGS, Shown, View, evaluations, panels, script_columns, table
 from leaderboard.initial_weights import RUN_FILE
+from leaderboard.job_handlers import notebooks
 from leaderboard.models import Entry, Run, StandingsTable
 from leaderboard.models.publications import FINAL
 from leaderboard.models.standings import LATEST_COMPUTATION
@@ -29,7 +30,6 @@ from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import ReferenceRun, find_reference_runs, parse_run_ids
 from leaderboard.runs import RunError
 from leaderboard.schedule.start_estimates import estimate_run_start, is_queued
-from leaderboard.views import notebooks
 from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, get_standings_revision
 from scheduler.models import Event
 from scheduler.rate_limits import build_rate_limit_response
@@ -57,7 +57,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         return error
     found = runs[run_id]
     if found.entry.kind == Entry.Kind.NOTEBOOK:
-        return notebooks.page(request, found)
+        return render_notebook(request, found)
     others = [runs[number] for number in overlay_ids if number in runs]
     table = load_run_standings(found)
     context = {
@@ -77,6 +77,24 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "revision": format_revision(found.latest_event, found.latest_standings),
     }
     return render(request, "leaderboard/run.html", context)
+
+
+def render_notebook(request: HttpRequest, run: Run) -> HttpResponse:
+    """The page of a notebook run: what ran, what it wrote, and what it left to download."""
+    parts = notebooks.list_part_views(run)
+    context = {
+        "run": run,
+        "parts": parts,
+        "coming": notebooks.get_notebook_files(run.entry)[len(parts) :],
+        "executed": notebooks.EXECUTED,
+        "model": notebooks.MODEL,
+        "events": Event.objects.about(run),
+        "actions": list_actions(request, run),
+        "departure": estimate_run_start(run),
+        "log": run_logs.get_log(run),
+        "revision": format_revision(run.latest_event, run.latest_standings),  # type: ignore[attr-defined]
+    }
+    return render(request, "leaderboard/notebook_run.html", context)
 
 
 def load_runs(run_id: int, *others: int) -> dict[int, Any]:
@@ -267,25 +285,3 @@ def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
         columns: dict[str, Any] = branch["columns"]  # type: ignore[assignment]
         columns["end"] = {name: columns["train"][name][-1] for name in curve_svg.ABSCISSAE}
     return JsonResponse({"branches": branches})
-
-
-@require_safe
-@condition(etag_func=run_etag)
-def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
-    """The whole log, as a file."""
-    if (error := build_rate_limit_response(request, "log")) is not None:
-        return error
-    found = get_object_or_404(Run, pk=run_id)
-    return build_attachment(run_logs.get_full_text(found), f"run-{found.pk}-log.txt", "text/plain")
-
-
-@require_safe
-def run_toml(request: HttpRequest, run_id: int) -> HttpResponse:
-    """The recipe, for `dailytrain train --config`."""
-    found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
-    return build_attachment(reproduction.write_toml(found), f"run-{found.pk}.toml", "application/toml")
-
-
-def build_attachment(text: str, name: str, kind: str) -> HttpResponse:
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return HttpResponse(text, content_type=f"{kind}; charset=utf-8", headers=headers)

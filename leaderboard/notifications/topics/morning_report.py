@@ -9,7 +9,8 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 
 from leaderboard import formatting
-from leaderboard.charts import curve_files
+from leaderboard.charts.curve_svg import write_curve_csv
+from leaderboard.charts.images import draw_run_card
 from leaderboard.models import Night, Run, Track
 from leaderboard.notifications.message import Attachment, Message
 from leaderboard.rankings import explanations
@@ -102,7 +103,7 @@ def facts(night: Night, arrived: Run | None) -> dict[str, object]:
 def curve(run: Run) -> list[Attachment]:
     """Return a run's curve as a picture and as numbers."""
     at = settings.SITE_URL
-    picture, numbers = curve_files.png(run), curve_files.csv(run)
+    picture, numbers = draw_run_card(run), write_curve_csv(run)
     return [
         Attachment(f"run-{run.pk}.png", "image/png", at + reverse("run-picture", args=[run.pk]), picture),
         Attachment(f"run-{run.pk}.csv", "text/csv", at + reverse("run-csv", args=[run.pk]), numbers),

@@ -227,6 +227,11 @@ def test_the_page_shows_the_notebook_and_offers_what_it_left(client: Client, beg
         assert client.get(f"/runs/{begun.pk}/parts{other}").status_code == 404
 
 
+def test_notebook_page_has_revision_of_its_live_json(client: Client, begun: Run) -> None:
+    revision = client.get(f"/runs/{begun.pk}/live.json").json()["revision"]
+    assert f'data-revision="{revision}"' in client.get(begun.get_absolute_url()).content.decode()
+
+
 def test_files_of_a_training_are_not_offered_this_way(client: Client, run: Run) -> None:
     assert run.job
     JobFile.objects.create(job=run.job, path="run.json", blob=storage.store_bytes(b"{}"))

@@ -11,9 +11,8 @@ import pytest
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard import exports
-from leaderboard.exports import Table
 from leaderboard.models import Entry, Run, Score
+from leaderboard.views.formats import Table, write_csv, write_json
 from scheduler import rate_limits
 from tests.support import boards
 
@@ -90,8 +89,8 @@ def test_a_table_is_304_until_something_changes(client: Client) -> None:
 @pytest.mark.parametrize("title", ['=HYPERLINK("http://x")', "+1", "-2", "@cmd", "\tx"])
 def test_a_spreadsheet_takes_no_title_for_a_formula(title: str) -> None:
     table = Table("t", [{"title": title, "value": -1.5}])
-    assert list(csv.reader(io.StringIO(exports.write_csv(table))))[1] == [f"'{title}", "-1.5"]
-    assert json.loads(exports.write_json(table))["rows"][0]["title"] == title
+    assert list(csv.reader(io.StringIO(write_csv(table))))[1] == [f"'{title}", "-1.5"]
+    assert json.loads(write_json(table))["rows"][0]["title"] == title
 
 
 def test_whoever_asks_too_often_is_told_to_wait(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A run's curve as a picture and as a table."""
+"""Cards of runs, and their curves as CSV."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from django.test import Client
 from PIL import Image
 
-from leaderboard.charts import curve_files
+from leaderboard.charts.curve_svg import write_curve_csv
+from leaderboard.charts.images import draw_run_card, replace_superscripts
 from leaderboard.models import CurvePoint, Run
 from tests.support import scene
 
@@ -56,10 +57,10 @@ def test_a_run_without_points_has_words_and_an_empty_table(client: Client) -> No
     queued = Run.objects.filter(state=Run.State.QUEUED).first()
     assert queued
     assert night
-    assert curve_files.png(queued).startswith(b"\x89PNG")
-    assert len(curve_files.csv(queued).splitlines()) == 1
+    assert draw_run_card(queued).startswith(b"\x89PNG")
+    assert len(write_curve_csv(queued).splitlines()) == 1
     assert client.get("/runs/999999/curve.png").status_code == 404
 
 
 def test_it_writes_what_its_letters_cannot() -> None:
-    assert curve_files.plain("1.25\u00a0×\u00a010¹² FLOPs") == "1.25 × 10^12 FLOPs"
+    assert replace_superscripts("1.25\u00a0×\u00a010¹² FLOPs") == "1.25 × 10^12 FLOPs"

@@ -1,0 +1,109 @@
+"""Files of a run: its curve, its log, its recipe, its weights and what its notebooks left."""
+
+from __future__ import annotations
+
+from django.core.cache import cache
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.shortcuts import get_object_or_404
+from django.utils.http import content_disposition_header
+from django.views.decorators.http import condition, require_safe
+
+from leaderboard import reproduction, run_logs
+from leaderboard.charts.curve_svg import write_curve_csv
+from leaderboard.charts.images import draw_run_card
+from leaderboard.models import Entry, Run
+from leaderboard.publishing import weights
+from leaderboard.views.runs import run_etag
+from scheduler import storage
+from scheduler.errors import RangeError
+from scheduler.models import JobFile
+from scheduler.node_api import downloads
+from scheduler.rate_limits import build_rate_limit_response
+
+PICTURE_CACHE_SECONDS = 3600
+
+
+def build_file_response(content: str | bytes, name: str, kind: str, *, as_attachment: bool = False) -> HttpResponse:
+    headers = {"Content-Disposition": content_disposition_header(as_attachment, name) or "inline"}
+    return HttpResponse(content, content_type=kind, headers=headers)
+
+
+def mark_as_attachment(response: HttpResponseBase, name: str) -> HttpResponseBase:
+    """Replace the Content-Disposition that FileResponse derives from the stored file's name."""
+    response.headers["Content-Disposition"] = content_disposition_header(True, name) or "attachment"
+    return response
+
+
+def curve_etag(request: HttpRequest, run_id: int) -> str | None:
+    revision = Run.objects.filter(pk=run_id).values_list("revision", flat=True).first()
+    return None if revision is None else f'"{run_id}.{revision}"'
+
+
+@require_safe
+@condition(etag_func=curve_etag)
+def run_picture(request: HttpRequest, run_id: int) -> HttpResponse:
+    run = get_object_or_404(Run.objects.with_entry(), pk=run_id)
+    key = f"curve:{run.pk}:{run.revision}"
+    picture = cache.get_or_set(key, lambda: draw_run_card(run), PICTURE_CACHE_SECONDS)
+    return HttpResponse(picture, content_type="image/png")
+
+
+@require_safe
+@condition(etag_func=curve_etag)
+def run_csv(request: HttpRequest, run_id: int) -> HttpResponse:
+    run = get_object_or_404(Run, pk=run_id)
+    return build_file_response(write_curve_csv(run), f"run-{run.pk}.csv", "text/csv; charset=utf-8")
+
+
+@require_safe
+@condition(etag_func=run_etag)
+def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
+    """The whole log."""
+    if (error := build_rate_limit_response(request, "log")) is not None:
+        return error
+    run = get_object_or_404(Run, pk=run_id)
+    text = run_logs.get_full_text(run)
+    return build_file_response(text, f"run-{run.pk}-log.txt", "text/plain; charset=utf-8", as_attachment=True)
+
+
+@require_safe
+def run_toml(request: HttpRequest, run_id: int) -> HttpResponse:
+    """The recipe, for `dailytrain train --config`."""
+    run = get_object_or_404(Run.objects.with_entry(), pk=run_id)
+    text = reproduction.write_toml(run)
+    return build_file_response(text, f"run-{run.pk}.toml", "application/toml; charset=utf-8", as_attachment=True)
+
+
+@require_safe
+def run_weights(request: HttpRequest, run_id: int, name: str, path: str) -> HttpResponseBase:
+    """A file of a run's final weights or of a release; `Range: bytes=<first>-` resumes a download."""
+    if (error := build_rate_limit_response(request, "download")) is not None:
+        return error
+    run = get_object_or_404(Run.objects.select_related("entry__bundle", "checkpoint"), pk=run_id)
+    blob = dict(weights.find_weight_blobs(run, name)).get(path)
+    if blob is None:
+        raise Http404
+    if address := storage.get_presigned_url(blob):
+        return HttpResponseRedirect(address)
+    try:
+        response = downloads.send_blob(request, blob)
+    except RangeError as range_error:
+        return HttpResponse(f"{range_error}\n", status=range_error.status, content_type="text/plain")
+    return mark_as_attachment(response, f"run-{run.pk}-{path.rsplit('/', 1)[-1]}")
+
+
+@require_safe
+def notebook_file(request: HttpRequest, run_id: int, part: int, path: str) -> HttpResponseBase:
+    """A file that a part of a notebook run left. It is untrusted, so browsers save it and never open it here."""
+    files = JobFile.objects.select_related("blob").filter(
+        job__notebook_part__run=run_id,
+        job__notebook_part__number=part,
+        job__notebook_part__run__entry__kind=Entry.Kind.NOTEBOOK,
+        path=path,
+    )
+    file = get_object_or_404(files)
+    if address := storage.get_presigned_url(file.blob):
+        return HttpResponseRedirect(address)
+    response = FileResponse(storage.open_blob(file.blob), content_type="application/octet-stream")
+    return mark_as_attachment(response, path.rsplit("/", 1)[-1])
