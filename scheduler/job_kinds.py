@@ -31,29 +31,29 @@ class JobSummary:
 class JobKind:
     """Base class of the kinds. Hooks run inside the transaction that changes the job, and must be fast."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         """Return what the node has to do. `resume`: the job's last checkpoint."""
         raise NotImplementedError
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         """A node has claimed the job."""
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         """Lines of `metrics.jsonl` have arrived. After a resume a step may arrive again, with the same values."""
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """A checkpoint has been uploaded."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         """The lease was lost or handed back; the job waits for another node."""
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         """The job is finished."""
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         """The job has failed for good."""
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         """The job was cancelled."""
 
     def about(self, jobs: Sequence[Job]) -> Mapping[int, JobSummary]:
@@ -74,7 +74,7 @@ def summarize_jobs(jobs: Iterable[Job]) -> dict[int, JobSummary]:
     """Return summaries by job id. A job of a kind that is no longer configured is summarized by its name."""
     found: dict[int, JobSummary] = {}
     for name, alike in group_by_kind(jobs):
-        known = get_job_kind(alike[0]).about(alike) if name in settings.JOB_KINDS else {}
+        known = get_job_kind(alike[0]).describe_jobs(alike) if name in settings.JOB_KINDS else {}
         found |= {job.pk: known.get(job.pk) or JobSummary(f"{name} job {job.pk}") for job in alike}
     return found
 

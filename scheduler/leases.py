@@ -14,11 +14,22 @@ from django.db.models import F, Q
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from scheduler import credit, deadlines, job_groups, matching, node_slots, pool, signing, storage, transitions
+from scheduler import (
+    credit,
+    deadlines,
+    job_groups,
+    matching,
+    node_slots,
+    node_tokens,
+    pool,
+    signing,
+    storage,
+    transitions,
+    uploads,
+)
 from scheduler.errors import LeaseEndedError
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Lease, Node
-from scheduler.node_api import auth, uploads
 from trainer import protocol
 
 logger = logging.getLogger(__name__)
@@ -119,7 +130,7 @@ def claim_oldest_job(group: matching.JobGroup, node: Node) -> Job | None:
 
 def create_lease(job: Job, node: Node, slot: int = 0) -> protocol.Lease:
     """Create the lease of a job that has just been claimed."""
-    token = auth.generate_token("lease")
+    token = node_tokens.generate_token("lease")
     gpus, accelerator = credit.describe_slot_gpus(node.hardware, slot, node.slots)
     lease = Lease.objects.create(
         job=job,
@@ -128,14 +139,14 @@ def create_lease(job: Job, node: Node, slot: int = 0) -> protocol.Lease:
         slot=slot,
         gpus=gpus,
         accelerator=accelerator,
-        token_hash=auth.hash_token(token),
+        token_hash=node_tokens.hash_token(token),
         started_at=job.state_since,
         expires_at=job.state_since + get_lease_duration(),
     )
     lease.spec = protocol.encode_message(build_job_spec(job, lease))
     lease.save(update_fields=["spec"])
     Event.record(pool.get_actor(node), job, f"Taken by {node.name}, attempt {job.attempts}.")
-    get_job_kind(job).leased(job, lease)
+    get_job_kind(job).handle_lease(job, lease)
     return protocol.Lease(
         lease=lease.pk,
         token=token,
@@ -157,7 +168,7 @@ def build_job_spec(job: Job, lease: Lease) -> protocol.JobSpec:
             attempt=lease.attempt,
             release=storage.build_file_reference(job.release, "release.tar"),
             entry=storage.build_file_reference(job.entry, "entry.tar") if job.entry else None,
-            order=get_job_kind(job).order(job, resume),
+            order=get_job_kind(job).build_order(job, resume),
             limits=protocol.JobLimits.model_validate(job.limits),
             issued_at=lease.started_at.timestamp(),
         )

@@ -9,9 +9,9 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
+from scheduler import last_seen
 from scheduler.health import record_health
 from scheduler.models import Event, Node
-from scheduler.node_api import last_seen
 from scheduler.transitions import transition
 from trainer import protocol
 

@@ -16,10 +16,9 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from scheduler import storage, transitions
+from scheduler import resumable_uploads, storage, transitions, uploads
 from scheduler.checkpoints import is_referenced
 from scheduler.models import Blob, Checkpoint, JoinToken, Lease, LogChunk
-from scheduler.node_api import resumable_uploads, uploads
 from trainer import protocol
 
 logger = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ def cancel_job(job: Job, actor: str, reason: str) -> bool:
     if change_job_state(
         job, Job.State.CANCELLED, since=WAITING_STATES, actor=actor, message=f"Cancelled: {reason}", reason=reason[:500]
     ):
-        get_job_kind(job).cancelled(job, reason)
+        get_job_kind(job).handle_cancellation(job, reason)
         return True
     return request_stop(job, "cancel", actor, reason)
 
@@ -171,7 +171,7 @@ def finish_job(job: Job, actor: str, result: dict[str, Any]) -> bool:
         **NO_STOP_REQUEST,
     )
     if done:
-        get_job_kind(job).done(job, result)
+        get_job_kind(job).handle_done(job, result)
     return done
 
 
@@ -190,7 +190,7 @@ def fail_job(
         **NO_STOP_REQUEST,
     )
     if failed:
-        get_job_kind(job).failed(job, cause, reason)
+        get_job_kind(job).handle_failure(job, cause, reason)
     return failed
 
 
@@ -221,7 +221,7 @@ def requeue_job(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
         **NO_STOP_REQUEST,
     )
     if back:
-        get_job_kind(job).requeued(job, reason)
+        get_job_kind(job).handle_requeue(job, reason)
     return back
 
 
@@ -238,5 +238,5 @@ def finish_cancellation(job: Job, actor: str) -> bool:
         **NO_STOP_REQUEST,
     )
     if cancelled:
-        get_job_kind(job).cancelled(job, reason)
+        get_job_kind(job).handle_cancellation(job, reason)
     return cancelled

@@ -19,9 +19,9 @@ from django.db import connection  # noqa: E402
 from django.test.utils import CaptureQueriesContext, override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from scheduler import storage  # noqa: E402
+from scheduler import last_seen, node_tokens, storage  # noqa: E402
 from scheduler.models import Blob, Job, Lease, Node, Window  # noqa: E402
-from scheduler.node_api import auth, last_seen, polls  # noqa: E402
+from scheduler.node_api import polls  # noqa: E402
 from trainer import protocol  # noqa: E402
 
 GB = 10**9
@@ -46,10 +46,10 @@ def add_nodes(count: int) -> list[dict[str, object]]:
     for number in range(count):
         able = number % 2 == 0
         found = build_hardware(1, 24) if able else build_hardware(1, 8)
-        token = auth.generate_token("node")
+        token = node_tokens.generate_token("node")
         rows.append(
             Node(
-                name=f"node-{number:06}", state=Node.State.ONLINE, token_hash=auth.hash_token(token),
+                name=f"node-{number:06}", state=Node.State.ONLINE, token_hash=node_tokens.hash_token(token),
                 hardware=found.model_dump(mode="json"), labels=sorted(found.found_labels), last_seen=timezone.now(),
                 available=Node.Available.WINDOWS if number % 3 == 0 else Node.Available.ALWAYS,
             )
@@ -114,7 +114,9 @@ def count_poll_queries(nodes_data: list[dict[str, object]]) -> dict[str, int]:
         one = next(node for node in nodes_data if node["able"] is able)
         message = protocol.Poll(hardware=protocol.Hardware.model_validate(one["hardware"]), wait_seconds=0, lanes=1)
         with override_settings(QUEUE_READ_SECONDS=0), CaptureQueriesContext(connection) as captured:
-            polls.PollSession(auth.get_node_by_token(str(one["token"])), message).check(last_seen.LastSeenBuffer())
+            polls.PollSession(node_tokens.get_node_by_token(str(one["token"])), message).check(
+                last_seen.LastSeenBuffer()
+            )
         counts["job" if able else "none"] = len(captured)
     return counts
 

@@ -15,10 +15,9 @@ from django.db import connection  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from benchmarks.rephrase import texts  # noqa: E402
-from scheduler import storage  # noqa: E402
+from scheduler import node_tokens, storage  # noqa: E402
 from scheduler.campaigns.models import Campaign, RephraseSession, Volunteer  # noqa: E402
 from scheduler.models import Job, Lease, Node  # noqa: E402
-from scheduler.node_api import auth  # noqa: E402
 
 WAITING_FRACTION = 0.3
 INSERT = """
@@ -48,12 +47,12 @@ def add_volunteers(campaign: Campaign, count: int) -> list[dict[str, object]]:
         Volunteer.objects.create(node=node, name=node.name, state=Volunteer.State.TRUSTED)
         job = Job.objects.create(kind="rephrase", state=Job.State.LEASED, author="rephrase:bench", release=release)
         RephraseSession.objects.create(job=job, campaign=campaign)
-        token = auth.generate_token("lease")
+        token = node_tokens.generate_token("lease")
         lease = Lease.objects.create(
             job=job,
             node=node,
             attempt=1,
-            token_hash=auth.hash_token(token),
+            token_hash=node_tokens.hash_token(token),
             expires_at=timezone.now() + timedelta(hours=3),
         )
         sessions.append({"lease": lease.pk, "token": token})

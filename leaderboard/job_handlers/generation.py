@@ -189,7 +189,7 @@ def expire_generations() -> None:
 class GenerationHandler(JobKind):
     """Jobs of kind `generate`. A row may be forgotten before its job is over: then what comes is for nobody."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.GenerateOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.GenerateOrder:
         generation = Generation.objects.select_related("run__season", "run__checkpoint").get(job=job)
         run = generation.run
         about = initial_weights.get_run_file(run)
@@ -205,10 +205,10 @@ class GenerationHandler(JobKind):
             seed=generation.seed,
         )
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         Generation.objects.filter(job=job).update(text="")  # another node begins anew
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         texts = (row["text"] for row in rows if row.get("kind") == "text" and isinstance(row.get("text"), str))
         said = "".join(plain_text(text, MAX_TEXT) for text in texts)
         generation = Generation.objects.filter(job=job).first()
@@ -216,23 +216,23 @@ class GenerationHandler(JobKind):
             generation.text = (generation.text + said)[:MAX_TEXT]
             generation.save(update_fields=["text"])
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: it leaves no checkpoint."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         """Nothing: another node begins it anew."""
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         try:
             found = protocol.GenerateResult.model_validate(result)
         except ValidationError:
             return  # the text is here; how much and how fast is not worth a failure
         Generation.objects.filter(job=job).update(written=found.tokens, seconds=found.seconds, ended=found.ended)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         """Nothing: the job says so, and its reason."""
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         """Nothing, as well."""
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:

@@ -60,7 +60,7 @@ def list_model_files(job: Job) -> list[protocol.FileRef]:
 class NotebookHandler(JobKind):
     """Jobs of kind `notebook`."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.NotebookOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.NotebookOrder:
         part = get_part(job)
         parts = get_notebook_files(part.run.entry)
         before = part.run.parts.filter(number=part.number - 1).first()
@@ -74,7 +74,7 @@ class NotebookHandler(JobKind):
             model=tuple(list_model_files(before.job)) if before else (),
         )
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         part = get_part(job)
         part.run.change(
             Run.State.TRAINING,
@@ -87,13 +87,13 @@ class NotebookHandler(JobKind):
             started_at=part.run.started_at or timezone.now(),
         )
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         """Nothing: a notebook has no curve of ours."""
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: what a notebook keeps, it keeps in `model/`."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         part = get_part(job)
         when = "once it is let go on" if job.state == Job.State.HELD else "as soon as a node is free"
         again = f"{describe_part(part)} starts again {when}."
@@ -105,7 +105,7 @@ class NotebookHandler(JobKind):
             reason=f"{reason} {again}"[:500],
         )
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         """Queue the next part; after the last one the run has arrived."""
         part = get_part(job)
         try:
@@ -119,10 +119,10 @@ class NotebookHandler(JobKind):
         else:
             finish_run(part, found)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         train.fail_run(get_part(job).run, cause, reason)
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         train.cancel_run(get_part(job).run, reason)
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:

@@ -48,7 +48,7 @@ def queue_release_score(kept: Publication) -> bool:
 class ReleaseScoreHandler(JobKind):
     """Jobs of kind `score` that are about a release."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
         kept = get_publication(job)
         run = kept.run
         file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
@@ -60,19 +60,19 @@ class ReleaseScoreHandler(JobKind):
             suite_limit=run.track.suite_limit,
         )
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         record_event(get_publication(job), f"node:{lease.node.name}", f"is being scored on {lease.node.name}.")
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         """Nothing: a scorer has no curve."""
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: a scorer leaves no checkpoint."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         """Nothing: another node scores it."""
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         kept, lease = get_publication(job), job.leases.select_related("node").last()
         if lease is None or not lease.node.trusted:
             record_event(kept, runs.SITE, "was scored on a node that is not trusted to score; that does not count.")
@@ -86,10 +86,10 @@ class ReleaseScoreHandler(JobKind):
         record_event(kept, f"node:{lease.node.name}", f"has {verdict.bits_per_byte:.4f} bits per byte.")
         publications.enqueue_upload(kept)  # its card says so from now on
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         record_event(get_publication(job), runs.SITE, f"could not be scored: {plain_text(reason, 300)}")
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         record_event(get_publication(job), runs.SITE, f"is not scored: {plain_text(reason, 300)}")
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:

@@ -134,7 +134,7 @@ def build_replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object
 class ReplayHandler(JobKind):
     """Jobs of kind `replay`."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ReplayOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ReplayOrder:
         replay = Replay.objects.select_related("run__entry", "run__track", "run__season").get(job=job)
         assert replay.claimed is not None, "it is kept until the replay is over"
         start = protocol.Checkpoint.model_validate(replay.start.manifest) if replay.start else None
@@ -146,21 +146,21 @@ class ReplayHandler(JobKind):
             claimed=protocol.Checkpoint.model_validate(replay.claimed.manifest),
         )
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         replay = Replay.objects.select_related("run").get(job=job)
         sentence = f"Steps {replay.start_step} to {replay.end_step} are trained again on {lease.node.name}."
         Event.record(f"node:{lease.node.name}", replay.run, sentence)
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, object]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, object]]) -> None:
         """Nothing: a replay has no curve."""
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: a replay leaves no checkpoint."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         """Nothing: another node begins it anew."""
 
-    def done(self, job: Job, result: dict[str, object]) -> None:
+    def handle_done(self, job: Job, result: dict[str, object]) -> None:
         replay = Replay.objects.select_related("run", "node").get(job=job)
         lease = job.leases.select_related("node").last()
         try:
@@ -173,10 +173,10 @@ class ReplayHandler(JobKind):
             return
         apply_comparison(replay, found, lease.node.name)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         abandon_replay(Replay.objects.select_related("run").get(job=job), reason)
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         abandon_replay(Replay.objects.select_related("run").get(job=job), reason)
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:

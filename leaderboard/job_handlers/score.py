@@ -18,29 +18,29 @@ def get_handler(job: Job) -> JobKind:
 
 
 class ScoreHandler(JobKind):
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
-        return get_handler(job).order(job, resume)
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
+        return get_handler(job).build_order(job, resume)
 
-    def leased(self, job: Job, lease: Lease) -> None:
-        get_handler(job).leased(job, lease)
+    def handle_lease(self, job: Job, lease: Lease) -> None:
+        get_handler(job).handle_lease(job, lease)
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
-        get_handler(job).metrics(job, rows)
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+        get_handler(job).handle_metrics(job, rows)
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
-        get_handler(job).checkpoint(job, checkpoint)
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+        get_handler(job).handle_checkpoint(job, checkpoint)
 
-    def requeued(self, job: Job, reason: str) -> None:
-        get_handler(job).requeued(job, reason)
+    def handle_requeue(self, job: Job, reason: str) -> None:
+        get_handler(job).handle_requeue(job, reason)
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
-        get_handler(job).done(job, result)
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
+        get_handler(job).handle_done(job, result)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        get_handler(job).failed(job, cause, reason)
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+        get_handler(job).handle_failure(job, cause, reason)
 
-    def cancelled(self, job: Job, reason: str) -> None:
-        get_handler(job).cancelled(job, reason)
+    def handle_cancellation(self, job: Job, reason: str) -> None:
+        get_handler(job).handle_cancellation(job, reason)
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
-        return {**RunScoreHandler().about(jobs), **ReleaseScoreHandler().about(jobs)}
+        return {**RunScoreHandler().describe_jobs(jobs), **ReleaseScoreHandler().describe_jobs(jobs)}

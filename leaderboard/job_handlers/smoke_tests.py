@@ -115,7 +115,7 @@ def cancel_smoke_test(entry: Entry, reason: str, actor: str) -> None:
 class SmokeTestHandler(JobKind):
     """Jobs of kind `smoke`."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SmokeOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SmokeOrder:
         entry = Entry.objects.select_related("track__season").get(smoke_job=job)
         track = entry.track
         asked = matching.parse_labels(tuple(track.needs_labels))
@@ -128,19 +128,19 @@ class SmokeTestHandler(JobKind):
             peak=get_peak_flops(asked),
         )
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         """Nothing: it is over in a minute or two."""
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         """Nothing: it has no curve."""
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: it leaves no checkpoint."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         """Nothing: another node begins it anew."""
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         try:
             found = protocol.SmokeResult.model_validate(result)
         except ValidationError:
@@ -149,7 +149,7 @@ class SmokeTestHandler(JobKind):
         numbers = plain_json(found.model_dump(mode="json"))
         record_outcome(job, found.passed, found.sentence, numbers)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         if cause == "model":
             record_outcome(job, False, reason)
         else:
@@ -157,7 +157,7 @@ class SmokeTestHandler(JobKind):
                 job, None, f"The smoke run could not be made, which says nothing about this commit: {reason}"
             )
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         record_outcome(job, None, f"The smoke run was cancelled: {reason}")
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:

@@ -22,63 +22,63 @@ AWAY = "The run waits for a coordinator."
 class SwarmHandler(TrainHandler):
     """A training, as far as the run is concerned; its seats come and go with it."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:  # type: ignore[override]
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:  # type: ignore[override]
         return swarm_runs.build_swarm_order(Run.objects.with_entry().get(job=job), resume)
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
-        super().metrics(job, [row for row in rows if row.get("kind") != "swarm"])
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+        super().handle_metrics(job, [row for row in rows if row.get("kind") != "swarm"])
         run = Run.objects.with_entry().get(job=job)
         told = [row for row in rows if row.get("kind") == "swarm"]
         if told and run.state == Run.State.TRAINING:
             swarm_runs.store_reports(run, told)
 
-    def requeued(self, job: Job, reason: str) -> None:
-        super().requeued(job, reason)
+    def handle_requeue(self, job: Job, reason: str) -> None:
+        super().handle_requeue(job, reason)
         swarm_runs.cancel_seats(Run.objects.get(job=job), AWAY)
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
-        super().done(job, result)
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
+        super().handle_done(job, result)
         swarm_runs.cancel_seats(Run.objects.get(job=job), "The run is finished.")
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        super().failed(job, cause, reason)
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+        super().handle_failure(job, cause, reason)
         swarm_runs.cancel_seats(Run.objects.get(job=job), "The run has failed.")
 
-    def cancelled(self, job: Job, reason: str) -> None:
-        super().cancelled(job, reason)
+    def handle_cancellation(self, job: Job, reason: str) -> None:
+        super().handle_cancellation(job, reason)
         swarm_runs.cancel_seats(Run.objects.get(job=job), "The run was cancelled.")
 
 
 class SeatHandler(JobKind):
     """Places in a swarm. One that is lost is given up, and another is queued."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.WorkerOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.WorkerOrder:
         seat = Seat.objects.select_related("swarm__run__entry", "swarm__run__track").get(job=job)
         return swarm_runs.build_seat_order(seat)
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         Seat.objects.filter(job=job).update(node=lease.node, name=lease.node.name)
         self.another(job)
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         swarm_runs.store_seat_report(job.seat, [row for row in rows if row.get("kind") == "seat"])
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: it leaves none."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         jobs.cancel_job(job, runs.SITE, f"Its machine has left: {reason}")
         self.another(job)
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         swarm_runs.store_seat_report(job.seat, [result])
         if result.get("why") not in ENDS:
             self.another(job)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         self.another(job)
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         """Nothing: the site itself has taken it away."""
 
     def another(self, job: Job) -> None:

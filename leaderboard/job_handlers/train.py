@@ -49,7 +49,7 @@ def get_temperature(job: Job) -> float | None:
 class TrainHandler(JobKind):
     """Jobs of kind `train`."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
         run = Run.objects.with_entry().get(job=job)
         return protocol.TrainOrder(
             dataset=run.season.dataset(),
@@ -59,7 +59,7 @@ class TrainHandler(JobKind):
             base=initial_weights.get_initial_weights(run),
         )
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         run = Run.objects.get(job=job)
         last = job.checkpoints.last()
         sentence = f"Training on {lease.node.name}."
@@ -79,15 +79,15 @@ class TrainHandler(JobKind):
             started_at=run.started_at or timezone.now(),
         )
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         run = Run.objects.get(job=job)
         if run.state == Run.State.TRAINING:
             metrics.store_metrics(run, rows, get_temperature(job))
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: the queue resumes from it, and the final one is chosen when the run is done."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         run = Run.objects.get(job=job)
         last = job.checkpoints.last()
         onward = f"goes on from step {last.step}" if last else "starts again"
@@ -100,7 +100,7 @@ class TrainHandler(JobKind):
             reason=f"{reason} It {onward} {when}."[:500],
         )
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         """Note the end of training and put the score job into the queue, in one transaction."""
         run = Run.objects.with_entry().get(job=job)
         kept = job.checkpoints.with_files()
@@ -124,10 +124,10 @@ class TrainHandler(JobKind):
             runs.queue_score(run)
             replays.draw_replay(run)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         fail_run(Run.objects.get(job=job), cause, reason)
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         cancel_run(Run.objects.get(job=job), reason)
 
     def estimate_seconds_left(self, jobs: Sequence[Job]) -> dict[int, float]:
@@ -143,7 +143,7 @@ class TrainHandler(JobKind):
 class RunScoreHandler(JobKind):
     """Jobs of kind `score`."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
         run = Run.objects.select_related("season", "track", "checkpoint").get(score_job=job)
         assert run.checkpoint is not None, "what is scored was trained"
         file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
@@ -155,20 +155,20 @@ class RunScoreHandler(JobKind):
             suite_limit=run.track.suite_limit,
         )
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         Event.record(f"node:{lease.node.name}", Run.objects.get(score_job=job), f"Being scored on {lease.node.name}.")
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         """Nothing: a scorer has no curve."""
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: a scorer leaves no checkpoint."""
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         run = Run.objects.get(score_job=job)
         Event.record(runs.SITE, run, f"The scoring node was lost ({reason}); another one scores it.")
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         run = Run.objects.get(score_job=job)
         lease = job.leases.select_related("node").last()
         if lease is None or not lease.node.trusted:
@@ -184,10 +184,10 @@ class RunScoreHandler(JobKind):
             return
         finish_scored_run(run, verdict, lease.node.name)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         fail_run(Run.objects.get(score_job=job), cause, reason)
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         cancel_run(Run.objects.get(score_job=job), reason)
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:

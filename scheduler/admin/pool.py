@@ -9,11 +9,10 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from scheduler import pool, transitions
+from scheduler import node_tokens, pool, transitions
 from scheduler.admin.audit_log import EventAdmin
 from scheduler.admin.base import ReadOnlyAdmin, apply_to_rows, get_actor_name
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
-from scheduler.node_api import auth
 
 admin.site.register(Event, EventAdmin)
 
@@ -59,13 +58,13 @@ class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.action(description="Revoke the token", permissions=["change"])
     def revoke(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
         apply_to_rows(
-            self, request, nodes, lambda node: auth.revoke_node_token(node, get_actor_name(request)), "Revoked"
+            self, request, nodes, lambda node: node_tokens.revoke_node_token(node, get_actor_name(request)), "Revoked"
         )
 
     @admin.action(description="Create a token to register again", permissions=["change"])
     def renew(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
         for node in nodes:
-            token = auth.create_join_token(renews=node)
+            token = node_tokens.create_join_token(renews=node)
             self.message_user(request, f"Token for {node.name}, shown only once: {token}", messages.WARNING)
 
 
@@ -81,7 +80,7 @@ class SponsorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 class JoinTokenForm(forms.ModelForm):  # type: ignore[type-arg]
     hours = forms.FloatField(
-        initial=auth.JOIN_TOKEN_HOURS, min_value=0.1, max_value=24 * 90, help_text="Hours until it expires."
+        initial=node_tokens.JOIN_TOKEN_HOURS, min_value=0.1, max_value=24 * 90, help_text="Hours until it expires."
     )
 
     class Meta:
@@ -99,9 +98,9 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def save_model(self, request: HttpRequest, obj: JoinToken, form: Any, change: bool) -> None:
         """Show the token once. Only its hash is stored."""
-        token = auth.generate_token("join")
-        obj.token_hash = auth.hash_token(token)
-        obj.expires_at = auth.get_expiry(form.cleaned_data["hours"])
+        token = node_tokens.generate_token("join")
+        obj.token_hash = node_tokens.hash_token(token)
+        obj.expires_at = node_tokens.get_expiry(form.cleaned_data["hours"])
         super().save_model(request, obj, form, change)
         self.message_user(request, f"The token, shown only once: {token}", messages.WARNING)
 

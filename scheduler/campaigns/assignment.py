@@ -12,12 +12,12 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
+from scheduler import uploads
 from scheduler.campaigns import messages, reputation
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Volunteer
 from scheduler.campaigns.sessions import get_campaign
 from scheduler.errors import LeaseEndedError
 from scheduler.models import Lease
-from scheduler.node_api import uploads
 from trainer import protocol
 
 WAIT_SECONDS = 5.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
 
-from scheduler import rate_limits
+from scheduler import node_tokens, rate_limits
 from scheduler.errors import RateLimitError
 from scheduler.models import JoinToken, Node
-from scheduler.node_api import auth
 from trainer import protocol
 
 HOURS = 24.0
@@ -16,8 +15,8 @@ HOURS = 24.0
 
 def create_packet_token(user: AbstractBaseUser | None = None) -> str:
     """Return a join token for one machine; with a user, its texts count as theirs."""
-    token = auth.create_join_token(owner=user, hours=HOURS)
-    JoinToken.objects.filter(token_hash=auth.hash_token(token)).update(for_packets=True)
+    token = node_tokens.create_join_token(owner=user, hours=HOURS)
+    JoinToken.objects.filter(token_hash=node_tokens.hash_token(token)).update(for_packets=True)
     return token
 
 
@@ -30,4 +29,4 @@ def register_volunteer(address: str, message: protocol.RegisterVolunteer) -> tup
         raise RateLimitError("Too many machines joined from this IP address. Try again in an hour.")
     register = protocol.Register(version=message.version, name=message.name, hardware=message.hardware)
     with transaction.atomic():
-        return auth.register_node(create_packet_token(), register)
+        return node_tokens.register_node(create_packet_token(), register)

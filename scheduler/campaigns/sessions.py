@@ -98,28 +98,28 @@ def cancel_sessions(campaign: Campaign, actor: str, reason: str) -> None:
 class RephraseSessionHandler(JobKind):
     """Handles jobs of kind `rephrase` (`settings.JOB_KINDS`)."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.RephraseOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.RephraseOrder:
         return messages.build_order(job.rephrase_session.campaign)
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         campaign = job.rephrase_session.campaign
         is_running = campaign.state == Campaign.State.RUNNING
         if is_running and has_work(campaign) and count_queued(campaign) < QUEUED_SESSIONS:
             create_sessions(campaign, 1, job.release)
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         release.release_job(job)
         campaign = job.rephrase_session.campaign
         if campaign.state != Campaign.State.RUNNING:
             transitions.cancel_job(job, SITE, f"{campaign.name} is {campaign.state}.")
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         release.release_job(job)
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         release.release_job(job)
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         release.release_job(job)
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:

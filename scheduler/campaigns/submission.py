@@ -14,12 +14,12 @@ from datetime import datetime
 from django.db import transaction
 from django.utils import timezone
 
+from scheduler import uploads
 from scheduler.campaigns import messages, release, reputation
 from scheduler.campaigns.messages import OutputKey
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
 from scheduler.campaigns.sessions import get_campaign
 from scheduler.models import Lease
-from scheduler.node_api import uploads
 from trainer import protocol
 from trainer.rephrase import checks
 from trainer.rephrase.checks import similarity

@@ -23,7 +23,7 @@ def store_metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Ackn
         .update(metrics_received=message.sequence)
     )
     if taken:
-        get_job_kind(lease.job).metrics(lease.job, message.rows)
+        get_job_kind(lease.job).handle_metrics(lease.job, message.rows)
         return protocol.Acknowledgment(received=message.sequence)
     check_lease_active(lease)
     if message.sequence > lease.metrics_received:

@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 
 from django.utils import timezone
 
-from scheduler import job_groups, lease_sweeper, leases, matching, node_quota, node_slots, pool
+from scheduler import job_groups, last_seen, lease_sweeper, leases, matching, node_quota, node_slots, node_tokens, pool
 from scheduler.models import Job, Node, Window
-from scheduler.node_api import auth, last_seen
 from trainer import protocol
 
 MIN_HELD_SECONDS = 1.0
@@ -56,8 +55,8 @@ class PollSession:
     def check_node(self, now: datetime) -> protocol.PollReply | None:
         """Return the reply to a node that gets no job now, whatever is queued. Raises ApiError if it is banned."""
         node, message = self.node, self.message
-        auth.check_not_banned(node)
-        auth.check_not_revoked(node)
+        node_tokens.check_not_banned(node)
+        node_tokens.check_not_revoked(node)
         if node.state == Node.State.DRAINING:
             reason = node.reason or "This node is drained: it takes no more jobs."
             return protocol.PollReply(action="stop", reason=reason)

@@ -16,10 +16,10 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
 
-from scheduler import leases, rate_limits, signing, storage
+from scheduler import leases, node_tokens, rate_limits, resumable_uploads, signing, storage, uploads
 from scheduler.errors import ApiError
 from scheduler.models import Lease, Node
-from scheduler.node_api import auth, downloads, job_reports, messages, polls, resumable_uploads, uploads
+from scheduler.node_api import downloads, job_reports, messages, polls
 from scheduler.node_api.error_replies import build_error_reply
 from trainer import protocol
 
@@ -39,13 +39,13 @@ class JoinToken(HttpBearer):
 
 class NodeToken(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> Node:
-        return auth.authenticate_node(token)
+        return node_tokens.authenticate_node(token)
 
 
 class LeaseToken(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> Lease:
         assert request.resolver_match is not None
-        return auth.authenticate_lease(token, int(request.resolver_match.kwargs["lease_id"]))
+        return node_tokens.authenticate_lease(token, int(request.resolver_match.kwargs["lease_id"]))
 
 
 node_api = NinjaAPI(
@@ -70,7 +70,7 @@ class NodeRequest(HttpRequest):
 @node_api.post("/register", auth=JoinToken(), response={200: protocol.RegisterReply, **ERRORS})
 def register(request: NodeRequest, message: protocol.Register) -> protocol.RegisterReply:
     """Register a node by its join token. The reply has its own token and the key that signs job specs."""
-    node, token = auth.register_node(request.auth, message)
+    node, token = node_tokens.register_node(request.auth, message)
     return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())
 
 

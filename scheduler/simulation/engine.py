@@ -16,9 +16,9 @@ from functools import partial
 
 from django.conf import settings
 
-from scheduler import job_groups, lease_sweeper, leases, preemption, storage
+from scheduler import job_groups, lease_sweeper, leases, preemption, storage, uploads
 from scheduler.models import Job, Lease, Node, Sweep
-from scheduler.node_api import polls, uploads
+from scheduler.node_api import polls
 from scheduler.simulation.clock import VirtualClock, virtual_time
 from scheduler.simulation.database import throwaway_database
 from scheduler.simulation.nodes import DAY, HOUR, SimulatedNode, create_pool, extend_burst

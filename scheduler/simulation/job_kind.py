@@ -10,5 +10,5 @@ PIN = protocol.DatasetPin(corpus="simulated", tokenizer="bpe:256", hash="0" * 64
 
 
 class SimulatedJobKind(JobKind):
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         return protocol.TrainOrder(dataset=PIN, config={}, resume=resume)

@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
+from scheduler import node_tokens
 from scheduler.models import Event, JoinToken, Node, Sponsor, Window
-from scheduler.node_api import auth
 
 MAX_UNJOINED_NODES = 20
 """Nodes of one owner that have never joined."""
@@ -61,7 +61,7 @@ def lend_node(owner: User, name: str, gpus: list[str], node_settings: NodeSettin
     node = Node(name=name, owner=owner, hardware=hardware, labels=list(node_settings.owner_labels))
     save_settings(node, node_settings)
     Event.record(owner.get_username(), node, f"{owner.get_username()} lends {name}. It has not joined yet.")
-    return node, auth.create_join_token(renews=node, owner=owner)
+    return node, node_tokens.create_join_token(renews=node, owner=owner)
 
 
 @transaction.atomic
@@ -99,15 +99,15 @@ def create_install_token(node: Node, by: User) -> str:
 
     The node's own token stays valid until the new join token is used, so its job continues.
     """
-    auth.expire_join_tokens(node)
+    node_tokens.expire_join_tokens(node)
     Event.record(by.get_username(), node, f"{by.get_username()} created a new install command.")
-    return auth.create_join_token(renews=node, owner=by)
+    return node_tokens.create_join_token(renews=node, owner=by)
 
 
 def find_usable_join_token(node: Node, token: str) -> JoinToken | None:
     """Return the newest usable join token of the node; with `token` only if it is that one."""
     usable = JoinToken.objects.filter(renews=node, used_at=None, expires_at__gt=timezone.now()).order_by("-pk")
-    return (usable.filter(token_hash=auth.hash_token(token)) if token else usable).first()
+    return (usable.filter(token_hash=node_tokens.hash_token(token)) if token else usable).first()
 
 
 @transaction.atomic

@@ -19,9 +19,8 @@ from django.utils.module_loading import import_string
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import condition, require_http_methods, require_POST, require_safe
 
-from scheduler import job_kinds, pool
+from scheduler import job_kinds, node_tokens, pool
 from scheduler.models import Event, JoinToken, Lease, Node, Sponsor
-from scheduler.node_api import auth
 from scheduler.sponsors import contributions, lending
 from scheduler.sponsors.badges import draw_badge
 from scheduler.sponsors.contributions import LentTotals
@@ -162,7 +161,7 @@ def set_token_cookie(response: HttpResponseRedirect, node: Node, token: str) -> 
     response.set_cookie(
         get_cookie_name(node),
         token,
-        max_age=int(auth.JOIN_TOKEN_HOURS * 3600),
+        max_age=int(node_tokens.JOIN_TOKEN_HOURS * 3600),
         path=response.url,
         secure=settings.SESSION_COOKIE_SECURE,
         httponly=True,
@@ -207,7 +206,7 @@ def show_node(request: HttpRequest, node_id: int) -> HttpResponse:
 def build_join_context(node: Node, token: str) -> dict[str, Any]:
     """Return the context of the install commands. They are shown only to the browser that has the token."""
     expected = lending.find_usable_join_token(node, token) or lending.find_usable_join_token(node, "")
-    has_token = expected is not None and bool(token) and expected.token_hash == auth.hash_token(token)
+    has_token = expected is not None and bool(token) and expected.token_hash == node_tokens.hash_token(token)
     return {
         "expected": expected,
         "docker": lending.build_docker_command(node, token) if has_token else "",
@@ -300,7 +299,7 @@ ACTIONS: dict[str, Callable[[Node, HttpRequest], object]] = {
     "drain": lambda node, request: pool.drain_node(node, get_user(request).get_username()),
     "pause": lambda node, request: pool.pause_node(node, get_user(request).get_username()),
     "resume": resume,
-    "revoke": lambda node, request: auth.revoke_node_token(node, get_user(request).get_username()),
+    "revoke": lambda node, request: node_tokens.revoke_node_token(node, get_user(request).get_username()),
 }
 
 

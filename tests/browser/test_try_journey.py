@@ -40,7 +40,7 @@ def serious(page: Page) -> list[str]:
 
 
 def says(asked: Generation, text: str) -> None:
-    get_job_kind(asked.job).metrics(asked.job, [{"kind": "text", "text": text}])
+    get_job_kind(asked.job).handle_metrics(asked.job, [{"kind": "text", "text": text}])
 
 
 def test_a_visitor_types_a_prompt_and_reads_what_comes(open_page: Callable[..., Page], best: Run) -> None:

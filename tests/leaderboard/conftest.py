@@ -182,14 +182,14 @@ def lease(job: Job, node: Node) -> Lease:
     given = Lease.objects.create(
         job=job, node=node, attempt=job.attempts, token_hash=f"{job.pk}-{job.attempts}", expires_at=timezone.now()
     )
-    get_job_kind(job).leased(job, given)
+    get_job_kind(job).handle_lease(job, given)
     return given
 
 
 def hand_back(given: Lease, reason: str = "The node was switched off.") -> None:
     Lease.objects.filter(pk=given.pk).update(state=Lease.State.LOST)
     Job.objects.filter(pk=given.job_id).update(state=Job.State.QUEUED)
-    get_job_kind(given.job).requeued(given.job, reason)
+    get_job_kind(given.job).handle_requeue(given.job, reason)
 
 
 def upload(job: Job, step: int) -> Checkpoint:
@@ -230,13 +230,13 @@ def finish(run: Run, node: Node, verdict: dict[str, Any] | None = None) -> Run:
     """Take a queued run through training and scoring."""
     assert run.job
     lease(run.job, node)
-    get_job_kind(run.job).metrics(run.job, [train_row(10), train_row(20, 2.5)])
+    get_job_kind(run.job).handle_metrics(run.job, [train_row(10), train_row(20, 2.5)])
     upload(run.job, 20)
-    get_job_kind(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     assert run.score_job
     lease(run.score_job, node)
-    get_job_kind(run.score_job).done(run.score_job, verdict or VERDICT)
+    get_job_kind(run.score_job).handle_done(run.score_job, verdict or VERDICT)
     node.leases.update(state=Lease.State.FINISHED)
     run.refresh_from_db()
     return run

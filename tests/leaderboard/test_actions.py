@@ -12,9 +12,8 @@ from pytest_django import Settings
 
 from leaderboard import runs
 from leaderboard.models import Entry, Run
-from scheduler import leases
+from scheduler import leases, uploads
 from scheduler.models import Job, Lease, Node
-from scheduler.node_api import uploads
 from tests.leaderboard.conftest import finish
 from tests.leaderboard.job_handlers.test_train import sent, take
 from trainer import protocol

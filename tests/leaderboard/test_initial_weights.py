@@ -14,9 +14,8 @@ from django.utils import timezone
 from leaderboard import runs
 from leaderboard.job_handlers import replays
 from leaderboard.models import Entry, Run, Track
-from scheduler import leases, retention
+from scheduler import leases, retention, uploads
 from scheduler.models import Checkpoint, Lease, Node
-from scheduler.node_api import uploads
 from tests.leaderboard.conftest import finish, upload
 from trainer import protocol
 
@@ -75,7 +74,7 @@ def test_a_replay_starts_from_the_same_weights(base: Run, tuned: Run, able: Node
     finish(tuned, able)
     replay = replays.request_replay(tuned, actor="mara")
     assert replay.job
-    order = replays.ReplayHandler().order(replay.job, None)
+    order = replays.ReplayHandler().build_order(replay.job, None)
     assert order.base is not None
     assert order.base.name == f"run-{base.pk}"
 

@@ -30,7 +30,7 @@ def first(run: Run, able: Node) -> Run:
     """A run at step 16 of 20, with checkpoints of steps 8 and 16; its node has it no more."""
     assert run.job
     lease(run.job, able)
-    get_job_kind(run.job).metrics(run.job, [train_row(step, 4 - step / 10) for step in range(1, 17)])
+    get_job_kind(run.job).handle_metrics(run.job, [train_row(step, 4 - step / 10) for step in range(1, 17)])
     upload(run.job, 8)
     upload(run.job, 16)
     able.leases.update(state=Lease.State.FINISHED)
@@ -51,7 +51,7 @@ def learn(run: Run, steps: int) -> None:
     node = Node.objects.get(name="cellar")
     assert run.job
     lease(run.job, node)
-    get_job_kind(run.job).metrics(run.job, [train_row(step, 3 - step / 10) for step in range(1, steps + 1)])
+    get_job_kind(run.job).handle_metrics(run.job, [train_row(step, 3 - step / 10) for step in range(1, steps + 1)])
     run.refresh_from_db()
 
 

@@ -12,8 +12,8 @@ from django.core.management import CommandError, call_command
 from django.utils.module_loading import import_string
 
 from dailytrain.schedule import CRON_TASKS, INTERVAL_TASKS
+from scheduler import node_tokens
 from scheduler.models import JoinToken, Node
-from scheduler.node_api import auth
 from tests.support.pool import Agent, make_node
 
 pytestmark = pytest.mark.django_db
@@ -27,7 +27,7 @@ def run(*words: str) -> str:
 
 def test_join_token_prints_the_token_and_nothing_else_on_standard_output() -> None:
     token = run("join_token", "--trusted", "--label", "h100", "--label", "mine")
-    kept = JoinToken.objects.get(token_hash=auth.hash_token(token))
+    kept = JoinToken.objects.get(token_hash=node_tokens.hash_token(token))
     assert (kept.trusted, kept.labels) == (True, ["h100", "mine"])
 
 

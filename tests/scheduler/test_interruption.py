@@ -25,9 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from scheduler import lease_sweeper, storage, transitions
+from scheduler import lease_sweeper, node_tokens, storage, transitions
 from scheduler.models import Job, Lease, Node
-from scheduler.node_api import auth
 from scheduler.sponsors import contributions
 from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node
 from tests.support.recording_handler import PIN
@@ -211,7 +210,7 @@ class Machine:
         self.output = folder.with_suffix(".stderr")
         words = ["--server", site, "--home", str(folder), "--name", self.name, "--sandbox", "none"]
         node = Node.objects.create(name=self.name, slots=lanes)  # as the form "Lend a GPU" does
-        token = auth.create_join_token(renews=node)
+        token = node_tokens.create_join_token(renews=node)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.cli", "node", *words, "--token", token], stdout=output, stderr=output

@@ -11,10 +11,9 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler import deadlines, lease_sweeper, leases, preemption, storage, transitions
+from scheduler import deadlines, lease_sweeper, leases, preemption, storage, transitions, uploads
 from scheduler.errors import LeaseEndedError
 from scheduler.models import Event, Job, Lease, Node
-from scheduler.node_api import uploads
 from tests.support.pool import make_job, make_node, reference
 from tests.support.recording_handler import CALLS
 from trainer import protocol

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler import node_tokens
 from scheduler.models import Event, Job, Lease, Node
-from scheduler.node_api import auth
 from tests.support.pool import HARDWARE, Agent, make_job, make_node
 from trainer import protocol
 
@@ -84,8 +84,8 @@ def test_an_agent_that_knows_no_lanes_gets_no_word_of_them(agent: Agent) -> None
 
 
 def test_labels_are_the_owners_and_what_the_node_found() -> None:
-    token = auth.create_join_token(labels=["cellar"])
-    joined, _ = auth.register_node(token, protocol.Register(name="loco", labels=("warm",), hardware=TWO))
+    token = node_tokens.create_join_token(labels=["cellar"])
+    joined, _ = node_tokens.register_node(token, protocol.Register(name="loco", labels=("warm",), hardware=TWO))
     assert joined.labels == ["3090", "cellar", "h100", "warm"]
     assert joined.owner_labels == ["cellar", "warm"]
 

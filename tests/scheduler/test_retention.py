@@ -13,9 +13,8 @@ from django.utils import timezone
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from leaderboard.models import Entry, Run, Season, Track
-from scheduler import retention, storage
+from scheduler import node_tokens, retention, storage
 from scheduler.models import Blob, Job, JoinToken, Lease, LogChunk
-from scheduler.node_api import auth
 from tests.support.pool import Agent, Work, blob_of, make_job, reference
 
 LATER = timedelta(days=365)
@@ -123,7 +122,7 @@ def test_a_file_left_by_a_crash_goes_when_it_is_old(db: None, forget: Forget) ->
 
 def test_old_output_and_old_join_tokens_go(work: Work, forget: Forget) -> None:
     work.log(0, "hello")
-    auth.create_join_token()
+    node_tokens.create_join_token()
     forget()
     assert LogChunk.objects.exists(), "its lease is active"
     work.finish()

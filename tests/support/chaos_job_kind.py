@@ -14,11 +14,11 @@ from trainer import protocol
 
 
 class RecordedSteps(JobKind):
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         pin = protocol.DatasetPin(corpus="python-library", tokenizer="bpe:256", hash="e" * 64)
         return protocol.TrainOrder(dataset=pin, config=job.result, resume=resume)
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         settings.STEPS.mkdir(exist_ok=True)
         with (settings.STEPS / str(job.pk)).open("a") as file:
             file.writelines(json.dumps(row["step"]) + "\n" for row in rows)

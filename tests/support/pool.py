@@ -10,9 +10,8 @@ from typing import Any
 from django.http import HttpResponse
 from django.test import Client
 
-from scheduler import storage
+from scheduler import node_tokens, storage
 from scheduler.models import Blob, Job, Lease, Node
-from scheduler.node_api import auth
 from trainer import protocol
 
 ROOT = "/api/node/v1"
@@ -36,9 +35,9 @@ def make_job(**fields: Any) -> Job:
 
 def make_node(name: str = "loco", **fields: Any) -> tuple[Node, str]:
     """Return a node that has joined, and its token."""
-    token = auth.generate_token("node")
+    token = node_tokens.generate_token("node")
     hardware = HARDWARE.model_copy(update=fields.pop("hardware", {})).model_dump(mode="json")
-    return Node.objects.create(name=name, token_hash=auth.hash_token(token), hardware=hardware, **fields), token
+    return Node.objects.create(name=name, token_hash=node_tokens.hash_token(token), hardware=hardware, **fields), token
 
 
 def reference(content: bytes, path: str = "model.safetensors") -> protocol.FileRef:

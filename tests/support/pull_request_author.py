@@ -71,7 +71,9 @@ class Conversation:
         job = Job.objects.get(kind="smoke", state=Job.State.QUEUED)
         Job.objects.filter(pk=job.pk).update(state=Job.State.DONE)
         job.refresh_from_db()
-        get_job_kind(job).done(job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **found})
+        get_job_kind(job).handle_done(
+            job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **found}
+        )
         self.settle()
 
     # --- the site

@@ -14,30 +14,30 @@ CALLS: list[tuple[str, Any]] = []
 
 
 class Recorder(JobKind):
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
         if job.author == "nobody":
             raise LookupError("this job's run is gone")
         return protocol.TrainOrder(dataset=PIN, config={"arch": "gpt", **job.result}, resume=resume)
 
-    def leased(self, job: Job, lease: Lease) -> None:
+    def handle_lease(self, job: Job, lease: Lease) -> None:
         CALLS.append(("leased", lease.pk))
 
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         CALLS.append(("metrics", list(rows)))
 
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         CALLS.append(("checkpoint", checkpoint.step))
 
-    def requeued(self, job: Job, reason: str) -> None:
+    def handle_requeue(self, job: Job, reason: str) -> None:
         CALLS.append(("requeued", reason))
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         CALLS.append(("done", result))
 
-    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         CALLS.append(("failed", (cause, reason)))
 
-    def cancelled(self, job: Job, reason: str) -> None:
+    def handle_cancellation(self, job: Job, reason: str) -> None:
         CALLS.append(("cancelled", reason))
 
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:

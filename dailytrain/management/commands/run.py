@@ -213,7 +213,7 @@ def build_node_process(port: int, sandbox: str) -> ManagedProcess:
 def get_join_token(identity: Path, server: str) -> str | None:
     """Return a token with which the node of this machine joins or renews itself, as trusted; None if it has joined."""
     from scheduler.models import Node
-    from scheduler.node_api.auth import create_join_token
+    from scheduler.node_tokens import create_join_token
 
     node = Node.objects.filter(name=NODE_NAME).first()
     if identity.exists():

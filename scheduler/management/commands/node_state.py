@@ -8,9 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from scheduler import pool
+from scheduler import node_tokens, pool
 from scheduler.models import Node
-from scheduler.node_api import auth
 
 ACTIONS: dict[str, Callable[[Node, str, str], object]] = {
     "drain": pool.drain_node,
@@ -19,7 +18,7 @@ ACTIONS: dict[str, Callable[[Node, str, str], object]] = {
     "ban": pool.ban_node,
     "trust": pool.trust_node,
     "distrust": pool.distrust_node,
-    "revoke": lambda node, by, why: auth.revoke_node_token(node, by),
+    "revoke": lambda node, by, why: node_tokens.revoke_node_token(node, by),
 }
 BY = "command line"
 

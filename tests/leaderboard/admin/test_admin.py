@@ -105,7 +105,7 @@ def test_only_an_infrastructure_failure_goes_on(mara: Client, run: Run, node: No
     assert "because of the infrastructure" in act(mara, "go_on", run)
     lease(run.job, node)
     Job.objects.update(state=Job.State.FAILED)
-    get_job_kind(run.job).failed(run.job, "infrastructure", "No node.")
+    get_job_kind(run.job).handle_failure(run.job, "infrastructure", "No node.")
     act(mara, "go_on", run)
     run.refresh_from_db()
     assert run.state == "queued"

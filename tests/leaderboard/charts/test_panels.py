@@ -96,7 +96,7 @@ def test_the_temperature_is_the_agents_word_and_not_the_training_processs(run: R
     Node.objects.filter(pk=node.pk).update(health={"temperature_celsius": 71, "throttled": False})
     lease(job, node)
 
-    get_job_kind(job).metrics(job, [train_row(101, temperature_celsius=20)])
+    get_job_kind(job).handle_metrics(job, [train_row(101, temperature_celsius=20)])
 
     assert CurvePoint.objects.get(run=run, step=101).temperature_celsius == 71
 

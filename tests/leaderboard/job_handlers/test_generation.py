@@ -26,7 +26,7 @@ def arrived(run: Run, able: Node) -> Run:
 
 
 def say(asked: Generation, *texts: object) -> str:
-    get_job_kind(asked.job).metrics(asked.job, [{"kind": "text", "text": text} for text in texts])
+    get_job_kind(asked.job).handle_metrics(asked.job, [{"kind": "text", "text": text} for text in texts])
     asked.refresh_from_db()
     return asked.text
 
@@ -57,7 +57,7 @@ def test_words_come_in_as_text_of_limited_length(arrived: Run, able: Node) -> No
     lease(asked.job, able)
     assert say(asked, " leaves", "\x1b[31m at <nine>\x00", 7) == " leaves[31m at <nine>"
     assert len(say(asked, "x" * 30_000)) == generation.MAX_TEXT
-    get_job_kind(asked.job).done(asked.job, {"version": 1, "tokens": 9, "seconds": 2.0, "ended": "length"})
+    get_job_kind(asked.job).handle_done(asked.job, {"version": 1, "tokens": 9, "seconds": 2.0, "ended": "length"})
     asked.refresh_from_db()
     assert (asked.written, asked.tokens_per_second) == (9, 4.5)
 
@@ -74,7 +74,7 @@ def test_another_node_begins_anew(arrived: Run, able: Node) -> None:
 def test_an_answer_that_cannot_be_right_leaves_the_words_alone(arrived: Run) -> None:
     asked = queue_generation(arrived, PROMPT, "192.0.2.1")
     say(asked, " leaves")
-    get_job_kind(asked.job).done(asked.job, {"tokens": -1})
+    get_job_kind(asked.job).handle_done(asked.job, {"tokens": -1})
     asked.refresh_from_db()
     assert (asked.text, asked.written) == (" leaves", None)
 
@@ -121,7 +121,7 @@ def test_what_no_node_takes_is_given_up_and_what_is_old_is_forgotten(arrived: Ru
     generation.expire_generations()
     assert not Generation.objects.exists()
     assert Job.objects.filter(pk=asked.job_id).exists(), "what a node has lent stays counted"
-    get_job_kind(asked.job).metrics(asked.job, [{"kind": "text", "text": "late"}])
+    get_job_kind(asked.job).handle_metrics(asked.job, [{"kind": "text", "text": "late"}])
 
 
 def test_the_best_of_a_track_has_the_fewest_bits_and_is_not_disputed(arrived: Run, idea: Entry) -> None:

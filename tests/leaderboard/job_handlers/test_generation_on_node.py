@@ -16,9 +16,8 @@ from django.conf import settings as configured
 from django.test import Client
 
 from leaderboard.models import Generation, Run, Season
-from scheduler import storage
+from scheduler import node_tokens, storage
 from scheduler.models import Blob, Checkpoint, Job, JobFile
-from scheduler.node_api import auth
 from tests.support import scene
 from trainer.sandbox import get_driver
 
@@ -91,7 +90,7 @@ def test_a_prompt_is_answered_in_the_sandbox_and_the_weights_stay_on_the_node(
     run = arrived(record, files)
     lay_out_dataset(home, tokenizer)
     command = [sys.executable, "-m", "trainer.cli", "node", "--server", live_server.url, "--sandbox", "bubblewrap"]
-    words = ["--token", auth.create_join_token(trusted=True), "--home", str(home), "--name", "cellar"]
+    words = ["--token", node_tokens.create_join_token(trusted=True), "--home", str(home), "--name", "cellar"]
     said = tmp_path / "agent.log"
     with said.open("wb") as log:
         agent = subprocess.Popen(

@@ -134,7 +134,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends_and_extremes(
 def test_after_the_end_nothing_more_is_taken(training: Run) -> None:
     assert training.job
     Run.objects.filter(pk=training.pk).update(state=Run.State.CANCELLED)
-    get_job_kind(training.job).metrics(training.job, [train_row(1)])
+    get_job_kind(training.job).handle_metrics(training.job, [train_row(1)])
     assert not CurvePoint.objects.exists()
 
 

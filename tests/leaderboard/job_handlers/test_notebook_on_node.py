@@ -16,7 +16,7 @@ from django.test import Client
 
 from leaderboard.models import Run, Season, Track
 from leaderboard.submissions import intake
-from scheduler.node_api import auth
+from scheduler import node_tokens
 from tests.leaderboard.conftest import Repository
 from trainer.sandbox import get_driver
 
@@ -59,7 +59,7 @@ def test_two_parts_run_in_the_sandbox_and_are_shown(
     (run,) = intake.approve_entry(entry, entry.sha, None)
     Season.objects.update(dataset_hash="")  # these bring all they need
     command = [sys.executable, "-m", "trainer.cli", "node", "--server", live_server.url, "--sandbox", "bubblewrap"]
-    words = ["--token", auth.create_join_token(), "--home", str(tmp_path / "agent"), "--name", "cellar"]
+    words = ["--token", node_tokens.create_join_token(), "--home", str(tmp_path / "agent"), "--name", "cellar"]
     with (tmp_path / "agent.log").open("wb") as log:
         agent = subprocess.Popen(
             [*command, *words], cwd=configured.BASE_DIR, env={**os.environ}, stdout=log, stderr=log

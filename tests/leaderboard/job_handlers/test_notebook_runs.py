@@ -77,7 +77,7 @@ def test_a_changed_byte_is_another_entry_that_nobody_approved(main: Repository, 
     main.commit("One more", {"notebooks/sorbian-part2.ipynb": notebook("print(3)")})
     after = intake.submit_entry(str(main.path), "sorbian", "Sorbian", "", sorbian.track)
     assert (after.state, after.bundle_id == sorbian.bundle_id) == ("proposed", False)
-    spec = get_job_kind(job_of(begun)).order(job_of(begun), None)
+    spec = get_job_kind(job_of(begun)).build_order(job_of(begun), None)
     assert isinstance(spec, protocol.NotebookOrder)
     assert spec.notebook.model_dump() == sorbian.notebooks[0]
 
@@ -147,7 +147,7 @@ def test_parts_run_one_after_the_other_and_hand_on_their_model(begun: Run, node:
     assert (begun.state, begun.fraction) == ("queued", 0.5)
     second = job_of(begun)
     assert second != first
-    order = get_job_kind(second).order(second, None)
+    order = get_job_kind(second).build_order(second, None)
     assert isinstance(order, protocol.NotebookOrder)
     assert (order.part, order.parts, order.seconds) == (2, 2, 7200)
     assert order.notebook.path == "notebooks/sorbian-part2.ipynb"
@@ -174,7 +174,7 @@ def test_a_lost_part_starts_again_with_the_same_model(begun: Run, node: Node) ->
     assert "Part 2 of 2 starts again as soon as a node is free." in begun.reason
     lease(second, node)
     begun.refresh_from_db()
-    order = get_job_kind(second).order(second, None)
+    order = get_job_kind(second).build_order(second, None)
     assert isinstance(order, protocol.NotebookOrder)
     assert (begun.state, [file.path for file in order.model]) == ("training", ["a"])
 

@@ -22,7 +22,7 @@ def kept(run: Run, node: Node) -> Publication:
     type(run.track).objects.filter(pk=run.track_id).update(releases=10)
     assert run.job
     lease(run.job, node)
-    get_job_kind(run.job).metrics(run.job, [train_row(10)])
+    get_job_kind(run.job).handle_metrics(run.job, [train_row(10)])
     Sample.objects.create(run=run, step=10, prompt="The ", text="train\n# left <b>on</b> time")
     Sample.objects.create(run=run, step=20, prompt="The ", text="later one")
     made = publications.publish_release(run, upload(run.job, 10), "50-percent")
@@ -40,13 +40,13 @@ def job(kept: Publication) -> Job:
 
 def scored(job: Job, node: Node, **changed: Any) -> Publication:
     given = lease(job, node)
-    get_job_kind(job).done(job, {**VERDICT, **changed})
+    get_job_kind(job).handle_done(job, {**VERDICT, **changed})
     assert given.node == node
     return Publication.objects.get(score_job=job)
 
 
 def test_a_trusted_node_is_asked_to_score_that_very_step(kept: Publication, job: Job) -> None:
-    order = get_job_kind(job).order(job, None)
+    order = get_job_kind(job).build_order(job, None)
     assert isinstance(order, protocol.ScoreOrder)
     assert (order.checkpoint.step, order.suite, job.needs_trusted) == (10, ("blimp",), True)
 
@@ -58,7 +58,7 @@ def test_its_numbers_are_the_releases_and_not_the_runs(kept: Publication, job: J
     assert not run.scores.exists()
     assert "| bits per byte, held-out text | 2.5000 | 0.0100 |" in model_card.build_card(found, "a/b", False)
     assert "<strong>2.5000</strong>" in client.get(run.get_absolute_url()).content.decode()
-    assert get_job_kind(job).about([job])[job.pk].outcome == "2.5000 bits per byte"
+    assert get_job_kind(job).describe_jobs([job])[job.pk].outcome == "2.5000 bits per byte"
 
 
 def test_the_card_has_samples_of_its_step_as_text(kept: Publication) -> None:
@@ -79,7 +79,7 @@ def test_what_cannot_be_relied_on_is_not_written_down(
 
 def test_a_failed_scoring_leaves_the_run_alone(kept: Publication, job: Job, node: Node) -> None:
     lease(job, node)
-    get_job_kind(job).failed(job, "model", "The model looked ahead.")
+    get_job_kind(job).handle_failure(job, "model", "The model looked ahead.")
     assert Run.objects.get(pk=kept.run_id).state == Run.State.TRAINING
     assert Event.objects.about(kept.run).filter(sentence__contains="The model looked ahead.").exists()
     assert release_scores.queue_release_scores() == 0  # not for ever
@@ -93,7 +93,9 @@ def test_until_the_run_has_said_what_it_is_nothing_is_scored(kept: Publication) 
 def test_a_finished_runs_scoring_is_its_own_still(run: Run, node: Node) -> None:
     assert finish(run, node).bits_per_byte == 2.5
     assert run.score_job
-    assert get_job_kind(run.score_job).about([run.score_job])[run.score_job.pk].title == "Scoring of Smeared keys"
+    assert (
+        get_job_kind(run.score_job).describe_jobs([run.score_job])[run.score_job.pk].title == "Scoring of Smeared keys"
+    )
 
 
 def test_a_release_can_be_loaded_before_its_run_has_ended(kept: Publication, job: Job) -> None:

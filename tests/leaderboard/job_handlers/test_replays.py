@@ -14,10 +14,9 @@ from leaderboard.job_handlers import replays
 from leaderboard.job_handlers.replays import ReplayError
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
-from scheduler import leases, node_vetting, retention, storage
+from scheduler import leases, node_vetting, retention, storage, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Lease, Node
-from scheduler.node_api import uploads
 from tests.leaderboard.conftest import VERDICT, lease, upload
 from trainer import protocol
 
@@ -37,7 +36,7 @@ def trained(run: Run, node: Node, *steps: int) -> Run:
         checkpoint = upload(run.job, step)
         checkpoint.lease = held
         checkpoint.save()
-    get_job_kind(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     return run
 
@@ -45,7 +44,7 @@ def trained(run: Run, node: Node, *steps: int) -> Run:
 def scored(run: Run, node: Node) -> Run:
     assert run.score_job
     lease(run.score_job, node)
-    get_job_kind(run.score_job).done(run.score_job, VERDICT)
+    get_job_kind(run.score_job).handle_done(run.score_job, VERDICT)
     run.refresh_from_db()
     return run
 
@@ -54,7 +53,7 @@ def answer(replay: Replay, node: Node, **fields: Any) -> Replay:
     assert replay.job
     lease(replay.job, node)
     found = {"step": replay.end_step, "exact": True, "deviation": 0.0, **fields}
-    get_job_kind(replay.job).done(replay.job, found)
+    get_job_kind(replay.job).handle_done(replay.job, found)
     replay.refresh_from_db()
     return replay
 
@@ -147,7 +146,7 @@ def test_node_whose_checkpoints_are_superseded_is_still_checked(run: Run, node: 
     assert run.job.checkpoints.count() == 12
     assert run.job.checkpoints.with_files().count() <= 6
     upload(run.job, 13)
-    get_job_kind(run.job).done(run.job, {"step": 12})
+    get_job_kind(run.job).handle_done(run.job, {"step": 12})
     replay = run.replays.get()
     assert (replay.node, replay.end_step <= 6) == (stranger, True)
     for end in (replay.start, replay.claimed):
@@ -224,7 +223,7 @@ def test_an_answer_that_cannot_be_right_says_nothing(
     replay = trained(run, stranger).replays.get()
     assert replay.job
     lease(replay.job, node)
-    get_job_kind(replay.job).done(replay.job, word)
+    get_job_kind(replay.job).handle_done(replay.job, word)
     replay.refresh_from_db()
     assert replay.state == "abandoned"
 
@@ -232,7 +231,7 @@ def test_an_answer_that_cannot_be_right_says_nothing(
 def test_a_replay_that_failed_says_so_and_leaves_the_run_provisional(run: Run, node: Node, stranger: Node) -> None:
     replay = trained(run, stranger).replays.get()
     assert replay.job
-    get_job_kind(replay.job).failed(replay.job, "infrastructure", "Five nodes were lost.")
+    get_job_kind(replay.job).handle_failure(replay.job, "infrastructure", "Five nodes were lost.")
     replay.refresh_from_db()
     assert (replay.state, replay.sentence) == ("abandoned", "could not be replayed: Five nodes were lost.")
     assert scored(run, node).trust == "provisional"

@@ -49,7 +49,7 @@ def told(entry: Entry, result: dict[str, Any]) -> Entry:
     assert transitions.change_job_state(
         entry.smoke_job, Job.State.DONE, since=[Job.State.QUEUED, Job.State.LEASED], actor="site", message="Done."
     )
-    get_job_kind(entry.smoke_job).done(entry.smoke_job, result)
+    get_job_kind(entry.smoke_job).handle_done(entry.smoke_job, result)
     entry.refresh_from_db()
     return entry
 
@@ -119,7 +119,7 @@ def test_what_the_tracks_machines_have_is_told(
     idea.track.save()
     job = smoke_tests.queue_smoke_test(idea, vouched=True)
     assert job is not None
-    order = smoke_tests.SmokeTestHandler().order(job, None)
+    order = smoke_tests.SmokeTestHandler().build_order(job, None)
     assert (order.memory_bytes, order.peak, order.config["device"]) == (memory, peak, "cuda")
 
 
@@ -203,7 +203,7 @@ def test_a_result_of_an_older_one_does_not_count(idea: Entry, node: Node) -> Non
     told(idea, FOUND)
     second = smoke_tests.queue_smoke_test(idea, vouched=True)
     assert second is not None
-    smoke_tests.SmokeTestHandler().done(first, FAILED)
+    smoke_tests.SmokeTestHandler().handle_done(first, FAILED)
     idea.refresh_from_db()
     assert (idea.state, idea.smoke) == (Entry.State.SMOKE, {})
     assert not Lease.objects.exists()

@@ -56,7 +56,7 @@ def led(swarm_run: Run, able: Node) -> Run:
 def tell(run: Run, **row: Any) -> None:
     assert run.job is not None
     full = {"kind": "swarm", "step": 0, "time": 1_795_300_000.0, **row}
-    get_job_kind(run.job).metrics(run.job, [full])
+    get_job_kind(run.job).handle_metrics(run.job, [full])
 
 
 def waiting(run: Run) -> list[Seat]:
@@ -76,7 +76,7 @@ def test_a_run_is_led_by_the_sites_own_code_on_a_trusted_node(swarm_run: Run) ->
     job = swarm_run.job
     assert job is not None
     assert (job.kind, job.needs_trusted, job.entry, job.needs_sandbox) == ("swarm", True, None, False)
-    order = get_job_kind(job).order(job, None)
+    order = get_job_kind(job).build_order(job, None)
     assert isinstance(order, protocol.SwarmOrder)
     assert (order.run, order.stages, order.minimum) == (swarm_run.pk, 2, 1)
     assert order.config["arch"] == "gpt"
@@ -117,7 +117,7 @@ def test_seats_are_ready_once_the_coordinator_is_there_and_never_more_than_are_w
 
 def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
     seat = waiting(led)[0]
-    order = get_job_kind(seat.job).order(seat.job, None)
+    order = get_job_kind(seat.job).build_order(seat.job, None)
     assert isinstance(order, protocol.WorkerOrder)
     assert order.coordinator == (ADDRESS,)
     assert order.credential == make_credential(led.swarm.secret, order.label)
@@ -173,7 +173,9 @@ def test_what_is_told_is_kept_and_counted_for_those_who_did_it(led: Run) -> None
     bob.refresh_from_db()
     assert (ada.rows, ada.stage, bob.rows, bob.stage) == (8, 0, 8, None)
     assert SwarmEvent.objects.last().name == "bob"  # type: ignore[union-attr]
-    get_job_kind(ada.job).metrics(ada.job, [{"kind": "seat", "bytes_in": 5, "bytes_out": 7, "tokens_per_second": 90.5}])
+    get_job_kind(ada.job).handle_metrics(
+        ada.job, [{"kind": "seat", "bytes_in": 5, "bytes_out": 7, "tokens_per_second": 90.5}]
+    )
     ada.refresh_from_db()
     assert (ada.bytes_in, ada.bytes_out, ada.tokens_per_second) == (5, 7, 90.5)
 
@@ -191,7 +193,7 @@ def test_a_machine_that_is_banned_for_good_gets_no_other_seat_of_this_run(led: R
 
 def test_the_curve_is_an_ordinary_one(led: Run) -> None:
     assert led.job is not None
-    get_job_kind(led.job).metrics(
+    get_job_kind(led.job).handle_metrics(
         led.job, [train_row(3, loss=4.5), {"kind": "swarm", "what": "end", "step": 3, "time": 9.0}]
     )
     led.refresh_from_db()

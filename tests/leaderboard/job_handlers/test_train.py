@@ -9,10 +9,10 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Run
-from scheduler import leases, storage, transitions
+from scheduler import leases, storage, transitions, uploads
 from scheduler.estimates import estimate_start
 from scheduler.models import Blob, Job, Lease, Node
-from scheduler.node_api import job_reports, uploads
+from scheduler.node_api import job_reports
 from tests.leaderboard.conftest import VERDICT, train_row
 from trainer import protocol
 

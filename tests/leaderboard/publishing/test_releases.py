@@ -30,7 +30,7 @@ def arrive(run: Run, step: int, of: int, checkpoint: bool = True) -> list[str]:
     assert run.job
     point = {"fraction": step / of, "tokens": step * 512}
     dev = {**train_row(step, 3 - step / of), **point, "kind": "dev", "bits_per_byte": 1.0}
-    get_job_kind(run.job).metrics(run.job, [train_row(step, **point), dev])
+    get_job_kind(run.job).handle_metrics(run.job, [train_row(step, **point), dev])
     if checkpoint:
         upload(run.job, step)
     return [kept.name for kept in releases.cut_releases()]

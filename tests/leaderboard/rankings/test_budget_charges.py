@@ -19,13 +19,13 @@ def judged(run: Run, node: Node, metered: float, budget: str = "20steps", **verd
     assert run.job
     Lease.objects.filter(pk=lease(run.job, node).pk).update(seconds=metered)
     upload(run.job, 20)
-    get_job_kind(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     Run.objects.filter(pk=run.pk).update(seconds_void="")
     run.refresh_from_db()
     assert run.score_job
     lease(run.score_job, node)
-    get_job_kind(run.score_job).done(run.score_job, VERDICT | verdict)
+    get_job_kind(run.score_job).handle_done(run.score_job, VERDICT | verdict)
     run.refresh_from_db()
     return run
 

@@ -44,7 +44,7 @@ def test_the_order_to_train_carries_the_pin_and_the_merged_configuration(run: Ru
     run.entry.config = {"model": {"width": 32}, "train": {"batch": 4}}
     run.entry.save()
     resume = protocol.Checkpoint(step=5, files=())
-    order = get_job_kind(run.job).order(run.job, resume)
+    order = get_job_kind(run.job).build_order(run.job, resume)
     assert isinstance(order, protocol.TrainOrder)
     assert order.dataset == run.season.dataset()
     assert order.resume == resume
@@ -62,13 +62,13 @@ def test_the_order_to_score_names_the_final_checkpoint(run: Run, node: Node) -> 
     lease(run.job, node)
     upload(run.job, 10)
     final = upload(run.job, 20)
-    get_job_kind(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     assert (run.state, run.checkpoint) == ("scoring", final)
     assert run.score_job
     assert run.score_job.needs_trusted
     assert run.score_job.priority == Job.Priority.SCORE
-    order = get_job_kind(run.score_job).order(run.score_job, None)
+    order = get_job_kind(run.score_job).build_order(run.score_job, None)
     assert isinstance(order, protocol.ScoreOrder)
     assert (order.checkpoint.step, order.run.path) == (20, "run.json")
     assert (order.suite, order.suite_limit) == (("blimp",), 25)
@@ -114,7 +114,7 @@ def test_the_word_of_an_untrusted_scorer_does_not_count(run: Run, node: Node) ->
 def test_a_models_own_failure_is_shown_and_stands(run: Run, node: Node) -> None:
     assert run.job
     lease(run.job, node)
-    get_job_kind(run.job).failed(run.job, "model", "The loss became NaN at step 12.\x00")
+    get_job_kind(run.job).handle_failure(run.job, "model", "The loss became NaN at step 12.\x00")
     run.refresh_from_db()
     assert (run.state, run.cause, run.reason) == ("failed", "model", "The loss became NaN at step 12.")
     with pytest.raises(RunError, match="because of the infrastructure"):
@@ -126,7 +126,7 @@ def test_an_infrastructure_failure_goes_on_with_the_same_seed(run: Run, node: No
     seed = run.seed
     lease(run.job, node)
     Job.objects.update(state=Job.State.FAILED)
-    get_job_kind(run.job).failed(run.job, "infrastructure", "Five nodes were lost.")
+    get_job_kind(run.job).handle_failure(run.job, "infrastructure", "Five nodes were lost.")
     run.refresh_from_db()
     assert run.reason == "Five nodes were lost. This was not the model's fault: the same seed can run again."
     runs.retry_run(run, actor="mara")
@@ -146,7 +146,7 @@ def test_a_run_that_could_not_be_scored_is_scored_again(run: Run, node: Node) ->
     assert run.score_job != failed_job
     assert run.score_job
     lease(run.score_job, node)
-    get_job_kind(run.score_job).done(run.score_job, VERDICT)
+    get_job_kind(run.score_job).handle_done(run.score_job, VERDICT)
     run.refresh_from_db()
     assert run.state == "finished"
 
@@ -165,7 +165,7 @@ def test_a_run_without_its_files_is_nobodys_verdict(run: Run, node: Node, missin
     if missing == "run.json":
         upload(run.job, 20)
         JobFile.objects.all().delete()
-    get_job_kind(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     assert (run.state, run.cause) == ("failed", "infrastructure")
     assert missing in run.reason
@@ -187,8 +187,8 @@ def test_done_twice_is_done_once(run: Run, node: Node) -> None:
     assert run.job
     lease(run.job, node)
     upload(run.job, 20)
-    get_job_kind(run.job).done(run.job, {"step": 20})
-    get_job_kind(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
     assert Job.objects.filter(kind="score").count() == 1
 
 
@@ -202,8 +202,8 @@ def test_the_configuration_that_the_node_resolved_is_kept(run: Run, node: Node) 
 def test_a_late_cancellation_counts_against_the_entry(run: Run, node: Node) -> None:
     assert run.job
     lease(run.job, node)
-    get_job_kind(run.job).metrics(run.job, [train_row(10)])
-    get_job_kind(run.job).cancelled(run.job, "Cancelled by mara.")
+    get_job_kind(run.job).handle_metrics(run.job, [train_row(10)])
+    get_job_kind(run.job).handle_cancellation(run.job, "Cancelled by mara.")
     run.refresh_from_db()
     assert run.state == "cancelled"
     assert run.reason == "Cancelled by mara. With 50% of its budget used it counts against its entry."

@@ -23,7 +23,7 @@ def trained(run: Run, node: Node, before: float, after: float) -> Run:
     lease(run.job, node)
     upload(run.job, 20)
     word = {"version": 1, "before": reading(before), "after": reading(after)}
-    get_job_kind(run.job).done(run.job, {"step": 20, "probes": word})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20, "probes": word})
     run.refresh_from_db()
     return run
 
@@ -71,7 +71,7 @@ def test_an_agent_that_does_not_say_has_no_seconds(run: Run, node: Node, word: A
     assert run.job
     lease(run.job, node)
     upload(run.job, 20)
-    get_job_kind(run.job).done(run.job, {"step": 20, "probes": word})
+    get_job_kind(run.job).handle_done(run.job, {"step": 20, "probes": word})
     run.refresh_from_db()
     assert (run.state, run.kappa) == ("scoring", None)
     assert run.seconds_void == "Its node did not report how fast it was before and after the training."
@@ -90,7 +90,7 @@ def test_the_probes_know_only_the_last_part_of_an_interrupted_run(run: Run, node
 
 def test_the_order_carries_the_tracks_shape(run: Run) -> None:
     assert run.job
-    order = get_job_kind(run.job).order(run.job, None)
+    order = get_job_kind(run.job).build_order(run.job, None)
     assert isinstance(order, protocol.TrainOrder)
     assert order.probe == protocol.ProbeSpec(seconds=2.0, width=128, sequence_length=64, batch=8)
 
@@ -100,5 +100,5 @@ def test_a_track_without_probes_has_no_seconds(run: Run, node: Node) -> None:
     run.track.save()
     assert speed_probes.build_probe_spec(run.track) is None
     assert run.job
-    assert get_job_kind(run.job).order(Job.objects.get(pk=run.job.pk), None).probe is None  # type: ignore[union-attr]
+    assert get_job_kind(run.job).build_order(Job.objects.get(pk=run.job.pk), None).probe is None  # type: ignore[union-attr]
     assert trained(run, node, 1, 1).seconds_void == "This track does not measure how fast its nodes are."

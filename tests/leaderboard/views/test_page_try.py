@@ -66,7 +66,7 @@ def test_a_prompt_has_a_page_on_which_it_waits_is_answered_and_stays_text(
     assert '<noscript><meta http-equiv="refresh"' in page, "without JavaScript it loads itself anew"
     assert 'name="robots" content="noindex"' in page
     lease(mine.job, able)
-    get_job_kind(mine.job).metrics(mine.job, [{"kind": "text", "text": " <script>leaves"}])
+    get_job_kind(mine.job).handle_metrics(mine.job, [{"kind": "text", "text": " <script>leaves"}])
     live = client.get(f"{mine.get_absolute_url()}live.json")
     assert "&lt;script&gt;leaves" in live.json()["parts"]["written"]
     assert 0 < live.json()["wait"] < 1

@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from scheduler import node_tokens
 from scheduler.models import Event, Job, JoinToken, Node
-from scheduler.node_api import auth
 from tests.support.pool import Agent, make_job, make_node
 
 
@@ -31,7 +31,7 @@ def act(admin: Client, model: str, action: str, *rows: int) -> str:
 def test_every_list_and_page_opens(admin: Client, model: str) -> None:
     make_job()
     Agent(make_node()[1]).work().checkpoint(1)
-    auth.create_join_token()
+    node_tokens.create_join_token()
     page = admin.get(f"/admin/scheduler/{model}/")
     assert page.status_code == 200
     for link in re.findall(rf'href="(/admin/scheduler/{model}/[^"/?]+/change/)"', page.content.decode()):
@@ -42,7 +42,7 @@ def test_a_join_token_is_shown_once(admin: Client) -> None:
     answer = admin.post("/admin/scheduler/jointoken/add/", {"labels": "[]", "hours": "2", "trusted": "on"}, follow=True)
     found = re.search(r"dtn_join_[\w-]{43}", answer.content.decode())
     assert found
-    assert JoinToken.objects.get(token_hash=auth.hash_token(found[0])).trusted
+    assert JoinToken.objects.get(token_hash=node_tokens.hash_token(found[0])).trusted
     assert "dtn_join_" not in admin.get("/admin/scheduler/jointoken/").content.decode()
 
 

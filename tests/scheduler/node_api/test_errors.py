@@ -9,9 +9,8 @@ import pytest
 from django.utils import timezone
 from pytest_django import Settings
 
-from scheduler import lease_sweeper, pool, rate_limits
+from scheduler import lease_sweeper, node_tokens, pool, rate_limits
 from scheduler.models import Job, Lease, Node
-from scheduler.node_api import auth
 from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node, reference, sentence
 from trainer import protocol
 
@@ -45,7 +44,7 @@ def test_no_token_at_all_is_told_what_is_missing(agent: Agent) -> None:
 
 
 def test_a_revoked_node_is_refused_everywhere(work: Work) -> None:
-    auth.revoke_node_token(work.row.node, "admin")
+    node_tokens.revoke_node_token(work.row.node, "admin")
     for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.put(b"x"), work.finish()):
         assert answer.status_code == 401
         assert "revoked" in sentence(answer)
@@ -113,7 +112,7 @@ def test_other_protocol_version_is_asked_to_update(agent: Agent) -> None:
     answer = agent.call("/poll", json.dumps(body))
     assert answer.status_code == 426
     assert "Update" in sentence(answer)
-    token = auth.create_join_token()
+    token = node_tokens.create_join_token()
     assert agent.call("/register", json.dumps({"version": 0}), token).status_code == 426
 
 

@@ -11,9 +11,8 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.utils import timezone
 
-from scheduler import signing
+from scheduler import node_tokens, signing
 from scheduler.models import Event, JoinToken, Node
-from scheduler.node_api import auth
 from tests.support.pool import HARDWARE, Agent, make_job, make_node, sentence
 from trainer import protocol
 
@@ -31,7 +30,7 @@ def registered(answer: Any) -> protocol.RegisterReply:
 
 def test_a_node_joins_and_asks_for_work() -> None:
     owner = User.objects.create_user("ada")
-    token = auth.create_join_token(labels=["h100"], trusted=True, owner=owner)
+    token = node_tokens.create_join_token(labels=["h100"], trusted=True, owner=owner)
     answer = registered(register(token, labels=("mine",)))
     assert answer.public_key == signing.get_public_key()
     node = Node.objects.get()
@@ -41,12 +40,12 @@ def test_a_node_joins_and_asks_for_work() -> None:
 
 
 def test_a_node_is_not_trusted_unless_its_token_says_so() -> None:
-    registered(register(auth.create_join_token()))
+    registered(register(node_tokens.create_join_token()))
     assert not Node.objects.get().trusted
 
 
 def test_a_join_token_lets_one_node_in() -> None:
-    token = auth.create_join_token()
+    token = node_tokens.create_join_token()
     Agent(registered(register(token)).token).ask()
     answer = register(token, "second")
     assert answer.status_code == 401
@@ -55,7 +54,7 @@ def test_a_join_token_lets_one_node_in() -> None:
 
 
 def test_when_the_answer_was_lost_the_node_may_ask_again_until_it_has_worked() -> None:
-    token = auth.create_join_token()
+    token = node_tokens.create_join_token()
     first, second = (registered(register(token)) for _ in range(2))
     assert first.node == second.node
     assert Agent(first.token).poll().status_code == 401, "only the token of the last answer is good"
@@ -64,31 +63,31 @@ def test_when_the_answer_was_lost_the_node_may_ask_again_until_it_has_worked() -
 
 
 def test_but_not_after_a_while() -> None:
-    token = auth.create_join_token()
+    token = node_tokens.create_join_token()
     registered(register(token))
     JoinToken.objects.update(used_at=timezone.now() - timedelta(hours=1))
     assert register(token).status_code == 401
 
 
 def test_an_expired_join_token_is_refused() -> None:
-    answer = register(auth.create_join_token(hours=-1))
+    answer = register(node_tokens.create_join_token(hours=-1))
     assert answer.status_code == 401
     assert "expired" in sentence(answer)
     assert not Node.objects.exists()
 
 
 def test_an_invented_join_token_is_refused() -> None:
-    assert register(auth.generate_token("join")).status_code == 401
+    assert register(node_tokens.generate_token("join")).status_code == 401
 
 
 def test_a_name_that_is_taken_gets_a_number() -> None:
-    names = [Node.objects.get(pk=registered(register(auth.create_join_token())).node).name for _ in range(3)]
+    names = [Node.objects.get(pk=registered(register(node_tokens.create_join_token())).node).name for _ in range(3)]
     assert names == ["loco", "loco-2", "loco-3"]
 
 
 def test_a_node_that_lost_its_token_comes_back_as_itself() -> None:
     node, old = make_node()
-    answer = registered(register(auth.create_join_token(renews=node), "whatever"))
+    answer = registered(register(node_tokens.create_join_token(renews=node), "whatever"))
     assert answer.node == node.pk
     assert Agent(old).poll().status_code == 401
     assert Agent(answer.token).poll().status_code == 200
@@ -96,7 +95,7 @@ def test_a_node_that_lost_its_token_comes_back_as_itself() -> None:
 
 
 def test_no_token_is_kept_and_each_says_what_it_is() -> None:
-    join = auth.create_join_token()
+    join = node_tokens.create_join_token()
     node = registered(register(join)).token
     make_job()
     lease = Agent(node).work().lease.token
@@ -109,5 +108,5 @@ def test_no_token_is_kept_and_each_says_what_it_is() -> None:
 
 
 def test_joining_is_written_down() -> None:
-    registered(register(auth.create_join_token(trusted=True)))
+    registered(register(node_tokens.create_join_token(trusted=True)))
     assert Event.objects.get().sentence == "loco joined as a trusted node."

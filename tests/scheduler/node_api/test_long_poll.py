@@ -12,9 +12,8 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from scheduler import pool
+from scheduler import node_tokens, pool
 from scheduler.models import Job, Lease, Node
-from scheduler.node_api import auth
 from scheduler.node_api.polls import PollSession
 from tests.support.pool import HARDWARE, ROOT, Agent, bearer, make_job, make_node, reference
 from trainer import protocol
@@ -97,7 +96,9 @@ def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
 def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
     """Register, poll, read the release, send a large file and a checkpoint, finish."""
     register = protocol.Register(name="socket", hardware=HARDWARE)
-    answer = http.post("/register", content=protocol.encode_message(register), headers=bearer(auth.create_join_token()))
+    answer = http.post(
+        "/register", content=protocol.encode_message(register), headers=bearer(node_tokens.create_join_token())
+    )
     registered = protocol.RegisterReply.model_validate_json(answer.content)
     make_job()
     action, _ = ask(http, registered.token, 5)

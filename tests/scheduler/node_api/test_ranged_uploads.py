@@ -16,9 +16,8 @@ import pytest
 from django.http import HttpResponse
 from pytest_django import Settings
 
-from scheduler import retention, storage
+from scheduler import resumable_uploads, retention, storage
 from scheduler.models import Blob
-from scheduler.node_api import resumable_uploads
 from tests.support.pool import ROOT, Agent, Work, bearer, blob_of, make_job, make_node, reference, sentence
 from trainer.node import client as agent_client
 from trainer.node.client import RequestRefusedError, SiteClient

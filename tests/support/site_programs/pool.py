@@ -3,9 +3,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from scheduler import storage
+from scheduler import node_tokens, storage
 from scheduler.models import Job, Lease
-from scheduler.node_api import auth
 from scheduler.sponsors import contributions
 
 
@@ -24,7 +23,7 @@ def create_pool(release: str, jobs: int, agents: int, steps: int, pace: float, e
             limits={"wall_seconds": 600, "memory_bytes": 10**9, "disk_bytes": 2 * 10**7, "processes": 8},
             result={"steps": steps, "pace": pace, "every": every},
         )
-    return [auth.create_join_token() for _ in range(agents)]
+    return [node_tokens.create_join_token() for _ in range(agents)]
 
 
 def read_pool() -> dict[str, Any]:

@@ -6,8 +6,8 @@ from django.core.management import call_command
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
 from leaderboard.models import Effect, Entry, Run, Season, Track
+from scheduler import node_tokens
 from scheduler.models import Job, Node
-from scheduler.node_api import auth
 
 FAST_TASKS = ("process_deliveries", "process_due_messages", "announce_events", "queue_scores")
 
@@ -23,8 +23,8 @@ def create_small_track() -> str:
     every_second, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
     tasks = PeriodicTask.objects.filter(task__regex=f"({'|'.join(FAST_TASKS)})$")
     assert tasks.update(interval=every_second) == len(FAST_TASKS)
-    token = auth.generate_token("node")
-    Node.objects.create(name="cellar", token_hash=auth.hash_token(token), trusted=True)
+    token = node_tokens.generate_token("node")
+    Node.objects.create(name="cellar", token_hash=node_tokens.hash_token(token), trusted=True)
     return token
 
 

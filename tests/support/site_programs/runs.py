@@ -44,4 +44,4 @@ def read_run_config(run: int) -> dict[str, Any]:
     """Return the configuration that a node gets with the run's job."""
     job = Run.objects.get(pk=run).job
     assert job is not None
-    return get_job_kind(job).order(job, None).config
+    return get_job_kind(job).build_order(job, None).config

@@ -6,8 +6,8 @@ from django.core.management import call_command
 
 from leaderboard.models import Season, Seat, Track
 from leaderboard.submissions import intake
+from scheduler import node_tokens
 from scheduler.models import Job
-from scheduler.node_api import auth
 
 
 def create_swarm_run(text: str, repository: str, steps: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def create_swarm_run(text: str, repository: str, steps: int) -> dict[str, Any]:
     track.full_clean()
     entry = intake.submit_entry(repository, "main", "Everybody", "gpt", track)
     (run,) = intake.approve_entry(entry, entry.sha, None)
-    return {"run": str(run.pk), "token": auth.create_join_token(trusted=True)}
+    return {"run": str(run.pk), "token": node_tokens.create_join_token(trusted=True)}
 
 
 def read_seats() -> dict[str, Any]:

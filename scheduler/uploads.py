@@ -10,12 +10,11 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, Sum
 
-from scheduler import storage
+from scheduler import resumable_uploads, storage
 from scheduler.checkpoints import delete_superseded
 from scheduler.errors import ForbiddenError, InvalidMessageError, LeaseEndedError, NotFoundError, TooLargeError
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
-from scheduler.node_api import resumable_uploads
 from trainer import protocol
 
 MAX_FILES = 256
@@ -127,7 +126,7 @@ def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequenc
     checkpoint = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
     checkpoint.blobs.set(blobs)
     Job.objects.filter(pk=job.pk).update(failures=0)  # the job has made progress
-    get_job_kind(job).checkpoint(job, checkpoint)
+    get_job_kind(job).handle_checkpoint(job, checkpoint)
     delete_superseded(job)
 
 

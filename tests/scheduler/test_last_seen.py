@@ -10,9 +10,10 @@ import pytest
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from scheduler import last_seen
+from scheduler.last_seen import LastSeenBuffer
 from scheduler.models import Node
-from scheduler.node_api import last_seen, polls
-from scheduler.node_api.last_seen import LastSeenBuffer
+from scheduler.node_api import polls
 from tests.support.pool import HARDWARE, ROOT, bearer, make_node
 from trainer import protocol
 
