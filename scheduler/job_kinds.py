@@ -56,7 +56,7 @@ class JobKind:
     def handle_cancellation(self, job: Job, reason: str) -> None:
         """The job was cancelled."""
 
-    def about(self, jobs: Sequence[Job]) -> Mapping[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> Mapping[int, JobSummary]:
         """Return summaries of jobs of this kind, by job id, with a fixed number of queries."""
         return {}
 

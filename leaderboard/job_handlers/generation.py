@@ -235,7 +235,7 @@ class GenerationHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         """Nothing, as well."""
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         asked = Generation.objects.filter(job__in=jobs).select_related("run__entry")
         return {
             one.job_id: JobSummary(f"{one.run.entry.title}, writing for a visitor", one.run.get_absolute_url())

@@ -125,7 +125,7 @@ class NotebookHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         train.cancel_run(get_part(job).run, reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         parts = NotebookPart.objects.filter(job__in=jobs).select_related("run__entry")
         return {
             part.job_id: JobSummary(get_job_title(part), part.run.get_absolute_url(), part.run.state) for part in parts

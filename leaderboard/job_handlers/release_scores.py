@@ -92,7 +92,7 @@ class ReleaseScoreHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         record_event(get_publication(job), runs.SITE, f"is not scored: {plain_text(reason, 300)}")
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         found = Publication.objects.filter(score_job__in=jobs).select_related("run__entry")
         return {kept.score_job_id: summarize_publication(kept) for kept in found if kept.score_job_id is not None}
 

@@ -179,7 +179,7 @@ class ReplayHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         abandon_replay(Replay.objects.select_related("run").get(job=job), reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return sponsor_outcomes.summarize_replays(jobs)
 
 

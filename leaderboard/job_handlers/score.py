@@ -42,5 +42,5 @@ class ScoreHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         get_handler(job).handle_cancellation(job, reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return {**RunScoreHandler().describe_jobs(jobs), **ReleaseScoreHandler().describe_jobs(jobs)}

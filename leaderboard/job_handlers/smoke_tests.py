@@ -160,7 +160,7 @@ class SmokeTestHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         record_outcome(job, None, f"The smoke run was cancelled: {reason}")
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         entries = Entry.objects.filter(smoke_job__in=jobs)
         return {
             entry.smoke_job_id: JobSummary(

@@ -84,7 +84,7 @@ class SeatHandler(JobKind):
     def another(self, job: Job) -> None:
         swarm_runs.fill_seats(swarm_runs.get_swarm(job.seat.swarm.run))
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         seats = Seat.objects.filter(job__in=jobs).select_related("swarm__run__entry")
         return {
             seat.job_id: JobSummary(

@@ -136,7 +136,7 @@ class TrainHandler(JobKind):
         )
         return {run.job_id: left for run in runs if run.job_id and (left := run.seconds_left) is not None}
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return sponsor_outcomes.summarize_training(jobs)
 
 
@@ -190,7 +190,7 @@ class RunScoreHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         cancel_run(Run.objects.get(score_job=job), reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return sponsor_outcomes.summarize_scoring(jobs)
 
 

@@ -122,7 +122,7 @@ class RephraseSessionHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         release.release_job(job)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         sessions = RephraseSession.objects.filter(job__in=jobs).select_related("campaign")
         return {
             session.job_id: JobSummary(f"Packets of {session.campaign.name}", session.campaign.get_absolute_url())

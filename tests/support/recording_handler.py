@@ -40,5 +40,5 @@ class Recorder(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         CALLS.append(("cancelled", reason))
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return {job.pk: JobSummary(f"Idea {job.pk}", f"/runs/{job.pk}/", "1.5000 bits per byte") for job in jobs}
