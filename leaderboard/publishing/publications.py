@@ -108,9 +108,7 @@ def publish_release(
 @transaction.atomic
 def store_publication(run: Run, checkpoint: Checkpoint, name: str, reason: str, actor: str) -> Publication:
     kept, created = Publication.objects.get_or_create(
-        run=run,
-        name=name,
-        defaults={"step": checkpoint.step, "manifest": checkpoint.manifest, "reason": reason[:200]},
+        run=run, name=name, defaults={"step": checkpoint.step, "manifest": checkpoint.manifest, "reason": reason[:200]}
     )
     if created:
         kept.blobs.set(weights.get_checkpoint_blobs(checkpoint).values())

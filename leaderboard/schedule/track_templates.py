@@ -25,13 +25,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "needs_memory_bytes": 64 * GIB,
         "config": {
             "model": {"depth": 24},
-            "train": {
-                "precision": "bf16",
-                "sequence_length": 2048,
-                "batch": 256,
-                "micro_batch": 16,
-                "evaluations": 48,
-            },
+            "train": {"precision": "bf16", "sequence_length": 2048, "batch": 256, "micro_batch": 16, "evaluations": 48},
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 64 * GIB, "disk_bytes": 100 * GIB},
@@ -53,11 +47,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "budget": "1e18flops",
         "expected_seconds": 36_000.0,
         "needs_labels": ["1x24gb"],
-        "config": {
-            "model": {"depth": 16},
-            "train": {"precision": "bf16"} | ONE_CARD,
-            "checkpoint_every": "10m",
-        },
+        "config": {"model": {"depth": 16}, "train": {"precision": "bf16"} | ONE_CARD, "checkpoint_every": "10m"},
         "limits": {"memory_bytes": 24 * GIB, "disk_bytes": 60 * GIB},
     },
     "playground-16gb": {

@@ -28,12 +28,7 @@ class Topic(Protocol):
         """Return what there is to say by now; None where that is nothing any more."""
 
 
-TOPICS: dict[str, Topic] = {
-    "morning": morning_report,
-    "record": records,
-    "node": nodes,
-    "approval": approvals,
-}
+TOPICS: dict[str, Topic] = {"morning": morning_report, "record": records, "node": nodes, "approval": approvals}
 
 
 def list_choosable_topics(user: User) -> dict[str, Topic]:

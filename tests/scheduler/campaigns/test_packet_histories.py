@@ -12,16 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler import leases
-from scheduler.campaigns import (
-    assignment,
-    messages,
-    release,
-    reputation,
-    shards,
-    submission,
-    transitions,
-    withdrawal,
-)
+from scheduler.campaigns import assignment, messages, release, reputation, shards, submission, transitions, withdrawal
 from scheduler.campaigns import sessions as queue
 from scheduler.campaigns.models import Assignment, Campaign, Packet, Rephrasing, Shard, Volunteer
 from scheduler.errors import LeaseEndedError

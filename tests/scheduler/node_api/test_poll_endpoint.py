@@ -219,7 +219,4 @@ def test_database_error_is_answered_as_json(http: httpx.Client, monkeypatch: pyt
 
     monkeypatch.setattr(PollSession, "check", fail)
     reply = http.post("/poll", content=body(), headers=bearer(make_node()[1]))
-    assert (reply.status_code, reply.json()["detail"]) == (
-        500,
-        "The site failed to answer this call. Try again later.",
-    )
+    assert (reply.status_code, reply.json()["detail"]) == (500, "The site failed to answer this call. Try again later.")
