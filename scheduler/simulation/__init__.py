@@ -1,1 +1,1 @@
-"""A pool and its queue in small: the site's own matching and lease code, synthetic nodes and jobs, a virtual clock."""
+"""Simulates the pool: the site's own matching and leases with synthetic nodes and jobs on a virtual clock."""

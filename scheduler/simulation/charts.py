@@ -1,4 +1,4 @@
-"""The outcome of a simulation as one SVG, light and dark: utilisation, waits, lost work, fairness."""
+"""Draws the outcome of a simulation as one SVG, light and dark: utilization, waits, lost work, fairness."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nu
 @media (prefers-color-scheme:dark){text{fill:#e6edf3}.small{fill:#9198a1}.paper{fill:#0d1117}.faint{stroke:#30363d}
 .hair{stroke:#6e7681}.bar,.light,.dot{fill:#56b4e9}.fair{stroke:#f0913a}}
 </style>"""
-# Okabe and Ito's colours, told apart by the colour-blind; in the order of the queue.
+# The color-blind safe palette of Okabe and Ito, in the order of `CLASSES`.
 COLORS = ("#d55e00", "#000000", "#cc79a7", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#f0e442", "#999999", "#6a3d9a")
 
 
 def draw_outcome(outcome: Outcome) -> str:
-    """Return the picture."""
     title = (
         f"{outcome.nodes:,} nodes, {outcome.days:g} days, seed {outcome.seed}: "
-        f"{outcome.utilisation:.1%} of the offered hours used, {outcome.lost_work:.2%} of the work lost, "
+        f"{outcome.utilization:.1%} of the offered hours used, {outcome.lost_work:.2%} of the work lost, "
         f"{outcome.starved} jobs starved, {outcome.jobs_done:,} done"
     )
     parts = [
@@ -41,7 +40,7 @@ def draw_outcome(outcome: Outcome) -> str:
 
 
 def draw_utilization(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
-    """Each day's offered hours, by the class of job that used them."""
+    """Draw the share of each day's offered hours that each class used."""
     yield format_text(left - 20, top - 10, "Used, of the hours offered on each day", "")
     for share in (0, 0.25, 0.5, 0.75, 0.9, 1):
         y = top + height * (1 - share)
@@ -51,25 +50,25 @@ def draw_utilization(outcome: Outcome, left: float, top: float, width: float, he
     across = width / max(days, 1)
     for day in range(days):
         below = 0.0
-        for name, colour in zip(CLASSES, COLORS, strict=True):
+        for name, color in zip(CLASSES, COLORS, strict=True):
             share = outcome.used_by_day[name][day]
             y = top + height * (1 - below - share)
-            yield format_bar(left + day * across + 1, y, across - 2, height * share, f'fill="{colour}"')
+            yield format_bar(left + day * across + 1, y, across - 2, height * share, f'fill="{color}"')
             below += share
     yield from draw_legend(left, top + height + 24)
 
 
 def draw_legend(x: float, y: float) -> Iterator[str]:
-    for name, colour in zip(CLASSES, COLORS, strict=True):
-        yield format_bar(x, y - 10, 10, 10, f'fill="{colour}" stroke="#8c959f"')
+    for name, color in zip(CLASSES, COLORS, strict=True):
+        yield format_bar(x, y - 10, 10, 10, f'fill="{color}" stroke="#8c959f"')
         yield format_text(x + 14, y, name, "small")
         x += 26 + 7 * len(name)
 
 
 def draw_waits(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
-    """Hours until a node took a job: the median in full colour, the 95th percentile behind it. Logarithmic."""
-    yield format_text(left - 110, top - 18, "Hours until a node takes a job: median and 95 %", "")
-    longest = max((outcome.wait(name, 0.95) for name in outcome.waits), default=1.0)
+    """Draw the hours until the first lease: the median, and the 95th percentile behind it. Logarithmic."""
+    yield format_text(left - 110, top - 18, "Hours until a job starts: median and 95 %", "")
+    longest = max((outcome.get_wait(name, 0.95) for name in outcome.waits), default=1.0)
     decades = max(1, math.ceil(math.log10(max(longest, 1.0))) + 2)  # from 0.01 h up
 
     def across(hours: float) -> float:
@@ -83,28 +82,30 @@ def draw_waits(outcome: Outcome, left: float, top: float, width: float, height: 
     for number, name in enumerate(outcome.waits):
         y = top + number * step
         yield format_text(left - 10, y + step / 2 + 4, name, "end")
-        yield format_bar(left, y + step * 0.2, across(outcome.wait(name, 0.95)), step * 0.6, 'class="light"')
-        yield format_bar(left, y + step * 0.2, across(outcome.wait(name, 0.5)), step * 0.6, 'class="bar"')
+        yield format_bar(left, y + step * 0.2, across(outcome.get_wait(name, 0.95)), step * 0.6, 'class="light"')
+        yield format_bar(left, y + step * 0.2, across(outcome.get_wait(name, 0.5)), step * 0.6, 'class="bar"')
 
 
 def draw_fairness(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
-    """What each author asked for and got, and what would be fair."""
-    yield format_text(left - 40, top - 18, f"Work asked for and done, by author; fairness {outcome.fairness:.3f}", "")
-    most = max((wanted for wanted, _ in outcome.authors), default=1.0)
+    """Draw each author's requested, received and fair hours."""
+    yield format_text(
+        left - 40, top - 18, f"Requested and received work, by author; fairness {outcome.fairness:.3f}", ""
+    )
+    most = max((requested for requested, _ in outcome.authors), default=1.0)
     fair = compute_fair_shares(outcome.authors)
-    highest = max([1.0, *fair, *(got for _, got in outcome.authors)]) * 1.1
+    highest = max([1.0, *fair, *(received for _, received in outcome.authors)]) * 1.1
     yield format_line(left, top + height, left + width, top + height, "hair")
     yield format_line(left, top, left, top + height, "hair")
     for number in range(1, 5):
         yield format_text(left + width * number / 4, top + height + 18, f"{most * number / 4:,.0f} h", "small middle")
         yield format_text(left - 6, top + height * (1 - number / 4) + 4, f"{highest * number / 4:,.0f}", "small end")
     points = [
-        (left + width * wanted / most, top + height * (1 - share / highest))
-        for (wanted, _), share in zip(outcome.authors, fair, strict=True)
+        (left + width * requested / most, top + height * (1 - share / highest))
+        for (requested, _), share in zip(outcome.authors, fair, strict=True)
     ]
     yield format_path(points, "fair")
-    for wanted, got in outcome.authors:
-        yield format_dot(left + width * wanted / most, top + height * (1 - got / highest), "dot")
+    for requested, received in outcome.authors:
+        yield format_dot(left + width * requested / most, top + height * (1 - received / highest), "dot")
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------

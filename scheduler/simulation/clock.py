@@ -1,4 +1,4 @@
-"""A clock that goes as fast as the simulation: `timezone.now()` is what it says."""
+"""A virtual clock that `timezone.now()` reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from django.utils import timezone
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
-"""A Monday; the clocks of Europe and America change within the month that follows."""
+"""A Monday; daylight saving time begins in Europe and America within the following month."""
 
 
 class VirtualClock:
@@ -20,16 +20,16 @@ class VirtualClock:
 
     @property
     def now(self) -> datetime:
-        return self.at(self.seconds)
+        return self.to_datetime(self.seconds)
 
     @staticmethod
-    def at(seconds: float) -> datetime:
+    def to_datetime(seconds: float) -> datetime:
         return START + timedelta(seconds=seconds)
 
 
 @contextmanager
 def virtual_time() -> Iterator[VirtualClock]:
-    """Let this process read the time from a new clock. Not only `timezone.now`: rows hold that as their defaults."""
+    """Replace the process's clock. `timezone.now` itself stays: model fields refer to it as their default."""
     clock = VirtualClock()
 
     class Virtual(datetime):

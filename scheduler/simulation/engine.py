@@ -1,8 +1,7 @@
 """The simulation's loop: events in the order of time, each handled by the site's own code.
 
-What is not simulated: bytes, and the heartbeats between two events. They would keep the lease of a living node from
-running out and the node itself from being taken for gone, so both are stamped far ahead; when it falls silent, with
-what its last heartbeat would have left. Uploads take no time. A checkpoint is written down when a lease ends.
+Bytes and the heartbeats between two events are not simulated: until a node falls silent, its `last_seen` and its
+lease's expiry lie far ahead. Uploads take no time. A checkpoint is recorded when a lease ends.
 """
 
 from __future__ import annotations
@@ -35,44 +34,39 @@ from scheduler.simulation.workload import (
 from trainer import protocol
 
 SWEEP_SECONDS = 1200.0
-"""Between two rounds of sweeping and of waking idle nodes; a real site does both every few seconds."""
+"""Between two sweeps and checks of waiting polls; a real site does both every few seconds."""
 NIGHTLY_AT = 2 * HOUR
-"""When the nightly train leaves."""
 PREPARE_SECONDS = (60.0, 240.0)
-"""Seconds from the answer to the first step: fetching, unpacking, starting. Not counted as use."""
+"""From the lease to the first step: download, unpacking, start. Not counted as used."""
 FINAL_HEARTBEATS = (85, 30)
-"""Seconds before the end of a window, or of what an owner lends to one run, at which a heartbeat is simulated."""
+"""Seconds before the end of a window or of the owner's limit for one run at which a heartbeat is simulated."""
 
 Callback = Callable[[], None]
 
 
 @dataclass
 class SimulatedLease:
-    """A lease in a machine's hands."""
-
     machine: SimulatedNode
     lease: int
-    asked: SimulatedJob
-    begins: float
-    """When the first step is made."""
+    job: SimulatedJob
+    starts_at: float
+    """Time of the first step."""
     speed: float
 
-    def ran(self, now: float) -> float:
-        return max(0.0, now - self.begins)
+    def get_seconds_run(self, now: float) -> float:
+        return max(0.0, now - self.starts_at)
 
-    def work(self, now: float) -> float:
-        """Return the work behind the job, were it saved now."""
-        return min(self.asked.done + self.ran(now) * self.speed, self.asked.work)
+    def get_work(self, now: float) -> float:
+        """Return the job's work up to now."""
+        return min(self.job.done + self.get_seconds_run(now) * self.speed, self.job.work)
 
-    def saved(self, now: float) -> float:
-        """Return the work behind the job at its last checkpoint: none but the first where there are none."""
-        every = self.asked.sort.checkpoint_hours * HOUR
-        return self.asked.done + (self.ran(now) // every * every * self.speed if every else 0.0)
+    def get_saved_work(self, now: float) -> float:
+        """Return the job's work up to its last checkpoint."""
+        every = self.job.job_class.checkpoint_hours * HOUR
+        return self.job.done + (self.get_seconds_run(now) // every * every * self.speed if every else 0.0)
 
 
 class Simulation:
-    """A pool, its queue, and what happens to them."""
-
     def __init__(self, clock: VirtualClock, nodes: int, days: float, seed: int) -> None:
         self.clock = clock
         self.horizon = days * DAY
@@ -82,11 +76,11 @@ class Simulation:
         self.by_node = {machine.node: machine for machine in self.machines}
         self.generator = JobGenerator(nodes, self.rng, storage.store_bytes(b"a release"))
         self.runs: dict[int, SimulatedLease] = {}
-        """By lease."""
-        self.parked: dict[int, polls.PollSession] = {}
-        """Questions of machines for which there was nothing, by node: as if they were held open."""
+        """By lease id."""
+        self.held_polls: dict[int, polls.PollSession] = {}
+        """Open polls of idle machines, by node id."""
         self.has_new_jobs = False
-        """Something has come into the queue since the parked machines last asked."""
+        """Whether jobs were queued since the waiting polls were last checked."""
         self._events: list[tuple[float, int, Callback]] = []
         self._number = 0
 
@@ -109,12 +103,12 @@ class Simulation:
 
     def start(self) -> None:
         Sweep.objects.create(pk=1, at=self.clock.now)
-        for sort in REQUESTED_CLASSES:
-            while self.generator.joins(sort):
-                self.generator.make(sort, 0.0)
-            self.schedule(self.generator.until_next(sort), partial(self.request_job, sort))
+        for job_class in REQUESTED_CLASSES:
+            while self.generator.has_room(job_class):
+                self.generator.create_job(job_class, 0.0)
+            self.schedule(self.generator.draw_seconds_to_next(job_class), partial(self.request_job, job_class))
         for machine in self.machines:
-            for begin, end in machine.offered:
+            for begin, end in machine.lending_times:
                 self.schedule(begin, partial(self.open_window, machine, end))
                 self.schedule(end, partial(self.close_window, machine))
             self.schedule(self.draw_failure_time(machine), partial(self.fail_node, machine))
@@ -122,52 +116,50 @@ class Simulation:
         self.schedule(SWEEP_SECONDS, self.run_maintenance)
 
     def finish_run(self) -> None:
-        """Close the books on what still runs."""
+        """Record the usage of active leases."""
         for run in list(self.runs.values()):
-            self.ledger.ran(run.asked, min(run.begins, self.horizon), self.horizon)
+            self.ledger.record_usage(run.job, min(run.starts_at, self.horizon), self.horizon)
         for machine in self.machines:
             self.stop_node(machine)
-        broken = Job.objects.filter(state=Job.State.FAILED, cause="infrastructure")
-        self.ledger.given_up = broken.count()
+        self.ledger.given_up = Job.objects.filter(state=Job.State.FAILED, cause="infrastructure").count()
 
-    # --- what is asked for --------------------------------------------------------------------------------------------
+    # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    def request_job(self, sort: JobClass) -> None:
-        if self.generator.joins(sort):
-            self.generator.make(sort, self.clock.seconds)
+    def request_job(self, job_class: JobClass) -> None:
+        if self.generator.has_room(job_class):
+            self.generator.create_job(job_class, self.clock.seconds)
             self.has_new_jobs = True
-        self.schedule(self.clock.seconds + self.generator.until_next(sort), partial(self.request_job, sort))
+        seconds = self.generator.draw_seconds_to_next(job_class)
+        self.schedule(self.clock.seconds + seconds, partial(self.request_job, job_class))
 
     def queue_nightly(self) -> None:
-        self.generator.make(NIGHTLY, self.clock.seconds)
+        self.generator.create_job(NIGHTLY, self.clock.seconds)
         self.has_new_jobs = True
         self.schedule(self.clock.seconds + DAY, self.queue_nightly)
 
-    # --- what machines do ---------------------------------------------------------------------------------------------
+    # --- machines -----------------------------------------------------------------------------------------------------
 
     def open_window(self, machine: SimulatedNode, end: float) -> None:
         extend_burst(machine, end)
         self.start_node(machine)
 
     def start_node(self, machine: SimulatedNode, abandoned: tuple[int, ...] = ()) -> None:
-        """It is lent, and up: it asks for work."""
-        if not machine.up:
-            machine.up, machine.up_since = True, self.clock.seconds
-            Node.objects.filter(pk=machine.node).update(last_seen=VirtualClock.at(2 * self.horizon))
+        if not machine.is_online:
+            machine.is_online, machine.online_since = True, self.clock.seconds
+            Node.objects.filter(pk=machine.node).update(last_seen=VirtualClock.to_datetime(2 * self.horizon))
         self.poll(machine, abandoned)
 
     def stop_node(self, machine: SimulatedNode) -> None:
-        """It is not lent any more, or not there."""
-        self.parked.pop(machine.node, None)
-        if machine.up:
-            machine.up = False
+        self.held_polls.pop(machine.node, None)
+        if machine.is_online:
+            machine.is_online = False
             Node.objects.filter(pk=machine.node).update(last_seen=self.clock.now)
-            machine.offered_seconds += self.clock.seconds - machine.up_since
-            self.ledger.was_there(machine.up_since, self.clock.seconds)
+            machine.offered_seconds += self.clock.seconds - machine.online_since
+            self.ledger.record_offer(machine.online_since, self.clock.seconds)
 
     def close_window(self, machine: SimulatedNode) -> None:
-        """Its window is over. What it has not handed back by now is lost: its owner turns it off."""
-        if not machine.up or self.is_lent(machine):
+        """End the machine's window. It loses a lease that it has not handed back."""
+        if not machine.is_online or self.is_lent(machine):
             return
         if machine.lease is not None:
             self.lose_lease(self.runs[machine.lease], "window")
@@ -177,30 +169,31 @@ class Simulation:
         return self.clock.seconds + self.rng.expovariate(1 / machine.hardware.hours_between_failures) * HOUR
 
     def fail_node(self, machine: SimulatedNode) -> None:
-        """Its lid is closed, its network is gone, its container is killed; after a while it is back."""
-        if machine.up:
+        """Disconnect the machine; it returns after a while."""
+        if machine.is_online:
             held = machine.lease
             if held is not None:
                 self.lose_lease(self.runs[held], "silence")
             self.stop_node(machine)
             restarts = held is not None and self.rng.random() < 0.5
-            away = self.rng.uniform(5, 30) if restarts else self.rng.uniform(120, 4 * HOUR)
-            back = self.clock.seconds + away
-            self.schedule(back, partial(self.restore_node, machine, (held,) if restarts and held else ()))
+            downtime = self.rng.uniform(5, 30) if restarts else self.rng.uniform(120, 4 * HOUR)
+            self.schedule(
+                self.clock.seconds + downtime, partial(self.restore_node, machine, (held,) if restarts and held else ())
+            )
         self.schedule(self.draw_failure_time(machine), partial(self.fail_node, machine))
 
     def restore_node(self, machine: SimulatedNode, abandoned: tuple[int, ...]) -> None:
-        if self.is_lent(machine) and not machine.up:
+        if self.is_lent(machine) and not machine.is_online:
             self.start_node(machine, abandoned)
 
     def is_lent(self, machine: SimulatedNode) -> bool:
-        return any(begin <= self.clock.seconds < end for begin, end in machine.offered)
+        return any(begin <= self.clock.seconds < end for begin, end in machine.lending_times)
 
     def poll(self, machine: SimulatedNode, abandoned: tuple[int, ...] = ()) -> None:
-        """It asks what to do, with the site's own answer."""
-        if not machine.up or machine.lease is not None:
+        """Poll as the machine does, and start its job or keep the poll open."""
+        if not machine.is_online or machine.lease is not None:
             return
-        self.parked.pop(machine.node, None)
+        self.held_polls.pop(machine.node, None)
         node = Node.objects.get(pk=machine.node)
         message = machine.message.model_copy(update={"abandoned": abandoned}) if abandoned else machine.message
         session = polls.PollSession(node, message)
@@ -208,43 +201,45 @@ class Simulation:
         if reply is not None and reply.lease is not None:
             self.start_job(machine, reply.lease)
         elif node.rest_until and node.rest_until > self.clock.now:
-            self.schedule((node.rest_until - VirtualClock.at(0)).total_seconds() + 1, partial(self.poll, machine))
+            self.schedule(
+                (node.rest_until - VirtualClock.to_datetime(0)).total_seconds() + 1, partial(self.poll, machine)
+            )
         else:
-            self.parked[machine.node] = session
+            self.held_polls[machine.node] = session
 
-    def poll_parked_nodes(self) -> None:
-        """Let those parked machines ask again for which there may be something now."""
+    def poll_waiting_nodes(self) -> None:
+        """Repeat the waiting polls that matching can now answer."""
         self.has_new_jobs = False
-        parked = list(self.parked.items())
-        self.rng.shuffle(parked)
-        for node, session in parked:
+        polls_by_node = list(self.held_polls.items())
+        self.rng.shuffle(polls_by_node)
+        for node, session in polls_by_node:
             now = self.clock.now
             if next(job_groups.get_queue(now).find_fitting(session.build_node_slot(now)), None) is not None:
                 self.poll(self.by_node[node])
 
-    # --- what leases do -----------------------------------------------------------------------------------------------
+    # --- leases -------------------------------------------------------------------------------------------------------
 
     def start_job(self, machine: SimulatedNode, lease: protocol.Lease) -> None:
         self.extend_lease(lease.lease)
-        asked = self.generator.asked[protocol.JobSpec.model_validate_json(lease.spec).job]
+        job = self.generator.jobs[protocol.JobSpec.model_validate_json(lease.spec).job]
         now = self.clock.seconds
-        if asked.waited is None:
-            asked.waited = now - asked.at
-            self.generator.waiting[asked.sort.name] -= 1
+        if job.wait_seconds is None:
+            job.wait_seconds = now - job.queued_at
+            self.generator.waiting[job.job_class.name] -= 1
         self.ledger.leases += 1
         machine.lease = lease.lease
-        run = SimulatedLease(machine, lease.lease, asked, now + self.rng.uniform(*PREPARE_SECONDS), machine.speed)
+        run = SimulatedLease(machine, lease.lease, job, now + self.rng.uniform(*PREPARE_SECONDS), machine.speed)
         self.runs[run.lease] = run
         self.schedule_events(run)
 
     def schedule_events(self, run: SimulatedLease) -> None:
-        """Put down how this lease will end if nothing comes between."""
-        asked, now = run.asked, self.clock.seconds
-        ends = asked.work if asked.breaks_at is None else asked.breaks_at
-        self.schedule(run.begins + max(0.0, ends - asked.done) / run.speed, partial(self.end_job, run))
-        if self.rng.random() < run.machine.flaw:
-            self.schedule(run.begins + self.rng.expovariate(1 / HOUR), partial(self.break_job, run))
-        for begin, end in run.machine.offered:
+        """Schedule the lease's end, and the heartbeats before its machine's time is up."""
+        job, now = run.job, self.clock.seconds
+        end = job.work if job.fails_at is None else job.fails_at
+        self.schedule(run.starts_at + max(0.0, end - job.done) / run.speed, partial(self.end_job, run))
+        if self.rng.random() < run.machine.failure_rate:
+            self.schedule(run.starts_at + self.rng.expovariate(1 / HOUR), partial(self.break_job, run))
+        for begin, end in run.machine.lending_times:
             if begin <= now < end:
                 for seconds in FINAL_HEARTBEATS:
                     self.schedule(max(now + 1, end - seconds), partial(self.simulate_heartbeat, run))
@@ -259,83 +254,83 @@ class Simulation:
         return Lease.objects.select_related("job", "node").get(pk=run.lease)
 
     def send_heartbeat(self, run: SimulatedLease, lease: Lease) -> protocol.HeartbeatReply:
-        return leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=run.ran(self.clock.seconds)))
+        return leases.renew_lease(
+            lease, protocol.Heartbeat(phase="running", seconds=run.get_seconds_run(self.clock.seconds))
+        )
 
     def simulate_heartbeat(self, run: SimulatedLease) -> None:
-        """Send a heartbeat whose reply may ask to stop: then the job is saved and handed back."""
-        if not self.is_active(run):
-            return
-        if self.send_heartbeat(run, self.load_lease(run)).stop:
-            self.hand_back(run)
-        else:
-            self.extend_lease(run.lease)
+        """Send a heartbeat. If its reply requests a stop, hand the job back."""
+        if self.is_active(run):
+            if self.send_heartbeat(run, self.load_lease(run)).stop:
+                self.hand_back(run)
+            else:
+                self.extend_lease(run.lease)
 
     def extend_lease(self, lease: int) -> None:
-        """Spare a living node the heartbeats that keep its lease."""
-        Lease.objects.filter(pk=lease).update(expires_at=VirtualClock.at(2 * self.horizon))
+        """Extend the lease instead of sending heartbeats."""
+        Lease.objects.filter(pk=lease).update(expires_at=VirtualClock.to_datetime(2 * self.horizon))
 
     def hand_back(self, run: SimulatedLease) -> None:
-        """The trainer saves where it is, and stops. One that saves nothing loses what it did."""
+        """Save a checkpoint, if the job has any, and release the lease."""
         if not self.is_active(run):
             return
         lease = self.load_lease(run)
-        before = run.asked.done
-        if run.asked.sort.checkpoint_hours:
-            self.save_checkpoint(run, lease, run.work(self.clock.seconds))
+        before = run.job.done
+        if run.job.job_class.checkpoint_hours:
+            self.save_checkpoint(run, lease, run.get_work(self.clock.seconds))
         self.finish_lease(
-            run, lease, protocol.FinishLease(outcome="released", reason="It was asked to."), "handed back"
+            run, lease, protocol.FinishLease(outcome="released", reason="A stop was requested."), "handed back"
         )
         self.count_lost_work(run, before, "handed back")
         self.poll(run.machine)
 
     def end_job(self, run: SimulatedLease) -> None:
-        """The job is done, or its model fails."""
+        """Finish the job, or fail it if its model fails."""
         if not self.is_active(run):
             return
-        lease, asked = self.load_lease(run), run.asked
-        if asked.breaks_at is None:
-            asked.done, asked.finished = asked.work, True
+        lease, job = self.load_lease(run), run.job
+        if job.fails_at is None:
+            job.done, job.finished = job.work, True
             self.finish_lease(run, lease, protocol.FinishLease(outcome="done"), "done")
             self.ledger.done += 1
-            if asked.sort.name in SCORED_CLASSES:
-                self.generator.make(SCORE, self.clock.seconds)
+            if job.job_class.name in SCORED_CLASSES:
+                self.generator.create_job(SCORE, self.clock.seconds)
                 self.has_new_jobs = True
         else:
-            word = protocol.FinishLease(outcome="failed", cause="model", reason="The loss is not a number.")
-            self.finish_lease(run, lease, word, "model failed")
+            result = protocol.FinishLease(outcome="failed", cause="model", reason="The loss is not a number.")
+            self.finish_lease(run, lease, result, "model failed")
             self.ledger.failed += 1
         self.poll(run.machine)
 
     def break_job(self, run: SimulatedLease) -> None:
-        """The machine, not the model, is at fault."""
+        """Fail the lease because of the machine."""
         if not self.is_active(run):
             return
         lease = self.load_lease(run)
-        before = run.asked.done
-        self.save_checkpoint(run, lease, run.saved(self.clock.seconds))
-        word = protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The GPU is gone.")
-        self.finish_lease(run, lease, word, "node failed")
+        before = run.job.done
+        self.save_checkpoint(run, lease, run.get_saved_work(self.clock.seconds))
+        result = protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The GPU is gone.")
+        self.finish_lease(run, lease, result, "node failed")
         self.count_lost_work(run, before, "node failed")
         self.poll(run.machine)
 
     def lose_lease(self, run: SimulatedLease, why: str) -> None:
-        """Nothing more is heard of the lease; its time runs out, and a sweep finds it."""
-        before = run.asked.done
+        """End the heartbeats; a sweep ends the lease once it has expired."""
+        before = run.job.done
         lease = self.load_lease(run)
         self.send_heartbeat(run, lease)
-        self.save_checkpoint(run, lease, run.saved(self.clock.seconds))
+        self.save_checkpoint(run, lease, run.get_saved_work(self.clock.seconds))
         self.close_lease(run, why)
         self.count_lost_work(run, before, why)
         self.schedule(self.clock.seconds + settings.LEASE_SECONDS + 1, self.sweep_leases)
 
     def save_checkpoint(self, run: SimulatedLease, lease: Lease, work: float) -> None:
-        """The job's last checkpoint is here, if there is a new one."""
-        if work > run.asked.done:
+        if work > run.job.done:
             uploads.record_checkpoint(lease, protocol.Checkpoint(step=int(work * 1000), files=()))
-            run.asked.done = work
+            run.job.done = work
 
-    def finish_lease(self, run: SimulatedLease, lease: Lease, word: protocol.FinishLease, why: str) -> None:
-        leases.finish_lease(lease, word.model_copy(update={"seconds": run.ran(self.clock.seconds)}))
+    def finish_lease(self, run: SimulatedLease, lease: Lease, result: protocol.FinishLease, why: str) -> None:
+        leases.finish_lease(lease, result.model_copy(update={"seconds": run.get_seconds_run(self.clock.seconds)}))
         self.close_lease(run, why)
         self.has_new_jobs = self.has_new_jobs or why != "done"
 
@@ -344,31 +339,27 @@ class Simulation:
         del self.runs[run.lease]
         run.machine.lease = None
         self.ledger.ends[why] += 1
-        self.ledger.ran(run.asked, min(run.begins, now), now)
+        self.ledger.record_usage(run.job, min(run.starts_at, now), now)
 
     def count_lost_work(self, run: SimulatedLease, before: float, why: str) -> None:
-        """Count the seconds that ran and left nothing."""
-        self.ledger.lost[why] += max(0.0, run.ran(self.clock.seconds) - (run.asked.done - before) / run.speed)
+        """Count the seconds whose work was lost."""
+        self.ledger.lost[why] += max(0.0, run.get_seconds_run(self.clock.seconds) - (run.job.done - before) / run.speed)
 
-    # --- the site's own rounds ----------------------------------------------------------------------------------------
+    # --- maintenance --------------------------------------------------------------------------------------------------
 
     def run_maintenance(self) -> None:
         self.sweep_leases()
         preemption.make_room(self.clock.now)
         for job in Job.objects.filter(state=Job.State.LEASED).exclude(stop_requested=""):
-            self.deliver_stop_request(job)
+            lease = job.leases.filter(state=Lease.State.ACTIVE).first()
+            if lease is not None and lease.pk in self.runs:
+                self.hand_back(self.runs[lease.pk])  # as after the next heartbeat
         if self.has_new_jobs:
-            self.poll_parked_nodes()
+            self.poll_waiting_nodes()
         self.schedule(self.clock.seconds + SWEEP_SECONDS, self.run_maintenance)
 
-    def deliver_stop_request(self, job: Job) -> None:
-        """The node that was asked to stop hears of it with its next heartbeat."""
-        lease = job.leases.filter(state=Lease.State.ACTIVE).first()
-        if lease is not None and lease.pk in self.runs:
-            self.hand_back(self.runs[lease.pk])
-
     def sweep_leases(self) -> None:
-        """Sweep as the site does, with its last sweep just past."""
+        """Sweep as the site does, ten seconds after its last sweep."""
         now = self.clock.now
         Sweep.objects.filter(pk=1).update(at=now - timedelta(seconds=10))
         if lease_sweeper.sweep_leases(now):
@@ -383,5 +374,5 @@ def simulate(
         simulation = Simulation(clock, nodes, days, seed)
         simulation.run(report_progress)
         return summarize_outcome(
-            simulation.ledger, simulation.machines, list(simulation.generator.asked.values()), days, seed
+            simulation.ledger, simulation.machines, list(simulation.generator.jobs.values()), days, seed
         )

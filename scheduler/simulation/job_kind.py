@@ -1,4 +1,4 @@
-"""The simulation's own kind of job: there is nothing to compute, only time to spend."""
+"""The job kind of the simulation: its jobs compute nothing."""
 
 from __future__ import annotations
 

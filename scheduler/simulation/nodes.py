@@ -1,9 +1,9 @@
-"""The synthetic pool: who lends what, when, how fast it is and how often it falls silent. All of it invented."""
+"""The synthetic pool: hardware, lending times, speeds and failures of nodes. All numbers are invented."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import time, timedelta
 
 from scheduler import windows
@@ -16,7 +16,7 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 ZONES = ("Europe/Berlin", "America/New_York", "America/Los_Angeles", "Asia/Kolkata", "Asia/Tokyo", "Australia/Sydney")
 TRACK = "playground"
-"""The one that some owners lend to alone."""
+"""The only track that some owners lend to."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class HardwareModel:
     memory_gb: int
     """Of each GPU."""
     speed: float
-    """Of each, in GeForce RTX 3090: dense bf16 on the data sheets, rounded."""
+    """Of each GPU relative to an RTX 3090: dense bf16 on the data sheets, rounded."""
     hours_between_failures: float
 
 
@@ -43,38 +43,37 @@ FLEET = (
     HardwareModel("h100", 0.02, 8, 80, 13.9, 300),
     HardwareModel("", 0.07, 0, 0, 0.2, 100),
 )
-HABITS = {"always": 0.35, "nights": 0.30, "off-hours": 0.15, "weekends": 0.10, "bursts": 0.10}
-"""When machines are lent, and the share of them."""
+SCHEDULES = {"always": 0.35, "nights": 0.30, "off-hours": 0.15, "weekends": 0.10, "bursts": 0.10}
+"""When machines are lent, with the share of machines."""
 
 
 @dataclass
 class SimulatedNode:
-    """One node, and what the pool does not know of it."""
+    """A node, with properties that the pool does not know."""
 
     node: int
     hardware: HardwareModel
     speed: float
-    flaw: float
-    """Probability that a lease fails here for reasons of the machine."""
-    offered: list[tuple[float, float]]
-    """When it is lent, in seconds of the clock."""
+    failure_rate: float
+    """Probability that a lease fails here because of the machine."""
+    lending_times: list[tuple[float, float]]
+    """In seconds of the clock."""
     message: protocol.Poll
-    habit: str
+    schedule: str
     max_hours: float | None
-    up: bool = False
+    is_online: bool = False
     lease: int | None = None
     offered_seconds: float = 0.0
-    """Time so far in which it was lent and there."""
-    up_since: float = field(default=0.0)
+    """Its online time so far."""
+    online_since: float = 0.0
 
 
-def create_pool(count: int, days: float, draw: random.Random) -> list[SimulatedNode]:
-    """Make the rows of `count` nodes and return what they stand for; the shares of the fleet hold exactly."""
-    return [create_simulated_node(number, hardware, days, draw) for number, hardware in enumerate(sample_fleet(count))]
+def create_pool(count: int, days: float, rng: random.Random) -> list[SimulatedNode]:
+    return [create_simulated_node(number, hardware, days, rng) for number, hardware in enumerate(sample_fleet(count))]
 
 
 def sample_fleet(count: int) -> list[HardwareModel]:
-    """Return `count` machines in the shares of `FLEET`, well mixed: always the one that lacks most."""
+    """Return `count` machines in the shares of `FLEET`, by adding the hardware that is furthest below its share."""
     have = [0] * len(FLEET)
     for number in range(1, count + 1):
         index = max(range(len(FLEET)), key=lambda index: FLEET[index].share * number - have[index])
@@ -82,11 +81,11 @@ def sample_fleet(count: int) -> list[HardwareModel]:
     return [hardware for hardware, share in zip(FLEET, have, strict=True) for _ in range(share)]
 
 
-def create_simulated_node(number: int, hardware: HardwareModel, days: float, draw: random.Random) -> SimulatedNode:
-    found = build_hardware(hardware, draw)
+def create_simulated_node(number: int, hardware: HardwareModel, days: float, rng: random.Random) -> SimulatedNode:
+    found = build_hardware(hardware, rng)
     trusted = hardware.gpus == 1 and number % 8 == 0
-    max_hours = draw.choice((None, None, None, 12.0))
-    habit = "always" if trusted or hardware.gpus >= 4 else draw.choices(list(HABITS), list(HABITS.values()))[0]
+    max_hours = rng.choice((None, None, None, 12.0))
+    schedule = "always" if trusted or hardware.gpus >= 4 else rng.choices(list(SCHEDULES), list(SCHEDULES.values()))[0]
     node = Node.objects.create(
         name=f"node-{number:05}",
         state=Node.State.ONLINE,
@@ -94,34 +93,33 @@ def create_simulated_node(number: int, hardware: HardwareModel, days: float, dra
         hardware=found.model_dump(mode="json"),
         trusted=trusted,
         token_hash=f"{number:064}",
-        timezone=draw.choice(ZONES),
+        timezone=rng.choice(ZONES),
         max_hours=max_hours,
         available=Node.Available.ALWAYS,
-        **draw_owner_settings(trusted, draw),
+        **draw_owner_settings(trusted, rng),
     )
     return SimulatedNode(
         node=node.pk,
         hardware=hardware,
-        speed=hardware.speed * draw.lognormvariate(0, 0.1),
-        flaw=0.5 if draw.random() < 0.01 else 0.005,
-        offered=draw_lending_times(node, habit, days, draw),
+        speed=hardware.speed * rng.lognormvariate(0, 0.1),
+        failure_rate=0.5 if rng.random() < 0.01 else 0.005,
+        lending_times=draw_lending_times(node, schedule, days, rng),
         message=protocol.Poll(hardware=found, wait_seconds=0, lanes=1),
-        habit=habit,
+        schedule=schedule,
         max_hours=max_hours,
     )
 
 
-def draw_owner_settings(trusted: bool, draw: random.Random) -> dict[str, str]:
-    """Return for whom a machine is lent: most for everyone."""
-    serves = draw.choices(("everyone", "core", "track"), (0.9, 0.04, 0.06))[0]
+def draw_owner_settings(trusted: bool, rng: random.Random) -> dict[str, str]:
+    """Return whom a machine serves: most serve everyone."""
+    serves = rng.choices(("everyone", "core", "track"), (0.9, 0.04, 0.06))[0]
     if trusted or serves == "everyone":
         return {}
     return {"serves": serves, "serves_track": TRACK if serves == "track" else ""}
 
 
-def build_hardware(hardware: HardwareModel, draw: random.Random) -> protocol.Hardware:
-    """Return what such a machine says of itself."""
-    disk = draw.choice((200, 400, 600, 1000, 2000))
+def build_hardware(hardware: HardwareModel, rng: random.Random) -> protocol.Hardware:
+    disk = rng.choice((200, 400, 600, 1000, 2000))
     labels = [f"{disk}gb"]
     if hardware.gpus:
         labels += [f"{hardware.gpus}x{hardware.memory_gb}gb", f"{hardware.gpus}x{hardware.label}", hardware.label]
@@ -143,37 +141,37 @@ def build_hardware(hardware: HardwareModel, draw: random.Random) -> protocol.Har
 # --- when ------------------------------------------------------------------------------------------------------------
 
 
-def draw_lending_times(node: Node, habit: str, days: float, draw: random.Random) -> list[tuple[float, float]]:
-    """Give the node its windows, and return when it is lent until the end of the simulation."""
+def draw_lending_times(node: Node, schedule: str, days: float, rng: random.Random) -> list[tuple[float, float]]:
+    """Create the node's windows; return its lending times until the end of the simulation."""
     horizon = days * DAY
-    if habit == "always":
+    if schedule == "always":
         return [(0.0, horizon)]
-    if habit == "bursts":
+    if schedule == "bursts":
         Node.objects.filter(pk=node.pk).update(available=Node.Available.UNTIL)
-        return draw_bursts(horizon, draw)
+        return draw_bursts(horizon, rng)
     Node.objects.filter(pk=node.pk).update(available=Node.Available.WINDOWS)
     rows = [
-        Window(node=node, weekday=day, start=start, end=end) for day, start, end in draw_weekly_windows(habit, draw)
+        Window(node=node, weekday=day, start=start, end=end) for day, start, end in draw_weekly_windows(schedule, rng)
     ]
     return list_window_intervals(Window.objects.bulk_create(rows), node.timezone, horizon)
 
 
-def draw_weekly_windows(habit: str, draw: random.Random) -> list[tuple[int, time, time]]:
-    evening, morning = time(draw.randint(19, 23)), time(draw.randint(6, 9))
-    if habit == "nights":
+def draw_weekly_windows(schedule: str, rng: random.Random) -> list[tuple[int, time, time]]:
+    evening, morning = time(rng.randint(19, 23)), time(rng.randint(6, 9))
+    if schedule == "nights":
         return [(day, evening, morning) for day in range(7)]
     whole = [(day, time(0), time(0)) for day in (5, 6)]
-    if habit == "weekends":
+    if schedule == "weekends":
         return [(4, evening, time(0)), *whole]
     return [*((day, evening, morning) for day in range(5)), *whole]
 
 
 def list_window_intervals(rows: list[Window], zone: str, horizon: float) -> list[tuple[float, float]]:
-    """Return the windows as stretches of the clock; the real calendar, asked week by week."""
+    """Return the windows as intervals of the clock, by the site's own calendar."""
     found = {
-        stretch
+        interval
         for week in range(int(horizon // (7 * DAY)) + 2)
-        for stretch in windows.list_intervals(rows, zone, START + timedelta(weeks=week))
+        for interval in windows.list_intervals(rows, zone, START + timedelta(weeks=week))
     }
     seconds = sorted(((begin - START).total_seconds(), (end - START).total_seconds()) for begin, end in found)
     return merge_overlapping(
@@ -181,10 +179,10 @@ def list_window_intervals(rows: list[Window], zone: str, horizon: float) -> list
     )
 
 
-def merge_overlapping(stretches: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Join what overlaps: a week that is asked of from its middle shows a stretch cut short."""
+def merge_overlapping(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Merge overlapping intervals: one that began before its week is listed twice."""
     found: list[tuple[float, float]] = []
-    for begin, end in stretches:
+    for begin, end in intervals:
         if found and begin <= found[-1][1]:
             found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:
@@ -192,18 +190,18 @@ def merge_overlapping(stretches: list[tuple[float, float]]) -> list[tuple[float,
     return found
 
 
-def draw_bursts(horizon: float, draw: random.Random) -> list[tuple[float, float]]:
-    """Return "this weekend" and its like: once a week, half a day to two days."""
+def draw_bursts(horizon: float, rng: random.Random) -> list[tuple[float, float]]:
+    """Return one interval a week, half a day to two days long."""
     found = []
     for week in range(int(horizon // (7 * DAY)) + 1):
-        begin = week * 7 * DAY + draw.uniform(0, 4) * DAY
-        end = min(begin + draw.choice((12, 12, 24, 48)) * HOUR, horizon)
+        begin = week * 7 * DAY + rng.uniform(0, 4) * DAY
+        end = min(begin + rng.choice((12, 12, 24, 48)) * HOUR, horizon)
         if begin < end:
             found.append((begin, end))
     return found
 
 
 def extend_burst(machine: SimulatedNode, end: float) -> None:
-    """The owner of a machine that is lent in bursts says until when."""
-    if machine.habit == "bursts":
-        Node.objects.filter(pk=machine.node).update(available_until=VirtualClock.at(end))
+    """Set the end of the current burst as an owner does."""
+    if machine.schedule == "bursts":
+        Node.objects.filter(pk=machine.node).update(available_until=VirtualClock.to_datetime(end))

@@ -1,4 +1,4 @@
-"""What the simulation counts, and what comes of it."""
+"""Counters of the simulation, and its outcome."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from scheduler.simulation.nodes import DAY, HOUR, SimulatedNode
 from scheduler.simulation.workload import CLASSES, SimulatedJob
 
 STARVED = 7 * DAY
-"""A job that no node has taken after so long has been forgotten: by then its age lifts it above a fresh score."""
+"""A job without a lease after so long counts as starved: its age ranks it above a new scoring job by then."""
 
 
 @dataclass
 class Ledger:
-    """Seconds and counts, as they come."""
+    """Counters."""
 
     used: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds that jobs of a class ran on nodes."""
+    """Seconds of jobs on nodes, by class."""
     used_by_day: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
     offered_by_day: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Of them, seconds of which nothing was left, by the reason."""
+    """Of them, seconds whose work was lost, by reason."""
     ends: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """Leases by how they ended."""
+    """Ended leases, by outcome."""
     leases: int = 0
     done: int = 0
     failed: int = 0
     given_up: int = 0
 
-    def ran(self, asked: SimulatedJob, begin: float, end: float) -> None:
-        """A job ran from `begin` to `end`."""
-        self.used[asked.sort.name] += end - begin
+    def record_usage(self, job: SimulatedJob, begin: float, end: float) -> None:
+        self.used[job.job_class.name] += end - begin
         for day, seconds in split_by_day(begin, end):
-            self.used_by_day[day, asked.sort.name] += seconds
+            self.used_by_day[day, job.job_class.name] += seconds
 
-    def was_there(self, begin: float, end: float) -> None:
-        """A machine was lent and up from `begin` to `end`."""
+    def record_offer(self, begin: float, end: float) -> None:
+        """Record that a machine was online from `begin` to `end`."""
         for day, seconds in split_by_day(begin, end):
             self.offered_by_day[day] += seconds
 
 
 def split_by_day(begin: float, end: float) -> Iterable[tuple[int, float]]:
-    """Yield the days that a stretch touches, and the seconds of it in each."""
+    """Yield the days that an interval touches, each with its seconds on that day."""
     while begin < end:
         day = int(begin // DAY)
         until = min(end, (day + 1) * DAY)
@@ -54,88 +53,85 @@ def split_by_day(begin: float, end: float) -> Iterable[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulation, in numbers."""
-
     days: float
     nodes: int
     seed: int
-    utilisation: float
+    utilization: float
     """Share of the offered hours in which jobs ran."""
     lost_work: float
-    """Share of the hours run of which nothing was left."""
+    """Share of the used hours whose work was lost."""
     starved: int
     """Jobs that waited for longer than `STARVED`."""
     waits: Mapping[str, tuple[float, ...]]
-    """Hours until a node first took it, by class, sorted; of those that still wait, hours so far."""
+    """Sorted hours until the first lease, by class; of waiting jobs the hours so far."""
     jobs_done: int
     jobs_failed: int
-    """By their models' fault."""
+    """Because of their models."""
     given_up: int
-    """Jobs that infrastructure broke too often."""
+    """Jobs that infrastructure failed too often."""
     leases: int
     ends: Mapping[str, int]
     lost_by_reason: Mapping[str, float]
-    """As a share of the hours run."""
+    """As a share of the used hours."""
     used_by_day: Mapping[str, tuple[float, ...]]
     """By class: share of the hours offered on each day."""
     authors: tuple[tuple[float, float], ...]
-    """Hours of an RTX 3090 asked for and got, of each author, those who asked for least first."""
+    """Hours of an RTX 3090 requested and received by each author, smallest request first."""
     fairness: float
-    """Jain's index of what authors got over their max-min fair share; 1 is fair."""
+    """Jain's index of what authors received over their max-min fair share; 1 is fair."""
 
-    def wait(self, name: str, share: float) -> float:
-        """Return the hours within which so many of a class were taken."""
+    def get_wait(self, name: str, share: float) -> float:
+        """Return this quantile of a class's waiting times, in hours."""
         return compute_quantile(self.waits[name], share)
 
-    def report(self) -> dict[str, object]:
-        """Return what `--json` prints."""
+    def build_report(self) -> dict[str, object]:
+        """Return the content of `simulate --json`."""
         return {
-            "utilisation": round(self.utilisation, 4),
+            "utilisation": round(self.utilization, 4),
             "lost_work": round(self.lost_work, 5),
             "starved": self.starved,
-            "wait_p95_hours": {name: round(self.wait(name, 0.95), 2) for name in self.waits},
+            "wait_p95_hours": {name: round(self.get_wait(name, 0.95), 2) for name in self.waits},
             "jobs_done": self.jobs_done,
         }
 
 
 def summarize_outcome(
-    books: Ledger, machines: Collection[SimulatedNode], asked: Collection[SimulatedJob], days: float, seed: int
+    ledger: Ledger, machines: Collection[SimulatedNode], jobs: Collection[SimulatedJob], days: float, seed: int
 ) -> Outcome:
-    """Sum up."""
-    now, ran = days * DAY, sum(books.used.values())
+    now, used = days * DAY, sum(ledger.used.values())
     offered = sum(machine.offered_seconds for machine in machines)
-    waits = {name: sorted(get_wait_hours(job, now) for job in asked if job.sort.name == name) for name in CLASSES}
-    authors = sorted(sum_author_hours(asked))
+    waits = {name: sorted(get_wait_hours(job, now) for job in jobs if job.job_class.name == name) for name in CLASSES}
+    authors = sorted(sum_author_hours(jobs))
     return Outcome(
         days=days,
         nodes=len(machines),
         seed=seed,
-        utilisation=ran / offered if offered else 0.0,
-        lost_work=sum(books.lost.values()) / ran if ran else 0.0,
-        starved=sum(get_wait_hours(job, now) > STARVED / HOUR for job in asked),
+        utilization=used / offered if offered else 0.0,
+        lost_work=sum(ledger.lost.values()) / used if used else 0.0,
+        starved=sum(get_wait_hours(job, now) > STARVED / HOUR for job in jobs),
         waits={name: tuple(found) for name, found in waits.items() if found},
-        jobs_done=books.done,
-        jobs_failed=books.failed,
-        given_up=books.given_up,
-        leases=books.leases,
-        ends=dict(sorted(books.ends.items())),
-        lost_by_reason={reason: seconds / ran for reason, seconds in sorted(books.lost.items())},
-        used_by_day=compute_daily_shares(books, math.ceil(days)),
+        jobs_done=ledger.done,
+        jobs_failed=ledger.failed,
+        given_up=ledger.given_up,
+        leases=ledger.leases,
+        ends=dict(sorted(ledger.ends.items())),
+        lost_by_reason={reason: seconds / used for reason, seconds in sorted(ledger.lost.items())},
+        used_by_day=compute_daily_shares(ledger, math.ceil(days)),
         authors=tuple(authors),
         fairness=compute_jain_index(
-            [got / fair for (_, got), fair in zip(authors, compute_fair_shares(authors), strict=True) if fair]
+            [received / fair for (_, received), fair in zip(authors, compute_fair_shares(authors), strict=True) if fair]
         ),
     )
 
 
 def get_wait_hours(job: SimulatedJob, now: float) -> float:
-    return (job.waited if job.waited is not None else now - job.at) / HOUR
+    return (job.wait_seconds if job.wait_seconds is not None else now - job.queued_at) / HOUR
 
 
-def compute_daily_shares(books: Ledger, days: int) -> dict[str, tuple[float, ...]]:
+def compute_daily_shares(ledger: Ledger, days: int) -> dict[str, tuple[float, ...]]:
     return {
         name: tuple(
-            books.used_by_day[day, name] / offered if (offered := books.offered_by_day[day]) else 0.0
+            ledger.used_by_day[day, name] / offered if (offered := ledger.offered_by_day[day]) else 0.0
             for day in range(days)
         )
         for name in CLASSES
@@ -151,25 +147,22 @@ def compute_quantile(values: Collection[float], share: float) -> float:
 # --- fairness ---------------------------------------------------------------------------------------------------------
 
 
-def sum_author_hours(asked: Collection[SimulatedJob]) -> list[tuple[float, float]]:
-    """Return, for each author, hours asked for and hours done, of an RTX 3090. The site itself is no author."""
-    wanted: dict[str, float] = defaultdict(float)
-    got: dict[str, float] = defaultdict(float)
-    for job in asked:
-        if not job.sort.core and not job.sort.trusted:
-            wanted[job.author] += job.work / HOUR
-            got[job.author] += job.done / HOUR
-    return [(wanted[author], got[author]) for author in sorted(wanted)]
+def sum_author_hours(jobs: Collection[SimulatedJob]) -> list[tuple[float, float]]:
+    """Return each author's requested and received hours of an RTX 3090, without the site's own jobs."""
+    requested: dict[str, float] = defaultdict(float)
+    received: dict[str, float] = defaultdict(float)
+    for job in jobs:
+        if not job.job_class.core and not job.job_class.trusted:
+            requested[job.author] += job.work / HOUR
+            received[job.author] += job.done / HOUR
+    return [(requested[author], received[author]) for author in sorted(requested)]
 
 
 def compute_fair_shares(authors: Collection[tuple[float, float]]) -> list[float]:
-    """Return each author's max-min fair share of what they all got: nobody gets more than asked for, the rest is even.
-
-    `authors` are sorted by what they asked for.
-    """
-    left, fair = sum(got for _, got in authors), []
-    for number, (wanted, _) in enumerate(authors):
-        fair.append(min(wanted, left / (len(authors) - number)))
+    """Return each author's max-min fair share of all received hours. `authors` are sorted by their requests."""
+    left, fair = sum(received for _, received in authors), []
+    for number, (requested, _) in enumerate(authors):
+        fair.append(min(requested, left / (len(authors) - number)))
         left -= fair[-1]
     return fair
 

@@ -1,7 +1,6 @@
-"""The synthetic stream of jobs: what is asked for, by whom, and how often. All of it invented.
+"""The synthetic workload: which jobs are requested, by whom, and how often. All numbers are invented.
 
-Full load: more is asked for than the pool can do, and people who see a long queue before them do not join it, so
-that it stays about as long as `most_waiting` says.
+Full load: authors request more than the pool can do, but none while `max_waiting` jobs wait.
 """
 
 from __future__ import annotations
@@ -20,18 +19,16 @@ Priority = Job.Priority
 
 @dataclass(frozen=True)
 class JobClass:
-    """Jobs of one sort."""
-
     name: str
     priority: int
     hours: float
-    """Of the typical one, on one RTX 3090 (or on as many as it needs)."""
+    """Median duration on one RTX 3090, or on as many as it needs."""
     spread: float
     """Standard deviation of the logarithm."""
-    a_day: float
-    """Asked for each day, for each node of the pool."""
-    most_waiting: float
-    """Of these jobs, for each node of the pool: with more in the queue nobody asks for another."""
+    jobs_per_day: float
+    """Requested per day and node of the pool."""
+    max_waiting: float
+    """Waiting jobs per node of the pool from which on authors request no more."""
     gpus: int = 0
     memory_gb: int = 0
     disk_gb: int = 50
@@ -44,9 +41,9 @@ class JobClass:
 
 
 NIGHTLY = JobClass("nightly", Priority.NIGHTLY, 23 * 13.9, 0, 0, 1, gpus=1, memory_gb=80, disk_gb=500, core=True)
-"""Once a day, at two. The hours are an H100's 23."""
+"""Once a day at 02:00 UTC: 23 hours of an H100."""
 SCORE = JobClass("score", Priority.SCORE, 0.1, 0.3, 0, 1, trusted=True, checkpoint_hours=0)
-"""After every training of the classes in `SCORED`."""
+"""After every finished job of `SCORED_CLASSES`."""
 SCORED_CLASSES = ("nightly", "confirmation", "community", "big")
 REQUESTED_CLASSES = (
     JobClass("confirmation", Priority.CONFIRMATION, 26, 0.2, 0.004, 0.01, gpus=1, memory_gb=80, core=True),
@@ -58,80 +55,71 @@ REQUESTED_CLASSES = (
     JobClass("big", Priority.COMMUNITY, 44, 0.4, 0.1, 0.03, gpus=4, memory_gb=80, disk_gb=400),
     JobClass("ladder", Priority.LADDER, 2, 0.8, 0.25, 0.2),
 )
-CLASSES = {sort.name: sort for sort in (NIGHTLY, SCORE, *REQUESTED_CLASSES)}
+CLASSES = {job_class.name: job_class for job_class in (NIGHTLY, SCORE, *REQUESTED_CLASSES)}
 
 
 @dataclass
 class SimulatedJob:
-    """A job, and what the pool does not know of it."""
+    """A job, with properties that the pool does not know."""
 
-    job: int
-    sort: JobClass
+    job_class: JobClass
     author: str
-    at: float
+    queued_at: float
     work: float
-    """Seconds on one RTX 3090 that it really takes."""
-    breaks_at: float | None
-    """Work after which the model fails; None: it is sound."""
+    """Its true duration in seconds on one RTX 3090."""
+    fails_at: float | None
+    """Work after which the model fails; None: it does not fail."""
     done: float = 0.0
     """Work up to the last checkpoint."""
-    waited: float | None = None
-    """Seconds until a node first took it."""
+    wait_seconds: float | None = None
+    """Seconds until its first lease."""
     finished: bool = False
 
 
 class JobGenerator:
-    """Makes the jobs of the simulation."""
-
-    def __init__(self, nodes: int, draw: random.Random, release: Blob) -> None:
+    def __init__(self, nodes: int, rng: random.Random, release: Blob) -> None:
         self.nodes = nodes
-        self.draw = draw
+        self.rng = rng
         self.release = release
-        self.asked: dict[int, SimulatedJob] = {}
+        self.jobs: dict[int, SimulatedJob] = {}
         self.waiting: dict[str, int] = dict.fromkeys(CLASSES, 0)
-        """Jobs of each class that no node has taken yet."""
+        """Jobs of each class without a lease so far."""
 
-    def until_next(self, sort: JobClass) -> float:
-        """Return the seconds until somebody next wants such a job."""
-        return self.draw.expovariate(sort.a_day * self.nodes) * DAY
+    def draw_seconds_to_next(self, job_class: JobClass) -> float:
+        """Return the seconds until the next request for such a job (Poisson process)."""
+        return self.rng.expovariate(job_class.jobs_per_day * self.nodes) * DAY
 
-    def joins(self, sort: JobClass) -> bool:
-        return self.waiting[sort.name] < max(1, sort.most_waiting * self.nodes)
+    def has_room(self, job_class: JobClass) -> bool:
+        return self.waiting[job_class.name] < max(1, job_class.max_waiting * self.nodes)
 
-    def make(self, sort: JobClass, now: float) -> SimulatedJob:
+    def create_job(self, job_class: JobClass, now: float) -> None:
         """Queue a job of this class."""
-        work = sort.hours * HOUR * self.draw.lognormvariate(0, sort.spread)
-        author = "site" if sort.core else self.author()
+        work = job_class.hours * HOUR * self.rng.lognormvariate(0, job_class.spread)
+        author = "site" if job_class.core else self.draw_author()
         row = Job.objects.create(
-            kind="score" if sort.trusted else "train",
-            priority=sort.priority,
-            impact=self.draw.choice(sort.impacts),
-            expected_seconds=get_expected_seconds(sort),
+            kind="score" if job_class.trusted else "train",
+            priority=job_class.priority,
+            impact=self.rng.choice(job_class.impacts),
+            expected_seconds=job_class.hours * HOUR,
             author=author,
-            needs_trusted=sort.trusted,
-            needs_disk_bytes=sort.disk_gb * GB,
-            needs_gpus=sort.gpus,
-            needs_gpu_memory_bytes=sort.memory_gb * GB,
-            track=sort.track,
-            from_core=sort.core,
-            checkpoint_seconds=sort.checkpoint_hours * HOUR,
-            preemptible=sort.preemptible,
+            needs_trusted=job_class.trusted,
+            needs_disk_bytes=job_class.disk_gb * GB,
+            needs_gpus=job_class.gpus,
+            needs_gpu_memory_bytes=job_class.memory_gb * GB,
+            track=job_class.track,
+            from_core=job_class.core,
+            checkpoint_seconds=job_class.checkpoint_hours * HOUR,
+            preemptible=job_class.preemptible,
             release=self.release,
             limits=LIMITS,
-            queued_at=VirtualClock.at(now),
-            state_since=VirtualClock.at(now),
+            queued_at=VirtualClock.to_datetime(now),
+            state_since=VirtualClock.to_datetime(now),
         )
-        breaks = self.draw.uniform(0, work) if self.draw.random() < 0.02 else None
-        self.asked[row.pk] = made = SimulatedJob(row.pk, sort, author, now, work, breaks)
-        self.waiting[sort.name] += 1
-        return made
+        fails_at = self.rng.uniform(0, work) if self.rng.random() < 0.02 else None
+        self.jobs[row.pk] = SimulatedJob(job_class, author, now, work, fails_at)
+        self.waiting[job_class.name] += 1
 
-    def author(self) -> str:
-        """Return who asks: few ask for much, many for little (Zipf)."""
-        number = self.draw.choices(range(AUTHORS), [1 / (number + 1) for number in range(AUTHORS)])[0]
+    def draw_author(self) -> str:
+        """Return an author: few request many jobs, many request few (Zipf)."""
+        number = self.rng.choices(range(AUTHORS), [1 / (number + 1) for number in range(AUTHORS)])[0]
         return f"author-{number:02}"
-
-
-def get_expected_seconds(sort: JobClass) -> float:
-    """Return how long such a job is said to take: its track's word, the same for all of them."""
-    return sort.hours * HOUR

@@ -1,8 +1,8 @@
-"""`python manage.py simulate`: the pool and its queue on a virtual clock, in a throwaway database."""
+"""`manage.py simulate`: simulates the pool on a virtual clock, in a throwaway database."""
 
 from __future__ import annotations
 
-import json
+from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from scheduler.simulation.nodes import DAY
 from scheduler.simulation.statistics import Outcome
 from scheduler.simulation.workload import CLASSES
 
-MOST_NODES = 20_000
-MOST_DAYS = 365
+MAX_NODES = 20_000
+MAX_DAYS = 365
 
 
 class Command(BaseCommand):
@@ -33,43 +33,31 @@ class Command(BaseCommand):
         parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the outcome into this SVG file")
 
     def handle(self, *, nodes: int, days: float, seed: int, json: bool, picture: Path | None, **_: Any) -> None:
-        check(nodes, days, picture)
-        with progress() as shown:
-            task = shown.add_task("simulating", total=days * DAY)
-            outcome = simulate(nodes, days, seed, lambda seconds: shown.update(task, completed=seconds))
-            shown.update(task, completed=days * DAY)
+        check_arguments(nodes, days, picture)
+        columns = BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn()
+        console = Console(stderr=True)
+        with Progress(TextColumn("{task.description}"), *columns, console=console, transient=True) as progress:
+            task = progress.add_task("simulating", total=days * DAY)
+            outcome = simulate(nodes, days, seed, lambda seconds: progress.update(task, completed=seconds))
+            progress.update(task, completed=days * DAY)
         if picture is not None:
             picture.write_text(draw_outcome(outcome))
-        self.stdout.write(as_json(outcome) if json else table(outcome))
+        self.stdout.write(dumps(outcome.build_report()) if json else format_table(outcome))
 
 
-def check(nodes: int, days: float, picture: Path | None) -> None:
-    """Refuse what cannot be simulated, before hours are spent on it."""
-    if not 1 <= nodes <= MOST_NODES:
-        refuse(f"--nodes is {nodes}: it has to be from 1 to {MOST_NODES:,}.")
-    if not 0 < days <= MOST_DAYS:  # also not a number
-        refuse(f"--days is {days:g}: it has to be more than 0 and at most {MOST_DAYS}.")
+def check_arguments(nodes: int, days: float, picture: Path | None) -> None:
+    """Raise CommandError for wrong arguments, before hours are spent on a simulation."""
+    if not 1 <= nodes <= MAX_NODES:
+        raise CommandError(f"--nodes is {nodes}: it has to be from 1 to {MAX_NODES:,}.", returncode=2)
+    if not 0 < days <= MAX_DAYS:  # also rejects nan
+        raise CommandError(f"--days is {days:g}: it has to be more than 0 and at most {MAX_DAYS}.", returncode=2)
     if picture is not None and not picture.resolve().parent.is_dir():
-        refuse(f"--picture is {picture}: there is no such folder.")
+        raise CommandError(f"--picture is {picture}: there is no such folder.", returncode=2)
 
 
-def refuse(sentence: str) -> None:
-    raise CommandError(sentence, returncode=2)
-
-
-def progress() -> Progress:
-    bar = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
-    return Progress(*bar, console=Console(stderr=True), transient=True)
-
-
-def as_json(outcome: Outcome) -> str:
-    return json.dumps(outcome.report())
-
-
-def table(outcome: Outcome) -> str:
-    """Return the outcome for people."""
+def format_table(outcome: Outcome) -> str:
     lines = [
-        f"offered hours used  {outcome.utilisation:8.1%}",
+        f"offered hours used  {outcome.utilization:8.1%}",
         f"work lost           {outcome.lost_work:8.2%}   "
         + ", ".join(f"{reason} {share:.2%}" for reason, share in outcome.lost_by_reason.items()),
         f"jobs starved        {outcome.starved:8,}",
@@ -78,9 +66,9 @@ def table(outcome: Outcome) -> str:
         f"jobs given up       {outcome.given_up:8,}",
         f"fairness (Jain)     {outcome.fairness:8.3f}",
         "",
-        "hours until a node takes a job     median    95 %     jobs",
+        "hours until a job starts           median    95 %     jobs",
     ]
     for name in (name for name in CLASSES if name in outcome.waits):
-        row = f"{outcome.wait(name, 0.5):12.2f}{outcome.wait(name, 0.95):8.2f}{len(outcome.waits[name]):9,}"
+        row = f"{outcome.get_wait(name, 0.5):12.2f}{outcome.get_wait(name, 0.95):8.2f}{len(outcome.waits[name]):9,}"
         lines.append(f"  {name:<27}{row}")
     return "\n".join(lines)

@@ -29,8 +29,8 @@ def outcome(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -> 
         return simulate(20, 2, 7)
 
 
-def test_the_sums_add_up(outcome: Outcome) -> None:
-    assert 0.5 < outcome.utilisation <= 1
+def test_simulation_outcome_sums_add_up(outcome: Outcome) -> None:
+    assert 0.5 < outcome.utilization <= 1
     assert 0 <= outcome.lost_work < 0.2
     assert outcome.starved == 0
     assert sum(outcome.ends.values()) <= outcome.leases <= sum(outcome.ends.values()) + 20, "the others still run"
@@ -42,26 +42,26 @@ def test_the_sums_add_up(outcome: Outcome) -> None:
     assert 0 < outcome.fairness <= 1
 
 
-def test_a_seed_decides_everything() -> None:
+def test_simulation_with_same_seed_repeats_outcome() -> None:
     outcome = simulate(8, 0.7, 7)
     assert simulate(8, 0.7, 7) == outcome
     assert simulate(8, 0.7, 8) != outcome
 
 
-def test_what_is_promised_of_every_class_is_reported(outcome: Outcome) -> None:
-    report = outcome.report()
+def test_simulation_report_has_its_keys_and_classes(outcome: Outcome) -> None:
+    report = outcome.build_report()
     assert list(report) == ["utilisation", "lost_work", "starved", "wait_p95_hours", "jobs_done"]
     assert set(outcome.waits) <= set(CLASSES)
     assert {"community", "ci", "ladder", "score"} <= set(outcome.waits)
 
 
-def test_the_picture_is_an_image_with_its_numbers_in_words(outcome: Outcome) -> None:
+def test_simulation_chart_is_svg_with_title(outcome: Outcome) -> None:
     root = ElementTree.fromstring(draw_outcome(outcome))  # noqa: S314  (our own)
     assert root.tag.endswith("svg")
     assert "20 nodes, 2 days, seed 7" in (root[0].text or "")
 
 
-def test_the_site_keeps_its_rows_its_clock_and_its_kinds() -> None:
+def test_simulation_leaves_database_and_clock_unchanged() -> None:
     before = timezone.now()
     simulate(5, 0.1, 1)
     assert timezone.now() >= before
@@ -70,14 +70,14 @@ def test_the_site_keeps_its_rows_its_clock_and_its_kinds() -> None:
     assert not Lease.objects.exists()
 
 
-def test_the_virtual_clock_is_what_rows_are_stamped_with() -> None:
+def test_virtual_clock_sets_row_timestamps() -> None:
     with virtual_time() as clock:
         clock.seconds = 3 * DAY
         assert timezone.now() == Node(name="new").registered_at == clock.now
         assert (timezone.now() - START).days == 3
 
 
-def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_simulate_json_prints_only_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     printed = StringIO()
     picture = tmp_path / "pool.svg"
     call_command("simulate", nodes=5, days=0.1, seed=3, json=True, picture=picture, stdout=printed)
@@ -97,26 +97,26 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str], tmp_pat
         ({"picture": Path("/nowhere/at/all.svg")}, "there is no such folder"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_in_a_line(wrong: dict[str, object], sentence: str) -> None:
+def test_simulate_wrong_argument_raises_one_line_error(wrong: dict[str, object], sentence: str) -> None:
     with pytest.raises(CommandError, match=sentence) as refused:
         call_command("simulate", **wrong)
     assert refused.value.returncode == 2
     assert "\n" not in str(refused.value)
 
 
-def test_words_for_numbers_are_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_non_numeric_argument_exits_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         call_command("simulate", "--nodes", "many")
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_fleet_keeps_its_shares() -> None:
+def test_sample_fleet_has_exact_shares() -> None:
     hundred = sample_fleet(100)
     assert len(hundred) == 100
     assert [hundred.count(hardware) for hardware in FLEET] == [round(100 * hardware.share) for hardware in FLEET]
 
 
-def test_a_fair_share_is_no_more_than_was_asked_for() -> None:
+def test_fair_share_never_exceeds_request() -> None:
     assert compute_fair_shares([(1, 1), (4, 2), (10, 6)]) == [1, 4, 4]
     assert compute_jain_index([1, 1, 1]) == 1
     assert compute_jain_index([1, 0, 0]) == pytest.approx(1 / 3)
