@@ -1,5 +1,4 @@
-"""Notices: what people asked to hear of, sent where they asked for it.
+"""Notifications: `topics/` defines their contents and audience, `channels/` their transport.
 
-`topics/` says what there is to tell and to whom, `channels/` how it gets there; `sending` asks for a notice (an Effect)
-and carries it out; `listening` is told of every Event.
+`delivery` queues and sends them through the outbox; `event_listener` handles Events.
 """

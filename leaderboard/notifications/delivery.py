@@ -1,7 +1,6 @@
-"""A notice is an Effect for each subscriber, asked for in the transaction of its cause, carried out by a worker.
+"""Queues a notice for each subscriber in the outbox, in the transaction of its cause; a worker sends it.
 
-At most once a process does not die while it sends; then perhaps twice: no chat tells us what it has. Webhooks and
-letters carry the delivery's number.
+A notice is sent once, or twice if the worker dies while sending. Webhooks carry the delivery id.
 """
 
 from __future__ import annotations
@@ -23,23 +22,24 @@ from leaderboard.notifications.topics import TOPICS
 
 KIND = "notice"
 MAX_PER_DAY = 30
-"""Notices of one topic for one subscriber within a day: beyond, somebody makes noise, and the page says as much."""
+"""Notices per topic and subscriber; further ones are dropped."""
 MAX_AGE = timedelta(days=1)
 MAX_ATTEMPTS = 12
-"""Over some hours (`effects.FIRST_RETRY`, doubled each time). Then the address is left alone until its owner comes."""
+"""With exponential backoff, over some hours. Then the subscription is stopped until its owner resumes it."""
 
 
 def notify_subscribers(topic: str, about: str | int) -> int:
-    """Ask for a notice to everybody whom it concerns, once for ever; return to how many. Bring a transaction."""
-    listeners = [one for one in Subscription.objects.listening() if topic in one.topics]
-    wanted = [
-        one
-        for one in listeners
-        if TOPICS[topic].is_relevant(one.user, str(about)) and not is_over_daily_limit(topic, one)
+    """Queue a notice to all subscribers whom it concerns, once; return their number. Requires a transaction."""
+    recipients = [
+        subscription
+        for subscription in Subscription.objects.listening()
+        if topic in subscription.topics
+        and TOPICS[topic].is_relevant(subscription.user, str(about))
+        and not is_over_daily_limit(topic, subscription)
     ]
-    for subscription in wanted:
+    for subscription in recipients:
         enqueue_notice(topic, str(about), subscription)
-    return len(wanted)
+    return len(recipients)
 
 
 def enqueue_notice(topic: str, about: str, subscription: Subscription) -> Effect:
@@ -48,8 +48,8 @@ def enqueue_notice(topic: str, about: str, subscription: Subscription) -> Effect
 
 
 def is_over_daily_limit(topic: str, subscription: Subscription) -> bool:
-    lately = Q(created_at__gt=timezone.now() - timedelta(days=1), key__endswith=f":{subscription.pk}")
-    return Effect.objects.filter(lately, key__startswith=f"{KIND}:{topic}:").count() >= MAX_PER_DAY
+    recent = Q(created_at__gt=timezone.now() - timedelta(days=1), key__endswith=f":{subscription.pk}")
+    return Effect.objects.filter(recent, key__startswith=f"{KIND}:{topic}:").count() >= MAX_PER_DAY
 
 
 def send_notice(effect: Effect) -> Mapping[str, Any]:
@@ -62,26 +62,21 @@ def send_notice(effect: Effect) -> Mapping[str, Any]:
     try:
         CHANNELS[subscription.kind].send(message, subscription, effect.pk)
     except DeliveryError as error:
-        if not error.for_good and effect.attempts < MAX_ATTEMPTS:
+        if not error.is_permanent and effect.attempts < MAX_ATTEMPTS:
             raise outbox.RetryLater(str(error)) from error
-        stop_subscription(subscription, str(error))
+        Subscription.objects.filter(pk=subscription.pk).update(stopped_at=timezone.now(), problem=str(error)[:300])
         raise outbox.PermanentError(str(error)) from error
     Subscription.objects.filter(pk=subscription.pk).update(sent_at=timezone.now(), problem="")
     return {"sent": True}
 
 
 def compose_notice(topic: str, about: str, subscription: Subscription | None) -> Message | None:
-    """Return the notice as it is by now; None where it is not wanted any more, or there is nothing to say."""
+    """Return the notice as of now; None if it is obsolete or the subscription has ended."""
     if subscription is None:
         return None
     if topic in system_messages.SYSTEM_MESSAGES:
         return system_messages.SYSTEM_MESSAGES[topic](subscription)
-    wanted = topic in subscription.topics and Subscription.objects.listening().filter(pk=subscription.pk).exists()
-    if not wanted or not TOPICS[topic].is_relevant(subscription.user, about):
+    is_active = topic in subscription.topics and Subscription.objects.listening().filter(pk=subscription.pk).exists()
+    if not is_active or not TOPICS[topic].is_relevant(subscription.user, about):
         return None
     return TOPICS[topic].compose(about)
-
-
-def stop_subscription(subscription: Subscription, problem: str) -> None:
-    """Leave an address alone that takes nothing; its owner reads why."""
-    Subscription.objects.filter(pk=subscription.pk).update(stopped_at=timezone.now(), problem=problem[:300])

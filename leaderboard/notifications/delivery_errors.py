@@ -1,11 +1,11 @@
-"""A notice that did not get there."""
+"""Errors of channels."""
 
 from __future__ import annotations
 
 
 class DeliveryError(Exception):
-    """It was not taken; the message is a sentence for the subscriber. `for_good`: nor will any other be."""
+    """A notice was not delivered; the subscriber reads the message. `is_permanent`: retries are useless."""
 
-    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+    def __init__(self, reason: str, *, is_permanent: bool = False) -> None:
         super().__init__(reason)
-        self.for_good = for_good
+        self.is_permanent = is_permanent

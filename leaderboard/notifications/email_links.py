@@ -1,4 +1,4 @@
-"""Links in letters, good for one subscription: whoever can read the letter may follow them, signed in or not."""
+"""Signed links in e-mails, each for one subscription. They need no sign-in."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ CONFIRM_WITHIN = timedelta(days=3)
 ACTIONS = ("confirm", "stop")
 
 
-def build_link(subscription: Subscription, word: str) -> str:
-    token = signing.dumps([subscription.pk, subscription.address], salt=f"notices.{word}")
-    return settings.SITE_URL + reverse("notice-letter", args=[word, token])
+def build_link(subscription: Subscription, action: str) -> str:
+    token = signing.dumps([subscription.pk, subscription.address], salt=f"notices.{action}")
+    return settings.SITE_URL + reverse("notice-letter", args=[action, token])
 
 
 def build_stop_link(subscription: Subscription) -> str:
     return build_link(subscription, "stop")
 
 
-def find_subscription(word: str, token: str) -> Subscription | None:
-    """Return whose link this is; None where it is nobody's, or too old."""
-    age = CONFIRM_WITHIN if word == "confirm" else None
+def find_subscription(action: str, token: str) -> Subscription | None:
+    """Return the link's subscription; None if the link is invalid or has expired."""
+    age = CONFIRM_WITHIN if action == "confirm" else None
     try:
-        pk, written_to = signing.loads(token, salt=f"notices.{word}", max_age=age)
+        pk, address = signing.loads(token, salt=f"notices.{action}", max_age=age)
     except signing.BadSignature:
         return None
-    return Subscription.objects.filter(pk=pk, address=written_to).first()
+    return Subscription.objects.filter(pk=pk, address=address).first()

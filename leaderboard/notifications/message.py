@@ -1,4 +1,4 @@
-"""A notice before it is put into the form of any channel."""
+"""The content of a notice, independent of its channel."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class Attachment:
     name: str
     content_type: str
     url: str
-    """Where it can be had by whoever gets no attachments."""
+    """For channels without attachments."""
     contents: bytes
 
 
 @dataclass(frozen=True)
 class Message:
-    """Plain text throughout: titles and reasons are strangers' words, so each channel escapes it in its own way."""
+    """Plain text. It contains untrusted titles and reasons, so each channel escapes it."""
 
     title: str
     lines: tuple[str, ...]
     """A sentence or two each."""
     url: str
-    """The page that says more."""
+    """Of the page with details."""
     files: tuple[Attachment, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """The same for programs (`channels/webhook.py`)."""
+    """The content as data, for webhooks."""

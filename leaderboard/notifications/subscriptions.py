@@ -1,4 +1,4 @@
-"""Making, changing and ending subscriptions."""
+"""Creates, changes and deletes subscriptions."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.topics import list_choosable_topics
 
 MAX_SUBSCRIPTIONS = 10
-"""Of one person."""
+"""Of one user."""
 MAX_TEST_NOTICES = 5
-"""Notices of our own (trials, questions to e-mail addresses) that one person may cause in a day."""
+"""Test notices and confirmation e-mails per user and day."""
 
 
 class SubscriptionError(ValueError):
-    """It cannot be made so; the message is a sentence for whoever asked."""
+    """The subscription cannot be created or tested; the user reads the message."""
 
 
 def subscribe(user: User, kind: str, address: str, topics: Iterable[str]) -> Subscription:
-    """Keep a place for notices; an e-mail address is asked first. A webhook has a new secret in `secret`."""
+    """Create a subscription. An e-mail address has to confirm it first; a webhook gets a new secret."""
     address = CHANNELS[kind].clean_address(address)
-    asks = kind == Subscription.Kind.EMAIL
+    needs_confirmation = kind == Subscription.Kind.EMAIL
     with transaction.atomic():
-        User.objects.select_for_update().get(pk=user.pk)  # two at once would both find room
+        User.objects.select_for_update().get(pk=user.pk)  # concurrent requests would both pass the limit
         if Subscription.objects.filter(user=user).count() >= MAX_SUBSCRIPTIONS:
-            raise SubscriptionError(f"You have {MAX_SUBSCRIPTIONS} already: end one before you add another.")
-        if asks:
+            raise SubscriptionError(f"You have {MAX_SUBSCRIPTIONS} subscriptions. Delete one before you add another.")
+        if needs_confirmation:
             check_daily_limit(user)
         try:
             with transaction.atomic():
-                made = Subscription.objects.create(
+                subscription = Subscription.objects.create(
                     user=user,
                     kind=kind,
                     address=address,
                     topics=filter_topics(user, topics),
                     secret=secrets.token_urlsafe(32) if kind == Subscription.Kind.WEBHOOK else "",
-                    confirmed_at=None if asks else timezone.now(),
+                    confirmed_at=None if needs_confirmation else timezone.now(),
                 )
         except IntegrityError:
-            raise SubscriptionError("Notices go there already: choose below which ones.") from None
-        if asks:
-            enqueue_message("confirm", made)
-    return made
+            raise SubscriptionError("This address is subscribed already. Choose its notices below.") from None
+        if needs_confirmation:
+            enqueue_message("confirm", subscription)
+    return subscription
 
 
 def filter_topics(user: User, topics: Iterable[str]) -> list[str]:
@@ -63,7 +63,7 @@ def set_topics(subscription: Subscription, topics: Iterable[str]) -> None:
 
 
 def send_test_notice(subscription: Subscription) -> bool:
-    """Send a notice that says nothing but that it arrives; return whether it will be."""
+    """Queue a test notice; return False if the daily limit is reached."""
     with transaction.atomic():
         try:
             check_daily_limit(subscription.user)
@@ -73,30 +73,28 @@ def send_test_notice(subscription: Subscription) -> bool:
     return True
 
 
-def enqueue_message(letter: str, subscription: Subscription) -> Effect:
-    return delivery.enqueue_notice(letter, secrets.token_hex(4), subscription)
+def enqueue_message(message: str, subscription: Subscription) -> Effect:
+    return delivery.enqueue_notice(message, secrets.token_hex(4), subscription)
 
 
 def check_daily_limit(user: User) -> None:
-    """Raise SubscriptionError where somebody has us write too much."""
-    theirs = [f":{pk}" for pk in Subscription.objects.filter(user=user).values_list("pk", flat=True)]
-    lately = Effect.objects.filter(kind=delivery.KIND, created_at__gt=timezone.now() - timedelta(days=1))
-    keys = lately.filter(payload__topic__in=["confirm", "trial"]).values_list("key", flat=True)
-    if sum(key.endswith(tuple(theirs)) for key in keys) >= MAX_TEST_NOTICES:
-        raise SubscriptionError("That is enough for today: try again tomorrow.")
+    """Raise SubscriptionError if the user has reached `MAX_TEST_NOTICES`."""
+    suffixes = [f":{pk}" for pk in Subscription.objects.filter(user=user).values_list("pk", flat=True)]
+    recent = Effect.objects.filter(kind=delivery.KIND, created_at__gt=timezone.now() - timedelta(days=1))
+    keys = recent.filter(payload__topic__in=["confirm", "trial"]).values_list("key", flat=True)
+    if sum(key.endswith(tuple(suffixes)) for key in keys) >= MAX_TEST_NOTICES:
+        raise SubscriptionError("Too many test messages today. Try again tomorrow.")
 
 
 def confirm_subscription(subscription: Subscription) -> None:
-    """Whoever reads the address has said yes."""
     Subscription.objects.filter(pk=subscription.pk, confirmed_at=None).update(confirmed_at=timezone.now())
 
 
 def resume_subscription(subscription: Subscription) -> None:
-    """Try an address again that turned notices away."""
+    """Resume a subscription that failed deliveries stopped."""
     Subscription.objects.filter(pk=subscription.pk).update(stopped_at=None, problem="")
     send_test_notice(subscription)
 
 
 def delete_subscription(subscription: Subscription) -> None:
-    """Forget the address. Notices under way find nobody."""
     Subscription.objects.filter(pk=subscription.pk).delete()

@@ -1,1 +1,1 @@
-"""What leaves when: the nightly and the monthly train, the ladder, hours, the calendar."""
+"""Scheduled runs: nightly, monthly and ladder runs, hours of tracks, the calendar."""

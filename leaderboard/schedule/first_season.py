@@ -1,4 +1,4 @@
-"""The season and the track that a new site begins with, and every number of theirs. Changing one is a new season."""
+"""The first season and track of a new site. A change of these numbers needs a new season."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TRACK: dict[str, Any] = {
     "suite": ["blimp"],
     "suite_limit": 10,  # of each of its 67 paradigms: a few seconds
     "limits": {"memory_bytes": 4 * 2**30, "disk_bytes": 2 * 2**30},
-    # A laptop that somebody else uses too: short probes, and tolerances that only gross changes are outside of.
+    # For a laptop under other load: short probes, and tolerances that only large changes exceed.
     "probe_seconds": 1.0,
     "kappa_tolerance": 0.15,
     "drift_tolerance": 0.1,
@@ -58,11 +58,11 @@ PREPARE_SECONDS = 3600.0
 
 
 class SetupError(RuntimeError):
-    """The site cannot be set up here; the message is a sentence for its operator."""
+    """The site cannot be set up; the operator reads the message."""
 
 
 def ensure_season() -> Season:
-    """Return the present season; a new site gets its first one."""
+    """Return the current season; create the first one on a new site."""
     season = Season.objects.current()
     if season is None:
         season, _ = Season.objects.get_or_create(name=SEASON_NAME, defaults=SEASON)
@@ -70,51 +70,46 @@ def ensure_season() -> Season:
 
 
 def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
-    """Build the season's dataset in a process of its own and pin its hash; return whether the hash is new.
+    """Build the season's dataset in a subprocess and pin its hash; return whether the hash is new.
 
-    A dataset that was pinned before must come out the same: otherwise this machine's corpus is another one.
+    Raises SetupError if the hash differs from the pinned one: then this machine's corpus is another one.
     """
-    made = build_dataset(season, show_progress)
-    if season.dataset_hash and made != season.dataset_hash:
+    dataset_hash = build_dataset(season, show_progress)
+    if season.dataset_hash and dataset_hash != season.dataset_hash:
         raise SetupError(
-            f"{season.corpus} makes dataset {made[:12]} here, but {season} is pinned to {season.dataset_hash[:12]}: "
-            "another Python version or corpus. Go back to it, or begin a new season."
+            f"{season.corpus} gives dataset {dataset_hash[:12]} here, but {season} is pinned to "
+            f"{season.dataset_hash[:12]}. Use the earlier Python version and corpus, or create a new season."
         )
     with transaction.atomic():
-        pinned = Season.objects.filter(pk=season.pk, dataset_hash="").update(dataset_hash=made)
+        pinned = Season.objects.filter(pk=season.pk, dataset_hash="").update(dataset_hash=dataset_hash)
         season.refresh_from_db()
         if pinned:
-            Event.record(runs.SITE, season, f"Dataset prepared and pinned: {made[:12]}.")
+            Event.record(runs.SITE, season, f"Dataset prepared and pinned: {dataset_hash[:12]}.")
     runs.queue_waiting(season)
     return pinned == 1
 
 
 def build_dataset(season: Season, show_progress: bool) -> str:
-    """Return the hash of the season's dataset. The site itself imports neither torch nor tokenizers."""
+    """Return the hash of the season's dataset. The subprocess keeps torch and tokenizers out of the site."""
     command = [sys.executable, "-m", "trainer.cli", "prepare", "--json"]
     command += ["--corpus", season.corpus, "--tokenizer", season.tokenizer]
     if season.limit_bytes is not None:
         command += ["--limit-bytes", str(season.limit_bytes)]
     if not show_progress:
         command.append("--quiet")
-    shown = None if show_progress else subprocess.PIPE
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=shown, text=True, timeout=PREPARE_SECONDS)
-    said = (done.stderr or "").strip().splitlines()
-    if done.returncode != 0:
-        raise SetupError(said[-1] if said else f"The dataset of {season} could not be prepared (see above).")
-    made = str(json.loads(done.stdout)["hash"])
-    assert re.fullmatch("[0-9a-f]{64}", made), made
-    return made
-
-
-def ensure_track(season: Season) -> Track:
-    track, _ = Track.objects.get_or_create(slug=TRACK_SLUG, defaults={**TRACK, "season": season})
-    return track
+    stderr = None if show_progress else subprocess.PIPE
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=PREPARE_SECONDS)
+    if result.returncode != 0:
+        errors = (result.stderr or "").strip().splitlines()
+        raise SetupError(errors[-1] if errors else f"The dataset of {season} could not be prepared (see above).")
+    dataset_hash = str(json.loads(result.stdout)["hash"])
+    assert re.fullmatch("[0-9a-f]{64}", dataset_hash), dataset_hash
+    return dataset_hash
 
 
 def set_up_site(*, main_only: bool = False) -> Track:
-    """Bring a new site to its first departure: main tonight, two more architectures behind it. Safe to repeat."""
-    track = ensure_track(ensure_season())
+    """Create the first track and queue its first runs: main, then other architectures. Idempotent."""
+    track, _ = Track.objects.get_or_create(slug=TRACK_SLUG, defaults={**TRACK, "season": ensure_season()})
     if not track.nights.exists():
         nightly.start_nightly_runs(timezone.now())
         pin_baseline(track)
@@ -125,18 +120,18 @@ def set_up_site(*, main_only: bool = False) -> Track:
 
 
 def pin_baseline(track: Track) -> None:
-    """Make the first main that was trained the commit that everything is compared with."""
+    """Pin the first trained commit of main as the season's baseline."""
     main = Entry.objects.filter(track=track, kind=Entry.Kind.MAIN).order_by("pk").first()
     if main is None:
         night = track.nights.first()
-        raise SetupError(night.sentence if night else "No night has begun.")
+        raise SetupError(night.sentence if night else "No nightly run has started.")
     pinned = Season.objects.filter(pk=track.season_id, baseline=None).update(baseline=main)
     if pinned:
         Event.record(runs.SITE, track.season, f"Baseline pinned: {main}.")
 
 
 def enter_architecture(track: Track, architecture: str) -> None:
-    """Enter an architecture of our own main beside the baseline, once per track."""
+    """Submit an architecture of the baseline's commit as an entry, once per track."""
     baseline = Season.objects.select_related("baseline").get(pk=track.season_id).baseline
     if baseline is None or Entry.objects.filter(track=track, architecture=architecture).exists():
         return

@@ -1,7 +1,7 @@
-"""Tonight's train: `main` if it has moved, else a seed of the baseline; never two on one track.
+"""Nightly runs: `main` if it has new commits, else another seed of the baseline.
 
-While an earlier night's run still holds the track, nothing new departs. Where no node that fits is online, the run
-waits in the queue and says so. Where `main` is broken, the baseline goes instead, and main's commit is told.
+No run starts while one of an earlier night is unfinished. If `main` is broken, the baseline is trained instead, and
+main's commit gets a status.
 """
 
 from __future__ import annotations
@@ -27,22 +27,19 @@ from scheduler.models import Blob, Event
 logger = logging.getLogger(__name__)
 
 BLOCKING_STATES = (Run.State.WAITING, Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
-"""A run that is being scored is out of the way: scoring happens elsewhere."""
 
 
 @dataclass(frozen=True)
 class MainHead:
-    """What `main` is tonight."""
-
     reading: CommitSummary | None
     problem: str
-    """Why it cannot be trained; empty when it can."""
+    """Why it cannot be trained; empty if it can."""
     sha: str = ""
-    """Of a broken `main`; empty where it could not even be fetched."""
+    """Of a broken `main`; empty if it could not be fetched."""
 
 
 def start_nightly_runs(now: datetime) -> list[Night]:
-    """Start the night's train on every nightly track, once per date (UTC); return the nights that this call began."""
+    """Start a run on every nightly track once per date (UTC); return the nights that this call started."""
     day = now.astimezone(UTC).date()
     tracks = [track for track in Track.objects.nightly() if not track.nights.filter(date=day).exists()]
     if not tracks:
@@ -53,7 +50,7 @@ def start_nightly_runs(now: datetime) -> list[Night]:
 
 
 def read_main() -> MainHead:
-    """Fetch `main` and read its newest commit. A broken main is not an error of ours: the night goes on without it."""
+    """Fetch `main` and read its newest commit. A broken main raises no error."""
     try:
         return MainHead(intake.fetch_commit(settings.MAIN_REPOSITORY, settings.MAIN_BRANCH), "")
     except IntakeError as error:
@@ -62,7 +59,7 @@ def read_main() -> MainHead:
 
 
 def get_broken_sha() -> str:
-    """Return the newest commit of a `main` that cannot be read; empty where it cannot be fetched either."""
+    """Return the newest commit of a broken `main`; empty if it cannot be fetched."""
     try:
         source = repositories.open_mirror(settings.MAIN_REPOSITORY)
         source.fetch()
@@ -72,7 +69,7 @@ def get_broken_sha() -> str:
 
 
 def start_night(track: Track, day: date, head: MainHead) -> Night | None:
-    """Do what this night asks of one track and write it into its diary; None if another process was first."""
+    """Start a track's night and record it; return None if another process was first."""
     entry = None
     occupied = get_unfinished_run(track)
     if not occupied and head.reading and has_moved(track, head.reading.sha):

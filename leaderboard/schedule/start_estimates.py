@@ -1,4 +1,4 @@
-"""When will what waits leave? The queue's own queue_estimates, told for the runs of a page."""
+"""Start estimates of waiting runs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from scheduler.models import Job
 
 @dataclass(frozen=True)
 class RunStart:
-    """A line of the timetable."""
+    """The estimated start of a run."""
 
     run: Run
     leaves_at: datetime | None
-    """None where nobody can say: it waits for approval, or no node fits that is online."""
+    """None if unknown: the run waits for approval, or no online node fits."""
     reason: str
     position: int | None = None
-    """Among all that waits for a node, on whatever track; None where it does not wait in the queue, or far back."""
+    """In the queue of all tracks; None if it is not queued, or beyond the horizon."""
     arrives_at: datetime | None = None
     next_free: datetime | None = None
-    """When the first of the nodes is free that it waits for: the end of the reason's last sentence."""
+    """When the first fitting node is free; it ends the reason's last sentence."""
 
 
 def estimate_starts(
     waiting: Sequence[Run], now: datetime, queue_estimates: QueueEstimates | None = None
 ) -> list[RunStart]:
-    """Return a line for each waiting run, taken with its entry and job. As many queries for one as for a hundred.
+    """Return the estimates of waiting runs, loaded with entry and job. The number of queries is constant.
 
-    Whoever has looked at the queue already brings that along.
+    `queue_estimates`: pass them if they are at hand.
     """
     if queue_estimates is None and any(is_queued(run) for run in waiting):
         queue_estimates = QueueEstimates(now)
@@ -41,7 +41,7 @@ def estimate_starts(
 
 
 def estimate_run_start(run: Run) -> RunStart | None:
-    """Return when a run leaves or goes on that waits for a node, for what it waits, and when it arrives."""
+    """Return the estimate of a queued run, None for any other."""
     return estimate_starts([run], timezone.now())[0] if is_queued(run) else None
 
 
@@ -54,6 +54,6 @@ def build_run_start(run: Run, queue_estimates: QueueEstimates | None) -> RunStar
         return RunStart(run, None, run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first.")
     if run.job is None or queue_estimates is None:
         return RunStart(run, None, run.reason)
-    prospect = queue_estimates.get_estimate(run.job)
-    reason = run.reason if run.job.state == Job.State.HELD else prospect.reason
-    return RunStart(run, prospect.begins_at, reason, prospect.position, prospect.ends_at, prospect.next_free)
+    estimate = queue_estimates.get_estimate(run.job)
+    reason = run.reason if run.job.state == Job.State.HELD else estimate.reason
+    return RunStart(run, estimate.begins_at, reason, estimate.position, estimate.ends_at, estimate.next_free)

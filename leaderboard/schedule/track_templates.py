@@ -1,7 +1,7 @@
-"""Tracks that a maintainer can begin with: `manage.py create_track NAME`. All of it can be changed in the admin.
+"""Templates of tracks, for `manage.py create_track NAME`. Maintainers can change all values in the admin.
 
-Budgets and seconds are worked out from FLOPs at 40 % of what the cards can do in bf16; none has been run on such cards
-yet, so `expected_seconds` is a guess until the first runs have arrived (the queue's estimates follow what they took).
+Budgets and `expected_seconds` assume 40 % of the GPUs' bf16 peak. They are not measured; the queue's estimates follow
+the first runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     },
     "community-24gb": {
         "name": "Community runs",
-        "description": "Models that somebody needs: small languages, creative uses. Those of the most impact go first.",
+        "description": "Models that people need: small languages, creative uses. The highest impact runs first.",
         "kind": Track.Kind.COMMUNITY,
         "budget": "1e18flops",
         "expected_seconds": 36_000.0,
@@ -149,14 +149,14 @@ class TrackExistsError(ValueError):
 def create_track(
     template: str, season: Season, *, slug: str = "", name: str = "", start: Run | None = None, step: int | None = None
 ) -> Track:
-    """Make a track of the season from a template; raise TrackExists where its slug is taken.
+    """Create a track of the season from a template. Raises TrackExistsError if its slug is taken.
 
     `start`: the run whose weights its runs start from; `step`: those of its checkpoint of that step, not the final
-    ones. Raises ValueError where there is no such checkpoint.
+    ones. Raises ValueError if there is no such checkpoint.
     """
     slug = slug or template
     if Track.objects.filter(slug=slug).exists():
-        raise TrackExistsError(f"There is a track {slug} already; give another --slug.")
+        raise TrackExistsError(f"There is a track {slug} already. Choose another --slug.")
     values = {**TEMPLATES[template], **({"name": name} if name else {})}
     checkpoint = initial_weights.get_checkpoint_at(start, step) if start and step is not None else None
     track = Track(slug=slug, season=season, start_run=start, start_checkpoint=checkpoint, **values)

@@ -71,17 +71,17 @@ def need_postgres() -> None:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(("jobs", "authors"), [(1, 1), (10, 1), (50, 1), (40, 7), (80, 3)])
-def test_fifty_nodes_asking_at_once_never_hold_one_job(jobs: int, authors: int) -> None:
+def test_fifty_concurrent_nodes_never_share_a_job(jobs: int, authors: int) -> None:
     need_postgres()
     check_no_job_is_held_twice(50, jobs, authors)
 
 
 @pytest.mark.parametrize("jobs", [1, 3, 8])
-def test_a_few_nodes_asking_at_once_never_hold_one_job(jobs: int) -> None:
+def test_few_concurrent_nodes_never_share_a_job(jobs: int) -> None:
     check_no_job_is_held_twice(6, jobs, authors=2)
 
 
-def test_one_node_asking_many_times_at_once_gets_one_job() -> None:
+def test_concurrent_polls_of_one_node_get_one_job() -> None:
     for _ in range(4):
         make_job()
     node, _ = make_node()
@@ -90,7 +90,7 @@ def test_one_node_asking_many_times_at_once_gets_one_job() -> None:
     assert Job.objects.filter(state=Job.State.LEASED).count() == 1
 
 
-def test_a_finish_and_a_sweep_at_once_end_the_lease_once() -> None:
+def test_concurrent_finish_and_sweep_end_lease_once() -> None:
     job = make_job()
     node, _ = make_node()
     for _ in range(4):
@@ -111,7 +111,7 @@ def test_a_finish_and_a_sweep_at_once_end_the_lease_once() -> None:
 
 
 @pytest.mark.postgres
-def test_fifty_nodes_and_sweepers_and_finishers_keep_the_books_straight() -> None:
+def test_concurrent_claims_sweeps_and_finishes_are_consistent() -> None:
     """Claims, ends and sweeps mixed, for several rounds: every job has one active lease or none."""
     need_postgres()
     for number in range(30):

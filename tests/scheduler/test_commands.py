@@ -25,18 +25,18 @@ def run(*words: str) -> str:
     return out.getvalue().strip()
 
 
-def test_join_token_prints_the_token_and_nothing_else_on_standard_output() -> None:
+def test_join_token_command_prints_only_token_to_stdout() -> None:
     token = run("join_token", "--trusted", "--label", "h100", "--label", "mine")
     kept = JoinToken.objects.get(token_hash=node_tokens.hash_token(token))
     assert (kept.trusted, kept.labels) == (True, ["h100", "mine"])
 
 
-def test_join_token_for_a_node_that_is_not_there_says_so() -> None:
+def test_join_token_command_for_unknown_node_fails() -> None:
     with pytest.raises(CommandError, match="no node called 'x'"):
         run("join_token", "--renew", "x")
 
 
-def test_node_state_tells_what_the_node_is_now() -> None:
+def test_node_state_command_prints_new_state() -> None:
     _, token = make_node()
     assert run("node_state", "loco", "drain") == "loco is draining, not trusted."
     assert Agent(token).ask().action == "stop"
@@ -51,7 +51,7 @@ def test_node_state_tells_what_the_node_is_now() -> None:
     assert Node.objects.get().token_hash is None
 
 
-def test_a_node_that_is_not_there_is_one_clear_line() -> None:
+def test_node_state_command_for_unknown_node_fails_in_one_line() -> None:
     with pytest.raises(CommandError, match="no node called 'x'"):
         run("node_state", "x", "drain")
 

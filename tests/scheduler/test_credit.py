@@ -15,7 +15,7 @@ from trainer.accounting import peak_flops
 H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"
 
 
-def test_an_h100_is_worth_one() -> None:
+def test_h100_hour_has_credit_one() -> None:
     assert credit.get_relative_speed(H100) == 1
     assert credit.convert_to_h100_hours(H100, 7200) == 2
 
@@ -38,16 +38,16 @@ def test_an_h100_is_worth_one() -> None:
         ("", None),
     ],
 )
-def test_a_device_is_known_by_whole_words(name: str, figure: float | None) -> None:
+def test_accelerator_is_matched_by_whole_words(name: str, figure: float | None) -> None:
     assert peak_flops.lookup_peak_flops(name) == figure
 
 
-def test_names_that_begin_alike_stand_in_the_right_order() -> None:
+def test_accelerators_with_same_prefix_are_distinguished() -> None:
     names = list(peak_flops.PEAK_FLOPS)
     assert all(peak_flops.lookup_peak_flops(f"NVIDIA {name}") == peak_flops.PEAK_FLOPS[name] for name in names)
 
 
-def test_a_device_without_a_figure_earns_hours_and_no_credit() -> None:
+def test_unknown_accelerator_earns_hours_without_credit() -> None:
     assert credit.get_relative_speed("NVIDIA Next 9") is None
     assert credit.convert_to_h100_hours("NVIDIA Next 9", 3600) == 0
 
@@ -63,14 +63,14 @@ def test_a_device_without_a_figure_earns_hours_and_no_credit() -> None:
         ({"gpu_details": [{"name": H100}]}, 1, 2, (0, "")),
     ],
 )
-def test_a_lane_lends_its_gpus_at_the_speed_of_the_slowest(
+def test_slot_with_mixed_gpus_has_speed_of_slowest(
     hardware: dict[str, Any], lane: int, lanes: int, found: tuple[int, str]
 ) -> None:
     assert credit.describe_slot_gpus(hardware, lane, lanes) == found
 
 
 @pytest.mark.django_db
-def test_what_was_lent_stays_when_the_hardware_changes() -> None:
+def test_credit_of_old_lease_survives_hardware_change() -> None:
     node, token = make_node()
     make_job()
     action = Agent(token).ask(hardware=with_gpus(RTX, RTX))
@@ -91,7 +91,7 @@ def with_gpus(*names: str) -> Any:
 
 
 @pytest.mark.django_db
-def test_a_node_without_gpu_earns_hours_of_its_own_kind() -> None:
+def test_node_without_gpu_earns_cpu_hours() -> None:
     node, token = make_node()
     make_job()
     work = Agent(token).work()

@@ -46,7 +46,7 @@ def about(at: datetime | None, hours: float, now: datetime) -> bool:
     return at is not None and abs(at - now - hours * HOUR) < timedelta(seconds=5)
 
 
-def test_where_a_node_is_free_the_first_goes_at_once_and_the_second_when_it_is_done() -> None:
+def test_estimate_second_job_starts_after_first() -> None:
     online("one")
     first, second = make_job(expected_seconds=7200), make_job(expected_seconds=7200)
     now = timezone.now()
@@ -57,7 +57,7 @@ def test_where_a_node_is_free_the_first_goes_at_once_and_the_second_when_it_is_d
     )
 
 
-def test_what_it_waits_for_how_many_are_in_use_and_when_the_next_is_free() -> None:
+def test_estimate_reason_names_needs_and_next_free_time() -> None:
     online("small")
     online("first", 25)
     online("second", 25)
@@ -73,7 +73,7 @@ def test_what_it_waits_for_how_many_are_in_use_and_when_the_next_is_free() -> No
     assert about(prospect.ends_at, 3, now)
 
 
-def test_how_long_it_takes_is_learned_from_what_such_jobs_took() -> None:
+def test_estimate_duration_follows_recent_jobs() -> None:
     online("one")
     for _ in range(3):
         done = make_job(state=Job.State.DONE, track="small", expected_seconds=1000, finished_at=timezone.now())
@@ -91,7 +91,7 @@ def test_how_long_it_takes_is_learned_from_what_such_jobs_took() -> None:
     assert lengths == [2 * HOUR, HOUR]
 
 
-def test_what_no_node_here_can_do_is_said_so() -> None:
+def test_estimate_without_fitting_node_says_so() -> None:
     online("small")
     job = make_job(needs_labels=["8x80gb"])
     assert estimate_start(job, timezone.now()) == StartEstimate(
@@ -99,14 +99,14 @@ def test_what_no_node_here_can_do_is_said_so() -> None:
     )
 
 
-def test_wishes_count_for_the_queue_estimates_too() -> None:
+def test_estimate_respects_owner_settings() -> None:
     online("core", serves="core")
     now = timezone.now()
     assert estimate_start(make_job(), now).begins_at is None
     assert estimate_start(make_job(from_core=True), now).begins_at == now
 
 
-def test_a_node_whose_burst_ends_before_its_job_does_is_not_counted_on() -> None:
+def test_estimate_ignores_node_whose_lending_ends() -> None:
     online("weekend", available="until", available_until=timezone.now() + HOUR)
     works("weekend", 3)
     assert (
@@ -115,7 +115,7 @@ def test_a_node_whose_burst_ends_before_its_job_does_is_not_counted_on() -> None
     )
 
 
-def test_the_order_is_that_of_the_queue_with_fair_shares_between_authors() -> None:
+def test_estimate_order_has_fair_shares_between_authors() -> None:
     online("one")
     mine = [make_job(author="ada", expected_seconds=3600) for _ in range(3)]
     hers = make_job(author="bob", expected_seconds=3600)
@@ -130,7 +130,7 @@ def test_the_order_is_that_of_the_queue_with_fair_shares_between_authors() -> No
     ]
 
 
-def test_what_does_not_wait_has_its_reason() -> None:
+def test_estimate_of_unqueued_job_has_its_reason() -> None:
     held = make_job(state=Job.State.HELD, reason="ada holds it back.")
     assert estimate_start(held, timezone.now()) == StartEstimate(None, "ada holds it back.")
 
@@ -158,7 +158,7 @@ needs = st.fixed_dictionaries(
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(gpus=st.integers(0, 4), queue=st.lists(needs, max_size=8))
-def test_what_a_free_node_takes_next_is_what_was_foretold(db: None, gpus: int, queue: list[dict[str, Any]]) -> None:
+def test_estimate_first_job_is_claimed_first(db: None, gpus: int, queue: list[dict[str, Any]]) -> None:
     with transaction.atomic():
         now = timezone.now()
         online("free", *[24] * gpus)
@@ -172,7 +172,7 @@ def test_what_a_free_node_takes_next_is_what_was_foretold(db: None, gpus: int, q
         transaction.set_rollback(True)
 
 
-def test_a_machine_of_many_gpus_is_foretold_for_what_needs_many() -> None:
+def test_estimate_assigns_large_node_to_large_job() -> None:
     online("large", *[24] * 4)
     single, whole = make_job(needs_gpus=1, expected_seconds=3600), make_job(needs_gpus=4, expected_seconds=7200)
     now = timezone.now()
@@ -182,7 +182,7 @@ def test_a_machine_of_many_gpus_is_foretold_for_what_needs_many() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 30])
-def test_an_queue_estimates_takes_six_queries(size: int, django_assert_num_queries: DjangoAssertNumQueries) -> None:
+def test_queue_estimates_take_six_queries(size: int, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     for number in range(size):
         online(f"node-{number}", 24)
         make_job(author=f"author-{number}", track=f"track-{number}", needs_labels=["1x24gb"])

@@ -26,7 +26,7 @@ HOUR = timedelta(hours=1)
         (-2 * HOUR, -HOUR, False),
     ],
 )
-def test_it_begins_in_its_hours_only(begins: timedelta | None, ends: timedelta | None, taken: bool) -> None:
+def test_job_is_leased_only_within_its_hours(begins: timedelta | None, ends: timedelta | None, taken: bool) -> None:
     now = timezone.now()
     node, _ = make_node()
     make_job(not_before=at(now, begins), not_after=at(now, ends))
@@ -37,7 +37,7 @@ def at(now: datetime, offset: timedelta | None) -> datetime | None:
     return None if offset is None else now + offset
 
 
-def test_a_stale_look_at_the_queue_does_not_let_it_begin_late() -> None:
+def test_stale_queue_does_not_lease_job_after_its_hours() -> None:
     now = timezone.now()
     node, _ = make_node()
     job = make_job(not_before=now - HOUR, not_after=now + HOUR)
@@ -46,7 +46,7 @@ def test_a_stale_look_at_the_queue_does_not_let_it_begin_late() -> None:
     assert leases.claim_job(node, queue=seen) is None
 
 
-def test_others_go_on_meanwhile() -> None:
+def test_other_jobs_start_outside_these_hours() -> None:
     node, _ = make_node()
     make_job(priority=Job.Priority.NIGHTLY, not_before=timezone.now() + HOUR)
     free = make_job()
@@ -56,7 +56,7 @@ def test_others_go_on_meanwhile() -> None:
     assert free.state == Job.State.LEASED
 
 
-def test_its_queue_estimates_says_for_what_it_waits() -> None:
+def test_estimate_of_job_outside_its_hours_names_them() -> None:
     make_node()
     opens = timezone.now() + 30 * HOUR
     job = make_job(not_before=opens, not_after=opens + HOUR)
@@ -65,7 +65,7 @@ def test_its_queue_estimates_says_for_what_it_waits() -> None:
     assert prospect.reason.startswith("It starts in the hours of its track only. They begin at ")
 
 
-def test_an_interrupted_job_waits_for_its_hours_again() -> None:
+def test_interrupted_job_waits_for_its_next_hours() -> None:
     node, _ = make_node()
     now = timezone.now()
     job = make_job(not_before=now - HOUR, not_after=now + HOUR)

@@ -56,7 +56,7 @@ def fall_silent(work: Work) -> None:
 
 
 @pytest.mark.django_db
-def test_gpu_seconds_add_up_over_two_nodes_and_both_are_credited() -> None:
+def test_gpu_seconds_of_two_nodes_add_up() -> None:
     job = make_job()
     cellar, lab = gpu_node("cellar", RTX, RTX), gpu_node("lab", H100)
     first = cellar.work()
@@ -85,7 +85,7 @@ def test_gpu_seconds_add_up_over_two_nodes_and_both_are_credited() -> None:
 
 
 @pytest.mark.django_db
-def test_the_last_word_counts_to_the_second_and_no_later_one() -> None:
+def test_final_seconds_are_exact_and_final() -> None:
     make_job()
     work = gpu_node("cellar", RTX).work()
     began(work, 600)
@@ -96,7 +96,7 @@ def test_the_last_word_counts_to_the_second_and_no_later_one() -> None:
 
 
 @pytest.mark.django_db
-def test_an_older_agents_last_heartbeat_stands() -> None:
+def test_finish_without_seconds_keeps_last_heartbeat() -> None:
     make_job()
     work = gpu_node("cellar", RTX).work()
     began(work, 600)
@@ -112,7 +112,7 @@ Word = st.tuples(st.sampled_from(["beat", "late", "silent", "released", "checkpo
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(words=st.lists(Word, max_size=14))
-def test_no_second_is_charged_twice(db: None, words: list[tuple[str, float]]) -> None:
+def test_seconds_are_never_charged_twice(db: None, words: list[tuple[str, float]]) -> None:
     """However nodes come and go: a job's seconds are the last words that the site took, each under one lease."""
     with transaction.atomic():
         job = make_job(max_attempts=1000)
@@ -293,7 +293,7 @@ def check_nothing_was_lost(job: Job, folder: Path, interruptions: int) -> None:
     assert all(lease.seconds <= most + 0.1 for lease, most in zip(leases, wall, strict=True))
 
 
-def test_a_machine_is_switched_off_and_another_goes_on(machine: Start, job: Job, tmp_path: Path) -> None:
+def test_job_of_switched_off_node_resumes_elsewhere(machine: Start, job: Job, tmp_path: Path) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", 2 * EVERY))
     cellar.everything(signal.SIGKILL)
@@ -307,9 +307,7 @@ def test_a_machine_is_switched_off_and_another_goes_on(machine: Start, job: Job,
     check_nothing_was_lost(job, tmp_path, interruptions=1)
 
 
-def test_a_lid_is_closed_and_opened_again_after_another_has_taken_over(
-    machine: Start, job: Job, tmp_path: Path
-) -> None:
+def test_suspended_node_returns_after_job_moved(machine: Start, job: Job, tmp_path: Path) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", EVERY))
     cellar.everything(signal.SIGSTOP)
@@ -326,7 +324,7 @@ def test_a_lid_is_closed_and_opened_again_after_another_has_taken_over(
     assert cellar.process.wait(20) == 0, "it went on, and leaves as ever"
 
 
-def test_an_ended_window_hands_the_job_on_with_nothing_done_twice(machine: Start, job: Job, tmp_path: Path) -> None:
+def test_job_moves_at_window_end_without_repeated_work(machine: Start, job: Job, tmp_path: Path) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", EVERY))
     cellar.process.send_signal(signal.SIGTERM)
@@ -339,7 +337,7 @@ def test_an_ended_window_hands_the_job_on_with_nothing_done_twice(machine: Start
     check_nothing_was_lost(job, tmp_path, interruptions=0)
 
 
-def test_an_owner_who_wishes_two_lanes_gets_two_jobs_at_once(machine: Start, job: Job, tmp_path: Path) -> None:
+def test_node_with_two_slots_runs_two_jobs(machine: Start, job: Job, tmp_path: Path) -> None:
     make_job(release=job.release, result=job.result, needs_sandbox=False)
     cellar = machine("cellar", lanes=2)
     active = Lease.objects.filter(state=Lease.State.ACTIVE, seconds__gt=0)
@@ -353,7 +351,7 @@ def test_an_owner_who_wishes_two_lanes_gets_two_jobs_at_once(machine: Start, job
 
 
 @pytest.mark.django_db
-def test_a_job_asked_to_stop_while_its_node_is_gone_is_cancelled_when_the_lease_ends() -> None:
+def test_stop_request_for_silent_node_cancels_at_lease_end() -> None:
     job = make_job()
     work = gpu_node("cellar", RTX).work()
     transitions.cancel_job(job, "ada", "not needed")

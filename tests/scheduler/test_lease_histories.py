@@ -165,7 +165,7 @@ class World:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(history=steps)
-def test_the_books_are_straight_after_every_step(db: None, history: list[tuple[str, Any]]) -> None:
+def test_lease_invariants_hold_after_every_step(db: None, history: list[tuple[str, Any]]) -> None:
     with transaction.atomic():
         world = World()
         for what, which in history:
@@ -178,7 +178,7 @@ def test_the_books_are_straight_after_every_step(db: None, history: list[tuple[s
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(history=steps)
-def test_whatever_has_happened_the_queue_can_be_worked_off(db: None, history: list[tuple[str, Any]]) -> None:
+def test_queue_completes_after_any_history(db: None, history: list[tuple[str, Any]]) -> None:
     """No history leaves a job stuck: once people keep their hands off, sound nodes finish all that is not held."""
     with transaction.atomic():
         world = World()

@@ -46,7 +46,7 @@ def reply(work: Work, seconds: float = 1) -> protocol.HeartbeatReply:
 # --- done ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_goes_from_the_queue_to_done(agent: Agent, calls: list[Any]) -> None:
+def test_job_lifecycle_from_queued_to_done(agent: Agent, calls: list[Any]) -> None:
     job = make_job()
     work = agent.work()
     assert (work.spec.job, work.spec.lease, work.spec.attempt) == (job.pk, work.lease.lease, 1)
@@ -58,20 +58,20 @@ def test_a_job_goes_from_the_queue_to_done(agent: Agent, calls: list[Any]) -> No
     assert [event.sentence for event in Event.objects.about(job)] == ["Taken by loco, attempt 1.", "Done."]
 
 
-def test_finishing_twice_answers_the_same_and_does_it_once(work: Work, calls: list[Any]) -> None:
+def test_repeated_finish_is_idempotent(work: Work, calls: list[Any]) -> None:
     answers = [work.finish(result={"steps": 10}) for _ in range(3)]
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.content for answer in answers}) == 1
     assert [name for name, _ in calls].count("done") == 1
 
 
-def test_a_last_word_is_the_last(work: Work) -> None:
+def test_finish_with_other_outcome_is_rejected(work: Work) -> None:
     work.finish()
     assert work.finish("failed", cause="model", reason="NaN").status_code == 409
     assert work.job.state == Job.State.DONE
 
 
-def test_the_seconds_of_a_lease_only_grow_and_never_beyond_the_clock(work: Work) -> None:
+def test_lease_seconds_grow_and_never_exceed_elapsed_time(work: Work) -> None:
     for seconds in (5, 3, 10**9, -5):
         work.heartbeat(seconds)
     assert 60 <= work.row.seconds < 120
@@ -80,7 +80,7 @@ def test_the_seconds_of_a_lease_only_grow_and_never_beyond_the_clock(work: Work)
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_the_models_own_failure_is_final(work: Work, calls: list[Any]) -> None:
+def test_model_failure_is_final(work: Work, calls: list[Any]) -> None:
     assert work.finish("failed", cause="model", reason="The loss became NaN at step 12.").status_code == 200
     job = work.job
     assert (job.state, job.cause, job.reason) == (Job.State.FAILED, "model", "The loss became NaN at step 12.")
@@ -89,14 +89,14 @@ def test_the_models_own_failure_is_final(work: Work, calls: list[Any]) -> None:
     assert work.agent.ask().action == "idle"
 
 
-def test_a_failure_of_the_infrastructure_is_tried_again_elsewhere(work: Work, other: Agent, calls: list[Any]) -> None:
+def test_infrastructure_failure_requeues_job(work: Work, other: Agent, calls: list[Any]) -> None:
     work.finish("failed", cause="infrastructure", reason="The disk is broken.")
     assert (work.job.state, work.job.reason) == (Job.State.QUEUED, "The disk is broken.")
     assert calls[-1] == ("requeued", "The disk is broken.")
     assert other.work().spec.attempt == 2
 
 
-def test_tries_without_progress_are_bounded(agent: Agent, calls: list[Any]) -> None:
+def test_job_without_progress_fails_after_max_attempts(agent: Agent, calls: list[Any]) -> None:
     job = make_job(max_attempts=3)
     for _ in range(3):
         rest_is_over()
@@ -109,7 +109,7 @@ def test_tries_without_progress_are_bounded(agent: Agent, calls: list[Any]) -> N
     assert agent.ask().action == "idle"
 
 
-def test_a_new_checkpoint_is_progress_and_the_count_begins_anew(agent: Agent) -> None:
+def test_new_checkpoint_resets_failures(agent: Agent) -> None:
     job = make_job(max_attempts=2)
     for step in range(1, 6):
         rest_is_over()
@@ -120,7 +120,7 @@ def test_a_new_checkpoint_is_progress_and_the_count_begins_anew(agent: Agent) ->
         assert (job.state, job.failures) == (Job.State.QUEUED, 1)
 
 
-def test_a_job_that_was_given_up_can_be_tried_again(agent: Agent) -> None:
+def test_failed_job_can_be_retried(agent: Agent) -> None:
     job = make_job(max_attempts=1)
     agent.work().finish("failed", reason="The disk is broken.")
     job.refresh_from_db()
@@ -129,7 +129,7 @@ def test_a_job_that_was_given_up_can_be_tried_again(agent: Agent) -> None:
     assert agent.work().spec.attempt == 2
 
 
-def test_a_machine_on_which_everything_fails_rests_and_does_not_eat_the_queue(agent: Agent) -> None:
+def test_failing_node_rests(agent: Agent) -> None:
     for _ in range(3):
         make_job()
     agent.work().finish("failed", reason="No GPU.")
@@ -144,7 +144,7 @@ def test_a_machine_on_which_everything_fails_rests_and_does_not_eat_the_queue(ag
     assert Node.objects.get(name="loco").failures == 0
 
 
-def test_a_job_that_cannot_be_ordered_fails_and_does_not_stop_the_queue(agent: Agent, calls: list[Any]) -> None:
+def test_job_without_valid_order_fails_alone(agent: Agent, calls: list[Any]) -> None:
     broken = make_job(author="nobody", impact=5)
     fine = make_job()
     assert agent.work().spec.job == fine.pk
@@ -156,9 +156,7 @@ def test_a_job_that_cannot_be_ordered_fails_and_does_not_stop_the_queue(agent: A
 # --- silence ---------------------------------------------------------------------------------------------------------
 
 
-def test_when_the_heartbeat_stops_the_job_goes_on_elsewhere_from_its_last_checkpoint(
-    work: Work, other: Agent, calls: list[Any]
-) -> None:
+def test_job_without_heartbeats_resumes_elsewhere(work: Work, other: Agent, calls: list[Any]) -> None:
     work.checkpoint(100, b"early")
     work.checkpoint(200, b"late")
     work.heartbeat()
@@ -174,14 +172,14 @@ def test_when_the_heartbeat_stops_the_job_goes_on_elsewhere_from_its_last_checkp
     assert order.resume.step == 200
 
 
-def test_a_heartbeat_in_time_keeps_the_lease(work: Work) -> None:
+def test_heartbeat_in_time_renews_lease(work: Work) -> None:
     silence()
     assert work.heartbeat().status_code == 200  # nobody has swept yet, so nobody else has the job
     assert lease_sweeper.sweep_leases() == 0
     assert work.row.expires_at > timezone.now()
 
 
-def test_a_heartbeat_between_the_look_and_the_sweep_wins(work: Work) -> None:
+def test_heartbeat_during_sweep_keeps_lease(work: Work) -> None:
     lease = work.row
     seen = timezone.now() + timedelta(seconds=61)  # a sweep that found the lease expired
     Lease.objects.update(expires_at=seen + timedelta(seconds=60))  # and then its heartbeat came
@@ -189,7 +187,7 @@ def test_a_heartbeat_between_the_look_and_the_sweep_wins(work: Work) -> None:
     assert work.row.state == Lease.State.ACTIVE
 
 
-def test_lost_leases_are_bounded_too(agent: Agent) -> None:
+def test_job_with_lost_leases_fails_after_max_attempts(agent: Agent) -> None:
     job = make_job(max_attempts=2)
     for _ in range(2):
         agent.work()
@@ -200,7 +198,7 @@ def test_lost_leases_are_bounded_too(agent: Agent) -> None:
     assert "loco fell silent" in job.reason
 
 
-def test_when_the_site_itself_was_down_the_nodes_get_another_chance(work: Work) -> None:
+def test_sweep_after_site_downtime_extends_leases(work: Work) -> None:
     now = timezone.now()
     lease_sweeper.sweep_leases(now)
     back = now + timedelta(hours=1)
@@ -212,13 +210,13 @@ def test_when_the_site_itself_was_down_the_nodes_get_another_chance(work: Work) 
     assert lease_sweeper.sweep_leases(back + timedelta(seconds=101)) == 1
 
 
-def test_without_background_work_a_poll_sweeps(work: Work, other: Agent) -> None:
+def test_poll_without_worker_sweeps_leases(work: Work, other: Agent) -> None:
     silence()
     assert other.ask().action == "job"
     assert work.row.state == Lease.State.LOST
 
 
-def test_a_job_whose_node_was_deleted_goes_back(work: Work) -> None:
+def test_job_of_deleted_node_is_requeued(work: Work) -> None:
     job = work.job
     Node.objects.all().delete()
     assert lease_sweeper.sweep_leases() == 1
@@ -226,19 +224,19 @@ def test_a_job_whose_node_was_deleted_goes_back(work: Work) -> None:
     assert (job.state, job.reason) == (Job.State.QUEUED, "Its node is gone.")
 
 
-def test_a_node_that_was_restarted_gives_up_what_it_held_at_once(work: Work) -> None:
+def test_restarted_node_abandons_its_lease(work: Work) -> None:
     work.heartbeat()
     again = work.agent.ask(abandoned=(work.lease.lease,))
     assert again.lease is not None
     assert (work.row.state, work.row.reason) == (Lease.State.LOST, "loco was restarted.")
 
 
-def test_a_node_gives_up_only_its_own(work: Work, other: Agent) -> None:
+def test_node_abandons_only_its_own_leases(work: Work, other: Agent) -> None:
     assert other.ask(abandoned=(work.lease.lease,)).action == "idle"
     assert work.row.state == Lease.State.ACTIVE
 
 
-def test_an_answer_that_never_arrived_is_noticed(work: Work) -> None:
+def test_lease_of_lost_reply_is_released(work: Work) -> None:
     assert work.agent.ask().action == "idle"  # too early to tell: the first heartbeat may be on its way
     Lease.objects.update(started_at=F("started_at") - timedelta(seconds=11))
     again = work.agent.ask()
@@ -246,7 +244,7 @@ def test_an_answer_that_never_arrived_is_noticed(work: Work) -> None:
     assert again.lease.lease != work.lease.lease
 
 
-def test_one_node_holds_one_job(work: Work) -> None:
+def test_node_holds_one_job(work: Work) -> None:
     make_job()
     work.heartbeat()
     action = work.agent.ask()
@@ -258,7 +256,7 @@ def test_one_node_holds_one_job(work: Work) -> None:
 # --- what people ask -------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_waits_is_cancelled_at_once(agent: Agent, calls: list[Any]) -> None:
+def test_cancel_queued_job_is_immediate(agent: Agent, calls: list[Any]) -> None:
     job = make_job()
     assert transitions.cancel_job(job, "ada", "Wrong seed.")
     assert (job.state, job.reason) == (Job.State.CANCELLED, "Wrong seed.")
@@ -268,7 +266,7 @@ def test_a_job_that_waits_is_cancelled_at_once(agent: Agent, calls: list[Any]) -
 
 
 @pytest.mark.parametrize("outcome", ["released", "done", "failed"])
-def test_a_job_under_way_is_cancelled_when_its_node_has_heard_of_it(work: Work, calls: list[Any], outcome: str) -> None:
+def test_cancel_running_job_waits_for_node(work: Work, calls: list[Any], outcome: str) -> None:
     assert transitions.cancel_job(work.job, "ada", "Wrong seed.")
     assert work.job.state == Job.State.LEASED
     assert reply(work) == protocol.HeartbeatReply(stop="cancel", reason="Wrong seed.")
@@ -277,7 +275,7 @@ def test_a_job_under_way_is_cancelled_when_its_node_has_heard_of_it(work: Work, 
     assert calls[-1] == ("cancelled", "Wrong seed.")
 
 
-def test_or_when_its_lease_ends_without_a_word(work: Work, calls: list[Any]) -> None:
+def test_cancel_running_job_completes_when_lease_expires(work: Work, calls: list[Any]) -> None:
     transitions.cancel_job(work.job, "ada", "Wrong seed.")
     silence()
     lease_sweeper.sweep_leases()
@@ -285,7 +283,7 @@ def test_or_when_its_lease_ends_without_a_word(work: Work, calls: list[Any]) -> 
     assert calls[-1] == ("cancelled", "Wrong seed.")
 
 
-def test_a_job_is_handed_back_and_goes_on(work: Work, other: Agent) -> None:
+def test_released_job_resumes(work: Work, other: Agent) -> None:
     assert transitions.request_hand_back(work.job, "site", "The nightly train needs the node.")
     assert reply(work).stop == "finish"
     work.checkpoint(50)
@@ -294,13 +292,13 @@ def test_a_job_is_handed_back_and_goes_on(work: Work, other: Agent) -> None:
     assert other.ask().action == "job"
 
 
-def test_a_cancellation_is_not_softened(work: Work) -> None:
+def test_hand_back_request_does_not_replace_cancellation(work: Work) -> None:
     transitions.cancel_job(work.job, "ada", "Wrong seed.")
     assert not transitions.request_hand_back(work.job, "site", "Make room.")
     assert reply(work).stop == "cancel"
 
 
-def test_a_held_job_stays_until_it_is_queued_again(work: Work, other: Agent) -> None:
+def test_held_job_waits_until_queued(work: Work, other: Agent) -> None:
     assert transitions.hold_job(work.job, "ada", "Let me look first.")
     assert reply(work).stop == "finish"
     work.finish("released")
@@ -313,7 +311,7 @@ def test_a_held_job_stays_until_it_is_queued_again(work: Work, other: Agent) -> 
 # --- the node's state -------------------------------------------------------------------------------------------------
 
 
-def test_a_node_is_online_when_it_asks_and_offline_when_it_does_not(agent: Agent) -> None:
+def test_node_state_follows_its_polls(agent: Agent) -> None:
     agent.ask()
     assert Node.objects.get().state == Node.State.ONLINE
     lease_sweeper.sweep_leases(timezone.now() + timedelta(minutes=3))
@@ -323,14 +321,14 @@ def test_a_node_is_online_when_it_asks_and_offline_when_it_does_not(agent: Agent
     assert Node.objects.get().state == Node.State.ONLINE
 
 
-def test_a_drained_node_finishes_its_job_and_is_told_to_stop(work: Work) -> None:
+def test_drained_node_finishes_job_and_stops(work: Work) -> None:
     pool.drain_node(work.row.node, "ada")
     assert reply(work).stop == ""
     work.finish()
     assert work.agent.ask().action == "stop"
 
 
-def test_a_paused_node_hands_its_job_back_and_waits(work: Work) -> None:
+def test_paused_node_releases_job_and_waits(work: Work) -> None:
     pool.pause_node(work.row.node, "ada", "I need my GPU tonight.")
     assert reply(work) == protocol.HeartbeatReply(stop="finish", reason="I need my GPU tonight.")
     work.finish("released")
@@ -340,7 +338,7 @@ def test_a_paused_node_hands_its_job_back_and_waits(work: Work) -> None:
     assert work.agent.ask().action == "job"
 
 
-def test_a_node_without_a_sandbox_gets_only_the_sites_own_code(db: None) -> None:
+def test_node_without_sandbox_gets_only_site_code(db: None) -> None:
     bare = Agent(make_node("bare")[1])
     make_job()
     asked = HARDWARE.model_copy(update={"sandboxes": ("none",)})
@@ -350,13 +348,13 @@ def test_a_node_without_a_sandbox_gets_only_the_sites_own_code(db: None) -> None
     assert bare.ask(hardware=asked).action == "job"
 
 
-def test_what_a_node_reports_of_itself_is_what_is_matched(agent: Agent) -> None:
+def test_reported_hardware_is_matched(agent: Agent) -> None:
     make_job(needs_disk_bytes=500 * 10**9)
     assert agent.ask().reason == "What waits needs a node with 500 GB of free disk."
     assert agent.ask(hardware=HARDWARE.model_copy(update={"disk_free_bytes": 10**12})).action == "job"
 
 
-def test_a_lease_lasts_as_long_as_the_settings_say(agent: Agent, settings: Settings) -> None:
+def test_lease_duration_follows_settings(agent: Agent, settings: Settings) -> None:
     settings.LEASE_SECONDS = 7.0
     make_job()
     work = agent.work()
@@ -364,13 +362,13 @@ def test_a_lease_lasts_as_long_as_the_settings_say(agent: Agent, settings: Setti
     assert work.row.expires_at - work.row.started_at == timedelta(seconds=7)
 
 
-def test_a_refusal_says_that_what_was_uploaded_is_safe(work: Work) -> None:
+def test_ended_lease_error_says_uploads_are_safe(work: Work) -> None:
     silence()
     lease_sweeper.sweep_leases()
     assert "What was uploaded is safe" in sentence(work.heartbeat())
 
 
-def test_a_job_waits_for_a_node_that_has_nothing_to_do_with_it(agent: Agent) -> None:
+def test_job_waits_for_independent_node(agent: Agent) -> None:
     first = Node.objects.get()
     owner = User.objects.create(username="eve")
     make_job(excluded_nodes=[first.pk], excluded_owners=[owner.pk])
@@ -381,7 +379,7 @@ def test_a_job_waits_for_a_node_that_has_nothing_to_do_with_it(agent: Agent) -> 
     assert stranger.ask().lease is not None
 
 
-def test_a_checkpoint_remembers_under_which_lease_it_came(agent: Agent) -> None:
+def test_checkpoint_records_its_lease(agent: Agent) -> None:
     make_job()
     work = agent.work()
     work.checkpoint(5)

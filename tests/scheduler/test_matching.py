@@ -114,16 +114,14 @@ def may(line: JobGroup, node: NodeSlot) -> bool:
 
 
 @given(queues, nodes, shares)
-def test_a_node_is_offered_what_it_may_serve_and_nothing_else(
-    queue: list[JobGroup], node: NodeSlot, used: dict[str, float]
-) -> None:
+def test_matching_offers_only_permitted_jobs(queue: list[JobGroup], node: NodeSlot, used: dict[str, float]) -> None:
     chosen = matching.sort_fitting_groups(queue, node, used, NOW)
     for line in queue:
         assert (line in chosen) == may(line, node)
 
 
 @given(queues, shares)
-def test_the_order_does_not_depend_on_how_the_queue_was_read(queue: list[JobGroup], used: dict[str, float]) -> None:
+def test_matching_order_is_independent_of_input_order(queue: list[JobGroup], used: dict[str, float]) -> None:
     def ranks(lines: list[JobGroup]) -> list[tuple[object, ...]]:
         chosen = matching.sort_fitting_groups(lines, ANY_NODE, used, NOW)
         places = [(line, matching.rank_group(line, used.get(line.author, 0.0), NOW)) for line in chosen]
@@ -133,9 +131,7 @@ def test_the_order_does_not_depend_on_how_the_queue_was_read(queue: list[JobGrou
 
 
 @given(queues.filter(bool), shares, st.integers(0, 365))
-def test_nothing_starves_because_age_lifts_without_end(
-    queue: list[JobGroup], used: dict[str, float], days: int
-) -> None:
+def test_matching_age_prevents_starvation(queue: list[JobGroup], used: dict[str, float], days: int) -> None:
     """After a bounded time a waiting job goes before whatever is queued from then on."""
     old = queue[0]
     ladder = [int(priority) for priority in Job.Priority]
@@ -149,31 +145,31 @@ def test_nothing_starves_because_age_lifts_without_end(
     )
 
 
-def test_nightly_goes_before_confirmation_before_maintainers_before_the_community() -> None:
+def test_matching_follows_priorities() -> None:
     order = [Job.Priority.NIGHTLY, Job.Priority.CONFIRMATION, Job.Priority.MAINTAINER, Job.Priority.COMMUNITY]
     lines = [replace(LINE, priority=int(priority)) for priority in reversed(order)]
     assert [line.priority for line in matching.sort_fitting_groups(lines, ANY_NODE, {}, NOW)] == order
 
 
-def test_within_a_priority_impact_goes_first() -> None:
+def test_matching_prefers_impact_within_priority() -> None:
     assert first(LINE, replace(LINE, impact=1, expected_seconds=9e5)).impact == 1
 
 
-def test_then_the_shorter_goes_first() -> None:
+def test_matching_prefers_shorter_jobs() -> None:
     assert first(LINE, replace(LINE, expected_seconds=600.0)).expected_seconds == 600.0
 
 
-def test_of_about_the_same_length_the_author_who_had_less_goes_first() -> None:
+def test_matching_prefers_author_with_less_usage() -> None:
     bob = replace(LINE, author="bob", expected_seconds=3700.0)
     assert first(LINE, bob, used={"ada": 7200.0}).author == "bob"
     assert first(LINE, bob, used={"bob": 7200.0}).author == "ada"
 
 
-def test_then_who_has_waited_longer() -> None:
+def test_matching_prefers_longer_waiting_job() -> None:
     assert first(LINE, replace(LINE, author="bob", waiting_since=NOW - timedelta(minutes=1))).author == "bob"
 
 
-def test_a_job_that_waited_three_nights_ranks_with_tonights_train() -> None:
+def test_matching_three_days_of_age_equal_nightly_priority() -> None:
     tonight = replace(LINE, priority=int(Job.Priority.NIGHTLY))
     assert matching.get_lifted_priority(
         replace(LINE, waiting_since=NOW - 3 * LIFT_PERIOD), NOW
@@ -182,7 +178,7 @@ def test_a_job_that_waited_three_nights_ranks_with_tonights_train() -> None:
     assert first(tonight, patient) == patient
 
 
-def test_a_sponsor_is_told_what_the_queue_waits_for() -> None:
+def test_explain_idle_names_needs_of_queue() -> None:
     queue = [replace(LINE, needs_labels=("h100",)), replace(LINE, needs_trusted=True)]
     idle = NodeSlot(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
     assert (
@@ -191,7 +187,7 @@ def test_a_sponsor_is_told_what_the_queue_waits_for() -> None:
     assert matching.explain_idle([], idle) == "The queue is empty."
 
 
-def test_a_node_does_not_check_itself_nor_its_owners_other_machines() -> None:
+def test_matching_excludes_nodes_of_same_owner() -> None:
     check = replace(LINE, excluded_nodes=(1,), excluded_owners=(7,))
     assert matching.find_obstacle(check, replace(ANY_NODE, node=1, owner=8))
     assert matching.find_obstacle(check, replace(ANY_NODE, node=2, owner=7))
@@ -219,24 +215,24 @@ def test_a_node_does_not_check_itself_nor_its_owners_other_machines() -> None:
         ("2000gb", "with 2000 GB of free disk"),
     ],
 )
-def test_labels_with_numbers_are_compared_as_numbers(label: str, waits_for: str | None) -> None:
+def test_labels_with_numbers_compare_as_numbers(label: str, waits_for: str | None) -> None:
     assert matching.find_obstacle(replace(LINE, needs_labels=(label,)), ANY_NODE) == waits_for
 
 
-def test_a_lane_of_a_larger_machine_has_only_its_own_gpus() -> None:
+def test_slot_label_counts_only_its_gpus() -> None:
     lane = replace(ANY_NODE, gpus=1)
     assert matching.find_obstacle(replace(LINE, needs_labels=("2x3090",)), lane) == "labelled 2x3090"
     assert matching.find_obstacle(replace(LINE, needs_labels=("2x24gb",)), lane) == "with 2 GPUs of 24 GB"
     assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), lane) is None
 
 
-def test_an_owners_label_makes_no_gpu() -> None:
+def test_owner_label_adds_no_gpu() -> None:
     braggart = replace(ANY_NODE, labels=frozenset({"8x80gb", "1x3090"}), gpus=0, gpu_memory_bytes=0)
     assert matching.find_obstacle(replace(LINE, needs_labels=("8x80gb",)), braggart) == "with 8 GPUs of 80 GB"
     assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), braggart) == "labelled 1x3090"
 
 
-def test_a_node_serves_whom_its_owner_wishes() -> None:
+def test_matching_respects_owner_settings() -> None:
     core, track = replace(ANY_NODE, serves="core"), replace(ANY_NODE, serves="track", serves_track="small")
     ours, small = replace(LINE, from_core=True, track="large"), replace(LINE, track="small")
     assert [matching.find_obstacle(ours, core), matching.find_obstacle(small, track)] == [None, None]
@@ -244,7 +240,7 @@ def test_a_node_serves_whom_its_owner_wishes() -> None:
     assert matching.find_obstacle(ours, track) == "whose owner lends it to more than one track"
 
 
-def test_what_would_save_nothing_before_the_window_ends_is_not_begun() -> None:
+def test_matching_skips_job_without_checkpoint_before_window_end() -> None:
     hourly = replace(LINE, expected_seconds=36_000.0, checkpoint_seconds=3600.0)
     at_once = replace(LINE, expected_seconds=7200.0)
     short, long = replace(ANY_NODE, seconds_left=3000.0), replace(ANY_NODE, seconds_left=3800.0)
@@ -255,14 +251,14 @@ def test_what_would_save_nothing_before_the_window_ends_is_not_begun() -> None:
     assert matching.find_obstacle(replace(hourly, expected_seconds=60.0), short) is None
 
 
-def test_an_emptied_line_is_passed_over() -> None:
+def test_claim_skips_empty_group() -> None:
     queue = matching.JobQueue([LINE, replace(LINE, author="bob", priority=0)], {}, NOW)
     first_line = next(queue.find_fitting(ANY_NODE))
     queue.remove_group(first_line)
     assert [line.author for line in queue.find_fitting(ANY_NODE)] == ["ada"]
 
 
-def test_what_a_job_waits_for_in_words() -> None:
+def test_describe_needs_names_requirements() -> None:
     wanted = replace(LINE, needs_labels=("h100", "500gb"), needs_gpus=2, needs_gpu_memory_bytes=24 * 10**9)
     assert matching.describe_needs(wanted) == "with 2 GPUs of 24 GB and labelled h100 and with 500 GB of free disk"
     assert matching.describe_needs(LINE) == "that fits"

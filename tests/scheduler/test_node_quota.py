@@ -17,7 +17,7 @@ from tests.support.pool import Agent, make_job, make_node
 
 
 @given(st.lists(st.booleans(), max_size=60))
-def test_it_stays_between_one_and_full_and_never_grows_on_a_wrong_result(results: list[bool]) -> None:
+def test_quota_stays_in_bounds_and_falls_on_mismatch(results: list[bool]) -> None:
     now = FULL_QUOTA
     for valid in results:
         then, now = now, node_quota.adjust_quota(now, valid)
@@ -25,7 +25,7 @@ def test_it_stays_between_one_and_full_and_never_grows_on_a_wrong_result(results
         assert (now >= then) if valid else (now < then or now == 1)
 
 
-def test_it_shrinks_quickly_and_grows_back_with_as_many_right_results() -> None:
+def test_quota_shrinks_fast_and_recovers() -> None:
     shrinking, value = [], FULL_QUOTA
     for _ in range(6):
         value = node_quota.adjust_quota(value, False)
@@ -38,7 +38,7 @@ def test_it_shrinks_quickly_and_grows_back_with_as_many_right_results() -> None:
     assert growing == [2, 4, 8, FIRST_REDUCED_QUOTA, FULL_QUOTA]
 
 
-def test_a_node_gets_as_many_jobs_a_day_as_its_results_deserve(db: None) -> None:
+def test_quota_limits_jobs_per_day(db: None) -> None:
     node, token = make_node()
     agent = Agent(token)
     for number in range(6):
@@ -57,7 +57,7 @@ def test_a_node_gets_as_many_jobs_a_day_as_its_results_deserve(db: None) -> None
     agent.work()
 
 
-def test_who_is_trusted_has_no_quota_and_a_sound_node_pays_no_query(
+def test_quota_of_trusted_or_valid_node_takes_no_query(
     db: None, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     now = timezone.now()
@@ -67,7 +67,7 @@ def test_who_is_trusted_has_no_quota_and_a_sound_node_pays_no_query(
 
 
 @pytest.mark.django_db
-def test_a_comparison_told_twice_counts_once() -> None:
+def test_repeated_result_check_counts_once() -> None:
     node, job = make_node()[0], make_job()
     assert node_vetting.record_verdict(node, job, False, "It differs.", actor="site")
     assert not node_vetting.record_verdict(node, job, False, "It differs.", actor="site")

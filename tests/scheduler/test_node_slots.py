@@ -39,7 +39,7 @@ def sentences() -> list[str]:
 # --- lanes -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_lane_has_a_job_with_its_own_gpus(agent: Agent) -> None:
+def test_each_slot_gets_job_for_its_gpus(agent: Agent) -> None:
     for _ in range(3):
         make_job()
     actions = [agent.ask(lane=lane, lanes=2).action for lane in (0, 1, 0, 1)]
@@ -50,7 +50,7 @@ def test_each_lane_has_a_job_with_its_own_gpus(agent: Agent) -> None:
     ]
 
 
-def test_a_lane_that_asks_again_leaves_the_other_lanes_lease_alone(agent: Agent) -> None:
+def test_slot_poll_keeps_leases_of_other_slots(agent: Agent) -> None:
     make_job()
     held = agent.ask(lane=1, lanes=2).lease
     assert held is not None
@@ -62,19 +62,19 @@ def test_a_lane_that_asks_again_leaves_the_other_lanes_lease_alone(agent: Agent)
     assert Lease.objects.get(pk=held.lease).state == Lease.State.LOST, "its agent was restarted"
 
 
-def test_a_node_that_runs_another_number_is_told_and_gets_no_job_before(agent: Agent) -> None:
+def test_node_with_other_slot_count_gets_no_job(agent: Agent) -> None:
     make_job()
     action = agent.ask(lanes=1)
     assert (action.action, action.lanes, action.reason) == ("idle", 2, "It is to do 2 jobs at a time.")
     assert agent.ask(lanes=2).action == "job"
 
 
-def test_the_sponsors_command_line_is_the_owners_wish(agent: Agent) -> None:
+def test_slots_from_command_line_are_saved(agent: Agent) -> None:
     assert agent.ask(lanes=3, lanes_wished=3).lanes is None
     assert node().slots == 3
 
 
-def test_an_agent_that_knows_no_lanes_gets_no_word_of_them(agent: Agent) -> None:
+def test_agent_without_slots_gets_no_slot_fields(agent: Agent) -> None:
     answer = agent.poll()
     assert "lanes" not in answer.json()
     assert "lease" not in answer.json()
@@ -83,14 +83,14 @@ def test_an_agent_that_knows_no_lanes_gets_no_word_of_them(agent: Agent) -> None
 # --- labels ----------------------------------------------------------------------------------------------------------
 
 
-def test_labels_are_the_owners_and_what_the_node_found() -> None:
+def test_labels_combine_owner_and_detected() -> None:
     token = node_tokens.create_join_token(labels=["cellar"])
     joined, _ = node_tokens.register_node(token, protocol.Register(name="loco", labels=("warm",), hardware=TWO))
     assert joined.labels == ["3090", "cellar", "h100", "warm"]
     assert joined.owner_labels == ["cellar", "warm"]
 
 
-def test_a_card_that_was_taken_out_takes_its_labels_along(agent: Agent) -> None:
+def test_removed_gpu_removes_its_labels(agent: Agent) -> None:
     Node.objects.update(labels=["mine"])
     agent.ask(lanes=2)
     assert node().labels == ["3090", "h100", "mine"]
@@ -99,7 +99,7 @@ def test_a_card_that_was_taken_out_takes_its_labels_along(agent: Agent) -> None:
     assert node().labels == ["h100", "mine"]
 
 
-def test_a_label_that_its_owner_wished_stays_whatever_the_node_finds(agent: Agent) -> None:
+def test_owner_label_survives_detection(agent: Agent) -> None:
     Node.objects.update(labels=["h100"], owner_labels=["h100"])
     agent.ask(lanes=2)
     agent.hardware = HARDWARE
@@ -107,7 +107,7 @@ def test_a_label_that_its_owner_wished_stays_whatever_the_node_finds(agent: Agen
     assert node().labels == ["h100"]
 
 
-def test_a_job_goes_by_what_the_node_found(agent: Agent) -> None:
+def test_job_is_matched_by_detected_labels(agent: Agent) -> None:
     make_job(needs_labels=["h100"])
     assert agent.ask(lanes=2).action == "job"
     assert Job.objects.get().state == Job.State.LEASED
@@ -116,14 +116,14 @@ def test_a_job_goes_by_what_the_node_found(agent: Agent) -> None:
 # --- health ----------------------------------------------------------------------------------------------------------
 
 
-def test_health_stands_on_the_row(agent: Agent) -> None:
+def test_poll_saves_health(agent: Agent) -> None:
     make_job()
     agent.ask(lanes=2, health=HEALTHY)
     assert node().health["temperature_celsius"] == 60
     assert sentences() == ["loco is online."]
 
 
-def test_what_begins_to_go_wrong_is_told_once(agent: Agent) -> None:
+def test_new_health_warning_records_one_event(agent: Agent) -> None:
     make_job()
     lease = agent.ask(lanes=2, health=HEALTHY).lease
     assert lease is not None
@@ -138,7 +138,7 @@ def test_what_begins_to_go_wrong_is_told_once(agent: Agent) -> None:
     ]
 
 
-def test_a_node_in_trouble_gets_no_job_and_its_owner_reads_why(agent: Agent) -> None:
+def test_node_with_trouble_gets_no_job_with_reason(agent: Agent) -> None:
     make_job()
     trouble = "NVIDIA H100 still holds 5.1 GB: no job is taken until that is free."
     action = agent.ask(lanes=2, health=protocol.Health(trouble=trouble))
@@ -149,7 +149,7 @@ def test_a_node_in_trouble_gets_no_job_and_its_owner_reads_why(agent: Agent) -> 
     assert node().health["trouble"] == ""
 
 
-def test_an_agent_that_says_nothing_of_its_health_changes_nothing(agent: Agent) -> None:
+def test_poll_without_health_keeps_saved_health(agent: Agent) -> None:
     Node.objects.update(health={"temperature_celsius": 60})
     agent.ask(lanes=2)
     assert node().health == {"temperature_celsius": 60}

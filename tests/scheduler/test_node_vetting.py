@@ -25,21 +25,21 @@ def standing(history: list[bool]) -> int:
 
 
 @given(histories)
-def test_it_is_the_results_in_a_row_that_count(history: list[bool]) -> None:
+def test_vetting_counts_consecutive_results(history: list[bool]) -> None:
     trailing = next((i for i, valid in enumerate(reversed(history)) if not valid), len(history))
     assert standing(history) == trailing
     assert node_vetting.is_vetted(standing(history)) == (trailing >= PROBATION)
 
 
 @given(histories)
-def test_one_false_result_begins_the_probation_anew(history: list[bool]) -> None:
+def test_vetting_restarts_after_mismatch(history: list[bool]) -> None:
     assert node_vetting.get_check_probability(standing([*history, False])) == 1
     assert not node_vetting.is_vetted(standing([*history, False, *[True] * (PROBATION - 1)]))
     assert node_vetting.is_vetted(standing([*history, False, *[True] * PROBATION]))
 
 
 @given(st.integers(0, 10**6))
-def test_the_chance_falls_and_never_to_nothing(valid: int) -> None:
+def test_vetting_probability_falls_but_stays_positive(valid: int) -> None:
     chance = node_vetting.get_check_probability(valid)
     assert 0 < chance <= 1
     assert chance == (Fraction(1, valid) if valid >= PROBATION else 1)
@@ -50,7 +50,7 @@ def test_the_chance_falls_and_never_to_nothing(valid: int) -> None:
 
 
 @pytest.mark.django_db
-def test_a_result_is_judged_once() -> None:
+def test_result_is_checked_once() -> None:
     node, _ = make_node()
     job = make_job()
     assert node_vetting.record_verdict(node, job, True, "Replayed to the last bit.", actor="node:b")
@@ -64,7 +64,7 @@ def test_a_result_is_judged_once() -> None:
 
 
 @pytest.mark.django_db
-def test_ten_in_a_row_and_the_nodes_work_counts() -> None:
+def test_vetting_ends_after_ten_valid_results() -> None:
     node, _ = make_node()
     for _ in range(PROBATION):
         assert node_vetting.draw_check(node)
@@ -79,7 +79,7 @@ def test_ten_in_a_row_and_the_nodes_work_counts() -> None:
 
 
 @pytest.mark.django_db
-def test_a_trusted_node_is_not_compared() -> None:
+def test_trusted_node_is_not_checked() -> None:
     node, _ = make_node(trusted=True)
     assert node_vetting.is_result_accepted(node)
     assert not any(node_vetting.draw_check(node) for _ in range(50))

@@ -33,7 +33,7 @@ def asked() -> set[str]:
     return set(Job.objects.filter(stop_requested="finish").values_list("author", flat=True))
 
 
-def test_a_playground_run_hands_its_place_to_the_nightly_at_its_next_checkpoint() -> None:
+def test_preemption_stops_playground_run_for_nightly() -> None:
     work = playing("one")
     nightly = tonight()
     assert preemption.make_room() == 1
@@ -46,7 +46,7 @@ def test_a_playground_run_hands_its_place_to_the_nightly_at_its_next_checkpoint(
     assert (back.state, back.failures, back.checkpoints.count()) == (Job.State.QUEUED, 0, 1)
 
 
-def test_whoever_has_the_least_to_lose_is_asked_and_only_once() -> None:
+def test_preemption_stops_run_with_least_unsaved_work_once() -> None:
     long, fresh, saved = playing("long"), playing("fresh"), playing("saved")
     tonight()
     now = timezone.now()
@@ -63,7 +63,7 @@ def test_whoever_has_the_least_to_lose_is_asked_and_only_once() -> None:
     assert asked() == {"saved", "fresh"}
 
 
-def test_nobody_is_asked_while_a_node_is_free_that_can_take_it() -> None:
+def test_preemption_with_free_node_stops_no_run() -> None:
     playing("one")
     Agent(make_node("free")[1]).ask()
     nightly = tonight()
@@ -72,7 +72,7 @@ def test_nobody_is_asked_while_a_node_is_free_that_can_take_it() -> None:
     assert preemption.make_room() == 1, "something keeps it from taking it"
 
 
-def test_only_nodes_that_could_take_the_nightly_count() -> None:
+def test_preemption_stops_only_runs_on_fitting_nodes() -> None:
     playing("one")
     Agent(make_node("free")[1]).ask()
     tonight(needs_labels=["1x80gb"])
@@ -87,7 +87,7 @@ def test_only_nodes_that_could_take_the_nightly_count() -> None:
     assert preemption.make_room() == 1
 
 
-def test_other_runs_keep_their_places() -> None:
+def test_preemption_keeps_other_runs() -> None:
     _, token = make_node("busy")
     make_job(author="ada")
     Agent(token).work()
@@ -95,14 +95,14 @@ def test_other_runs_keep_their_places() -> None:
     assert preemption.make_room() == 0
 
 
-def test_a_run_that_age_has_lifted_as_high_is_left_alone() -> None:
+def test_preemption_keeps_run_with_lifted_priority() -> None:
     """It would go before the nightly again."""
     playing("patient", queued_at=timezone.now() - timedelta(days=3, hours=1))
     tonight()
     assert preemption.make_room() == 0
 
 
-def test_a_run_that_was_asked_to_be_held_is_not_counted_on_and_not_asked_again() -> None:
+def test_preemption_ignores_run_with_hold_request() -> None:
     work = playing("held")
     transitions.hold_job(work.job, "ada", "Later.")
     tonight()
@@ -111,9 +111,7 @@ def test_a_run_that_was_asked_to_be_held_is_not_counted_on_and_not_asked_again()
 
 
 @pytest.mark.parametrize("size", [1, 12])
-def test_looking_for_room_costs_as_much_in_a_large_pool(
-    size: int, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_preemption_takes_constant_queries(size: int, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     for number in range(size):
         playing(f"node-{number}")
     tonight(needs_labels=["h100"])

@@ -38,7 +38,7 @@ def fill(jobs: int, authors: int) -> None:
 
 
 @pytest.mark.parametrize("finds", [True, False])
-def test_a_poll_makes_as_many_queries_for_a_long_queue_as_for_a_short_one(finds: bool) -> None:
+def test_poll_of_long_queue_takes_constant_queries(finds: bool) -> None:
     nodes = [make_node(f"node-{number}", state=Node.State.ONLINE, trusted=finds)[0] for number in range(2)]
     fill(3, 1)
     Job.objects.update(needs_trusted=True)
@@ -58,7 +58,7 @@ def authors(queue: matching.JobQueue) -> list[str]:
     return [line.author for line in queue.find_fitting(NODE)]
 
 
-def test_questions_of_one_moment_share_a_look(reader: lines.QueueCache) -> None:
+def test_concurrent_polls_share_one_queue_read(reader: lines.QueueCache) -> None:
     make_job(author="ada")
     now = timezone.now()
     first = reader.get_queue(now)
@@ -68,7 +68,7 @@ def test_questions_of_one_moment_share_a_look(reader: lines.QueueCache) -> None:
     assert reader.get_queue(now + timedelta(seconds=1.1)) is not first
 
 
-def test_a_long_queue_is_not_read_again_for_what_has_just_come(settings: Settings) -> None:
+def test_long_queue_refresh_reads_only_new_jobs(settings: Settings) -> None:
     settings.QUEUE_READ_SECONDS = 1
     reader = lines.QueueCache(refresh_per_job=timedelta(seconds=10))
     make_job(author="ada")
@@ -82,13 +82,13 @@ def test_a_long_queue_is_not_read_again_for_what_has_just_come(settings: Setting
     assert reader.get_queue(now + timedelta(minutes=1)) is not first, "in the end all of it is read"
 
 
-def test_a_clock_that_is_set_back_does_not_keep_an_old_look(reader: lines.QueueCache) -> None:
+def test_clock_set_back_refreshes_queue(reader: lines.QueueCache) -> None:
     now = timezone.now()
     first = reader.get_queue(now)
     assert reader.get_queue(now - timedelta(hours=1)) is not first
 
 
-def test_within_one_look_authors_take_turns() -> None:
+def test_cached_queue_alternates_authors() -> None:
     """Otherwise the author who had least would get everything until the next look."""
     for _ in range(3):
         make_job(author="ada", queued_at=timezone.now() - timedelta(hours=1))
@@ -103,7 +103,7 @@ def test_within_one_look_authors_take_turns() -> None:
     assert got == ["ada", "bob"] * 3
 
 
-def test_a_line_that_others_have_emptied_is_passed_over() -> None:
+def test_claim_skips_group_emptied_by_others() -> None:
     make_job(author="ada", priority=Job.Priority.NIGHTLY)
     make_job(author="bob")
     queue = lines.load_queue(timezone.now())
@@ -114,7 +114,7 @@ def test_a_line_that_others_have_emptied_is_passed_over() -> None:
     assert authors(queue) == [], "and of the other line there was one job, which is taken"
 
 
-def test_a_machine_of_many_gpus_takes_what_needs_many_before_what_is_short() -> None:
+def test_large_node_prefers_large_jobs() -> None:
     """Else small jobs would always be there first: the simulation had big ones wait for two days."""
     make_job(author="small", expected_seconds=60, needs_gpus=1)
     make_job(author="big", expected_seconds=36000, needs_gpus=4)
@@ -146,7 +146,7 @@ changes = st.lists(
 
 
 @given(lines=st.lists(some_lines, max_size=10), changes=changes, used=st.dictionaries(st.just("ada"), st.just(100.0)))
-def test_whatever_is_added_taken_and_gone_the_order_is_that_of_the_rank(
+def test_queue_order_matches_rank_after_any_change(
     lines: list[matching.JobGroup], changes: list[tuple[str, matching.JobGroup, int]], used: dict[str, float]
 ) -> None:
     queue = matching.JobQueue(lines, used, NOW)
@@ -177,7 +177,7 @@ def line(author: str, jobs: int) -> matching.JobGroup:
     return matching.JobGroup(**needs, **facts, author=author, jobs=jobs)
 
 
-def test_what_one_is_just_claiming_the_next_does_not_try() -> None:
+def test_reserved_job_is_not_tried_by_others() -> None:
     queue = matching.JobQueue([line("ada", 1), line("bob", 2)], {}, NOW)
     first = next(queue.find_fitting(NODE))
     assert queue.reserve_job(first)
@@ -185,7 +185,7 @@ def test_what_one_is_just_claiming_the_next_does_not_try() -> None:
     assert [(line.author, line.jobs) for line in queue.find_fitting(NODE)] == [("bob", 2)]
 
 
-def test_a_claim_that_came_to_nothing_leaves_the_queue_as_it_was() -> None:
+def test_cancelled_reservation_restores_queue() -> None:
     queue = matching.JobQueue([line("ada", 2), line("bob", 1)], {}, NOW)
     before = list(queue.find_fitting(NODE))
     for chosen in before:
@@ -195,7 +195,7 @@ def test_a_claim_that_came_to_nothing_leaves_the_queue_as_it_was() -> None:
     assert list(queue.find_fitting(NODE)) == before
 
 
-def test_with_a_line_goes_what_is_left_of_it() -> None:
+def test_remove_group_removes_its_rest() -> None:
     queue = matching.JobQueue([line("ada", 3)], {}, NOW)
     chosen = next(queue.find_fitting(NODE))
     assert queue.reserve_job(chosen)

@@ -12,7 +12,7 @@ import pytest
 from scheduler import storage
 
 
-def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
+def test_release_of_same_sources_has_same_bytes(tmp_path: Path) -> None:
     archives = []
     for name in ("one", "two"):
         package = tmp_path / name / "trainer"
@@ -25,7 +25,7 @@ def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
     assert archives[0] == archives[1]
 
 
-def test_it_holds_python_files_only_and_no_links(tmp_path: Path) -> None:
+def test_release_contains_only_python_files(tmp_path: Path) -> None:
     package = tmp_path / "trainer"
     (package / "__pycache__").mkdir(parents=True)
     (package / "train.py").write_text("# train\n")
@@ -39,7 +39,7 @@ def test_it_holds_python_files_only_and_no_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.django_db
-def test_the_release_of_this_installation_is_kept_once() -> None:
+def test_release_of_installation_is_stored_once() -> None:
     blob = storage.store_release()
     assert storage.store_release() == blob
     with tarfile.open(fileobj=io.BytesIO(storage.read_blob(blob))) as archive:

@@ -54,7 +54,7 @@ def here(blob: Blob) -> bool:
     return Blob.objects.filter(pk=blob.pk).exists() and default_storage.exists(blob.name)
 
 
-def test_superseded_checkpoints_of_a_job_that_is_over_go_with_their_files(work: Work, forget: Forget) -> None:
+def test_retention_deletes_superseded_checkpoints_with_files(work: Work, forget: Forget) -> None:
     first, last = blob_of(b"weights 1"), blob_of(b"weights 3")
     assert first
     assert last
@@ -66,7 +66,7 @@ def test_superseded_checkpoints_of_a_job_that_is_over_go_with_their_files(work: 
     assert not default_storage.exists(first.name)
 
 
-def test_nothing_of_a_job_that_is_not_over_goes(work: Work, forget: Forget) -> None:
+def test_retention_keeps_unfinished_job(work: Work, forget: Forget) -> None:
     forget()
     assert steps(work.job) == [1, 2, 3]
     work.finish("released")
@@ -75,13 +75,13 @@ def test_nothing_of_a_job_that_is_not_over_goes(work: Work, forget: Forget) -> N
     assert all(here(blob) for blob in Blob.objects.all())
 
 
-def test_a_job_that_has_just_ended_keeps_everything_for_a_while(work: Work) -> None:
+def test_retention_keeps_recently_finished_job(work: Work) -> None:
     work.finish()
     retention.delete_expired()
     assert steps(work.job) == [1, 2, 3]
 
 
-def test_files_of_a_job_stay(work: Work, forget: Forget) -> None:
+def test_retention_keeps_job_files(work: Work, forget: Forget) -> None:
     work.put(b"{}")
     work.finish(files=(reference(b"{}", "run.json"),))
     forget()
@@ -90,7 +90,7 @@ def test_files_of_a_job_stay(work: Work, forget: Forget) -> None:
     assert here(kept)
 
 
-def test_a_file_that_never_became_anything_goes(work: Work, forget: Forget) -> None:
+def test_retention_deletes_unreferenced_upload(work: Work, forget: Forget) -> None:
     work.put(b"half a checkpoint")
     stray = blob_of(b"half a checkpoint")
     assert stray
@@ -101,7 +101,7 @@ def test_a_file_that_never_became_anything_goes(work: Work, forget: Forget) -> N
     assert not here(stray)
 
 
-def test_what_an_active_lease_names_stays_even_if_nothing_else_does(agent: Agent, forget: Forget) -> None:
+def test_retention_keeps_files_of_active_lease(agent: Agent, forget: Forget) -> None:
     old = storage.store_bytes(b"the release of yesterday")
     make_job(release=old)
     work = agent.work()
@@ -112,7 +112,7 @@ def test_what_an_active_lease_names_stays_even_if_nothing_else_does(agent: Agent
     assert b"".join(answer.streaming_content) == b"the release of yesterday"
 
 
-def test_a_file_left_by_a_crash_goes_when_it_is_old(db: None, forget: Forget) -> None:
+def test_retention_deletes_old_stray_file(db: None, forget: Forget) -> None:
     name = default_storage.save("blobs/ab/left-behind", ContentFile(b"half"))
     retention.delete_expired()
     assert default_storage.exists(name)
@@ -120,7 +120,7 @@ def test_a_file_left_by_a_crash_goes_when_it_is_old(db: None, forget: Forget) ->
     assert not default_storage.exists(name)
 
 
-def test_old_output_and_old_join_tokens_go(work: Work, forget: Forget) -> None:
+def test_retention_deletes_old_logs_and_join_tokens(work: Work, forget: Forget) -> None:
     work.log(0, "hello")
     node_tokens.create_join_token()
     forget()
@@ -132,7 +132,7 @@ def test_old_output_and_old_join_tokens_go(work: Work, forget: Forget) -> None:
     assert Lease.objects.exists()
 
 
-def test_a_run_keeps_the_checkpoint_that_it_is_scored_from(work: Work, forget: Forget) -> None:
+def test_retention_keeps_scored_checkpoint(work: Work, forget: Forget) -> None:
     """Not even a superseded one goes: a row of any app that points at it is enough."""
     season = Season.objects.create(name="first", corpus="python-library", tokenizer="bpe:512")
     track = Track.objects.create(slug="cpu", name="CPU", season=season, budget="10s", expected_seconds=10)
@@ -150,7 +150,7 @@ def test_a_run_keeps_the_checkpoint_that_it_is_scored_from(work: Work, forget: F
     assert all(here(blob) for blob in (scored_from.blobs.get(), entry.bundle))
 
 
-def test_a_file_that_comes_again_while_it_is_forgotten_is_another_one(db: None) -> None:
+def test_file_uploaded_during_deletion_is_stored(db: None) -> None:
     once = storage.store_bytes(b"weights")
     Blob.objects.all().delete()
     again = storage.store_bytes(b"weights")

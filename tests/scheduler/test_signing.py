@@ -22,7 +22,7 @@ def path(tmp_path: Path, settings: Settings) -> Path:
     return tmp_path / "keys" / "signing.key"
 
 
-def test_a_signature_holds_for_exactly_these_bytes(path: Path) -> None:
+def test_signature_is_valid_for_exact_bytes_only(path: Path) -> None:
     key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signing.get_public_key()))
     signature = base64.b64decode(signing.sign_message(b"train gpt"))
     key.verify(signature, b"train gpt")
@@ -30,13 +30,13 @@ def test_a_signature_holds_for_exactly_these_bytes(path: Path) -> None:
         key.verify(signature, b"train gpT")
 
 
-def test_the_key_is_readable_by_its_owner_alone(path: Path) -> None:
+def test_signing_key_is_readable_by_owner_only(path: Path) -> None:
     signing.get_public_key()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path], "nothing is left beside it"
 
 
-def test_of_many_that_make_it_at_once_one_wins(path: Path) -> None:
+def test_concurrent_signing_key_creation_keeps_one(path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: signing.create_key(path), range(8)))
     key = path.read_bytes()
@@ -45,7 +45,7 @@ def test_of_many_that_make_it_at_once_one_wins(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_damaged_key_stops_the_site_and_is_not_replaced(path: Path) -> None:
+def test_damaged_signing_key_raises_and_stays(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("not a key")
     with pytest.raises(ImproperlyConfigured, match="restore it"):

@@ -50,7 +50,7 @@ def body(answer: Any) -> bytes:
     return b"".join(answer.streaming_content)
 
 
-def test_a_file_is_wanted_until_it_has_been_sent(work: Work) -> None:
+def test_blob_is_missing_until_uploaded(work: Work) -> None:
     file = reference(b"weights")
     assert wanted(work, file) == (file.sha256,)
     assert json.loads(work.put(b"weights").content) == {"received": 7}
@@ -58,13 +58,13 @@ def test_a_file_is_wanted_until_it_has_been_sent(work: Work) -> None:
     assert storage.read_blob(blob_of(b"weights")) == b"weights"  # type: ignore[arg-type]
 
 
-def test_sending_it_again_keeps_it_once(work: Work) -> None:
+def test_repeated_upload_is_stored_once(work: Work) -> None:
     before = files_in_storage()
     assert [work.put(b"weights").status_code for _ in range(3)] == [200, 200, 200]
     assert files_in_storage() == before + 1
 
 
-def test_a_file_with_another_hash_is_refused_and_leaves_nothing(work: Work) -> None:
+def test_upload_with_other_hash_is_rejected(work: Work) -> None:
     before = files_in_storage()
     answer = work.put(b"something else", reference(b"weights").sha256)
     assert answer.status_code == 422
@@ -73,7 +73,7 @@ def test_a_file_with_another_hash_is_refused_and_leaves_nothing(work: Work) -> N
     assert files_in_storage() == before
 
 
-def test_a_file_that_is_too_large_is_refused_and_leaves_nothing(work: Work, settings: Settings) -> None:
+def test_too_large_upload_is_rejected(work: Work, settings: Settings) -> None:
     before = files_in_storage()
     settings.BLOB_MAX_BYTES = 6
     answer = work.put(b"weights")
@@ -82,19 +82,19 @@ def test_a_file_that_is_too_large_is_refused_and_leaves_nothing(work: Work, sett
     assert files_in_storage() == before
 
 
-def test_a_file_that_hides_its_length_is_cut_off(db: None) -> None:
+def test_upload_longer_than_announced_is_truncated(db: None) -> None:
     with pytest.raises(TooLargeError):
         storage.store_stream(reference(b"weights").sha256, io.BytesIO(b"weights").read, limit=6)
     assert files_in_storage() == 0
 
 
-def test_all_that_one_lease_may_send_is_bounded(work: Work, settings: Settings) -> None:
+def test_uploads_per_lease_are_limited(work: Work, settings: Settings) -> None:
     settings.LEASE_MAX_BYTES = 10
     assert work.put(b"weights").status_code == 200
     assert work.put(b"optimizer").status_code == 413
 
 
-def test_a_connection_that_breaks_leaves_nothing(db: None) -> None:
+def test_interrupted_upload_stores_nothing(db: None) -> None:
     parts = [b"half of it"]
 
     def broken(size: int) -> bytes:
@@ -108,13 +108,13 @@ def test_a_connection_that_breaks_leaves_nothing(db: None) -> None:
     assert files_in_storage() == 0
 
 
-def test_the_node_reads_its_release_and_its_entry(work: Work) -> None:
+def test_node_downloads_release_and_entry(work: Work) -> None:
     assert work.spec.entry is not None
     assert body(work.get(work.spec.release.sha256)) == b"a release"
     assert body(work.get(work.spec.entry.sha256)) == b"an entry"
 
 
-def test_a_file_of_another_job_is_refused(work: Work) -> None:
+def test_download_of_other_jobs_file_is_forbidden(work: Work) -> None:
     secret = storage.store_bytes(b"another job's weights")
     answer = work.get(secret.sha256)
     assert answer.status_code == 403
@@ -122,13 +122,13 @@ def test_a_file_of_another_job_is_refused(work: Work) -> None:
     assert work.get("0" * 64).status_code == 403
 
 
-def test_what_an_author_writes_into_a_configuration_opens_no_file(agent: Agent) -> None:
+def test_hash_in_config_gives_no_access(agent: Agent) -> None:
     secret = storage.store_bytes(b"another job's weights")
     make_job(result={"model": {"path": "x", "sha256": secret.sha256, "size": secret.size}})
     assert agent.work().get(secret.sha256).status_code == 403
 
 
-def test_knowing_a_hash_does_not_get_hold_of_the_file(work: Work) -> None:
+def test_known_hash_gives_no_access(work: Work) -> None:
     secret = storage.store_bytes(b"another job's weights")
     file = reference(b"another job's weights")
     assert wanted(work, file) == (secret.sha256,), "the node has to show that it has the file"
@@ -139,7 +139,7 @@ def test_knowing_a_hash_does_not_get_hold_of_the_file(work: Work) -> None:
     assert not JobFile.objects.exists()
 
 
-def test_a_checkpoint_counts_when_all_of_it_is_here(work: Work, calls: list[Any]) -> None:
+def test_checkpoint_is_recorded_when_complete(work: Work, calls: list[Any]) -> None:
     assert work.uploaded(10, reference(b"weights")).status_code == 422
     assert work.checkpoint(10, b"weights").status_code == 200
     assert work.uploaded(10, reference(b"weights")).status_code == 200
@@ -147,28 +147,28 @@ def test_a_checkpoint_counts_when_all_of_it_is_here(work: Work, calls: list[Any]
     assert Checkpoint.objects.get().manifest["files"][0]["sha256"] == reference(b"weights").sha256
 
 
-def test_a_checkpoint_that_counts_is_not_replaced(work: Work) -> None:
+def test_recorded_checkpoint_is_not_replaced(work: Work) -> None:
     work.checkpoint(10, b"weights")
     answer = work.checkpoint(10, b"better weights")
     assert answer.status_code == 422
     assert "The first one counts" in sentence(answer)
 
 
-def test_a_wrong_size_is_refused(work: Work) -> None:
+def test_checkpoint_with_wrong_size_is_rejected(work: Work) -> None:
     work.put(b"weights")
     lie = reference(b"weights").model_copy(update={"size": 8})
     assert work.uploaded(10, lie).status_code == 422
 
 
 @pytest.mark.parametrize("path", ["../weights", "/etc/passwd", "a//b", "a\\b", "./a", "", "a\nb", "a/../b"])
-def test_a_path_that_leads_out_of_its_folder_is_refused(work: Work, path: str) -> None:
+def test_checkpoint_with_unsafe_path_is_rejected(work: Work, path: str) -> None:
     work.put(b"weights")
     answer = work.uploaded(10, reference(b"weights", path))
     assert answer.status_code == 422
     assert "is not a path inside a folder" in sentence(answer)
 
 
-def test_the_next_node_reads_the_checkpoint_from_which_it_goes_on(work: Work) -> None:
+def test_next_node_downloads_checkpoint(work: Work) -> None:
     work.checkpoint(10, b"weights")
     work.finish("released")
     onward = Agent(make_node("next")[1]).work()
@@ -178,14 +178,14 @@ def test_the_next_node_reads_the_checkpoint_from_which_it_goes_on(work: Work) ->
     assert wanted(onward, reference(b"weights")) == ()
 
 
-def test_small_files_stay_with_the_job(work: Work) -> None:
+def test_job_files_are_attached(work: Work) -> None:
     work.put(b"{}")
     assert work.finish(files=(reference(b"{}", "run.json"),)).status_code == 200
     file = JobFile.objects.get(job=Job.objects.get())
     assert (file.path, storage.read_blob(file.blob)) == ("run.json", b"{}")
 
 
-def test_a_bucket_is_read_directly(work: Work, settings: Settings) -> None:
+def test_download_from_bucket_redirects(work: Work, settings: Settings) -> None:
     settings.S3_BUCKET = "train"
     options = {"bucket_name": "train", "access_key": "key", "secret_key": "secret", "region_name": "eu-central-1"}
     bucket = {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": options}
@@ -196,6 +196,6 @@ def test_a_bucket_is_read_directly(work: Work, settings: Settings) -> None:
     assert "Signature=" in answer["Location"]
 
 
-def test_the_public_key_checks_the_bytes_of_the_spec(work: Work) -> None:
+def test_public_key_verifies_spec(work: Work) -> None:
     key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signing.get_public_key()))
     key.verify(base64.b64decode(work.lease.signature), work.lease.spec.encode())

@@ -44,9 +44,7 @@ def is_lent(week: list[Weekly], wall: datetime) -> bool:
 
 
 @given(weeks, moments, st.sampled_from(ZONES))
-def test_a_node_is_never_lent_while_its_owners_clock_says_otherwise(
-    week: list[Weekly], now: datetime, zone: str
-) -> None:
+def test_node_is_lent_only_within_owner_windows(week: list[Weekly], now: datetime, zone: str) -> None:
     wall = now.astimezone(ZoneInfo(zone)).replace(tzinfo=None, fold=0)
     seconds = left(week, now, zone)
     if seconds != 0:
@@ -57,9 +55,7 @@ def test_a_node_is_never_lent_while_its_owners_clock_says_otherwise(
 
 
 @given(weeks, moments, st.sampled_from(ZONES), st.floats(0, 1))
-def test_it_stays_lent_until_the_very_end_and_not_a_moment_longer(
-    week: list[Weekly], now: datetime, zone: str, part: float
-) -> None:
+def test_node_is_lent_exactly_until_window_end(week: list[Weekly], now: datetime, zone: str, part: float) -> None:
     seconds = left(week, now, zone)
     if seconds is None:
         assert left(week, now + timedelta(days=7 * part), zone) != 0
@@ -77,7 +73,7 @@ def test_it_stays_lent_until_the_very_end_and_not_a_moment_longer(
             assert left(week, opens - timedelta(seconds=1), zone) == 0
 
 
-def test_a_window_over_midnight_belongs_to_the_day_on_which_it_begins() -> None:
+def test_window_over_midnight_belongs_to_its_first_day() -> None:
     night = [Weekly(0, time(22), time(6))]
     assert left(night, MONDAY + timedelta(hours=21)) == 0
     assert left(night, MONDAY + timedelta(hours=23)) == 7 * 3600
@@ -85,20 +81,20 @@ def test_a_window_over_midnight_belongs_to_the_day_on_which_it_begins() -> None:
     assert left(night, MONDAY + timedelta(hours=5)) == 0
 
 
-def test_windows_that_touch_are_one_stretch_and_a_whole_week_has_no_end() -> None:
+def test_adjacent_windows_merge() -> None:
     weekend = [Weekly(5, time(0), time(0)), Weekly(6, time(0), time(0))]
     assert left(weekend, MONDAY - timedelta(days=2)) == 2 * 86400
     assert left([Weekly(day, time(9), time(9)) for day in range(7)], MONDAY) is None
 
 
-def test_the_night_that_loses_an_hour_and_the_one_that_gains_one() -> None:
+def test_windows_follow_daylight_saving_time() -> None:
     night = [Weekly(6, time(1), time(5))]  # Sundays, in Berlin
     assert left(night, datetime(2026, 3, 29, 0, tzinfo=UTC), "Europe/Berlin") == 3 * 3600
     assert left(night, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 5 * 3600
     assert left(night, datetime(2026, 11, 1, 0, tzinfo=UTC), "Europe/Berlin") == 4 * 3600
 
 
-def test_an_hour_that_comes_twice_is_lent_once() -> None:
+def test_repeated_hour_is_lent_once() -> None:
     early, late = [Weekly(6, time(1), time(2, 30))], [Weekly(6, time(2, 30), time(4))]
     assert left(early, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 1.5 * 3600
     assert left(early, datetime(2026, 10, 25, 1, 15, tzinfo=UTC), "Europe/Berlin") == 0
@@ -106,7 +102,7 @@ def test_an_hour_that_comes_twice_is_lent_once() -> None:
     assert left(late, datetime(2026, 10, 25, 1, 45, tzinfo=UTC), "Europe/Berlin") == 1.25 * 3600
 
 
-def test_always_a_burst_and_a_zone_that_nobody_knows() -> None:
+def test_availability_with_always_until_and_unknown_zone() -> None:
     assert windows.get_seconds_left([], "always", None, "UTC", MONDAY) is None
     assert windows.get_seconds_left([], "until", MONDAY + timedelta(hours=12), "UTC", MONDAY) == 12 * 3600
     assert windows.get_seconds_left([], "until", MONDAY - timedelta(hours=1), "UTC", MONDAY) == 0

@@ -1,4 +1,4 @@
-"""How a notice gets to where it is wanted: one file each, one line here (and in `Subscription.Kind`)."""
+"""Channels of notices: one module each, registered here and in `Subscription.Kind`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Channel(Protocol):
 
     @property
     def ADDRESS(self) -> str:
-        """What the address is called, and how one comes by it: a label for the form."""
+        """The address field's label in the form; says where to find the address."""
 
     def is_available(self) -> bool:
-        """Whether this site can send there at all."""
+        """Return whether this site can send through this channel."""
 
     def clean_address(self, address: str) -> str:
-        """Return the address as it is kept; raise ValueError, with a sentence for its owner, if it cannot be one."""
+        """Return the normalized address. Raises ValueError with a message for its owner."""
 
     def mask_address(self, address: str) -> str:
-        """Return as much of the address as anybody may see."""
+        """Return the address without its secret parts."""
 
     def send(self, message: Message, subscription: Subscription, delivery: int) -> None:
-        """Send it, or raise Undelivered. `delivery` is the same each time that the same notice is tried."""
+        """Send a message. `delivery`: its id, the same in each attempt. Raises DeliveryError."""
 
 
 CHANNELS: dict[str, Channel] = {

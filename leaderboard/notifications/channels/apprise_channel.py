@@ -1,6 +1,6 @@
-"""What all channels of apprise share. It knows the services; we know our words and what to do when one says no.
+"""Sends notices with apprise.
 
-Each channel names its plugin, so that apprise does not load all of its hundreds, some of which start programs.
+Each channel names its plugin, so apprise does not load its hundreds of plugins, some of which start programs.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from leaderboard.notifications.delivery_errors import DeliveryError
 from leaderboard.notifications.message import Attachment
 
 GONE = re.compile(r"error=(401|403|404|410)\b")
-"""As apprise reports it: the address is no good, and will not be."""
+"""In apprise's log: the address is invalid for good."""
 
 
 def send_notice(
     plugin: type[NotifyBase], address: str, title: str, body: str, files: Iterable[Attachment] = ()
 ) -> None:
-    """Send by a service's plugin to its address, as apprise writes it. Nothing of the address gets into any log."""
+    """Send with a plugin to an apprise URL. The URL appears in no log."""
     parsed = plugin.parse_url(address)
     if not parsed:
-        raise DeliveryError("The address is not one that can be sent to.", for_good=True)
+        raise DeliveryError("The address is not one that can be sent to.", is_permanent=True)
     sender = apprise.Apprise(plugin(**{**parsed, "asset": build_asset()}), asset=build_asset())
-    attached = [build_attachment(file) for file in files]
+    attached = [
+        AttachMemory(file.contents, name=file.name, mimetype=file.content_type)  # type: ignore[no-untyped-call]
+        for file in files
+    ]
     result = sender.notify(body=body, title=title, body_format="text", attach=attached or None)
     if result:
         return
-    said = " ".join(str(entry.message) for entry in result.logs())
-    gone = bool(GONE.search(said))
-    raise DeliveryError("The address is not valid any more." if gone else "The service did not take it.", for_good=gone)
-
-
-def build_attachment(file: Attachment) -> AttachMemory:
-    return AttachMemory(file.contents, name=file.name, mimetype=file.content_type)  # type: ignore[no-untyped-call]
+    if any(GONE.search(str(entry.message)) for entry in result.logs()):
+        raise DeliveryError("The address is no longer valid.", is_permanent=True)
+    raise DeliveryError("The service did not accept the message.")
 
 
 def build_asset() -> apprise.AppriseAsset:
-    """Return apprise without its own name, pictures and files."""
+    """Return apprise's settings, without its own name, images and plugin files."""
     return apprise.AppriseAsset(
         app_id=settings.SITE_NAME,
         app_desc=settings.SITE_NAME,

@@ -1,4 +1,4 @@
-"""A channel of a Discord server, by an address that its people make under Integrations, Webhooks."""
+"""A channel of a Discord server, by its webhook URL."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ HOOK = re.compile(
     r"https://(?:ptb\.|canary\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks/(\d{15,22})/([\w-]{40,100})/?"
 )
 MARKS = re.compile(r"([\\*_`~|>#\[\]()<:])")
-"""What Discord reads as markup. `@` gets an invisible space behind it, so that no title can call everybody."""
-NOBODY = "@\u200b"
+"""Discord's markup."""
+INERT_AT = "@\u200b"
+"""Followed by a zero-width space, so that no title can mention everyone."""
 
 
 def is_available() -> bool:
@@ -43,4 +44,4 @@ def send(message: Message, subscription: Subscription, delivery: int) -> None:
 
 
 def escape_text(text: str) -> str:
-    return MARKS.sub(r"\\\1", text).replace("@", NOBODY)
+    return MARKS.sub(r"\\\1", text).replace("@", INERT_AT)

@@ -1,4 +1,4 @@
-"""An e-mail address, through the site's own SMTP server (`MAIL_URL`). Nothing is sent to one that has not said yes."""
+"""E-mail through the site's SMTP server (`MAIL_URL`), to confirmed addresses only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leaderboard.notifications import email_links
 from leaderboard.notifications.channels import apprise_channel
 from leaderboard.notifications.message import Message
 
-ADDRESS = "Address: a letter asks it first whether it wants this"
+ADDRESS = "Address: it gets an e-mail with a confirmation link first"
 
 
 def is_available() -> bool:
@@ -38,6 +38,6 @@ def mask_address(address: str) -> str:
 def send(message: Message, subscription: Subscription, delivery: int) -> None:
     more = "&" if "?" in settings.MAIL_URL else "?"
     address = f"{settings.MAIL_URL}{more}to={quote(subscription.address)}&format=text"
-    foot = f"\n--\n{settings.SITE_NAME}. To stop these letters: {email_links.build_stop_link(subscription)}"
+    foot = f"\n--\n{settings.SITE_NAME}. To unsubscribe: {email_links.build_stop_link(subscription)}"
     body = "\n\n".join([*message.lines, message.url, foot])
     apprise_channel.send_notice(NotifyEmail, address, " ".join(message.title.split()), body, message.files)

@@ -1,4 +1,4 @@
-"""A channel of a Slack workspace, by the address of an incoming webhook. Those take no files: links instead."""
+"""A channel of a Slack workspace, by an incoming webhook. It accepts no files, so the message has links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADDRESS = "Webhook address: in Slack add the app Incoming WebHooks to a channel 
 
 HOOK = re.compile(r"https://hooks\.slack\.com/services/(T[A-Z0-9]{6,12})/(B[A-Z0-9]{6,12})/([A-Za-z0-9]{20,40})/?")
 BRACKETS = str.maketrans({"<": "‹", ">": "›", "@": "@\u200b"})
-"""Slack calls everybody by `<!channel>`, and links by `<address|words>`."""
+"""Slack mentions everyone by `<!channel>` and writes links as `<URL|text>`."""
 
 
 def is_available() -> bool:
@@ -34,9 +34,9 @@ def mask_address(address: str) -> str:
 
 def send(message: Message, subscription: Subscription, delivery: int) -> None:
     team, app, secret = subscription.address.split("/")[-3:]
-    said = [line.translate(BRACKETS) for line in message.lines]
+    lines = [line.translate(BRACKETS) for line in message.lines]
     links = [f"{file.name}: {file.url}" for file in message.files]
     address = f"slack://{team}/{app}/{secret}/?image=no&footer=no&blocks=no"
     apprise_channel.send_notice(
-        NotifySlack, address, message.title.translate(BRACKETS), "\n".join([*said, message.url, *links])
+        NotifySlack, address, message.title.translate(BRACKETS), "\n".join([*lines, message.url, *links])
     )

@@ -1,7 +1,7 @@
-"""A program of the subscriber's own: JSON over HTTPS, signed, so that it can know who speaks (docs/notices.md).
+"""A webhook: signed JSON over HTTPS (docs/notices.md).
 
-The address is a stranger's: only hosts on the public internet are called, at the very address that was checked, no
-redirect is followed, and nothing of the answer but its status is read.
+Against SSRF it calls only hosts on the public internet, by the IP address that was checked. It follows no redirect and
+reads only the response's status.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = 1
 SECONDS = 10.0
 GONE = (404, 410)
 WHOLE_FILES = 2**20
-"""Files that together are larger come as addresses only."""
+"""Limit of all files together; larger ones are sent as links only."""
 
 
 def is_available() -> bool:
@@ -36,20 +36,17 @@ def is_available() -> bool:
 
 def clean_address(address: str) -> str:
     address = address.strip()
+    schemes = ("https", "http") if settings.NOTICES_TO_PRIVATE_HOSTS else ("https",)
     try:
         parts = urlsplit(address)
         port = parts.port
     except ValueError:
         raise ValueError("That is not a web address.") from None
-    if parts.scheme not in get_schemes() or not parts.hostname or port == 0 or not address.isprintable():
-        raise ValueError("The address begins with https:// and names a host.")
+    if parts.scheme not in schemes or not parts.hostname or port == 0 or not address.isprintable():
+        raise ValueError("The address must begin with https:// and name a host.")
     if parts.username or parts.password or parts.fragment:
-        raise ValueError("The address carries no name, password or fragment: deliveries are signed instead.")
+        raise ValueError("The address must not contain a user name, password or fragment. Deliveries are signed.")
     return address
-
-
-def get_schemes() -> tuple[str, ...]:
-    return ("https", "http") if settings.NOTICES_TO_PRIVATE_HOSTS else ("https",)
 
 
 def mask_address(address: str) -> str:
@@ -68,7 +65,7 @@ def send(message: Message, subscription: Subscription, delivery: int) -> None:
     }
     status = post_payload(subscription.address, body, headers)
     if not 200 <= status < 300:
-        raise DeliveryError(f"The address answered {status}.", for_good=status in GONE)
+        raise DeliveryError(f"The address answered {status}.", is_permanent=status in GONE)
 
 
 def build_payload(message: Message) -> dict[str, object]:
@@ -92,14 +89,14 @@ def build_payload(message: Message) -> dict[str, object]:
 
 
 def sign_payload(secret: str, at: str, body: bytes) -> str:
-    """Of the time and the body together, so that an old delivery cannot be sent again as a new one."""
+    """Return the HMAC of the time and the body; the time prevents replays."""
     return hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
 
 
 def post_payload(address: str, body: bytes, headers: dict[str, str]) -> int:
-    """Return the status of the answer. The host is called by the address that was looked at, its name asked no more."""
+    """Return the response's status. Connects to the checked IP address, so DNS rebinding has no effect."""
     parts = urlsplit(address)
-    assert parts.hostname, "it was cleaned"
+    assert parts.hostname, "checked by clean_address"
     number = resolve_public_address(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
     host = f"[{number}]" if ":" in number else number
     target = urlunsplit(parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host))
@@ -112,19 +109,19 @@ def post_payload(address: str, body: bytes, headers: dict[str, str]) -> int:
                 content=body,
                 headers={**headers, "Host": parts.netloc},
                 extensions={"sni_hostname": parts.hostname},
-            ) as answer,
+            ) as response,
         ):
-            return answer.status_code
+            return response.status_code
     except httpx.HTTPError as error:
         raise DeliveryError(f"The address could not be reached: {type(error).__name__}.") from error
 
 
 def resolve_public_address(host: str, port: int) -> str:
-    """Return one numerical address of a host on the public internet."""
+    """Return an IP address of a host on the public internet."""
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
-        raise DeliveryError(f"The host {host} is not known.") from None
+        raise DeliveryError(f"The host {host} is unknown.") from None
     if not settings.NOTICES_TO_PRIVATE_HOSTS and not all(ipaddress.ip_address(number).is_global for number in found):
         raise DeliveryError(f"The host {host} is not on the public internet.")
     return found[0]

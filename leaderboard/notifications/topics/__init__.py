@@ -1,4 +1,4 @@
-"""What there is to hear of: one file each, one line here."""
+"""Topics of notices: one module each, registered here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leaderboard.notifications.topics import approvals, morning_report, nodes, r
 
 
 class Topic(Protocol):
-    """A module. `about` names the thing in question: a date, or the id of a row."""
+    """A module. `about` identifies the subject: a date, or the id of a row."""
 
     @property
     def LABEL(self) -> str: ...
@@ -19,13 +19,13 @@ class Topic(Protocol):
     def HINT(self) -> str: ...
 
     def can_choose(self, user: User) -> bool:
-        """Whether this person can subscribe to it."""
+        """Return whether the user may subscribe."""
 
     def is_relevant(self, user: User, about: str) -> bool:
-        """Whether this notice is for this subscriber; asked when it arises, and again before it is sent."""
+        """Return whether the notice concerns this subscriber. Checked when it is queued and before it is sent."""
 
     def compose(self, about: str) -> Message | None:
-        """Return what there is to say by now; None where that is nothing any more."""
+        """Return the message as of now; None if it is obsolete."""
 
 
 TOPICS: dict[str, Topic] = {"morning": morning_report, "record": records, "node": nodes, "approval": approvals}

@@ -1,4 +1,4 @@
-"""An entry waits for approval: told to those who may give it."""
+"""An entry waits for approval: for users who may approve it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leaderboard.models import Entry
 from leaderboard.notifications.message import Message
 
 LABEL = "Waiting for approval"
-HINT = "An entry has passed its smoke run, or needs none, and waits for somebody who may approve it."
+HINT = "An entry has passed its smoke test, or needs none, and waits for approval."
 
 
 def can_choose(user: User) -> bool:
@@ -38,12 +38,12 @@ def compose(about: str) -> Message | None:
 
 
 def is_waiting(entry: Entry) -> bool:
-    """Whether nothing but somebody's word is missing."""
+    """Return whether only the approval is missing."""
     return entry.state == Entry.State.PROPOSED and entry.smoke.get("passed", True) is not False
 
 
 def get_key(entry: Entry) -> str:
-    """Return what this waiting is known by: it begins anew after each smoke run."""
+    """Return the subject of the notice; each smoke test has its own."""
     return f"{entry.pk}.{entry.smoke_job_id or 0}"
 
 

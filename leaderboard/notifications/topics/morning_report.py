@@ -1,4 +1,4 @@
-"""All aboard, the morning post: what last night brought on every nightly track."""
+"""The morning report: last night's results on every nightly track."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
 
 LABEL = "All aboard"
-HINT = "Every morning: last night's result, its curve as a picture and its numbers as CSV."
+HINT = "Every morning: last night's result, its curve as an image and its metrics as CSV."
 
 DAY = timedelta(days=1)
 
@@ -31,66 +31,66 @@ def is_relevant(user: User, about: str) -> bool:
 
 
 def compose(about: str) -> Message | None:
-    """`about`: the day, as 2026-11-21. Tells what has arrived in the 24 hours before the post and what is under way."""
+    """`about`: the day, as 2026-11-21. Reports the runs that finished within 24 hours, and the unfinished ones."""
     day = date.fromisoformat(about)
     tracks = list(Track.objects.nightly().order_by("position", "slug"))
-    nights = [night for track in tracks if (night := last_night(track, day))]
+    nights = [night for track in tracks if (night := find_last_night(track, day))]
     if not nights:
         return None
-    arrived = [run for track in tracks if (run := arrival(track, day))]
+    finished = [run for track in tracks if (run := find_finished_run(track, day))]
     return Message(
         title=f"All aboard: {day:%-d %b}",
-        lines=tuple(line for night in nights for line in lines(night, next_to(night, arrived))),
-        url=settings.SITE_URL + (arrived[0].get_absolute_url() if arrived else reverse("calendar")),
-        files=tuple(file for run in arrived[:1] for file in curve(run)),
-        facts={"date": about, "nights": [facts(night, next_to(night, arrived)) for night in nights]},
+        lines=tuple(line for night in nights for line in format_lines(night, find_run_of_track(night, finished))),
+        url=settings.SITE_URL + (finished[0].get_absolute_url() if finished else reverse("calendar")),
+        files=tuple(file for run in finished[:1] for file in build_attachments(run)),
+        facts={"date": about, "nights": [build_facts(night, find_run_of_track(night, finished)) for night in nights]},
     )
 
 
-def last_night(track: Track, day: date) -> Night | None:
-    """Return the track's night that ended on this day, or was the last before it."""
+def find_last_night(track: Track, day: date) -> Night | None:
+    """Return the track's latest night before this day, of the last two."""
     return track.nights.filter(date__lt=day, date__gte=day - 2 * DAY).select_related("run__entry", "track").first()
 
 
-def arrival(track: Track, day: date) -> Run | None:
-    """Return the latest train of a night that was scored since the post before."""
+def find_finished_run(track: Track, day: date) -> Run | None:
+    """Return the latest nightly run that was scored since the report before."""
     until = datetime.combine(day + DAY, time(), UTC)
-    arrived = Run.objects.with_entry().filter(track=track, nights__isnull=False, state=Run.State.FINISHED)
-    return arrived.filter(finished_at__gt=until - 2 * DAY, finished_at__lt=until).order_by("-finished_at").first()
+    finished = Run.objects.with_entry().filter(track=track, nights__isnull=False, state=Run.State.FINISHED)
+    return finished.filter(finished_at__gt=until - 2 * DAY, finished_at__lt=until).order_by("-finished_at").first()
 
 
-def next_to(night: Night, arrived: list[Run]) -> Run | None:
-    return next((run for run in arrived if run.track_id == night.track_id), None)
+def find_run_of_track(night: Night, finished: list[Run]) -> Run | None:
+    return next((run for run in finished if run.track_id == night.track_id), None)
 
 
-def lines(night: Night, arrived: Run | None) -> list[str]:
-    """Return what there is to say of a track: what arrived, then what the night itself did if that is another thing."""
-    said = [f"{night.track.name}: {result(arrived)}"] if arrived else []
-    if arrived is None or night.run_id != arrived.pk:
-        said.append(f"{night.track.name}: {state(night)}")
-    return said
+def format_lines(night: Night, finished: Run | None) -> list[str]:
+    """Return a track's sentences: the finished run, then the last night if its run is another one."""
+    lines = [f"{night.track.name}: {describe_result(finished)}"] if finished else []
+    if finished is None or night.run_id != finished.pk:
+        lines.append(f"{night.track.name}: {describe_state(night)}")
+    return lines
 
 
-def result(run: Run) -> str:
+def describe_result(run: Run) -> str:
     table = refresh_standings(run.track)
     row, bits = table.get_row(run.entry_id), f"{run.bits_per_byte:.4f} bits per byte."
-    return f"{run.entry.title} arrived with {bits} {explanations.describe_standing(row, table) if row else bits}"
+    return f"{run.entry.title} finished with {bits} {explanations.describe_standing(row, table) if row else bits}"
 
 
-def state(night: Night) -> str:
+def describe_state(night: Night) -> str:
     run = night.run
     if run is None or run.state in (Run.State.WAITING, Run.State.QUEUED):
         return night.sentence
     if run.state in (Run.State.TRAINING, Run.State.PAUSED):
         left = f", {formatting.duration(run.seconds_left)} left" if run.seconds_left else ""
-        return f"{run.entry.title} is under way: {run.fraction:.0%} of its budget{left}."
+        return f"{run.entry.title} is in progress: {run.fraction:.0%} of its budget{left}."
     if run.state == Run.State.SCORING:
         return f"{run.entry.title} is trained and being scored."
-    return f"{run.entry.title} did not arrive: {run.reason}"
+    return f"{run.entry.title} failed: {run.reason}"
 
 
-def facts(night: Night, arrived: Run | None) -> dict[str, object]:
-    run = arrived or night.run
+def build_facts(night: Night, finished: Run | None) -> dict[str, object]:
+    run = finished or night.run
     return {
         "track": night.track.slug,
         "sentence": night.sentence,
@@ -100,8 +100,8 @@ def facts(night: Night, arrived: Run | None) -> dict[str, object]:
     }
 
 
-def curve(run: Run) -> list[Attachment]:
-    """Return a run's curve as a picture and as numbers."""
+def build_attachments(run: Run) -> list[Attachment]:
+    """Return a run's curve as PNG and as CSV."""
     at = settings.SITE_URL
     picture, numbers = draw_run_card(run), write_curve_csv(run)
     return [

@@ -1,4 +1,4 @@
-"""A node is down: told to its owner, and to maintainers."""
+"""A node is offline: for its owner and for maintainers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from leaderboard import permissions
 from leaderboard.notifications.message import Message
 from scheduler.models import Event, Node
 
-LABEL = "A node down"
-HINT = "A machine that you lend has not been heard of. Maintainers hear of every machine."
+LABEL = "Node offline"
+HINT = "A node that you lend is offline. Maintainers get notices of all nodes."
 
 
 def can_choose(user: User) -> bool:
@@ -24,14 +24,14 @@ def is_relevant(user: User, about: str) -> bool:
 
 
 def compose(about: str) -> Message | None:
-    """`about`: the Event that said so. Nothing to say once the node is back."""
+    """`about`: the Event's id. Obsolete once the node is online again."""
     node = find_node(about)
     if node is None or node.state != Node.State.OFFLINE:
         return None
-    said = "It has not been heard of for a while; what it was doing goes on elsewhere, from the last checkpoint."
+    line = "It has not sent a request for two minutes. Its job continues on another node, from the last checkpoint."
     return Message(
         title=f"{node.name} is offline",
-        lines=(said, "Its job is safe. If the machine is meant to be lent now, see that it is on and the agent runs."),
+        lines=(line, "If it should be lent now, check that the machine is on and the agent is running."),
         url=settings.SITE_URL + reverse("nodes"),
         facts={"node": node.name, "last_seen": node.last_seen.isoformat() if node.last_seen else None},
     )

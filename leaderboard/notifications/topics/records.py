@@ -1,4 +1,4 @@
-"""A record has been confirmed, and perhaps a bounty with it."""
+"""A record was confirmed, perhaps with bounties."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from leaderboard.notifications.message import Message
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
 
-LABEL = "A record"
-HINT = "A record has been confirmed, or a bounty claimed."
+LABEL = "Record"
+HINT = "A record was confirmed, or a bounty claimed."
 
 
 def can_choose(user: User) -> bool:
@@ -23,7 +23,7 @@ def is_relevant(user: User, about: str) -> bool:
 
 
 def compose(about: str) -> Message | None:
-    """`about`: the entry that holds it."""
+    """`about`: the entry's id."""
     entry = Entry.objects.select_related("track__season__baseline").filter(pk=int(about)).first()
     if entry is None:
         return None
@@ -36,7 +36,7 @@ def compose(about: str) -> Message | None:
         title=f"A record on {entry.track.name}: {entry.title}{by}",
         lines=(
             *standing,
-            "Confirmed by fresh seeds on trusted nodes that have nothing to do with it.",
+            "Confirmed with new seeds on independent trusted nodes.",
             *(f"It claims the bounty {bounty.goal}: {bounty.reward}" for bounty in claimed),
         ),
         url=settings.SITE_URL + entry.get_absolute_url(),

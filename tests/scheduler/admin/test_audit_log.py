@@ -35,7 +35,7 @@ def shown(client: Client, question: str = "") -> list[str]:
     ]
 
 
-def test_everything_is_shown_newest_first(mara: Client, log: Node) -> None:
+def test_audit_log_lists_all_events_newest_first(mara: Client, log: Node) -> None:
     assert shown(mara) == ["cellar went offline.", "cellar is trusted.", "attic joined."]
 
 
@@ -54,16 +54,16 @@ def test_everything_is_shown_newest_first(mara: Client, log: Node) -> None:
         ),
     ],
 )
-def test_it_is_searched(mara: Client, log: Node, question: str, found: list[str]) -> None:
+def test_audit_log_search_filters_events(mara: Client, log: Node, question: str, found: list[str]) -> None:
     assert shown(mara, question) == found
 
 
-def test_one_target_is_followed_and_leads_to_its_page(mara: Client, log: Node) -> None:
+def test_audit_log_target_search_links_to_admin_page(mara: Client, log: Node) -> None:
     assert shown(mara, f"what=node+{log.pk}") == ["cellar went offline.", "cellar is trusted."]
     assert f'href="/admin/scheduler/node/{log.pk}/change/"' in mara.get("/admin/scheduler/event/").content.decode()
 
 
-def test_a_long_log_has_pages(mara: Client, log: Node) -> None:
+def test_audit_log_with_many_events_is_paginated(mara: Client, log: Node) -> None:
     start = timezone.now() - timedelta(days=1)
     for number in range(120):
         Event(actor="site", target_kind="node", target_id=1, sentence=f"Event {number}.", at=start).save()
@@ -71,14 +71,14 @@ def test_a_long_log_has_pages(mara: Client, log: Node) -> None:
     assert len(shown(mara, "who=site&page=2")) == 21
 
 
-def test_sentences_are_text(mara: Client, log: Node) -> None:
+def test_audit_log_escapes_messages(mara: Client, log: Node) -> None:
     Event.record("<b>eve</b>", log, "<script>alert(1)</script>")
     page = mara.get("/admin/scheduler/event/").content.decode()
     assert "<script>alert" not in page
     assert "<b>eve" not in page
 
 
-def test_what_is_edited_by_hand_is_written_down(mara: Client, db: None) -> None:
+def test_admin_edit_records_event(mara: Client, db: None) -> None:
     owner = User.objects.create_user("lena")
     sponsor = Sponsor.objects.create(user=owner, name="Lena")
     mara.post(f"/admin/scheduler/sponsor/{sponsor.pk}/delete/", {"post": "yes"})
@@ -86,12 +86,12 @@ def test_what_is_edited_by_hand_is_written_down(mara: Client, db: None) -> None:
     assert (said.target_kind, said.sentence) == ("sponsor", "Deleted Lena.")
 
 
-def test_rows_are_not_deleted_by_the_dozen(mara: Client, log: Node) -> None:
+def test_admin_has_no_bulk_delete(mara: Client, log: Node) -> None:
     for page in ("leaderboard/track", "scheduler/jointoken", "auth/user"):
         assert "delete_selected" not in mara.get(f"/admin/{page}/").content.decode()
 
 
-def test_nobody_edits_the_log(mara: Client, log: Node) -> None:
+def test_audit_log_is_read_only(mara: Client, log: Node) -> None:
     event = Event.objects.first()
     assert event
     assert mara.get("/admin/scheduler/event/add/").status_code == 403

@@ -28,7 +28,7 @@ def act(admin: Client, model: str, action: str, *rows: int) -> str:
 
 
 @pytest.mark.parametrize("model", ["node", "job", "lease", "event", "jointoken", "blob", "checkpoint"])
-def test_every_list_and_page_opens(admin: Client, model: str) -> None:
+def test_pool_admin_pages_open(admin: Client, model: str) -> None:
     make_job()
     Agent(make_node()[1]).work().checkpoint(1)
     node_tokens.create_join_token()
@@ -38,7 +38,7 @@ def test_every_list_and_page_opens(admin: Client, model: str) -> None:
         assert admin.get(link).status_code == 200
 
 
-def test_a_join_token_is_shown_once(admin: Client) -> None:
+def test_join_token_admin_shows_token_once(admin: Client) -> None:
     answer = admin.post("/admin/scheduler/jointoken/add/", {"labels": "[]", "hours": "2", "trusted": "on"}, follow=True)
     found = re.search(r"dtn_join_[\w-]{43}", answer.content.decode())
     assert found
@@ -46,7 +46,7 @@ def test_a_join_token_is_shown_once(admin: Client) -> None:
     assert "dtn_join_" not in admin.get("/admin/scheduler/jointoken/").content.decode()
 
 
-def test_actions_on_nodes(admin: Client) -> None:
+def test_node_actions_change_state(admin: Client) -> None:
     node, token = make_node()
     assert "Trusted: loco." in act(admin, "node", "trust", node.pk)
     act(admin, "node", "pause", node.pk)
@@ -61,7 +61,7 @@ def test_actions_on_nodes(admin: Client) -> None:
     assert "dtn_join_" in act(admin, "node", "renew", node.pk)
 
 
-def test_actions_on_jobs(admin: Client) -> None:
+def test_job_actions_change_state(admin: Client) -> None:
     job = make_job()
     act(admin, "job", "hold", job.pk)
     assert Job.objects.get().state == Job.State.HELD
@@ -76,7 +76,7 @@ def test_actions_on_jobs(admin: Client) -> None:
     assert Job.objects.get().state == Job.State.CANCELLED
 
 
-def test_a_jobs_priority_is_raised_step_by_step_and_not_once_it_is_over(admin: Client) -> None:
+def test_raise_priority_action_skips_finished_jobs(admin: Client) -> None:
     job = make_job(priority=Job.Priority.LADDER)
     seen = []
     for _ in range(6):
@@ -88,7 +88,7 @@ def test_a_jobs_priority_is_raised_step_by_step_and_not_once_it_is_over(admin: C
     assert "Nothing to do for" in act(admin, "job", "raise_priority", job.pk)
 
 
-def test_a_state_cannot_be_edited(admin: Client) -> None:
+def test_admin_state_field_is_read_only(admin: Client) -> None:
     node, _ = make_node()
     admin.post(
         f"/admin/scheduler/node/{node.pk}/change/", {"name": "x", "labels": "[]", "state": "banned", "trusted": "on"}

@@ -29,7 +29,7 @@ def other() -> Agent:
 
 
 @pytest.mark.parametrize("token", ["", "nonsense", "dtn_node_" + "x" * 43])
-def test_an_unknown_token_gets_nothing(agent: Agent, token: str) -> None:
+def test_unknown_token_is_unauthorized(agent: Agent, token: str) -> None:
     make_job()
     stranger = Agent(token or "Bearer")
     assert stranger.poll().status_code == 401
@@ -37,13 +37,13 @@ def test_an_unknown_token_gets_nothing(agent: Agent, token: str) -> None:
     assert not Lease.objects.exists()
 
 
-def test_no_token_at_all_is_told_what_is_missing(agent: Agent) -> None:
+def test_missing_token_gets_explanation(agent: Agent) -> None:
     answer = agent.client.post("/api/node/v1/poll", "{}", content_type="application/json")
     assert answer.status_code == 401
     assert "Authorization: Bearer" in sentence(answer)
 
 
-def test_a_revoked_node_is_refused_everywhere(work: Work) -> None:
+def test_revoked_node_is_rejected_by_every_call(work: Work) -> None:
     node_tokens.revoke_node_token(work.row.node, "admin")
     for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.put(b"x"), work.finish()):
         assert answer.status_code == 401
@@ -51,24 +51,24 @@ def test_a_revoked_node_is_refused_everywhere(work: Work) -> None:
     assert work.job.state == Job.State.LEASED  # until the lease has run out
 
 
-def test_a_banned_node_is_refused_everywhere_and_told_why(work: Work) -> None:
+def test_banned_node_is_rejected_by_every_call_with_reason(work: Work) -> None:
     pool.ban_node(work.row.node, "admin", "It sent garbage.")
     for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.finish(), work.get("0" * 64)):
         assert answer.status_code == 403
         assert "It sent garbage." in sentence(answer)
 
 
-def test_the_token_of_another_node_does_not_open_a_lease(work: Work, other: Agent) -> None:
+def test_lease_call_with_token_of_another_node_is_forbidden(work: Work, other: Agent) -> None:
     path = f"/leases/{work.lease.lease}/heartbeat"
     assert other.call(path, HEARTBEAT).status_code == 403
     assert "the lease's token" in sentence(other.call(path, HEARTBEAT))
 
 
-def test_not_even_the_nodes_own_token_does(work: Work) -> None:
+def test_lease_call_with_own_node_token_is_forbidden(work: Work) -> None:
     assert work.agent.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT).status_code == 403
 
 
-def test_the_token_of_another_lease_does_not(work: Work, other: Agent) -> None:
+def test_lease_call_with_token_of_another_lease_is_forbidden(work: Work, other: Agent) -> None:
     make_job()
     theirs = other.work()
     answer = other.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT, theirs.lease.token)
@@ -76,14 +76,14 @@ def test_the_token_of_another_lease_does_not(work: Work, other: Agent) -> None:
     assert sentence(answer) == "This token belongs to another lease."
 
 
-def test_an_invented_lease_token_does_not(work: Work) -> None:
+def test_lease_call_with_unknown_token_is_unauthorized(work: Work) -> None:
     answer = work.agent.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT, "dtn_lease_" + "x" * 43)
     assert answer.status_code == 401
     answer = work.agent.call("/leases/999999/heartbeat", HEARTBEAT, "dtn_lease_" + "x" * 43)
     assert answer.status_code == 401
 
 
-def test_a_lease_token_does_not_ask_for_work(work: Work) -> None:
+def test_poll_with_lease_token_is_forbidden(work: Work) -> None:
     assert Agent(work.lease.token).poll().status_code == 403
 
 
@@ -116,7 +116,7 @@ def test_other_protocol_version_is_asked_to_update(agent: Agent) -> None:
     assert agent.call("/register", json.dumps({"version": 0}), token).status_code == 426
 
 
-def test_a_message_that_cannot_be_right_is_named(agent: Agent) -> None:
+def test_invalid_message_names_the_field(agent: Agent) -> None:
     answer = agent.call("/poll", json.dumps({"hardware": {}}))
     assert answer.status_code == 422
     assert "hardware.hostname" in sentence(answer)
@@ -124,14 +124,14 @@ def test_a_message_that_cannot_be_right_is_named(agent: Agent) -> None:
     assert agent.call("/poll", "[]").status_code == 422
 
 
-def test_a_message_that_is_too_large_is_refused(work: Work, settings: Settings) -> None:
+def test_too_large_message_gets_413(work: Work, settings: Settings) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     answer = work.metrics(1, [{"text": "x" * 2000}])
     assert answer.status_code == 413
     assert "less at a time" in sentence(answer)
 
 
-def test_a_node_gone_wild_is_slowed_down(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_over_rate_limit_gets_429(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(rate_limits.PER_MINUTE, "poll", 2)
     monkeypatch.setattr(rate_limits.time, "time", lambda: 1e9)  # one and the same minute
     assert [agent.poll().status_code for _ in range(4)] == [200, 200, 429, 429]
@@ -139,7 +139,7 @@ def test_a_node_gone_wild_is_slowed_down(agent: Agent, monkeypatch: pytest.Monke
     assert Agent(make_node("calm")[1]).poll().status_code == 200
 
 
-def test_a_node_that_was_removed_is_unknown(agent: Agent) -> None:
+def test_deleted_node_is_unauthorized(agent: Agent) -> None:
     Node.objects.all().delete()
     assert agent.poll().status_code == 401
     assert agent.poll(hardware=HARDWARE).status_code == 401
@@ -152,7 +152,7 @@ def test_unknown_field_of_a_newer_agent_is_rejected_with_its_name(agent: Agent) 
     assert sentence(answer) == "Unknown field mood. Is the agent newer than the site?"
 
 
-def test_a_kind_of_job_that_an_older_agent_does_not_know_waits_for_another(agent: Agent) -> None:
+def test_job_kind_unknown_to_agent_waits_for_newer_agent(agent: Agent) -> None:
     make_job(kind="train")
     assert agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).lease is None
     assert "up to date" in agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).reason

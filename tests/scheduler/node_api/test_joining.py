@@ -28,7 +28,7 @@ def registered(answer: Any) -> protocol.RegisterReply:
     return protocol.RegisterReply.model_validate_json(answer.content)
 
 
-def test_a_node_joins_and_asks_for_work() -> None:
+def test_registered_node_polls() -> None:
     owner = User.objects.create_user("ada")
     token = node_tokens.create_join_token(labels=["h100"], trusted=True, owner=owner)
     answer = registered(register(token, labels=("mine",)))
@@ -39,12 +39,12 @@ def test_a_node_joins_and_asks_for_work() -> None:
     assert Agent(answer.token).ask().action == "job"
 
 
-def test_a_node_is_not_trusted_unless_its_token_says_so() -> None:
+def test_registered_node_has_trust_of_its_token() -> None:
     registered(register(node_tokens.create_join_token()))
     assert not Node.objects.get().trusted
 
 
-def test_a_join_token_lets_one_node_in() -> None:
+def test_join_token_registers_one_node() -> None:
     token = node_tokens.create_join_token()
     Agent(registered(register(token)).token).ask()
     answer = register(token, "second")
@@ -53,7 +53,7 @@ def test_a_join_token_lets_one_node_in() -> None:
     assert Node.objects.count() == 1
 
 
-def test_when_the_answer_was_lost_the_node_may_ask_again_until_it_has_worked() -> None:
+def test_registration_may_be_repeated_until_first_poll() -> None:
     token = node_tokens.create_join_token()
     first, second = (registered(register(token)) for _ in range(2))
     assert first.node == second.node
@@ -62,30 +62,30 @@ def test_when_the_answer_was_lost_the_node_may_ask_again_until_it_has_worked() -
     assert register(token).status_code == 401
 
 
-def test_but_not_after_a_while() -> None:
+def test_registration_repeated_too_late_is_rejected() -> None:
     token = node_tokens.create_join_token()
     registered(register(token))
     JoinToken.objects.update(used_at=timezone.now() - timedelta(hours=1))
     assert register(token).status_code == 401
 
 
-def test_an_expired_join_token_is_refused() -> None:
+def test_expired_join_token_is_rejected() -> None:
     answer = register(node_tokens.create_join_token(hours=-1))
     assert answer.status_code == 401
     assert "expired" in sentence(answer)
     assert not Node.objects.exists()
 
 
-def test_an_invented_join_token_is_refused() -> None:
+def test_unknown_join_token_is_rejected() -> None:
     assert register(node_tokens.generate_token("join")).status_code == 401
 
 
-def test_a_name_that_is_taken_gets_a_number() -> None:
+def test_registered_node_with_used_name_gets_number() -> None:
     names = [Node.objects.get(pk=registered(register(node_tokens.create_join_token())).node).name for _ in range(3)]
     assert names == ["loco", "loco-2", "loco-3"]
 
 
-def test_a_node_that_lost_its_token_comes_back_as_itself() -> None:
+def test_renewal_token_registers_same_node() -> None:
     node, old = make_node()
     answer = registered(register(node_tokens.create_join_token(renews=node), "whatever"))
     assert answer.node == node.pk
@@ -94,7 +94,7 @@ def test_a_node_that_lost_its_token_comes_back_as_itself() -> None:
     assert Node.objects.get().name == "loco"
 
 
-def test_no_token_is_kept_and_each_says_what_it_is() -> None:
+def test_tokens_are_hashed_and_have_prefixes() -> None:
     join = node_tokens.create_join_token()
     node = registered(register(join)).token
     make_job()
@@ -107,6 +107,6 @@ def test_no_token_is_kept_and_each_says_what_it_is() -> None:
                 assert token not in repr(cursor.fetchall())
 
 
-def test_joining_is_written_down() -> None:
+def test_registration_records_event() -> None:
     registered(register(node_tokens.create_join_token(trusted=True)))
     assert Event.objects.get().sentence == "loco joined as a trusted node."

@@ -46,13 +46,13 @@ def in_a_moment(act: object, seconds: float = 0.5) -> threading.Timer:
     return timer
 
 
-def test_an_empty_queue_holds_the_question_open_and_answers_idle(http: httpx.Client) -> None:
+def test_poll_with_empty_queue_waits_then_replies_idle(http: httpx.Client) -> None:
     action, seconds = ask(http, make_node()[1], 1.5)
     assert (action.action, action.wait_seconds, action.reason) == ("idle", 0, "The queue is empty.")
     assert 1.5 <= seconds < 10
 
 
-def test_a_job_that_is_queued_meanwhile_is_the_answer(http: httpx.Client) -> None:
+def test_waiting_poll_gets_newly_queued_job(http: httpx.Client) -> None:
     token = make_node()[1]
     timer = in_a_moment(make_job)
     action, seconds = ask(http, token, 20)
@@ -62,7 +62,7 @@ def test_a_job_that_is_queued_meanwhile_is_the_answer(http: httpx.Client) -> Non
     assert Job.objects.get().state == Job.State.LEASED
 
 
-def test_a_node_that_is_paused_meanwhile_hears_of_it(http: httpx.Client) -> None:
+def test_waiting_poll_of_paused_node_is_answered(http: httpx.Client) -> None:
     node, token = make_node()
     timer = in_a_moment(lambda: pool.pause_node(node, "ada", "I need my GPU."))
     action, _ = ask(http, token, 20)
@@ -70,7 +70,7 @@ def test_a_node_that_is_paused_meanwhile_hears_of_it(http: httpx.Client) -> None
     assert (action.action, action.reason) == ("pause", "I need my GPU.")
 
 
-def test_many_nodes_wait_at_once_and_one_of_them_gets_the_job(http: httpx.Client) -> None:
+def test_one_of_many_waiting_polls_gets_job(http: httpx.Client) -> None:
     tokens = [make_node(f"node-{number}")[1] for number in range(6)]
     answers: list[protocol.PollReply] = []
     waiting = [threading.Thread(target=lambda token=token: answers.append(ask(http, token, 4)[0])) for token in tokens]
@@ -83,7 +83,7 @@ def test_many_nodes_wait_at_once_and_one_of_them_gets_the_job(http: httpx.Client
     assert sorted(answer.action for answer in answers) == ["idle"] * 5 + ["job"]
 
 
-def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
+def test_disconnected_node_gets_no_job(http: httpx.Client) -> None:
     token = make_node()[1]
     body = protocol.encode_message(protocol.Poll(hardware=HARDWARE, wait_seconds=20))
     with pytest.raises(httpx.ReadTimeout):
@@ -93,7 +93,7 @@ def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
     assert Job.objects.get().state == Job.State.QUEUED
 
 
-def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
+def test_job_lifecycle_over_http(http: httpx.Client) -> None:
     """Register, poll, read the release, send a large file and a checkpoint, finish."""
     register = protocol.Register(name="socket", hardware=HARDWARE)
     answer = http.post(
@@ -128,7 +128,7 @@ def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 50])
-def test_the_queries_of_a_poll_do_not_grow_with_the_queue(
+def test_poll_query_count_is_independent_of_queue_length(
     agent: Agent, django_assert_num_queries: DjangoAssertNumQueries, length: int
 ) -> None:
     """The token, with whether the node has a lease; expired leases; groups and shares; and the claim: BEGIN, the oldest
@@ -143,7 +143,7 @@ def test_the_queries_of_a_poll_do_not_grow_with_the_queue(
         assert agent.ask().action == "job"
 
 
-def test_while_nothing_is_queued_a_look_costs_two_queries(
+def test_waiting_poll_check_without_jobs_takes_two_queries(
     db: None, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     node, _ = make_node()

@@ -84,7 +84,7 @@ def line(site_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
     made.close()
 
 
-def test_what_arrived_before_the_line_was_cut_is_not_sent_again(work: Work, line: Cut, tmp_path: Path) -> None:
+def test_interrupted_download_resumes(work: Work, line: Cut, tmp_path: Path) -> None:
     client = SiteClient(line.address, work.lease.token)
     file = reference(CONTENT, "release.tar")
     path = f"/leases/{work.lease.lease}/blobs/{file.sha256}"
@@ -103,7 +103,7 @@ def get(work: Work, range_: str) -> HttpResponse:
     )
 
 
-def test_the_rest_is_announced_as_such(work: Work) -> None:
+def test_range_download_has_content_range(work: Work) -> None:
     answer = get(work, "bytes=3000000-")
     rest = b"".join(answer.streaming_content)  # type: ignore[arg-type]
     assert (answer.status_code, rest) == (206, CONTENT[3000000:])
@@ -112,13 +112,13 @@ def test_the_rest_is_announced_as_such(work: Work) -> None:
 
 
 @pytest.mark.parametrize("range_", ["bytes=0-", "bytes=0-99", "bytes=-5", "lines=4-", "bytes=1-,7-", ""])
-def test_any_other_range_gets_the_whole_file(work: Work, range_: str) -> None:
+def test_download_with_other_range_returns_whole_file(work: Work, range_: str) -> None:
     answer = get(work, range_)
     assert answer.status_code == 200
     assert b"".join(answer.streaming_content) == CONTENT  # type: ignore[arg-type]
 
 
-def test_beyond_its_end_there_is_nothing(work: Work) -> None:
+def test_download_beyond_end_gets_416(work: Work) -> None:
     answer = get(work, f"bytes={len(CONTENT)}-")
     assert answer.status_code == 416
     assert "Request the whole file." in sentence(answer)

@@ -127,7 +127,7 @@ def under_way() -> list[Path]:
     ]
 
 
-def test_a_large_file_comes_in_pieces_and_counts_when_all_of_it_is_here(work: Work, steady: Line) -> None:
+def test_upload_in_pieces_counts_when_complete(work: Work, steady: Line) -> None:
     send(work, steady.address)
     assert whole()
     assert under_way() == []
@@ -135,7 +135,7 @@ def test_a_large_file_comes_in_pieces_and_counts_when_all_of_it_is_here(work: Wo
     assert steady.sent < len(CONTENT) + 17 * SLOP
 
 
-def test_a_line_that_breaks_costs_one_piece_at_most_each_time(work: Work, site_url: str) -> None:
+def test_interrupted_upload_repeats_at_most_one_piece(work: Work, site_url: str) -> None:
     lengths = random.Random(7)
     line = Line(site_url, lambda: lengths.randrange(100_000, 250_000))
     send(work, line.address)
@@ -145,7 +145,7 @@ def test_a_line_that_breaks_costs_one_piece_at_most_each_time(work: Work, site_u
     assert line.sent < len(CONTENT) + line.cuts * PIECE + 40 * SLOP, "everything else was sent once"
 
 
-def test_an_answer_that_was_lost_is_asked_for_and_nothing_is_sent_again(work: Work, steady: Line) -> None:
+def test_upload_after_lost_reply_sends_nothing_again(work: Work, steady: Line) -> None:
     steady.drop_answers_beyond = len(CONTENT)  # that to the last piece
     send(work, steady.address)
     assert whole()
@@ -153,13 +153,13 @@ def test_an_answer_that_was_lost_is_asked_for_and_nothing_is_sent_again(work: Wo
     assert steady.sent < len(CONTENT) + 20 * SLOP
 
 
-def test_a_file_that_fits_into_one_piece_is_sent_as_ever(work: Work, steady: Line) -> None:
+def test_small_file_is_uploaded_in_one_request(work: Work, steady: Line) -> None:
     send(work, steady.address, b"small")
     assert blob_of(b"small") is not None
     assert not resumable_uploads.list_leases_with_partials()
 
 
-def test_two_who_send_the_same_bytes_at_once_make_one_file(work: Work, site_url: str) -> None:
+def test_concurrent_uploads_of_same_bytes_store_one_file(work: Work, site_url: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(send, work, site_url) for _ in range(2)]:
             done.result(60)
@@ -168,7 +168,7 @@ def test_two_who_send_the_same_bytes_at_once_make_one_file(work: Work, site_url:
     assert under_way() == []
 
 
-def test_other_bytes_than_announced_are_refused_and_leave_nothing(work: Work, steady: Line) -> None:
+def test_upload_with_wrong_hash_is_rejected_and_deleted(work: Work, steady: Line) -> None:
     with pytest.raises(RequestRefusedError, match="Nothing was stored"):
         send(work, steady.address, sha256="ab" * 32)
     assert under_way() == []
@@ -198,7 +198,7 @@ def how_far(work: Work) -> int:
     return int(answer["Upload-Offset"])
 
 
-def test_the_site_says_how_far_it_has_a_file(work: Work) -> None:
+def test_upload_offset_is_reported(work: Work) -> None:
     assert how_far(work) == 0
     assert put(work, 0, CONTENT[:1000]).json() == {"received": 1000}
     assert how_far(work) == 1000
@@ -208,7 +208,7 @@ def test_the_site_says_how_far_it_has_a_file(work: Work) -> None:
     assert whole()
 
 
-def test_a_piece_that_is_here_in_part_is_taken_from_there(work: Work) -> None:
+def test_overlapping_piece_appends_only_new_bytes(work: Work) -> None:
     put(work, 0, CONTENT[:1000])
     assert put(work, 400, CONTENT[400:600]).json() == {"received": 1000}
     assert put(work, 400, CONTENT[400:5000]).json() == {"received": 5000}
@@ -216,14 +216,14 @@ def test_a_piece_that_is_here_in_part_is_taken_from_there(work: Work) -> None:
     assert whole()
 
 
-def test_a_piece_with_a_gap_before_it_is_refused(work: Work) -> None:
+def test_piece_after_a_gap_is_rejected(work: Work) -> None:
     put(work, 0, CONTENT[:1000])
     answer = put(work, 1001, CONTENT[1001:])
     assert answer.status_code == 416
     assert sentence(answer) == "The file has 1,000 bytes so far, and this piece starts at 1,001."
 
 
-def test_a_file_that_was_whole_when_the_site_died_is_looked_at_again(work: Work) -> None:
+def test_complete_partial_file_is_verified_after_restart(work: Work) -> None:
     put(work, 0, CONTENT[:-1])
     (path,) = under_way()
     with path.open("ab") as file:
@@ -236,12 +236,12 @@ def test_a_file_that_was_whole_when_the_site_died_is_looked_at_again(work: Work)
 @pytest.mark.parametrize(
     "header", ["bytes 0-9/5", "bytes 0-3/100", "bytes 5-4/100", "bytes */100", "lines 0-4/100", "bytes 0-4/" + "9" * 40]
 )
-def test_a_range_that_makes_no_sense_is_refused(work: Work, header: str) -> None:
+def test_invalid_content_range_is_rejected(work: Work, header: str) -> None:
     assert put(work, 0, b"hello", header=header).status_code == 422
     assert not resumable_uploads.list_leases_with_partials()
 
 
-def test_what_is_too_large_is_refused_at_its_first_piece(work: Work, settings: Settings) -> None:
+def test_too_large_upload_is_rejected_at_first_piece(work: Work, settings: Settings) -> None:
     settings.BLOB_MAX_BYTES = len(CONTENT) - 1
     assert put(work, 0, CONTENT[:10]).status_code == 413
     settings.BLOB_MAX_BYTES = settings.LEASE_MAX_BYTES = len(CONTENT)
@@ -256,7 +256,7 @@ def test_what_is_too_large_is_refused_at_its_first_piece(work: Work, settings: S
     assert answer.status_code == 413, "what is under way counts"
 
 
-def test_nothing_is_taken_after_the_lease_has_ended_and_what_was_begun_is_forgotten(work: Work) -> None:
+def test_partial_upload_is_deleted_after_lease_ends(work: Work) -> None:
     put(work, 0, CONTENT[:1000])
     retention.delete_expired()
     assert how_far(work) == 1000, "the lease is in force"

@@ -101,11 +101,11 @@ def click(client: Client, node: Node, what: str) -> HttpResponse:
 # --- the form ------------------------------------------------------------------------------------------------------
 
 
-def test_the_form_is_for_people_who_are_signed_in(client: Client) -> None:
+def test_lending_form_requires_sign_in(client: Client) -> None:
     assert client.get("/sponsors/lend/")["Location"] == "/accounts/login/?next=/sponsors/lend/"
 
 
-def test_what_was_wished_is_what_the_node_carries(client: Client, ada: User) -> None:
+def test_lending_form_saves_settings_on_node(client: Client, ada: User) -> None:
     node = lent(
         client,
         available="windows",
@@ -133,7 +133,7 @@ def test_what_was_wished_is_what_the_node_carries(client: Client, ada: User) -> 
     assert Event.objects.about(node).get().actor == "ada"
 
 
-def test_a_burst_ends_on_the_sponsors_own_clock(client: Client, ada: User) -> None:
+def test_lending_until_uses_owner_time_zone(client: Client, ada: User) -> None:
     ahead = (timezone.now() + timedelta(days=2)).replace(hour=6, minute=0, second=0, microsecond=0)
 
     node = lent(client, available="until", available_until=f"{ahead:%Y-%m-%dT%H:%M}", timezone="Asia/Tokyo")
@@ -141,7 +141,7 @@ def test_a_burst_ends_on_the_sponsors_own_clock(client: Client, ada: User) -> No
     assert node.available_until == ahead.astimezone(UTC) - timedelta(hours=9)
 
 
-def test_a_node_can_be_lent_to_one_track(client: Client, ada: User, settings: Settings) -> None:
+def test_node_lent_to_one_track_serves_only_it(client: Client, ada: User, settings: Settings) -> None:
     settings.POOL_TRACKS = "tests.scheduler.sponsors.test_lending.two_tracks"
 
     node = lent(client, serves="track", serves_track="small")
@@ -154,7 +154,7 @@ def two_tracks() -> dict[str, str]:
     return {"small": "Small models", "night": "One night"}
 
 
-def test_an_anonymous_sponsor_needs_no_name(client: Client, ada: User) -> None:
+def test_anonymous_sponsor_needs_no_name(client: Client, ada: User) -> None:
     assert not lent(client, shown="anonymous", sponsor_name="", sponsor_link="").shown
     assert not Sponsor.objects.exists()
 
@@ -183,9 +183,7 @@ def test_an_anonymous_sponsor_needs_no_name(client: Client, ada: User) -> None:
         ({"labels": "h100"}, "The node sets"),
     ],
 )
-def test_what_cannot_be_is_said_at_its_place_and_nothing_typed_is_lost(
-    client: Client, ada: User, fields: dict[str, Any], said: str
-) -> None:
+def test_lending_form_error_keeps_input(client: Client, ada: User, fields: dict[str, Any], said: str) -> None:
     make_node("taken")
 
     answer = lend(client, **fields)
@@ -201,7 +199,7 @@ def test_what_cannot_be_is_said_at_its_place_and_nothing_typed_is_lost(
     assert not Sponsor.objects.exists()
 
 
-def test_what_was_ticked_is_still_ticked(client: Client, ada: User) -> None:
+def test_lending_form_error_keeps_checkboxes(client: Client, ada: User) -> None:
     content = lend(
         client, name="", available="windows", days_1=["2", "6"], from_1="08:00", to_1="09:30"
     ).content.decode()
@@ -212,7 +210,7 @@ def test_what_was_ticked_is_still_ticked(client: Client, ada: User) -> None:
     assert re.search(r'name="available" value="windows"[^>]*checked', content)
 
 
-def test_nobody_fills_the_list_with_machines_that_never_come(client: Client, ada: User) -> None:
+def test_unjoined_nodes_per_owner_are_limited(client: Client, ada: User) -> None:
     for number in range(20):
         Node.objects.create(name=f"paper-{number}", owner=ada)
 
@@ -222,7 +220,7 @@ def test_nobody_fills_the_list_with_machines_that_never_come(client: Client, ada
     assert "Too many of your nodes" in problems(answer)
 
 
-def test_wishes_can_be_changed(client: Client, ada: User) -> None:
+def test_node_settings_can_be_changed(client: Client, ada: User) -> None:
     node = lent(client, available="windows", days_0=["0", "4"], from_0="19:00", to_0="07:00", labels="mine")
     join(token_of(line(client, node, "pipx")))
     Node.objects.filter(pk=node.pk).update(labels=["1x3090", "mine"])
@@ -243,7 +241,7 @@ def test_wishes_can_be_changed(client: Client, ada: User) -> None:
 # --- the line to paste ---------------------------------------------------------------------------------------------
 
 
-def test_both_lines_carry_name_labels_and_a_token_that_lets_the_node_in(client: Client, ada: User) -> None:
+def test_install_commands_have_name_labels_and_token(client: Client, ada: User) -> None:
     node = lent(client, labels="mine")
     docker, pipx = line(client, node, "docker"), line(client, node, "pipx")
 
@@ -263,11 +261,11 @@ def test_both_lines_carry_name_labels_and_a_token_that_lets_the_node_in(client: 
     assert (node.state, node.owner, Node.objects.count()) == (Node.State.ONLINE, ada, 1)
 
 
-def test_a_machine_without_gpus_asks_docker_for_none(client: Client, ada: User) -> None:
+def test_docker_command_without_gpus_requests_none(client: Client, ada: User) -> None:
     assert "--gpus" not in line(client, lent(client, gpu_count="0"), "docker")
 
 
-def test_the_docker_line_fits_the_image(client: Client, ada: User, settings: Settings) -> None:
+def test_docker_command_matches_the_image(client: Client, ada: User, settings: Settings) -> None:
     settings.NODE_IMAGE = "registry.example.org/node:1"
     node = lent(client)
     words = line(client, node, "docker")
@@ -307,7 +305,7 @@ def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) 
     assert re.search(r"^NoNewPrivs:\s1$", done.stdout, re.MULTILINE)
 
 
-def test_a_site_on_this_machine_is_reached_from_a_container(client: Client, ada: User, settings: Settings) -> None:
+def test_docker_command_for_local_site_uses_host_network(client: Client, ada: User, settings: Settings) -> None:
     assert ("--network" in line(client, lent(client), "docker")) == ("127.0.0.1" in settings.SITE_URL)
     settings.SITE_URL = "http://localhost:8000"
     words = line(client, lent(client, name="near"), "docker")
@@ -316,7 +314,7 @@ def test_a_site_on_this_machine_is_reached_from_a_container(client: Client, ada:
     assert "--network" not in line(client, lent(client, name="far"), "docker")
 
 
-def test_the_pipx_line_starts_the_agent_of_the_wheel(client: Client, ada: User, settings: Settings) -> None:
+def test_pipx_command_starts_agent_from_wheel(client: Client, ada: User, settings: Settings) -> None:
     words = line(client, lent(client, labels="mine"), "pipx")
     assert words[:4] == ["pipx", "run", "--spec", settings.NODE_PACKAGE]
     project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
@@ -327,7 +325,7 @@ def test_the_pipx_line_starts_the_agent_of_the_wheel(client: Client, ada: User, 
     assert build_parser().parse_args(words[6:]).label == ["mine"]
 
 
-def test_the_page_turns_green_when_the_node_has_joined(client: Client, ada: User) -> None:
+def test_install_page_shows_joined_node(client: Client, ada: User) -> None:
     node = lent(client)
     live = f"/sponsors/nodes/{node.pk}/live.json"
     first = client.get(live)
@@ -344,7 +342,7 @@ def test_the_page_turns_green_when_the_node_has_joined(client: Client, ada: User
     assert 'http-equiv="refresh"' not in page(client, node)
 
 
-def test_the_site_keeps_no_token(client: Client, ada: User) -> None:
+def test_site_stores_no_plain_token(client: Client, ada: User) -> None:
     token = token_of(line(client, lent(client), "docker"))
 
     for table in connection.introspection.table_names():
@@ -353,7 +351,7 @@ def test_the_site_keeps_no_token(client: Client, ada: User) -> None:
             assert token not in str(cursor.fetchall()), table
 
 
-def test_the_line_is_shown_to_the_browser_that_asked_and_no_other(client: Client, ada: User) -> None:
+def test_install_command_is_shown_only_in_its_session(client: Client, ada: User) -> None:
     node = lent(client)
     other = Client()
     other.force_login(ada)
@@ -362,7 +360,7 @@ def test_the_line_is_shown_to_the_browser_that_asked_and_no_other(client: Client
     assert "loco is expected" in page(other, node)
 
 
-def test_a_new_line_ends_the_old_one_and_what_runs_goes_on(client: Client, ada: User) -> None:
+def test_new_install_command_expires_old_one_only(client: Client, ada: User) -> None:
     node = lent(client)
     old = token_of(line(client, node, "docker"))
     click(client, node, "rotate")
@@ -393,7 +391,7 @@ def joined(client: Client, ada: User) -> tuple[Node, Agent]:
     return node, agent
 
 
-def test_draining_lets_it_finish_and_take_no_more(client: Client, joined: tuple[Node, Agent]) -> None:
+def test_drained_node_finishes_job_and_gets_no_other(client: Client, joined: tuple[Node, Agent]) -> None:
     node, agent = joined
     make_job()
     work = agent.work()
@@ -407,7 +405,7 @@ def test_draining_lets_it_finish_and_take_no_more(client: Client, joined: tuple[
     assert "draining" in page(client, node)
 
 
-def test_a_pause_hands_the_job_back_and_ends(client: Client, joined: tuple[Node, Agent]) -> None:
+def test_paused_node_hands_job_back_until_resumed(client: Client, joined: tuple[Node, Agent]) -> None:
     node, agent = joined
     make_job()
     work = agent.work()
@@ -421,7 +419,7 @@ def test_a_pause_hands_the_job_back_and_ends(client: Client, joined: tuple[Node,
     assert agent.ask().action == "job"
 
 
-def test_revoking_ends_its_token_and_every_line_that_waits(client: Client, joined: tuple[Node, Agent]) -> None:
+def test_revoking_node_expires_all_its_tokens(client: Client, joined: tuple[Node, Agent]) -> None:
     node, agent = joined
     click(client, node, "rotate")
     waiting = token_of(line(client, node, "docker"))
@@ -434,7 +432,7 @@ def test_revoking_ends_its_token_and_every_line_that_waits(client: Client, joine
     assert "revoked" in page(client, node)
 
 
-def test_every_click_is_written_down_with_who_did_it(client: Client, joined: tuple[Node, Agent]) -> None:
+def test_node_actions_record_events_with_actor(client: Client, joined: tuple[Node, Agent]) -> None:
     node, _ = joined
     before = Event.objects.about(node).count()
 
@@ -444,7 +442,7 @@ def test_every_click_is_written_down_with_who_did_it(client: Client, joined: tup
     assert list(Event.objects.about(node).values_list("actor", flat=True))[before:] == ["ada"] * 6
 
 
-def test_a_click_twice_does_no_harm(client: Client, joined: tuple[Node, Agent]) -> None:
+def test_repeated_node_action_changes_nothing(client: Client, joined: tuple[Node, Agent]) -> None:
     node, _ = joined
     for what in ("drain", "pause", "resume", "revoke"):
         click(client, node, what)
@@ -453,14 +451,14 @@ def test_a_click_twice_does_no_harm(client: Client, joined: tuple[Node, Agent]) 
         assert Event.objects.about(node).count() == events
 
 
-def test_looking_changes_nothing(client: Client, joined: tuple[Node, Agent]) -> None:
+def test_get_request_changes_no_node(client: Client, joined: tuple[Node, Agent]) -> None:
     node, _ = joined
     for what in ("drain", "pause", "resume", "revoke", "rotate", "forget"):
         assert client.get(f"/sponsors/nodes/{node.pk}/{what}/").status_code == 405
     assert click(client, node, "explode").status_code == 404
 
 
-def test_a_click_needs_the_sites_own_form(joined: tuple[Node, Agent], ada: User) -> None:
+def test_node_action_requires_csrf_token(joined: tuple[Node, Agent], ada: User) -> None:
     node, _ = joined
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(ada)
@@ -468,7 +466,7 @@ def test_a_click_needs_the_sites_own_form(joined: tuple[Node, Agent], ada: User)
     assert click(strict, node, "revoke").status_code == 403
 
 
-def test_a_stranger_is_not_even_told_that_it_exists(joined: tuple[Node, Agent]) -> None:
+def test_node_page_for_other_users_is_not_found(joined: tuple[Node, Agent]) -> None:
     node, _ = joined
     stranger = Client()
     stranger.force_login(User.objects.create_user("bob"))
@@ -490,7 +488,7 @@ def test_node_drain_by_maintainer_stops_agent(joined: tuple[Node, Agent]) -> Non
     assert agent.ask().action == "stop"
 
 
-def test_a_ban_is_not_the_owners_to_lift(client: Client, joined: tuple[Node, Agent]) -> None:
+def test_owner_cannot_lift_ban(client: Client, joined: tuple[Node, Agent]) -> None:
     node, agent = joined
     pool.ban_node(node, "mira", "It returned what it had not computed.")
 
@@ -503,9 +501,7 @@ def test_a_ban_is_not_the_owners_to_lift(client: Client, joined: tuple[Node, Age
     assert "It returned what it had not computed." in page(client, node)
 
 
-def test_a_machine_that_never_came_can_be_forgotten_and_one_that_did_cannot(
-    client: Client, joined: tuple[Node, Agent]
-) -> None:
+def test_only_unjoined_node_can_be_deleted(client: Client, joined: tuple[Node, Agent]) -> None:
     node, _ = joined
     other = lent(client, name="second")
 
@@ -516,7 +512,7 @@ def test_a_machine_that_never_came_can_be_forgotten_and_one_that_did_cannot(
     assert not JoinToken.objects.filter(renews=other.pk).exists()
 
 
-def test_the_list_of_ones_own_nodes_takes_few_queries(
+def test_own_nodes_page_takes_few_queries(
     client: Client, ada: User, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     for number in range(30):
@@ -530,7 +526,7 @@ def test_the_list_of_ones_own_nodes_takes_few_queries(
     assert "somebody-elses" not in content
 
 
-def test_the_time_zones_of_the_form_are_ones_that_exist(client: Client, ada: User) -> None:
+def test_lending_form_time_zones_exist(client: Client, ada: User) -> None:
     content = client.get("/sponsors/lend/").content.decode()
 
     assert '<optgroup label="Europe">' in content

@@ -54,7 +54,7 @@ def all_of(agent: Agent) -> set[str]:
 # --- who gets what ---------------------------------------------------------------------------------------------------
 
 
-def test_two_nodes_with_different_labels_and_wishes_get_only_what_they_may(db: None) -> None:
+def test_nodes_get_only_jobs_their_settings_allow(db: None) -> None:
     make_job(author="anybody")
     make_job(author="core", from_core=True)
     make_job(author="core-small", from_core=True, track="small")
@@ -72,12 +72,12 @@ def test_two_nodes_with_different_labels_and_wishes_get_only_what_they_may(db: N
     assert Job.objects.get(state=Job.State.QUEUED).author == "huge"
 
 
-def test_a_sponsor_reads_which_wish_stands_against_the_queue(db: None) -> None:
+def test_idle_reason_names_the_limiting_setting(db: None) -> None:
     make_job(author="ada")
     assert what(lend("cellar", serves="core")) == "What waits needs a node whose owner lends it to everyone."
 
 
-def test_lent_disk_and_memory_count_and_not_all_that_is_there(db: None) -> None:
+def test_matching_uses_lent_disk_and_memory(db: None) -> None:
     make_job(author="disk", needs_disk_bytes=20 * GIB)
     make_job(author="memory", needs_memory_bytes=6 * GIB)
     small = lend("small", disk_bytes=10 * GIB)
@@ -91,7 +91,7 @@ def test_lent_disk_and_memory_count_and_not_all_that_is_there(db: None) -> None:
 # --- when ------------------------------------------------------------------------------------------------------------
 
 
-def test_outside_its_window_a_node_gets_nothing_and_hears_when_it_opens(agent: Agent) -> None:
+def test_node_outside_window_gets_next_opening(agent: Agent) -> None:
     make_job()
     node = Node.objects.get()
     Node.objects.update(available="windows", timezone="Asia/Kolkata")
@@ -107,13 +107,13 @@ def test_outside_its_window_a_node_gets_nothing_and_hears_when_it_opens(agent: A
     assert "09:00 (Asia/Kolkata)" in action.reason
 
 
-def test_a_burst_that_is_over_gives_nothing(agent: Agent) -> None:
+def test_node_after_end_of_lending_gets_no_job(agent: Agent) -> None:
     make_job()
     Node.objects.update(available="until", available_until=timezone.now() - timedelta(minutes=1))
     assert agent.ask().reason == "Its owner does not lend this node just now."
 
 
-def test_a_job_whose_first_checkpoint_would_not_fit_is_not_begun(agent: Agent) -> None:
+def test_job_without_checkpoint_before_window_end_is_not_leased(agent: Agent) -> None:
     make_job(author="slow", expected_seconds=36_000, checkpoint_seconds=3600)
     make_job(author="quick", expected_seconds=36_000, checkpoint_seconds=300)
     Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=30))
@@ -121,7 +121,7 @@ def test_a_job_whose_first_checkpoint_would_not_fit_is_not_begun(agent: Agent) -
     assert what(agent) == "What waits needs a node that is free for 63 minutes at a stretch."
 
 
-def test_before_the_window_ends_the_node_is_asked_to_finish_and_the_job_goes_on_elsewhere(agent: Agent) -> None:
+def test_node_is_stopped_before_window_ends_and_job_resumes(agent: Agent) -> None:
     make_job(expected_seconds=36_000, checkpoint_seconds=60)
     Node.objects.update(available="until", available_until=timezone.now() + timedelta(hours=2))
     work = agent.work()
@@ -142,7 +142,7 @@ def test_before_the_window_ends_the_node_is_asked_to_finish_and_the_job_goes_on_
     assert onward.job.failures == 0
 
 
-def test_a_large_checkpoint_over_a_slow_line_is_asked_for_sooner(agent: Agent) -> None:
+def test_slow_upload_stops_job_earlier(agent: Agent) -> None:
     make_job(expected_seconds=36_000, checkpoint_seconds=60)
     work = agent.work()
     Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=20))
@@ -162,7 +162,7 @@ def test_a_large_checkpoint_over_a_slow_line_is_asked_for_sooner(agent: Agent) -
 # --- how long --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_handed_on_after_its_hours_and_does_not_come_straight_back(agent: Agent) -> None:
+def test_run_over_node_limit_is_not_leased_there_again_soon(agent: Agent) -> None:
     make_job(expected_seconds=360_000, checkpoint_seconds=600)
     Node.objects.update(max_hours=4)
     work = agent.work()
@@ -190,7 +190,7 @@ def test_a_run_is_handed_on_after_its_hours_and_does_not_come_straight_back(agen
 
 
 @pytest.mark.parametrize("length", [1, 60])
-def test_wishes_make_a_question_no_dearer_with_a_longer_queue(
+def test_poll_with_settings_takes_constant_queries(
     agent: Agent, django_assert_num_queries: DjangoAssertNumQueries, length: int
 ) -> None:
     for number in range(length):
@@ -203,7 +203,7 @@ def test_wishes_make_a_question_no_dearer_with_a_longer_queue(
         assert agent.ask().action == "idle"
 
 
-def test_the_questions_of_a_process_share_a_look_at_the_queue(
+def test_polls_of_a_process_share_the_queue_cache(
     agent: Agent, settings: Any, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     settings.QUEUE_READ_SECONDS = 60
@@ -282,7 +282,7 @@ def check_all_is_as_wished() -> None:
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(pool=nodes, queue=jobs)
-def test_a_claim_is_what_matching_says(db: None, pool: list[dict[str, Any]], queue: list[dict[str, Any]]) -> None:
+def test_claimed_job_is_the_best_match(db: None, pool: list[dict[str, Any]], queue: list[dict[str, Any]]) -> None:
     with transaction.atomic():
         for node in build(pool, queue):
             now = timezone.now()
@@ -308,9 +308,7 @@ def test_a_claim_is_what_matching_says(db: None, pool: list[dict[str, Any]], que
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(pool=nodes, queue=jobs)
-def test_on_postgresql_it_holds_with_all_nodes_asking_at_once(
-    pool: list[dict[str, Any]], queue: list[dict[str, Any]]
-) -> None:
+def test_concurrent_claims_on_postgresql_match(pool: list[dict[str, Any]], queue: list[dict[str, Any]]) -> None:
     need_postgres()
     Lease.objects.all().delete()
     Job.objects.all().delete()

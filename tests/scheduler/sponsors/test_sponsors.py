@@ -51,11 +51,11 @@ def lease(node: Node, hours: float, ago: timedelta = timedelta(hours=1), **field
     )  # fmt: skip
 
 
-def test_an_empty_list_says_how_to_be_on_it(client: Client) -> None:
+def test_empty_sponsor_list_explains_lending(client: Client) -> None:
     assert "Current sponsors appear here" in words(client, "/sponsors/")
 
 
-def test_the_list_has_current_and_past_sponsors_with_what_they_gave(client: Client) -> None:
+def test_sponsor_list_shows_current_and_past_totals(client: Client) -> None:
     ada, bob = sponsor("Ada"), sponsor("Bob", link="https://bob.example")
     lease(node_of(ada, "loco"), 3, timedelta(days=3))
     lease(node_of(ada, "engine"), 1.5)
@@ -75,7 +75,7 @@ def test_the_list_has_current_and_past_sponsors_with_what_they_gave(client: Clie
     )
 
 
-def test_a_drained_or_revoked_machine_makes_a_past_sponsor(client: Client) -> None:
+def test_sponsor_of_drained_or_revoked_node_is_past(client: Client) -> None:
     ada, bob = sponsor("Ada"), sponsor("Bob")
     lease(node_of(ada, "loco", state=Node.State.DRAINING), 1)
     lease(node_of(bob, "steam"), 1)
@@ -84,7 +84,7 @@ def test_a_drained_or_revoked_machine_makes_a_past_sponsor(client: Client) -> No
     assert "On the train now Current sponsors" in words(client, "/sponsors/")
 
 
-def test_who_stays_anonymous_is_counted_and_not_named(client: Client) -> None:
+def test_anonymous_sponsors_are_counted_without_names(client: Client) -> None:
     ada, bob, cleo = sponsor("Ada"), sponsor("Bob"), sponsor("Cleo")
     lease(node_of(ada, "secret-1", shown=False), 2)
     lease(node_of(ada, "secret-2", shown=False), 2)
@@ -101,21 +101,19 @@ def test_who_stays_anonymous_is_counted_and_not_named(client: Client) -> None:
         assert hidden not in page
 
 
-def test_a_name_without_an_hour_is_not_on_the_list(client: Client) -> None:
+def test_sponsor_without_hours_is_not_listed(client: Client) -> None:
     node_of(sponsor("Spam & Sons", link="https://spam.example"), "loco")
 
     assert "Spam" not in client.get("/sponsors/").content.decode()
 
 
-def test_the_sites_own_machines_are_no_sponsors(client: Client) -> None:
+def test_nodes_without_owner_are_not_listed(client: Client) -> None:
     lease(make_node("this-machine")[0], 5)
 
     assert "5.0" not in words(client, "/sponsors/")
 
 
-def test_the_list_takes_as_few_queries_for_many_as_for_one(
-    client: Client, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_sponsor_list_takes_constant_queries(client: Client, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     for number in range(20):
         one = sponsor(f"Sponsor{number}")
         for twice in range(2):
@@ -136,7 +134,7 @@ def signed_in(sponsor: Sponsor) -> Client:
     return client
 
 
-def test_an_owner_sees_every_run_the_node_served_and_what_came_of_it() -> None:
+def test_node_page_lists_runs_with_outcomes() -> None:
     ada = sponsor("Ada")
     node = node_of(ada, "loco")
     job = make_job()
@@ -152,7 +150,7 @@ def test_an_owner_sees_every_run_the_node_served_and_what_came_of_it() -> None:
     assert "job served 1 " in page, "one job, however many leases"
 
 
-def test_what_it_does_now_is_on_its_page() -> None:
+def test_node_page_shows_active_job() -> None:
     ada = sponsor("Ada")
     node = node_of(ada, "loco")
     held = lease(node, 0.1, state=Lease.State.ACTIVE, phase="running")
@@ -164,7 +162,7 @@ def test_what_it_does_now_is_on_its_page() -> None:
     assert live["wait"] == 2
 
 
-def test_a_long_record_comes_in_pages_and_few_queries(django_assert_max_num_queries: DjangoAssertNumQueries) -> None:
+def test_node_page_with_many_jobs_is_paginated(django_assert_max_num_queries: DjangoAssertNumQueries) -> None:
     ada = sponsor("Ada")
     node = node_of(ada, "loco")
     jobs = [make_job() for _ in range(60)]
@@ -185,7 +183,7 @@ def test_a_long_record_comes_in_pages_and_few_queries(django_assert_max_num_quer
 # --- badge and certificate -------------------------------------------------------------------------------------------
 
 
-def test_a_badge_says_how_much_and_fits_its_words(client: Client) -> None:
+def test_badge_shows_hours_and_fits_text(client: Client) -> None:
     ada = sponsor("Ada")
     lease(node_of(ada, "loco"), 1234)
 
@@ -198,11 +196,11 @@ def test_a_badge_says_how_much_and_fits_its_words(client: Client) -> None:
     assert float(rows[-1].attrib["x"]) + float(rows[-1].attrib["textLength"]) <= float(picture.attrib["width"])
 
 
-def test_a_badge_cannot_be_made_to_say_anything_else() -> None:
+def test_badge_escapes_name() -> None:
     assert "<script" not in badges.draw_badge("<script>", '"><script>alert(1)</script>')
 
 
-def test_who_stays_anonymous_has_no_public_badge_and_no_public_certificate(client: Client) -> None:
+def test_anonymous_sponsor_has_no_public_badge(client: Client) -> None:
     ada = sponsor("Ada")
     lease(node_of(ada, "loco", shown=False), 5)
 
@@ -211,7 +209,7 @@ def test_who_stays_anonymous_has_no_public_badge_and_no_public_certificate(clien
     assert "5.0 GPU-hours" in words(signed_in(ada), f"/sponsors/{ada.pk}/certificate/")
 
 
-def test_a_certificate_counts_for_others_what_is_shown_and_for_the_sponsor_all(client: Client) -> None:
+def test_certificate_hides_hidden_nodes_from_others(client: Client) -> None:
     ada = sponsor("Ada")
     lease(node_of(ada, "loco"), 5)
     lease(node_of(ada, "secret", shown=False), 2)
@@ -221,7 +219,7 @@ def test_a_certificate_counts_for_others_what_is_shown_and_for_the_sponsor_all(c
     assert "7.0 GPU-hours" in words(signed_in(ada), address)
 
 
-def test_hours_of_a_machine_without_gpus_are_called_so(client: Client) -> None:
+def test_cpu_hours_are_labeled(client: Client) -> None:
     ada = sponsor("Ada")
     lease(node_of(ada, "loco"), 5, gpus=0, accelerator="")
 
@@ -232,7 +230,7 @@ def test_hours_of_a_machine_without_gpus_are_called_so(client: Client) -> None:
     assert "5 CPU-hours lent" in client.get(f"/sponsors/{ada.pk}/badge.svg").content.decode()
 
 
-def test_the_name_and_the_link_can_be_changed() -> None:
+def test_sponsor_name_and_link_can_be_changed() -> None:
     ada = sponsor("Ada")
     node_of(ada, "loco")
     client = signed_in(ada)
