@@ -18,7 +18,7 @@ SAVE_SECONDS = 60.0
 DEFAULT_UPLOAD_BYTES_PER_SECOND = 1e6
 """Of a node whose network was not measured. A conservative guess."""
 MAX_NOTICE_SECONDS = 3600.0
-"""A node is asked at most an hour before its deadline, however slow its network."""
+"""Longest time before a deadline at which a stop is requested, for slow networks."""
 
 
 def find_stop_reason(lease: Lease, now: datetime) -> str:

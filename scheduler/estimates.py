@@ -153,7 +153,7 @@ class QueueEstimates:
     def _assign_jobs(
         self, each: list[tuple[Job, JobGroup]], used: dict[str, float]
     ) -> dict[int, tuple[datetime, datetime]]:
-        """Return when each job begins and ends: the slot that is free first takes what matching gives it."""
+        """Return when each job begins and ends: the first free slot gets its best match."""
         waiting, times = group_jobs(each), {}
         queue = matching.JobQueue((replace(jobs[0][1], jobs=len(jobs)) for jobs in waiting.values()), used, self.now)
         useful = {id(slot): slot for jobs in waiting.values() for slot in self._find_fitting_slots(jobs[0][1])}
@@ -183,19 +183,19 @@ class QueueEstimates:
         self, position: int | None, group: JobGroup, begins: datetime | None, ends: datetime | None
     ) -> StartEstimate:
         """Return the estimate of a job of the group."""
-        fitting, wanted = self._find_fitting_slots(group), f"Waits for a node {matching.describe_needs(group)}"
+        fitting, needs = self._find_fitting_slots(group), f"Waits for a node {matching.describe_needs(group)}"
         if not fitting:
-            return StartEstimate(position, f"{wanted}: none is online. It leaves as soon as one is.")
+            return StartEstimate(position, f"{needs}: none is online. It starts as soon as one is.")
         next_free = fitting[0].free_at
         if next_free is None:
-            return StartEstimate(position, f"{wanted}: when one is lent again is not known.")
+            return StartEstimate(position, f"{needs}: it is unknown when one is lent again.")
         if begins and begins <= self.now:
-            return StartEstimate(position, "The next free node takes it.", begins, ends)
+            return StartEstimate(position, "The next free node gets it.", begins, ends)
         if next_free <= self.now:
-            return StartEstimate(position, f"{wanted}; others go before it.", begins, ends)
+            return StartEstimate(position, f"{needs}; other jobs go first.", begins, ends)
         busy = sum(slot.busy for slot in fitting)
-        used = f"{busy} {'is' if busy == 1 else 'are'} in use" if busy else "none is lent just now"
-        return StartEstimate(position, f"{wanted}; {used}", begins, ends, next_free)
+        used = f"{busy} {'is' if busy == 1 else 'are'} in use" if busy else "none is lent now"
+        return StartEstimate(position, f"{needs}; {used}", begins, ends, next_free)
 
 
 def format_time(at: datetime, now: datetime) -> str:

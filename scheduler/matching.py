@@ -1,14 +1,12 @@
-"""Which job should this node get now? Pure: frozen facts in, a choice out.
+"""Matching: selects the next job of a node. Pure functions without a database.
 
-Jobs that are alike in everything that matters here wait in one **group**, and only the one that has waited longest
-competes. So the choice costs as much as there are different groups, however many jobs wait in each.
+Equal jobs form a `JobGroup`, so the cost depends on the number of groups, not of jobs.
 
-The order: priority, then impact, then the fewest GPUs left idle, then shorter, then the author who had less lately,
-then age. Age also lifts: each
-`LIFT` of waiting counts like the next higher priority, without end, so nothing starves.
+The order: priority, impact, fewest idle GPUs, shorter duration, the author with less recent usage, age. Each
+`LIFT_PERIOD` of waiting raises the priority by one step, without limit, so no job starves.
 
-A node gets only what it can do (labels, GPUs, memory, disk), what its owner lends it for, and what comes to its first
-checkpoint before the owner wants it back.
+A node gets only jobs that fit its labels, GPUs, memory and disk and its owner's settings, and that reach their first
+checkpoint while it is lent.
 """
 
 from __future__ import annotations
@@ -25,25 +23,25 @@ from itertools import count
 from threading import Lock
 
 LIFT_PERIOD = timedelta(hours=24)
-"""One night of waiting is worth one step of priority: a ladder run goes before tonight's train after four. A guess."""
+"""Waiting time worth one priority step: a ladder run precedes the nightly after four days. An estimate."""
 PRIORITY_STEP = 10
 """Distance between two priorities (`Job.Priority`)."""
 LEEWAY_SECONDS = 180.0
-"""For downloads and uploads, in addition to the job itself. A guess."""
+"""For downloads and uploads, in addition to the job itself. An estimate."""
 GB = 10**9
-"""Labels count in decimal gigabytes: a card sold with 24 GB has a little more than that, never less."""
+"""Decimal: a GPU sold with 24 GB has slightly more."""
 
 NOTABLE_DISK_BYTES = 100 * GB
-"""From here on a job's need of disk is worth mentioning."""
+"""Disk needs from here on are mentioned in explanations."""
 
 GPU_LABEL = re.compile(r"([1-9]\d{0,2})x(\d{1,4})gb")
 DISK_LABEL = re.compile(r"(\d{1,6})gb")
 MODEL_PREFIX = "model:"
-"""Before a language model's name: a label that a node carries whose back end can rephrase with it."""
+"""Prefix of labels that name a language model of the node's rephrasing back end."""
 PACKETS_KIND = "rephrase"
-"""The kind of job that a node does only if its owner says so."""
+"""The rephrasing kind; a node runs it only if its owner allows it."""
 SEAT_KIND = "seat"
-"""The kind that any volunteer's machine may do whose agent can: the site's own code runs, and no other."""
+"""The swarm worker's kind. It runs only the site's own code, so any node may run it."""
 MODEL_LABEL = re.compile(r"([1-9]\d{0,2})x(.+)")
 
 
@@ -62,22 +60,22 @@ class NodeSlot:
     """Of the smallest of them."""
     memory_bytes: int = 0
     kinds: frozenset[str] | None = None
-    """Of job that its agent knows; None: any."""
+    """Job kinds that its agent supports; None: any."""
     serves: str = "everyone"
     """`Node.Serves`: everyone, core, or the track `serves_track` alone."""
     serves_track: str = ""
     packets: str = "never"
     """`Node.Packets`: whether it may rephrase, between runs or alone."""
     models: frozenset[str] | None = None
-    """That its back end can rephrase with; None: any."""
+    """Language models of its back end; None: any."""
     campaign: str = ""
-    """The only one that it rephrases for; empty: any."""
+    """The only campaign that it rephrases for; empty: any."""
     swarm_run: int | None = None
-    """The only one whose seats it takes; None: any."""
+    """The only run whose seats it takes; None: any."""
     seconds_left: float | None = None
-    """Until its owner wants it back; None where no end is near."""
+    """Until its lending time ends; None if no end is near."""
     max_seconds: float | None = None
-    """That its owner lends to one run."""
+    """The owner's limit for one run."""
     node: int | None = None
     owner: int | None = None
     """User id; None for a node of the site."""
@@ -85,7 +83,7 @@ class NodeSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class JobGroup:
-    """Jobs that are alike, by what they need and how they rank."""
+    """Jobs with equal needs and equal rank."""
 
     priority: int
     impact: int
@@ -102,28 +100,28 @@ class JobGroup:
     track: str = ""
     from_core: bool = False
     checkpoint_seconds: float = 0.0
-    """To the first checkpoint and between two; 0: it leaves none, and has to be done in one go."""
+    """Until the first checkpoint and between two; 0: no checkpoints."""
     excluded_nodes: tuple[int, ...] = ()
     excluded_owners: tuple[int, ...] = ()
     kind: str = "train"
     waiting_since: datetime
     """When the first of the group was queued."""
     jobs: int = 1
-    """How many wait in it."""
+    """Number of waiting jobs."""
 
     @property
     def min_seconds(self) -> float:
-        """Seconds of work after which something is left of it that another node can go on from."""
+        """Seconds until the first checkpoint or the end."""
         return min(self.checkpoint_seconds or math.inf, self.expected_seconds)
 
     def is_alike(self, other: JobGroup) -> bool:
-        """Whether they differ in nothing but how many wait."""
+        """Return whether the groups differ at most in `jobs`."""
         quick = self.waiting_since == other.waiting_since and self.author == other.author
         return quick and replace(self, jobs=other.jobs) == other
 
     @property
     def needs(self) -> tuple[object, ...]:
-        """Everything that decides who may serve it."""
+        """All fields that decide which nodes fit."""
         return (
             *(self.needs_labels, self.needs_trusted, self.needs_sandbox, self.needs_disk_bytes, self.needs_gpus),
             *(self.needs_gpu_memory_bytes, self.needs_memory_bytes, self.track, self.from_core, self.min_seconds),
@@ -136,7 +134,7 @@ class JobGroup:
 
 @dataclass(frozen=True)
 class LabelNeeds:
-    """What labels ask for: some are numbers, the others are names."""
+    """Parsed labels of a job."""
 
     names: tuple[str, ...] = ()
     gpus: int = 0
@@ -146,7 +144,7 @@ class LabelNeeds:
 
 @lru_cache(maxsize=4096)
 def parse_labels(labels: tuple[str, ...]) -> LabelNeeds:
-    """Read `2x24gb` (two GPUs of 24 GB or more each), `500gb` (of disk); any other label is a name."""
+    """Parse labels: `2x24gb` is two GPUs of at least 24 GB, `500gb` is disk, any other label is a name."""
     names, gpus, gpu_memory, disk = [], 0, 0, 0
     for label in labels:
         if found := GPU_LABEL.fullmatch(label):
@@ -159,16 +157,16 @@ def parse_labels(labels: tuple[str, ...]) -> LabelNeeds:
 
 
 def has_label(node: NodeSlot, name: str) -> bool:
-    """Whether the node has a label of this name. Who has `4x3090` has `1x3090` too, in a lane with that many GPUs."""
+    """Return whether the node has a label. `4x3090` includes `1x3090`, within the GPUs of the slot."""
     if name.startswith(MODEL_PREFIX):
         return node.models is None or name.removeprefix(MODEL_PREFIX) in node.models
-    wanted = MODEL_LABEL.fullmatch(name)
-    if wanted is None:
+    required = MODEL_LABEL.fullmatch(name)
+    if required is None:
         return name in node.labels
-    if int(wanted[1]) > node.gpus:
+    if int(required[1]) > node.gpus:
         return False
-    held = (MODEL_LABEL.fullmatch(label) for label in node.labels)
-    return any(found and found[2] == wanted[2] and int(found[1]) >= int(wanted[1]) for found in held)
+    owned = (MODEL_LABEL.fullmatch(label) for label in node.labels)
+    return any(found and found[2] == required[2] and int(found[1]) >= int(required[1]) for found in owned)
 
 
 # --- the order -------------------------------------------------------------------------------------------------------
@@ -176,21 +174,20 @@ def has_label(node: NodeSlot, name: str) -> bool:
 
 Rank = tuple[int, int, int, float, datetime, str, float]
 QueueEntry = tuple[Rank, int, JobGroup]
-"""A group where it stands; the number decides between equals."""
+"""Rank, insertion number as the tie-breaker, group."""
 
 
 class JobQueue:
-    """The groups in their order, which is the same for every node, kept apart by what they need.
+    """The ranked groups, by their needs. Obstacles are checked once per set of needs.
 
-    Obstacles are checked once for each distinct set of needs, and then only the first groups of those are compared.
-    Thread-safe, but a search may miss a group that another thread is just moving.
+    Thread-safe, but a search may miss a group that another thread moves meanwhile.
     """
 
     def __init__(self, groups: Iterable[JobGroup], used: Mapping[str, float], now: datetime) -> None:
-        """`used`: seconds each author had lately."""
+        """`used`: recent seconds of each author."""
         self.read_at = now
         self.jobs = 0
-        """That were waiting in it."""
+        """Total number of jobs added."""
         self.used = dict(used)
         self._as_of = now
         self._numbers = count()
@@ -199,7 +196,7 @@ class JobQueue:
         self.add(groups, now)
 
     def add(self, groups: Iterable[JobGroup], now: datetime) -> None:
-        """Let more groups stand in it, as of now. One that stands there already may do so twice."""
+        """Add groups. A group that is in the queue already may be in it twice."""
         touched = []
         with self._lock:
             for group in groups:
@@ -215,7 +212,7 @@ class JobQueue:
         return rank_group(group, self.used.get(group.author, 0.0), self._as_of), next(self._numbers), group
 
     def find_fitting(self, node: NodeSlot) -> Iterator[JobGroup]:
-        """Yield the groups that this node may serve, best first."""
+        """Yield the groups that fit the node, best first."""
         mine = (
             rank_for_slot(entries, count_idle_gpus(front, node))
             for entries, front in self._fronts()
@@ -224,15 +221,16 @@ class JobQueue:
         return (group for _, _, group in merge(*mine))
 
     def remove_group(self, group: JobGroup) -> None:
-        """Remove a group, or what is left of it: it has no waiting job any more."""
+        """Remove a group, or its rest: it has no waiting jobs left."""
         with self._lock:
             if not self._remove(group) and (rest := self._find_rest(group)):
                 self._remove(rest)
 
     def reserve_job(self, group: JobGroup) -> bool:
-        """A job of this group is taken: its author has had that much more, and the others come first. Say so before it
-        is claimed, and those who look meanwhile find another. Return whether it still stood there: another thread may
-        have been faster."""
+        """Reserve a job before claiming it, so that concurrent polls find others; return whether there was one left.
+
+        The job counts as usage of its author at once.
+        """
         with self._lock:
             if not self._remove(group):
                 return False
@@ -242,11 +240,10 @@ class JobQueue:
             return True
 
     def cancel_reservation(self, group: JobGroup) -> None:
-        """After all no job of this group was taken: it stands where it stood."""
+        """Undo `reserve_job`."""
         with self._lock:
             self.used[group.author] -= group.expected_seconds
-            rest = self._find_rest(group)
-            if rest:
+            if rest := self._find_rest(group):
                 self._remove(rest)
             self._insert(replace(group, jobs=1 + (rest.jobs if rest else 0)))
 
@@ -268,15 +265,15 @@ class JobQueue:
         return explain_idle([front for _, front in self._fronts()], node)
 
     def _fronts(self) -> list[tuple[list[QueueEntry], JobGroup]]:
-        """Return the groups of each need, with the first of them."""
+        """Return the entries of each set of needs, with their first group."""
         fronts = ((entries, entries[:1]) for entries in list(self._entries.values()))  # another thread may empty one
         return [(entries, front[0][2]) for entries, front in fronts if front]
 
 
 def rank_for_slot(entries: Iterable[QueueEntry], idle: int) -> Iterator[tuple[tuple[object, ...], int, JobGroup]]:
-    """Yield groups of one need as they stand on a node of which they would leave so many GPUs idle."""
-    for (get_lifted_priority, impact, *rest), number, group in entries:
-        yield (get_lifted_priority, impact, idle, *rest), number, group
+    """Yield entries with the number of GPUs that they leave idle inserted into their rank."""
+    for (lifted_priority, impact, *rest), number, group in entries:
+        yield (lifted_priority, impact, idle, *rest), number, group
 
 
 def count_idle_gpus(group: JobGroup, node: NodeSlot) -> int:
@@ -286,20 +283,15 @@ def count_idle_gpus(group: JobGroup, node: NodeSlot) -> int:
 def sort_fitting_groups(
     groups: Iterable[JobGroup], node: NodeSlot, used: Mapping[str, float], now: datetime
 ) -> list[JobGroup]:
-    """Return the groups that this node may serve, best first. `used`: seconds each author had lately."""
+    """Return the groups that fit the node, best first. `used`: recent seconds of each author."""
     return list(JobQueue(groups, used, now).find_fitting(node))
 
 
 def rank_group(group: JobGroup, used_seconds: float, now: datetime) -> Rank:
-    """Return the place of a group; lower goes first. Its last parts only settle what was queued at the same moment."""
-    place = (
-        get_lifted_priority(group, now),
-        -group.impact,
-        get_duration_class(group.expected_seconds),
-        used_seconds,
-        group.waiting_since,
-    )
-    return (*place, group.author, group.expected_seconds)
+    """Return the rank of a group; lower goes first. The last two parts are tie-breakers."""
+    duration_class = math.floor(math.log2(max(group.expected_seconds, 1.0)))  # each class is twice as long as the last
+    rank = get_lifted_priority(group, now), -group.impact, duration_class, used_seconds, group.waiting_since
+    return (*rank, group.author, group.expected_seconds)
 
 
 def get_lifted_priority(group: JobGroup, now: datetime) -> int:
@@ -307,16 +299,11 @@ def get_lifted_priority(group: JobGroup, now: datetime) -> int:
     return group.priority - PRIORITY_STEP * max(0, math.floor((now - group.waiting_since) / LIFT_PERIOD))
 
 
-def get_duration_class(seconds: float) -> int:
-    """Return the class of a job's length: each is twice as long as the one before, so near lengths tie."""
-    return math.floor(math.log2(max(seconds, 1.0)))
-
-
-# --- who may serve whom ----------------------------------------------------------------------------------------------
+# --- obstacles -------------------------------------------------------------------------------------------------------
 
 
 def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
-    """Return why this node may not serve the group, as the rest of a sentence ("waits for a node ..."), or None."""
+    """Return why the group does not fit the node, as the rest of a sentence ("waits for a node ..."), or None."""
     if node.kinds is not None and group.kind not in node.kinds:
         return "that does more than take seats" if node.kinds == {SEAT_KIND} else "whose agent is up to date"
     if group.needs_trusted and not node.trusted:
@@ -324,15 +311,15 @@ def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
     if group.needs_sandbox and not node.sandboxed:
         return "with a sandbox"
     if node.node in group.excluded_nodes or node.owner in group.excluded_owners:
-        return "that has nothing to do with the people or the result to be checked"
+        return "that is independent of the authors and of the result to check"
     return find_capability_obstacle(group, node) or find_owner_obstacle(group, node) or find_time_obstacle(group, node)
 
 
 def find_capability_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
-    """Return what the machine lacks."""
+    """Return what the node lacks."""
     label_needs = parse_labels(group.needs_labels)
     if missing := sorted(name for name in label_needs.names if not has_label(node, name)):
-        return f"labelled {', '.join(missing)}"
+        return f"labeled {', '.join(missing)}"
     gpus = max(group.needs_gpus, label_needs.gpus)
     gpu_memory = max(group.needs_gpu_memory_bytes, label_needs.gpu_memory_bytes)
     if gpus > node.gpus or gpu_memory > node.gpu_memory_bytes:
@@ -351,7 +338,7 @@ def describe_needs(group: JobGroup) -> str:
     disk = max(group.needs_disk_bytes, label_needs.disk_bytes)
     parts = [
         describe_gpus(gpus, gpu_memory) if gpus or gpu_memory else "",
-        f"labelled {', '.join(label_needs.names)}" if label_needs.names else "",
+        f"labeled {', '.join(label_needs.names)}" if label_needs.names else "",
         f"with {format_gigabytes(group.needs_memory_bytes)} of memory" if group.needs_memory_bytes else "",
         f"with {format_gigabytes(disk)} of free disk" if disk >= NOTABLE_DISK_BYTES else "",
         "that is trusted to score" if group.needs_trusted else "",
@@ -388,22 +375,22 @@ def find_owner_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
 
 
 def format_swarm_track(run: int) -> str:
-    """Return the word that the seats of a swarm's run carry as their track."""
+    """Return `Job.track` of a swarm run's seats."""
     return f"swarm:{run}"
 
 
 def find_time_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
-    """Return why it would be for nothing to begin: the owner wants the machine back before anything is saved."""
+    """Return the time that the group needs if the node's lending time ends before its first checkpoint."""
     left = min((seconds for seconds in (node.seconds_left, node.max_seconds) if seconds is not None), default=math.inf)
     needed = group.min_seconds + LEEWAY_SECONDS
     return f"that is free for {math.ceil(needed / 60)} minutes at a stretch" if needed > left else None
 
 
 def explain_idle(groups: Collection[JobGroup], node: NodeSlot) -> str:
-    """Return a sentence for the sponsor whose node gets nothing."""
+    """Return why the node gets no job, as a sentence for its owner."""
     if not groups:
         return "The queue is empty."
     obstacles = sorted({text for group in groups if (text := find_obstacle(group, node)) is not None})
     if not obstacles:
-        return "What waits now goes to other nodes."
-    return f"What waits needs a node {'; or one '.join(obstacles[:3])}."
+        return "The waiting jobs go to other nodes."
+    return f"The waiting jobs need a node {'; or one '.join(obstacles[:3])}."

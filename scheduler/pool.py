@@ -16,11 +16,11 @@ from scheduler.transitions import transition
 from trainer import protocol
 
 OFFLINE_AFTER = timedelta(minutes=2)
-"""A poll is held open for a minute at most, so a node that lives is heard of more often than this."""
-OFFLINE_REASON = "It has not been heard of for a while."
+"""Polls last a minute at most, so an online node sends requests more often."""
+OFFLINE_REASON = "It has sent no request for two minutes."
 """In the Event of a node that is offline."""
 LAST_SEEN_INTERVAL = timedelta(seconds=5)
-"""The row of a busy node is not written with every call."""
+"""Minimum time between two updates of a node's `last_seen`."""
 FIRST_REST = timedelta(seconds=5)
 LONGEST_REST = timedelta(minutes=10)
 SITE = "site"
@@ -52,7 +52,10 @@ def record_poll(
     is_back = node.state in (Node.State.NEW, Node.State.OFFLINE)
     is_stale = node.last_seen is None or now - node.last_seen > LAST_SEEN_INTERVAL
     found = hardware.model_dump(mode="json")
-    labels, slots = merge_labels(node, hardware), slots_requested or node.slots
+    slots = slots_requested or node.slots
+    # Labels that the agent no longer detects go, except the owner's.
+    undetected = set(node.hardware.get("found_labels") or ()) - set(node.owner_labels)
+    labels = sorted((set(node.labels) - undetected) | set(hardware.found_labels) | set(node.owner_labels))
     is_redivided = (labels, slots) != (node.labels, node.slots)
     is_changed = found != node.hardware
     node.hardware, node.labels, node.slots, node.last_seen = found, labels, slots, now
@@ -66,13 +69,7 @@ def record_poll(
         else:
             buffer.add(node)
     if is_back:
-        set_online(node, since=[Node.State.NEW, Node.State.OFFLINE])
-
-
-def merge_labels(node: Node, hardware: protocol.Hardware) -> list[str]:
-    """Return the node's labels with those that its agent found now; the owner's own labels stay."""
-    before = set(node.hardware.get("found_labels") or ()) - set(node.owner_labels)
-    return sorted((set(node.labels) - before) | set(hardware.found_labels) | set(node.owner_labels))
+        set_node_state(node, Node.State.ONLINE, get_actor(node), "", since=[Node.State.NEW, Node.State.OFFLINE])
 
 
 def record_heartbeat(node: Node, now: datetime, health: protocol.Health | None = None) -> None:
@@ -81,11 +78,7 @@ def record_heartbeat(node: Node, now: datetime, health: protocol.Health | None =
         record_health(node, health)
         Node.objects.filter(pk=node.pk).update(last_seen=now, health=node.health)
     if node.state == Node.State.OFFLINE:
-        set_online(node, since=[Node.State.OFFLINE])
-
-
-def set_online(node: Node, since: Collection[Node.State]) -> None:
-    set_node_state(node, Node.State.ONLINE, get_actor(node), "", since=since)
+        set_node_state(node, Node.State.ONLINE, get_actor(node), "", since=[Node.State.OFFLINE])
 
 
 def mark_silent_nodes_offline(now: datetime) -> None:
@@ -98,8 +91,8 @@ def mark_silent_nodes_offline(now: datetime) -> None:
 
 
 def drain_node(node: Node, by: str, why: str = "") -> bool:
-    """Let the node finish its job and take no more."""
-    return set_node_state(node, Node.State.DRAINING, by, why or "It finishes what it does and takes no more.")
+    """Let the node finish its job and get no more."""
+    return set_node_state(node, Node.State.DRAINING, by, why or "It finishes its job and gets no more.")
 
 
 def pause_node(node: Node, by: str, why: str = "") -> bool:
@@ -178,5 +171,5 @@ def record_node_failure(node: Node) -> None:
         Event.record(
             SITE,
             node,
-            f"{node.failures} jobs in a row failed on {node.name} for reasons of the machine: it rests a while.",
+            f"{node.failures} jobs in a row failed on {node.name} because of the machine. It rests for a while.",
         )

@@ -1,7 +1,7 @@
 """Preemption: a waiting nightly gets the slot of a preemptible run at that run's next checkpoint.
 
 Only if the nightly would be next there, and only as many runs as there are nightlies without a slot. Runs that were
-asked before count, so no run is asked twice and no second run is asked for the same nightly.
+requested before count, so each run gets one request and each nightly one runly.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OccupiedSlot:
 
 
 def make_room(now: datetime | None = None) -> int:
-    """Ask preemptible runs to yield to waiting nightlies; return how many were asked. Idempotent."""
+    """Stop preemptible runs for waiting nightlies; return how many stops were requested. Idempotent."""
     now = now or timezone.now()
     nightlies = Job.objects.filter(state=Job.State.QUEUED, priority=Job.Priority.NIGHTLY).order_by("queued_at", "pk")
     waiting = list(nightlies[:MAX_NIGHTLIES])
@@ -68,7 +68,7 @@ def make_room(now: datetime | None = None) -> int:
 
 
 def make_room_for(job: Job, slots: Collection[OccupiedSlot], now: datetime) -> bool:
-    """Reserve a slot for the nightly; return whether a run was asked to yield."""
+    """Reserve a slot for the nightly; return whether a run's stop was requested."""
     group = job_groups.build_group_from_job(job)
     fitting = [slot for slot in slots if not slot.reserved and matching.find_obstacle(group, slot.node_slot) is None]
     free = (slot for slot in fitting if slot.lease is None and now - job.state_since < FREE_SLOT_GRACE)

@@ -85,12 +85,12 @@ def request_hand_back(job: Job, actor: str, reason: str, *, hold: bool = False) 
 def request_stop(job: Job, how: str, actor: str, reason: str, *, hold: bool = False) -> bool:
     """Record a stop request for the job's node; return whether it is recorded. `cancel` is never replaced."""
     leased = Job.objects.filter(pk=job.pk, state=Job.State.LEASED).exclude(stop_requested__in=["cancel", how])
-    asked = leased.update(stop_requested=how, stop_reason=reason[:500], hold_requested=hold)
+    requested = leased.update(stop_requested=how, stop_reason=reason[:500], hold_requested=hold)
     job.refresh_from_db()
-    if asked:
+    if requested:
         verb = "cancel" if how == "cancel" else "hand back"
-        Event.record(actor, job, f"The node was asked to {verb} it: {reason}")
-    return asked == 1 or (job.state == Job.State.LEASED and job.stop_requested == how)
+        Event.record(actor, job, f"Requested the node to {verb} it: {reason}")
+    return requested == 1 or (job.state == Job.State.LEASED and job.stop_requested == how)
 
 
 @transaction.atomic

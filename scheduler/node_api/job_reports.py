@@ -17,12 +17,12 @@ MAX_LOG_BYTES = 8 * 2**20
 @transaction.atomic
 def store_metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
     """Store a batch if it is the next one. Raises LeaseEndedError or OutOfOrderError."""
-    taken = (
+    is_stored = (
         Lease.objects.active(lease)
         .filter(metrics_received=message.sequence - 1)
         .update(metrics_received=message.sequence)
     )
-    if taken:
+    if is_stored:
         get_job_kind(lease.job).handle_metrics(lease.job, message.rows)
         return protocol.Acknowledgment(received=message.sequence)
     check_lease_active(lease)
@@ -44,12 +44,12 @@ def store_log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgme
     if end <= received:
         check_lease_active(lease)
         return protocol.Acknowledgment(received=received)
-    taken = (
+    is_stored = (
         Lease.objects.active(lease)
         .filter(log_received=received)
         .update(log_received=F("log_received") + end - received)
     )
-    if not taken:
+    if not is_stored:
         check_lease_active(lease)
         return protocol.Acknowledgment(received=lease.log_received)
     store_log_chunk(lease, received, content[received - message.offset :].decode("utf-8", "replace"))

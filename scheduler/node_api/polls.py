@@ -1,4 +1,4 @@
-"""A poll: a node asks for a job, and the request may stay open for a while. The server sets the pace."""
+"""Polls: a node requests a job; the server may hold the request open and sets the next poll's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sponsors' pages need to write hours, windows and fields."""
+"""Template filters of the sponsors' pages: hours, windows and form fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = {"days": "Days", "from": "From", "to": "To"}
 
 
 def number(value: float) -> str:
-    """0.0123 is 0.012, 3.14 is 3.1, 1234.5 is 1,234: two digits that say something, and no more decimals than one."""
+    """Format with two significant digits and at most one decimal from 1 on: 0.012, 3.1, 1,234."""
     if not value:
         return "0"
     return f"{value:.2g}" if value < 0.995 else f"{value:,.{1 if value < 99.95 else 0}f}"
@@ -32,7 +32,7 @@ def credit(hours: float) -> str:
 
 @register.filter
 def lent(given: LentTotals) -> str:
-    """12.3 GPU-hours, 34 GPU-minutes; CPU-hours where no GPU was among it."""
+    """Format lent time: 12.3 GPU-hours, 34 GPU-minutes; CPU-hours without any GPU."""
     cpu = given.cpu_seconds and not given.gpu_seconds
     seconds, what = (given.cpu_seconds, "CPU") if cpu else (given.gpu_seconds, "GPU")
     if not seconds:
@@ -50,7 +50,7 @@ def gigabytes(size: int) -> str:
 
 @register.filter
 def machine(node: Node) -> list[tuple[str, str]]:
-    """Return what the node found out about itself and how it is, line by line; nothing of what it does not know."""
+    """Return the known facts about the node's hardware and health as (name, value) rows."""
     facts, health = node.hardware, node.health
     cards = Counter(
         f"{gpu.get('name', 'GPU')}, {(gpu.get('memory_bytes') or 0) / 2**30:.0f}{SPACE}GB"
@@ -62,8 +62,8 @@ def machine(node: Node) -> list[tuple[str, str]]:
     )  # fmt: skip
     trouble = [
         health.get("trouble", ""),
-        "slowed down by heat or power" if health.get("throttled") else "",
-        "a GPU with nothing to do while a job runs" if health.get("idle_gpu") else "",
+        "throttled by temperature or power" if health.get("throttled") else "",
+        "a GPU is idle while a job runs" if health.get("idle_gpu") else "",
     ]
     used, probe = health.get("gpu_used_bytes"), health.get("probe") or {}
     lines = [
@@ -82,7 +82,7 @@ def machine(node: Node) -> list[tuple[str, str]]:
 
 @register.filter
 def state_word(node: Node) -> str:
-    """Return the node's state in a word, with the two that its row tells otherwise."""
+    """Return the node's state, with the two that follow from its token."""
     if node.token_hash is None and node.state != Node.State.BANNED:
         return "revoked" if node.last_seen else "expected"
     return node.get_state_display().lower()
@@ -90,7 +90,7 @@ def state_word(node: Node) -> str:
 
 @register.filter
 def window(stretch: tuple[list[int], time, time]) -> str:
-    """Mo–Fr 19:00 to 07:00"""
+    """Format a window: Mo–Fr 19:00 to 07:00."""
     days, start, end = stretch
     row = len(days) > 2 and days == list(range(days[0], days[-1] + 1))
     named = f"{WEEKDAYS[days[0]]}–{WEEKDAYS[days[-1]]}" if row else ", ".join(WEEKDAYS[day] for day in days)
@@ -99,12 +99,12 @@ def window(stretch: tuple[list[int], time, time]) -> str:
 
 @register.filter
 def first_input(field: BoundField) -> str:
-    """Return the id of what the keyboard reaches first in a field."""
+    """Return the id of the field's first input."""
     return field.id_for_label or f"{field.auto_id}_0"
 
 
 @register.filter
 def plain_label(field: BoundField) -> str:
-    """Return a label also for the fields of a weekly stretch, which have none of their own."""
+    """Return the field's label; for those of a window its part and line."""
     part, _, row = field.name.partition("_")
     return f"{PARTS[part]}, line {int(row) + 1}" if part in PARTS and row.isdigit() else str(field.label)

@@ -51,7 +51,7 @@ def test_its_numbers_are_those_of_the_fixture_and_its_board_is_what_the_site_mak
     assert Run.objects.filter(trust=Run.Trust.RECORD).exists()
 
 
-def test_it_is_labelled_on_every_page_and_nothing_of_it_starts(client: Client) -> None:
+def test_it_is_labeled_on_every_page_and_nothing_of_it_starts(client: Client) -> None:
     demo.seed_demo()
     run = Run.objects.filter(state=Run.State.FINISHED)[0]
     places = ("/", "/queue/", "/nodes/", "/sponsors/", "/calendar/", f"/runs/{run.pk}/", f"/entries/{run.entry_id}/")

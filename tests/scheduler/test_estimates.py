@@ -51,9 +51,9 @@ def test_estimate_second_job_starts_after_first() -> None:
     first, second = make_job(expected_seconds=7200), make_job(expected_seconds=7200)
     now = timezone.now()
     queue_estimates = QueueEstimates(now)
-    assert queue_estimates.get_estimate(first) == StartEstimate(1, "The next free node takes it.", now, now + 2 * HOUR)
+    assert queue_estimates.get_estimate(first) == StartEstimate(1, "The next free node gets it.", now, now + 2 * HOUR)
     assert queue_estimates.get_estimate(second) == StartEstimate(
-        2, "Waits for a node that fits; others go before it.", now + 2 * HOUR, now + 4 * HOUR
+        2, "Waits for a node that fits; other jobs go first.", now + 2 * HOUR, now + 4 * HOUR
     )
 
 
@@ -95,7 +95,7 @@ def test_estimate_without_fitting_node_says_so() -> None:
     online("small")
     job = make_job(needs_labels=["8x80gb"])
     assert estimate_start(job, timezone.now()) == StartEstimate(
-        1, "Waits for a node with 8 GPUs of 80 GB: none is online. It leaves as soon as one is."
+        1, "Waits for a node with 8 GPUs of 80 GB: none is online. It starts as soon as one is."
     )
 
 
@@ -111,7 +111,7 @@ def test_estimate_ignores_node_whose_lending_ends() -> None:
     works("weekend", 3)
     assert (
         estimate_start(make_job(), timezone.now()).reason
-        == "Waits for a node that fits: when one is lent again is not known."
+        == "Waits for a node that fits: it is unknown when one is lent again."
     )
 
 

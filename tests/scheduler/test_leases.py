@@ -343,14 +343,14 @@ def test_node_without_sandbox_gets_only_site_code(db: None) -> None:
     make_job()
     asked = HARDWARE.model_copy(update={"sandboxes": ("none",)})
     action = bare.ask(hardware=asked)
-    assert (action.action, action.reason) == ("idle", "What waits needs a node with a sandbox.")
+    assert (action.action, action.reason) == ("idle", "The waiting jobs need a node with a sandbox.")
     make_job(needs_sandbox=False)
     assert bare.ask(hardware=asked).action == "job"
 
 
 def test_reported_hardware_is_matched(agent: Agent) -> None:
     make_job(needs_disk_bytes=500 * 10**9)
-    assert agent.ask().reason == "What waits needs a node with 500 GB of free disk."
+    assert agent.ask().reason == "The waiting jobs need a node with 500 GB of free disk."
     assert agent.ask(hardware=HARDWARE.model_copy(update={"disk_free_bytes": 10**12})).action == "job"
 
 

@@ -182,7 +182,7 @@ def test_explain_idle_names_needs_of_queue() -> None:
     queue = [replace(LINE, needs_labels=("h100",)), replace(LINE, needs_trusted=True)]
     idle = NodeSlot(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
     assert (
-        matching.explain_idle(queue, idle) == "What waits needs a node labelled h100; or one that is trusted to score."
+        matching.explain_idle(queue, idle) == "The waiting jobs need a node labeled h100; or one that is trusted to score."
     )
     assert matching.explain_idle([], idle) == "The queue is empty."
 
@@ -210,8 +210,8 @@ def test_matching_excludes_nodes_of_same_owner() -> None:
         ("500gb", None),
         ("3x24gb", "with 3 GPUs of 24 GB"),
         ("1x80gb", "with a GPU of 80 GB"),
-        ("4x3090", "labelled 4x3090"),
-        ("1x4090", "labelled 1x4090"),
+        ("4x3090", "labeled 4x3090"),
+        ("1x4090", "labeled 1x4090"),
         ("2000gb", "with 2000 GB of free disk"),
     ],
 )
@@ -221,7 +221,7 @@ def test_labels_with_numbers_compare_as_numbers(label: str, waits_for: str | Non
 
 def test_slot_label_counts_only_its_gpus() -> None:
     lane = replace(ANY_NODE, gpus=1)
-    assert matching.find_obstacle(replace(LINE, needs_labels=("2x3090",)), lane) == "labelled 2x3090"
+    assert matching.find_obstacle(replace(LINE, needs_labels=("2x3090",)), lane) == "labeled 2x3090"
     assert matching.find_obstacle(replace(LINE, needs_labels=("2x24gb",)), lane) == "with 2 GPUs of 24 GB"
     assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), lane) is None
 
@@ -229,7 +229,7 @@ def test_slot_label_counts_only_its_gpus() -> None:
 def test_owner_label_adds_no_gpu() -> None:
     braggart = replace(ANY_NODE, labels=frozenset({"8x80gb", "1x3090"}), gpus=0, gpu_memory_bytes=0)
     assert matching.find_obstacle(replace(LINE, needs_labels=("8x80gb",)), braggart) == "with 8 GPUs of 80 GB"
-    assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), braggart) == "labelled 1x3090"
+    assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), braggart) == "labeled 1x3090"
 
 
 def test_matching_respects_owner_settings() -> None:
@@ -260,5 +260,5 @@ def test_claim_skips_empty_group() -> None:
 
 def test_describe_needs_names_requirements() -> None:
     wanted = replace(LINE, needs_labels=("h100", "500gb"), needs_gpus=2, needs_gpu_memory_bytes=24 * 10**9)
-    assert matching.describe_needs(wanted) == "with 2 GPUs of 24 GB and labelled h100 and with 500 GB of free disk"
+    assert matching.describe_needs(wanted) == "with 2 GPUs of 24 GB and labeled h100 and with 500 GB of free disk"
     assert matching.describe_needs(LINE) == "that fits"

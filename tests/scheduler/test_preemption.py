@@ -57,7 +57,7 @@ def test_preemption_stops_run_with_least_unsaved_work_once() -> None:
     Checkpoint.objects.update(created_at=now - timedelta(minutes=1))
     assert [preemption.make_room() for _ in range(3)] == [1, 0, 0]
     assert asked() == {"saved"}
-    assert Event.objects.filter(sentence__startswith="The node was asked to hand back").count() == 1
+    assert Event.objects.filter(sentence__startswith="Requested the node to hand back").count() == 1
     tonight()
     assert [preemption.make_room() for _ in range(2)] == [1, 0]
     assert asked() == {"saved", "fresh"}

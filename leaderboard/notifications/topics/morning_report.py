@@ -73,8 +73,9 @@ def format_lines(night: Night, finished: Run | None) -> list[str]:
 
 def describe_result(run: Run) -> str:
     table = refresh_standings(run.track)
-    row, bits = table.get_row(run.entry_id), f"{run.bits_per_byte:.4f} bits per byte."
-    return f"{run.entry.title} finished with {bits} {explanations.describe_standing(row, table) if row else bits}"
+    row, bits = table.get_row(run.entry_id), f"{run.bits_per_byte:.4f} bits per byte"
+    standing = explanations.describe_standing(row, table) if row else f"{bits}."
+    return f"{run.entry.title} finished with {standing if standing.startswith(bits) else f'{bits}. {standing}'}"
 
 
 def describe_state(night: Night) -> str:

@@ -1,4 +1,4 @@
-"""`manage.py node_state NAME drain`: what a node's owner can ask of it, from the shell."""
+"""`manage.py node_state NAME ACTION`: changes a node's state."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name")
         parser.add_argument("action", choices=ACTIONS)
-        parser.add_argument("--why", default="", help="a sentence that its owner reads")
+        parser.add_argument("--why", default="", help="reason, shown to its owner")
 
     def handle(self, *args: Any, name: str, action: str, why: str, **options: Any) -> None:
         node = Node.objects.filter(name=name).first()
         if node is None:
-            raise CommandError(f"There is no node called {name!r}.")
+            raise CommandError(f"Unknown node {name!r}.")
         ACTIONS[action](node, BY, why)
         trust = "trusted" if node.trusted else "not trusted"
         token = "" if node.token_hash else ", without a token"

@@ -68,7 +68,7 @@ def test_what_cannot_be_an_address_is_said_and_nothing_kept(client: Client, vera
     assert "Select a valid choice" in add(client, "email", "vera@example.net"), "this site sends no letters"
     assert "Select a valid choice" in add(client, "discord", DISCORD, "approval"), "not hers to choose"
     add(client, "discord", DISCORD)
-    assert "Notices go there already" in add(client, "discord", DISCORD)
+    assert "This address is subscribed already" in add(client, "discord", DISCORD)
     assert Subscription.objects.count() == 1
 
 
@@ -136,7 +136,7 @@ def test_a_forged_or_swapped_link_is_nobodys(client: Client, vera: User, mail: M
 def test_nobody_can_have_us_write_to_strangers_all_day(vera: User, mail: MailServer) -> None:
     for number in range(subscriptions.MAX_TEST_NOTICES):
         subscriptions.subscribe(vera, "email", f"{number}@example.net", ["record"])
-    with pytest.raises(SubscriptionError, match="enough for today"):
+    with pytest.raises(SubscriptionError, match="Too many test messages today"):
         subscriptions.subscribe(vera, "email", "one-more@example.net", ["record"])
     assert not subscriptions.send_test_notice(Subscription.objects.filter(user=vera).first())  # type: ignore[arg-type]
 
@@ -144,7 +144,7 @@ def test_nobody_can_have_us_write_to_strangers_all_day(vera: User, mail: MailSer
 def test_nobody_has_more_places_than_he_can_look_after(vera: User) -> None:
     for number in range(subscriptions.MAX_SUBSCRIPTIONS):
         subscriptions.subscribe(vera, "webhook", f"https://example.org/{number}", ["record"])
-    with pytest.raises(SubscriptionError, match="You have 10 already"):
+    with pytest.raises(SubscriptionError, match="You have 10 subscriptions"):
         subscriptions.subscribe(vera, "webhook", "https://example.org/more", ["record"])
 
 

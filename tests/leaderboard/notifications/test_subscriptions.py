@@ -159,7 +159,8 @@ def test_the_morning_post_has_last_nights_result_its_curve_and_the_numbers(track
     message = morning_report.compose(TUESDAY)
     assert message
     assert message.title == "All aboard: 3 Mar"
-    assert message.lines[0].startswith("Small: main, 2 Mar arrived with 2.5000 bits per byte.")
+    assert message.lines[0].startswith("Small: main, 2 Mar finished with 2.5000 bits per byte.")
+    assert message.lines[0].count("2.5000 bits per byte") == 1
     assert message.url.endswith(run.get_absolute_url())
     picture, numbers = message.files
     assert picture.contents.startswith(b"\x89PNG")
@@ -171,10 +172,10 @@ def test_the_morning_post_has_last_nights_result_its_curve_and_the_numbers(track
 @pytest.mark.parametrize(
     ("state", "fields", "said"),
     [
-        (Run.State.QUEUED, {}, "It leaves as soon as one is."),
-        (Run.State.TRAINING, {"fraction": 0.5, "seconds": 10.0}, "is under way: 50% of its budget"),
+        (Run.State.QUEUED, {}, "It starts as soon as one is."),
+        (Run.State.TRAINING, {"fraction": 0.5, "seconds": 10.0}, "is in progress: 50% of its budget"),
         (Run.State.SCORING, {}, "is trained and being scored"),
-        (Run.State.FAILED, {"reason": "The loss became NaN."}, "did not arrive: The loss became NaN."),
+        (Run.State.FAILED, {"reason": "The loss became NaN."}, "failed: The loss became NaN."),
     ],
 )
 def test_it_says_how_far_a_train_is_that_has_not_arrived(

@@ -60,7 +60,7 @@ def test_the_best_of_the_month_leave_with_the_baseline_beside_them(track: Track)
         assert run.job
         assert (run.job.priority, run.job.preemptible) == (Job.Priority.MAINTAINER, True)
         assert run.job.expected_seconds == 7 * track.expected_seconds
-    assert Event.objects.about(track).last().sentence.startswith("Monthly train of ")  # type: ignore[union-attr]
+    assert Event.objects.about(track).last().sentence.startswith("Monthly runs of ")  # type: ignore[union-attr]
 
 
 def test_once_a_month_whoever_asks(track: Track) -> None:
@@ -76,7 +76,7 @@ def test_it_stands_aside_while_the_last_one_runs(track: Track) -> None:
     first = this_month()
     arrived(track, "Better", 1.6, days_ago=-1)
     (second,) = monthly.start_monthly_runs(NOW + timedelta(days=32))
-    assert second.sentence == "The last monthly train is still under way with 2 runs: no second one departs."
+    assert second.sentence == "The last month still has 2 runs in progress: no new runs start."
     assert not second.runs.exists()
     first.runs.update(state=Run.State.FINISHED)
     (third,) = monthly.start_monthly_runs(NOW + timedelta(days=64))
@@ -86,7 +86,7 @@ def test_it_stands_aside_while_the_last_one_runs(track: Track) -> None:
 def test_who_arrived_before_the_last_one_does_not_leave_again(track: Track) -> None:
     arrived(track, "Old", 1.5, days_ago=40)
     month = this_month()
-    assert month.sentence == "No new entry has arrived since the last one: nothing departs."
+    assert month.sentence == "No new entry was scored since the last month: no runs start."
     assert not month.runs.exists()
 
 
@@ -106,7 +106,7 @@ def test_nobody_goes_along_whose_result_is_disputed_or_withdrawn(track: Track) -
 
 def test_where_no_node_fits_it_says_so(track: Track) -> None:
     arrived(track, "Best", 1.5)
-    assert this_month().sentence.endswith("none is online. It leaves as soon as one is.")
+    assert this_month().sentence.endswith("none is online. It starts as soon as one is.")
 
 
 def test_its_runs_do_not_move_the_board(track: Track) -> None:

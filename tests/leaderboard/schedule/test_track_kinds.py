@@ -153,7 +153,7 @@ def test_create_track_says_what_it_made_and_refuses_a_second(track: Track) -> No
     told = StringIO()
     call_command("create_track", "tune-1b5-2x24gb", stdout=told)
     assert told.getvalue() == "1.5 billion on two cards of 24 GB: /tracks/tune-1b5-2x24gb/, needs 2x24gb\n"
-    with pytest.raises(CommandError, match="give another --slug"):
+    with pytest.raises(CommandError, match="Choose another --slug"):
         call_command("create_track", "tune-1b5-2x24gb")
     call_command("create_track", "tune-1b5-2x24gb", "--slug", "second", "--name", "Again", stdout=told)
     assert Track.objects.get(slug="second").name == "Again"

@@ -255,4 +255,4 @@ def test_departures_are_estimated_in_the_order_of_the_queue() -> None:
     assert [line.leaves_at for line in two] == [now, now + left]
     assert [line.leaves_at for line in none] == [None, None]
     assert [line.position for line in none] == [1, 2]
-    assert none[0].reason == "Waits for a node that fits: none is online. It leaves as soon as one is."
+    assert none[0].reason == "Waits for a node that fits: none is online. It starts as soon as one is."

@@ -68,13 +68,13 @@ def test_nodes_get_only_jobs_their_settings_allow(db: None) -> None:
     assert all_of(for_core) == {"core", "core-small", "rack"}
     assert all_of(for_small) == {"small"}
     assert all_of(lend("street", pair)) == {"anybody", "pair"}
-    assert what(for_core) == "What waits needs a node with 8 GPUs of 80 GB."
+    assert what(for_core) == "The waiting jobs need a node with 8 GPUs of 80 GB."
     assert Job.objects.get(state=Job.State.QUEUED).author == "huge"
 
 
 def test_idle_reason_names_the_limiting_setting(db: None) -> None:
     make_job(author="ada")
-    assert what(lend("cellar", serves="core")) == "What waits needs a node whose owner lends it to everyone."
+    assert what(lend("cellar", serves="core")) == "The waiting jobs need a node whose owner lends it to everyone."
 
 
 def test_matching_uses_lent_disk_and_memory(db: None) -> None:
@@ -118,7 +118,7 @@ def test_job_without_checkpoint_before_window_end_is_not_leased(agent: Agent) ->
     make_job(author="quick", expected_seconds=36_000, checkpoint_seconds=300)
     Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=30))
     assert all_of(agent) == {"quick"}
-    assert what(agent) == "What waits needs a node that is free for 63 minutes at a stretch."
+    assert what(agent) == "The waiting jobs need a node that is free for 63 minutes at a stretch."
 
 
 def test_node_is_stopped_before_window_ends_and_job_resumes(agent: Agent) -> None:
@@ -211,7 +211,7 @@ def test_polls_of_a_process_share_the_queue_cache(
     make_job(needs_labels=["h100"])
     agent.ask()
     with django_assert_num_queries(1):
-        assert agent.ask().reason == "What waits needs a node labelled h100."
+        assert agent.ask().reason == "The waiting jobs need a node labeled h100."
     make_job(author="bob")
     assert agent.ask().action == "idle"
     job_groups.QUEUE_CACHE = job_groups.QueueCache()
