@@ -52,7 +52,7 @@ def get_loan_seconds_left(lease: Lease, now: datetime) -> float | None:
 
 
 def estimate_notice_seconds(job: Job, node: Node) -> float:
-    """Return how long before the deadline the node has to be asked: for the heartbeat, the save and the upload."""
+    """Return how long before the deadline the node gets a stop request: for the heartbeat, the save and the upload."""
     notice = settings.LEASE_SECONDS / 2 + SAVE_SECONDS + estimate_upload_seconds(job, node)
     if node.max_hours is not None:
         notice = min(notice, node.max_hours * node_slots.HOUR / 4)  # most of a short loan is still for work

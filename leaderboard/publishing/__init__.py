@@ -1,1 +1,1 @@
-"""Weights for everybody: releases, publications, their cards, and the way to the Hub."""
+"""Published weights: releases, publications, model cards and uploads to the Hub."""

@@ -36,7 +36,7 @@ def build_files(kept: Publication, name: str, folder: Path) -> list[FileAddition
 
 
 def build_descriptions(kept: Publication, name: str, with_transformers: bool) -> list[FileAddition]:
-    """Return what is said of the weights, as of now."""
+    """Return the files that describe the weights, as of now."""
     run = kept.run
     results = {
         "run": run.to_dict(),
@@ -55,7 +55,7 @@ def build_descriptions(kept: Publication, name: str, with_transformers: bool) ->
 
 
 def convert_for_transformers(kept: Publication, files: dict[str, Path], folder: Path) -> Iterator[FileAddition]:
-    """Yield the same weights as transformers reads them; nothing for an architecture that it does not know."""
+    """Yield the weights in the format of transformers; nothing for an architecture that it does not support."""
     named = {PurePosixPath(path).name: file for path, file in files.items()}
     if weights.WEIGHTS not in named or not gpt_neox.is_supported(kept.run.config):
         return
@@ -74,7 +74,7 @@ def convert_for_transformers(kept: Publication, files: dict[str, Path], folder: 
 
 @contextmanager
 def empty_folder(folder: Path) -> Iterator[None]:
-    """Have an empty folder; what an attempt that died left in it is gone."""
+    """Create an empty folder; delete the rest of an interrupted attempt."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:

@@ -100,18 +100,18 @@ def describe_weights(kept: Publication) -> str:
 
 
 def describe_standing(run: Run) -> str:
-    """Return where its entry stands, in a sentence; nothing while that cannot be said."""
+    """Return a sentence about the entry's standing; empty if there is none."""
     if run.state != Run.State.FINISHED or run.season_id != run.track.season_id:
         return ""
     run.track.season = run.season
     table = refresh_standings(run.track)
     row = table.get_row(run.entry_id)
-    said = f"{escape_markdown(explanations.describe_standing(row, table))} " if row else ""
-    return f"{said}{run.get_trust_display()}: {explanations.TRUST_MEANINGS[Run.Trust(run.trust)]}"
+    standing = f"{escape_markdown(explanations.describe_standing(row, table))} " if row else ""
+    return f"{standing}{run.get_trust_display()}: {explanations.TRUST_MEANINGS[Run.Trust(run.trust)]}"
 
 
 def get_scores(kept: Publication) -> list[Score]:
-    """Return what these very weights scored; nothing while they have not been scored."""
+    """Return the scores of these weights; empty if they are not scored yet."""
     if kept.is_final:
         return list(kept.run.scores.order_by("name"))
     return [Score(run=kept.run, **score) for score in sorted(kept.scores, key=lambda score: str(score["name"]))]
@@ -124,7 +124,7 @@ def list_score_rows(scores: list[Score]) -> Iterator[tuple[str, ...]]:
 
 
 def format_samples(kept: Publication) -> str:
-    """Return what the model wrote at the last checkpoint up to this one. Indented: a stranger's text stays text."""
+    """Return the samples of the last checkpoint up to this one, indented so that Markdown does not interpret them."""
     samples = kept.run.samples.filter(step__lte=kept.step)
     last = samples.order_by("-step").values_list("step", flat=True).first()
     if last is None:
@@ -173,8 +173,8 @@ def describe_loading(entry: Entry, name: str, for_transformers: bool) -> Iterato
 
 
 def format_hypothesis(run: Run) -> str:
-    said = escape_markdown(run.entry.hypothesis)[:600]
-    return f"\n\n## The idea\n\n{said}" if said else ""
+    hypothesis = escape_markdown(run.entry.hypothesis)[:600]
+    return f"\n\n## The idea\n\n{hypothesis}" if hypothesis else ""
 
 
 def format_table(title: str, head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
@@ -185,7 +185,7 @@ def format_table(title: str, head: tuple[str, ...], rows: Iterator[tuple[str, ..
 
 
 def sanitize_code(value: str) -> str:
-    """Return text as it may stand between backticks, or in a line of a shell."""
+    """Return the text safe for use between backticks or in a shell command."""
     return "".join(letter for letter in value if letter.isalnum() or letter in "-._/:@+~")
 
 

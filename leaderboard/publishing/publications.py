@@ -35,16 +35,16 @@ RULES = {
     "nightly": ("nightly trains of main", "It is a nightly train of main."),
     "monthly": ("monthly trains", "It is a monthly train."),
 }
-"""Word in HUB_PUBLISH: what it means, and what is said of such a run."""
+"""Value of HUB_PUBLISH: its description, and the reason shown for such a run."""
 
 
 def is_connected() -> bool:
-    """Whether the site knows a Hub, and has a token for it."""
+    """Return whether the site has a token for the Hub."""
     return bool(settings.HUB_ORGANISATION and settings.HF_TOKEN)
 
 
 def describe_rules() -> str:
-    """Return which runs are published, in a sentence."""
+    """Return a sentence about which runs are published."""
     always = [RULES[word][0] for word in RULES if word in settings.HUB_PUBLISH]
     if not always:
         return "Weights go to the Hub on a maintainer’s word."
@@ -53,17 +53,17 @@ def describe_rules() -> str:
 
 
 def get_publish_reason(run: Run) -> str:
-    """Return by which rule a run is published, as a sentence; empty if by none."""
+    """Return why a run is published, as a sentence; empty if it is not."""
     if run.trust == Run.Trust.RECORD and "record" in settings.HUB_PUBLISH:
         return RULES["record"][1]
     return RULES[run.purpose][1] if run.purpose in settings.HUB_PUBLISH and run.purpose in RULES else ""
 
 
-# --- asking for it ----------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def handle_events(events: Sequence[Event]) -> None:
-    """Something happened to runs (a listener of `announcing`)."""
+    """Queue publications for changed runs."""
     changed = {event.target_id for event in events if event.target_kind == "run"}
     finished = Run.objects.filter(pk__in=changed, state=Run.State.FINISHED).exclude(checkpoint=None)
     for run in finished.select_related("entry", "checkpoint"):
@@ -75,18 +75,18 @@ def handle_events(events: Sequence[Event]) -> None:
 
 
 def is_card_outdated(kept: Publication, run: Run) -> bool:
-    """Whether the card on the Hub names another trust than the run has by now."""
+    """Return whether the card on the Hub has an outdated trust."""
     done = Effect.objects.filter(key=get_message_key(kept)).values_list("result", flat=True).first() or {}
     return done.get("trust") not in (None, run.trust)
 
 
 def is_publishable(run: Run) -> bool:
-    """Whether a maintainer can have a run's final weights published now."""
+    """Return whether a maintainer can publish a run's final weights now."""
     return is_connected() and run.state == Run.State.FINISHED and run.checkpoint_id is not None
 
 
 def publish_run(run: Run, reason: str, actor: str = runs.SITE) -> Publication:
-    """Publish a finished run's final weights; again: bring what the Hub has up to date. Raises RunError."""
+    """Publish or update a finished run's final weights. Raises RunError."""
     if run.state != Run.State.FINISHED or run.checkpoint is None:
         raise RunError(f"Run {run.pk} is {run.state}: there are no final weights to publish.")
     return store_publication(run, run.checkpoint, FINAL, reason, actor)
@@ -119,7 +119,7 @@ def store_publication(run: Run, checkpoint: Checkpoint, name: str, reason: str, 
 
 
 def enqueue_upload(kept: Publication) -> None:
-    """Have the Hub bring in what there is to say by now. Bring a transaction."""
+    """Queue an update of the Hub. Requires a transaction."""
     if is_connected():
         outbox.enqueue(KIND, get_message_key(kept), {"publication": kept.pk})
 
@@ -132,7 +132,7 @@ def get_message_key(kept: Publication) -> str:
 
 
 def upload_publication(effect: Effect) -> Mapping[str, Any]:
-    """Handler of `KIND`: upload, commit, note it."""
+    """Handle a message of kind `KIND`: upload, commit and record it."""
     kept = Publication.objects.select_related("run__entry__bundle", "run__track", "run__season", "run__start_run").get(
         pk=effect.payload["publication"]
     )
@@ -153,10 +153,10 @@ def upload_publication(effect: Effect) -> Mapping[str, Any]:
 
 
 def ensure_commit(kept: Publication, repository: hub.Repository, own: str, folder: Path) -> str:
-    """Return the commit of this publication, made now unless an earlier attempt got that far."""
+    """Return the publication's commit; create it unless an earlier attempt did."""
     repository.ensure()
     earlier = repository.commits()
-    if others := [told for commit in earlier for told in commit.marks if not told.startswith(build_run_url(kept.run))]:
+    if others := [mark for commit in earlier for mark in commit.marks if not mark.startswith(build_run_url(kept.run))]:
         raise hub.HubError(f"{repository.name} holds what came from {others[0].split()[0]}: nothing was changed there.")
     commit = find_final_commit(kept, own, earlier)
     if commit is None and any(has_mark(commit, own) for commit in earlier):
@@ -180,13 +180,13 @@ def find_final_commit(kept: Publication, own: str, earlier: Sequence[hub.Commit]
 
 
 def has_mark(commit: hub.Commit, mark: str) -> bool:
-    """Whether a commit is of the publication with this mark, whatever the version."""
+    """Return whether a commit belongs to the publication with this mark, in any version."""
     begin = mark.rpartition(" ")[0] + " "
-    return any(told.startswith(begin) for told in commit.marks)
+    return any(mark.startswith(begin) for mark in commit.marks)
 
 
 def check_earlier_published(kept: Publication) -> None:
-    """Raise Later while an earlier step of the run is on its way: `main` of the repository only goes forward."""
+    """Raise RetryLater while an earlier step is unpublished: `main` of the repository must not go back."""
     before = [get_message_key(other) for other in kept.run.publications.filter(step__lt=kept.step, published_at=None)]
     on_its_way = Effect.objects.filter(key__in=before).exclude(state=Effect.State.REFUSED).first()
     if on_its_way is not None:
@@ -194,7 +194,7 @@ def check_earlier_published(kept: Publication) -> None:
 
 
 def record_upload(kept: Publication, name: str, commit: str) -> None:
-    """Write down where it is, and say so once."""
+    """Save the Hub location and record one Event."""
     fields = {"repository": name, "commit": commit}
     with transaction.atomic():
         first = Publication.objects.filter(pk=kept.pk, published_at=None).update(published_at=timezone.now(), **fields)
@@ -209,12 +209,12 @@ def open_repository(name: str) -> hub.Repository:
 
 
 def get_repository_name(run: Run) -> str:
-    """Return owner/name: of the entry's architecture and the run's number, so that it never changes."""
+    """Return owner/name, from the architecture and the run's id, which never change."""
     return f"{settings.HUB_ORGANISATION}/{slugify(run.entry.architecture)[:60] or 'model'}-run-{run.pk}"
 
 
 def list_publications(run: Run) -> list[dict[str, str]]:
-    """Return what a run's page says of its publications: name, what it is, where it is on the Hub or else here."""
+    """Return the publications for a run's page: name, description and URL."""
     rows = []
     for kept in run.publications.all():
         what = "the final weights" if kept.is_final else f"the weights of step {kept.step:,}"
@@ -225,7 +225,7 @@ def list_publications(run: Run) -> list[dict[str, str]]:
 
 
 def get_hub_url(kept: Publication) -> str:
-    """Return where to find it on the Hub; empty until it is there."""
+    """Return the URL on the Hub; empty until it is published."""
     if not kept.published_at:
         return ""
     return f"{settings.HUB_ENDPOINT}/{kept.repository}" + ("" if kept.name == FINAL else f"/tree/{kept.name}")

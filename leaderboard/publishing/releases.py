@@ -24,7 +24,7 @@ from trainer.accounting.budget import Budget
 
 @dataclass(frozen=True)
 class Milestone:
-    """A mark on the way of a run, for its page."""
+    """A release step of a run, for its page."""
 
     percent: int
     kept: Publication | None
@@ -32,14 +32,14 @@ class Milestone:
     loss: float | None
     """On dev text, at the last evaluation before it."""
     bits_per_byte: float | None
-    """On held-out text, by a trusted node; None until it has come."""
+    """On held-out text, by a trusted node; None until it is scored."""
     hub: str
-    """Where it is on the Hub; empty until it is there."""
+    """URL on the Hub; empty until it is published."""
 
 
 @dataclass(frozen=True)
 class ReleaseProgress:
-    """How far a run is."""
+    """The progress of a run."""
 
     percent: float
     tokens: int
@@ -49,12 +49,12 @@ class ReleaseProgress:
 
     @property
     def next(self) -> Milestone | None:
-        """Return the first mark that lies ahead."""
+        """Return the next step."""
         return next((mark for mark in self.milestones if mark.kept is None and mark.percent > self.percent), None)
 
 
 def cut_releases() -> list[Publication]:
-    """Cut what is due; return what was cut. Safe to run at any time, and twice."""
+    """Create all due releases and return them. Idempotent."""
     ours = Run.objects.filter(track__releases__gt=0).select_related("track", "checkpoint")
     going = ours.filter(state__in=Run.LIVE).exclude(job=None)
     arrived = ours.filter(state=Run.State.FINISHED).exclude(checkpoint=None).exclude(publications__name=FINAL)
@@ -82,7 +82,7 @@ def get_passed_percent(fraction: float, every: int) -> int:
 
 
 def get_release_progress(run: Run) -> ReleaseProgress | None:
-    """Return how far a run is and what it has left behind; None where its track asks for no releases."""
+    """Return a run's progress and releases; None if its track has no releases."""
     every = run.track.releases
     if not every:
         return None
@@ -103,7 +103,7 @@ def get_release_progress(run: Run) -> ReleaseProgress | None:
 
 
 def estimate_total_tokens(run: Run) -> int:
-    """Return how many tokens the whole budget is: its own word, or what the pace so far makes of it; 0: unknown."""
+    """Return the tokens of the whole budget, extrapolated if it is not in tokens; 0: unknown."""
     budget = Budget.parse(run.budget)
     if budget.kind == "tokens":
         return int(budget.amount)

@@ -1,4 +1,4 @@
-"""What a run leaves for everybody: its weights, and what it takes to load them."""
+"""Downloadable files of a run: its weights, and the files to load them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.models import Blob, Checkpoint, JobFile
 
 WEIGHTS = "model.safetensors"
 CHECKPOINT_FILES = (WEIGHTS, "state.json", "manifest.json")
-"""Of a checkpoint: all but the optimizer's part, which is larger and serves nobody."""
+"""Files of a checkpoint without the optimizer state, which is larger."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.txt")
 SOURCE = "source.tar"
 """The entry's own `trainer/models/`."""
@@ -23,7 +23,7 @@ SOURCE = "source.tar"
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A file for everybody."""
+    """A downloadable file."""
 
     path: str
     """In the folder of the run, as `dailytrain` reads it."""
@@ -63,13 +63,13 @@ def get_checkpoint_blobs(checkpoint: Checkpoint) -> dict[str, Blob]:
 
 
 def map_blobs(manifest: dict[str, list[dict[str, str]]], blobs: dict[str, Blob]) -> dict[str, Blob]:
-    """Return by name those of a checkpoint's files that are given away. The names are a node's word."""
+    """Return a checkpoint's downloadable files by name. Names are untrusted node input."""
     files = {PurePosixPath(str(file["path"])).name: str(file["sha256"]) for file in manifest["files"]}
     return {name: blobs[files[name]] for name in CHECKPOINT_FILES if files.get(name) in blobs}
 
 
 def find_companion_files(run: Run, score_job: int | None) -> Iterator[tuple[str, Blob]]:
-    """Yield what lies beside the checkpoint. The tokenizer is the scorer's own: that node is trusted."""
+    """Yield the other files. The tokenizer comes from the scorer, whose node is trusted."""
     wanted = JobFile.objects.select_related("blob")
     for file in wanted.filter(job=run.job_id, path=RUN_FILE):
         yield RUN_FILE, file.blob

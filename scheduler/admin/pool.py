@@ -156,7 +156,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             request,
             rows,
             lambda job: transitions.request_hand_back(job, get_actor_name(request), reason),
-            "Asked for",
+            "Requested",
         )
 
     @admin.action(description="Raise the priority by one step", permissions=["change"])

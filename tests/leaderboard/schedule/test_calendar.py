@@ -247,7 +247,7 @@ def test_the_feed_is_a_calendar_that_others_can_read(
     assert arrived["DESCRIPTION"] == "main; has moved, " * 20
     assert arrived["URL"] == f"https://train.example.org/runs/{night['best'].pk}/"
     (cancelled,) = (event for event in events.values() if event.get("STATUS") == "CANCELLED")
-    assert cancelled["SUMMARY"] == "Three minutes on a CPU: no train departed"
+    assert cancelled["SUMMARY"] == "Three minutes on a CPU: no run started"
     coming = [event for event in events.values() if event["SUMMARY"] == "Nightly train of main, Three minutes on a CPU"]
     assert len(coming) == 35
     assert all(event["DTEND"].dt - event["DTSTART"].dt == timedelta(seconds=180) for event in coming)
