@@ -32,7 +32,7 @@ def test_join_token_command_prints_only_token_to_stdout() -> None:
 
 
 def test_join_token_command_for_unknown_node_fails() -> None:
-    with pytest.raises(CommandError, match="no node called 'x'"):
+    with pytest.raises(CommandError, match="Unknown node 'x'"):
         run("join_token", "--renew", "x")
 
 
@@ -52,7 +52,7 @@ def test_node_state_command_prints_new_state() -> None:
 
 
 def test_node_state_command_for_unknown_node_fails_in_one_line() -> None:
-    with pytest.raises(CommandError, match="no node called 'x'"):
+    with pytest.raises(CommandError, match="Unknown node 'x'"):
         run("node_state", "x", "drain")
 
 

@@ -372,7 +372,7 @@ def test_job_waits_for_independent_node(agent: Agent) -> None:
     first = Node.objects.get()
     owner = User.objects.create(username="eve")
     make_job(excluded_nodes=[first.pk], excluded_owners=[owner.pk])
-    assert "nothing to do with" in agent.ask().reason
+    assert "independent of the authors" in agent.ask().reason
     relative = Agent(make_node("hers", owner=owner)[1])
     assert relative.ask().lease is None
     stranger = Agent(make_node("strange")[1])
