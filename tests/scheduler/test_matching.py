@@ -182,7 +182,8 @@ def test_explain_idle_names_needs_of_queue() -> None:
     queue = [replace(LINE, needs_labels=("h100",)), replace(LINE, needs_trusted=True)]
     idle = NodeSlot(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
     assert (
-        matching.explain_idle(queue, idle) == "The waiting jobs need a node labeled h100; or one that is trusted to score."
+        matching.explain_idle(queue, idle)
+        == "The waiting jobs need a node labeled h100; or one that is trusted to score."
     )
     assert matching.explain_idle([], idle) == "The queue is empty."
 
