@@ -26,7 +26,7 @@ Listener = Callable[[Sequence[Event]], None]
 LISTENERS: tuple[str, ...] = (
     "leaderboard.integrations.github.comments.handle_events",
     "leaderboard.integrations.github.commit_status.handle_events",
-    "leaderboard.notifications.event_listener.handle_events",
+    "leaderboard.notifications.delivery.notify_about_events",
     "leaderboard.publishing.publications.handle_events",
 )
 """Dotted paths of `Listener`s, in the order in which they are told."""

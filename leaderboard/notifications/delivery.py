@@ -1,24 +1,28 @@
 """Queues a notice for each subscriber in the outbox, in the transaction of its cause; a worker sends it.
 
+Events of nodes and entries cause notices (`notify_about_events`); records and the morning report are queued directly.
 A notice is sent once, or twice if the worker dies while sending. Webhooks carry the delivery id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Q
+from django.urls import reverse
 from django.utils import timezone
 
 from leaderboard import outbox
-from leaderboard.models import Effect, Subscription
-from leaderboard.notifications import system_messages
+from leaderboard.models import Effect, Entry, Subscription
+from leaderboard.notifications import email_links
 from leaderboard.notifications.channels import CHANNELS
-from leaderboard.notifications.delivery_errors import DeliveryError
-from leaderboard.notifications.message import Message
-from leaderboard.notifications.topics import TOPICS
+from leaderboard.notifications.message import DeliveryError, Message
+from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval
+from scheduler.models import Event, Node
+from scheduler.pool import OFFLINE_REASON
 
 KIND = "notice"
 MAX_PER_DAY = 30
@@ -26,6 +30,20 @@ MAX_PER_DAY = 30
 MAX_AGE = timedelta(days=1)
 MAX_ATTEMPTS = 12
 """With exponential backoff, over some hours. Then the subscription is stopped until its owner resumes it."""
+
+
+def notify_about_events(events: Sequence[Event]) -> None:
+    """Listener of Events. An Event says that its target changed; the target's row says how."""
+    nodes = [event for event in events if event.target_kind == "node" and OFFLINE_REASON in event.sentence]
+    changed = Node.objects.filter(pk__in={event.target_id for event in nodes}, state=Node.State.OFFLINE)
+    offline = set(changed.values_list("pk", flat=True))
+    for event in nodes:
+        if event.target_id in offline:
+            notify_subscribers("node", event.pk)
+    entries = {event.target_id for event in events if event.target_kind == "entry"}
+    for entry in Entry.objects.proposed().filter(pk__in=entries):
+        if is_waiting_for_approval(entry):
+            notify_subscribers("approval", f"{entry.pk}.{entry.smoke_job_id or 0}")  # once for each smoke test
 
 
 def notify_subscribers(topic: str, about: str | int) -> int:
@@ -74,9 +92,22 @@ def compose_notice(topic: str, about: str, subscription: Subscription | None) ->
     """Return the notice as of now; None if it is obsolete or the subscription has ended."""
     if subscription is None:
         return None
-    if topic in system_messages.SYSTEM_MESSAGES:
-        return system_messages.SYSTEM_MESSAGES[topic](subscription)
+    if topic == "confirm":
+        return None if subscription.confirmed_at else compose_confirmation(subscription)
+    if topic == "trial":
+        line = "This is a test. Notices arrive here."
+        return Message(f"A notice from {settings.SITE_NAME}", (line,), settings.SITE_URL + reverse("notices"))
     is_active = topic in subscription.topics and Subscription.objects.listening().filter(pk=subscription.pk).exists()
     if not is_active or not TOPICS[topic].is_relevant(subscription.user, about):
         return None
     return TOPICS[topic].compose(about)
+
+
+def compose_confirmation(subscription: Subscription) -> Message:
+    """Return the e-mail that asks to confirm an address."""
+    request = f"{subscription.user.get_username()} has asked {settings.SITE_NAME} to send notices to this address."
+    return Message(
+        title=f"Notices from {settings.SITE_NAME}?",
+        lines=(request, "To confirm, follow the link within three days. To decline, ignore this e-mail."),
+        url=email_links.build_link(subscription, "confirm"),
+    )

@@ -19,10 +19,6 @@ def build_link(subscription: Subscription, action: str) -> str:
     return settings.SITE_URL + reverse("notice-letter", args=[action, token])
 
 
-def build_stop_link(subscription: Subscription) -> str:
-    return build_link(subscription, "stop")
-
-
 def find_subscription(action: str, token: str) -> Subscription | None:
     """Return the link's subscription; None if the link is invalid or has expired."""
     age = CONFIRM_WITHIN if action == "confirm" else None

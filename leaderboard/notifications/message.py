@@ -28,3 +28,11 @@ class Message:
     files: tuple[Attachment, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The content as data, for webhooks."""
+
+
+class DeliveryError(Exception):
+    """A notice was not delivered; the subscriber reads the message. `is_permanent`: retries are useless."""
+
+    def __init__(self, reason: str, *, is_permanent: bool = False) -> None:
+        super().__init__(reason)
+        self.is_permanent = is_permanent

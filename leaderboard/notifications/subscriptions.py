@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection
 from datetime import timedelta
 
 from django.contrib.auth.models import User
@@ -25,7 +25,7 @@ class SubscriptionError(ValueError):
     """The subscription cannot be created or tested; the user reads the message."""
 
 
-def subscribe(user: User, kind: str, address: str, topics: Iterable[str]) -> Subscription:
+def subscribe(user: User, kind: str, address: str, topics: Collection[str]) -> Subscription:
     """Create a subscription. An e-mail address has to confirm it first; a webhook gets a new secret."""
     address = CHANNELS[kind].clean_address(address)
     needs_confirmation = kind == Subscription.Kind.EMAIL
@@ -52,12 +52,11 @@ def subscribe(user: User, kind: str, address: str, topics: Iterable[str]) -> Sub
     return subscription
 
 
-def filter_topics(user: User, topics: Iterable[str]) -> list[str]:
-    chosen = set(topics)
-    return [key for key in list_choosable_topics(user) if key in chosen]
+def filter_topics(user: User, topics: Collection[str]) -> list[str]:
+    return [key for key in list_choosable_topics(user) if key in topics]
 
 
-def set_topics(subscription: Subscription, topics: Iterable[str]) -> None:
+def set_topics(subscription: Subscription, topics: Collection[str]) -> None:
     subscription.topics = filter_topics(subscription.user, topics)
     subscription.save(update_fields=["topics"])
 
@@ -79,10 +78,10 @@ def enqueue_message(message: str, subscription: Subscription) -> Effect:
 
 def check_daily_limit(user: User) -> None:
     """Raise SubscriptionError if the user has reached `MAX_TEST_NOTICES`."""
-    suffixes = [f":{pk}" for pk in Subscription.objects.filter(user=user).values_list("pk", flat=True)]
+    subscriptions = list(Subscription.objects.filter(user=user).values_list("pk", flat=True))
     recent = Effect.objects.filter(kind=delivery.KIND, created_at__gt=timezone.now() - timedelta(days=1))
-    keys = recent.filter(payload__topic__in=["confirm", "trial"]).values_list("key", flat=True)
-    if sum(key.endswith(tuple(suffixes)) for key in keys) >= MAX_TEST_NOTICES:
+    sent = recent.filter(payload__topic__in=["confirm", "trial"], payload__subscription__in=subscriptions)
+    if sent.count() >= MAX_TEST_NOTICES:
         raise SubscriptionError("Too many test messages today. Try again tomorrow.")
 
 

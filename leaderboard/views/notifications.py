@@ -31,7 +31,7 @@ class NoticesForm(forms.Form):
         super().__init__(*args, **kwargs)
         known = [(kind.value, kind.label) for kind in Subscription.Kind if CHANNELS[kind].is_available()]
         self.fields["kind"].choices = known  # type: ignore[attr-defined]
-        self.fields["topics"].choices = [(key, topic.LABEL) for key, topic in list_choosable_topics(user).items()]  # type: ignore[attr-defined]
+        self.fields["topics"].choices = [(key, topic.label) for key, topic in list_choosable_topics(user).items()]  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
         said = super().clean() or {}
@@ -78,9 +78,7 @@ def page(request: HttpRequest, form: NoticesForm, new: Subscription | None = Non
             for one in Subscription.objects.filter(user=user)
         ],
         "channels": [
-            (kind.value, kind.label, CHANNELS[kind].ADDRESS)
-            for kind in Subscription.Kind
-            if CHANNELS[kind].is_available()
+            (kind.value, kind.label, CHANNELS[kind].hint) for kind in Subscription.Kind if CHANNELS[kind].is_available()
         ],
         "topics": offered.items(),
     }

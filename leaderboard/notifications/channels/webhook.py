@@ -19,57 +19,54 @@ from django.conf import settings
 from django.utils import timezone
 
 from leaderboard.models import Subscription
-from leaderboard.notifications.delivery_errors import DeliveryError
-from leaderboard.notifications.message import Message
+from leaderboard.notifications.channels.base import Channel
+from leaderboard.notifications.message import DeliveryError, Message
 
-ADDRESS = "Address: takes a POST with JSON"
 VERSION = 1
-SECONDS = 10.0
-GONE = (404, 410)
-WHOLE_FILES = 2**20
+TIMEOUT_SECONDS = 10.0
+PERMANENT_STATUSES = (404, 410)
+MAX_FILE_BYTES = 2**20
 """Limit of all files together; larger ones are sent as links only."""
 
 
-def is_available() -> bool:
-    return True
+class WebhookChannel(Channel):
+    hint = "Address: takes a POST with JSON"
 
+    def clean_address(self, address: str) -> str:
+        address = address.strip()
+        schemes = ("https", "http") if settings.NOTICES_TO_PRIVATE_HOSTS else ("https",)
+        try:
+            parts = urlsplit(address)
+            port = parts.port
+        except ValueError:
+            raise ValueError("That is not a web address.") from None
+        if parts.scheme not in schemes or not parts.hostname or port == 0 or not address.isprintable():
+            raise ValueError("The address must begin with https:// and name a host.")
+        if parts.username or parts.password or parts.fragment:
+            raise ValueError("The address must not contain a user name, password or fragment. Deliveries are signed.")
+        return address
 
-def clean_address(address: str) -> str:
-    address = address.strip()
-    schemes = ("https", "http") if settings.NOTICES_TO_PRIVATE_HOSTS else ("https",)
-    try:
-        parts = urlsplit(address)
-        port = parts.port
-    except ValueError:
-        raise ValueError("That is not a web address.") from None
-    if parts.scheme not in schemes or not parts.hostname or port == 0 or not address.isprintable():
-        raise ValueError("The address must begin with https:// and name a host.")
-    if parts.username or parts.password or parts.fragment:
-        raise ValueError("The address must not contain a user name, password or fragment. Deliveries are signed.")
-    return address
+    def mask_address(self, address: str) -> str:
+        return f"{urlsplit(address).hostname}/…"
 
-
-def mask_address(address: str) -> str:
-    return f"{urlsplit(address).hostname}/…"
-
-
-def send(message: Message, subscription: Subscription, delivery: int) -> None:
-    body = json.dumps(build_payload(message), ensure_ascii=False).encode()
-    at = f"{timezone.now().timestamp():.0f}"
-    headers = {
-        "Content-Type": "application/json",
-        "User-Agent": "daily-train",
-        "X-Daily-Train-Delivery": str(delivery),
-        "X-Daily-Train-Timestamp": at,
-        "X-Daily-Train-Signature-256": f"sha256={sign_payload(subscription.secret, at, body)}",
-    }
-    status = post_payload(subscription.address, body, headers)
-    if not 200 <= status < 300:
-        raise DeliveryError(f"The address answered {status}.", is_permanent=status in GONE)
+    def send(self, message: Message, subscription: Subscription, delivery: int) -> None:
+        body = json.dumps(build_payload(message), ensure_ascii=False).encode()
+        at = f"{timezone.now().timestamp():.0f}"
+        signature = hmac.new(subscription.secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": "daily-train",
+            "X-Daily-Train-Delivery": str(delivery),
+            "X-Daily-Train-Timestamp": at,  # signed too, against replays
+            "X-Daily-Train-Signature-256": f"sha256={signature}",
+        }
+        status = post_payload(subscription.address, body, headers)
+        if not 200 <= status < 300:
+            raise DeliveryError(f"The address answered {status}.", is_permanent=status in PERMANENT_STATUSES)
 
 
 def build_payload(message: Message) -> dict[str, object]:
-    whole = sum(len(file.contents) for file in message.files) <= WHOLE_FILES
+    whole = sum(len(file.contents) for file in message.files) <= MAX_FILE_BYTES
     return {
         "version": VERSION,
         "title": message.title,
@@ -88,11 +85,6 @@ def build_payload(message: Message) -> dict[str, object]:
     }
 
 
-def sign_payload(secret: str, at: str, body: bytes) -> str:
-    """Return the HMAC of the time and the body; the time prevents replays."""
-    return hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
-
-
 def post_payload(address: str, body: bytes, headers: dict[str, str]) -> int:
     """Return the response's status. Connects to the checked IP address, so DNS rebinding has no effect."""
     parts = urlsplit(address)
@@ -102,7 +94,7 @@ def post_payload(address: str, body: bytes, headers: dict[str, str]) -> int:
     target = urlunsplit(parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host))
     try:
         with (
-            httpx.Client(trust_env=False, follow_redirects=False, timeout=SECONDS) as http,
+            httpx.Client(trust_env=False, follow_redirects=False, timeout=TIMEOUT_SECONDS) as http,
             http.stream(
                 "POST",
                 target,

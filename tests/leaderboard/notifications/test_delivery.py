@@ -18,7 +18,7 @@ from django.utils import timezone
 from leaderboard import outbox
 from leaderboard.models import Effect, Subscription
 from leaderboard.notifications import delivery
-from leaderboard.notifications.channels import discord, slack, webhook
+from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.message import Attachment, Message
 from leaderboard.notifications.topics import TOPICS
 from tests.support import mail_server
@@ -228,15 +228,15 @@ def test_a_webhook_follows_no_redirect_and_calls_no_neighbour(office: Office, se
 )
 def test_what_cannot_be_a_webhook_is_refused_with_a_sentence(address: str) -> None:
     with pytest.raises(ValueError, match=r"\.$"):
-        webhook.clean_address(address)
+        CHANNELS["webhook"].clean_address(address)
 
 
 @pytest.mark.parametrize(
     "address", ["", "https://evil.example/api/webhooks/123456789012345678/" + "a" * 68, "discord://x/y"]
 )
 def test_only_discord_and_slack_are_called_discord_and_slack(address: str) -> None:
-    for channel in (discord, slack):
+    for channel in (CHANNELS["discord"], CHANNELS["slack"]):
         with pytest.raises(ValueError, match="copy it from there"):
             channel.clean_address(address)
-    assert discord.clean_address(f" {DISCORD.replace('discord.com', 'ptb.discord.com')}/ ") == DISCORD
-    assert slack.clean_address(SLACK) == SLACK
+    assert CHANNELS["discord"].clean_address(f" {DISCORD.replace('discord.com', 'ptb.discord.com')}/ ") == DISCORD
+    assert CHANNELS["slack"].clean_address(SLACK) == SLACK

@@ -12,7 +12,7 @@ from django.utils import timezone
 from leaderboard import events, permissions, tasks
 from leaderboard.models import CurvePoint, Effect, Entry, Night, Run, Subscription, Track
 from leaderboard.notifications import delivery
-from leaderboard.notifications.topics import TOPICS, approvals, list_choosable_topics, morning_report
+from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval, list_choosable_topics
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler import pool
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def listening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LISTENERS", ("leaderboard.notifications.event_listener.handle_events",))
+    monkeypatch.setattr(events, "LISTENERS", ("leaderboard.notifications.delivery.notify_about_events",))
 
 
 def person(name: str, *groups: str) -> User:
@@ -97,7 +97,7 @@ def test_an_entry_that_waits_is_told_to_those_who_may_approve_it(track: Track, m
     entry = intake.submit_entry(str(main.path), "main", "Smeared keys", "smear", track, hypothesis="Bigrams sooner.")
     events.announce_events()
     assert told("approval") == [("mara", f"{entry.pk}.0")], "a coordinator does not decide about nightly tracks"
-    message = approvals.compose(f"{entry.pk}.0")
+    message = TOPICS["approval"].compose(f"{entry.pk}.0")
     assert message
     assert message.title == "Waits for approval: Smeared keys"
     assert "Its hypothesis: Bigrams sooner." in message.lines
@@ -105,7 +105,7 @@ def test_an_entry_that_waits_is_told_to_those_who_may_approve_it(track: Track, m
     intake.approve_entry(entry, entry.sha, None)
     events.announce_events()
     assert len(told("approval")) == 1
-    assert approvals.compose(f"{entry.pk}.0") is None
+    assert TOPICS["approval"].compose(f"{entry.pk}.0") is None
 
 
 def test_nobody_is_called_before_the_smoke_run_has_passed(idea: Entry) -> None:
@@ -115,10 +115,10 @@ def test_nobody_is_called_before_the_smoke_run_has_passed(idea: Entry) -> None:
     assert told("approval") == []
     Entry.objects.filter(pk=idea.pk).update(state=Entry.State.PROPOSED, smoke={"passed": False})
     idea.refresh_from_db()
-    assert not approvals.is_waiting(idea)
+    assert not is_waiting_for_approval(idea)
     Entry.objects.filter(pk=idea.pk).update(smoke={"passed": True}, smoke_sentence="It learns.")
     idea.refresh_from_db()
-    assert approvals.is_waiting(idea)
+    assert is_waiting_for_approval(idea)
 
 
 # --- a record --------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_the_morning_post_has_last_nights_result_its_curve_and_the_numbers(track
     run = finish(made.run, node)
     CurvePoint.objects.filter(run=run).exists()
     Run.objects.filter(pk=run.pk).update(finished_at=MONDAY + timedelta(hours=10))
-    message = morning_report.compose(TUESDAY)
+    message = TOPICS["morning"].compose(TUESDAY)
     assert message
     assert message.title == "All aboard: 3 Mar"
     assert message.lines[0].startswith("Small: main, 2 Mar finished with 2.5000 bits per byte.")
@@ -183,7 +183,7 @@ def test_it_says_how_far_a_train_is_that_has_not_arrived(
 ) -> None:
     made = night()
     Run.objects.filter(pk=made.run_id).update(state=state, **fields)
-    message = morning_report.compose(TUESDAY)
+    message = TOPICS["morning"].compose(TUESDAY)
     assert message
     assert said in message.lines[0]
     assert message.files == ()
@@ -191,13 +191,13 @@ def test_it_says_how_far_a_train_is_that_has_not_arrived(
 
 def test_a_night_without_a_train_says_why(track: Track) -> None:
     night(run=None, sentence="Run 7 of an earlier night is still training: no second one starts.")
-    message = morning_report.compose(TUESDAY)
+    message = TOPICS["morning"].compose(TUESDAY)
     assert message
     assert message.lines == ("Small: Run 7 of an earlier night is still training: no second one starts.",)
 
 
 def test_where_nothing_is_nightly_there_is_no_post(track: Track) -> None:
-    assert morning_report.compose(TUESDAY) is None
+    assert TOPICS["morning"].compose(TUESDAY) is None
 
 
 def test_the_schedule_asks_for_it_once_a_day(track: Track) -> None:

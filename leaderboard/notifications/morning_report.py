@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, time, timedelta
 
 from django.conf import settings
-from django.contrib.auth.models import User
 from django.urls import reverse
 
 from leaderboard import formatting
@@ -16,34 +15,24 @@ from leaderboard.notifications.message import Attachment, Message
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
 
-LABEL = "All aboard"
-HINT = "Every morning: last night's result, its curve as an image and its metrics as CSV."
-
 DAY = timedelta(days=1)
 
 
-def can_choose(user: User) -> bool:
-    return True
-
-
-def is_relevant(user: User, about: str) -> bool:
-    return True
-
-
-def compose(about: str) -> Message | None:
-    """`about`: the day, as 2026-11-21. Reports the runs that finished within 24 hours, and the unfinished ones."""
-    day = date.fromisoformat(about)
+def compose_report(day: date) -> Message | None:
+    """Report the runs that finished within 24 hours, and the unfinished ones; None without nights."""
     tracks = list(Track.objects.nightly().order_by("position", "slug"))
     nights = [night for track in tracks if (night := find_last_night(track, day))]
     if not nights:
         return None
-    finished = [run for track in tracks if (run := find_finished_run(track, day))]
+    finished = {track.pk: run for track in tracks if (run := find_finished_run(track, day))}
+    results = [(night, finished.get(night.track_id)) for night in nights]
+    first = next(iter(finished.values()), None)
     return Message(
         title=f"All aboard: {day:%-d %b}",
-        lines=tuple(line for night in nights for line in format_lines(night, find_run_of_track(night, finished))),
-        url=settings.SITE_URL + (finished[0].get_absolute_url() if finished else reverse("calendar")),
-        files=tuple(file for run in finished[:1] for file in build_attachments(run)),
-        facts={"date": about, "nights": [build_facts(night, find_run_of_track(night, finished)) for night in nights]},
+        lines=tuple(line for night, run in results for line in format_lines(night, run)),
+        url=settings.SITE_URL + (first.get_absolute_url() if first else reverse("calendar")),
+        files=build_attachments(first) if first else (),
+        facts={"date": day.isoformat(), "nights": [build_facts(night, run) for night, run in results]},
     )
 
 
@@ -57,10 +46,6 @@ def find_finished_run(track: Track, day: date) -> Run | None:
     until = datetime.combine(day + DAY, time(), UTC)
     finished = Run.objects.with_entry().filter(track=track, nights__isnull=False, state=Run.State.FINISHED)
     return finished.filter(finished_at__gt=until - 2 * DAY, finished_at__lt=until).order_by("-finished_at").first()
-
-
-def find_run_of_track(night: Night, finished: list[Run]) -> Run | None:
-    return next((run for run in finished if run.track_id == night.track_id), None)
 
 
 def format_lines(night: Night, finished: Run | None) -> list[str]:
@@ -101,11 +86,10 @@ def build_facts(night: Night, finished: Run | None) -> dict[str, object]:
     }
 
 
-def build_attachments(run: Run) -> list[Attachment]:
+def build_attachments(run: Run) -> tuple[Attachment, Attachment]:
     """Return a run's curve as PNG and as CSV."""
-    at = settings.SITE_URL
-    picture, numbers = draw_run_card(run), write_curve_csv(run)
-    return [
-        Attachment(f"run-{run.pk}.png", "image/png", at + reverse("run-picture", args=[run.pk]), picture),
-        Attachment(f"run-{run.pk}.csv", "text/csv", at + reverse("run-csv", args=[run.pk]), numbers),
-    ]
+    picture, numbers = (settings.SITE_URL + reverse(name, args=[run.pk]) for name in ("run-picture", "run-csv"))
+    return (
+        Attachment(f"run-{run.pk}.png", "image/png", picture, draw_run_card(run)),
+        Attachment(f"run-{run.pk}.csv", "text/csv", numbers, write_curve_csv(run)),
+    )

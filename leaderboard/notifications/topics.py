@@ -1,0 +1,153 @@
+"""Topics of notices: what they say, and whom they concern."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.urls import reverse
+
+from leaderboard import permissions
+from leaderboard.models import Entry
+from leaderboard.notifications import morning_report
+from leaderboard.notifications.message import Message
+from leaderboard.rankings import explanations
+from leaderboard.rankings.standings_store import refresh_standings
+from scheduler.models import Event, Node
+
+
+class Topic:
+    """The base class. `about` identifies the subject of a notice: a date, or the id of a row."""
+
+    label: str
+    hint: str
+
+    def can_choose(self, user: User) -> bool:
+        """Return whether the user may subscribe."""
+        return True
+
+    def is_relevant(self, user: User, about: str) -> bool:
+        """Return whether the notice concerns this subscriber. Checked when it is queued and before it is sent."""
+        return True
+
+    def compose(self, about: str) -> Message | None:
+        """Return the message as of now; None if it is obsolete."""
+        raise NotImplementedError
+
+
+class MorningReportTopic(Topic):
+    """`about`: the day, as 2026-11-21."""
+
+    label = "All aboard"
+    hint = "Every morning: last night's result, its curve as an image and its metrics as CSV."
+
+    def compose(self, about: str) -> Message | None:
+        return morning_report.compose_report(date.fromisoformat(about))
+
+
+class RecordTopic(Topic):
+    """`about`: the entry's id."""
+
+    label = "Record"
+    hint = "A record was confirmed, or a bounty claimed."
+
+    def compose(self, about: str) -> Message | None:
+        entry = Entry.objects.select_related("track__season__baseline").filter(pk=int(about)).first()
+        if entry is None:
+            return None
+        by = f" by {entry.author}" if entry.author else ""
+        table = refresh_standings(entry.track)
+        row = table.get_row(entry.pk)
+        standing = (explanations.describe_standing(row, table),) if row else ()
+        claimed = list(entry.bounties.all())
+        return Message(
+            title=f"A record on {entry.track.name}: {entry.title}{by}",
+            lines=(
+                *standing,
+                "Confirmed with new seeds on independent trusted nodes.",
+                *(f"It claims the bounty {bounty.goal}: {bounty.reward}" for bounty in claimed),
+            ),
+            url=settings.SITE_URL + entry.get_absolute_url(),
+            facts={
+                "entry": entry.pk,
+                "track": entry.track.slug,
+                "multiplier": row.multiplier if row else None,
+                "bounties": [bounty.pk for bounty in claimed],
+            },
+        )
+
+
+class NodeTopic(Topic):
+    """A node is offline: for its owner and for maintainers. `about`: the Event's id."""
+
+    label = "Node offline"
+    hint = "A node that you lend is offline. Maintainers get notices of all nodes."
+
+    def is_relevant(self, user: User, about: str) -> bool:
+        node = self.find_node(about)
+        return node is not None and (node.owner_id == user.pk or permissions.is_maintainer(user))
+
+    def compose(self, about: str) -> Message | None:
+        node = self.find_node(about)
+        if node is None or node.state != Node.State.OFFLINE:
+            return None
+        line = "It has not sent a request for two minutes. Its job continues on another node, from the last checkpoint."
+        return Message(
+            title=f"{node.name} is offline",
+            lines=(line, "If it should be lent now, check that the machine is on and the agent is running."),
+            url=settings.SITE_URL + reverse("nodes"),
+            facts={"node": node.name, "last_seen": node.last_seen.isoformat() if node.last_seen else None},
+        )
+
+    def find_node(self, event: str) -> Node | None:
+        found = Event.objects.filter(pk=int(event), target_kind="node").first()
+        return Node.objects.filter(pk=found.target_id).first() if found else None
+
+
+class ApprovalTopic(Topic):
+    """An entry waits for approval: for users who may approve it. `about`: the entry's id and its smoke test's."""
+
+    label = "Waiting for approval"
+    hint = "An entry has passed its smoke test, or needs none, and waits for approval."
+
+    def can_choose(self, user: User) -> bool:
+        return bool(permissions.get_roles(user) & set(permissions.STAFF))
+
+    def is_relevant(self, user: User, about: str) -> bool:
+        entry = self.find_entry(about)
+        return entry is not None and permissions.can_approve(user, entry)
+
+    def compose(self, about: str) -> Message | None:
+        entry = self.find_entry(about)
+        if entry is None or not is_waiting_for_approval(entry):
+            return None
+        by = f" by {entry.author}" if entry.author else ""
+        hypothesis = (f"Its hypothesis: {' '.join(entry.hypothesis.split())[:300]}",) if entry.hypothesis else ()
+        smoke = (entry.smoke_sentence,) if entry.smoke_sentence else ()
+        return Message(
+            title=f"Waits for approval: {entry.title}",
+            lines=(f"{entry.architecture}{by}, commit {entry.sha[:8]}, for {entry.track.name}.", *hypothesis, *smoke),
+            url=settings.SITE_URL + entry.get_absolute_url(),
+            facts={"entry": entry.pk, "sha": entry.sha, "track": entry.track.slug, "author": entry.author},
+        )
+
+    def find_entry(self, about: str) -> Entry | None:
+        return Entry.objects.select_related("track").filter(pk=int(about.partition(".")[0])).first()
+
+
+def is_waiting_for_approval(entry: Entry) -> bool:
+    """Return whether only the approval is missing."""
+    return entry.state == Entry.State.PROPOSED and entry.smoke.get("passed", True) is not False
+
+
+TOPICS: dict[str, Topic] = {
+    "morning": MorningReportTopic(),
+    "record": RecordTopic(),
+    "node": NodeTopic(),
+    "approval": ApprovalTopic(),
+}
+
+
+def list_choosable_topics(user: User) -> dict[str, Topic]:
+    return {key: topic for key, topic in TOPICS.items() if topic.can_choose(user)}
