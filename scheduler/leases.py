@@ -114,17 +114,8 @@ def claim_oldest_job(group: matching.JobGroup, node: Node) -> Job | None:
     job = jobs.select_for_update(skip_locked=True, of=("self",)).select_related("release", "entry").first()
     if job is None:
         return None
-    claimed = transitions.transition(
-        job,
-        Job.State.LEASED,
-        since=[Job.State.QUEUED],
-        actor="",
-        message="",
-        attempts=job.attempts + 1,
-        state_since=now,
-        reason="",
-        **transitions.NO_STOP_REQUEST,
-    )
+    since, attempts = [Job.State.QUEUED], job.attempts + 1
+    claimed = transitions.change_job_state(job, Job.State.LEASED, since=since, actor="", message="", attempts=attempts)
     return job if claimed else None
 
 

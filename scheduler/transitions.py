@@ -49,13 +49,13 @@ def transition(
 
 
 def change_job_state(
-    job: Job, to: Job.State, *, since: Collection[Job.State], actor: str, message: str, **fields: Any
+    job: Job, to: Job.State, *, since: Collection[Job.State], actor: str, message: str, reason: str = "", **fields: Any
 ) -> bool:
-    """Change a job's state by `transition`, with its times. Requires a transaction."""
-    now = timezone.now()
+    """Change a job's state by `transition`, with its reason and times; a stop request ends. Requires a transaction."""
+    fields = {"reason": reason[:500], "state_since": timezone.now(), **NO_STOP_REQUEST, **fields}
     if to in FINAL_STATES:
-        fields["finished_at"] = now
-    return transition(job, to, since=since, actor=actor, message=message, state_since=now, **fields)
+        fields["finished_at"] = fields["state_since"]
+    return transition(job, to, since=since, actor=actor, message=message, **fields)
 
 
 # --- requests by people -----------------------------------------------------------------------------------------------
@@ -68,12 +68,7 @@ def cancel_job(job: Job, actor: str, reason: str) -> bool:
     A waiting job is cancelled now. A running job is cancelled when its node has received the request with a heartbeat,
     or when its lease ends.
     """
-    if change_job_state(
-        job, Job.State.CANCELLED, since=WAITING_STATES, actor=actor, message=f"Cancelled: {reason}", reason=reason[:500]
-    ):
-        get_job_kind(job).handle_cancellation(job, reason)
-        return True
-    return request_stop(job, "cancel", actor, reason)
+    return mark_cancelled(job, actor, reason, since=WAITING_STATES) or request_stop(job, "cancel", actor, reason)
 
 
 @transaction.atomic
@@ -96,25 +91,17 @@ def request_stop(job: Job, how: str, actor: str, reason: str, *, hold: bool = Fa
 @transaction.atomic
 def hold_job(job: Job, actor: str, reason: str) -> bool:
     """Hold a job until `queue_job`. A node that runs it hands it back after its next checkpoint."""
-    if change_job_state(
-        job, Job.State.HELD, since=[Job.State.QUEUED], actor=actor, message=f"Held: {reason}", reason=reason[:500]
-    ):
-        return True
-    return request_hand_back(job, actor, reason, hold=True)
+    held = change_job_state(
+        job, Job.State.HELD, since=[Job.State.QUEUED], actor=actor, message=f"Held: {reason}", reason=reason
+    )
+    return held or request_hand_back(job, actor, reason, hold=True)
 
 
 @transaction.atomic
 def queue_job(job: Job, actor: str) -> bool:
     """Queue a held job again."""
-    return change_job_state(
-        job,
-        Job.State.QUEUED,
-        since=[Job.State.HELD],
-        actor=actor,
-        message="Queued again.",
-        reason="",
-        queued_at=timezone.now(),
-    )
+    since, now = [Job.State.HELD], timezone.now()
+    return change_job_state(job, Job.State.QUEUED, since=since, actor=actor, message="Queued again.", queued_at=now)
 
 
 @transaction.atomic
@@ -138,21 +125,11 @@ def retry_job(job: Job, actor: str, *, release: Blob | None = None) -> bool:
     """
     if job.cause == "model":
         return False
-    fresh = {"release": release} if release else {}
-    return change_job_state(
-        job,
-        Job.State.QUEUED,
-        since=[Job.State.FAILED],
-        actor=actor,
-        message="Queued again.",
-        reason="",
-        cause="",
-        failures=0,
-        finished_at=None,
-        queued_at=timezone.now(),
-        **NO_STOP_REQUEST,
-        **fresh,
-    )
+    fields: dict[str, Any] = {"cause": "", "failures": 0, "finished_at": None, "queued_at": timezone.now()}
+    if release:
+        fields["release"] = release
+    since = [Job.State.FAILED]
+    return change_job_state(job, Job.State.QUEUED, since=since, actor=actor, message="Queued again.", **fields)
 
 
 # --- the end of a lease, inside its transaction -----------------------------------------------------------------------
@@ -160,16 +137,7 @@ def retry_job(job: Job, actor: str, *, release: Blob | None = None) -> bool:
 
 def finish_job(job: Job, actor: str, result: dict[str, Any]) -> bool:
     """Mark a job as done."""
-    done = change_job_state(
-        job,
-        Job.State.DONE,
-        since=[Job.State.LEASED],
-        actor=actor,
-        message="Done.",
-        reason="",
-        result=result,
-        **NO_STOP_REQUEST,
-    )
+    done = change_job_state(job, Job.State.DONE, since=[Job.State.LEASED], actor=actor, message="Done.", result=result)
     if done:
         get_job_kind(job).handle_done(job, result)
     return done
@@ -179,15 +147,9 @@ def fail_job(
     job: Job, actor: str, cause: protocol.Cause, reason: str, *, since: Collection[Job.State] = (Job.State.LEASED,)
 ) -> bool:
     """Mark a job as failed for good."""
+    message = f"Failed: {reason}"
     failed = change_job_state(
-        job,
-        Job.State.FAILED,
-        since=since,
-        actor=actor,
-        message=f"Failed: {reason}",
-        reason=reason[:500],
-        cause=cause,
-        **NO_STOP_REQUEST,
+        job, Job.State.FAILED, since=since, actor=actor, message=message, reason=reason, cause=cause
     )
     if failed:
         get_job_kind(job).handle_failure(job, cause, reason)
@@ -205,37 +167,26 @@ def requeue_job(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
     failures = job.failures + (1 if counts else 0)
     if counts and failures >= job.max_attempts:
         Job.objects.filter(pk=job.pk).update(failures=failures)
-        return fail_job(
-            job, actor, "infrastructure", f"Given up after {failures} attempts without progress. The last: {reason}"
-        )
+        reason = f"Given up after {failures} attempts without progress. The last: {reason}"
+        return fail_job(job, actor, "infrastructure", reason)
     to = Job.State.HELD if job.hold_requested else Job.State.QUEUED
     message = f"Held: {job.stop_reason}" if job.hold_requested else f"Back in the queue: {reason}"
-    back = change_job_state(
-        job,
-        to,
-        since=[Job.State.LEASED],
-        actor=actor,
-        message=message,
-        reason=reason[:500],
-        failures=failures,
-        **NO_STOP_REQUEST,
+    requeued = change_job_state(
+        job, to, since=[Job.State.LEASED], actor=actor, message=message, reason=reason, failures=failures
     )
-    if back:
+    if requeued:
         get_job_kind(job).handle_requeue(job, reason)
-    return back
+    return requeued
 
 
 def finish_cancellation(job: Job, actor: str) -> bool:
     """Cancel a leased job whose cancellation was requested."""
-    reason = job.stop_reason
+    return mark_cancelled(job, actor, job.stop_reason, since=[Job.State.LEASED])
+
+
+def mark_cancelled(job: Job, actor: str, reason: str, *, since: Collection[Job.State]) -> bool:
     cancelled = change_job_state(
-        job,
-        Job.State.CANCELLED,
-        since=[Job.State.LEASED],
-        actor=actor,
-        message=f"Cancelled: {reason}",
-        reason=reason,
-        **NO_STOP_REQUEST,
+        job, Job.State.CANCELLED, since=since, actor=actor, message=f"Cancelled: {reason}", reason=reason
     )
     if cancelled:
         get_job_kind(job).handle_cancellation(job, reason)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from django.apps import apps
-from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 
+from scheduler.admin.base import ReadOnlyAdmin
 from scheduler.models import Event
 from scheduler.models.events import EventQuerySet
-
-if TYPE_CHECKING:
-    EventModelAdmin = admin.ModelAdmin[Event]
-else:
-    EventModelAdmin = admin.ModelAdmin
 
 ON_A_PAGE = 100
 
@@ -46,16 +41,11 @@ class EventSearchForm(forms.Form):
         if data.get("what"):
             events = filter_by_target(events, data["what"])
         if data.get("day"):
-            events = events.filter(
-                at__gte=get_day_start(data["day"]), at__lt=get_day_start(data["day"]) + timedelta(days=1)
-            )
+            begin = datetime.combine(data["day"], time(), UTC)
+            events = events.filter(at__gte=begin, at__lt=begin + timedelta(days=1))
         if data.get("people"):
             events = events.exclude(actor="site").exclude(actor__startswith="node:")
         return events
-
-
-def get_day_start(day: date) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
 def filter_by_target(events: EventQuerySet, what: str) -> EventQuerySet:
@@ -65,23 +55,14 @@ def filter_by_target(events: EventQuerySet, what: str) -> EventQuerySet:
     return events.filter(target_id=int(number)) if number.isdecimal() and len(number) < 19 else events
 
 
-class EventAdmin(EventModelAdmin):
-    """Read-only: Events are never edited."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
+class EventAdmin(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
         search = EventSearchForm(request.GET)
         page = Paginator(search.find_events(), ON_A_PAGE).get_page(request.GET.get("page"))
+        query = request.GET.copy()
+        query.pop("page", None)
         context = {
             **self.admin_site.each_context(request),
             **(extra_context or {}),
@@ -89,17 +70,10 @@ class EventAdmin(EventModelAdmin):
             "search": search,
             "page": page,
             "days": group_by_day(list(page.object_list)),
-            "query": get_query_without_page(request),
+            "query": query.urlencode(),
             "opts": self.opts,
         }
         return TemplateResponse(request, "admin/scheduler/event/log.html", context)
-
-
-def get_query_without_page(request: HttpRequest) -> str:
-    """Return the query string without the page number, for links to other pages."""
-    query = request.GET.copy()
-    query.pop("page", None)
-    return query.urlencode()
 
 
 def group_by_day(events: list[Event]) -> list[tuple[date, list[dict[str, Any]]]]:

@@ -23,15 +23,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
 
-def report_outcome(
-    model_admin: admin.ModelAdmin[Any], request: HttpRequest, done: list[str], left: list[str], what: str
-) -> None:
-    if done:
-        model_admin.message_user(request, f"{what}: {', '.join(done)}.", messages.SUCCESS)
-    if left:
-        model_admin.message_user(request, f"Nothing to do for {', '.join(left)}.", messages.WARNING)
-
-
 def apply_to_rows(
     model_admin: admin.ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], act: Callable[[Any], bool], what: str
 ) -> None:
@@ -39,7 +30,20 @@ def apply_to_rows(
     outcome: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:
         outcome[bool(act(row))].append(str(row))
-    report_outcome(model_admin, request, outcome[True], outcome[False], what)
+    if outcome[True]:
+        model_admin.message_user(request, f"{what}: {', '.join(outcome[True])}.", messages.SUCCESS)
+    if outcome[False]:
+        model_admin.message_user(request, f"Nothing to do for {', '.join(outcome[False])}.", messages.WARNING)
+
+
+def build_row_action(description: str, what: str, act: Callable[[Any, str], bool]) -> Callable[..., None]:
+    """Return an admin action for users who may change the rows. `act` gets a row and the user's name."""
+
+    @admin.action(description=description, permissions=["change"])
+    def run_action(model_admin: admin.ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any]) -> None:
+        apply_to_rows(model_admin, request, rows, lambda row: act(row, get_actor_name(request)), what)
+
+    return run_action
 
 
 def get_actor_name(request: HttpRequest) -> str:

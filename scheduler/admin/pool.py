@@ -11,7 +11,7 @@ from django.http import HttpRequest
 
 from scheduler import node_tokens, pool, transitions
 from scheduler.admin.audit_log import EventAdmin
-from scheduler.admin.base import ReadOnlyAdmin, apply_to_rows, get_actor_name
+from scheduler.admin.base import ReadOnlyAdmin, build_row_action
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
 
 admin.site.register(Event, EventAdmin)
@@ -29,37 +29,13 @@ class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False  # nodes register themselves
 
-    @admin.action(description="Trust: may score", permissions=["change"])
-    def trust(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        apply_to_rows(self, request, nodes, lambda node: pool.trust_node(node, get_actor_name(request)), "Trusted")
-
-    @admin.action(description="Trust no longer", permissions=["change"])
-    def distrust(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        apply_to_rows(
-            self, request, nodes, lambda node: pool.distrust_node(node, get_actor_name(request)), "No longer trusted"
-        )
-
-    @admin.action(description="Drain: finish this job, take no more", permissions=["change"])
-    def drain(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        apply_to_rows(self, request, nodes, lambda node: pool.drain_node(node, get_actor_name(request)), "Draining")
-
-    @admin.action(description="Pause: hand the job back at its next checkpoint", permissions=["change"])
-    def pause(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        apply_to_rows(self, request, nodes, lambda node: pool.pause_node(node, get_actor_name(request)), "Paused")
-
-    @admin.action(description="Resume", permissions=["change"])
-    def resume(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        apply_to_rows(self, request, nodes, lambda node: pool.resume_node(node, get_actor_name(request)), "Resumed")
-
-    @admin.action(description="Ban", permissions=["change"])
-    def ban(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        apply_to_rows(self, request, nodes, lambda node: pool.ban_node(node, get_actor_name(request)), "Banned")
-
-    @admin.action(description="Revoke the token", permissions=["change"])
-    def revoke(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        apply_to_rows(
-            self, request, nodes, lambda node: node_tokens.revoke_node_token(node, get_actor_name(request)), "Revoked"
-        )
+    trust = build_row_action("Trust: may score", "Trusted", pool.trust_node)
+    distrust = build_row_action("Trust no longer", "No longer trusted", pool.distrust_node)
+    drain = build_row_action("Drain: finish this job, take no more", "Draining", pool.drain_node)
+    pause = build_row_action("Pause: hand the job back at its next checkpoint", "Paused", pool.pause_node)
+    resume = build_row_action("Resume", "Resumed", pool.resume_node)
+    ban = build_row_action("Ban", "Banned", pool.ban_node)
+    revoke = build_row_action("Revoke the token", "Revoked", node_tokens.revoke_node_token)
 
     @admin.action(description="Create a token to register again", permissions=["change"])
     def renew(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
@@ -107,18 +83,8 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 @admin.register(Job)
 class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    list_display = [
-        "id",
-        "kind",
-        "state",
-        "reason",
-        "priority",
-        "impact",
-        "author",
-        "attempts",
-        "failures",
-        "queued_at",
-    ]
+    list_display = ["id", "kind", "state", "reason", "priority", "impact", "author"]
+    list_display += ["attempts", "failures", "queued_at"]
     list_filter = ["state", "kind", "priority"]
     fields = ["kind", "state", "reason", "cause", "priority", "impact", "expected_seconds", "author", "max_attempts"]
     readonly_fields = ["kind", "state", "reason", "cause", "author"]
@@ -130,40 +96,21 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    @admin.action(description="Cancel", permissions=["change"])
-    def cancel(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        reason = f"{get_actor_name(request)} cancelled it."
-        apply_to_rows(
-            self, request, rows, lambda job: transitions.cancel_job(job, get_actor_name(request), reason), "Cancelled"
-        )
-
-    @admin.action(description="Hold: keep back until queued again", permissions=["change"])
-    def hold(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        reason = f"{get_actor_name(request)} holds it back."
-        apply_to_rows(
-            self, request, rows, lambda job: transitions.hold_job(job, get_actor_name(request), reason), "Held"
-        )
-
-    @admin.action(description="Queue what is held", permissions=["change"])
-    def queue(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        apply_to_rows(self, request, rows, lambda job: transitions.queue_job(job, get_actor_name(request)), "Queued")
-
-    @admin.action(description="Take back from its node at the next checkpoint, and queue", permissions=["change"])
-    def hand_back(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        reason = f"{get_actor_name(request)} requested it back."
-        apply_to_rows(
-            self,
-            request,
-            rows,
-            lambda job: transitions.request_hand_back(job, get_actor_name(request), reason),
-            "Requested",
-        )
-
-    @admin.action(description="Raise the priority by one step", permissions=["change"])
-    def raise_priority(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        apply_to_rows(
-            self, request, rows, lambda job: transitions.raise_priority(job, get_actor_name(request)), "Raised"
-        )
+    cancel = build_row_action(
+        "Cancel", "Cancelled", lambda job, actor: transitions.cancel_job(job, actor, f"{actor} cancelled it.")
+    )
+    hold = build_row_action(
+        "Hold: keep back until queued again",
+        "Held",
+        lambda job, actor: transitions.hold_job(job, actor, f"{actor} holds it back."),
+    )
+    queue = build_row_action("Queue what is held", "Queued", transitions.queue_job)
+    hand_back = build_row_action(
+        "Take back from its node at the next checkpoint, and queue",
+        "Requested",
+        lambda job, actor: transitions.request_hand_back(job, actor, f"{actor} requested it back."),
+    )
+    raise_priority = build_row_action("Raise the priority by one step", "Raised", transitions.raise_priority)
 
 
 @admin.register(Lease)
