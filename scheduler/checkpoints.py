@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 
 from django.db import IntegrityError, transaction
-from django.db.models import ManyToOneRel, OuterRef, Subquery
+from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
@@ -107,9 +107,4 @@ def delete_unused(files: Iterable[str]) -> None:
 
 def is_referenced(checkpoint: Checkpoint) -> bool:
     """Return whether any row of any app refers to the checkpoint, its own list of files aside."""
-    for relation in Checkpoint._meta.get_fields(include_hidden=True):
-        if isinstance(relation, ManyToOneRel) and relation.related_model is not Checkpoint.blobs.through:
-            rows = relation.related_model._base_manager.filter(**{relation.field.name: checkpoint})
-            if rows.exists():
-                return True
-    return False
+    return storage.is_referenced(checkpoint, except_by=Checkpoint.blobs.through)

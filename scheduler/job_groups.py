@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -39,25 +40,8 @@ MAX_STALENESS = timedelta(seconds=10)
 """A queue of this age is used while another thread refreshes it."""
 MAX_CLOCK_SKEW = timedelta(seconds=2)
 """Between the web processes."""
-GROUP_FIELDS = (
-    "kind",
-    "priority",
-    "impact",
-    "expected_seconds",
-    "author",
-    "needs_labels",
-    "needs_trusted",
-    "needs_sandbox",
-    "needs_disk_bytes",
-    "needs_gpus",
-    "needs_gpu_memory_bytes",
-    "needs_memory_bytes",
-    "track",
-    "from_core",
-    "checkpoint_seconds",
-    "excluded_nodes",
-    "excluded_owners",
-)
+GROUP_FIELDS = tuple(field.name for field in fields(matching.JobGroup) if field.name not in ("waiting_since", "jobs"))
+"""Columns of `Job` that its group has too."""
 LIST_FIELDS = ("needs_labels", "excluded_nodes", "excluded_owners")
 """JSON in a row, tuples in a group."""
 SCALAR_FIELDS = tuple(name for name in GROUP_FIELDS if name not in LIST_FIELDS)
@@ -75,13 +59,11 @@ def load_job_groups(now: datetime, since: datetime | None = None) -> list[matchi
         waiting = waiting.filter(state_since__gt=since)
     texts = {f"{name}_text": Cast(name, TextField()) for name in LIST_FIELDS}
     rows = waiting.order_by().annotate(**texts).values(*SCALAR_FIELDS, *texts)
-    return [build_group_from_row(row) for row in rows.annotate(waiting_since=Min("queued_at"), jobs=Count("pk"))]
-
-
-def build_group_from_row(row: dict[str, Any]) -> matching.JobGroup:
-    for name in LIST_FIELDS:
-        row[name] = parse_list(row.pop(f"{name}_text"))
-    return matching.JobGroup(**row)
+    groups = []
+    for row in rows.annotate(waiting_since=Min("queued_at"), jobs=Count("pk")):
+        lists: dict[str, Any] = {name: parse_list(row.pop(f"{name}_text")) for name in LIST_FIELDS}
+        groups.append(matching.JobGroup(**row, **lists))
+    return groups
 
 
 @lru_cache(maxsize=4096)
@@ -92,9 +74,9 @@ def parse_list(text: str) -> tuple[Any, ...]:
 
 def build_group_from_job(job: Job) -> matching.JobGroup:
     """Return a group of this job alone."""
-    fields = {name: getattr(job, name) for name in GROUP_FIELDS}
-    lists = {name: tuple(fields[name]) for name in LIST_FIELDS}
-    return matching.JobGroup(**{**fields, **lists}, waiting_since=job.queued_at)
+    columns: dict[str, Any] = {name: getattr(job, name) for name in GROUP_FIELDS}
+    columns |= {name: tuple(columns[name]) for name in LIST_FIELDS}
+    return matching.JobGroup(**columns, waiting_since=job.queued_at)
 
 
 def sum_author_seconds(now: datetime) -> dict[str, float]:

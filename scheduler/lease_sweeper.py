@@ -79,7 +79,7 @@ def requeue_orphaned_job(pk: int) -> bool:
 def release_stale_leases(node: Node, message: protocol.Poll, now: datetime) -> Lease | None:
     """End the leases that the polling node cannot hold any more; return a lease that the polling slot still holds.
 
-    No query if the node is annotated with `has_lease` false (`auth.get_node_by_token`).
+    No query if the node is annotated with `has_lease` false (`node_tokens.get_node_by_token`).
     """
     if not vars(node).get("has_lease", True):
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from hmac import compare_digest
 from typing import Literal
 
@@ -59,13 +59,9 @@ def create_join_token(
         labels=list(labels),
         owner=owner,  # type: ignore[misc]
         renews=renews,
-        expires_at=get_expiry(hours),
+        expires_at=timezone.now() + timedelta(hours=hours),
     )
     return token
-
-
-def get_expiry(hours: float) -> datetime:
-    return timezone.now() + timedelta(hours=hours)
 
 
 def register_node(token: str, message: protocol.Register) -> tuple[Node, str]:
@@ -132,13 +128,6 @@ def authenticate_node(token: str) -> Node:
     return node
 
 
-def authenticate_lease(token: str, lease_id: int) -> Lease:
-    """Return the lease of this token. Raises UnauthorizedError, ForbiddenError, RateLimitError."""
-    lease = get_lease_by_token(token, lease_id)
-    rate_limits.check_rate_limit("lease", str(lease.pk))
-    return lease
-
-
 def get_node_by_token(token: str) -> Node:
     """Return the node of this token, with the annotation `has_lease`. Raises UnauthorizedError or ForbiddenError."""
     active = Lease.objects.filter(node=OuterRef("pk"), state=Lease.State.ACTIVE)
@@ -153,8 +142,8 @@ def get_node_by_token(token: str) -> Node:
     return node
 
 
-def get_lease_by_token(token: str, lease_id: int) -> Lease:
-    """Return the lease of this token, active or not. Raises UnauthorizedError or ForbiddenError."""
+def authenticate_lease(token: str, lease_id: int) -> Lease:
+    """Return the lease of this token, active or not. Raises UnauthorizedError, ForbiddenError, RateLimitError."""
     hashed = hash_token(token)
     lease = Lease.objects.select_related("node", "job").filter(pk=lease_id).first()
     if lease is None or not compare_digest(lease.token_hash, hashed):
@@ -165,6 +154,7 @@ def get_lease_by_token(token: str, lease_id: int) -> Lease:
         raise UnauthorizedError("This lease's token is unknown.")
     check_not_revoked(lease.node)
     check_not_banned(lease.node)
+    rate_limits.check_rate_limit("lease", str(lease.pk))
     return lease
 
 

@@ -10,7 +10,6 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from scheduler import last_seen
-from scheduler.health import record_health
 from scheduler.models import Event, Node
 from scheduler.transitions import transition
 from trainer import protocol
@@ -24,6 +23,11 @@ LAST_SEEN_INTERVAL = timedelta(seconds=5)
 FIRST_REST = timedelta(seconds=5)
 LONGEST_REST = timedelta(minutes=10)
 SITE = "site"
+HEALTH_WARNINGS = {
+    "throttled": "A GPU of {name} is slowed down by heat or by its power supply.",
+    "idle_gpu": "A job runs on {name}, and its GPU has had nothing to do for minutes.",
+    "trouble": "{name} takes no job: {trouble}",
+}
 
 
 class NodeError(ValueError):
@@ -79,6 +83,18 @@ def record_heartbeat(node: Node, now: datetime, health: protocol.Health | None =
         Node.objects.filter(pk=node.pk).update(last_seen=now, health=node.health)
     if node.state == Node.State.OFFLINE:
         set_node_state(node, Node.State.ONLINE, get_actor(node), "", since=[Node.State.OFFLINE])
+
+
+def record_health(node: Node, health: protocol.Health | None) -> bool:
+    """Set the node's health and record Events of new warnings; return whether it changed. The caller saves the node."""
+    report = node.health if health is None else health.model_dump(mode="json")
+    if report == node.health:
+        return False
+    for name, message in HEALTH_WARNINGS.items():
+        if report[name] and report[name] != node.health.get(name):
+            Event.record(get_actor(node), node, message.format(name=node.name, trouble=report["trouble"]))
+    node.health = report
+    return True
 
 
 def mark_silent_nodes_offline(now: datetime) -> None:
@@ -168,8 +184,5 @@ def record_node_failure(node: Node) -> None:
     until = timezone.now() + rest
     rests = Node.objects.filter(Q(rest_until=None) | Q(rest_until__lt=until), pk=node.pk).update(rest_until=until)
     if rests:
-        Event.record(
-            SITE,
-            node,
-            f"{node.failures} jobs in a row failed on {node.name} because of the machine. It rests for a while.",
-        )
+        message = f"{node.failures} jobs in a row failed on {node.name} because of the machine. It rests for a while."
+        Event.record(SITE, node, message)

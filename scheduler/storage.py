@@ -18,7 +18,7 @@ from django.conf import settings
 from django.core.files.base import File
 from django.core.files.storage import default_storage
 from django.db import transaction
-from django.db.models import ManyToOneRel
+from django.db.models import ManyToOneRel, Model
 
 import trainer
 from scheduler.errors import InvalidMessageError, TooLargeError
@@ -187,14 +187,14 @@ def delete_unreferenced_blob(sha256: str) -> bool:
     return True
 
 
-def is_referenced(blob: Blob) -> bool:
-    """Return whether any row of any app points at the file."""
-    for relation in Blob._meta.get_fields(include_hidden=True):
-        if isinstance(relation, ManyToOneRel):
-            rows = relation.related_model._base_manager.filter(**{relation.field.name: blob})
-            if rows.exists():
-                return True
-    return False
+def is_referenced(row: Model, *, except_by: type[Model] | None = None) -> bool:
+    """Return whether a row of any app refers to this one, rows of `except_by` aside."""
+    relations = [field for field in row._meta.get_fields(include_hidden=True) if isinstance(field, ManyToOneRel)]
+    return any(
+        relation.related_model._base_manager.filter(**{relation.field.name: row}).exists()
+        for relation in relations
+        if relation.related_model is not except_by
+    )
 
 
 def build_file_reference(blob: Blob, path: str) -> protocol.FileRef:

@@ -6,16 +6,18 @@ is lent shorter, never longer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 ALWAYS, WINDOWS, UNTIL = "always", "windows", "until"
 """`Node.Available`."""
 WEEK = timedelta(days=7)
 NOT_LENT = 0.0
+
+Moment = TypeVar("Moment", datetime, float)
 
 
 class WeeklyWindow(Protocol):
@@ -77,7 +79,8 @@ def list_intervals_around(
     windows: tuple[WindowKey, ...], zone: ZoneInfo, today: date
 ) -> list[tuple[datetime, datetime]]:
     """Return the lending times of the weeks around a day. Cached: every call of a node needs them."""
-    found = [convert_interval(begin, end, zone) for begin, end in merge_intervals(windows, today)]
+    merged = merge_intervals(sorted(list_local_intervals(windows, today)))
+    found = [convert_interval(begin, end, zone) for begin, end in merged]
     return [(begin, end) for begin, end in found if begin < end]
 
 
@@ -89,10 +92,10 @@ def parse_time_zone(timezone: str) -> ZoneInfo | None:
         return None
 
 
-def merge_intervals(windows: Collection[WeeklyWindow], today: date) -> list[tuple[datetime, datetime]]:
-    """Return the lending times in local time around `today`, adjacent and overlapping ones merged."""
-    found: list[tuple[datetime, datetime]] = []
-    for begin, end in sorted(list_local_intervals(windows, today)):
+def merge_intervals(intervals: Iterable[tuple[Moment, Moment]]) -> list[tuple[Moment, Moment]]:
+    """Merge adjacent and overlapping intervals, which are sorted."""
+    found: list[tuple[Moment, Moment]] = []
+    for begin, end in intervals:
         if found and begin <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Min
 
 from leaderboard import runs
@@ -36,17 +36,14 @@ def start_monthly_runs(now: datetime) -> list[Month]:
 def start_month(track: Track, first: date, now: datetime) -> Month | None:
     """Start a track's month and record it; return None if another process was first."""
     release = storage.store_release()
-    try:
-        with transaction.atomic():
-            month = Month.objects.create(date=first, track=track)
-            month.sentence = (describe_unfinished(track) or queue_month(month, now, release))[:500]
-            month.save()
-            Event.record(runs.SITE, track, f"Monthly runs of {first:%B}: {month.sentence}")
-            return month
-    except IntegrityError:
-        if Month.objects.filter(date=first, track=track).exists():
+    with transaction.atomic():
+        month, created = Month.objects.get_or_create(date=first, track=track)
+        if not created:
             return None
-        raise
+        month.sentence = (describe_unfinished(track) or queue_month(month, now, release))[:500]
+        month.save()
+        Event.record(runs.SITE, track, f"Monthly runs of {first:%B}: {month.sentence}")
+        return month
 
 
 def describe_unfinished(track: Track) -> str:

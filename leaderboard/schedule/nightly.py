@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from leaderboard import runs
@@ -78,27 +78,25 @@ def start_night(track: Track, day: date, head: MainHead) -> Night | None:
         except IntakeError as error:
             head = MainHead(None, str(error), head.reading.sha)
     release = storage.store_release()
-    try:
-        with transaction.atomic():
-            night = Night.objects.create(date=day, track=track, sha=head.reading.sha if head.reading else head.sha)
-            if occupied:
-                record_skipped_night(night, occupied)
-            elif entry:
+    sha = head.reading.sha if head.reading else head.sha
+    with transaction.atomic():
+        night, created = Night.objects.get_or_create(date=day, track=track, defaults={"sha": sha})
+        if not created:
+            return None
+        if occupied:
+            record_skipped_night(night, occupied)
+        else:
+            if entry:
                 train_main(night, entry, release)
             else:
                 train_baseline(night, head, release)
-            if not occupied:
-                night.problem = head.problem[:300]
-                commit_status.enqueue_status(night.sha)
-                night.sentence = f"{night.sentence}{describe_missing_node(night.run)}"
-            night.sentence = night.sentence[:500]
-            night.save()
-            Event.record(runs.SITE, track, f"Night of {day}: {night.sentence}")
-            return night
-    except IntegrityError:
-        if Night.objects.filter(date=day, track=track).exists():
-            return None
-        raise
+            night.problem = head.problem[:300]
+            commit_status.enqueue_status(night.sha)
+            night.sentence = f"{night.sentence}{describe_missing_node(night.run)}"
+        night.sentence = night.sentence[:500]
+        night.save()
+        Event.record(runs.SITE, track, f"Night of {day}: {night.sentence}")
+        return night
 
 
 def describe_missing_node(run: Run | None) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils import timezone
 
 from scheduler import node_tokens, pool, transitions
 from scheduler.admin.audit_log import EventAdmin
@@ -76,7 +78,7 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Show the token once. Only its hash is stored."""
         token = node_tokens.generate_token("join")
         obj.token_hash = node_tokens.hash_token(token)
-        obj.expires_at = node_tokens.get_expiry(form.cleaned_data["hours"])
+        obj.expires_at = timezone.now() + timedelta(hours=form.cleaned_data["hours"])
         super().save_model(request, obj, form, change)
         self.message_user(request, f"The token, shown only once: {token}", messages.WARNING)
 

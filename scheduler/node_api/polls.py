@@ -7,7 +7,17 @@ from datetime import datetime, timedelta
 
 from django.utils import timezone
 
-from scheduler import job_groups, last_seen, lease_sweeper, leases, matching, node_quota, node_slots, node_tokens, pool
+from scheduler import (
+    job_groups,
+    last_seen,
+    lease_sweeper,
+    leases,
+    matching,
+    node_slots,
+    node_tokens,
+    node_vetting,
+    pool,
+)
 from scheduler.models import Job, Node, Window
 from trainer import protocol
 
@@ -75,8 +85,8 @@ class PollSession:
             )
         if message.health is not None and message.health.trouble:
             return build_idle_reply(IDLE_SECONDS, message.health.trouble)
-        if until := node_quota.get_quota_reset(node, now):
-            return build_idle_reply(PAUSE_SECONDS, node_quota.describe_quota(node, until))
+        if until := node_vetting.get_quota_reset(node, now):
+            return build_idle_reply(PAUSE_SECONDS, node_vetting.describe_quota(node, until))
         return self.check_lending_time(now)
 
     def check_lending_time(self, now: datetime) -> protocol.PollReply | None:

@@ -174,20 +174,8 @@ def list_window_intervals(rows: list[Window], zone: str, horizon: float) -> list
         for interval in windows.list_intervals(rows, zone, START + timedelta(weeks=week))
     }
     seconds = sorted(((begin - START).total_seconds(), (end - START).total_seconds()) for begin, end in found)
-    return merge_overlapping(
-        [(max(begin, 0.0), min(end, horizon)) for begin, end in seconds if begin < horizon and end > 0]
-    )
-
-
-def merge_overlapping(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge overlapping intervals: one that began before its week is listed twice."""
-    found: list[tuple[float, float]] = []
-    for begin, end in intervals:
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((begin, end))
-    return found
+    within = [(max(begin, 0.0), min(end, horizon)) for begin, end in seconds if begin < horizon and end > 0]
+    return windows.merge_intervals(within)  # one that began before its week is listed twice
 
 
 def draw_bursts(horizon: float, rng: random.Random) -> list[tuple[float, float]]:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
 
-from scheduler import node_quota, node_vetting
+from scheduler import node_vetting
 from scheduler.models import Lease, Node
-from scheduler.node_quota import FIRST_REDUCED_QUOTA, FULL_QUOTA
+from scheduler.node_vetting import FIRST_REDUCED_QUOTA, FULL_QUOTA
 from tests.support.pool import Agent, make_job, make_node
 
 
@@ -20,7 +20,7 @@ from tests.support.pool import Agent, make_job, make_node
 def test_quota_stays_in_bounds_and_falls_on_mismatch(results: list[bool]) -> None:
     now = FULL_QUOTA
     for valid in results:
-        then, now = now, node_quota.adjust_quota(now, valid)
+        then, now = now, node_vetting.adjust_quota(now, valid)
         assert 1 <= now <= FULL_QUOTA
         assert (now >= then) if valid else (now < then or now == 1)
 
@@ -28,12 +28,12 @@ def test_quota_stays_in_bounds_and_falls_on_mismatch(results: list[bool]) -> Non
 def test_quota_shrinks_fast_and_recovers() -> None:
     shrinking, value = [], FULL_QUOTA
     for _ in range(6):
-        value = node_quota.adjust_quota(value, False)
+        value = node_vetting.adjust_quota(value, False)
         shrinking.append(value)
     assert shrinking == [16, 8, 4, 2, 1, 1]
     growing = []
     for _ in range(5):
-        value = node_quota.adjust_quota(value, True)
+        value = node_vetting.adjust_quota(value, True)
         growing.append(value)
     assert growing == [2, 4, 8, FIRST_REDUCED_QUOTA, FULL_QUOTA]
 
@@ -62,8 +62,8 @@ def test_quota_of_trusted_or_valid_node_takes_no_query(
 ) -> None:
     now = timezone.now()
     with django_assert_num_queries(0):
-        assert node_quota.get_quota_reset(Node(quota=1, trusted=True), now) is None
-        assert node_quota.get_quota_reset(Node(), now) is None
+        assert node_vetting.get_quota_reset(Node(quota=1, trusted=True), now) is None
+        assert node_vetting.get_quota_reset(Node(), now) is None
 
 
 @pytest.mark.django_db
