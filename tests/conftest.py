@@ -36,11 +36,25 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()  # and before the folders' own conftest.py import models
 
-# No test knows how fast its machine is.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("patient")
+# Tests must not depend on the machine's speed. `make test` tries fewer examples than CI, where a test names no number.
+for name, examples in {"quick": 30, "ci": 100}.items():
+    hypothesis.settings.register_profile(
+        name, deadline=None, max_examples=examples, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 # Not the Redis of REDIS_URL, which other processes use too: a fixture clears the cache.
 settings.CACHES["default"] = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the default takes 0.4 s a password
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark quick tests that use a database or Redis: CI runs them again on PostgreSQL and a Redis server."""
+    fixtures = {"db", "transactional_db", "redis_url"}
+    for item in items:
+        uses_services = item.get_closest_marker("django_db") or fixtures & {*getattr(item, "fixturenames", ())}
+        if uses_services and not item.get_closest_marker("browser"):
+            item.add_marker("services")
 
 
 @pytest.fixture(autouse=True)

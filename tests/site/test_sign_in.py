@@ -23,11 +23,6 @@ pytestmark = pytest.mark.django_db
 LOGIN = "/accounts/login/?next=/sponsors/lend/"
 
 
-@pytest.fixture(autouse=True)
-def _quick_hashes(settings: Settings) -> None:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-
-
 @pytest.fixture
 def github(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHub]:
     """A site that has GitHub configured, and no local accounts."""

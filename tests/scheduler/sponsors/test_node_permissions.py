@@ -56,7 +56,6 @@ UNBAN = Action("resume", {"state": "banned"}, lambda node: node.state == "offlin
 @pytest.fixture(autouse=True)
 def _second_step_is_required(settings: Settings) -> None:
     settings.STAFF_TWO_STEP = True
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 @pytest.fixture
