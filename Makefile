@@ -3,13 +3,15 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PORT ?= 8000
 TESTS ?=
+MARKERS ?= not slow and not browser
 TEMPLATES = $$(git ls-files 'templates/*.html' '*/templates/*.html')
-# A file's tests stay together: they share what is slow to make.
-ON_ALL_CORES := --numprocesses auto --dist loadfile
+# A file's tests run in one process, because they share fixtures. Files start in their order: the slowest are in the
+# first folder, tests/acceptance.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check node chaos-pool chaos-swarm chaos-rephrase docs-cli pictures fmt lock
+.PHONY: help install run test test-all test-services coverage check node chaos-pool chaos-swarm chaos-rephrase docs-cli pictures fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -31,10 +33,22 @@ run: install     ## the whole train on this machine: site, queue, worker, one CP
 node: install    ## one more node for a running site: make node URL=http://... TOKEN=...
 	$(BIN)/dailytrain node --server $(URL) --token $(TOKEN)
 
-test: install    ## the tests, on SQLite and an embedded Redis; some of them: make test TESTS=tests/scheduler
-	$(BIN)/python -m pytest $(ON_ALL_CORES) $(TESTS)
+test: install    ## the quick tests, on SQLite and an embedded Redis; some of them: make test TESTS=tests/scheduler
+	$(PYTEST) -m "not slow and not browser" $(TESTS)
 
-check: install   ## exactly what CI runs first: lint, types, import rules, migrations, tests
+test-all: install  ## all tests: also in a browser, with many processes, and more examples of the property tests
+	HYPOTHESIS_PROFILE=ci $(PYTEST) $(TESTS)
+
+test-services: install  ## the tests that use a database or Redis, on those of DATABASE_URL and REDIS_URL
+	$(PYTEST) -m services $(or $(TESTS),tests/acceptance tests/leaderboard tests/scheduler tests/site)
+
+coverage: install  ## lines and branches that the quick tests run; all tests: make coverage MARKERS=
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --numprocesses auto --dist loadfile -m "$(MARKERS)" $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+check: install   ## exactly what CI runs first: lint, types, import rules, migrations, all tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/djade --target-version 5.2 --check $(TEMPLATES)
@@ -43,7 +57,7 @@ check: install   ## exactly what CI runs first: lint, types, import rules, migra
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/python manage.py check --fail-level WARNING
-	$(BIN)/python -m pytest $(ON_ALL_CORES)
+	$(MAKE) test-all
 
 chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for five minutes: no job may be lost
 	CHAOS_AGENTS=20 CHAOS_SECONDS=300 CHAOS_STEPS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py

@@ -32,9 +32,14 @@ SEED = int(os.environ.get("CHAOS_SEED", "1"))
 BAD = ("garbage", "echo", "replay")
 SPACE = re.compile(r"\s+")
 
-pytestmark = pytest.mark.skipif(
-    not (C4.exists() and GUTENBERG.exists()), reason=f"the real documents are not at {C4.parents[1]} (DAILYTRAIN_DATA)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.services,
+    pytest.mark.skipif(
+        not (C4.exists() and GUTENBERG.exists()),
+        reason=f"the real documents are not at {C4.parents[1]} (DAILYTRAIN_DATA)",
+    ),
+]
 
 
 @pytest.mark.timeout(4 * SECONDS + 500)

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.live_site import LiveSite, curve, live_site, make_repository, uninterrupted
 
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+
 BUDGET = "240steps"
 
 

@@ -17,6 +17,8 @@ from tests.support.paths import REPOSITORY
 from tests.support.pool_chaos import LEASE_SECONDS, PACE, STEPS, books, make_pool, steps
 from trainer.accounting import peak_flops
 
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+
 AGENTS = int(os.environ.get("CHAOS_AGENTS", "6"))
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "12"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))

@@ -21,6 +21,8 @@ from tests.support.github_server import GitHub, person
 from tests.support.live_site import LiveSite, database, git
 from trainer import protocol
 
+pytestmark = pytest.mark.slow
+
 AT, NUMBER = "trains/daily", 7
 PATIENCE = 100
 """Seconds that a step may take on a machine that has other things to do."""

@@ -12,6 +12,8 @@ import pytest
 from tests.support.live_site import LiveSite, make_repository
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(300)
 def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from tests.support.live_site import LiveSite, database, git, make_text
 
 pytest.importorskip("hivemind")
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 FILES = {
     "trainer/models/__init__.py": 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n}\n',

@@ -47,6 +47,7 @@ def find_worker(parent: int, rank: int) -> int:
     return next(c.pid for c in psutil.Process(parent).children() if c.environ().get("LOCAL_RANK") == str(rank))
 
 
+@pytest.mark.slow
 def test_killed_process_ends_run_with_one_line(dataset_folder: Path, tmp_path: Path) -> None:
     with start_run(dataset_folder, tmp_path, "--train.compile", "false") as process:
         wait_for_checkpoint(process, tmp_path)
@@ -60,6 +61,7 @@ def test_killed_process_ends_run_with_one_line(dataset_folder: Path, tmp_path: P
     assert json.loads((tmp_path / "failure.json").read_text()) == {"cause": "infrastructure", "reason": reason}
 
 
+@pytest.mark.slow
 def test_signal_to_launcher_saves_checkpoint_and_exits_130(dataset_folder: Path, tmp_path: Path) -> None:
     with start_run(dataset_folder, tmp_path, "--train.compile", "false") as process:
         wait_for_checkpoint(process, tmp_path)

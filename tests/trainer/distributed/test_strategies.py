@@ -19,7 +19,7 @@ from tests.support.two_processes import IN_BF16, RUNS, WITH_OPTIONS, flags_of
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_step, list_checkpoints
 from trainer.distributed.launch import find_free_port
 
-pytestmark = pytest.mark.timeout(900)  # three processes, two dozen runs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # three processes, two dozen runs
 
 
 @pytest.fixture(scope="module")

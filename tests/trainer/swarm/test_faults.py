@@ -56,6 +56,7 @@ def test_swarm_without_faults_equals_single_process(dataset_folder: Path) -> Non
     assert kinds(lines)["commit"] == STEPS
 
 
+@pytest.mark.slow
 def test_killed_workers_are_replaced(dataset_folder: Path) -> None:
     result, _ = swarm(dataset_folder, "kill")
     assert result.kills == 2
@@ -79,6 +80,7 @@ def test_workers_killed_inside_prepare_change_nothing(dataset_folder: Path) -> N
     assert result.kills == 2
 
 
+@pytest.mark.slow
 def test_coordinator_killed_at_every_point_resumes(dataset_folder: Path) -> None:
     result, lines = swarm(dataset_folder, "coordinator")
     assert result.kills >= 5
@@ -100,6 +102,7 @@ def test_swarm_of_two_grows_to_twelve_and_shrinks_to_three(dataset_folder: Path)
     assert max(len(votes) for line in lines if line["kind"] == "commit" for votes in line["votes"].values()) > 4
 
 
+@pytest.mark.slow
 def test_lost_stage_returns_to_the_last_checkpoint(dataset_folder: Path) -> None:
     result, lines = swarm(dataset_folder, "stage")
     assert result.kills == 2

@@ -70,6 +70,7 @@ def test_cut_link_closes_both_ends() -> None:
         assert links.cut == 1
 
 
+@pytest.mark.slow
 def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Path) -> None:
     config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     with Links(LinkShape(megabits=100, milliseconds=50, cuts=0.04), seed=1) as links:
@@ -81,6 +82,7 @@ def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Pa
     assert links.transferred > 0
 
 
+@pytest.mark.slow
 def test_undialable_worker_takes_part(dataset_folder: Path) -> None:
     config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     result, lines = compare_with_single_process(
@@ -91,6 +93,7 @@ def test_undialable_worker_takes_part(dataset_folder: Path) -> None:
     assert any(stage.get(hidden) for line in lines if line["kind"] == "commit" for stage in line["cover"].values())
 
 
+@pytest.mark.slow
 def test_undialable_workers_connect_by_relay(dataset_folder: Path) -> None:
     config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     hidden = {"worker-0", "worker-1"}

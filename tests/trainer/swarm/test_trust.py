@@ -48,18 +48,22 @@ def check_swarm(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0
     return lines
 
 
+@pytest.mark.slow
 def test_nan_from_liars_leaves_losses_right(dataset_folder: Path) -> None:
     check_swarm(dataset_folder, {"worker-0": ("hidden", 0), "worker-1": ("nan", 0)})
 
 
+@pytest.mark.slow
 def test_wrong_shapes_and_huge_sum_leave_losses_right(dataset_folder: Path) -> None:
     check_swarm(dataset_folder, {"worker-0": ("huge sum", 0), "worker-1": ("shape", 0)})
 
 
+@pytest.mark.slow
 def test_huge_gradients_and_stale_sum_leave_losses_right(dataset_folder: Path) -> None:
     check_swarm(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 0)}, audit=1.0)
 
 
+@pytest.mark.slow
 def test_initial_huge_or_negated_gradients_leave_losses_right(dataset_folder: Path) -> None:
     check_swarm(dataset_folder, {"worker-1": ("huge", 0)})
     check_swarm(dataset_folder, {"worker-1": ("turned", 0)})

@@ -17,6 +17,8 @@ import pytest
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, get_checkpoint_step, list_checkpoints
 
+pytestmark = pytest.mark.slow
+
 STEPS = 400
 
 
