@@ -211,7 +211,7 @@ JOB_KINDS = {
     "score": "leaderboard.job_handlers.score.ScoreHandler",
     "replay": "leaderboard.job_handlers.replays.ReplayHandler",
     "notebook": "leaderboard.job_handlers.notebooks.NotebookHandler",
-    "smoke": "leaderboard.job_handlers.smoke_tests.SmokeTestHandler",
+    "smoke": "leaderboard.job_handlers.smoke.SmokeTestHandler",
     "generate": "leaderboard.job_handlers.generation.GenerationHandler",
     "rephrase": "scheduler.campaigns.sessions.RephraseSessionHandler",
     "swarm": "leaderboard.job_handlers.swarm.SwarmHandler",

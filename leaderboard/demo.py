@@ -22,6 +22,7 @@ from django.utils import timezone
 
 from leaderboard.demo_label import NODE
 from leaderboard.job_handlers import metrics, train
+from leaderboard.job_handlers.score import finish_scored_run
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.rankings import confirmations
 from leaderboard.rankings.score_validation import Verdict
@@ -221,7 +222,7 @@ def score_run(run: Run, told: Mapping[str, Any], pool: Pool, clock: Clock) -> No
     Run.objects.filter(pk=run.pk).update(state=Run.State.SCORING, score_job=score_job, trained_at=trained, fraction=1.0)
     run.refresh_from_db()
     with at(clock.later(seconds)):
-        train.finish_scored_run(run, Verdict.model_validate(told), pool.scorer.name)
+        finish_scored_run(run, Verdict.model_validate(told), pool.scorer.name)
 
 
 def purpose(entry: Entry, told: Mapping[str, Any]) -> Run.Purpose:

@@ -1,7 +1,6 @@
-"""What a run starts from: the weights of another run of this site, its final ones or those of a kept checkpoint.
+"""Initial weights: a run can start from the final weights, or a checkpoint, of another run.
 
-A track names that run (fine-tuning, surgery), and each of its runs keeps whose weights it was given; a rewind names its
-own. They stay as long as one points at them.
+A track names that run (fine-tuning, surgery), or a rewind does. Weights are kept while a row refers to them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ RUN_FILE = "run.json"
 
 
 def explain_refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
-    """Return why nothing can start from this run, or from this checkpoint of it, in a sentence; empty if it can."""
+    """Return why no run can start from this run or checkpoint; empty if one can."""
     if start is None:
         return "A checkpoint belongs to a run: name that too." if checkpoint else ""
     if checkpoint is not None and checkpoint.job_id != start.job_id:
@@ -36,10 +35,7 @@ def explain_refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> 
 
 
 def get_initial_weights(run: Run) -> protocol.BaseWeights | None:
-    """Return what the run's node fetches to start from; None where it starts from scratch.
-
-    Raises ValueError where the weights are gone.
-    """
+    """Return the files with which the run starts; None: it starts from scratch. Raises ValueError if they are gone."""
     start = run.start_run
     if start is None:
         return None
@@ -57,32 +53,22 @@ def get_run_file(run: Run) -> JobFile | None:
     return JobFile.objects.select_related("blob").filter(job=run.job_id, path=RUN_FILE).first()
 
 
-# --- checkpoints that are kept ----------------------------------------------------------------------------------------
-
-
 def list_steps(run: Run) -> list[int]:
-    """Return the steps of a run's checkpoints that are kept, its releases among them, the last one first."""
-    kept = Checkpoint.objects.with_files().filter(job=run.job_id)
-    checkpoints = kept.values_list("step", flat=True) if run.job_id else ()
+    """Return the steps of a run's checkpoints with files and of its releases, the last one first."""
+    stored = Checkpoint.objects.with_files().filter(job=run.job_id)
+    checkpoints = stored.values_list("step", flat=True) if run.job_id else ()
     return sorted({*checkpoints, *run.publications.values_list("step", flat=True)}, reverse=True)
 
 
 def get_checkpoint_at(run: Run, step: int) -> Checkpoint:
-    """Return a run's checkpoint of that step. One that only a release has kept is a checkpoint again.
-
-    Raises ValueError where there is none.
-    """
+    """Return the checkpoint of a step, restored from a release if its files were deleted. Raises ValueError."""
     found = Checkpoint.objects.with_files().filter(job=run.job_id, step=step).first() if run.job_id else None
     if found is not None:
         return found
-    kept = run.publications.filter(step=step).first()
-    if kept is None or run.job_id is None:
+    release = run.publications.filter(step=step).first()
+    if release is None or run.job_id is None:
         raise ValueError(f"Run {run.pk} has no checkpoint of step {step}.")
-    again, _ = Checkpoint.objects.update_or_create(
-        job_id=run.job_id,
-        step=step,
-        defaults={"files_deleted_at": None},
-        create_defaults={"manifest": kept.manifest},
-    )
-    again.blobs.add(*kept.blobs.all())
-    return again
+    fields = {"defaults": {"files_deleted_at": None}, "create_defaults": {"manifest": release.manifest}}
+    restored, _ = Checkpoint.objects.update_or_create(job_id=run.job_id, step=step, **fields)
+    restored.blobs.add(*release.blobs.all())
+    return restored

@@ -1,7 +1,6 @@
-"""Who may decide what: maintainers about everything, coordinators about the community's and the playground's entries.
+"""Roles and permissions: maintainers decide about all entries, coordinators about community and playground entries.
 
-A role is a group of Django's. Rights in the admin come from here too (`Rights`), so that no row of permissions can say
-otherwise than this file.
+A role is a Django group. Permissions in the admin also come from here (`RolePermissionsBackend`), not from rows.
 """
 
 from __future__ import annotations
@@ -23,34 +22,29 @@ AnyUser = AbstractBaseUser | AnonymousUser
 
 MAINTAINER = "maintainer"
 COORDINATOR = "coordinator"
-CORE = "core"
-"""Its members' entries may run on nodes that are lent to the core alone."""
-STAFF = (MAINTAINER, COORDINATOR)
-"""Whoever has one of these works in the admin."""
+CORE = "core"  # entries of its members may run on nodes that are lent to the core alone
+STAFF = (MAINTAINER, COORDINATOR)  # roles with access to the admin
 ROLES = (*STAFF, CORE)
 
 COORDINATED_KINDS = (Track.Kind.COMMUNITY, Track.Kind.PLAYGROUND)
-"""Kinds of track whose entries a coordinator may decide about."""
 DECISIONS = frozenset({"approve", "reject", "run", "cancel", "rerun", "priority"})
-"""What can be asked to be done with an entry."""
-GITHUB_MAINTAINER_PERMISSIONS = frozenset({"admin", "maintain", "write"})
-"""Permissions on the main repository that make a maintainer of whoever has them."""
+GITHUB_MAINTAINER_PERMISSIONS = frozenset({"admin", "maintain", "write"})  # on the main repository
 
 
 class NotAllowedError(ValueError):
-    """This person may not do that; the message is a sentence for him."""
+    """The user lacks a permission; the message is for the user."""
 
 
 def get_roles(user: AnyUser) -> frozenset[str]:
-    """Return the roles of a person who is signed in and active; looked up once for each `user` object."""
+    """Return the roles of an active user, cached on the object. Superusers are maintainers."""
     if not user.is_authenticated or not user.is_active:
         return frozenset()
-    kept: frozenset[str] | None = getattr(user, "_roles", None)
-    if kept is None:
+    roles: frozenset[str] | None = getattr(user, "_roles", None)
+    if roles is None:
         found = set(Group.objects.filter(user=user.pk, name__in=ROLES).values_list("name", flat=True))
-        kept = frozenset(found | ({MAINTAINER} if getattr(user, "is_superuser", False) else set()))
-        user._roles = kept  # type: ignore[attr-defined]
-    return kept
+        roles = frozenset(found | ({MAINTAINER} if getattr(user, "is_superuser", False) else set()))
+        user._roles = roles  # type: ignore[attr-defined]
+    return roles
 
 
 def is_maintainer(user: AnyUser) -> bool:
@@ -58,7 +52,7 @@ def is_maintainer(user: AnyUser) -> bool:
 
 
 def is_core(user: AnyUser) -> bool:
-    """Whether nodes that are lent to the core run this person's entries: staff belongs to it."""
+    """Whether nodes that are lent to the core run the user's entries. Staff belongs to the core."""
     return bool(get_roles(user)) or bool(getattr(user, "is_staff", False))
 
 
@@ -71,12 +65,12 @@ def can_decide(user: AnyUser, what: str, entry: Entry) -> bool:
 
 
 def explain_denial(user: AnyUser, what: str, entry: Entry) -> str:
-    """Return in a sentence why this person may not do one of `DECISIONS` with the entry; empty where he may."""
+    """Return why the user may not make one of `DECISIONS` about the entry; empty if allowed."""
     assert what in DECISIONS
-    held = get_roles(user)
-    if MAINTAINER in held:
+    roles = get_roles(user)
+    if MAINTAINER in roles:
         return ""
-    if COORDINATOR not in held:
+    if COORDINATOR not in roles:
         return "Only maintainers and coordinators decide about entries."
     track = entry.track
     if track.nightly or track.kind not in COORDINATED_KINDS:
@@ -85,76 +79,68 @@ def explain_denial(user: AnyUser, what: str, entry: Entry) -> str:
 
 
 def can_decide_on_github(permission: str, user: User | None, what: str, entry: Entry) -> bool:
-    """Whether somebody may do it who asks on GitHub: with this permission on the main repository, or as `user` here."""
+    """Whether a GitHub user with this permission on the main repository, and this account here, may decide."""
     return permission in GITHUB_MAINTAINER_PERMISSIONS or (user is not None and can_decide(user, what, entry))
 
 
 def find_github_user(number: int) -> User | None:
-    """Return who has signed in here as the person with this number on GitHub, whose logins change hands."""
+    """Return the user with this GitHub id. Logins can change hands."""
     return User.objects.filter(socialaccount__provider="github", socialaccount__uid=str(number), is_active=True).first()
 
 
 def is_verified_maintainer(request: HttpRequest) -> bool:
-    """Return whether this is a maintainer of runs who has passed the second step in this session."""
+    """Whether the user may change runs and has passed two-factor authentication in this session."""
     is_satisfied: Callable[[HttpRequest], bool] = import_string(settings.SECOND_STEP_CHECK)
     return request.user.has_perm("leaderboard.change_run") and is_satisfied(request)
 
 
 def require_permission(user: AnyUser, what: str, entry: Entry) -> None:
-    """Raise NotAllowed unless this person may do that with the entry."""
+    """Raise NotAllowedError unless the user may make this decision about the entry."""
     if reason := explain_denial(user, what, entry):
         raise NotAllowedError(reason)
 
 
-# --- giving and taking -----------------------------------------------------------------------------------------------
+# --- grant and revoke ------------------------------------------------------------------------------------------------
 
 
+@transaction.atomic
 def grant_role(user: User, role: str, giver: User | None) -> bool:
-    """Give somebody a role, and with it the door of the admin where the role needs it; return whether it is new.
-
-    Without a giver it is whoever runs the site.
-    """
+    """Grant a role, with access to the admin for `STAFF`; return whether it is new. `giver` None: the site itself."""
     check_can_grant(role, giver)
-    group, _ = Group.objects.get_or_create(name=role)
-    with transaction.atomic():
-        if user.groups.filter(pk=group.pk).exists():
-            return False
-        user.groups.add(group)
-        if role in STAFF:
-            User.objects.filter(pk=user.pk).update(is_staff=True)
-        Event.record(get_actor_name(giver), user, f"{user.get_username()} is {describe_role(role)} now.")
-    return reload_roles(user)
+    if user.groups.filter(name=role).exists():
+        return False
+    user.groups.add(Group.objects.get_or_create(name=role)[0])
+    if role in STAFF:
+        User.objects.filter(pk=user.pk).update(is_staff=True)
+    record_role_change(user, giver, f"{user.get_username()} is {describe_role(role)} now.")
+    return True
 
 
+@transaction.atomic
 def revoke_role(user: User, role: str, taker: User | None) -> bool:
-    """Take a role from somebody; return whether he had it. Without any of `STAFF` the admin is closed to him."""
+    """Revoke a role; return whether the user had it. Without any of `STAFF` there is no access to the admin."""
     check_can_grant(role, taker)
-    with transaction.atomic():
-        if not user.groups.filter(name=role).exists():
-            return False
-        user.groups.remove(Group.objects.get(name=role))
-        if not user.is_superuser and not user.groups.filter(name__in=STAFF).exists():
-            User.objects.filter(pk=user.pk).update(is_staff=False)
-        Event.record(get_actor_name(taker), user, f"{user.get_username()} is {describe_role(role)} no longer.")
-    return reload_roles(user)
+    if not user.groups.filter(name=role).exists():
+        return False
+    user.groups.remove(Group.objects.get(name=role))
+    if not user.is_superuser and not user.groups.filter(name__in=STAFF).exists():
+        User.objects.filter(pk=user.pk).update(is_staff=False)
+    record_role_change(user, taker, f"{user.get_username()} is {describe_role(role)} no longer.")
+    return True
 
 
 def describe_role(role: str) -> str:
     return {MAINTAINER: "a maintainer", COORDINATOR: "a coordinator", CORE: "a core member"}[role]
 
 
-def reload_roles(user: User) -> bool:
+def record_role_change(user: User, actor: User | None, message: str) -> None:
+    Event.record(actor.get_username() if actor else "site", user, message)
     user.__dict__.pop("_roles", None)
     user.refresh_from_db(fields=["is_staff"])
-    return True
-
-
-def get_actor_name(giver: User | None) -> str:
-    return giver.get_username() if giver else "site"
 
 
 def check_can_grant(role: str, giver: User | None) -> None:
-    """Raise NotAllowed unless the giver may: superusers make maintainers, maintainers the others."""
+    """Raise NotAllowedError unless the giver may: superusers grant maintainers, maintainers the others."""
     if giver is None:
         return
     if role == MAINTAINER and not (giver.is_active and giver.is_superuser):
@@ -166,7 +152,6 @@ def check_can_grant(role: str, giver: User | None) -> None:
 # --- in the admin ----------------------------------------------------------------------------------------------------
 
 MANAGED_APPS = ("leaderboard", "scheduler", "campaigns", "django_celery_beat")
-"""Apps whose rows a maintainer keeps."""
 VIEWABLE = frozenset({"auth.view_user", "auth.view_group"})
 COORDINATOR_PERMISSIONS = frozenset(
     {"leaderboard.view_entry", "leaderboard.change_entry", "leaderboard.view_run", "scheduler.view_event"}
@@ -174,16 +159,16 @@ COORDINATOR_PERMISSIONS = frozenset(
 
 
 class RolePermissionsBackend(BaseBackend):
-    """Which of Django's permissions a role brings."""
+    """Django permissions of the roles."""
 
     def has_perm(self, user_obj: Any, perm: str, obj: models.Model | None = None) -> bool:
-        held = get_roles(user_obj)
-        if MAINTAINER in held:
+        roles = get_roles(user_obj)
+        if MAINTAINER in roles:
             return perm.partition(".")[0] in MANAGED_APPS or perm in VIEWABLE
-        return COORDINATOR in held and perm in COORDINATOR_PERMISSIONS
+        return COORDINATOR in roles and perm in COORDINATOR_PERMISSIONS
 
     def has_module_perms(self, user_obj: Any, app_label: str) -> bool:
-        held = get_roles(user_obj)
-        if MAINTAINER in held:
+        roles = get_roles(user_obj)
+        if MAINTAINER in roles:
             return app_label in (*MANAGED_APPS, "auth")
-        return COORDINATOR in held and any(perm.startswith(f"{app_label}.") for perm in COORDINATOR_PERMISSIONS)
+        return COORDINATOR in roles and any(perm.startswith(f"{app_label}.") for perm in COORDINATOR_PERMISSIONS)

@@ -8,14 +8,11 @@ from leaderboard.models import Run, StandingsTable
 from leaderboard.rankings.eligible_runs import ScoredRun
 from leaderboard.rankings.standings import TrackStandings, compute_standings
 
-MAX_RUNS = 10
-"""Runs in one chart."""
+MAX_RUNS = 10  # in one chart
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """A run that is offered for comparison."""
-
     run: int
     label: str
     color: str
@@ -46,6 +43,6 @@ def find_same_budget_run(entry: int | None, run: Run, standings: TrackStandings)
 
 
 def parse_run_ids(values: list[str], limit: int = MAX_RUNS) -> list[int]:
-    """Parse the ids of runs in an address, `runs=1,2&runs=3`: each once, in order; what is no number is left out."""
+    """Parse the run ids of a query string, `runs=1,2&runs=3`: each once, in order, without invalid ones."""
     words = [word.strip() for text in values for word in text.split(",")]
     return list(dict.fromkeys(int(word) for word in words if word.isdecimal() and len(word) < 19))[:limit]

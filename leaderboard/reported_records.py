@@ -1,4 +1,4 @@
-"""Another board's history comes in: a file of records, checked for form alone.
+"""Records of other boards, imported from files (`manage.py import_records`). Only their form is checked.
 
 {"source": "Somebody's speedrun", "measures": "minutes to 3.28 nats per token on eight H100",
  "lower_is_better": true,
@@ -19,16 +19,15 @@ from leaderboard.models import Track
 from leaderboard.models.reported import ReportedRecord
 from leaderboard.sanitize import plain_text
 
-MOST = 10_000
-"""Records of one file."""
+MAX_RECORDS = 10_000
 Address = Annotated[str, Field(max_length=200, pattern=r"^(https?://\S+)?$")]
 
 
 class RecordsFileError(ValueError):
-    """The file does not hold records; the message is one line."""
+    """The file is invalid; the message is one line."""
 
 
-class Line(BaseModel):
+class HistoryRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     date: date
@@ -39,18 +38,16 @@ class Line(BaseModel):
 
 
 class History(BaseModel):
-    """A file of `manage.py import_records`."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: Annotated[str, Field(min_length=1, max_length=120)]
     measures: Annotated[str, Field(min_length=1, max_length=200)]
     lower_is_better: bool = True
-    records: Annotated[list[Line], Field(min_length=1, max_length=MOST)]
+    records: Annotated[list[HistoryRecord], Field(min_length=1, max_length=MAX_RECORDS)]
 
 
 def parse_records(text: str | bytes) -> History:
-    """Return the file's content; raise RecordsFileError with its first mistake."""
+    """Parse a file. Raises RecordsFileError with the first error."""
     try:
         return History.model_validate_json(text)
     except ValidationError as error:
@@ -61,20 +58,20 @@ def parse_records(text: str | bytes) -> History:
 
 @transaction.atomic
 def import_records(track: Track, history: History) -> tuple[int, int]:
-    """Write the records down; return how many are new and how many were known. The same file twice changes nothing."""
+    """Store the records; return the numbers of new and of known ones. Idempotent."""
     new = 0
-    for line in history.records:
+    for record in history.records:
         _, created = ReportedRecord.objects.update_or_create(
             track=track,
             source=plain_text(history.source, 120),
-            date=line.date,
-            title=plain_text(line.title, 200),
+            date=record.date,
+            title=plain_text(record.title, 200),
             defaults={
-                "author": plain_text(line.author, 120),
-                "value": line.value,
+                "author": plain_text(record.author, 120),
+                "value": record.value,
                 "measures": plain_text(history.measures, 200),
                 "lower_is_better": history.lower_is_better,
-                "url": line.url,
+                "url": record.url,
             },
         )
         new += created
@@ -82,6 +79,6 @@ def import_records(track: Track, history: History) -> tuple[int, int]:
 
 
 def group_by_source(track: Track) -> list[tuple[str, Sequence[ReportedRecord]]]:
-    """Return the track's reported records, latest first, by whose word they are."""
+    """Return the track's records by source, latest first."""
     found = track.reported.order_by("source", "-date", "-pk")
     return [(source, list(records)) for source, records in groupby(found, key=lambda record: record.source)]

@@ -1,6 +1,6 @@
-"""What a training process printed: its last lines, the lines that hold some words, or all of it.
+"""Logs of training processes: the last lines, matching lines, or the whole log.
 
-A stranger's code wrote it: plain text, never HTML, without what only a terminal understands.
+The text is untrusted: plain text without terminal escapes, never HTML.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from scheduler.models import LogChunk
 TAIL_CHUNKS = 20
 SHOWN_LINES = 200
 MAX_QUERY_LENGTH = 80
-"""Letters of what is searched for."""
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
-class Match:
-    """A line that holds the words, in three pieces."""
+class LogMatch:
+    """A matching line, split at the match."""
 
     number: int
     before: str
@@ -32,22 +31,22 @@ class Match:
 
 @dataclass(frozen=True)
 class Log:
-    text: str = ""
-    """The last lines."""
-    words: str = ""
-    """What was looked for; empty: nothing was."""
-    found: tuple[Match, ...] = ()
-    """The last lines that hold it."""
-    count: int = 0
-    """How many there are."""
+    text: str = ""  # the last lines
+    words: str = ""  # the query
+    found: tuple[LogMatch, ...] = ()  # the last matching lines
+    count: int = 0  # of all matching lines
 
 
 def get_log(run: Run, words: str = "") -> Log:
-    """Return what a page shows: the end of the log, or where in all of it these words are. One query."""
+    """Return the end of the log, or the lines that match the query. One query."""
     words = words.strip()[:MAX_QUERY_LENGTH]
     if run.job_id is None:
         return Log(words=words)
-    return search_lines(iterate_lines(iterate_chunks(run)), words) if words else Log(text="\n".join(read_tail(run)))
+    if words:
+        return search_lines(iterate_lines(iterate_chunks(run)), words)
+    chunks = LogChunk.objects.filter(lease__job=run.job_id).order_by("-lease_id", "-offset")
+    last = list(chunks.values_list("text", flat=True)[:TAIL_CHUNKS])
+    return Log(text="\n".join(list(iterate_lines(reversed(last)))[-SHOWN_LINES:]))
 
 
 def get_full_text(run: Run) -> str:
@@ -55,18 +54,12 @@ def get_full_text(run: Run) -> str:
 
 
 def iterate_chunks(run: Run) -> Iterator[str]:
-    kept = LogChunk.objects.filter(lease__job=run.job_id).order_by("lease_id", "offset")
-    return kept.values_list("text", flat=True).iterator()
-
-
-def read_tail(run: Run) -> list[str]:
-    last = LogChunk.objects.filter(lease__job=run.job_id).order_by("-lease_id", "-offset")
-    texts = list(last.values_list("text", flat=True)[:TAIL_CHUNKS])
-    return list(iterate_lines(reversed(texts)))[-SHOWN_LINES:]
+    chunks = LogChunk.objects.filter(lease__job=run.job_id).order_by("lease_id", "offset")
+    return chunks.values_list("text", flat=True).iterator()
 
 
 def iterate_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield whole lines; of one that was written over again and again, as a progress bar is, the last state."""
+    """Yield complete lines. Of a line that was overwritten, such as a progress bar, the last state counts."""
     rest = ""
     for text in texts:
         *ready, rest = (rest + text).split("\n")
@@ -80,12 +73,11 @@ def strip_escapes(line: str) -> str:
 
 
 def search_lines(texts: Iterable[str], words: str) -> Log:
-    """Look for the words, as they are, in upper or lower case."""
     pattern = re.compile(re.escape(words), re.IGNORECASE)
-    last: deque[Match] = deque(maxlen=SHOWN_LINES)
+    last: deque[LogMatch] = deque(maxlen=SHOWN_LINES)
     count = 0
     for number, line in enumerate(texts, 1):
-        if at := pattern.search(line):
+        if match := pattern.search(line):
             count += 1
-            last.append(Match(number, line[: at.start()], at[0], line[at.end() :]))
+            last.append(LogMatch(number, line[: match.start()], match[0], line[match.end() :]))
     return Log(words=words, found=tuple(last), count=count)

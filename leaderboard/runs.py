@@ -1,4 +1,4 @@
-"""Making, queueing, repeating and cancelling runs. One way for contributors', nightly and ladder runs."""
+"""Create, queue, retry, rewind and cancel runs, in one way for entries, nightly and ladder runs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from trainer import protocol
 from trainer.accounting.budget import Budget
 
 SITE = "site"
-SEEDS = 2**31
-"""Seeds are drawn below this; small enough for every library's generator."""
-CHECKPOINT_EVERY = "30s"
-"""As `dailytrain train` has it where nothing else is said."""
-
+SEEDS = 2**31  # seeds are smaller, which every library's generator accepts
+CHECKPOINT_EVERY = "30s"  # the default of `dailytrain train`
 SWARM_PROCESSES = 4096
-"""As for a program of our own."""
-MIN_BUDGET_LEFT = 1e-3
-"""Of its budget a run must have before it at a checkpoint that one can go back to."""
-
-SCORE_SECONDS = 120.0
-"""Expected; only for the order of the queue."""
+MIN_BUDGET_LEFT = 1e-3  # share of the budget that a rewind must leave
+SCORE_SECONDS = 120.0  # expected, for the order of the queue
 SCORE_WALL_SECONDS = 3600.0
+PRIORITIES = {
+    Run.Purpose.NIGHTLY: Job.Priority.NIGHTLY,
+    Run.Purpose.CONFIRMATION: Job.Priority.CONFIRMATION,
+    Run.Purpose.LADDER: Job.Priority.LADDER,
+    Run.Purpose.REWIND: Job.Priority.MAINTAINER,
+    Run.Purpose.MONTHLY: Job.Priority.MAINTAINER,  # it takes days: nights and confirmations go first, until it ages
+}
 
 
 class RunError(ValueError):
-    """The run cannot be changed as asked; the message is a sentence for whoever asked."""
+    """The run cannot be changed as requested; the message is for the user."""
 
 
 def draw_seed() -> int:
-    """Return a seed that nobody could choose or foresee."""
+    """Return a seed that no user can choose or foresee."""
     return secrets.randbelow(SEEDS)
 
 
@@ -53,8 +53,7 @@ def make_run(
     purpose: Run.Purpose = Run.Purpose.ENTRY,
     actor: str = SITE,
 ) -> Run:
-    """Return the waiting run of an entry on a track; without a seed the server draws one, without a budget it has the
-    track's."""
+    """Return the waiting run of an entry on a track. Defaults: a random seed, and the track's budget."""
     with transaction.atomic():
         run, created = Run.objects.get_or_create(
             entry=entry,
@@ -77,10 +76,10 @@ def make_run(
 def queue_run(
     run: Run, *, actor: str = SITE, release: Blob | None = None, priority: Job.Priority | None = None
 ) -> bool:
-    """Put a waiting run of an approved entry into the queue, once; return whether it is there now because of us.
+    """Queue a waiting run of an approved entry, once; return whether this call did.
 
-    Without a priority it has that of its purpose. Until the season's dataset is prepared, and while the entry's smoke
-    run is under way, the run goes on waiting and says so (`queue_waiting` and `smoking.let_go` come back to it).
+    Without a priority it has that of its purpose. The run waits until the season's dataset is prepared and the entry's
+    smoke run is over; then `queue_waiting` or the smoke run's handler calls this again.
     """
     entry = run.entry
     if entry.state != Entry.State.APPROVED:
@@ -90,42 +89,41 @@ def queue_run(
             "The machines of a swarm run the site's own code only, and this entry brings code of its own: nothing was"
             " queued. Its architecture can run here once it is on main."
         )
-    if not run.season.is_prepared:
-        Run.objects.filter(pk=run.pk, state=Run.State.WAITING).update(
-            reason="Approved; waits until the season's dataset is prepared.", revision=F("revision") + 1
-        )
-        return False
-    if entry.smoke_job is not None and entry.smoke_job.state not in transitions.FINAL_STATES:
-        Run.objects.filter(pk=run.pk, state=Run.State.WAITING).update(
-            reason="Approved; waits for its smoke run.", revision=F("revision") + 1
-        )
+    is_in_smoke_run = entry.smoke_job is not None and entry.smoke_job.state not in transitions.FINAL_STATES
+    if not run.season.is_prepared or is_in_smoke_run:
+        awaited = "for its smoke run" if run.season.is_prepared else "until the season's dataset is prepared"
+        waiting = Run.objects.filter(pk=run.pk, state=Run.State.WAITING)
+        waiting.update(reason=f"Approved; waits {awaited}.", revision=F("revision") + 1)
         return False
     release = release or storage.store_release()
     with transaction.atomic():
-        if not run.change(
-            Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, sentence="Queued for training.", reason=""
+        if not run.change_state(
+            Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, message="Queued for training.", reason=""
         ):
             return False
-        job = build_train_job(run, release)
-        run.job = Job.objects.create(**job if priority is None else {**job, "priority": priority})
+        chosen = {} if priority is None else {"priority": priority}
+        run.job = Job.objects.create(**{**build_train_job(run, release), **chosen})
         run.save(update_fields=["job"])
     return True
 
 
 def queue_waiting(season: Season, *, actor: str = SITE) -> int:
-    """Queue the approved runs that waited for the season's dataset; return how many."""
+    """Queue the approved runs that waited for the season's dataset; return their number.
+
+    Entries whose smoke run failed still wait for a maintainer.
+    """
     waiting = Run.objects.with_entry().filter(season=season, state=Run.State.WAITING, entry__state=Entry.State.APPROVED)
-    failed = [run.pk for run in waiting if run.entry.smoke.get("passed") is False]  # a maintainer's word is wanted
-    return sum(queue_run(run, actor=actor) for run in waiting.exclude(pk__in=failed).order_by("pk"))
+    has_failed = [run.pk for run in waiting if run.entry.smoke.get("passed") is False]
+    return sum(queue_run(run, actor=actor) for run in waiting.exclude(pk__in=has_failed).order_by("pk"))
 
 
 def get_track_names() -> dict[str, str]:
-    """Return the tracks' slugs, which are what jobs carry, with their names."""
+    """Return slug -> name of the tracks (`settings.POOL_TRACKS`)."""
     return dict(Track.objects.in_order().values_list("slug", "name"))
 
 
 def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
-    """Return the fields of its job; without a release, of one that is only thought of."""
+    """Return the fields of the run's job. Without a release they are good for estimates only."""
     limits = run.track.training_limits(run.part)
     return {
         "kind": "notebook" if is_notebook(run) else "train",
@@ -147,8 +145,7 @@ def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
 
 
 def build_coordinator_fields(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
-    """Return what is different about the job that leads a swarm: on a trusted node, of any hardware, and no code but
-    the site's."""
+    """Return the fields that differ for a swarm's coordinator: a trusted node of any hardware, and the site's code."""
     return {
         **get_scoring_needs(run, limits),
         "kind": "swarm",
@@ -162,43 +159,40 @@ def build_coordinator_fields(run: Run, limits: protocol.JobLimits) -> dict[str, 
 
 
 def get_swarm_limits(limits: protocol.JobLimits) -> protocol.JobLimits:
-    """Return what one process of a swarm may use: the daemon that carries its connections has many threads."""
+    """Return the limits of one process of a swarm. The daemon for its connections has many threads."""
     return limits.model_copy(update={"processes": max(limits.processes, SWARM_PROCESSES)})
 
 
 def get_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
-    """Return what a training job asks of a node, and by what its owner may choose. Numbers in labels become numbers."""
+    """Return the fields by which a training job is matched with nodes."""
     track = run.track
-    asked = matching.parse_labels(tuple(track.needs_labels))
+    needs = matching.parse_labels(tuple(track.needs_labels))
     return {
         "track": track.slug,
         "from_core": is_from_core(run),
-        "needs_labels": list(asked.names),
-        "needs_gpus": asked.gpus,
-        "needs_gpu_memory_bytes": asked.gpu_memory_bytes,
+        "needs_labels": list(needs.names),
+        "needs_gpus": needs.gpus,
+        "needs_gpu_memory_bytes": needs.gpu_memory_bytes,
         "needs_memory_bytes": track.needs_memory_bytes,
-        "needs_disk_bytes": max(limits.disk_bytes, asked.disk_bytes),
+        "needs_disk_bytes": max(limits.disk_bytes, needs.disk_bytes),
     }
 
 
 def is_from_core(run: Run) -> bool:
-    """Whether a core member asked for it, or the site itself: what nodes train that are lent to the core alone."""
-    if run.purpose != Run.Purpose.ENTRY or run.entry.kind == Entry.Kind.MAIN:
-        return True
-    return is_core(run.entry)
+    """Whether the site or a core member requested the run, so that nodes lent to the core may train it."""
+    return run.purpose != Run.Purpose.ENTRY or run.entry.kind == Entry.Kind.MAIN or is_core(run.entry)
 
 
 def is_core(entry: Entry) -> bool:
-    """Whether a core member asked for the entry."""
-    asked_by = entry.requested_by
-    return asked_by is not None and permissions.is_core(asked_by)
+    """Whether a core member requested the entry."""
+    return entry.requested_by is not None and permissions.is_core(entry.requested_by)
 
 
 def get_checkpoint_seconds(run: Run) -> float:
-    """Return the seconds between two of its checkpoints; 0 where that cannot be told beforehand."""
+    """Return the expected seconds between two checkpoints; 0 if unknown."""
     try:
         every = Budget.parse(str(get_configuration(run).get("checkpoint_every", CHECKPOINT_EVERY)))
-    except ValueError:  # its node refuses it with a sentence
+    except ValueError:  # the node reports the error
         return 0.0
     if every.kind == "seconds":
         return every.amount
@@ -206,75 +200,60 @@ def get_checkpoint_seconds(run: Run) -> float:
 
 
 def merge_configs(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one configuration of several: later ones win, table by table."""
+    """Merge nested configurations; later ones win."""
     result: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            below = result.get(name)
-            result[name] = (
-                merge_configs(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
-            )
+            is_nested = isinstance(value, Mapping) and isinstance(result.get(name), dict)
+            result[name] = merge_configs(result[name], value) if is_nested else value
     return result
 
 
 def get_configuration(run: Run) -> dict[str, Any]:
-    """Return what the node is told to train: the track's part, the entry's, a trial's, then what only the site sets."""
+    """Return the run's configuration: the track's, the entry's, a trial's, and what only the site sets."""
     site = {"arch": run.entry.architecture, "budget": run.budget, "seed": run.seed}
     trial = run.track.trial.get("config", {}) if run.is_trial else {}
     return merge_configs(run.track.config, run.entry.config, trial, site)
 
 
 def is_notebook(run: Run) -> bool:
-    """Whether it runs a notebook, which keeps no checkpoint of ours and is not scored."""
+    """Whether the run executes notebooks, without checkpoints and scores."""
     return run.entry.kind == Entry.Kind.NOTEBOOK
 
 
 def is_own_code(entry: Entry) -> bool:
-    """Whether it brings nothing that is not on main."""
+    """Whether the entry changes nothing on main."""
     return entry.kind == Entry.Kind.MAIN or (bool(entry.base_sha) and not entry.changed_files)
 
 
 def needs_sandbox(run: Run) -> bool:
-    """Whether the code is a stranger's; `main` was reviewed, so a node without a sandbox may run it too. A swarm's runs
-    have no code but the site's."""
+    """Whether the run's code is untrusted. `main` was reviewed, and swarms run the site's code."""
     return run.entry.kind != Entry.Kind.MAIN and not run.is_swarm
 
 
 def get_priority(run: Run) -> Job.Priority:
-    if run.purpose == Run.Purpose.NIGHTLY:
-        return Job.Priority.NIGHTLY
-    if run.purpose == Run.Purpose.CONFIRMATION:
-        return Job.Priority.CONFIRMATION
-    if run.purpose == Run.Purpose.LADDER:
-        return Job.Priority.LADDER
-    if run.purpose == Run.Purpose.REWIND:
-        return Job.Priority.MAINTAINER  # who asked for it
-    if run.purpose == Run.Purpose.MONTHLY:
-        return Job.Priority.MAINTAINER  # it takes days: nights and confirmations go before it, until age lifts it
-    asked_by = run.entry.requested_by
-    if run.track.kind == Track.Kind.PLAYGROUND:
-        return Job.Priority.COMMUNITY  # whoever plays
-    return Job.Priority.MAINTAINER if asked_by and permissions.is_maintainer(asked_by) else Job.Priority.COMMUNITY
+    if run.purpose in PRIORITIES:
+        return PRIORITIES[Run.Purpose(run.purpose)]
+    requester = run.entry.requested_by
+    if run.track.kind != Track.Kind.PLAYGROUND and requester and permissions.is_maintainer(requester):
+        return Job.Priority.MAINTAINER
+    return Job.Priority.COMMUNITY
 
 
 def make_first_run(entry: Entry, *, budget: str = "", actor: str = SITE) -> Run:
-    """Return the waiting run with which an entry begins: of the budget it was given, or its track's trial, if any."""
+    """Return the entry's first, waiting run, with this budget, else that of the track's trial, else the track's."""
     return make_run(entry, entry.track, budget=budget or entry.track.trial_budget, actor=actor)
 
 
-def queue_whole_run(run: Run) -> Run | None:
-    """Queue the whole run of an entry whose trial has arrived, unless it had one; return it."""
-    if not run.is_trial or run.entry.runs.filter(budget=run.track.budget).exists():
-        return None
-    if run.entry.state != Entry.State.APPROVED:
-        return None
-    whole = make_run(run.entry, run.track)
-    queue_run(whole)
-    return whole
+def queue_whole_run(run: Run) -> None:
+    """Queue the run with the whole budget after an entry's trial, unless there is one."""
+    has_whole_run = run.entry.runs.filter(budget=run.track.budget).exists()
+    if run.is_trial and run.entry.state == Entry.State.APPROVED and not has_whole_run:
+        queue_run(make_run(run.entry, run.track))
 
 
 def queue_score(run: Run) -> bool:
-    """Give a trained run its score job, once; return whether this call did."""
+    """Queue a trained run's score job, once; return whether this call did."""
     with transaction.atomic():
         job = Job.objects.create(**build_score_job(run))
         ours = Run.objects.unscored().filter(pk=run.pk).update(score_job=job, revision=F("revision") + 1)
@@ -287,8 +266,8 @@ def queue_score(run: Run) -> bool:
 
 
 def build_score_job(run: Run) -> dict[str, Any]:
-    """Return the fields of a job that scores a run's weights, or those of one of its releases."""
-    assert run.job is not None, "what has weights has a job"
+    """Return the fields of the job that scores a run or one of its releases."""
+    assert run.job is not None, "a run with weights has a job"
     limits = run.track.training_limits().model_copy(update={"wall_seconds": SCORE_WALL_SECONDS})
     return {
         "kind": "score",
@@ -305,60 +284,47 @@ def build_score_job(run: Run) -> dict[str, Any]:
 
 
 def get_scoring_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
-    """Return what scoring asks of a node: as training, but any machine, and of several GPUs one."""
-    asked = get_needs(run, limits)
-    return {**asked, "needs_labels": [], "needs_gpus": min(asked["needs_gpus"], 1)}
+    """Return the needs of scoring: those of training without labels and with one GPU at most."""
+    needs = get_needs(run, limits)
+    return {**needs, "needs_labels": [], "needs_gpus": min(needs["needs_gpus"], 1)}
 
 
 def retry_run(run: Run, *, actor: str) -> None:
-    """Let a run that failed through no fault of its model go on, with the same seed, from its last checkpoint.
+    """Continue a run that failed because of the infrastructure, with its seed, from its last checkpoint.
 
-    A run that was trained and could not be scored is scored again. A model's own failure stands: it counts.
+    A run that was trained but not scored is scored again.
     """
     if run.state != Run.State.FAILED or run.cause != "infrastructure":
         raise RunError("Only a run that failed because of the infrastructure goes on with its seed.")
     assert run.job is not None, "a failed run had a job"
-    if run.checkpoint_id is not None:
-        with transaction.atomic():
-            if run.change(
-                Run.State.SCORING,
-                since=[Run.State.FAILED],
-                actor=actor,
-                sentence="To be scored again.",
-                reason="",
-                cause="",
-                score_job=None,
-                finished_at=None,
+    failed = [Run.State.FAILED]
+    cleared: dict[str, Any] = {"reason": "", "cause": "", "finished_at": None}
+    with transaction.atomic():
+        if run.checkpoint_id is not None:
+            message = "To be scored again."
+            if run.change_state(
+                Run.State.SCORING, since=failed, actor=actor, message=message, score_job=None, **cleared
             ):
                 queue_score(run)
-        return
-    with transaction.atomic():
-        if run.change(
-            Run.State.QUEUED,
-            since=[Run.State.FAILED],
-            actor=actor,
-            sentence=f"Queued again with seed {run.seed}; goes on from its last checkpoint.",
-            reason="",
-            cause="",
-            finished_at=None,
-        ):
+            return
+        message = f"Queued again with seed {run.seed}; goes on from its last checkpoint."
+        if run.change_state(Run.State.QUEUED, since=failed, actor=actor, message=message, **cleared):
             transitions.retry_job(run.job, actor)
 
 
 def rerun(run: Run, *, actor: str) -> Run:
-    """Return a new, queued run of the same entry on the same track, of the same budget, with a seed of its own."""
-    kept = (Run.Purpose.LADDER, Run.Purpose.MONTHLY)
-    purpose = Run.Purpose(run.purpose) if run.purpose in kept else Run.Purpose.ENTRY
+    """Return a new, queued run with the same entry, track and budget, and another seed."""
+    is_scheduled = run.purpose in (Run.Purpose.LADDER, Run.Purpose.MONTHLY)
+    purpose = Run.Purpose(run.purpose) if is_scheduled else Run.Purpose.ENTRY
     again = make_run(run.entry, run.track, budget=run.budget, purpose=purpose, actor=actor)
     queue_run(again, actor=actor)
     return again
 
 
 def rewind_run(run: Run, step: int, *, actor: str) -> Run:
-    """Return a new, queued run of the same entry that goes on from one of this run's kept checkpoints.
+    """Return a new, queued run that continues from one of this run's checkpoints with the budget that was left.
 
-    It has what was left of the budget there, momenta and a schedule of its own, and no place on the board: it is the
-    second part of a training whose first part is another run's.
+    It restarts the optimizer and the schedule, and has no place on the board.
     """
     with transaction.atomic():
         try:
@@ -367,70 +333,62 @@ def rewind_run(run: Run, step: int, *, actor: str) -> Run:
             raise RunError(str(error)) from error
         if refusal := initial_weights.explain_refusal(run, checkpoint):
             raise RunError(refusal)
-        made = Run.objects.create(
+        used = get_used_fraction(run, step)
+        if used > 1 - MIN_BUDGET_LEFT:
+            raise RunError(f"At step {step} the budget of run {run.pk} is used up: nothing is left to go on with.")
+        rewound = Run.objects.create(
             entry=run.entry,
             track=run.track,
             season=run.season,
             seed=draw_seed(),
-            budget=get_budget_left(run, step),
+            budget=str(Budget.parse(run.budget).times(1 - used)),
             purpose=Run.Purpose.REWIND,
             start_run=run,
             start_checkpoint=checkpoint,
         )
-        Event.record(actor, made, f"Rewound run {run.pk} to step {step}: goes on from there with {made.budget}.")
-        Event.record(actor, run, f"Rewound to step {step}: run {made.pk} goes on from there.")
-        queue_run(made, actor=actor)
-    return made
+        Event.record(actor, rewound, f"Rewound run {run.pk} to step {step}: goes on from there with {rewound.budget}.")
+        Event.record(actor, run, f"Rewound to step {step}: run {rewound.pk} goes on from there.")
+        queue_run(rewound, actor=actor)
+    return rewound
 
 
 def list_rewind_steps(run: Run) -> list[int]:
-    """Return the steps of a run that one can go back to, the last one first. On its way a swarm keeps its stages'
-    states, which nothing else goes on from."""
-    if run.is_swarm:
-        return []
-    return [step for step in initial_weights.list_steps(run) if get_used_fraction(run, step) <= 1 - MIN_BUDGET_LEFT]
+    """Return the steps to which a run can be rewound, the last one first. Swarms store partial states only."""
+    steps = [] if run.is_swarm else initial_weights.list_steps(run)
+    return [step for step in steps if get_used_fraction(run, step) <= 1 - MIN_BUDGET_LEFT]
 
 
 def get_used_fraction(run: Run, step: int) -> float:
-    """Return how much of a run's budget was used at a step: exact for steps, tokens and FLOPs, about right for
-    seconds."""
+    """Return the share of the budget that was used at a step; approximate for budgets in seconds."""
     return run.fraction * step / run.step if run.step else 0.0
 
 
-def get_budget_left(run: Run, step: int) -> str:
-    """Return what was left of a run's budget at a step."""
-    used = get_used_fraction(run, step)
-    if used > 1 - MIN_BUDGET_LEFT:
-        raise RunError(f"At step {step} the budget of run {run.pk} is used up: nothing is left to go on with.")
-    return str(Budget.parse(run.budget).times(1 - used))
-
-
+@transaction.atomic
 def queue_more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:
-    """Return `count` further, queued runs of an entry on its track, with seeds that the server draws."""
-    with transaction.atomic():
-        more = [make_run(entry, entry.track, actor=actor) for _ in range(count)]
-        for run in more:
-            queue_run(run, actor=actor)
+    """Return `count` new, queued runs of an entry on its track, with random seeds."""
+    more = [make_run(entry, entry.track, actor=actor) for _ in range(count)]
+    for run in more:
+        queue_run(run, actor=actor)
     return more
 
 
 def update_job_impact(entry: Entry) -> int:
-    """Let the entry's impact hold for its jobs that are not over; return how many changed place."""
-    theirs = Job.objects.filter(run__entry=entry).exclude(state__in=transitions.FINAL_STATES)
-    return theirs.exclude(impact=entry.impact).update(impact=entry.impact)
+    """Copy the entry's impact to its unfinished jobs; return the number of changed jobs."""
+    unfinished = Job.objects.filter(run__entry=entry).exclude(state__in=transitions.FINAL_STATES)
+    return unfinished.exclude(impact=entry.impact).update(impact=entry.impact)
 
 
 def cancel_run(run: Run, reason: str, actor: str) -> None:
-    """Stop a run that is not over. One that a node works on ends when the node has heard of it."""
+    """Cancel an unfinished run. If a node works on it, it ends with the node's next heartbeat."""
     job = run.score_job if run.state == Run.State.SCORING else run.job
-    if job is None:
-        run.change(
+    if job is not None:
+        transitions.cancel_job(job, actor, reason)
+    else:
+        run.change_state(
             Run.State.CANCELLED,
             since=[Run.State.WAITING, Run.State.SCORING],
             actor=actor,
-            sentence=f"Cancelled: {reason}",
+            message=f"Cancelled: {reason}",
             reason=reason[:500],
             finished_at=timezone.now(),
         )
-        return
-    transitions.cancel_job(job, actor, reason)

@@ -1,14 +1,17 @@
-"""What strangers' processes say, made fit for a database row and a page. It is still shown as text, never as HTML."""
+"""Clean untrusted text and JSON for database rows, pages and Markdown. Pages still show it as text, never as HTML."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 KEPT_CONTROLS = "\n\t"
 MAX_LEAVES = 400
 MAX_DEPTH = 5
 MAX_INTEGER = 2**53  # beyond that JSON readers (and JavaScript) lose digits
+WORD_JOINER = "\u2060"  # invisible
+MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~&$])")
 
 
 def plain_text(text: str, limit: int) -> str:
@@ -41,3 +44,14 @@ def plain_json(value: Any) -> Any:
         return None
 
     return copy(value, 0)
+
+
+def escape_markdown(text: str) -> str:
+    """Return text on one line that Markdown and HTML show unchanged, without mentions and references."""
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return break_references(MARKDOWN_SPECIAL.sub(r"\\\1", line)).strip()
+
+
+def break_references(text: str) -> str:
+    """Return text whose `@name` and `#12` refer to nothing on GitHub."""
+    return re.sub(r"([@#])(?=\w)", rf"\1{WORD_JOINER}", text)

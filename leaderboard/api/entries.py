@@ -72,5 +72,5 @@ def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
 def summary(request: HttpRequest, entry_id: int) -> HttpResponse:
     """An entry's status in Markdown, as in the comment on its pull request; for the summary of a CI job."""
     found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
-    text = "\n\n".join(comment_text.describe_entry(found, timezone.now()))
-    return HttpResponse(f"{text}\n", content_type="text/markdown; charset=utf-8")
+    text = comment_text.describe_entry(found, timezone.now())
+    return HttpResponse(text, content_type="text/markdown; charset=utf-8")

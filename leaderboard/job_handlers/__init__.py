@@ -1,1 +1,1 @@
-"""What each kind of job on the queue is for, and what came of it: one file a kind (`settings.JOB_KINDS`)."""
+"""Handlers of the kinds of jobs, one file a kind (`settings.JOB_KINDS`)."""

@@ -1,11 +1,9 @@
-"""What nodes do beside the trains: scorings, spot checks, smoke runs, prompts of visitors. One line for each kind."""
+"""Jobs beside the training runs, for the queue page: one line for each kind."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django.db.models import Count, Min, Q
 
@@ -23,20 +21,18 @@ NAMES = {
 
 @dataclass(frozen=True)
 class BackgroundJobs:
-    """The jobs of one kind."""
+    """The jobs of one kind. `since` and `estimate` are those of the job that has waited longest."""
 
     name: str
     what: str
     running: int
     waiting: int
     since: datetime | None
-    """When the one that has waited longest was queued."""
-    prospect: StartEstimate | None
-    """Of that one; None where none waits."""
+    estimate: StartEstimate | None
 
 
 def list_background_jobs(queue_estimates: QueueEstimates) -> list[BackgroundJobs]:
-    """Return what runs or waits, in the order of `NAMES`. Two queries."""
+    """Return the kinds that run or wait, in the order of `NAMES`. Two queries."""
     rows = {
         row["kind"]: row
         for row in Job.objects.filter(state__in=[Job.State.QUEUED, Job.State.LEASED], kind__in=NAMES)
@@ -48,23 +44,16 @@ def list_background_jobs(queue_estimates: QueueEstimates) -> list[BackgroundJobs
             first=Min("pk", filter=Q(state=Job.State.QUEUED)),
         )
     }
-    first = Job.objects.in_bulk([row["first"] for row in rows.values() if row["first"]])
+    jobs = Job.objects.in_bulk([row["first"] for row in rows.values() if row["first"]])
     return [
-        build_background_jobs(kind, rows[kind], first.get(rows[kind]["first"]), queue_estimates)
+        BackgroundJobs(
+            *NAMES[kind],
+            running=rows[kind]["running"],
+            waiting=rows[kind]["waiting"],
+            since=first.queued_at if first else None,
+            estimate=queue_estimates.get_estimate(first) if first else None,
+        )
         for kind in NAMES
         if kind in rows
+        for first in [jobs.get(rows[kind]["first"])]
     ]
-
-
-def build_background_jobs(
-    kind: str, row: Mapping[str, Any], first: Job | None, queue_estimates: QueueEstimates
-) -> BackgroundJobs:
-    name, what = NAMES[kind]
-    return BackgroundJobs(
-        name,
-        what,
-        row["running"],
-        row["waiting"],
-        first.queued_at if first else None,
-        queue_estimates.get_estimate(first) if first else None,
-    )

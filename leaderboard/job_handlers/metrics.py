@@ -1,4 +1,4 @@
-"""Lines of `metrics.jsonl` become curve points and samples. A stranger's process wrote them: advisory, and checked."""
+"""Store lines of `metrics.jsonl` as curve points and samples. They are untrusted, and never part of a score."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from leaderboard.sanitize import MAX_INTEGER, plain_text
 
 logger = logging.getLogger(__name__)
 
-MAX_POINTS = 20_000
-"""Per run and series; of a longer curve those stay that its picture needs most (`leaderboard.charts.downsampling`)."""
+MAX_POINTS = 20_000  # per run and series; longer curves are downsampled (`leaderboard.charts.downsampling`)
 MAX_SAMPLES = 300
 PROMPT_LENGTH = 500
 TEXT_LENGTH = 4000
@@ -25,15 +24,12 @@ Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, le=1e40)]
 
 
-class MetricLine(BaseModel):
+class PointLine(BaseModel):
+    """A line of kind `train` or `dev`. NaN and infinity are rejected: such a run fails by itself."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     step: Whole
-
-
-class PointLine(MetricLine):
-    """A line of kind `train` or `dev`. NaN and infinity never get in: such a run fails by itself."""
-
     kind: Literal["train", "dev"]
     fraction: Amount = 0
     tokens: Whole = 0
@@ -48,21 +44,23 @@ class PointLine(MetricLine):
     memory_bytes: Whole | None = None
 
 
-class SampleLine(MetricLine):
-    """A line of kind `sample`."""
+class SampleLine(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
+    step: Whole
     kind: Literal["sample"]
     prompt: str
     text: str
 
 
 POINT_FIELDS = [field for field in PointLine.model_fields if field not in ("kind", "step", "fraction")]
+PROGRESS_FIELDS = ("step", "fraction", "tokens", "seconds", "loss")
 
 
 def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float | None = None) -> None:
-    """Write the rows, over what the same steps said before, and bring the run's progress up to date.
+    """Store the rows, replacing older rows of the same steps, and update the run's progress.
 
-    `temperature`, in degrees Celsius, is the agent's word on the node just now: these rows have not said it themselves.
+    `temperature`: of the node's hottest GPU now, in degrees Celsius, as the agent reports it.
     """
     points: dict[tuple[str, int], PointLine] = {}
     texts: dict[tuple[int, str], SampleLine] = {}
@@ -75,7 +73,13 @@ def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float |
         return
     store_points(run, points, temperature)
     store_samples(run, texts)
-    update_progress(run, points.values())
+    latest = max(
+        (point for point in points.values() if point.kind == "train"), key=lambda point: point.step, default=None
+    )
+    progress = {name: getattr(latest, name) for name in PROGRESS_FIELDS} if latest else {}
+    if latest:
+        progress["fraction"] = min(latest.fraction, 1.0)
+    Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, **progress)
 
 
 def parse_lines(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[PointLine | SampleLine]:
@@ -102,8 +106,8 @@ def store_points(run: Run, points: dict[tuple[str, int], PointLine], temperature
         )
         for (series, step), point in points.items()
     ]
-    everywhere = {series for series, _ in points}
-    for series in everywhere:
+    changed_series = {series for series, _ in points}
+    for series in changed_series:
         update_levels(run, series, [row for row in rows if row.series == series])
     CurvePoint.objects.bulk_create(
         rows,
@@ -111,12 +115,15 @@ def store_points(run: Run, points: dict[tuple[str, int], PointLine], temperature
         unique_fields=["run", "series", "step"],
         update_fields=[*POINT_FIELDS, "temperature_celsius", "level"],
     )
-    for series in everywhere:
-        delete_excess_points(run, series, max(step for _, step in points))
+    if level := downsampling.level_for(max(step for _, step in points), MAX_POINTS):
+        CurvePoint.objects.filter(run=run, series__in=changed_series, level__lt=level).delete()
 
 
 def update_levels(run: Run, series: str, fresh: list[CurvePoint]) -> None:
-    """Give new points their level and take it from those that they outdo. Without new ones: the curve's end was cut."""
+    """Set the downsampling levels of new points and of the points that they replace as extremes.
+
+    Without new points: the end of the curve was deleted.
+    """
     curve = CurvePoint.objects.filter(run=run, series=series)
     last = curve.order_by("-step").values_list("step", flat=True).first()
     since = min(row.step for row in fresh) if fresh else last
@@ -130,14 +137,8 @@ def update_levels(run: Run, series: str, fresh: list[CurvePoint]) -> None:
     values = [(step, [getattr(points[step], name) for name in downsampling.EXTREMES_OF]) for step in steps]
     for step, level in zip(steps, downsampling.levels(values), strict=True):
         points[step].level = level
-    outdone = [row for step, row in points.items() if row.pk and row.level != known[step]]
-    CurvePoint.objects.bulk_update(outdone, ["level"], batch_size=400)  # SQLite takes a bounded number of parameters
-
-
-def delete_excess_points(run: Run, series: str, last_step: int) -> None:
-    """Drop what a curve of this length has no room for; its ends and its extremes stay."""
-    if level := downsampling.level_for(last_step, MAX_POINTS):
-        CurvePoint.objects.filter(run=run, series=series, level__lt=level).delete()
+    changed = [row for step, row in points.items() if row.pk and row.level != known[step]]
+    CurvePoint.objects.bulk_update(changed, ["level"], batch_size=400)  # SQLite takes a bounded number of parameters
 
 
 def store_samples(run: Run, texts: dict[tuple[int, str], SampleLine]) -> None:
@@ -153,23 +154,8 @@ def store_samples(run: Run, texts: dict[tuple[int, str], SampleLine]) -> None:
     )
 
 
-def update_progress(run: Run, points: Iterable[PointLine]) -> None:
-    """Note how far the training process says it is."""
-    latest = max((point for point in points if point.kind == "train"), key=lambda point: point.step, default=None)
-    progress = {}
-    if latest:
-        progress = {
-            "step": latest.step,
-            "fraction": min(latest.fraction, 1.0),
-            "tokens": latest.tokens,
-            "seconds": latest.seconds,
-            "loss": latest.loss,
-        }
-    Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, **progress)
-
-
 def delete_after_step(run: Run, step: int) -> None:
-    """Forget what was said after `step`: the run goes on from there, and may go another way."""
+    """Delete points and samples after `step`, from which the run resumes: they may come out differently."""
     CurvePoint.objects.filter(run=run, step__gt=step).delete()
     for series in CurvePoint.Series.values:
         update_levels(run, series, [])

@@ -1,16 +1,13 @@
-"""Spot checks: a random stretch of a run is trained again on a trusted node, and compared with what was uploaded.
+"""Jobs of kind `replay`: a trusted node trains a random stretch of a run again and compares the checkpoints.
 
-The stretch is drawn uniformly from all stretches of the nodes that are due, by a rank that only the server can compute
-(`scheduler.checkpoints.draw_rank`); the one from the first weights to the first checkpoint is among them. While a run
-trains, the server keeps the files of one stretch for each node, the one that would be drawn if the run ended now. One
-false stretch of k is found with probability 1 / k: not the single check but BOINC's rule (`scheduler.node_vetting`)
-makes lying a losing game.
+The stretch is drawn uniformly from all stretches of the nodes that are due, including the one from the initial weights,
+by a rank that only the server can compute (`scheduler.checkpoints.draw_rank`). While a run trains, the server keeps the
+files of one stretch for each node: the one that would be drawn if the run ended now. One false stretch of k is found
+with probability 1 / k; adaptive replication as in BOINC (`scheduler.node_vetting`) deters cheating, not a single check.
 
-Budgets in steps, tokens and FLOPs depend on no clock; where the budget is in seconds, the replay takes what each step
-was charged from the claimed checkpoint, so that the schedule is the same.
-
-Not covered: runs on several devices, which stay provisional on a new node; the optimizer's half of a checkpoint; a
-stretch that several nodes shared counts for the one that ended it.
+With a budget in seconds, the replay reads what each step was charged from the claimed checkpoint, so that its schedule
+is the same. Not covered: runs on several devices, which stay provisional on a new node; the optimizer's half of a
+checkpoint; a stretch that several nodes shared counts for the one that ended it.
 """
 
 from __future__ import annotations
@@ -24,30 +21,29 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from leaderboard import initial_weights, runs
-from leaderboard.job_handlers import sponsor_outcomes
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from leaderboard.sanitize import plain_text
 from scheduler import checkpoints, node_vetting
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
+from scheduler.transitions import transition
 from trainer import protocol
 
+# Thresholds, relative to the distance that the weights moved in the stretch. In between a maintainer decides. Measured
+# on stretches of 50 to 150 steps of a small `gpt`: same machine 0; fp32 on other hardware under 0.01; gradients with
+# bf16 noise up to 0.09; 20 % more steps than reported 0.3, 50 % more 0.6; other data 1.2.
 AGREES = 0.1
 DIFFERS = 0.3
-"""Of the distance that the weights moved in the stretch. Measured on stretches of 50 to 150 steps of a small `gpt`: the
-same machine 0; fp32 rounded elsewhere under 0.01; gradients with bf16's noise up to 0.09; a fifth more steps than were
-told 0.3, half as many again 0.6, other data 1.2. In between nobody can say, and a maintainer looks."""
 
 
 class ReplayError(ValueError):
-    """The run cannot be replayed; the message is a sentence for whoever asked."""
+    """The run cannot be replayed; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    start: Checkpoint | None
-    """None: the first weights."""
+    start: Checkpoint | None  # None: the initial weights
     end: Checkpoint
 
     @property
@@ -56,9 +52,9 @@ class Stretch:
 
 
 def list_stretches(run: Run) -> list[Stretch]:
-    """Return the run's stretches between neighboring checkpoints, the first weights to the first one included.
+    """Return the stretches between neighboring checkpoints that still have their files, from the initial weights on.
 
-    Only those whose checkpoints have their files; none where they cannot be trained again.
+    Empty if the run cannot be replayed.
     """
     devices = runs.get_configuration(run).get("devices")
     if run.is_swarm or devices not in (None, 1):
@@ -69,12 +65,12 @@ def list_stretches(run: Run) -> list[Stretch]:
         for start, end in zip([None, *ends], ends, strict=False)
         if end.step > 0 and end.files_deleted_at is None and (start is None or start.files_deleted_at is None)
     ]
-    # Where the configuration leaves it open, a lane of several GPUs puts them all to work.
+    # Without a setting, a slot of several GPUs uses all of them.
     return [pair for pair in pairs if devices == 1 or pair.end.lease is None or pair.end.lease.gpus < 2]
 
 
 def draw_replay(run: Run) -> Replay | None:
-    """Draw whether this training is checked, and queue the replay. Bring the transaction that ends the training."""
+    """Draw whether this run is checked, and queue the replay. Requires the transaction that ends the training."""
     assert run.job is not None, "a trained run has a job"
     due = {node.pk for node in trust.find_training_nodes(run.job) if node_vetting.draw_check(node)}
     drawable = [stretch for stretch in list_stretches(run) if stretch.node and stretch.node.pk in due]
@@ -84,7 +80,7 @@ def draw_replay(run: Run) -> Replay | None:
 
 
 def request_replay(run: Run, *, actor: str) -> Replay:
-    """Replay one of the stretches that are kept because a maintainer asks. Raise ReplayError if there is none."""
+    """Queue the replay of a random stretch for a maintainer. Raise ReplayError if there is none."""
     if run.job_id is None or run.trained_at is None:
         raise ReplayError(f"Run {run.pk} has not been trained to its end.")
     drawable = list_stretches(run)
@@ -105,12 +101,12 @@ def queue_replay(run: Run, stretch: Stretch, *, actor: str) -> Replay:
         claimed=stretch.end,
         end_step=stretch.end.step,
     )
-    Event.record(actor, run, f"Steps {first} to {stretch.end.step} are to be trained again on another, trusted node.")
+    Event.record(actor, run, f"Replay of steps {first} to {stretch.end.step} on another, trusted node queued.")
     return replay
 
 
 def build_replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object]:
-    """Return the job, which nodes of the people concerned may not do."""
+    """Return the fields of the job. Nodes of the sponsor and of the author are excluded."""
     assert run.job is not None
     node = stretch.node
     people = {node.owner_id if node else None, run.entry.requested_by_id} - {None}
@@ -128,15 +124,10 @@ def build_replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object
     }
 
 
-# --- what came of it -------------------------------------------------------------------------------------------------
-
-
 class ReplayHandler(JobKind):
-    """Jobs of kind `replay`."""
-
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ReplayOrder:
         replay = Replay.objects.select_related("run__entry", "run__track", "run__season").get(job=job)
-        assert replay.claimed is not None, "it is kept until the replay is over"
+        assert replay.claimed is not None, "kept until the replay is over"
         start = protocol.Checkpoint.model_validate(replay.start.manifest) if replay.start else None
         return protocol.ReplayOrder(
             dataset=replay.run.season.dataset(),
@@ -148,17 +139,8 @@ class ReplayHandler(JobKind):
 
     def handle_lease(self, job: Job, lease: Lease) -> None:
         replay = Replay.objects.select_related("run").get(job=job)
-        sentence = f"Steps {replay.start_step} to {replay.end_step} are trained again on {lease.node.name}."
-        Event.record(f"node:{lease.node.name}", replay.run, sentence)
-
-    def handle_metrics(self, job: Job, rows: Sequence[dict[str, object]]) -> None:
-        """Nothing: a replay has no curve."""
-
-    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
-        """Nothing: a replay leaves no checkpoint."""
-
-    def handle_requeue(self, job: Job, reason: str) -> None:
-        """Nothing: another node begins it anew."""
+        message = f"Replaying steps {replay.start_step} to {replay.end_step} on {lease.node.name}."
+        Event.record(f"node:{lease.node.name}", replay.run, message)
 
     def handle_done(self, job: Job, result: dict[str, object]) -> None:
         replay = Replay.objects.select_related("run", "node").get(job=job)
@@ -166,7 +148,7 @@ class ReplayHandler(JobKind):
         try:
             found = protocol.ReplayResult.model_validate(result)
         except ValidationError:
-            abandon_replay(replay, "the answer cannot be right")
+            abandon_replay(replay, "the answer is invalid")
             return
         if lease is None or not lease.node.trusted:
             abandon_replay(replay, "the node that replayed it is not trusted")
@@ -180,39 +162,44 @@ class ReplayHandler(JobKind):
         abandon_replay(Replay.objects.select_related("run").get(job=job), reason)
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
-        return sponsor_outcomes.summarize_replays(jobs)
+        summaries = {}
+        for replay in Replay.objects.filter(job__in=jobs).select_related("run__entry"):
+            outcome = replay.sentence or replay.get_state_display().lower()
+            title = f"Spot check of {replay.run.entry.title}"
+            summaries[replay.job_id or 0] = JobSummary(title, replay.run.get_absolute_url(), outcome)
+        return summaries
 
 
-def apply_comparison(replay: Replay, found: protocol.ReplayResult, where: str) -> None:
-    """Let the comparison count: for the node that trained, and for the run."""
-    state, sentence = judge_comparison(replay, found)
-    actor = f"node:{where}"
-    if not finish_replay(replay, state, f"{sentence} (on {where})", actor, deviation=found.deviation):
+def apply_comparison(replay: Replay, found: protocol.ReplayResult, node_name: str) -> None:
+    """Store the outcome, and apply it to the node that trained and to the run."""
+    state, message = judge_comparison(replay, found)
+    actor = f"node:{node_name}"
+    if not finish_replay(replay, state, f"{message} (on {node_name})", actor, deviation=found.deviation):
         return
     if state == Replay.State.ABANDONED:
         return
-    valid = state == Replay.State.AGREED
+    is_valid = state == Replay.State.AGREED
     if replay.node is not None and replay.job is not None:
-        about = f"Steps {replay.start_step} to {replay.end_step} of run {replay.run_id}: {sentence}"
-        node_vetting.record_verdict(replay.node, replay.job, valid, about, actor=actor)
-    if valid:
+        verdict = f"Steps {replay.start_step} to {replay.end_step} of run {replay.run_id}: {message}"
+        node_vetting.record_verdict(replay.node, replay.job, is_valid, verdict, actor=actor)
+    if is_valid:
         trust.mark_scored(replay.run)
     else:
-        trust.transition_trust(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {sentence}")
+        trust.transition_trust(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {message}")
 
 
 def judge_comparison(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str]:
-    """Return what the comparison means, and a sentence."""
+    """Return the verdict and its message."""
     if found.step < replay.end_step:
         return Replay.State.DIFFERED, f"the budget is used up at step {found.step}, not at {replay.end_step}."
     if found.exact:
         return Replay.State.AGREED, "replayed to the last bit."
-    apart = f"the replay ended {found.deviation:.3g} of the stretch's length away"
+    deviation = f"the replay ended {found.deviation:.3g} of the stretch's length away"
     if found.deviation <= AGREES:
-        return Replay.State.AGREED, f"{apart}, as rounding on another machine may make it."
+        return Replay.State.AGREED, f"{deviation}, which rounding on other hardware explains."
     if found.deviation >= DIFFERS:
-        return Replay.State.DIFFERED, f"{apart}: this is not what the run's code and data make of it."
-    return Replay.State.ABANDONED, f"{apart}: too much for rounding, too little for a lie; a maintainer has to look."
+        return Replay.State.DIFFERED, f"{deviation}: the run's code and data do not give this result."
+    return Replay.State.ABANDONED, f"{deviation}: neither a match nor a mismatch. A maintainer has to decide."
 
 
 def abandon_replay(replay: Replay, reason: str) -> None:
@@ -221,19 +208,22 @@ def abandon_replay(replay: Replay, reason: str) -> None:
 
 
 def finish_replay(
-    replay: Replay, state: Replay.State, sentence: str, actor: str, *, deviation: float | None = None
+    replay: Replay, state: Replay.State, message: str, actor: str, *, deviation: float | None = None
 ) -> bool:
-    """End a replay, once; its checkpoints may be forgotten from now on."""
+    """End a replay, once, and release its checkpoints."""
     with transaction.atomic():
-        ended = Replay.objects.filter(pk=replay.pk, state=Replay.State.WAITING).update(
-            state=state,
-            sentence=sentence[:500],
+        is_finished = transition(
+            replay,
+            state,
+            since=[Replay.State.WAITING],
+            actor=actor,
+            message="",
+            sentence=message[:500],
             deviation=deviation,
             start=None,
             claimed=None,
             finished_at=timezone.now(),
         )
-        if ended:
-            Event.record(actor, replay.run, f"Steps {replay.start_step} to {replay.end_step}: {sentence}")
-    replay.refresh_from_db()
-    return ended == 1
+        if is_finished:
+            Event.record(actor, replay.run, f"Steps {replay.start_step} to {replay.end_step}: {message}")
+    return is_finished

@@ -1,16 +1,186 @@
-"""Jobs of kind `score`: a finished run's, or a release's. To a node they are the same."""
+"""Jobs of kind `score`: trusted nodes score finished runs, and releases, on held-out text.
+
+The scores of a release are for its model card and the run's milestones; the board does not use them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from leaderboard.job_handlers.release_scores import ReleaseScoreHandler
-from leaderboard.job_handlers.train import RunScoreHandler
-from leaderboard.models import Publication
+from django.db import transaction
+from django.utils import timezone
+from pydantic import ValidationError
+
+from leaderboard import runs
+from leaderboard.initial_weights import RUN_FILE, get_run_file
+from leaderboard.job_handlers.train import cancel_run, describe_outcome, fail_run
+from leaderboard.models import Publication, Run, Score
+from leaderboard.models.publications import FINAL
+from leaderboard.publishing import publications
+from leaderboard.rankings import budget_charges, trust
+from leaderboard.rankings.score_validation import Verdict
+from leaderboard.sanitize import plain_text
+from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Checkpoint, Job, Lease
+from scheduler.models import Event, Job, Lease
 from trainer import protocol
+
+
+def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) -> protocol.ScoreOrder:
+    file = get_run_file(run)
+    assert file is not None, f"checked before scoring: run {run.pk} has sent its {RUN_FILE}"
+    return protocol.ScoreOrder(
+        dataset=run.season.dataset(),
+        run=storage.build_file_reference(file.blob, RUN_FILE),
+        checkpoint=protocol.Checkpoint.model_validate(manifest),
+        suite=tuple(suite),
+        suite_limit=run.track.suite_limit,
+    )
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+class RunScoreHandler(JobKind):
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
+        run = Run.objects.select_related("season", "track", "checkpoint").get(score_job=job)
+        assert run.checkpoint is not None, "a scored run was trained"
+        suite = run.track.suite if run.budget == run.track.budget else ()  # curves need the held-out text only
+        return build_score_order(run, run.checkpoint.manifest, suite)
+
+    def handle_lease(self, job: Job, lease: Lease) -> None:
+        Event.record(f"node:{lease.node.name}", Run.objects.get(score_job=job), f"Being scored on {lease.node.name}.")
+
+    def handle_requeue(self, job: Job, reason: str) -> None:
+        run = Run.objects.get(score_job=job)
+        Event.record(runs.SITE, run, f"The scoring node was lost ({reason}); another one scores it.")
+
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
+        run = Run.objects.get(score_job=job)
+        lease = job.leases.select_related("node").last()
+        if lease is None or not lease.node.trusted:
+            fail_run(run, "infrastructure", "It was scored on an untrusted node; the score does not count.")
+            return
+        try:
+            verdict = Verdict.model_validate(result)
+        except ValidationError as error:
+            field = ".".join(str(part) for part in error.errors()[0]["loc"]) or "answer"
+            fail_run(run, "infrastructure", f"The scorer's answer is invalid ({field}); nothing was recorded.")
+            return
+        finish_scored_run(run, verdict, lease.node.name)
+
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+        fail_run(Run.objects.get(score_job=job), cause, reason)
+
+    def handle_cancellation(self, job: Job, reason: str) -> None:
+        cancel_run(Run.objects.get(score_job=job), reason)
+
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+        return {
+            run.score_job_id: JobSummary(f"Scoring of {run.entry.title}", run.get_absolute_url(), describe_outcome(run))
+            for run in Run.objects.filter(score_job__in=jobs).select_related("entry")
+            if run.score_job_id is not None
+        }
+
+
+def finish_scored_run(run: Run, verdict: Verdict, node: str) -> None:
+    if run.change_state(
+        Run.State.FINISHED,
+        since=[Run.State.SCORING],
+        actor=f"node:{node}",
+        message=f"Scored on {node}: {verdict.bits_per_byte:.4f} bits per byte.",
+        reason="",
+        finished_at=timezone.now(),
+        **verdict.run_fields(),
+        **budget_charges.compute_charges(run, verdict),
+    ):
+        Score.objects.bulk_create(
+            verdict.scores(run),
+            update_conflicts=True,
+            unique_fields=["run", "name"],
+            update_fields=["value", "stderr", "count"],
+        )
+        trust.mark_scored(run)
+        runs.queue_whole_run(run)
+
+
+# --- releases ---------------------------------------------------------------------------------------------------------
+
+
+def queue_release_scores() -> int:
+    """Queue the missing score jobs and return their number. Idempotent."""
+    due = Publication.objects.filter(run__track__releases__gt=0, score_job=None, scores=[]).exclude(name=FINAL)
+    return sum(
+        queue_release_score(publication)
+        for publication in due.select_related("run__job", "run__track__season", "run__entry__bundle")
+    )
+
+
+@transaction.atomic
+def queue_release_score(publication: Publication) -> bool:
+    """Queue the release's score job once; return whether this call did. Not before its run has sent its `run.json`."""
+    run = publication.run
+    if run.job is None or get_run_file(run) is None:
+        return False
+    job = Job.objects.create(**runs.build_score_job(run))
+    is_assigned = Publication.objects.filter(pk=publication.pk, score_job=None).update(score_job=job)
+    if not is_assigned:
+        job.delete()
+    return bool(is_assigned)
+
+
+class ReleaseScoreHandler(JobKind):
+    """Jobs of kind `score` for a release."""
+
+    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
+        publication = get_publication(job)
+        return build_score_order(publication.run, publication.manifest, publication.run.track.suite)
+
+    def handle_lease(self, job: Job, lease: Lease) -> None:
+        record_event(get_publication(job), f"node:{lease.node.name}", f"is being scored on {lease.node.name}.")
+
+    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
+        publication, lease = get_publication(job), job.leases.select_related("node").last()
+        if lease is None or not lease.node.trusted:
+            record_event(publication, runs.SITE, "was scored on an untrusted node; the score does not count.")
+            return
+        try:
+            verdict = Verdict.model_validate(result)
+        except ValidationError:
+            record_event(publication, runs.SITE, "was scored, but the answer is invalid; nothing was recorded.")
+            return
+        Publication.objects.filter(pk=publication.pk).update(
+            scores=[score.to_dict() for score in verdict.scores(publication.run)]
+        )
+        record_event(publication, f"node:{lease.node.name}", f"has {verdict.bits_per_byte:.4f} bits per byte.")
+        publications.enqueue_upload(publication)  # to update its model card
+
+    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+        record_event(get_publication(job), runs.SITE, f"could not be scored: {plain_text(reason, 300)}")
+
+    def handle_cancellation(self, job: Job, reason: str) -> None:
+        record_event(get_publication(job), runs.SITE, f"is not scored: {plain_text(reason, 300)}")
+
+    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+        summaries = {}
+        for publication in Publication.objects.filter(score_job__in=jobs).select_related("run__entry"):
+            run, bits = publication.run, publication.bits_per_byte
+            outcome = "unfinished or without a result" if bits is None else f"{bits:.4f} bits per byte"
+            title = f"Scoring of {run.entry.title}, {publication.name}"
+            summaries[publication.score_job_id or 0] = JobSummary(title, run.get_absolute_url(), outcome)
+        return summaries
+
+
+def get_publication(job: Job) -> Publication:
+    return Publication.objects.select_related("run__season", "run__track", "run__entry").get(score_job=job)
+
+
+def record_event(publication: Publication, actor: str, message: str) -> None:
+    Event.record(actor, publication.run, f"Release {publication.name} {message}")
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
 
 
 def get_handler(job: Job) -> JobKind:
@@ -23,12 +193,6 @@ class ScoreHandler(JobKind):
 
     def handle_lease(self, job: Job, lease: Lease) -> None:
         get_handler(job).handle_lease(job, lease)
-
-    def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
-        get_handler(job).handle_metrics(job, rows)
-
-    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
-        get_handler(job).handle_checkpoint(job, checkpoint)
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         get_handler(job).handle_requeue(job, reason)

@@ -15,7 +15,8 @@ from typing_extensions import TypedDict
 from leaderboard.models.entries import Entry
 from leaderboard.models.seasons import Season, Track
 from leaderboard.recomputation import request_recomputation
-from scheduler.models import Checkpoint, Event, Job
+from scheduler.models import Checkpoint, Job
+from scheduler.transitions import transition
 
 BENCHMARK_AVERAGE = "average/normalised"
 """Name of the score that is the scorer's average over the track's lm-eval tasks."""
@@ -304,21 +305,14 @@ class Run(models.Model):
             return self.expected_seconds
         return self.seconds / self.fraction * (1 - self.fraction)
 
-    def change(self, to: str, *, since: Collection[str], actor: str, sentence: str, **fields: Any) -> bool:
-        """Move to another state if the row is still in one of `since`; say so in an event.
-
-        Return False, and change nothing, if somebody else got there first. `self` is brought up to date.
-        """
+    def change_state(self, to: str, *, since: Collection[str], actor: str, message: str, **fields: Any) -> bool:
+        """Change the state by `transition`, and have the standings recomputed if they depend on it."""
         with transaction.atomic():
-            changed = Run.objects.filter(pk=self.pk, state__in=since).update(
-                state=to, revision=F("revision") + 1, **fields
-            )
-            if changed:
-                Event.record(actor, self, sentence)
-                if Run.State.FINISHED in (to, *since):
-                    request_recomputation(self.track_id)
-        self.refresh_from_db(fields=["state", "revision", *fields])
-        return changed == 1
+            fields["revision"] = F("revision") + 1
+            changed = transition(self, to, since=since, actor=actor, message=message, **fields)
+            if changed and Run.State.FINISHED in (to, *since):
+                request_recomputation(self.track_id)
+        return changed
 
     def live_dict(self) -> LiveDict:
         return {

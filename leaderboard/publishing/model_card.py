@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from django.conf import settings
 
 from leaderboard import formatting
-from leaderboard.integrations.github.comment_text import escape_markdown
 from leaderboard.models import Entry, Publication, Run, Score
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
+from leaderboard.sanitize import escape_markdown
 
 BITS = "bits_per_byte"
 SAMPLES = 2

@@ -140,5 +140,5 @@ def enter_architecture(track: Track, architecture: str) -> None:
         settings.MAIN_REPOSITORY, baseline.sha, title, architecture, track, hypothesis=hypothesis
     )
     intake.approve_entry(
-        entry, entry.sha, None, sentence="Approved by the site: it is part of main, which was reviewed."
+        entry, entry.sha, None, message="Approved by the site: it is part of main, which was reviewed."
     )

@@ -63,7 +63,7 @@ def get_broken_sha() -> str:
     try:
         source = repositories.open_mirror(settings.MAIN_REPOSITORY)
         source.fetch()
-        return source.resolve(settings.MAIN_BRANCH)
+        return source.resolve_revision(settings.MAIN_BRANCH)
     except RepositoryError:
         return ""
 
@@ -155,7 +155,7 @@ def enter_main(track: Track, day: date, reading: CommitSummary) -> Entry:
         author=reading.author,
     )
     intake.approve_entry(
-        entry, reading.sha, None, sentence="Approved by the site: it is the head of main, which was reviewed."
+        entry, reading.sha, None, message="Approved by the site: it is the head of main, which was reviewed."
     )
     return entry
 

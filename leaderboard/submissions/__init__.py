@@ -1,1 +1,1 @@
-"""What a maintainer sees of a change before anything runs."""
+"""Entries: their repositories, review, smoke runs and estimates."""

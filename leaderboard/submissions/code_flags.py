@@ -1,7 +1,7 @@
-"""What a reviewer should look at in Python that a stranger adds: found in its syntax tree, never by running it.
+"""Flags for reviewers on added Python code, found in its syntax tree; the code never runs.
 
-A flag is no verdict: opening a file can be honest. Nor is the lack of one: whoever hides what he does (getattr of a
-string that is put together) is not found. The sandbox is what protects; this saves the reader time. Pure.
+A flag is not a verdict: opening a file can be legitimate. No flag proves nothing: obfuscated code (getattr of a
+computed string) is not found. The sandbox protects the nodes; flags only save the reviewer time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from leaderboard.submissions.diffs import has_hidden_characters
 
 KINDS = {
-    "network": "Talks to a network",
-    "process": "Starts or steers processes",
+    "network": "Accesses a network",
+    "process": "Starts or controls processes",
     "files": "Reads or writes files",
     "native": "Loads machine code",
-    "code": "Makes code while it runs",
-    "surroundings": "Looks at what runs around it",
+    "code": "Creates code at run time",
+    "surroundings": "Inspects its environment",
     "others": "Changes other modules",
     "hidden": "Hard to read",
     "import": "Imports something new",
-}
-"""Worst first; the words are for the page."""
+}  # worst first
 
+# Dotted names by kind. The longest match decides.
 NAMES: dict[str, str] = {
     "network": """
         socket ssl urllib urllib3 http httpx requests aiohttp ftplib smtplib poplib imaplib telnetlib xmlrpc websockets
@@ -53,17 +53,15 @@ NAMES: dict[str, str] = {
         tracemalloc weakref globals locals vars
         """,
 }
-"""What does what. The longest name that fits decides."""
 MODULES = {name: kind for kind, names in NAMES.items() for name in names.split()}
 BUILT_IN = frozenset({"open", "eval", "exec", "compile", "__import__", "globals", "locals", "vars"})
 PREFIXES = {"os.exec": "process", "os.spawn": "process"}
-ALLOWED_IMPORTS = frozenset(
+ALLOWED_IMPORTS = frozenset(  # no flag
     """
     __future__ abc bisect collections contextlib copy dataclasses enum fractions functools heapq itertools math numbers
     operator random re statistics string textwrap types typing typing_extensions warnings torch trainer einops
     """.split()  # noqa: SIM905
 )
-"""Imports that say nothing."""
 INTERNALS = frozenset(
     {"__globals__", "__code__", "__closure__", "__builtins__", "__subclasses__", "__mro__", "__bases__", "__loader__"}
 )
@@ -76,8 +74,7 @@ class Flag:
     path: str
     line: int
     kind: str
-    what: str
-    """The name in the code, or a few words."""
+    what: str  # a name in the code, or a short description
 
     @property
     def label(self) -> str:
@@ -85,23 +82,22 @@ class Flag:
 
 
 def find_flags(path: str, source: str, before: str, added: frozenset[int]) -> list[Flag]:
-    """Return the flags of the added lines of a Python file; `before` is what it said on main, or empty."""
+    """Return the flags of the added lines of a Python file. `before`: its source on main, or empty."""
     hidden = [
-        Flag(path, number, "hidden", "characters that are not seen")
+        Flag(path, number, "hidden", "invisible characters")
         for number, line in enumerate(source.split("\n"), 1)
         if number in added and has_hidden_characters(line)
     ]
     tree = parse_source(source)
     if tree is None:
-        return [*hidden, Flag(path, 0, "hidden", "it cannot be read as Python, so nothing was looked for")]
+        return [*hidden, Flag(path, 0, "hidden", "not valid Python, so it has no other flags")]
     known = frozenset(list_imports(parse_source(before) or ast.Module([], [])))
-    own = {flag for flag in flag_tree(path, tree, known) if flag.line in added}
-    most = {flag for flag in own if not any(is_more_specific(other, flag) for other in own)}
-    return sorted({*hidden, *most}, key=lambda flag: (flag.line, list(KINDS).index(flag.kind), flag.what))
+    found = {flag for flag in flag_tree(path, tree, known) if flag.line in added}
+    specific = {flag for flag in found if not any(is_more_specific(other, flag) for other in found)}
+    return sorted({*hidden, *specific}, key=lambda flag: (flag.line, list(KINDS).index(flag.kind), flag.what))
 
 
 def is_more_specific(one: Flag, other: Flag) -> bool:
-    """Whether the first is about `os.path.join` where the second, on the same line, is about `os.path`."""
     return one.line == other.line and one.kind == other.kind and one.what.startswith(f"{other.what}.")
 
 
@@ -115,7 +111,6 @@ def parse_source(source: str) -> ast.Module | None:
 
 
 def list_imports(tree: ast.Module) -> Iterator[str]:
-    """Yield the full names of the modules that are imported anywhere in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -131,7 +126,7 @@ def flag_tree(path: str, tree: ast.Module, known: frozenset[str]) -> Iterator[Fl
 
 
 def map_local_names(tree: ast.Module) -> dict[str, str]:
-    """Return what the imported names of a file stand for: `r` -> subprocess.run."""
+    """Return the full names of imported names: `r` -> `subprocess.run`."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -145,12 +140,12 @@ def map_local_names(tree: ast.Module) -> dict[str, str]:
 
 def flag_import(node: ast.AST, known: frozenset[str]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Import):
-        brought = [(alias.name, alias.name) for alias in node.names]
+        imports = [(alias.name, alias.name) for alias in node.names]
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        brought = [(node.module, f"{node.module}.{alias.name}") for alias in node.names]
+        imports = [(node.module, f"{node.module}.{alias.name}") for alias in node.names]
     else:
         return
-    for module, name in brought:
+    for module, name in imports:
         if kind := get_kind(name):
             yield kind, name
         elif module not in known and module.split(".")[0] not in ALLOWED_IMPORTS:
@@ -165,22 +160,22 @@ def flag_use(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str
     if isinstance(node, ast.Attribute) and node.attr in INTERNALS:
         yield "surroundings", node.attr
     if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and is_packed(node.value):
-        yield "hidden", f"a text of {len(node.value):,} characters without words"
+        yield "hidden", f"a string of {len(node.value):,} characters without words"
 
 
 def is_packed(text: str | bytes) -> bool:
-    """Whether it is long, and nothing that a person would write: the words of a language are shorter."""
     return len(text) >= MIN_PACKED_LENGTH and len(text.split()) < len(text) / 40
 
 
 def flag_assignment(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield where an attribute of something imported is set: what others call becomes something else."""
+    """Yield the places that set attributes of imported objects (monkey patching)."""
     for target in get_targets(node):
         if isinstance(target, ast.Attribute) and (name := get_full_name(target, names)) and is_imported(target, names):
             yield "others", f"{name} is set"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
-        on = [given for given in node.args[:1] if is_imported(given, names)]
-        yield from (("others", f"{node.func.id} of {get_full_name(given, names)}") for given in on)
+        for target in node.args[:1]:
+            if is_imported(target, names):
+                yield "others", f"{node.func.id} of {get_full_name(target, names)}"
 
 
 def get_targets(node: ast.AST) -> Iterable[ast.expr]:
@@ -196,7 +191,7 @@ def is_imported(node: ast.expr, names: Mapping[str, str]) -> bool:
 
 
 def get_full_name(node: ast.expr, names: Mapping[str, str]) -> str:
-    """Return `subprocess.run` for whatever it is called in the file; empty for what is no plain name."""
+    """Return the full name, such as `subprocess.run`, or an empty string if it is not a plain name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -207,7 +202,6 @@ def get_full_name(node: ast.expr, names: Mapping[str, str]) -> str:
 
 
 def get_kind(name: str) -> str:
-    """Return the kind of the longest known name that this one begins with; empty for what is of no interest."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         if kind := MODULES.get(".".join(parts[:length])):

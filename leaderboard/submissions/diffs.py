@@ -1,6 +1,6 @@
-"""A unified diff, as git writes it, taken apart for a page. Pure; the text is a stranger's: nothing in it is trusted.
+"""Parse git's unified diffs for pages. The text is untrusted.
 
-A hunk's header says how many lines it has, and just those are taken: no line can pass for another file's heading.
+The parser reads as many lines as a hunk's header announces, so that no line can pass for another file's heading.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Literal
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)")
 ESCAPE = re.compile(r'\\([0-7]{3}|["\\abfnrtv])')
 ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
+# Unicode categories of invisible characters and of those that change how others are displayed.
 HIDDEN = frozenset({"Cf", "Cc", "Co", "Cn", "Cs", "Zl", "Zp"})
-"""Unicode categories of characters that are not seen, or that change how others are."""
-MODELS, TRAINER, NOTEBOOKS = "trainer/models/", "trainer/", "notebooks/"
+PLACES = ("models", "notebook", "trainer", "other")  # in the order of pages: first what runs
+CACHE_SECONDS = 7 * 24 * 3600  # a commit never changes; the limit bounds the cache's size
+NO_BASE = "It has no history in common with main, so there is no diff to show."
 
 
 @dataclass(frozen=True)
-class Line:
+class DiffLine:
     kind: Literal["added", "removed", "same", "note"]
     old: int | None
     new: int | None
@@ -31,29 +33,24 @@ class Line:
         return {"added": "+", "removed": "−", "same": "", "note": ""}[self.kind]
 
     @property
-    def shown(self) -> str:
+    def visible_text(self) -> str:
         return escape_hidden(self.text)
 
 
 @dataclass(frozen=True)
 class Hunk:
-    heading: str
-    """Where git thinks it is: the function or class."""
-    lines: tuple[Line, ...]
+    heading: str  # the function or class that contains it
+    lines: tuple[DiffLine, ...]
 
 
 @dataclass
 class FileDiff:
-    """What changed in one file."""
-
     path: str
     status: Literal["added", "deleted", "changed"] = "changed"
     is_binary: bool = False
-    mode: str = ""
-    """Its new mode where that changed: a link, or something that can be run."""
+    mode: str = ""  # "executable" or another special mode that is new
     hunks: list[Hunk] = field(default_factory=list)
-    is_cut: bool = False
-    """The text ended in the middle of it."""
+    is_truncated: bool = False
 
     @property
     def added(self) -> int:
@@ -63,30 +60,30 @@ class FileDiff:
     def removed(self) -> int:
         return sum(line.kind == "removed" for line in self.lines())
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[DiffLine]:
         for hunk in self.hunks:
             yield from hunk.lines
 
     def added_lines(self) -> frozenset[int]:
-        """Return the numbers of the lines that are new, counted in the new file."""
+        """Return the line numbers of added lines in the new file."""
         return frozenset(line.new for line in self.lines() if line.kind == "added" and line.new is not None)
 
     @property
-    def shown_path(self) -> str:
+    def visible_path(self) -> str:
         return escape_hidden(self.path)
 
     @property
     def place(self) -> str:
-        """Return what the file is to an entry: models (it is trained), notebook, trainer (ours), or other."""
-        if self.path.startswith(MODELS):
+        """Return which of `PLACES` the file is in. Entries run files of "models" and "notebook" only."""
+        if self.path.startswith("trainer/models/"):
             return "models"
-        if self.path.startswith(NOTEBOOKS) and self.path.endswith(".ipynb"):
+        if self.path.startswith("notebooks/") and self.path.endswith(".ipynb"):
             return "notebook"
-        return "trainer" if self.path.startswith(TRAINER) else "other"
+        return "trainer" if self.path.startswith("trainer/") else "other"
 
 
 def escape_hidden(text: str) -> str:
-    """Return the text with every character that could hide, or turn around what is read, written as its number."""
+    """Return the text with invisible and direction-changing characters replaced by their code points."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -99,7 +96,7 @@ def has_hidden_characters(text: str) -> bool:
 
 
 def parse_diff(text: str) -> list[FileDiff]:
-    """Return the files of a diff that was made without renames; one that was cut off ends with what there is."""
+    """Return the files of a diff without renames, those that entries run first. A truncated diff is accepted."""
     files: list[FileDiff] = []
     lines = iter(text.removesuffix("\n").split("\n"))  # not splitlines: a form feed does not end a line
     for line in lines:
@@ -108,16 +105,16 @@ def parse_diff(text: str) -> list[FileDiff]:
         elif not files:
             continue
         elif match := HUNK.match(line):
-            hunk, whole = parse_hunk(match, lines)
+            hunk, is_complete = parse_hunk(match, lines)
             files[-1].hunks.append(hunk)
-            files[-1].is_cut = not whole
+            files[-1].is_truncated = not is_complete
         else:
             apply_header(files[-1], line)
-    return files
+    return sorted(files, key=lambda file: (PLACES.index(file.place), file.path))
 
 
 def parse_path(pair: str) -> str:
-    """Return P of `a/P b/P`, whose halves are alike because nothing is taken for a renaming."""
+    """Return P of `a/P b/P`. Both halves are equal because the diff has no renames."""
     half = pair[: (len(pair) - 1) // 2]
     if half.startswith('"'):
         half = unquote_path(half.strip('"'))
@@ -135,7 +132,6 @@ def unquote_path(text: str) -> str:
 
 
 def apply_header(file: FileDiff, line: str) -> None:
-    """Take in one of the lines between a file's heading and its hunks."""
     if line.startswith("new file mode "):
         file.status, file.mode = "added", describe_mode(line)
     elif line.startswith("deleted file mode "):
@@ -147,30 +143,28 @@ def apply_header(file: FileDiff, line: str) -> None:
 
 
 def describe_mode(line: str) -> str:
-    """Return what a mode means where it is not that of a plain file."""
     mode = line.rsplit(" ", 1)[-1]
     return {"100755": "executable", "120000": "a link", "160000": "a submodule"}.get(mode, "")
 
 
 def parse_hunk(header: re.Match[str], lines: Iterator[str]) -> tuple[Hunk, bool]:
-    """Return the hunk, and whether all of it was there."""
     old, new = int(header[1]), int(header[3])
     old_left, new_left = int(header[2] or 1), int(header[4] or 1)
-    found: list[Line] = []
+    found: list[DiffLine] = []
     while old_left > 0 or new_left > 0:
         line = next(lines, None)
         if line is None:
             return Hunk(escape_hidden(header[5]), tuple(found)), False
         sign, text = line[:1], line[1:]
         if sign == "+":
-            found.append(Line("added", None, new, text))
+            found.append(DiffLine("added", None, new, text))
         elif sign == "-":
-            found.append(Line("removed", old, None, text))
+            found.append(DiffLine("removed", old, None, text))
         elif sign == "\\":
-            found.append(Line("note", None, None, text.strip()))
+            found.append(DiffLine("note", None, None, text.strip()))
             continue
         else:
-            found.append(Line("same", old, new, text))
+            found.append(DiffLine("same", old, new, text))
         took_old, took_new = sign != "+", sign != "-"
         old, old_left = old + took_old, old_left - took_old
         new, new_left = new + took_new, new_left - took_new

@@ -1,50 +1,55 @@
-"""The one way in: a commit becomes an entry; a maintainer's word about exactly that commit makes it run."""
+"""Entries: submit a commit as an entry, then approve, reject, withdraw or reopen it."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 from django.utils import timezone
 
 from leaderboard import permissions, runs
-from leaderboard.job_handlers import smoke_tests
 from leaderboard.models import Entry, PullRequest, Run, Track
-from leaderboard.submissions import notebook_series, repositories
+from leaderboard.submissions import notebook_series, repositories, smoke_tests
 from leaderboard.submissions.notebook_cells import NotebookError
 from leaderboard.submissions.notebook_series import Series
 from leaderboard.submissions.repositories import MODELS, Mirror, RepositoryError
 from scheduler import storage
 from scheduler.models import Event
+from scheduler.transitions import transition
 from trainer.accounting.budget import Budget
 
 DICTIONARY, CONTRACT = f"{MODELS}__init__.py", f"{MODELS}base.py"
-DICTS = ("ARCHITECTURES", "PRESETS")
-"""What an architecture entry may change in the dictionary's file."""
-ENTRY_SETS: dict[str, frozenset[str] | None] = {
+DICTS = ("ARCHITECTURES", "PRESETS")  # what an architecture entry may change in the dictionary's file
+# What an entry may set in a run's configuration (None: any name). The track sets budget, seed, data and systems.
+ALLOWED_SECTIONS: dict[str, frozenset[str] | None] = {
     "model": None,
     "recipe": None,
     "train": frozenset({"batch", "micro_batch"}),
 }
-"""What an entry may set in a run's configuration (None: any name). Budget, seed, data and systems are the track's."""
 CONFIG_LENGTH = 10_000
 SITE = "site"
+UNDECIDED_STATES = (Entry.State.PROPOSED, Entry.State.SMOKE)
 
 
 class IntakeError(ValueError):
-    """The entry cannot be taken or changed as asked; the message is a sentence for whoever asked."""
+    """The entry cannot be submitted or changed; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """What a commit says, as far as an entry needs it. Made without a transaction: git is slow."""
+    """What an entry needs of a commit. Read it outside of transactions: git is slow.
+
+    `changes_contract`: code that all architectures share differs from main's. It runs before the trainer isolates its
+    loop.
+    """
 
     repository: str
     sha: str
@@ -55,7 +60,6 @@ class CommitSummary:
     bundle: bytes
     architectures: dict[str, str]
     changes_contract: bool = False
-    """Whether what all architectures share differs from main's: it runs before the trainer guards its loop."""
 
     @property
     def kind(self) -> Entry.Kind:
@@ -67,68 +71,67 @@ class CommitSummary:
         return Entry.Kind.OPEN if is_open else Entry.Kind.ARCHITECTURE
 
     def changed_architecture(self) -> str:
-        """Return the one architecture whose file differs from main's, the dict's first where nothing differs."""
-        files = {name: module.replace(".", "/") for name, module in self.architectures.items()}
-        changed = [
-            name
-            for name, path in files.items()
-            if any(file == f"{path}.py" or file.startswith(f"{path}/") for file in self.changed_files)
-        ]
+        """Return the only architecture whose file differs from main's, or the first of the dict."""
+        changed = []
+        for name, module in self.architectures.items():
+            path = module.replace(".", "/")
+            if any(file == f"{path}.py" or file.startswith(f"{path}/") for file in self.changed_files):
+                changed.append(name)
         if len(changed) > 1:
-            raise IntakeError(f"The commit changes {' and '.join(changed)}: say which one to train.")
+            raise IntakeError(f"The commit changes {' and '.join(changed)}. Choose one of them.")
         return changed[0] if changed else next(iter(self.architectures))
 
 
 def fetch_commit(repository: str, revision: str) -> CommitSummary:
-    """Fetch the repository and read one commit; raise IntakeError with one sentence if it cannot be an entry."""
+    """Fetch the repository and read a commit. Raise IntakeError if it cannot be an entry."""
     try:
         source = repositories.open_mirror(repository)
         source.fetch()
         source.fetch_main()
-        return summarize_commit(source, source.resolve(revision))
+        return summarize_commit(source, source.resolve_revision(revision))
     except RepositoryError as error:
         raise IntakeError(str(error)) from error
 
 
 def summarize_commit(source: Mirror, sha: str) -> CommitSummary:
-    sources = source.model_sources(sha)
-    base = source.base(sha)
-    author, subject = source.described(sha)
+    sources = source.read_model_files(sha)
+    base = source.find_merge_base(sha)
+    author, subject = source.read_author_and_subject(sha)
     return CommitSummary(
         repository=source.address,
         sha=sha,
         author=author,
         subject=subject,
         base_sha=base or "",
-        changed_files=source.changed_files(sha, base),
+        changed_files=source.list_changed_files(sha, base),
         bundle=repositories.pack_bundle(sources),
         architectures=parse_architectures(sources),
-        changes_contract=base is not None and changes_contract(sources, source.model_sources(base)),
+        changes_contract=base is not None and changes_contract(sources, source.read_model_files(base)),
     )
 
 
 def changes_contract(sources: Mapping[str, bytes], before: Mapping[str, bytes]) -> bool:
-    """Whether the contract differs, or anything of the dictionary's file but its dicts."""
+    """Whether the contract's file differs, or anything in the dictionary's file except its dicts."""
     if sources.get(CONTRACT) != before.get(CONTRACT):
         return True
     return DICTIONARY not in before or dump_without_dicts(sources[DICTIONARY]) != dump_without_dicts(before[DICTIONARY])
 
 
 def dump_without_dicts(source: bytes) -> str:
-    """Return what a file says, comments and the values of `DICTS` aside. It was parsed before."""
+    """Return the syntax tree of valid source, without the values of `DICTS`."""
     tree = ast.parse(source.decode())
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in DICTS:
-            plain = all(
+            is_plain = all(
                 isinstance(part, ast.Constant | ast.Tuple | ast.Dict | ast.expr_context)
                 for part in ast.walk(node.value)
             )
-            node.value = ast.Constant(None) if plain else node.value
+            node.value = ast.Constant(None) if is_plain else node.value
     return ast.dump(tree)
 
 
 def parse_architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the ARCHITECTURES dict of a commit, read as text: nothing of an entry is imported here."""
+    """Return the ARCHITECTURES dict of a commit. It is parsed, never imported."""
     if DICTIONARY not in sources:
         raise IntakeError(f"The commit has no {DICTIONARY}, which names its architectures.")
     try:
@@ -136,32 +139,25 @@ def parse_architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise IntakeError(f"{DICTIONARY} is not valid Python.") from None
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "ARCHITECTURES" for target in targets):
-            return check_architectures(node.value, sources)  # type: ignore[attr-defined]
+            return check_architectures(getattr(node, "value", None), sources)
     raise IntakeError(f"{DICTIONARY} has no dict named ARCHITECTURES.")
 
 
 def check_architectures(node: ast.expr | None, sources: Mapping[str, bytes]) -> dict[str, str]:
-    try:
+    found: Any = None
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         found = ast.literal_eval(node) if node is not None else None
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        found = None
-    if (
-        not isinstance(found, dict)
-        or not found
-        or not all(isinstance(text, str) for pair in found.items() for text in pair)
-    ):
+    is_dict = isinstance(found, dict) and bool(found)
+    if not is_dict or not all(isinstance(text, str) for pair in found.items() for text in pair):
         raise IntakeError(f'ARCHITECTURES in {DICTIONARY} must be a plain dict: {{"name": "trainer.models.file"}}.')
     for name, module in found.items():
         path = module.replace(".", "/")
-        if not re.fullmatch(r"trainer\.models(\.\w+)+", module) or not (
-            f"{path}.py" in sources or f"{path}/__init__.py" in sources
-        ):
+        has_file = f"{path}.py" in sources or f"{path}/__init__.py" in sources
+        if not has_file or not re.fullmatch(r"trainer\.models(\.\w+)+", module):
             raise IntakeError(f"ARCHITECTURES names {module} for {name}, and the commit has no such file in {MODELS}")
-    return found
+    return dict(found)
 
 
 def submit_entry(
@@ -180,37 +176,34 @@ def submit_entry(
     pull_request: PullRequest | None = None,
     actor: str = SITE,
 ) -> Entry:
-    """Make an entry of a commit (`sha` may be a branch: it is resolved now) and return it.
+    """Return the entry of a commit, architecture and track, which is created if it is new. `sha` may be a branch.
 
     An empty `architecture` means the one whose file the commit changes. A commit that changes notebooks and no
-    architecture is a notebook entry, whose `architecture` is the notebook's name. The same commit, architecture and
-    track give the same entry, as it is. Raises IntakeError with one sentence.
+    architecture is a notebook entry; its `architecture` is the notebook's name. Raises IntakeError.
     """
     if track.kind == Track.Kind.PLAYGROUND and not hypothesis.strip():
-        raise IntakeError(f"{track.name} takes a hypothesis: say what you expect to see, and why, in a sentence.")
+        raise IntakeError(f"{track.name} needs a hypothesis: what do you expect to see, and why?")
     check_config(config or {})
-    reading = fetch_commit(repository, sha)
-    if track.kind == Track.Kind.SWARM and (reading.changed_files or not reading.base_sha):
-        raise IntakeError(
-            f"{track.name} is trained on many people's machines, which run the site's own code only: enter an"
-            " architecture as it is on main, without changes."
-        )
-    kind = kind or reading.kind
+    commit = fetch_commit(repository, sha)
+    if track.kind == Track.Kind.SWARM and (commit.changed_files or not commit.base_sha):
+        limits = f"{track.name} trains on volunteers' machines, which run code from main only"
+        raise IntakeError(f"{limits}: enter an architecture that is on main, without changes.")
+    kind = kind or commit.kind
     notebooks: list[dict[str, Any]] = []
     if kind == Entry.Kind.NOTEBOOK:
-        series = read_notebooks(reading, architecture, track)
-        reading, architecture = replace(reading, bundle=series.bundle), series.name
+        series = read_notebooks(commit, architecture, track)
+        commit, architecture = replace(commit, bundle=series.bundle), series.name
         notebooks = [part.model_dump() for part in series.parts]
     else:
-        architecture = choose_architecture(reading, architecture)
+        architecture = choose_architecture(commit, architecture)
     return store_entry(
-        reading,
+        commit,
         architecture,
         track,
         actor=actor,
         kind=kind,
-        title=title.strip()[:120] or f"{architecture} at {reading.sha[:8]}",
-        author=(author or reading.author)[:120],
+        title=title.strip()[:120] or f"{architecture} at {commit.sha[:8]}",
+        author=(author or commit.author)[:120],
         hypothesis=hypothesis,
         url=url,
         config=dict(config or {}),
@@ -220,55 +213,54 @@ def submit_entry(
     )
 
 
-def choose_architecture(reading: CommitSummary, wanted: str) -> str:
-    architecture = wanted or reading.changed_architecture()
-    if architecture not in reading.architectures:
-        known = ", ".join(sorted(reading.architectures)) or "none"
+def choose_architecture(commit: CommitSummary, requested: str) -> str:
+    architecture = requested or commit.changed_architecture()
+    if architecture not in commit.architectures:
+        known = ", ".join(sorted(commit.architectures)) or "none"
         raise IntakeError(f"The commit has no architecture {architecture!r}; it has {known}.")
     return architecture
 
 
-def read_notebooks(reading: CommitSummary, wanted: str, track: Track) -> Series:
-    """Return the notebooks of a commit that are to run. They have no score, so they go where nothing is compared."""
+def read_notebooks(commit: CommitSummary, requested: str, track: Track) -> Series:
+    """Return the notebooks of a commit to run. They have no score, so competition tracks refuse them."""
     if track.kind == Track.Kind.COMPETITION:
         raise IntakeError(f"Notebooks run on community and playground tracks; {track.name} compares architectures.")
     try:
-        name = notebook_series.choose_series(reading.changed_files, wanted)
-        return notebook_series.read_series(repositories.open_mirror(reading.repository), reading.sha, name)
+        name = notebook_series.choose_series(commit.changed_files, requested)
+        return notebook_series.read_series(repositories.open_mirror(commit.repository), commit.sha, name)
     except (NotebookError, RepositoryError) as error:
         raise IntakeError(str(error)) from error
 
 
-def store_entry(reading: CommitSummary, architecture: str, track: Track, *, actor: str, **fields: Any) -> Entry:
-    """Store what was read as an entry, once."""
-    bundle = storage.store_bytes(reading.bundle)
+def store_entry(commit: CommitSummary, architecture: str, track: Track, *, actor: str, **fields: Any) -> Entry:
+    bundle = storage.store_bytes(commit.bundle)
     with transaction.atomic():
         entry, created = Entry.objects.get_or_create(
-            repository=reading.repository,
-            sha=reading.sha,
+            repository=commit.repository,
+            sha=commit.sha,
             architecture=architecture,
             track=track,
             defaults={
                 **fields,
                 "bundle": bundle,
-                "base_sha": reading.base_sha,
-                "changed_files": reading.changed_files[: repositories.LISTED_FILES],
+                "base_sha": commit.base_sha,
+                "changed_files": commit.changed_files[: repositories.LISTED_FILES],
             },
         )
         if created:
-            Event.record(
-                actor, entry, f"{entry.title}: commit {entry.sha[:8]} entered for {track.name} ({entry.kind})."
-            )
+            message = f"{entry.title}: commit {entry.sha[:8]} entered for {track.name} ({entry.kind})."
+            Event.record(actor, entry, message)
     return entry
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     for section, values in config.items():
-        if section not in ENTRY_SETS:
-            raise IntakeError(f"An entry cannot set {section!r} of the configuration, only {' and '.join(ENTRY_SETS)}.")
+        if section not in ALLOWED_SECTIONS:
+            allowed_sections = " and ".join(ALLOWED_SECTIONS)
+            raise IntakeError(f"An entry cannot set {section!r} of the configuration, only {allowed_sections}.")
         if not isinstance(values, Mapping):
             raise IntakeError(f"The section {section!r} of the configuration must be a table of names and values.")
-        allowed = ENTRY_SETS[section]
+        allowed = ALLOWED_SECTIONS[section]
         if allowed is not None and (other := sorted(set(values) - allowed)):
             raise IntakeError(f"An entry cannot set {section}.{other[0]}: the track fixes it.")
     if len(json.dumps(config)) > CONFIG_LENGTH:
@@ -280,39 +272,44 @@ def approve_entry(
     sha: str,
     user: AbstractBaseUser | None,
     *,
-    sentence: str = "",
+    message: str = "",
     actor: str = "",
     budget: str = "",
     impact: int | None = None,
 ) -> list[Run]:
-    """Let exactly this commit run, and return the entry's runs. Approving twice changes nothing.
+    """Approve exactly this commit, queue its run, and return the entry's runs. Idempotent.
 
-    `sha` is what the maintainer looked at; another one is refused. `user` is None for the site itself, and for
-    somebody without an account here whose right the caller has checked: `actor` names him. `budget` is a smaller one
-    than the track's for the first run, `impact` its place within its priority. Raises IntakeError.
+    `sha` is the commit that the maintainer reviewed; any other is refused. `user` is None for the site itself, and for
+    a maintainer on GitHub without an account here; then the caller has checked the permission and sets `actor`.
+    `budget`: a smaller one than the track's, for the first run. Raises IntakeError.
     """
     check_permission(user, "approve", entry)
     if sha != entry.sha:
-        raise IntakeError(f"You looked at {sha[:8]}, but this entry is {entry.sha[:8]}: look again, then approve that.")
+        raise IntakeError(f"You reviewed {sha[:8]}, but this entry is {entry.sha[:8]}. Review and approve that commit.")
     if entry.bundle_id is None:
         raise IntakeError("This entry has no files to run.")
     budget = parse_budget(entry, budget)
     actor = actor or (user.get_username() if user else SITE)
     release = storage.store_release()
-    open_states = [Entry.State.PROPOSED, Entry.State.SMOKE]
     with transaction.atomic():
-        approved = Entry.objects.filter(pk=entry.pk, sha=sha, state__in=open_states).update(
-            state=Entry.State.APPROVED, approved_by=user, approved_at=timezone.now(), reason=""
+        is_approved_now = transition(
+            entry,
+            Entry.State.APPROVED,
+            since=UNDECIDED_STATES,
+            where=Q(sha=sha),
+            actor=actor,
+            message=message or f"Commit {sha[:8]} approved{f', with a budget of {budget}' if budget else ''}.",
+            approved_by=user,
+            approved_at=timezone.now(),
+            reason="",
         )
         entry.refresh_from_db()
         if entry.state != Entry.State.APPROVED:
             raise IntakeError(f"This entry is {entry.state}, so it cannot be approved.")
-        if approved:
-            said = sentence or f"Commit {sha[:8]} approved{f', with a budget of {budget}' if budget else ''}."
-            Event.record(actor, entry, said)
+        if is_approved_now:
             if impact is not None:
                 set_impact(entry, impact, actor)
-            # One that was withdrawn and is asked for again begins anew: what was cancelled stays so.
+            # A reopened entry gets a new run: cancelled runs stay cancelled.
             if not entry.runs.exclude(state=Run.State.CANCELLED).exists() and entry.kind != Entry.Kind.MAIN:
                 runs.make_first_run(entry, budget=budget, actor=actor)
             if smoke_tests.is_due(entry) and smoke_tests.queue_smoke_test(entry, actor=actor, release=release):
@@ -328,85 +325,76 @@ def check_permission(user: AbstractBaseUser | None, what: str, entry: Entry) -> 
 
 
 def parse_budget(entry: Entry, budget: str) -> str:
-    """Return the budget as runs have it; empty for the track's own. Raises IntakeError for more than that."""
+    """Return the normalized budget, or "" for the track's. Raise IntakeError if it exceeds the track's."""
     if not budget.strip() or budget.strip() == entry.track.budget:
         return ""
     try:
-        asked, whole = Budget.parse(budget), Budget.parse(entry.track.budget)
+        requested, full = Budget.parse(budget), Budget.parse(entry.track.budget)
     except ValueError as error:
         raise IntakeError(f"That is an {error}.") from None
-    share = asked.share_of(whole)
+    share = requested.share_of(full)
     if share is None:
-        raise IntakeError(f"The budget of {entry.track.name} is {whole}: name a part of it in the same unit.")
+        raise IntakeError(f"The budget of {entry.track.name} is {full}: use a part of it, in the same unit.")
     if share > 1:
-        raise IntakeError(f"{entry.track.name} has a budget of {whole}: an entry gets at most that.")
+        raise IntakeError(f"{entry.track.name} has a budget of {full}, which is the most that an entry gets.")
     if entry.runs.exists() and share < 1:
-        raise IntakeError("It has a run already, whose budget stays as it is.")
-    return str(asked) if share < 1 else ""
+        raise IntakeError("The entry already has a run, whose budget cannot change.")
+    return str(requested) if share < 1 else ""
 
 
 def set_impact(entry: Entry, impact: int, actor: str) -> None:
-    """Give the entry its place within its priority; what of it waits moves with it."""
+    """Set the entry's rank within its priority, also of its waiting jobs."""
     if Entry.objects.filter(pk=entry.pk).exclude(impact=impact).update(impact=impact):
         entry.impact = impact
-        Event.record(actor, entry, f"Its impact is {impact} now.")
+        Event.record(actor, entry, f"Its impact is now {impact}.")
         runs.update_job_impact(entry)
 
 
 def reject_entry(entry: Entry, reason: str, user: AbstractBaseUser | None, *, actor: str = "") -> None:
-    """Refuse the entry, with a reason that its author reads; its waiting runs are cancelled. `user`: see `approve`."""
+    """Reject the entry and cancel its waiting runs. `user`: see `approve_entry`."""
     check_permission(user, "reject", entry)
     if not reason.strip():
-        raise IntakeError("A rejection needs a reason: its author reads it.")
+        raise IntakeError("A rejection needs a reason for the author.")
     actor = actor or (user.get_username() if user else SITE)
-    close_entry(entry, Entry.State.REJECTED, reason.strip(), actor, [Entry.State.PROPOSED, Entry.State.SMOKE])
+    close_entry(entry, Entry.State.REJECTED, reason.strip(), actor, UNDECIDED_STATES)
 
 
 def withdraw_entry(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE) -> None:
-    """Take the entry back; whatever of it waits or runs is cancelled."""
-    close_entry(
-        entry, Entry.State.WITHDRAWN, reason, actor, [Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED]
-    )
+    close_entry(entry, Entry.State.WITHDRAWN, reason, actor, (*UNDECIDED_STATES, Entry.State.APPROVED))
 
 
 def reopen_entry(entry: Entry, reason: str, actor: str = SITE) -> bool:
-    """Let a withdrawn entry wait for approval again, and for a smoke run if it had none to the end; return whether
-    this call did."""
-    decided = {"state": Entry.State.PROPOSED, "reason": "", "approved_by": None, "approved_at": None}
-    smoke: dict[str, Any] = (
-        {"smoke_job": None, "smoke": {}, "smoke_sentence": ""} if entry.smoke.get("passed") is None else {}
-    )
-    with transaction.atomic():
-        opened = Entry.objects.filter(pk=entry.pk, state=Entry.State.WITHDRAWN).update(**decided, **smoke)
-        if opened:
-            Event.record(actor, entry, f"Entry proposed again: {reason}")
-    entry.refresh_from_db()
-    return opened == 1
+    """Let a withdrawn entry wait for approval again, and for a smoke run if it has no result; return whether it did."""
+    fields: dict[str, Any] = {"reason": "", "approved_by": None, "approved_at": None}
+    if entry.smoke.get("passed") is None:
+        fields |= {"smoke_job": None, "smoke": {}, "smoke_sentence": ""}
+    fields["message"] = f"Entry proposed again: {reason}"
+    return transition(entry, Entry.State.PROPOSED, since=[Entry.State.WITHDRAWN], actor=actor, **fields)
 
 
 def update_entry_text(entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, Any]) -> bool:
-    """Bring what an entry says of itself up to date while nobody has decided about it. Return whether what it
-    trains with has changed. Once it is approved it stays as it was when the maintainer looked."""
+    """Update an undecided entry's texts and configuration; return whether the configuration has changed.
+
+    An approved entry stays as the maintainer reviewed it.
+    """
     check_config(config)
     fields = {"title": title.strip()[:120] or entry.title, "hypothesis": hypothesis, "config": dict(config)}
-    other_config = entry.config != fields["config"]
+    has_new_config = entry.config != fields["config"]
     if all(getattr(entry, name) == value for name, value in fields.items()):
         return False
-    undecided = Entry.objects.filter(pk=entry.pk, state__in=[Entry.State.PROPOSED, Entry.State.SMOKE])
-    reworded = undecided.update(**fields)
+    updated = Entry.objects.filter(pk=entry.pk, state__in=UNDECIDED_STATES).update(**fields)
     entry.refresh_from_db()
-    return bool(reworded) and other_config
+    return bool(updated) and has_new_config
 
 
-def close_entry(entry: Entry, to: Entry.State, reason: str, actor: str, since: list[Entry.State]) -> None:
+def close_entry(entry: Entry, to: Entry.State, reason: str, actor: str, since: Collection[str]) -> None:
     with transaction.atomic():
-        closed = Entry.objects.filter(pk=entry.pk, state__in=since).update(state=to, reason=reason[:500])
-        entry.refresh_from_db()
-        if not closed:
+        message = f"Entry {to}: {reason}"
+        if not transition(entry, to, since=since, actor=actor, message=message, reason=reason[:500]):
             if entry.state == to:
                 return
             raise IntakeError(f"This entry is {entry.state}, so it cannot be {to}.")
-        Event.record(actor, entry, f"Entry {to}: {reason}")
+        entry.refresh_from_db()  # the caller's row may lack a newer smoke run
         Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
         smoke_tests.cancel_smoke_test(entry, f"The entry was {to}: {reason}", actor)
         for run in entry.runs.filter(state__in=Run.UNFINISHED):

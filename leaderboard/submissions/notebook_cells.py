@@ -1,7 +1,7 @@
-"""A Jupyter notebook, read for a page: its cells and what they said. Everything in it is a stranger's.
+"""Parse Jupyter notebooks for pages: their cells and outputs, all of it untrusted.
 
-Shown: code, Markdown (no HTML in it, no pictures from elsewhere), text, tracebacks, PNG and JPEG. HTML, JavaScript, SVG
-and widgets are named, never shown. Nothing is run. Pure.
+Shown: code, Markdown (without HTML and remote images), text, tracebacks, PNG and JPEG. HTML, JavaScript, SVG and
+widgets are named, never shown. Nothing runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from leaderboard.submissions.diffs import escape_hidden
 
 MAX_BYTES = 8 * 2**20
 MAX_CELLS = 500
-MAX_TEXT = 20_000
-"""Characters of one output that are shown."""
+MAX_TEXT = 20_000  # characters of one output
 MAX_PICTURE = 2 * 2**20
 PICTURES = ("image/png", "image/jpeg")
 SIGNATURES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
@@ -32,33 +31,33 @@ ANSI_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class NotebookError(ValueError):
-    """This is no notebook that we read; the message is a sentence for its author."""
+    """The notebook cannot be read; the message is for its author."""
 
 
 @dataclass(frozen=True)
 class Output:
+    """`text` is the data URL of a picture and the MIME type of an output that is not shown."""
+
     kind: Literal["text", "error", "picture", "unshown"]
     text: str = ""
-    """What it says; of a picture its data address, of what is not shown its type."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    number: int
-    """From 1, as it stands in the file."""
+    number: int  # from 1
     kind: Literal["code", "markdown", "raw"]
     source: str
     outputs: tuple[Output, ...] = ()
     flags: tuple[flags.Flag, ...] = ()
 
     @property
-    def shown(self) -> str:
+    def visible_source(self) -> str:
         return "\n".join(escape_hidden(line) for line in self.source.split("\n"))
 
     @property
     def html(self) -> SafeString:
-        """Return a Markdown cell's page text; raw HTML comes out as the characters it is made of."""
-        return SafeString(get_markdown_parser().render(self.shown))
+        """Return a Markdown cell as HTML. The parser escapes raw HTML."""
+        return SafeString(get_markdown_parser().render(self.visible_source))
 
 
 @cache
@@ -67,22 +66,21 @@ def get_markdown_parser() -> MarkdownIt:
 
 
 def parse_notebook(contents: bytes) -> dict[str, Any]:
-    """Return the notebook as it is written, format 4; raise NotebookError."""
     if len(contents) > MAX_BYTES:
-        raise NotebookError(f"The notebook has {len(contents):,} bytes; at most {MAX_BYTES:,} are taken.")
+        raise NotebookError(f"The notebook has {len(contents):,} bytes; at most {MAX_BYTES:,} are allowed.")
     try:
-        found = json.loads(contents)
+        notebook = json.loads(contents)
     except (ValueError, RecursionError):
         raise NotebookError("The notebook is not valid JSON.") from None
-    if not isinstance(found, dict) or found.get("nbformat") != 4 or not isinstance(found.get("cells"), list):
+    if not isinstance(notebook, dict) or notebook.get("nbformat") != 4 or not isinstance(notebook.get("cells"), list):
         raise NotebookError("The notebook is not of format 4: open it in Jupyter and save it again.")
-    if len(found["cells"]) > MAX_CELLS:
-        raise NotebookError(f"The notebook has {len(found['cells'])} cells; at most {MAX_CELLS} are taken.")
-    return found
+    if len(notebook["cells"]) > MAX_CELLS:
+        raise NotebookError(f"The notebook has {len(notebook['cells'])} cells; at most {MAX_CELLS} are allowed.")
+    return notebook
 
 
 def parse_cells(contents: bytes) -> list[Cell]:
-    """Return the cells of a notebook, flagged; raise NotebookError."""
+    """Return the cells of a notebook with flags, or raise NotebookError."""
     return [parse_cell(number, given) for number, given in enumerate(parse_notebook(contents)["cells"], 1)]
 
 
@@ -90,39 +88,33 @@ def parse_cell(number: int, given: object) -> Cell:
     table: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     kind, source = table.get("cell_type"), join_text(table.get("source"))
     if kind == "code":
-        return Cell(
-            number, "code", source, tuple(parse_outputs(table.get("outputs"))), tuple(flag_source(number, source))
-        )
+        outputs = tuple(parse_outputs(table.get("outputs")))
+        return Cell(number, "code", source, outputs, tuple(flag_source(number, source)))
     return Cell(number, "markdown" if kind == "markdown" else "raw", source)
 
 
 def join_text(text: object) -> str:
-    """Return a text that the format may split into lines."""
+    """Return a text that the format may have split into lines."""
     if isinstance(text, list):
         return "".join(part for part in text if isinstance(part, str))
     return text if isinstance(text, str) else ""
 
 
-# --- what is in the code ---------------------------------------------------------------------------------------------
-
-
 def flag_source(number: int, source: str) -> Iterator[flags.Flag]:
-    """Yield the flags of a code cell. Lines that are Jupyter's own, not Python's, are told and then left out."""
-    path, plain = f"cell {number}", []
+    """Yield the flags of a code cell. Jupyter's magic and shell lines are flagged, then replaced by `pass`."""
+    path, python = f"cell {number}", []
     lines = source.split("\n")
     if source.startswith("%%"):
         yield flags.Flag(path, 1, "process", f"the magic {lines[0].split()[0]}")
         return
     for at, line in enumerate(lines, 1):
-        said = line.strip()
-        if said.startswith(("!", "%")):
-            yield flags.Flag(path, at, "process", f"the shell: {said[:60]}" if said[0] == "!" else f"{said.split()[0]}")
+        command = line.strip()
+        if command.startswith(("!", "%")):
+            what = f"the shell: {command[:60]}" if command[0] == "!" else command.split()[0]
+            yield flags.Flag(path, at, "process", what)
             line = line[: len(line) - len(line.lstrip())] + "pass"
-        plain.append(line)
-    yield from flags.find_flags(path, "\n".join(plain), "", frozenset(range(len(lines) + 1)))
-
-
-# --- what it said ----------------------------------------------------------------------------------------------------
+        python.append(line)
+    yield from flags.find_flags(path, "\n".join(python), "", frozenset(range(len(lines) + 1)))
 
 
 def parse_outputs(given: object) -> Iterator[Output]:
@@ -141,7 +133,6 @@ def parse_outputs(given: object) -> Iterator[Output]:
 
 
 def choose_representation(data: Mapping[str, Any]) -> Output:
-    """Return what of several forms of one answer can be shown: a picture before text."""
     for kind in PICTURES:
         if kind in data and (address := build_data_url(kind, join_text(data[kind]))):
             return Output("picture", address)
@@ -151,7 +142,7 @@ def choose_representation(data: Mapping[str, Any]) -> Output:
 
 
 def build_data_url(kind: str, text: str) -> str:
-    """Return the data address of a picture that is one, by its first bytes; empty for anything else."""
+    """Return the data URL of a picture with a valid signature, else an empty string."""
     try:
         contents = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -162,7 +153,7 @@ def build_data_url(kind: str, text: str) -> str:
 
 
 def truncate_text(text: str) -> str:
-    """Return a text without terminal colours and what hides, cut where it gets long."""
-    plain = "\n".join(escape_hidden(line) for line in ANSI_ESCAPES.sub("", text).split("\n"))
-    left_out = len(plain) - MAX_TEXT
-    return plain if left_out <= 0 else f"{plain[:MAX_TEXT]}\n… {left_out:,} more characters"
+    """Return text without terminal colors, with hidden characters escaped, limited to `MAX_TEXT`."""
+    clean = "\n".join(escape_hidden(line) for line in ANSI_ESCAPES.sub("", text).split("\n"))
+    omitted = len(clean) - MAX_TEXT
+    return clean if omitted <= 0 else f"{clean[:MAX_TEXT]}\n… {omitted:,} more characters"

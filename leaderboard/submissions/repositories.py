@@ -1,8 +1,8 @@
-"""Bare mirrors of the repositories that entries come from, read with the git command.
+"""Bare mirrors of the repositories of entries, read with the git command.
 
-A repository is a stranger's: no hook, filter or submodule of it runs, only the transports of `TRANSPORTS` are used,
-nothing of it is checked out, every call has a time limit, and addresses and names cannot turn into options.
-Not covered: a host whose name resolves to a public address first and to an internal one when git asks again.
+Repositories are untrusted: no hook, filter or submodule of them runs, nothing is checked out, only `TRANSPORTS` are
+allowed, every call has a time limit, and addresses and names cannot become options.
+Not covered: DNS rebinding, where a host resolves to a public address first and to an internal one when git asks again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,16 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-MODELS = "trainer/models/"
-"""The part of a commit that an entry brings."""
+MODELS = "trainer/models/"  # the only folder of a commit that an entry uses
 BUNDLE_BYTES = 256_000
 BUNDLE_FILES = 200
 TRANSPORTS = ("file", "https", "ssh")
 FETCH_SECONDS = 120.0
 READ_SECONDS = 20.0
-FETCH_BLOCKS = 4 * 2**20
-"""Largest file a fetch may write, in the shell's blocks of 512 bytes: 2 GiB."""
+FETCH_BLOCKS = 4 * 2**20  # largest file that a fetch may write, in the shell's blocks of 512 bytes: 2 GiB
 DIFF_LENGTH = 400_000
-SOURCE_BYTES = 8 * 2**20
-"""Largest file that is read for a page."""
-LISTED_FILES = 300
-"""So many changed files are kept for the page; an entry that changes more is no reading matter anyway."""
+SOURCE_BYTES = 8 * 2**20  # largest file that is read for a page
+LISTED_FILES = 300  # changed files that are stored for the entry's page
 
 SHA = re.compile(r"[0-9a-f]{40}")
 SSH_ADDRESS = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[A-Za-z0-9._/~-]+")
@@ -45,15 +41,15 @@ BUNDLE_PATH = re.compile(r"trainer/models(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}){1,5
 
 
 class RepositoryError(ValueError):
-    """The repository cannot be read as asked; the message is one sentence for whoever asked."""
+    """The repository cannot be read; the message is for the user."""
 
 
 class UnreachableError(RepositoryError):
-    """It could not be fetched. That may be over in a while."""
+    """The repository could not be fetched; a retry may succeed."""
 
 
 def normalize_address(address: str) -> str:
-    """Return the address in the form that git gets; raise RepositoryError for what we do not read.
+    """Return the address as a URL for git. Raise RepositoryError if it is not allowed.
 
     Allowed: a folder of this machine, `file://`, `https://` without credentials, `ssh://` and `user@host:path`.
     """
@@ -66,7 +62,7 @@ def normalize_address(address: str) -> str:
     if parts.scheme in ("https", "ssh"):
         secret = parts.username if parts.scheme == "https" else parts.password
         if not parts.hostname or parts.hostname.startswith("-") or secret:
-            raise RepositoryError("The address must name a host and carry no credentials: it is shown on the board.")
+            raise RepositoryError("The address must name a host and contain no credentials, since it is public.")
         return address
     if SSH_ADDRESS.fullmatch(address):
         return address
@@ -79,20 +75,20 @@ def normalize_address(address: str) -> str:
 
 
 def check_public(address: str) -> None:
-    """Raise RepositoryError unless the address is an https one on the public internet, or the main repository's own.
+    """Raise RepositoryError unless this is the main repository or an https address on the public internet.
 
-    For addresses that come over the network: they must not make this server read its own files or its neighbours.
+    For addresses from the network: they must not let this server read its own files or internal hosts.
     """
     if address == settings.MAIN_REPOSITORY:
         return
     parts = urlsplit(address)
     if parts.scheme != "https" or not parts.hostname:
-        raise RepositoryError("Over the API a repository is named by its https:// address.")
+        raise RepositoryError("The API accepts only https:// addresses of repositories.")
     try:
-        found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
     except OSError:
         raise RepositoryError(f"The host {parts.hostname} is not known.") from None
-    if not all(ipaddress.ip_address(entry[4][0]).is_global for entry in found):
+    if not all(ipaddress.ip_address(entry[4][0]).is_global for entry in addresses):
         raise RepositoryError(f"The host {parts.hostname} is not on the public internet.")
 
 
@@ -108,49 +104,46 @@ class TreeFile:
 
 @dataclass(frozen=True)
 class Mirror:
-    """A bare copy of one repository, kept under `settings.REPOSITORIES`."""
+    """A bare copy of one repository under `settings.REPOSITORIES`."""
 
-    address: str
-    """As given: what the board shows."""
-    url: str
-    """As git gets it."""
+    address: str  # as given, for pages
+    url: str  # for git
 
     @property
     def folder(self) -> Path:
         return Path(settings.REPOSITORIES) / f"{hashlib.sha256(self.url.encode()).hexdigest()[:24]}.git"
 
     def fetch(self) -> None:
-        """Bring branches and HEAD up to date."""
-        with self.locked():
-            self.git("fetch", "--prune", *QUIET, "--", self.url, "+refs/heads/*:refs/heads/*", "+HEAD:refs/train/HEAD")
+        """Update all branches and HEAD."""
+        with self.lock():
+            self.run_git(
+                "fetch", "--prune", *QUIET, "--", self.url, "+refs/heads/*:refs/heads/*", "+HEAD:refs/train/HEAD"
+            )
 
     def fetch_main(self) -> None:
-        """Bring the main repository's branch in beside, so that the two can be compared.
-
-        Where it has no such branch (a checkout of one commit, as CI makes it) its HEAD stands for it.
-        """
+        """Fetch the main repository's branch for comparison, or its HEAD if it has no such branch (as in CI)."""
         url = normalize_address(settings.MAIN_REPOSITORY)
         if url == self.url:
-            own = self.commit(f"refs/heads/{settings.MAIN_BRANCH}") or self.commit("refs/train/HEAD")
-            self.git("update-ref", "refs/train/main", own or "refs/train/HEAD")
+            main = self.find_commit(f"refs/heads/{settings.MAIN_BRANCH}") or self.find_commit("refs/train/HEAD")
+            self.run_git("update-ref", "refs/train/main", main or "refs/train/HEAD")
             return
-        with self.locked():
+        with self.lock():
             try:
-                self.git("fetch", *QUIET, "--", url, f"+refs/heads/{settings.MAIN_BRANCH}:refs/train/main")
+                self.run_git("fetch", *QUIET, "--", url, f"+refs/heads/{settings.MAIN_BRANCH}:refs/train/main")
             except RepositoryError as error:
                 if "couldn't find remote ref" not in str(error):
                     raise
-                self.git("fetch", *QUIET, "--", url, "+HEAD:refs/train/main")
+                self.run_git("fetch", *QUIET, "--", url, "+HEAD:refs/train/main")
 
-    def resolve(self, name: str) -> str:
+    def resolve_revision(self, name: str) -> str:
         """Return the full SHA of a branch, of `HEAD` or of a full or shortened (7 or more digits) SHA.
 
-        A commit that no branch holds (the head of a pull request) is fetched by its full SHA.
+        A commit that is on no branch (the head of a pull request) is fetched by its full SHA.
         """
         name = name.strip()
         if SHA.fullmatch(name):
-            if self.commit(name) is None:
-                self.fetch_commit(name)
+            if self.find_commit(name) is None:
+                self.fetch_by_sha(name)
             return name
         if name == "HEAD":
             candidates = ["refs/train/HEAD"]
@@ -161,72 +154,69 @@ class Mirror:
         else:
             raise RepositoryError(f"{name!r} is neither a commit nor the name of a branch.")
         for candidate in candidates:
-            if sha := self.commit(candidate):
+            if sha := self.find_commit(candidate):
                 return sha
         raise RepositoryError(f"{self.address} has no commit or branch {name}.")
 
-    def commit(self, name: str) -> str | None:
-        """Return the SHA of the commit called so in this mirror, if there is one."""
+    def find_commit(self, name: str) -> str | None:
+        """Return the SHA of a commit in this mirror, or None."""
         try:
-            answer = self.git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+            answer = self.run_git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         except RepositoryError:
             return None
         return answer.decode().strip()
 
-    def fetch_commit(self, sha: str) -> None:
+    def fetch_by_sha(self, sha: str) -> None:
         try:
-            with self.locked():
-                self.git("fetch", *QUIET, "--", self.url, sha)
+            with self.lock():
+                self.run_git("fetch", *QUIET, "--", self.url, sha)
         except RepositoryError:
-            # GitHub tells of a push before every machine of its own has it.
+            # GitHub sends the webhook of a push before all of its servers have the commit.
             raise UnreachableError(f"{self.address} has no commit {sha}.") from None
-        if self.commit(sha) is None:
+        if self.find_commit(sha) is None:
             raise RepositoryError(f"{sha} in {self.address} is not a commit.")
 
-    def heads(self, merge: str) -> list[str]:
-        """Return what a merge commit, by its full SHA, brought in: its parents but for the first."""
-        told = self.git("rev-list", "--parents", "--max-count=1", self.resolve(merge)).decode().split()
-        return told[2:]
+    def list_merged_heads(self, merge: str) -> list[str]:
+        parents = self.run_git("rev-list", "--parents", "--max-count=1", self.resolve_revision(merge)).decode().split()
+        return parents[2:]
 
-    def described(self, sha: str) -> tuple[str, str]:
-        """Return the commit's author and the first line of its message."""
-        text = self.git("show", "--no-patch", "--format=%an%x00%s", sha).decode(errors="replace")
+    def read_author_and_subject(self, sha: str) -> tuple[str, str]:
+        text = self.run_git("show", "--no-patch", "--format=%an%x00%s", sha).decode(errors="replace")
         author, _, subject = text.strip().partition("\0")
         return author[:120], subject[:120]
 
-    def base(self, sha: str) -> str | None:
-        """Return where the commit left main (call `fetch_main` first), or None without a common history."""
+    def find_merge_base(self, sha: str) -> str | None:
+        """Return the merge base with main, or None without a common history. Call `fetch_main` first."""
         try:
-            return self.git("merge-base", "refs/train/main", sha).decode().strip()
+            return self.run_git("merge-base", "refs/train/main", sha).decode().strip()
         except RepositoryError:
             return None
 
-    def changed_files(self, sha: str, base: str | None) -> list[str]:
+    def list_changed_files(self, sha: str, base: str | None) -> list[str]:
         """Return the paths that differ between base and commit, sorted; every path without a base."""
         if base is None:
-            listing = self.git("ls-tree", "-r", "-z", "--name-only", sha)
+            listing = self.run_git("ls-tree", "-r", "-z", "--name-only", sha)
         else:
-            listing = self.git("diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", base, sha, "--")
+            listing = self.run_git("diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", base, sha, "--")
         return sorted(path.decode(errors="replace") for path in listing.split(b"\0") if path)
 
-    def diff(self, sha: str, base: str) -> str:
-        """Return what changed, for a person to read, cut after `DIFF_LENGTH` characters."""
-        text = self.git("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", base, sha, "--")
+    def read_diff(self, sha: str, base: str) -> str:
+        text = self.run_git("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", base, sha, "--")
         return text.decode(errors="replace")[:DIFF_LENGTH]
 
-    def source(self, sha: str, path: str) -> bytes:
-        """Return a file of a commit; nothing where there is none of this name, or one over `SOURCE_BYTES`."""
+    def read_file(self, sha: str, path: str) -> bytes:
+        """Return a file of a commit; empty if it does not exist or exceeds `SOURCE_BYTES`."""
         name = f"{sha}:{path}"
         try:
-            if int(self.git("cat-file", "-s", name)) <= SOURCE_BYTES:
-                return self.git("cat-file", "blob", name)
+            if int(self.run_git("cat-file", "-s", name)) <= SOURCE_BYTES:
+                return self.run_git("cat-file", "blob", name)
         except RepositoryError:
             pass
         return b""
 
-    def model_files(self, sha: str) -> list[TreeFile]:
-        """Return the commit's files under `trainer/models/`; raise RepositoryError for what no entry may bring."""
-        listing = self.git("ls-tree", "-r", "-z", "-l", sha, "--", MODELS)
+    def list_model_files(self, sha: str) -> list[TreeFile]:
+        """Return the commit's files under `trainer/models/`. Raise RepositoryError if an entry may not have them."""
+        listing = self.run_git("ls-tree", "-r", "-z", "-l", sha, "--", MODELS)
         files = []
         for line in listing.split(b"\0"):
             if not line:
@@ -237,11 +227,11 @@ class Mirror:
         check_files(files)
         return files
 
-    def model_sources(self, sha: str) -> dict[str, bytes]:
-        """Return path -> contents of the commit's `trainer/models/`, all of it text."""
-        files = self.model_files(sha)
-        asked = "".join(f"{file.oid}\n" for file in files).encode()
-        answer = io.BytesIO(self.git("cat-file", "--batch", given=asked))
+    def read_model_files(self, sha: str) -> dict[str, bytes]:
+        """Return the contents by path of the commit's `trainer/models/`, all of them text."""
+        files = self.list_model_files(sha)
+        object_ids = "".join(f"{file.oid}\n" for file in files).encode()
+        answer = io.BytesIO(self.run_git("cat-file", "--batch", stdin=object_ids))
         sources = {}
         for file in files:
             size = int(answer.readline().split()[2])
@@ -250,28 +240,28 @@ class Mirror:
         return sources
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold this mirror for writing: two fetches at once would trip over each other's locks."""
+    def lock(self) -> Iterator[None]:
+        """Lock this mirror for writing: concurrent fetches would fail on git's own locks."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with self.folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (self.folder / "HEAD").exists():
-                self.git("init", "--quiet", "--bare", "--template=", str(self.folder), inside=False)
+                self.run_git("init", "--quiet", "--bare", "--template=", str(self.folder), in_mirror=False)
             yield
 
-    def git(self, *arguments: str, given: bytes = b"", inside: bool = True) -> bytes:
+    def run_git(self, *arguments: str, stdin: bytes = b"", in_mirror: bool = True) -> bytes:
         """Run git on the mirror and return its output; raise RepositoryError with git's last line."""
-        command = ["git", *(("--git-dir", str(self.folder)) if inside else ()), *SAFE, *arguments]
-        fetches = arguments[0] == "fetch"
-        if fetches:
+        command = ["git", *(("--git-dir", str(self.folder)) if in_mirror else ()), *SAFE, *arguments]
+        is_fetch = arguments[0] == "fetch"
+        if is_fetch:
             command = ["sh", "-c", f'ulimit -f {FETCH_BLOCKS}; exec "$@"', "fetch", *command]
-        seconds = FETCH_SECONDS if fetches else READ_SECONDS
+        seconds = FETCH_SECONDS if is_fetch else READ_SECONDS
         try:
-            done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, env=get_environment())
+            done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, env=get_environment())
         except subprocess.TimeoutExpired:
             raise UnreachableError(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
         if done.returncode != 0:
-            raise (UnreachableError if fetches else RepositoryError)(
+            raise (UnreachableError if is_fetch else RepositoryError)(
                 f"{self.address} cannot be read: {extract_error(done.stderr)}"
             )
         return done.stdout
@@ -291,11 +281,11 @@ SAFE = (
 
 
 def get_environment() -> dict[str, str]:
-    """Return what git may know: no configuration but ours, nobody to ask for a password."""
+    """Return git's environment: only the site's configuration, and no prompts for passwords."""
     config = Path(settings.REPOSITORIES) / "gitconfig"
     if not config.exists():
         config.parent.mkdir(parents=True, exist_ok=True)
-        # A folder may belong to another user (a mounted checkout); it is only read, and by our own configuration.
+        # A folder may belong to another user (a mounted checkout); it is only read.
         config.write_text("[safe]\n\tdirectory = *\n")
     return {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -311,12 +301,12 @@ def get_environment() -> dict[str, str]:
 
 def extract_error(stderr: bytes) -> str:
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines or ["git gave no reason"]
-    return said[0].removeprefix("fatal: ").removeprefix("error: ")[:200]
+    errors = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines or ["git gave no reason"]
+    return errors[0].removeprefix("fatal: ").removeprefix("error: ")[:200]
 
 
 def open_mirror(address: str) -> Mirror:
-    """Return the mirror of an address, fetched already or not. A folder is known by its full path."""
+    """Return the mirror of an address, whether fetched or not."""
     url = normalize_address(address)
     return Mirror(address=url.removeprefix("file://"), url=url)
 
@@ -328,11 +318,11 @@ def check_files(files: list[TreeFile]) -> None:
         raise RepositoryError(f"{MODELS} holds {len(files)} files; at most {BUNDLE_FILES} are allowed.")
     for file in files:
         if file.mode == "120000":
-            raise RepositoryError(f"{file.path} is a link; entries bring regular files only.")
+            raise RepositoryError(f"{file.path} is a link; entries may contain regular files only.")
         if file.mode == "160000":
-            raise RepositoryError(f"{file.path} is a submodule; entries bring regular files only.")
+            raise RepositoryError(f"{file.path} is a submodule; entries may contain regular files only.")
         if not BUNDLE_PATH.fullmatch(file.path) or len(file.path) > 200:
-            raise RepositoryError(f"{file.path!r} is not a name for a source file: letters, digits, _ . - only.")
+            raise RepositoryError(f"{file.path!r} is not a valid file name: use letters, digits, _ . - only.")
     total = sum(file.size for file in files)
     if total > BUNDLE_BYTES:
         raise RepositoryError(f"{MODELS} holds {total:,} bytes; at most {BUNDLE_BYTES:,} are allowed.")
@@ -344,12 +334,12 @@ def check_text(path: str, contents: bytes) -> bytes:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise RepositoryError(f"{path} is not a text file; entries bring source, no binaries.")
+        raise RepositoryError(f"{path} is not a text file; entries may contain source code only.")
     return contents
 
 
 def pack_bundle(sources: dict[str, bytes]) -> bytes:
-    """Return the tar that a node lays over the release: the same bytes for the same files, whoever packs them."""
+    """Return a reproducible tar of files, which a node extracts over the release."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path in sorted(sources):

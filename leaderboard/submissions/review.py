@@ -1,10 +1,14 @@
-"""What a maintainer sees before deciding about an entry: its difference from main, flagged, and its notebooks."""
+"""Diffs of entries from main: for the review by a maintainer, with flags and notebooks, and for the public page.
+
+Diffs are untrusted. Public pages do not show git's error messages, since they may name folders of the server.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from django.core.cache import cache
 
@@ -12,59 +16,44 @@ from leaderboard.models import Entry
 from leaderboard.submissions import code_flags as flags
 from leaderboard.submissions import diffs, notebook_cells, repositories
 from leaderboard.submissions.code_flags import Flag
-from leaderboard.submissions.diffs import FileDiff, Line
+from leaderboard.submissions.diffs import FileDiff, Hunk
 from leaderboard.submissions.notebook_cells import Cell, NotebookError
 from leaderboard.submissions.repositories import Mirror, RepositoryError
 
-READ_FILES = 60
-"""So many files are looked into; of a larger change the others are shown without flags."""
-CACHE_SECONDS = 7 * 24 * 3600.0
-PLACE_ORDER = ("models", "notebook", "trainer", "other")
-"""In the order of the page: what is run comes first."""
-
-
-@dataclass(frozen=True)
-class ReviewRow:
-    """A line of the difference, and what is to be said about it."""
-
-    line: Line
-    flags: Sequence[Flag]
-
-
-@dataclass(frozen=True)
-class ReviewPart:
-    """A stretch of lines that belong together."""
-
-    heading: str
-    rows: Sequence[ReviewRow]
+ERROR_CACHE_SECONDS = 60
+MAX_LINES = 600  # of all files of a public diff
+MAX_FILES = 30
+MAX_REVIEWED_FILES = 60  # further files of a larger change are shown without flags
 
 
 @dataclass(frozen=True)
 class FileReview:
-    """One changed file."""
+    """One changed file. `problem`: why a notebook's cells cannot be shown."""
 
     file: FileDiff
     flags: Sequence[Flag] = ()
     cells: Sequence[Cell] = ()
     problem: str = ""
-    """Why a notebook cannot be shown cell by cell."""
 
     @property
-    def parts(self) -> list[ReviewPart]:
-        at: dict[int, list[Flag]] = {}
+    def parts(self) -> list[dict[str, Any]]:
+        """Return the hunks as rows of a line and its flags."""
+        flags_by_line: dict[int, list[Flag]] = {}
         for flag in self.flags:
-            at.setdefault(flag.line, []).append(flag)
+            flags_by_line.setdefault(flag.line, []).append(flag)
         return [
-            ReviewPart(
-                hunk.heading,
-                [ReviewRow(line, at.get(line.new or -1, ()) if line.sign == "+" else ()) for line in hunk.lines],
-            )
+            {
+                "heading": hunk.heading,
+                "rows": [
+                    {"line": line, "flags": flags_by_line.get(line.new or -1, []) if line.kind == "added" else []}
+                    for line in hunk.lines
+                ],
+            }
             for hunk in self.file.hunks
         ]
 
     @property
-    def whole(self) -> list[Flag]:
-        """Return the flags that are about no line in particular."""
+    def file_flags(self) -> list[Flag]:
         return [flag for flag in self.flags if not flag.line]
 
     @property
@@ -73,21 +62,20 @@ class FileReview:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is unfolded at first: what will be run."""
+        """Whether the page shows it expanded: it will run."""
         return self.file.place in ("models", "notebook")
 
 
 @dataclass(frozen=True)
 class Review:
-    """What an entry's commit changes."""
+    """What an entry's commit changes. `problem`: why the diff is missing or incomplete."""
 
     files: Sequence[FileReview] = ()
     problem: str = ""
-    """Why nothing, or not all, can be shown."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return how often each kind of flag was raised, worst kind first, in the words of the page."""
+        """Return the number of flags by label, worst kind first."""
         found = Counter(flag.kind for file in self.files for flag in file.all_flags)
         return {label: found[kind] for kind, label in flags.KINDS.items() if found[kind]}
 
@@ -101,35 +89,22 @@ class Review:
 
     @property
     def outside(self) -> int:
-        """Return how many files are not among what is run."""
         return sum(not file.is_open for file in self.files)
 
 
-@dataclass(frozen=True)
-class ReviewSummary:
-    """As much of a review as a line of the queue shows."""
-
-    files: int
-    added: int
-    removed: int
-    counts: dict[str, int]
-    problem: str
-
-
 def review_entry(entry: Entry) -> Review:
-    """Return what the entry's commit changes, read from our own mirror."""
     if not entry.base_sha:
-        return Review(problem="It has no history in common with main, so there is no difference to show.")
+        return Review(problem=diffs.NO_BASE)
     try:
         source = repositories.open_mirror(entry.repository)
-        text = source.diff(entry.sha, entry.base_sha)
+        text = source.read_diff(entry.sha, entry.base_sha)
     except RepositoryError as error:
-        return Review(problem=f"The difference cannot be shown: {error}")
-    files = sorted(diffs.parse_diff(text), key=lambda file: (PLACE_ORDER.index(file.place), file.path))
-    looked = [review_file(source, entry, file) for file in files[:READ_FILES]]
-    is_cut = len(text) >= repositories.DIFF_LENGTH or len(files) > READ_FILES
-    problem = "It changes more than is shown here: read the rest where it was made." if is_cut else ""
-    return Review([*looked, *(FileReview(file) for file in files[READ_FILES:])], problem)
+        return Review(problem=f"The diff cannot be shown: {error}")
+    files = diffs.parse_diff(text)
+    reviews = [review_file(source, entry, file) for file in files[:MAX_REVIEWED_FILES]]
+    is_truncated = len(text) >= repositories.DIFF_LENGTH or len(files) > MAX_REVIEWED_FILES
+    problem = "The diff is too long to show completely. Read the rest in its repository." if is_truncated else ""
+    return Review([*reviews, *(FileReview(file) for file in files[MAX_REVIEWED_FILES:])], problem)
 
 
 def review_file(source: Mirror, entry: Entry, file: FileDiff) -> FileReview:
@@ -137,31 +112,80 @@ def review_file(source: Mirror, entry: Entry, file: FileDiff) -> FileReview:
         return FileReview(file)
     if file.path.endswith(".ipynb"):
         try:
-            return FileReview(file, cells=notebook_cells.parse_cells(source.source(entry.sha, file.path)))
+            return FileReview(file, cells=notebook_cells.parse_cells(source.read_file(entry.sha, file.path)))
         except NotebookError as error:
             return FileReview(file, problem=str(error))
     if not file.path.endswith(".py"):
         return FileReview(file, flag_hidden(file))
-    after, before = (source.source(sha, file.path).decode(errors="replace") for sha in (entry.sha, entry.base_sha))
+    after, before = (source.read_file(sha, file.path).decode(errors="replace") for sha in (entry.sha, entry.base_sha))
     return FileReview(file, flags.find_flags(file.path, after, before, file.added_lines()))
 
 
 def flag_hidden(file: FileDiff) -> list[Flag]:
-    """Return the flags of text that is no Python: what cannot be seen in it."""
+    """Return the flags of a text that is not Python: its invisible characters."""
     return [
-        Flag(file.path, line.new or 0, "hidden", "characters that are not seen")
+        Flag(file.path, line.new or 0, "hidden", "invisible characters")
         for line in file.lines()
         if line.kind == "added" and diffs.has_hidden_characters(line.text)
     ]
 
 
-def get_review_summary(entry: Entry) -> ReviewSummary:
-    """Return the review in brief. A commit never changes, so it is worked out once in a while only."""
-    key = f"vetting:{entry.pk}:{entry.sha}:{entry.base_sha}"
-    kept: ReviewSummary | None = cache.get(key)
-    if kept is None:
-        whole = review_entry(entry)
-        kept = ReviewSummary(len(whole.files), whole.added, whole.removed, whole.counts, whole.problem)
-        if not whole.problem:
-            cache.set(key, kept, CACHE_SECONDS)
-    return kept
+def get_review_summary(entry: Entry) -> dict[str, Any]:
+    """Return the numbers of a review, for one line of the queue. Cached, since a commit never changes."""
+    key = f"review:{entry.pk}:{entry.sha}:{entry.base_sha}"
+    summary: dict[str, Any] | None = cache.get(key)
+    if summary is None:
+        review = review_entry(entry)
+        summary = {name: getattr(review, name) for name in ("added", "removed", "counts", "problem")}
+        summary["files"] = len(review.files)
+        if not review.problem:
+            cache.set(key, summary, diffs.CACHE_SECONDS)
+    return summary
+
+
+# --- the public diff --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Changes:
+    """`files` may be truncated; the numbers are those of the whole diff. `problem`: why there is no diff."""
+
+    files: Sequence[FileDiff] = ()
+    count: int = 0
+    added: int = 0
+    removed: int = 0
+    omitted: int = 0  # changed lines that are not shown
+    problem: str = ""
+
+
+def get_changes(entry: Entry) -> Changes:
+    if not entry.base_sha:
+        return Changes(problem=diffs.NO_BASE)
+    key = f"changes:{entry.pk}:{entry.sha}:{entry.base_sha}"
+    changes: Changes | None = cache.get(key)
+    if changes is None:
+        try:
+            text = repositories.open_mirror(entry.repository).read_diff(entry.sha, entry.base_sha)
+            changes = truncate_files(diffs.parse_diff(text))
+        except RepositoryError:
+            changes = Changes(problem="This site has no copy of the commit, so its diff is not shown here.")
+        cache.set(key, changes, ERROR_CACHE_SECONDS if changes.problem else diffs.CACHE_SECONDS)
+    return changes
+
+
+def truncate_files(files: Sequence[FileDiff]) -> Changes:
+    room, shown = MAX_LINES, []
+    for file in files[:MAX_FILES]:
+        hunks = []
+        for hunk in file.hunks:
+            if room > 0:
+                hunks.append(Hunk(hunk.heading, hunk.lines[:room]))
+            room -= len(hunk.lines)
+        shown.append(replace(file, hunks=hunks))
+    return Changes(
+        files=shown,
+        count=len(files),
+        added=(added := sum(file.added for file in files)),
+        removed=(removed := sum(file.removed for file in files)),
+        omitted=added + removed - sum(file.added + file.removed for file in shown),
+    )

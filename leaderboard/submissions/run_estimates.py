@@ -1,6 +1,6 @@
-"""What an entry's run is going to be, before it begins: how large, how much it reads, and about when it is over.
+"""Estimates of an entry's run before it starts: its size, its tokens, and when it ends.
 
-The size is what the smoke run counted; the pace and the waiting are those of the track's and the pool's recent past.
+The size comes from the smoke run, the speed from recent runs of the track, the start from the queue.
 """
 
 from __future__ import annotations
@@ -15,67 +15,61 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.formatting import compact, duration, power
-from leaderboard.job_handlers import smoke_tests
 from leaderboard.models import Entry, Run, Track
+from leaderboard.submissions import smoke_tests
 from scheduler import matching
 from scheduler.estimates import QueueEstimates, format_time
 from scheduler.models import Job
 from trainer.accounting.budget import Budget
 
-RECENT_RUNS = 20
-"""Past runs that say how fast a track's machines are."""
-DEFAULT_UTILIZATION = 0.4
-"""Of the machines' peak, where no run has told yet: what nanochat's and our own larger runs come to."""
+RECENT_RUNS = 20  # to measure the speed of a track's machines
+DEFAULT_UTILIZATION = 0.4  # of the machines' peak FLOP/s, before any run: as in nanochat and this project's larger runs
 
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """None: nobody can say."""
+    """`tokens` are those of the budget; `seconds` is the time of training; `waits` says what for. None: unknown."""
 
     parameters: float
     parameters_embedding: float | None
     flops_per_token: float | None
     tokens: float | None
-    """That its budget pays for."""
     seconds: float
-    """That it works."""
     begins_at: datetime | None
     ends_at: datetime | None
     waits: str
-    """For what, in a sentence."""
 
     @property
     def parameters_rest(self) -> float | None:
         return None if self.parameters_embedding is None else self.parameters - self.parameters_embedding
 
-    def sentence(self, now: datetime) -> str:
-        """Return all of it for a comment, where there is no page to look at."""
-        said = f"{compact(self.parameters)} parameters"
+    def describe(self, now: datetime) -> str:
+        text = f"{compact(self.parameters)} parameters"
         if self.parameters_embedding:
-            said += f" ({compact(self.parameters_embedding)} of them embeddings)"
+            text += f" ({compact(self.parameters_embedding)} of them embeddings)"
         if self.flops_per_token:
-            said += f", {power(self.flops_per_token, 3)} FLOPs a token"
+            text += f", {power(self.flops_per_token, 3)} FLOPs a token"
         if self.tokens:
-            said += f", about {compact(self.tokens)} tokens in the budget"
-        said += f"; takes about {duration(self.seconds)}"
-        return said + (f", done about {format_time(self.ends_at, now)} if it is queued now." if self.ends_at else ".")
+            text += f", about {compact(self.tokens)} tokens in the budget"
+        text += f"; takes about {duration(self.seconds)}"
+        return text + (f", done about {format_time(self.ends_at, now)} if it is queued now." if self.ends_at else ".")
 
     def to_dict(self) -> dict[str, Any]:
-        moments = {name: at.isoformat() if (at := getattr(self, name)) else None for name in ("begins_at", "ends_at")}
-        return {**asdict(self), **moments}
+        times = {name: at.isoformat() if (at := getattr(self, name)) else None for name in ("begins_at", "ends_at")}
+        return {**asdict(self), **times}
 
 
 def estimate_run(entry: Entry, queue_estimates: QueueEstimates | None = None) -> RunEstimate | None:
-    """Return it for the entry's whole run; None before a smoke run has counted its size.
+    """Estimate the entry's run with the track's full budget; None before a smoke run has measured its size.
 
-    `entry` should have its `track__season`. Without `queue_estimates` it looks at the queue itself.
+    `entry` should have its `track__season`.
     """
     parameters = entry.smoke.get("parameters")
     if not isinstance(parameters, int | float):
         return None
     queue_estimates = queue_estimates or QueueEstimates(timezone.now())
-    job = get_whole_job(entry)
-    prospect = queue_estimates.get_estimate(job) if job.pk else queue_estimates.estimate_if_queued(job)
+    job = get_full_budget_job(entry)
+    start = queue_estimates.get_estimate(job) if job.pk else queue_estimates.estimate_if_queued(job)
     flops = get_number(entry, "flops_per_token")
     return RunEstimate(
         parameters=parameters,
@@ -83,17 +77,17 @@ def estimate_run(entry: Entry, queue_estimates: QueueEstimates | None = None) ->
         flops_per_token=flops,
         tokens=count_budget_tokens(entry.track, flops, get_number(entry, "tokens_per_step")),
         seconds=queue_estimates.durations.get_duration(job).total_seconds(),
-        begins_at=prospect.begins_at,
-        ends_at=prospect.ends_at,
-        waits=prospect.reason,
+        begins_at=start.begins_at,
+        ends_at=start.ends_at,
+        waits=start.reason,
     )
 
 
 def is_before_start(entry: Entry) -> bool:
-    """Whether its run has not begun, so that an estimate says something."""
+    """Whether the entry's run has not started, so that an estimate is useful."""
     is_open = entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED)
-    ahead = (Run.State.WAITING, Run.State.QUEUED)
-    return is_open and bool(entry.smoke) and not entry.runs.exclude(state__in=ahead).exists()
+    started = entry.runs.exclude(state__in=[Run.State.WAITING, Run.State.QUEUED])
+    return is_open and bool(entry.smoke) and not started.exists()
 
 
 def get_number(entry: Entry, name: str) -> float | None:
@@ -101,30 +95,27 @@ def get_number(entry: Entry, name: str) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def get_whole_job(entry: Entry) -> Job:
-    """Return the job of its whole run: the one in the queue, or else one as it would be, without a row."""
-    whole = entry.runs.filter(budget=entry.track.budget, job__isnull=False).select_related("job").first()
-    if whole is not None and whole.job is not None:
-        return whole.job
+def get_full_budget_job(entry: Entry) -> Job:
     track = entry.track
+    run = entry.runs.filter(budget=track.budget, job__isnull=False).select_related("job").first()
+    if run is not None and run.job is not None:
+        return run.job
     run = Run(entry=entry, track=track, season=track.season, budget=track.budget, seed=0)
-    fields = runs.build_train_job(run, None)
-    return Job(**fields, queued_at=timezone.now())
+    return Job(**runs.build_train_job(run, None), queued_at=timezone.now())
 
 
 def count_budget_tokens(track: Track, flops: float | None, step: float | None) -> float | None:
-    """Return how many tokens the track's budget pays for."""
     budget = Budget.parse(track.budget)
     if budget.kind == "tokens":
         return budget.amount
     if budget.kind == "steps":
         return budget.amount * step if step else None
-    whole = budget.amount if budget.kind == "flops" else budget.amount * (get_track_flops(track) or 0)
-    return whole / flops if whole and flops else None
+    total = budget.amount if budget.kind == "flops" else budget.amount * (get_track_flops(track) or 0)
+    return total / flops if total and flops else None
 
 
 def get_track_flops(track: Track) -> float | None:
-    """Return the FLOP/s that runs of this track came to, the last ones; a part of the machines' peak before any."""
+    """Return the median FLOP/s of recent runs of the track, or a part of the machines' peak before the first run."""
     past = Run.objects.filter(track=track, train_flops__gt=0, train_seconds__gt=0).order_by("-finished_at")
     rates = past.annotate(rate=F("train_flops") / F("train_seconds")).values_list("rate", flat=True)[:RECENT_RUNS]
     if rates:

@@ -14,11 +14,10 @@ from django.views.decorators.http import condition, require_safe
 from leaderboard.board.query import parse_axis
 from leaderboard.board.scales import AtScale, draw_scales, load_scales
 from leaderboard.charts.multiplier_charts import build_whisker, scale_of_row
-from leaderboard.job_handlers import smoke_tests
 from leaderboard.models import Entry, Run, Standing, StandingsTable
 from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings.standings_store import load_results, load_standings, refresh_standings
-from leaderboard.submissions import changes
+from leaderboard.submissions import review, smoke_tests
 from leaderboard.submissions import run_estimates as estimates
 from leaderboard.views.board import build_results_response, results_etag
 from scheduler.models import Event
@@ -52,7 +51,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "runs": runs,
         "groups": group_runs(runs, at_scales),
         "gains": draw_scales(at_scales),
-        "changes": None if found.kind == Entry.Kind.MAIN else changes.get_changes(found),
+        "changes": None if found.kind == Entry.Kind.MAIN else review.get_changes(found),
         "compare": build_comparison_link(table, found, rows),
         "axes": AXES,
         "standings": table,

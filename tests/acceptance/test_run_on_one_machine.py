@@ -39,7 +39,7 @@ def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None
         site.wait(lambda: under_way(site, 2), 120, "the train to go on")
         page = site.get("/runs/1/")
         assert page is not None
-        assert "Goes on from step" in page.text
+        assert "Resumes from step" in page.text
         assert interrupt(site) == 0
         assert site.left_over() == []
     finally:

@@ -69,7 +69,7 @@ def test_one_that_trains_is_held_with_its_checkpoint_and_goes_on_from_there(
     leases.finish_lease(lease, protocol.FinishLease(outcome="released", reason="Held by ada."))
     run.refresh_from_db()
     assert (run.state, job_of(run).state) == ("paused", Job.State.HELD)
-    assert run.reason == "Held by ada. It goes on from step 10 once it is let go on."
+    assert run.reason == "Held by ada. It resumes from step 10 when it is queued again."
     assert leases.claim_job(able) is None
     ask(client, run, "go-on")
     _, spec = take(able)

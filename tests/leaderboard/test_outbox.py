@@ -61,7 +61,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch, db: None) -> World:
     made = World()
     monkeypatch.setattr(outbox, "get_handler", lambda kind: made.handle)
-    monkeypatch.setattr("celery.app.task.Task.apply_async", lambda *arguments, **more: None)
+    monkeypatch.setattr("celery.app.base.Celery.send_task", lambda *arguments, **more: None)
     return made
 
 
@@ -198,7 +198,7 @@ def test_a_broker_that_is_down_is_waited_for_once(world: World, monkeypatch: pyt
         asked.append(arguments)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr("celery.app.task.Task.apply_async", down)
+    monkeypatch.setattr("celery.app.base.Celery.send_task", down)
     outbox.notify_worker(1)
     outbox.notify_worker(2)
     assert len(asked) == 1

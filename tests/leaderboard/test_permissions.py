@@ -158,8 +158,8 @@ def test_roles_are_given_in_the_list_of_people(client: Client, maintainer: User)
 @pytest.mark.parametrize(
     ("budget", "problem"),
     [
-        ("21steps", "at most that"),
-        ("3m", "name a part of it in the same unit"),
+        ("21steps", "the most that an entry gets"),
+        ("3m", "use a part of it, in the same unit"),
         ("soon", "impossible budget"),
     ],
 )
@@ -177,7 +177,7 @@ def test_the_whole_budget_needs_no_word(idea: Entry, maintainer: User) -> None:
     assert run.job.impact == 7
     assert [event.sentence for event in Event.objects.about(idea)][1:] == [
         f"Commit {idea.sha[:8]} approved.",
-        "Its impact is 7 now.",
+        "Its impact is now 7.",
     ]
 
 

@@ -16,7 +16,7 @@ from leaderboard.models import Effect  # noqa: E402
 
 
 def create_check(effect: Effect) -> dict[str, Any]:
-    check = client.get_client("trains/daily").check(
+    check = client.get_client("trains/daily").update_check(
         effect.payload["sha"], "train", status="queued", title="Waiting", external_id=effect.key
     )
     if os.environ.get("KILL"):

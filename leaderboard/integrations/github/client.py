@@ -1,6 +1,6 @@
-"""What the site says and asks on GitHub, about one repository: comments, checks, permissions.
+"""GitHub client for one repository: comments, checks, permissions.
 
-Every method is one idea and safe to repeat, but for `comment`, which makes another comment each time.
+All methods are idempotent except `create_comment`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from urllib.parse import quote, urlsplit
 from django.conf import settings
 from django.core.cache import caches
 
-from leaderboard.integrations.github.connection import Connection, NotFoundError
-from leaderboard.integrations.github.credentials import InstallationToken, NotConnectedError, PlainToken, get_app_token
+from leaderboard.integrations.github.connection import (
+    AppToken,
+    Connection,
+    InstallationToken,
+    NotConnectedError,
+    NotFoundError,
+    PlainToken,
+)
 from leaderboard.models import Installation
-
-__all__ = [
-    "Client",
-    "Comment",
-    "NotConnectedError",
-    "NotFoundError",
-    "connect_app",
-    "get_client",
-    "get_main_repository",
-]
 
 Permission = Literal["admin", "maintain", "write", "triage", "read", "none"]
 LEVELS: tuple[Permission, ...] = ("admin", "maintain", "write", "triage", "read", "none")
@@ -38,59 +34,56 @@ mutation($id: ID!) {
 }
 """
 LOGIN_CACHE_SECONDS = 3600
+# Commit statuses by conclusion of a check; any other is `failure`.
 COMMIT_STATES = {"success": "success", "neutral": "success", "skipped": "success", "cancelled": "error"}
-"""What a conclusion is as a commit status; any other is `failure`."""
 DESCRIPTION_LENGTH = 140
-SUMMARY_LENGTH = 65_000
-"""GitHub takes 65,535 characters."""
+SUMMARY_LENGTH = 65_000  # GitHub allows 65,535 characters
 
 
 @dataclass(frozen=True)
 class Comment:
     id: int
     node_id: str
-    """What `minimise` takes."""
     body: str
-    author: str
-    """Login."""
-    is_ours: bool
+    author: str  # login
+    is_own: bool  # whether the site wrote it
 
 
 class Client:
-    """One repository on GitHub. Raises `effects.Later` where it helps to wait, `effects.Refused` where not."""
+    """One repository on GitHub. Raises RetryLater if waiting helps, else PermanentError."""
 
     def __init__(self, repository: str, connection: Connection) -> None:
         self.repository = repository
         self.connection = connection
-        self.at = f"/repos/{repository}"
+        self.path = f"/repos/{repository}"
 
     # --- comments on an issue or a pull request -----------------------------------------------------------------------
 
-    def comment(self, number: int, body: str) -> int:
-        """Write a comment and return its id. Look through `comments` first if it may be there."""
-        return int(self.connection.send("POST", f"{self.at}/issues/{number}/comments", {"body": body})["id"])
+    def create_comment(self, number: int, body: str) -> int:
+        """Write a comment and return its id. Not idempotent: check `list_comments` first."""
+        return int(self.connection.send("POST", f"{self.path}/issues/{number}/comments", {"body": body})["id"])
 
     def edit_comment(self, comment: int, body: str) -> None:
-        """Rewrite a comment. Raises NotFoundError where somebody deleted it."""
-        self.connection.send("PATCH", f"{self.at}/issues/comments/{comment}", {"body": body})
+        """Rewrite a comment. Raises NotFoundError if it was deleted."""
+        self.connection.send("PATCH", f"{self.path}/issues/comments/{comment}", {"body": body})
 
-    def comments(self, number: int) -> Iterator[Comment]:
+    def list_comments(self, number: int) -> Iterator[Comment]:
         """Yield the comments, oldest first."""
-        ours = self.ours()
-        for row in self.connection.pages(f"{self.at}/issues/{number}/comments"):
+        login = self.get_login()
+        for row in self.connection.iterate_pages(f"{self.path}/issues/{number}/comments"):
             author = (row.get("user") or {}).get("login") or ""
-            yield Comment(row["id"], row["node_id"], row.get("body") or "", author, author == ours)
+            yield Comment(row["id"], row["node_id"], row.get("body") or "", author, author == login)
 
-    def minimise(self, node_id: str) -> None:
-        """Fold a comment as outdated. Raises NotFoundError where it is gone."""
+    def minimize_comment(self, node_id: str) -> None:
+        """Hide a comment as outdated. Raises NotFoundError if it was deleted."""
         self.connection.graphql(MINIMIZE, id=node_id)
 
-    def react(self, comment: int, content: Literal["+1", "-1", "confused", "eyes", "rocket", "hooray"]) -> None:
-        self.connection.send("POST", f"{self.at}/issues/comments/{comment}/reactions", {"content": content})
+    def add_reaction(self, comment: int, content: Literal["+1", "-1", "confused", "eyes", "rocket", "hooray"]) -> None:
+        self.connection.send("POST", f"{self.path}/issues/comments/{comment}/reactions", {"content": content})
 
     # --- checks on a commit -------------------------------------------------------------------------------------------
 
-    def check(
+    def update_check(
         self,
         sha: str,
         name: str,
@@ -103,101 +96,90 @@ class Client:
         external_id: str = "",
         known: int | None = None,
     ) -> int:
-        """Make or bring up to date the check `name` of a commit, and return its id for next time (`known`).
+        """Create or update the check `name` of a commit and return its id, to pass as `known` next time.
 
-        Without `known` the App's check of that name and `external_id` is looked for first. With a plain token, which
-        may make no checks, it is a commit status: the newest one of a name is what counts.
+        Without `known` it looks for the App's check of that name and `external_id` first. A plain token cannot create
+        checks, so it creates a commit status instead; the newest one of a name counts.
         """
         assert (status == "completed") == (conclusion is not None)
         if not self.connection.credentials.is_app:
-            return self.commit_status(
-                sha, name, COMMIT_STATES.get(conclusion or "", "failure") if conclusion else "pending", title, url
-            )
-        body: dict[str, Any] = {"name": name, "status": status, "external_id": external_id}
-        body["output"] = {"title": title[:255], "summary": (summary or title)[:SUMMARY_LENGTH]}
+            state = COMMIT_STATES.get(conclusion, "failure") if conclusion else "pending"
+            return self.create_commit_status(sha, name, state, title, url)
+        output = {"title": title[:255], "summary": (summary or title)[:SUMMARY_LENGTH]}
+        body = {"name": name, "status": status, "external_id": external_id, "output": output}
         body |= {"conclusion": conclusion} if conclusion else {}
         body |= {"details_url": url} if url else {}
-        known = known or self.find_check(sha, name, external_id)
-        if known:
-            return int(self.connection.send("PATCH", f"{self.at}/check-runs/{known}", body)["id"])
-        return int(self.connection.send("POST", f"{self.at}/check-runs", {**body, "head_sha": sha})["id"])
+        if known := known or self.find_check(sha, name, external_id):
+            return int(self.connection.send("PATCH", f"{self.path}/check-runs/{known}", body)["id"])
+        return int(self.connection.send("POST", f"{self.path}/check-runs", {**body, "head_sha": sha})["id"])
 
     def find_check(self, sha: str, name: str, external_id: str = "") -> int | None:
-        """Return the id of the App's own check of that name, the newest one."""
-        address = f"{self.at}/commits/{sha}/check-runs"
-        asked = {"check_name": name, "filter": "all"} | (
-            {"app_id": settings.GITHUB_APP_ID} if settings.GITHUB_APP_ID.isdecimal() else {}
-        )
-        rows = self.connection.pages(address, "check_runs", **asked)
+        path = f"{self.path}/commits/{sha}/check-runs"
+        query = {"check_name": name, "filter": "all"}
+        if settings.GITHUB_APP_ID.isdecimal():
+            query["app_id"] = settings.GITHUB_APP_ID
+        rows = self.connection.iterate_pages(path, "check_runs", **query)
         return max((row["id"] for row in rows if (row.get("external_id") or "") == external_id), default=None)
 
-    def commit_status(self, sha: str, name: str, state: str, description: str, url: str = "") -> int:
+    def create_commit_status(self, sha: str, name: str, state: str, description: str, url: str = "") -> int:
         body = {"state": state, "context": name, "description": description[:DESCRIPTION_LENGTH]}
         body |= {"target_url": url} if url else {}
-        return int(self.connection.send("POST", f"{self.at}/statuses/{sha}", body)["id"])
+        return int(self.connection.send("POST", f"{self.path}/statuses/{sha}", body)["id"])
 
     # --- people and pull requests -------------------------------------------------------------------------------------
 
-    def permission(self, login: str) -> Permission:
-        """Return what somebody may do in the repository."""
+    def get_permission(self, login: str) -> Permission:
         try:
-            answer = self.connection.get(f"{self.at}/collaborators/{quote(login, safe='')}/permission")
+            answer = self.connection.get(f"{self.path}/collaborators/{quote(login, safe='')}/permission")
         except NotFoundError:
             return "none"
-        # `permission` knows neither maintain nor triage; a role that an organisation made has a name of its own.
-        for said in (answer.get("role_name"), answer.get("permission")):
-            if said in LEVELS:
-                return cast(Permission, said)
+        # `permission` has neither maintain nor triage; custom roles of organizations have other names.
+        for level in (answer.get("role_name"), answer.get("permission")):
+            if level in LEVELS:
+                return cast(Permission, level)
         return "none"
 
-    def pull(self, number: int) -> dict[str, Any]:
-        """Return the pull request as GitHub shows it now."""
-        return self.connection.get(f"{self.at}/pulls/{number}")  # type: ignore[no-any-return]
+    def get_pull_request(self, number: int) -> dict[str, Any]:
+        return self.connection.get(f"{self.path}/pulls/{number}")  # type: ignore[no-any-return]
 
-    def files(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the pull request's files: filename, status, additions, deletions, patch. GitHub stops at 3000."""
-        yield from self.connection.pages(f"{self.at}/pulls/{number}/files")
-
-    def ours(self) -> str:
+    def get_login(self) -> str:
         """Return the login under which the site writes."""
-        name = f"ours-{self.connection.credentials.identity}"
+        name = f"login-{self.connection.credentials.identity}"
         login: str | None = caches["github"].get(name)
         if login is None:
-            login = (
-                f"{connect_app().get('/app')['slug']}[bot]"
-                if self.connection.credentials.is_app
-                else self.connection.get("/user")["login"]
-            )
+            is_app = self.connection.credentials.is_app
+            login = f"{connect_app().get('/app')['slug']}[bot]" if is_app else self.connection.get("/user")["login"]
             caches["github"].set(name, login, LOGIN_CACHE_SECONDS)
         return login
 
 
 def get_client(repository: str) -> Client:
-    """Return a client for `owner/name`. Raises NotConnectedError, with a sentence, where the site has no access."""
-    if get_app_token() is not None:
-        return Client(repository, Connection(InstallationToken(connect_app(), get_installation(repository).number)))
+    """Return a client for `owner/name`. Raises NotConnectedError if the site has no access."""
+    if has_app():
+        return Client(repository, Connection(InstallationToken(get_installation(repository).number)))
     if settings.GITHUB_TOKEN:
-        return Client(repository, Connection(PlainToken(settings.GITHUB_TOKEN)))
+        return Client(repository, Connection(PlainToken()))
     raise NotConnectedError("The site is not connected to GitHub: run manage.py connect_github.")
 
 
+def has_app() -> bool:
+    return bool(settings.GITHUB_APP_ID and settings.GITHUB_PRIVATE_KEY)
+
+
 def connect_app() -> Connection:
-    """Return a connection in the App's own name."""
-    token = get_app_token()
-    if token is None:
+    if not has_app():
         raise NotConnectedError("The site has no GitHub App: set GITHUB_APP_ID and GITHUB_PRIVATE_KEY.")
-    return Connection(token)
+    return Connection(AppToken())
 
 
 def get_installation(repository: str) -> Installation:
-    """Return the installation for a repository's owner, asking GitHub where it is not known."""
+    """Return the installation of a repository's owner, from GitHub if it is not stored."""
     owner = repository.partition("/")[0]
-    found = Installation.objects.filter(account__iexact=owner).order_by("suspended", "-number").first()
-    if found is None:
-        found = fetch_installation(repository)
-    if found.suspended:
+    installation = Installation.objects.filter(account__iexact=owner).order_by("suspended", "-number").first()
+    installation = installation or fetch_installation(repository)
+    if installation.suspended:
         raise NotConnectedError(f"The GitHub App is suspended or was removed for {owner}.")
-    return found
+    return installation
 
 
 def fetch_installation(repository: str) -> Installation:
@@ -205,15 +187,12 @@ def fetch_installation(repository: str) -> Installation:
         answer = connect_app().get(f"/repos/{repository}/installation")
     except NotFoundError as error:
         raise NotConnectedError(f"The GitHub App is not installed for {repository}.") from error
-    found, _ = Installation.objects.update_or_create(
-        number=answer["id"],
-        defaults={"account": answer["account"]["login"], "suspended": bool(answer.get("suspended_at"))},
-    )
-    return found
+    fields = {"account": answer["account"]["login"], "suspended": bool(answer.get("suspended_at"))}
+    return Installation.objects.update_or_create(number=answer["id"], defaults=fields)[0]
 
 
 def get_main_repository() -> str:
-    """Return `owner/name` of the repository whose pull requests are entries; empty where it is not on GitHub."""
+    """Return `owner/name` of the repository whose pull requests become entries; empty if it is not on GitHub."""
     if settings.GITHUB_REPOSITORY:
         return settings.GITHUB_REPOSITORY
     address = settings.MAIN_REPOSITORY.replace("git@github.com:", "https://github.com/")

@@ -1,15 +1,16 @@
-"""What can be said in a comment of a pull request, read: one command a line, each beginning with a slash."""
+"""Parse slash commands in comments of pull requests, one a line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from leaderboard.models.seasons import MOST_SEEDS
 
-MAX_COMMANDS = 5
-"""Commands of one comment that are obeyed."""
+NAMES = ("/train", "/cancel", "/rerun", "/priority", "/approve", "/help")
+MAX_COMMANDS = 5  # of one comment
 MAX_LINE_LENGTH = 200
 MAX_HOURS = 24 * 31
 MAX_IMPACT = 1000
@@ -17,26 +18,19 @@ MAX_IMPACT = 1000
 
 @dataclass(frozen=True)
 class Command:
-    """One command, understood."""
-
-    does: str
-    """One of `leaderboard.integrations.github.slash_commands.HANDLERS`."""
+    action: str  # key of `slash_commands.HANDLERS`
     word: str = ""
     number: float = 0.0
-    line: str = ""
-    """As it was written."""
+    line: str = ""  # as written
 
 
 @dataclass(frozen=True)
 class InvalidCommand:
-    """One that is ours and cannot be obeyed; `why` ends in a full stop."""
-
     line: str
     why: str
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     how: str
     does: str
     who: str
@@ -57,17 +51,17 @@ USAGES = (
 
 
 class CommandError(ValueError):
-    """What follows the command is not what it takes."""
+    """The command's arguments are invalid."""
 
 
 def parse_comment(text: str) -> list[Command | InvalidCommand]:
-    """Return what a comment asks, in its order. Quotations and code ask nothing, nor do other programs' commands."""
-    found = [one for line in extract_own_lines(text) if (one := parse_line(line))]
-    return found[:MAX_COMMANDS]
+    """Return the commands of a comment in order, except those in quotations and code."""
+    commands = (parse_line(line) for line in extract_unquoted_lines(text))
+    return [command for command in commands if command is not None][:MAX_COMMANDS]
 
 
-def extract_own_lines(text: str) -> list[str]:
-    """Return the lines that their writer says himself: what he quotes, and code, is somebody else's."""
+def extract_unquoted_lines(text: str) -> list[str]:
+    """Return the lines outside of quotations, code and HTML comments."""
     lines, fence = list[str](), ""
     for line in re.sub(r"<!--.*?(-->|\Z)", "", text, flags=re.DOTALL).splitlines():
         if mark := re.match(r"\s{0,3}(`{3,}|~{3,})", line):
@@ -78,35 +72,41 @@ def extract_own_lines(text: str) -> list[str]:
 
 
 def parse_line(line: str) -> Command | InvalidCommand | None:
-    """Return what a line asks; None where it is no command of ours."""
-    name, *words = line.strip().split() or [""]
-    command = PARSERS.get(name.lower())
-    if command is None:
+    name, *words = line.split() or [""]
+    if name.lower() not in NAMES:
         return None
     line = " ".join([name.lower(), *words])[:MAX_LINE_LENGTH]
     try:
-        said = command(words)
+        return replace(parse_words(line.lower().split()), line=line)
     except CommandError as error:
         return InvalidCommand(line, str(error))
-    return Command(said.does, said.word, said.number, line)
 
 
-# --- each ------------------------------------------------------------------------------------------------------------
-
-
-def parse_train(words: Sequence[str]) -> Command:
-    match [word.lower() for word in words]:
-        case ["smoke"]:
+def parse_words(words: Sequence[str]) -> Command:
+    match words:
+        case ["/train", "smoke"]:
             return Command("smoke")
-        case ["seeds", count]:
+        case ["/train", "seeds", count]:
             return Command("seeds", number=parse_integer(count, 1, MOST_SEEDS, "The number of seeds"))
-        case ["seeds"]:
+        case ["/train", "seeds"]:
             raise CommandError("Say how many seeds: `/train seeds 2`.")
-        case [hours] if re.fullmatch(r"\d+(\.\d+)?h", hours):
+        case ["/train", hours] if re.fullmatch(r"\d+(\.\d+)?h", hours):
             return Command("hours", number=parse_hours(hours))
-        case [track] if re.fullmatch(r"[\w-]{1,50}", track):
+        case ["/train", track] if re.fullmatch(r"[\w-]{1,50}", track):
             return Command("track", track)
-    raise CommandError("It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`.")
+        case ["/train", *_]:
+            raise CommandError("It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`.")
+        case ["/priority", impact]:
+            return Command("priority", number=parse_integer(impact, -MAX_IMPACT, MAX_IMPACT, "The impact"))
+        case ["/priority", *_]:
+            raise CommandError("It takes one number: `/priority 5`.")
+        case ["/approve", sha] if re.fullmatch(r"[0-9a-f]{7,40}", sha.strip("`")):
+            return Command("approve", sha.strip("`"))
+        case ["/approve", _, *_]:
+            raise CommandError("It takes nothing, or the commit: 7 to 40 hexadecimal digits.")
+        case [name]:
+            return Command(name.removeprefix("/"))
+    raise CommandError("It takes no arguments.")
 
 
 def parse_hours(text: str) -> float:
@@ -120,39 +120,3 @@ def parse_integer(text: str, least: int, most: int, what: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise CommandError(f"{what} is a whole number from {least} to {most}.")
     return int(text)
-
-
-def parse_priority(words: Sequence[str]) -> Command:
-    if len(words) != 1:
-        raise CommandError("It takes one number: `/priority 5`.")
-    return Command("priority", number=parse_integer(words[0], -MAX_IMPACT, MAX_IMPACT, "The impact"))
-
-
-def parse_approve(words: Sequence[str]) -> Command:
-    match [word.lower().strip("`") for word in words]:
-        case []:
-            return Command("approve")
-        case [sha] if re.fullmatch(r"[0-9a-f]{7,40}", sha):
-            return Command("approve", sha)
-    raise CommandError("It takes nothing, or the commit: 7 to 40 hexadecimal digits.")
-
-
-def build_bare_parser(does: str) -> Callable[[Sequence[str]], Command]:
-    """Return what reads a command that takes nothing."""
-
-    def read_alone(words: Sequence[str]) -> Command:
-        if words:
-            raise CommandError("It stands alone on its line.")
-        return Command(does)
-
-    return read_alone
-
-
-PARSERS: dict[str, Callable[[Sequence[str]], Command]] = {
-    "/train": parse_train,
-    "/cancel": build_bare_parser("cancel"),
-    "/rerun": build_bare_parser("rerun"),
-    "/priority": parse_priority,
-    "/approve": parse_approve,
-    "/help": build_bare_parser("help"),
-}

@@ -1,8 +1,4 @@
-"""What the nightly train says about a commit of `main`, on GitHub: on the way, arrived, or broken and why.
-
-A check run, or a commit status where the site has a plain token only. What it says is read off the rows when it is
-said.
-"""
+"""The check of the nightly run on a commit of `main`; a commit status if the site has only a plain token."""
 
 from __future__ import annotations
 
@@ -23,13 +19,12 @@ NOT_STARTED_STATES = (Run.State.WAITING, Run.State.QUEUED)
 
 
 def enqueue_status(sha: str) -> None:
-    """Bring what GitHub says about this commit up to date. Bring a transaction."""
+    """Update the commit's check. Requires a transaction."""
     if sha and client.get_main_repository():
         outbox.enqueue(KIND, f"{KIND}:{sha}", {"sha": sha})
 
 
-def handle_events(events: Sequence[Event]) -> None:
-    """Something happened to nightly runs (a listener of `announcing`)."""
+def update_nightly_checks(events: Sequence[Event]) -> None:
     changed = {event.target_id for event in events if event.target_kind == "run"}
     nightly = Run.objects.filter(pk__in=changed, purpose=Run.Purpose.NIGHTLY)
     for sha in sorted(set(nightly.values_list("entry__sha", flat=True))):
@@ -37,24 +32,25 @@ def handle_events(events: Sequence[Event]) -> None:
 
 
 def update_status(effect: Effect) -> Mapping[str, Any]:
-    """Handler of `KIND`."""
+    """Handle `github.commit`."""
     sha = effect.payload["sha"]
-    about = describe_commit(sha)
-    if about is None:
+    check = describe_commit(sha)
+    if check is None:
         return dict(effect.result)
     github = client.get_client(client.get_main_repository())
-    return {"check": github.check(sha, NAME, known=effect.result.get("check"), **about)}
+    return {"check": github.update_check(sha, NAME, known=effect.result.get("check"), **check)}
 
 
 def describe_commit(sha: str) -> dict[str, Any] | None:
-    """Return what there is to say, as `Client.check` takes it; None where the train has nothing to do with it."""
+    """Return the arguments of `Client.update_check`; None if the commit has no nightly run."""
     night = Night.objects.filter(sha=sha).select_related("track").order_by("-date", "-pk").first()
     run = Run.objects.filter(entry__sha=sha, purpose=Run.Purpose.NIGHTLY).order_by("-pk").first()
     if run is not None:
         return {**describe_run(run), "url": settings.SITE_URL + run.get_absolute_url()}
     if night is not None and night.problem:
-        said = {"status": "completed", "conclusion": "failure", "title": f"It cannot be trained: {night.problem}"}
-        return {**said, "url": settings.SITE_URL + reverse("calendar")}
+        title = f"It cannot be trained: {night.problem}"
+        url = settings.SITE_URL + reverse("calendar")
+        return {"status": "completed", "conclusion": "failure", "title": title, "url": url}
     return None
 
 
@@ -64,9 +60,10 @@ def describe_run(run: Run) -> dict[str, Any]:
     if run.state == Run.State.FINISHED:
         return {"status": "completed", "conclusion": "success", "title": f"{run.bits_per_byte:.4f} bits per byte"}
     if run.state == Run.State.FAILED:
-        ours = run.cause != "model"
-        title = f"The train broke down, not main: {run.reason}" if ours else f"main is broken: {run.reason}"
-        return {"status": "completed", "conclusion": "neutral" if ours else "failure", "title": title}
+        if run.cause == "model":
+            return {"status": "completed", "conclusion": "failure", "title": f"main is broken: {run.reason}"}
+        title = f"The infrastructure failed, not main: {run.reason}"
+        return {"status": "completed", "conclusion": "neutral", "title": title}
     if run.state == Run.State.CANCELLED:
         return {"status": "completed", "conclusion": "cancelled", "title": f"Cancelled: {run.reason}"}
     scoring = run.state == Run.State.SCORING

@@ -1,7 +1,7 @@
-"""GitHub's REST and GraphQL interfaces over HTTP: tokens, pages, ETags, limits, and a sentence for each refusal.
+"""GitHub's REST and GraphQL APIs over HTTP: credentials, pages, ETags, rate limits and error messages.
 
 Why httpx and no client library: githubkit 0.16.1 does not import with hishel 2.0, the newest that it allows, and brings
-56 MB of schemas for the dozen calls that we make; PyGithub sleeps in the call where an effect is to be put off.
+56 MB of schemas for a dozen calls; PyGithub sleeps at rate limits, where an outbox message has to be postponed.
 """
 
 from __future__ import annotations
@@ -10,131 +10,204 @@ import functools
 import hashlib
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
+import jwt
 from django.conf import settings
 from django.core.cache import caches
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
-from leaderboard.integrations.github.credentials import Credentials
 from leaderboard.outbox import PermanentError, RetryLater
 
 API_VERSION = "2022-11-28"
+HEADERS = {
+    "Accept": "application/vnd.github+json",
+    "X-GitHub-Api-Version": API_VERSION,
+    "User-Agent": "dailytrain",
+}
 TIMEOUT = httpx.Timeout(20.0, connect=5.0)
 OUTAGE_WAIT = timedelta(seconds=10)
-SECONDARY_WAIT = timedelta(minutes=1)
-"""What GitHub asks for when it names no time of its own."""
-MAX_WAIT = timedelta(hours=1)
-"""Primary limits begin anew each hour; a clock that is wrong must not put us off for longer."""
+SECONDARY_WAIT = timedelta(minutes=1)  # GitHub's documented default without a Retry-After
+MAX_WAIT = timedelta(hours=1)  # primary limits reset each hour; a wrong clock must not postpone calls for longer
 CACHE_SECONDS = 3600
 MAX_CACHED_BYTES = 200_000
+JWT_LIFE = timedelta(minutes=9)  # GitHub allows ten minutes by its own clock
+CLOCK_DRIFT = timedelta(minutes=1)
+TOKEN_MARGIN = timedelta(minutes=5)  # an installation's token is valid for an hour
 
 
 class NotFoundError(PermanentError):
-    """GitHub does not have it, or does not show it to us."""
+    """GitHub does not have it, or denies access to it."""
+
+
+class NotConnectedError(PermanentError):
+    """The site has no access to this repository on GitHub."""
+
+
+# --- credentials ------------------------------------------------------------------------------------------------------
+
+
+class Credentials(httpx.Auth):
+    identity: str  # key of rate limits and cached responses
+    is_app = False  # whether this is an App's installation, which can create check runs
+
+    def get_token(self) -> str:
+        raise NotImplementedError
+
+    def discard_token(self) -> bool:
+        """Discard a token that GitHub rejects; return whether there will be another one."""
+        return False
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        request.headers["Authorization"] = f"Bearer {self.get_token()}"
+        response = yield request
+        if response.status_code == httpx.codes.UNAUTHORIZED and self.discard_token():
+            request.headers["Authorization"] = f"Bearer {self.get_token()}"
+            yield request
+
+
+class PlainToken(Credentials):
+    identity = "token"
+
+    def get_token(self) -> str:
+        return settings.GITHUB_TOKEN
+
+
+class AppToken(Credentials):
+    """The App itself, for calls about the App."""
+
+    def __init__(self) -> None:
+        self.identity = f"app-{settings.GITHUB_APP_ID}"
+
+    def get_token(self) -> str:
+        now = timezone.now()
+        claims = {"iat": now - CLOCK_DRIFT, "exp": now - CLOCK_DRIFT + JWT_LIFE, "iss": settings.GITHUB_APP_ID}
+        try:
+            return jwt.encode(claims, settings.GITHUB_PRIVATE_KEY, algorithm="RS256")
+        except (ValueError, TypeError, jwt.PyJWTError) as error:
+            raise NotConnectedError("GITHUB_PRIVATE_KEY is not a private key in PEM form.") from error
+
+
+class InstallationToken(Credentials):
+    """The App, installed for an account. Tokens stay in the cache of this process."""
+
+    is_app = True
+
+    def __init__(self, installation: int) -> None:
+        self.installation = installation
+        self.identity = f"installation-{installation}"
+
+    def get_token(self) -> str:
+        token: str | None = caches["github"].get(self.identity)
+        if token is None:
+            answer = Connection(AppToken()).send("POST", f"/app/installations/{self.installation}/access_tokens")
+            token = str(answer["token"])
+            expires_at = parse_datetime(answer["expires_at"])
+            assert expires_at is not None, "GitHub's times are ISO 8601"
+            life = expires_at - timezone.now() - TOKEN_MARGIN
+            caches["github"].set(self.identity, token, max(life.total_seconds(), 0))
+        return token
+
+    def discard_token(self) -> bool:
+        return caches["github"].delete(self.identity)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 class Page(NamedTuple):
     body: Any
-    next: str | None
-    """Address of the next page."""
+    next: str | None  # URL
 
 
 class Connection:
-    """What may be asked of GitHub in somebody's name. Raises Later where it helps to wait, Refused where not."""
+    """GitHub's API with given credentials. Raises RetryLater if waiting helps, else PermanentError."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
         self.base: str = settings.GITHUB_API_URL
 
     def get(self, path: str, **parameters: str | int) -> Any:
-        return self.read(self.base + path, parameters).body
+        return self.get_page(self.base + path, parameters).body
 
-    def pages(self, path: str, key: str = "", **parameters: str | int) -> Iterator[Any]:
-        """Yield the items of all pages; `key` is where a page that is an object keeps its items."""
-        answer = self.read(self.base + path, {"per_page": 100, **parameters})
+    def iterate_pages(self, path: str, key: str = "", **parameters: str | int) -> Iterator[Any]:
+        """Yield the items of all pages. `key`: the key of the items, if a page is an object."""
+        answer = self.get_page(self.base + path, {"per_page": 100, **parameters})
         while True:
             yield from answer.body[key] if key else answer.body
             if answer.next is None:
                 return
-            answer = self.read(self.own(answer.next))
+            answer = self.get_page(self.check_host(answer.next))
 
     def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return parse_json(self.ask(method, self.base + path, json=body))
+        return parse_json(self.request(method, self.base + path, json=body))
 
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
-        # An Enterprise server has REST at /api/v3 and this beside it.
+        # An Enterprise server has REST at /api/v3 and GraphQL at /api/graphql.
         address = f"{self.base.removesuffix('/v3')}/graphql"
-        answer = parse_json(self.ask("POST", address, json={"query": query, "variables": variables}))
+        answer = parse_json(self.request("POST", address, json={"query": query, "variables": variables}))
         for error in answer.get("errors") or []:
             if error.get("type") == "RATE_LIMITED":
-                raise self.pause(SECONDARY_WAIT, "GitHub asks us to wait: its GraphQL limit is used up.")
+                raise self.pause(SECONDARY_WAIT, "GitHub's GraphQL rate limit is used up.")
             kind = NotFoundError if error.get("type") == "NOT_FOUND" else PermanentError
             raise kind(f"GitHub refused: {error.get('message', 'no reason given')}")
         return answer["data"]  # type: ignore[no-any-return]
 
     # --- one request ------------------------------------------------------------------------------------------------
 
-    def read(self, address: str, parameters: Mapping[str, str | int] | None = None) -> Page:
-        """GET. What has not changed since last time costs nothing of the limit: GitHub answers 304."""
+    def get_page(self, address: str, parameters: Mapping[str, str | int] | None = None) -> Page:
+        """GET with ETags: a 304 does not count against the rate limit."""
         full = str(httpx.URL(address).copy_merge_params(parameters or {}))
         name = hashlib.sha256(f"{self.credentials.identity} {full}".encode()).hexdigest()
-        etag, kept = caches["github"].get(name, ("", None))
-        response = self.ask("GET", full, headers={"If-None-Match": etag} if etag else {})
+        etag, cached = caches["github"].get(name, ("", None))
+        response = self.request("GET", full, headers={"If-None-Match": etag} if etag else {})
         if response.status_code == httpx.codes.NOT_MODIFIED:
-            assert isinstance(kept, Page), "only an answer that was kept has an ETag"
-            return kept
+            assert isinstance(cached, Page), "only cached answers have an ETag"
+            return cached
         answer = Page(parse_json(response), response.links.get("next", {}).get("url"))
         if (etag := response.headers.get("ETag")) and len(response.content) <= MAX_CACHED_BYTES:
             caches["github"].set(name, (etag, answer), CACHE_SECONDS)
         return answer
 
-    def ask(
+    def request(
         self, method: str, address: str, *, headers: Mapping[str, str] | None = None, json: Any = None
     ) -> httpx.Response:
-        """Ask once, and once more with another token where GitHub no longer takes ours."""
-        self.heed_pause()
-        response = self.exchange(method, address, headers or {}, json)
-        if response.status_code == httpx.codes.UNAUTHORIZED and self.credentials.renew():
-            response = self.exchange(method, address, headers or {}, json)
-        self.judge(response)
+        self.check_pause()
+        response = self.send_once(method, address, headers or {}, json)
+        self.raise_for_error(response)
         return response
 
-    def exchange(self, method: str, address: str, headers: Mapping[str, str], json: Any) -> httpx.Response:
-        sent = {
-            "Authorization": self.credentials.authorization(),
-            "Accept": "application/vnd.github+json",
-            "X-GitHub-Api-Version": API_VERSION,
-            "User-Agent": "dailytrain",
-            **headers,
-        }
+    def send_once(self, method: str, address: str, headers: Mapping[str, str], json: Any) -> httpx.Response:
+        all_headers = {**HEADERS, **headers}
+        client = httpx.Client(auth=self.credentials, timeout=TIMEOUT, follow_redirects=True, verify=get_ssl_context())
         try:
-            with httpx.Client(timeout=TIMEOUT, follow_redirects=True, verify=get_ssl_context()) as client:
-                return client.request(method, address, headers=sent, json=json)
+            with client:
+                return client.request(method, address, headers=all_headers, json=json)
         except httpx.TooManyRedirects as error:
-            raise PermanentError("GitHub sends us round in circles: check GITHUB_API_URL.") from error
+            raise PermanentError("GitHub redirects in a loop: check GITHUB_API_URL.") from error
         except httpx.InvalidURL as error:
-            raise PermanentError("GITHUB_API_URL is not an address.") from error
+            raise PermanentError("GITHUB_API_URL is not a valid URL.") from error
         except httpx.TransportError as error:
             reason = f"GitHub cannot be reached: {error or type(error).__name__}"
-            self.pause(OUTAGE_WAIT, reason)  # what else is due does not wait for the same timeout, one after another
+            self.pause(OUTAGE_WAIT, reason)  # so that other calls do not run into the same timeout
             raise RetryLater(reason) from error
 
-    def judge(self, response: httpx.Response) -> None:
-        """Raise what a caller should know of an answer that is not a success."""
+    def raise_for_error(self, response: httpx.Response) -> None:
         status = response.status_code
         if response.is_success or status == httpx.codes.NOT_MODIFIED:
             return
         message = extract_message(response)
         if status in (403, 429) and (wait := get_wait_time(response, message)):
-            raise self.pause(wait, f"GitHub asks us to wait: {message}")
+            raise self.pause(wait, f"GitHub's rate limit: {message}")
         if response.is_server_error or status in (408, 409, 429):
             raise RetryLater(f"GitHub answered {status}: {message}")
         if status in (404, 410):
-            raise NotFoundError(f"GitHub does not know {urlsplit(str(response.url)).path}, or does not show it to us.")
+            raise NotFoundError(f"GitHub does not have {urlsplit(str(response.url)).path}, or denies access to it.")
         raise PermanentError(
             ERROR_MESSAGES.get(status, "GitHub answered {status}: {message}").format(status=status, message=message)
         )
@@ -142,37 +215,37 @@ class Connection:
     # --- limits -----------------------------------------------------------------------------------------------------
 
     def pause(self, wait: timedelta, reason: str) -> RetryLater:
-        """Note that nothing is asked for a while: who goes on asking under a limit is shut out."""
+        """Pause all calls for a while: clients that ignore a rate limit are banned."""
         wait = min(wait, MAX_WAIT)
         name = f"pause-{self.credentials.identity}"
         caches["github"].set(name, (time.time() + wait.total_seconds(), reason), wait.total_seconds())
         return RetryLater(reason, wait)
 
-    def heed_pause(self) -> None:
+    def check_pause(self) -> None:
         until, reason = caches["github"].get(f"pause-{self.credentials.identity}", (0.0, ""))
         if (left := until - time.time()) > 0:
             raise RetryLater(reason, timedelta(seconds=left))
 
-    def own(self, address: str) -> str:
-        """Return an address that GitHub gave, if it is GitHub's: our token goes nowhere else."""
+    def check_host(self, address: str) -> str:
+        """Return the address if it is on GitHub's host. The token must not be sent elsewhere."""
         if urlsplit(address)[:2] != urlsplit(self.base)[:2]:
             raise PermanentError("GitHub's next page is on another server: check GITHUB_API_URL.")
         return address
 
 
 ERROR_MESSAGES = {
-    401: "GitHub does not take our credentials: {message}. Run manage.py connect_github.",
-    403: "GitHub does not allow it: {message}. Run manage.py connect_github to see which permission is missing.",
-    422: "GitHub did not accept what we sent: {message}",
+    401: "GitHub rejects the site's credentials: {message}. Run manage.py connect_github.",
+    403: "GitHub denies permission: {message}. Run manage.py connect_github to see which permission is missing.",
+    422: "GitHub rejected the request: {message}",
     451: "GitHub has closed this repository for legal reasons.",
 }
 
 
 def get_wait_time(response: httpx.Response, message: str) -> timedelta | None:
-    """Return how long a limit lasts; None where the answer is not about a limit.
+    """Return how long a rate limit lasts; None if the response is not about a limit.
 
     https://docs.github.com/en/rest/using-the-rest-api/rate-limits-for-the-rest-api: `Retry-After`, else the reset of a
-    limit that is used up, else a minute. A secondary limit may come with calls left over.
+    limit that is used up, else a minute. Secondary limits can apply while calls are left.
     """
     if (seconds := response.headers.get("Retry-After", "")).isdecimal():
         return timedelta(seconds=max(int(seconds), 1))
@@ -183,7 +256,7 @@ def get_wait_time(response: httpx.Response, message: str) -> timedelta | None:
 
 
 def extract_message(response: httpx.Response) -> str:
-    """Return GitHub's message, with what it says about each field."""
+    """Return GitHub's message with its errors about fields."""
     try:
         answer = response.json()
     except ValueError:
@@ -201,7 +274,7 @@ def format_field_error(error: Any) -> str:
 
 
 def parse_json(response: httpx.Response) -> Any:
-    """Return the answer's JSON; an answer that is none comes from somebody in between."""
+    """Return the JSON of a response. Anything else comes from a proxy in between: retry later."""
     if not response.content:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a pull request asks for: a small block of fields in its description.
+"""Parser of the front matter of a pull request: a block of fields in its description.
 
     ---
     track: small
@@ -7,23 +7,22 @@
     contact: @ada
     ---
 
-It looks like YAML and is read more kindly: a colon or a quote within a sentence needs no quoting, and the lines of a
-value go on until the next field. Whatever GitHub's editor leaves (CRLF, comments of the template, a list's dashes,
-typographic quotes, a fenced block instead of the rules) is taken as it is meant.
+It looks like YAML, but its sentences may contain colons and quotes, and a value continues until the next field. What
+GitHub's editor leaves is accepted: CRLF, comments of the template, dashes of a list, typographic quotes, fenced blocks.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import dropwhile, takewhile
 from typing import Any
 
+# Names of fields and their maximum lengths in characters.
 FIELDS = {
-    # name: the most characters it may have
     "track": 50,
     "hypothesis": 2000,
     "expected_effect": 300,
@@ -36,11 +35,9 @@ REQUIRED_FIELDS = {
     "expected_effect": "say how much, for instance “3 % less compute”, “no change” or “not known”",
     "contact": "say how to reach you, for instance “@ada”",
 }
-NO_RUN = "none"
-"""A `track` that asks for no run at all."""
+NO_RUN = "none"  # the track of changes that need no run
 NO_BLOCK = "The description has no block that says what to train."
-MAX_BODY_LENGTH = 60_000
-"""Characters of a description that are looked at; GitHub allows 65,536."""
+MAX_BODY_LENGTH = 60_000  # GitHub allows 65,536 characters
 MAX_LINES = 200
 
 COMMENT = re.compile(r"<!--.*?(-->|\Z)", re.DOTALL)
@@ -53,10 +50,9 @@ QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
 
 @dataclass(frozen=True)
 class FrontMatter:
-    """What a block says, and what is wrong with it: each problem a sentence for its author."""
+    """The fields of a block. `problems` are messages for the author."""
 
-    track: str = ""
-    """Slug."""
+    track: str = ""  # slug
     hypothesis: str = ""
     expected_effect: str = ""
     contact: str = ""
@@ -72,12 +68,13 @@ class FrontMatter:
         return {name: getattr(self, name) for name in FIELDS}
 
 
-# --- finding it ------------------------------------------------------------------------------------------------------
+# --- find the block ---------------------------------------------------------------------------------------------------
 
 
 def find_block(body: str) -> list[str] | None:
-    """Return the lines of the first block that has one of our fields; None where there is none."""
-    lines = clean_body(body).split("\n")
+    """Return the lines of the first block with one of `FIELDS`, or None."""
+    text = body[:MAX_BODY_LENGTH].replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").lstrip("\ufeff")
+    lines = COMMENT.sub("", text).expandtabs(4).split("\n")
     for start, line in enumerate(lines):
         if not (closing := get_closing_pattern(line)):
             continue
@@ -87,13 +84,8 @@ def find_block(body: str) -> list[str] | None:
     return None
 
 
-def clean_body(body: str) -> str:
-    text = body[:MAX_BODY_LENGTH].replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").lstrip("\ufeff")
-    return COMMENT.sub("", text).expandtabs(4)
-
-
 def get_closing_pattern(line: str) -> re.Pattern[str] | None:
-    """Return what ends a block that this line begins; None where it begins none."""
+    """Return the pattern of the last line of a block that begins with this line; None if no block begins."""
     if RULE.fullmatch(line):
         return RULE
     if fence := FENCE.fullmatch(line):
@@ -102,48 +94,42 @@ def get_closing_pattern(line: str) -> re.Pattern[str] | None:
 
 
 def take_until(lines: Sequence[str], closing: re.Pattern[str]) -> list[str]:
-    """Return the lines before the one that closes the block; where none does, its first paragraph."""
+    """Return the lines of the block; without a closing line its first paragraph."""
     lines = lines[:MAX_LINES]
     for end, line in enumerate(lines):
         if closing.fullmatch(line):
             return list(lines[:end])
-    filled = list(dropwhile(lambda line: not line.strip(), lines))
-    return list(takewhile(lambda line: line.strip(), filled))
+    return list(takewhile(str.strip, dropwhile(lambda line: not line.strip(), lines)))
 
 
 def get_field_name(line: str) -> str:
-    """Return the name of the field that a line begins: lower case, with underscores; empty where it begins none."""
+    """Return the normalized name of the field that begins with a line, or an empty string."""
     found = FIELD.fullmatch(line.rstrip())
     if found is None:
         return ""
     name = re.sub(r"[ _-]+", "_", found[1].strip().lower())
-    # “So we think: ...” is a sentence, not a field; one unknown word is a slip of the finger.
+    # “So we think: ...” is a sentence; one unknown word is probably a misspelled field.
     return name if name in FIELDS or (" " not in found[1] and len(name) > 2) else ""
 
 
-# --- reading it ------------------------------------------------------------------------------------------------------
+# --- parse the fields -------------------------------------------------------------------------------------------------
 
 
-def split_fields(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each field's name with its lines, the first of them what follows the colon."""
-    name, value = "", list[str]()
+def split_fields(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the names and lines of the fields, from the text after the colon on. `#` begins a comment."""
+    fields: list[tuple[str, list[str]]] = []
     for line in lines:
-        if line.lstrip().startswith("#") and (line.lstrip() + " ")[1] == " ":
-            continue  # a comment, as in YAML
-        if begun := get_field_name(line):
-            if name:
-                yield name, value
-            found = FIELD.fullmatch(line.rstrip())
-            assert found is not None, "a line that begins a field"
-            name, value = begun, [found[2] or ""]
-        elif name:
-            value.append(line)
-    if name:
-        yield name, value
+        if re.match(r"\s*#( |$)", line):
+            continue
+        if name := get_field_name(line):
+            fields.append((name, [line.partition(":")[2].lstrip("*_").strip()]))
+        elif fields:
+            fields[-1][1].append(line)
+    return fields
 
 
 def parse_front_matter(body: str | None, tracks: Mapping[str, str]) -> FrontMatter | None:
-    """Read a description. `tracks`: slug -> name. None where it has no block, or the template's, left as it was."""
+    """Parse a description; None if it has no block, or an empty one. `tracks`: slug -> name."""
     lines = find_block(body or "")
     if lines is None:
         return None
@@ -163,7 +149,8 @@ def parse_front_matter(body: str | None, tracks: Mapping[str, str]) -> FrontMatt
 
 def check_fields(found: Mapping[str, list[str]], problems: list[str], tracks: Mapping[str, str]) -> FrontMatter:
     words = {name: join_value(found.get(name, [])) for name in FIELDS if name != "config"}
-    words["track"], words["architecture"] = parse_word(words["track"]), parse_word(words["architecture"])
+    for name in ("track", "architecture"):
+        words[name] = re.sub(r"(^|\s)#.*", "", words[name]).strip().strip("`").strip()  # without a YAML comment
     track = find_track(words["track"], tracks)
     if track == NO_RUN:
         return FrontMatter(track=NO_RUN)
@@ -184,7 +171,7 @@ def check_fields(found: Mapping[str, list[str]], problems: list[str], tracks: Ma
 
 
 def join_value(lines: Sequence[str]) -> str:
-    """Return a value as one line of text, without the marks that only quote it."""
+    """Return a value as one line of text, without quotes around it."""
     if lines and BLOCK_SCALAR.fullmatch(lines[0].strip()):
         lines = lines[1:]
     text = " ".join(part for line in lines for part in line.split())
@@ -196,17 +183,10 @@ def join_value(lines: Sequence[str]) -> str:
     return text.strip()
 
 
-def parse_word(value: str) -> str:
-    """Return a value that is one word, without what YAML would take for a comment, or code's marks."""
-    return re.sub(r"(^|\s)#.*", "", value).strip().strip("`").strip()
-
-
 def find_track(track: str, tracks: Mapping[str, str]) -> str:
-    """Return the slug of the track that is meant; empty where it is none."""
-    meant = track.casefold()
-    if meant == NO_RUN and NO_RUN not in tracks:
-        return NO_RUN
-    return next((slug for slug, name in tracks.items() if meant in (slug.casefold(), name.casefold())), "")
+    """Return the slug of a track by its slug or name, or an empty string."""
+    slugs = {NO_RUN: NO_RUN} | {name.casefold(): slug for slug, name in tracks.items()}
+    return (slugs | {slug.casefold(): slug for slug in tracks}).get(track.casefold(), "")
 
 
 def describe_unknown_track(track: str, tracks: Mapping[str, str]) -> str:
@@ -230,15 +210,18 @@ def format_names(names: Mapping[str, object]) -> str:
 
 
 def parse_config(lines: Sequence[str]) -> dict[str, Any]:
-    """Read `config`: a JSON table, dotted names (`model.depth: 4`), or sections whose names are indented.
+    """Parse `config`: a JSON object, dotted names (`model.depth: 4`), or sections with indented names.
 
-    Raises ValueError with what is wrong; the line's end is left to the caller.
+    Raises ValueError; the caller adds the final period. Not YAML, which has 3e-4 as a text and `no` as false.
     """
     text = "\n".join(lines).strip()
     if sum(map(len, lines)) > FIELDS["config"]:
         raise ValueError(f"it has more than {FIELDS['config']} characters")
     if text.startswith("{"):
-        return parse_json_table(text)
+        try:
+            return dict(json.loads(text, parse_constant=reject_constant))
+        except (ValueError, RecursionError):
+            raise ValueError("it begins like JSON and is none") from None
     found: dict[str, Any] = {}
     section = ""
     for line in lines:
@@ -268,17 +251,8 @@ def set_value(found: dict[str, Any], path: Sequence[str], value: str) -> None:
     found[path[-1]] = parse_scalar(value)
 
 
-def parse_json_table(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text, parse_constant=reject_constant)
-    except (ValueError, RecursionError):
-        raise ValueError("it begins like JSON and is none") from None
-    assert isinstance(found, dict), "what begins with a brace"
-    return found
-
-
 def parse_scalar(value: str) -> Any:
-    """Return what a value is in JSON; what is none is text."""
+    """Return the JSON value, or else the text."""
     try:
         return json.loads(value, parse_constant=reject_constant)
     except (ValueError, RecursionError):

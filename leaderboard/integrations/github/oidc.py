@@ -1,8 +1,8 @@
-"""GitHub's word for a job of GitHub Actions: an OpenID Connect token, instead of a secret kept in a repository.
+"""Authentication of GitHub Actions jobs by OpenID Connect tokens, instead of secrets in repositories.
 
-GitHub signs which repository, commit and event a job is of; the job asks for the token with our address as audience
-(https://docs.github.com/en/actions/reference/security/oidc). The keys come from the issuer and are kept for an hour.
-A token is good for minutes. Who replays one asks for the same run again, and gets the same answer.
+GitHub signs the repository, commit and event of a job; the job requests the token with the site as its audience
+(https://docs.github.com/en/actions/reference/security/oidc). The issuer's keys are cached for an hour. Tokens are valid
+for minutes. A replayed token requests the same run again and gets the same answer.
 """
 
 from __future__ import annotations
@@ -22,50 +22,45 @@ from leaderboard.integrations.github.connection import TIMEOUT, get_ssl_context
 from leaderboard.submissions import repositories
 from leaderboard.submissions.repositories import RepositoryError
 
+# Not `pull_request_target`: it runs with the rights of `main` on untrusted pull requests.
 EVENTS = ("push", "pull_request", "workflow_dispatch")
-"""Of which a job may be. Not `pull_request_target`: that runs beside a stranger's commit, in the name of `main`."""
 ALGORITHM = "RS256"
 CLAIMS = ("iss", "aud", "exp", "iat", "repository", "repository_id", "sha", "event_name", "actor", "actor_id")
 TOKEN_LENGTH = 16_000
 LEEWAY_SECONDS = 60
 KEYS_SECONDS = 3600
-REFETCH_SECONDS = 60
-"""A key that is not known may be new: the issuer is asked again, but not more often than this."""
+REFETCH_SECONDS = 60  # between two fetches because of unknown keys, which may be new
 KEYS_BYTES = 200_000
 
 
 class InvalidTokenError(ValueError):
-    """This token is not what it should be; the message is a sentence for whoever wrote the workflow."""
+    """The token is invalid; the message is for the author of the workflow."""
 
 
 class KeysUnavailableError(Exception):
-    """The issuer's keys cannot be had just now."""
+    """The issuer's keys cannot be fetched now."""
 
 
 @dataclass(frozen=True)
 class ActionsJob:
-    """What GitHub says of a job that asks."""
+    """The claims of a job. `sha` of a pull request is GitHub's merge of its head."""
 
-    repository: str
-    """owner/name."""
+    repository: str  # owner/name
     repository_id: str
     sha: str
-    """The commit it was checked out at; of a pull request, GitHub's merge of its head."""
     event: str
-    actor: str
-    """Login of who set it off."""
+    actor: str  # login
     actor_id: str
 
 
 def is_json_web_token(token: str) -> bool:
-    """Whether this is a JSON Web Token, and none of our own."""
     return token.count(".") == 2
 
 
 def verify_token(token: str) -> ActionsJob:
-    """Return what a token says if GitHub signed it, for us, just now, of a repository and an event that may ask.
+    """Return the job of a valid token whose repository and event are allowed.
 
-    Raises NotBelieved, or Unavailable.
+    Raises InvalidTokenError or KeysUnavailableError.
     """
     if not settings.GITHUB_OIDC_ISSUER:
         raise InvalidTokenError(
@@ -74,14 +69,8 @@ def verify_token(token: str) -> ActionsJob:
     claims = decode_token(token)
     if absent := [name for name in CLAIMS if not isinstance(claims.get(name), str | int | float | list)]:
         raise InvalidTokenError(f"The token does not say its {absent[0]}: it is none of GitHub Actions'.")
-    job = ActionsJob(
-        repository=str(claims["repository"]),
-        repository_id=str(claims["repository_id"]),
-        sha=str(claims["sha"]),
-        event=str(claims["event_name"]),
-        actor=str(claims["actor"]),
-        actor_id=str(claims["actor_id"]),
-    )
+    names = ("repository", "repository_id", "sha", "event_name", "actor", "actor_id")
+    job = ActionsJob(*(str(claims[name]) for name in names))
     if not is_allowed_repository(job.repository):
         raise InvalidTokenError(
             f"Jobs of {job.repository} may not ask here: a maintainer names it in GITHUB_OIDC_REPOSITORIES, or makes "
@@ -93,12 +82,11 @@ def verify_token(token: str) -> ActionsJob:
 
 
 def decode_token(token: str) -> dict[str, Any]:
-    """Return the claims of a token whose signature, issuer, audience and times are right."""
     if len(token) > TOKEN_LENGTH:
         raise InvalidTokenError("The token is longer than any of GitHub's.")
     try:
-        number = jwt.get_unverified_header(token).get("kid")
-        key = get_key(number) if isinstance(number, str) else None
+        key_id = jwt.get_unverified_header(token).get("kid")
+        key = find_signing_key(key_id) if isinstance(key_id, str) else None
         if key is None:
             raise InvalidTokenError("The token is not signed by GitHub: its key is not known there.")
         return jwt.decode(
@@ -113,8 +101,8 @@ def decode_token(token: str) -> dict[str, Any]:
     except jwt.ExpiredSignatureError as error:
         raise InvalidTokenError("The token has expired: ask GitHub for it right before you ask here.") from error
     except jwt.InvalidAudienceError as error:
-        said = f"The token is meant for somebody else: ask GitHub for one with the audience {get_audience()}."
-        raise InvalidTokenError(said) from error
+        audience = settings.GITHUB_OIDC_AUDIENCE
+        raise InvalidTokenError(f"The token has another audience: request one with the audience {audience}.") from error
     except jwt.InvalidIssuerError as error:
         raise InvalidTokenError(f"The token is not of {settings.GITHUB_OIDC_ISSUER}.") from error
     except jwt.InvalidSignatureError as error:
@@ -123,31 +111,23 @@ def decode_token(token: str) -> dict[str, Any]:
         raise InvalidTokenError(f"The token cannot be read: {error}.") from error
 
 
-def get_audience() -> str:
-    return str(settings.GITHUB_OIDC_AUDIENCE)
-
-
 def is_allowed_repository(repository: str) -> bool:
-    """Whether jobs of this repository may ask: the main one, or those that the settings name."""
     allowed = settings.GITHUB_OIDC_REPOSITORIES or [client.get_main_repository()]
     owner = repository.partition("/")[0]
     return any(name.lower() in ("*", f"{owner}/*".lower(), repository.lower()) for name in allowed if name)
 
 
-# --- what a job may ask for -------------------------------------------------------------------------------------------
-
-
 def check_commit(job: ActionsJob, repository: str, sha: str) -> None:
-    """Raise NotBelieved unless this is the job's own repository and commit.
+    """Raise InvalidTokenError unless this is the job's repository and commit.
 
-    A job of a pull request is of GitHub's merge of its head into its base: then the head is its commit, too.
+    The commit of a pull request's job is GitHub's merge; then its head is allowed, too.
     """
     if not is_repository_url(repository, job.repository):
         raise InvalidTokenError(f"The token is of {job.repository}, and this asks for {repository}.")
     if sha == job.sha:
         return
     try:
-        if job.event == "pull_request" and sha in repositories.open_mirror(repository).heads(job.sha):
+        if job.event == "pull_request" and sha in repositories.open_mirror(repository).list_merged_heads(job.sha):
             return
     except RepositoryError as error:
         raise InvalidTokenError(f"What was merged into {job.sha[:8]} cannot be found out: {error}") from error
@@ -164,31 +144,29 @@ def is_repository_url(address: str, repository: str) -> bool:
 
 
 def get_host() -> str:
-    """Return where the issuer's repositories lie: github.com, or the Enterprise server itself."""
-    named = urlsplit(settings.GITHUB_OIDC_ISSUER).netloc.lower()
-    return "github.com" if named.endswith(".githubusercontent.com") else named
+    """Return the host of the issuer's repositories: github.com or an Enterprise server."""
+    host = urlsplit(settings.GITHUB_OIDC_ISSUER).netloc.lower()
+    return "github.com" if host.endswith(".githubusercontent.com") else host
 
 
 # --- the issuer's keys ------------------------------------------------------------------------------------------------
 
 
-def get_key(number: str) -> jwt.PyJWK | None:
-    """Return the issuer's key of this number."""
-    kept = caches["github"]
+def find_signing_key(key_id: str) -> jwt.PyJWK | None:
+    cache = caches["github"]
     name = f"oidc-{settings.GITHUB_OIDC_ISSUER}"
-    keys, looked_at = kept.get(name, ({}, 0.0))
-    if number not in keys and time.time() - looked_at > REFETCH_SECONDS:
+    keys, fetched_at = cache.get(name, ({}, 0.0))
+    if key_id not in keys and time.time() - fetched_at > REFETCH_SECONDS:
         keys = fetch_keys()
-        kept.set(name, (keys, time.time()), KEYS_SECONDS)
-    return jwt.PyJWK(keys[number], algorithm=ALGORITHM) if number in keys else None
+        cache.set(name, (keys, time.time()), KEYS_SECONDS)
+    return jwt.PyJWK(keys[key_id], algorithm=ALGORITHM) if key_id in keys else None
 
 
 def fetch_keys() -> dict[str, dict[str, Any]]:
-    """Return the issuer's keys by number, as it publishes them now. Raises Unavailable."""
     issuer = settings.GITHUB_OIDC_ISSUER
-    about = fetch_json(f"{issuer}/.well-known/openid-configuration")
-    address = str(about.get("jwks_uri", ""))
-    if about.get("issuer") != issuer or urlsplit(address)[:2] != urlsplit(issuer)[:2]:
+    configuration = fetch_json(f"{issuer}/.well-known/openid-configuration")
+    address = str(configuration.get("jwks_uri", ""))
+    if configuration.get("issuer") != issuer or urlsplit(address)[:2] != urlsplit(issuer)[:2]:
         raise KeysUnavailableError(f"{issuer} does not say what it should about its keys: check GITHUB_OIDC_ISSUER.")
     found = fetch_json(address).get("keys")
     keys = [key for key in found if isinstance(key, dict)] if isinstance(found, list) else []

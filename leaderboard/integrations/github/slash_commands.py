@@ -1,7 +1,7 @@
-"""Comments that ask for something: who may, what then happens, and what is answered. Each comment once.
+"""Slash commands in comments of pull requests: permissions, effects and answers.
 
-A comment becomes an effect (`github.command:<pull request>:<comment>`). What it does and the note that it is done are
-one transaction, so a process that dies over it does it not at all or not again.
+A comment becomes an outbox message (`github.command:<pull request>:<comment>`). Its effects and its result are one
+transaction, so that a process that dies does not repeat it.
 """
 
 from __future__ import annotations
@@ -13,162 +13,148 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.template.defaultfilters import pluralize
 
 from leaderboard import actions, outbox, permissions, runs
 from leaderboard.integrations.github import client, command_parser, sync
 from leaderboard.integrations.github.command_parser import Command, InvalidCommand
 from leaderboard.integrations.github.comments import ANSWER, enqueue_comment
+from leaderboard.integrations.github.connection import NotConnectedError
 from leaderboard.integrations.github.deliveries import as_text, get_nested
-from leaderboard.job_handlers import smoke_tests
 from leaderboard.models import Effect, Entry, PullRequest, Run, Track
 from leaderboard.outbox import PermanentError, RetryLater
 from leaderboard.runs import RunError
-from leaderboard.submissions import intake
+from leaderboard.submissions import intake, smoke_tests
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
 from trainer.accounting.budget import Budget
 
 COMMAND = "github.command"
-MAX_WAITS = 5
-"""Attempts for which a command waits until its pull request has been followed."""
+MAX_WAITS = 5  # attempts for which a command waits until its pull request is synced
 MIN_PART = 1 / 64
 MAX_BODY_LENGTH = 4000
 
 
 class RefusedError(ValueError):
-    """It cannot be done; the message is a sentence for whoever asked."""
+    """The command cannot be run; the message is for its author."""
 
 
 class NotAuthorizedError(RefusedError):
-    """This person may not ask for it."""
+    """The author of the command lacks the permission."""
 
 
 @dataclass(frozen=True)
 class Commenter:
-    """Who wrote a comment, and what he may do."""
+    """The author of a comment, with the permission in the main repository and the account on this site."""
 
     login: str
     permission: str
-    """On the main repository."""
     user: User | None
-    """Whom the site knows him as."""
-    is_author: bool
-    """Of the pull request."""
-    at: datetime
-    """When he wrote it."""
+    is_author: bool  # of the pull request
+    at: datetime  # of the comment
 
     @property
     def name(self) -> str:
         return f"github:{self.login}"
 
-    def may(self, what: str, entry: Entry) -> bool:
+    def is_allowed(self, what: str, entry: Entry) -> bool:
         return permissions.can_decide_on_github(self.permission, self.user, what, entry)
 
 
-# --- what GitHub tells -----------------------------------------------------------------------------------------------
-
-
 def handle_issue_comment(payload: dict[str, Any], installation: int | None) -> str | None:
-    """Any `issue_comment` delivery. https://docs.github.com/en/webhooks/webhook-events-and-payloads#issue_comment"""
+    """Handle `issue_comment`. https://docs.github.com/en/webhooks/webhook-events-and-payloads#issue_comment"""
     if payload.get("action") != "created":
-        return "Only a new comment asks for something."
+        return "Only new comments have commands."
     if not get_nested(payload, "issue", "pull_request"):
-        return "It is a comment of an issue."
+        return "It is a comment on an issue."
     if get_nested(payload, "comment", "user", "type") == "Bot":
-        return "A program wrote it."
+        return "A bot wrote it."
+    comment = payload.get("comment")
     return enqueue_commands(
         payload,
         installation,
         number=get_nested(payload, "issue", "number"),
-        key=get_nested(payload, "comment", "id"),
-        who=get_nested(payload, "comment", "user"),
-        body=as_text(get_nested(payload, "comment", "body")),
-        at=as_text(get_nested(payload, "comment", "created_at")),
+        key=get_nested(comment, "id"),
+        user=get_nested(comment, "user"),
+        body=as_text(get_nested(comment, "body")),
+        at=as_text(get_nested(comment, "created_at")),
     )
 
 
 def handle_check_run(payload: dict[str, Any], installation: int | None) -> str | None:
-    """A click on “Re-run” at one of our checks is a `/rerun`.
+    """A click on “Re-run” of one of the site's checks is a `/rerun`.
 
     https://docs.github.com/en/webhooks/webhook-events-and-payloads#check_run
     """
     external = as_text(get_nested(payload, "check_run", "external_id"))
     if payload.get("action") != "rerequested" or not external.startswith("entry:"):
-        return "It asks for nothing of ours."
+        return "It is no re-run of a check of this site."
     entry = Entry.objects.filter(pk=int(external[6:]) if external[6:].isdecimal() else 0).first()
     if entry is None or entry.pull_request is None:
-        return "The entry of this check is not known."
-    # Each time it was completed it can be asked for once more.
-    done = as_text(get_nested(payload, "check_run", "completed_at"))
+        return "The entry of this check is unknown."
+    completed_at = as_text(get_nested(payload, "check_run", "completed_at"))
     return enqueue_commands(
         payload,
         installation,
         number=entry.pull_request.number,
-        key=f"check-{get_nested(payload, 'check_run', 'id')}-{done}",
-        who=payload.get("sender"),
+        key=f"check-{get_nested(payload, 'check_run', 'id')}-{completed_at}",  # once for each completion
+        user=payload.get("sender"),
         body="/rerun",
-        at=done,
+        at=completed_at,
     )
 
 
 def enqueue_commands(
-    payload: Mapping[str, Any], installation: int | None, *, number: Any, key: Any, who: Any, body: str, at: str
+    payload: Mapping[str, Any], installation: int | None, *, number: Any, key: Any, user: Any, body: str, at: str
 ) -> str | None:
-    """Note what a comment asks for; return why it asks for nothing."""
+    """Enqueue the commands of a comment, or return why there are none."""
     repository = as_text(get_nested(payload, "repository", "full_name"))
-    who = who if isinstance(who, Mapping) else {}
     if reason := sync.explain_foreign(repository):
         return reason
     if not command_parser.parse_comment(body):
-        return "It has no command for us."
+        return "It has no command."
     if not isinstance(number, int) or key is None or sync.parse_time(at) is None:
-        return "It does not say where, or when, it was written."
+        return "It lacks its place or time."
     pull = sync.get_pull_request(repository, number, installation)
-    wish = {
-        "pull": pull.pk,
-        "comment": key,
-        "login": as_text(get_nested(who, "login")),
-        "person": get_nested(who, "id"),
-    }
-    outbox.enqueue_once(COMMAND, f"{COMMAND}:{pull.pk}:{key}"[:160], {**wish, "body": body[:MAX_BODY_LENGTH], "at": at})
+    author = {"login": as_text(get_nested(user, "login")), "person": get_nested(user, "id")}
+    request = {"pull": pull.pk, "comment": key, **author, "body": body[:MAX_BODY_LENGTH], "at": at}
+    outbox.enqueue_once(COMMAND, f"{COMMAND}:{pull.pk}:{key}"[:160], request)
     if pull.seen_at is None:
         sync.enqueue_sync(pull)
     return None
 
 
-# --- doing it --------------------------------------------------------------------------------------------------------
-
-
 def run_commands(effect: Effect) -> Mapping[str, Any]:
-    """Handler of the effect `github.command`."""
-    wish = effect.payload
-    pull = PullRequest.objects.get(pk=wish["pull"])
+    """Handle `github.command`."""
+    request = effect.payload
+    pull = PullRequest.objects.get(pk=request["pull"])
     if not effect.result:
         if not sync.is_synced(pull) and effect.attempts < MAX_WAITS:
-            raise RetryLater("The pull request is being read.", timedelta(seconds=2))
-        storage.store_release()  # packed now if it must be: not within the transaction
-        asker = identify_commenter(pull, wish)
-        said = command_parser.parse_comment(wish["body"])
-        if any(isinstance(one, Command) and one.does == "approve" for one in said) and update_head(pull):
-            raise RetryLater("A push came: the pull request is being read.", timedelta(seconds=2))
-        run_commands_once(effect, pull, asker, said)
+            raise RetryLater("The pull request is being synced.", timedelta(seconds=2))
+        storage.store_release()  # outside of the transaction, since it may be slow
+        commenter = identify_commenter(pull, request)
+        commands = command_parser.parse_comment(request["body"])
+        is_approval = any(isinstance(command, Command) and command.action == "approve" for command in commands)
+        if is_approval and update_head(pull):
+            raise RetryLater("After a push, the pull request is being synced.", timedelta(seconds=2))
+        run_commands_once(effect, pull, commenter, commands)
         enqueue_comment(pull)
     add_reaction(pull, effect)
     return dict(effect.result)
 
 
-def identify_commenter(pull: PullRequest, wish: Mapping[str, Any]) -> Commenter:
-    """Return who asks, with the permission that GitHub gives him now."""
+def identify_commenter(pull: PullRequest, request: Mapping[str, Any]) -> Commenter:
+    """Return the commenter with the current permission on GitHub."""
     try:
-        permission: str = client.get_client(pull.repository).permission(wish["login"])
-    except client.NotConnectedError:
+        permission: str = client.get_client(pull.repository).get_permission(request["login"])
+    except NotConnectedError:
         permission = "none"
-    at = sync.parse_time(wish["at"])
-    assert at is not None, "looked at when it came"
-    number = wish["person"] if isinstance(wish["person"], int) else None
+    at = sync.parse_time(request["at"])
+    assert at is not None, "checked by enqueue_commands"
+    number = request["person"] if isinstance(request["person"], int) else None
     return Commenter(
-        login=wish["login"],
-        permission=permission,
+        request["login"],
+        permission,
         user=permissions.find_github_user(number) if number else None,
         is_author=number is not None and number == pull.author_id,
         at=at,
@@ -176,74 +162,65 @@ def identify_commenter(pull: PullRequest, wish: Mapping[str, Any]) -> Commenter:
 
 
 def update_head(pull: PullRequest) -> bool:
-    """Whether its head is another one than we were told so far; if so that is noted."""
     shown = sync.fetch_pull_request(pull)
-    if shown is None or shown.head_sha == pull.head_sha:
-        return False
-    return sync.update_pull_request(pull, shown)
+    return shown is not None and shown.head_sha != pull.head_sha and sync.update_pull_request(pull, shown)
 
 
 def run_commands_once(
-    effect: Effect, pull: PullRequest, asker: Commenter, said: list[Command | InvalidCommand]
+    effect: Effect, pull: PullRequest, commenter: Commenter, commands: list[Command | InvalidCommand]
 ) -> None:
-    """Do all that a comment asks for and note the answers, in one transaction and not twice."""
+    """Run the commands of a comment and store the answers, in one transaction and only once."""
     with transaction.atomic():
         locked = Effect.objects.select_for_update().get(pk=effect.pk)
         if not locked.result:
-            answers = [run_command(pull, asker, one) for one in said]
-            locked.result = {
-                "answers": [(line, sentence) for line, sentence, _ in answers],
-                "went": all(why in ("", "help") for _, _, why in answers),
-            }
+            answers = [run_command(pull, commenter, command) for command in commands]
+            went = all(why in ("", "help") for _, _, why in answers)
+            locked.result = {"answers": [(line, message) for line, message, _ in answers], "went": went}
             Effect.objects.filter(pk=effect.pk).update(result=locked.result)
             enqueue_answer(effect, pull, answers)
     effect.result = locked.result
 
 
 Answer = tuple[str, str, str]
-"""The line, what is answered, and why it needs an answer of its own: empty, `help`, `misread`, `no` or `not yours`."""
+# (line, answer, why it needs a separate comment: "", "help", "misread", "no" or "not yours")
 
 
-def run_command(pull: PullRequest, asker: Commenter, one: Command | InvalidCommand) -> Answer:
-    if isinstance(one, InvalidCommand):
-        return one.line, one.why, "misread"
-    if one.does == "help":
-        return one.line, "These can be written, one a line.", "help"
+def run_command(pull: PullRequest, commenter: Commenter, command: Command | InvalidCommand) -> Answer:
+    if isinstance(command, InvalidCommand):
+        return command.line, command.why, "misread"
+    if command.action == "help":
+        return command.line, "These commands exist, one a line.", "help"
     try:
         with transaction.atomic():
-            return one.line, HANDLERS[one.does](pull, asker, one), ""
+            return command.line, HANDLERS[command.action](pull, commenter, command), ""
     except NotAuthorizedError as error:
-        return one.line, str(error), "not yours"
+        return command.line, str(error), "not yours"
     except (RefusedError, IntakeError, RunError) as error:
-        return one.line, str(error), "no"
+        return command.line, str(error), "no"
 
 
 def enqueue_answer(effect: Effect, pull: PullRequest, answers: list[Answer]) -> None:
-    """Answer what did not go, in a comment of its own. Who may not is told so once in a pull request."""
-    open_questions = [answer for answer in answers if answer[2]]
-    if not open_questions:
+    failed = [answer for answer in answers if answer[2]]
+    if not failed:
         return
-    refused = all(why == "not yours" for _, _, why in open_questions)
-    key = f"{ANSWER}:{pull.pk}:{effect.payload['person']}" if refused else f"{ANSWER}:{effect.payload['comment']}"
+    is_denied = all(why == "not yours" for _, _, why in failed)
+    key = f"{ANSWER}:{pull.pk}:{effect.payload['person']}" if is_denied else f"{ANSWER}:{effect.payload['comment']}"
     payload = {
-        "pull": pull.pk,
-        "comment": effect.payload["comment"],
-        "login": effect.payload["login"],
-        "answers": [(line, sentence) for line, sentence, _ in open_questions],
-        "help": any(why in ("help", "misread") for _, _, why in open_questions),
+        **{name: effect.payload[name] for name in ("pull", "comment", "login")},
+        "answers": [(line, message) for line, message, _ in failed],
+        "help": any(why in ("help", "misread") for _, _, why in failed),
     }
     outbox.enqueue_once(ANSWER, key[:160], payload)
 
 
 def add_reaction(pull: PullRequest, effect: Effect) -> None:
-    """Nod at a comment that was obeyed. The same nod again is no second one."""
     comment = effect.payload["comment"]
     if not isinstance(comment, int):
         return
     try:
-        client.get_client(pull.repository).react(comment, "+1" if effect.result["went"] else "confused")
+        client.get_client(pull.repository).add_reaction(comment, "+1" if effect.result["went"] else "confused")
     except PermanentError:
-        return  # it is gone, or we may not: what was asked for is done
+        return  # deleted, or no permission: the commands have run anyway
 
 
 # --- each command ----------------------------------------------------------------------------------------------------
@@ -258,56 +235,54 @@ def list_head_entries(pull: PullRequest) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.pk != pull.entry_id)
 
 
-def list_allowed_entries(pull: PullRequest, asker: Commenter, what: str, *, author: bool = False) -> list[Entry]:
-    """Return the head's entries that this person may ask this of; raise NotYours where there is none."""
+def list_allowed_entries(pull: PullRequest, commenter: Commenter, what: str, *, author: bool = False) -> list[Entry]:
+    """Return the head's entries for which the commenter has the permission. Raise NotAuthorizedError if none."""
     entries = list_head_entries(pull)
-    mine = [entry for entry in entries if (author and asker.is_author) or asker.may(what, entry)]
-    if not mine:
+    allowed = [entry for entry in entries if (author and commenter.is_author) or commenter.is_allowed(what, entry)]
+    if not allowed:
         whom = "the author and maintainers" if author else "maintainers"
-        raise NotAuthorizedError(f"Thank you, but this is for {whom} of this repository. Nothing has changed.")
-    return mine
+        raise NotAuthorizedError(f"Permission denied: this is for {whom} of this repository. Nothing has changed.")
+    return allowed
 
 
-def start_smoke_test(pull: PullRequest, asker: Commenter, said: Command) -> str:
-    entries = list_allowed_entries(pull, asker, "run", author=True)
-    begun = [
-        entry
-        for entry in entries
-        if smoke_tests.queue_smoke_test(entry, actor=asker.name, vouched=asker.may("approve", entry))
-    ]
-    if begun:
+def start_smoke_test(pull: PullRequest, commenter: Commenter, command: Command) -> str:
+    entries = list_allowed_entries(pull, commenter, "run", author=True)
+    queued = []
+    for entry in entries:
+        is_vouched = commenter.is_allowed("approve", entry)
+        queued.append(smoke_tests.queue_smoke_test(entry, actor=commenter.name, is_vouched=is_vouched))
+    if any(queued):
         return "The smoke run is queued."
     if any(smoke_tests.is_running(entry) for entry in entries):
-        raise RefusedError("The smoke run is under way already.")
-    raise RefusedError("A maintainer starts the first smoke run of somebody whose code is new here.")
+        raise RefusedError("The smoke run is already running.")
+    raise RefusedError("A maintainer starts the first smoke run of a new contributor.")
 
 
-def add_track(pull: PullRequest, asker: Commenter, said: Command) -> str:
-    """Ask for another track, too: entering it is left to whatever follows the pull request."""
-    list_allowed_entries(pull, asker, "run", author=True)
-    found = Track.objects.filter(slug__iexact=said.word).first()
-    if found is None:
+def add_track(pull: PullRequest, commenter: Commenter, command: Command) -> str:
+    """Request another track; the next sync of the pull request enters it."""
+    list_allowed_entries(pull, commenter, "run", author=True)
+    track = Track.objects.filter(slug__iexact=command.word).first()
+    if track is None:
         known = ", ".join(Track.objects.in_order().values_list("slug", flat=True))
-        raise RefusedError(f"There is no track {said.word}: there are {known}.")
+        raise RefusedError(f"There is no track {command.word}: there are {known}.")
     row = PullRequest.objects.select_for_update().get(pk=pull.pk)
     also = row.fields.get("also", [])
-    if found.slug in (row.fields.get("track"), *also):
-        raise RefusedError(f"It is entered for {found.name} already.")
-    PullRequest.objects.filter(pk=pull.pk).update(fields={**row.fields, "also": [*also, found.slug]})
+    if track.slug in (row.fields.get("track"), *also):
+        raise RefusedError(f"It is entered for {track.name} already.")
+    PullRequest.objects.filter(pk=pull.pk).update(fields={**row.fields, "also": [*also, track.slug]})
     pull.refresh_from_db()
     sync.enqueue_sync(pull)
-    return f"It is entered for {found.name}, too."
+    return f"It is entered for {track.name}, too."
 
 
-def run_hours(pull: PullRequest, asker: Commenter, said: Command) -> str:
-    """Make a run of the description's track with a part of its budget."""
-    entry = list_allowed_entries(pull, asker, "run")[0]
-    budget = get_budget_part(entry.track, said.number)
-    made = runs.make_run(entry, entry.track, budget=budget, actor=asker.name)
+def run_hours(pull: PullRequest, commenter: Commenter, command: Command) -> str:
+    entry = list_allowed_entries(pull, commenter, "run")[0]
+    budget = get_budget_part(entry.track, command.number)
+    run = runs.make_run(entry, entry.track, budget=budget, actor=commenter.name)
     if entry.state != Entry.State.APPROVED:
-        return f"Run {made.pk} has a budget of {budget}; it waits for the approval of commit {entry.sha[:8]}."
-    runs.queue_run(made, actor=asker.name)
-    return f"Run {made.pk} is queued with a budget of {budget}."
+        return f"Run {run.pk} has a budget of {budget}; it waits for the approval of commit {entry.sha[:8]}."
+    runs.queue_run(run, actor=commenter.name)
+    return f"Run {run.pk} is queued with a budget of {budget}."
 
 
 def get_budget_part(track: Track, hours: float) -> str:
@@ -315,95 +290,91 @@ def get_budget_part(track: Track, hours: float) -> str:
     whole = Budget.parse(track.budget)
     part = hours * 3600 / (whole.amount if whole.kind == "seconds" else track.expected_seconds)
     if not MIN_PART <= part < 1:
-        least = track.expected_seconds * MIN_PART / 3600
-        raise RefusedError(
-            f"{track.name} has {track.expected_seconds / 3600:.3g} h: ask for less, and for {least:.2g} h at least."
-        )
+        expected = track.expected_seconds / 3600
+        hint = f"ask for less, and for {expected * MIN_PART:.2g} h at least."
+        raise RefusedError(f"{track.name} has {expected:.3g} h: {hint}")
     return str(whole.times(part))
 
 
-def run_more_seeds(pull: PullRequest, asker: Commenter, said: Command) -> str:
-    entry = list_allowed_entries(pull, asker, "run")[0]
+def run_more_seeds(pull: PullRequest, commenter: Commenter, command: Command) -> str:
+    entry = list_allowed_entries(pull, commenter, "run")[0]
     if entry.state != Entry.State.APPROVED:
         raise RefusedError(f"Commit {entry.sha[:8]} is not approved yet.")
-    made = runs.queue_more_seeds(entry, int(said.number), actor=asker.name)
-    return f"{len(made)} more run{'' if len(made) == 1 else 's'} queued: {', '.join(str(run.pk) for run in made)}."
+    new_runs = runs.queue_more_seeds(entry, int(command.number), actor=commenter.name)
+    return f"{len(new_runs)} more run{pluralize(new_runs)} queued: {', '.join(str(run.pk) for run in new_runs)}."
 
 
-def cancel_entries(pull: PullRequest, asker: Commenter, said: Command) -> str:
-    """Stop what waits or runs of the head commit. What was made to check an author is not his to stop."""
+def cancel_entries(pull: PullRequest, commenter: Commenter, command: Command) -> str:
+    """Cancel the unfinished runs of the head commit. Authors cannot cancel confirmation runs."""
     stopped = []
-    reason = f"{asker.login} cancelled it in the pull request."
-    for entry in list_allowed_entries(pull, asker, "cancel", author=True):
+    reason = f"{commenter.login} cancelled it in the pull request."
+    unfinished = Run.objects.filter(state__in=Run.UNFINISHED).select_related("job", "score_job")
+    for entry in list_allowed_entries(pull, commenter, "cancel", author=True):
         if smoke_tests.is_running(entry):
-            smoke_tests.cancel_smoke_test(entry, reason, asker.name)
+            smoke_tests.cancel_smoke_test(entry, reason, commenter.name)
             stopped.append("the smoke run")
-        theirs = entry.runs.filter(state__in=Run.UNFINISHED).select_related("job", "score_job")
-        if not asker.may("cancel", entry):
-            theirs = theirs.filter(purpose=Run.Purpose.ENTRY)
-        for run in theirs:
-            runs.cancel_run(run, reason, asker.name)
+        own = {} if commenter.is_allowed("cancel", entry) else {"purpose": Run.Purpose.ENTRY}
+        for run in unfinished.filter(entry=entry, **own):
+            runs.cancel_run(run, reason, commenter.name)
             stopped.append(f"run {run.pk}")
     if not stopped:
-        raise RefusedError("Nothing of it waits or runs.")
+        raise RefusedError("There is nothing to cancel.")
     return f"Cancelled: {', '.join(stopped)}. What a node works on ends when the node has heard of it."
 
 
-def rerun_entries(pull: PullRequest, asker: Commenter, said: Command) -> str:
-    """Let runs go on that the infrastructure broke, else run again with a fresh seed."""
-    done = [rerun_entry(entry, asker) for entry in list_allowed_entries(pull, asker, "rerun", author=True)]
-    if all(isinstance(one, RefusedError) for one in done):
-        raise next(one for one in done if isinstance(one, RefusedError))
-    return " ".join(one for one in done if isinstance(one, str))
+def rerun_entries(pull: PullRequest, commenter: Commenter, command: Command) -> str:
+    """Retry runs that the infrastructure failed, else run again with a new seed."""
+    results = [rerun_entry(entry, commenter) for entry in list_allowed_entries(pull, commenter, "rerun", author=True)]
+    if all(isinstance(one, RefusedError) for one in results):
+        raise next(one for one in results if isinstance(one, RefusedError))
+    return " ".join(one for one in results if isinstance(one, str))
 
 
-def rerun_entry(entry: Entry, asker: Commenter) -> str | RefusedError:
+def rerun_entry(entry: Entry, commenter: Commenter) -> str | RefusedError:
     if entry.state != Entry.State.APPROVED:
         return RefusedError(f"Commit {entry.sha[:8]} is not approved yet; `/train smoke` repeats the smoke run.")
-    theirs = entry.runs.select_related("entry__bundle", "entry__requested_by", "track__season", "season", "job")
-    broken = [run for run in theirs if actions.is_infrastructure_failure(run)]
+    entry_runs = entry.runs.select_related("entry__bundle", "entry__requested_by", "track__season", "season", "job")
+    broken = [run for run in entry_runs if actions.is_infrastructure_failure(run)]
     if broken:
         for run in broken:
-            runs.retry_run(run, actor=asker.name)
+            runs.retry_run(run, actor=commenter.name)
         return f"It goes on with its seed: {', '.join(f'run {run.pk}' for run in broken)}."
-    last = theirs.filter(purpose=Run.Purpose.ENTRY).order_by("pk").last()
+    last = entry_runs.filter(purpose=Run.Purpose.ENTRY).order_by("pk").last()
     if last is None:
-        return RefusedError("It has no run yet that could be repeated.")
+        return RefusedError("There is no run to repeat yet.")
     if not last.is_over or actions.has_unfinished_run(last):
         return RefusedError("A run of it is under way: wait for its result first.")
-    if last.state == Run.State.FINISHED and not asker.may("rerun", entry):
-        # Who looks at a result and then asks for more seeds gets more false records (docs/multiplier.md).
-        return RefusedError("It has a result. More seeds of it are for maintainers to ask for.")
+    if last.state == Run.State.FINISHED and not commenter.is_allowed("rerun", entry):
+        # Choosing more seeds after seeing a result leads to more false records (docs/multiplier.md).
+        return RefusedError("It has a result. Only maintainers can request more seeds.")
     if last.state == Run.State.FINISHED and last.part < 1 and not last.is_trial:
-        whole = runs.make_run(entry, entry.track, actor=asker.name)
-        runs.queue_run(whole, actor=asker.name)
+        whole = runs.make_run(entry, entry.track, actor=commenter.name)
+        runs.queue_run(whole, actor=commenter.name)
         return f"Run {whole.pk} is queued with the whole budget."
-    return f"Run {runs.rerun(last, actor=asker.name).pk} is queued with a fresh seed."
+    return f"Run {runs.rerun(last, actor=commenter.name).pk} is queued with a fresh seed."
 
 
-def set_impact(pull: PullRequest, asker: Commenter, said: Command) -> str:
+def set_impact(pull: PullRequest, commenter: Commenter, command: Command) -> str:
     """Set the impact: the place within a priority, which itself follows from what a run is for (docs/queue.md)."""
-    for entry in list_allowed_entries(pull, asker, "priority"):
-        intake.set_impact(entry, int(said.number), asker.name)
-    return f"The impact is {said.number:.0f}: within its queue, higher goes first."
+    for entry in list_allowed_entries(pull, commenter, "priority"):
+        intake.set_impact(entry, int(command.number), commenter.name)
+    return f"The impact is {command.number:.0f}: within its queue, higher goes first."
 
 
-def approve_entries(pull: PullRequest, asker: Commenter, said: Command) -> str:
+def approve_entries(pull: PullRequest, commenter: Commenter, command: Command) -> str:
     """Approve the head commit, if that is what the maintainer looked at."""
-    entries = list_allowed_entries(pull, asker, "approve")
-    head = pull.head_sha
-    if said.word and not head.startswith(said.word):
+    entries = list_allowed_entries(pull, commenter, "approve")
+    head = pull.head_sha[:8]
+    if command.word and not pull.head_sha.startswith(command.word):
+        raise RefusedError(f"The newest commit is {head}, not {command.word[:8]}: look at it, then `/approve {head}`.")
+    if not command.word and pull.head_at is not None and commenter.at <= pull.head_at:
         raise RefusedError(
-            f"The newest commit is {head[:8]}, not {said.word[:8]}: look at it, then `/approve {head[:8]}`."
-        )
-    if not said.word and pull.head_at is not None and asker.at <= pull.head_at:
-        raise RefusedError(
-            f"A push came after this comment, or at the same time: look at {head[:8]}, then `/approve {head[:8]}`."
+            f"A push came after this comment, or at the same time: look at {head}, then `/approve {head}`."
         )
     for entry in entries:
-        user = asker.user if asker.user and permissions.can_approve(asker.user, entry) else None
-        intake.approve_entry(entry, head, user, actor=asker.name)
-    return f"Commit {head[:8]} is approved."
+        user = commenter.user if commenter.user and permissions.can_approve(commenter.user, entry) else None
+        intake.approve_entry(entry, pull.head_sha, user, actor=commenter.name)
+    return f"Commit {head} is approved."
 
 
 HANDLERS: dict[str, Callable[[PullRequest, Commenter, Command], str]] = {

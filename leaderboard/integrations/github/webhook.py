@@ -1,4 +1,4 @@
-"""`POST /github/webhook`: what GitHub tells us. Signed, kept as a row, answered; everything else comes later.
+"""`POST /github/webhook`: verify and store deliveries. They are processed in the background.
 
 https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
 """
@@ -26,46 +26,45 @@ UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class WebhookError(Exception):
-    """What we do not take; the message is for whoever reads GitHub's list of deliveries."""
+    """The delivery is refused; the message appears in GitHub's list of deliveries."""
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
 @csrf_exempt
 @require_POST
 def webhook(request: HttpRequest) -> JsonResponse:
-    """Answer 202 for what is new, 200 for what was here before; nothing here waits for anything but the database."""
+    """Answer 202 for new deliveries and 200 for repeated ones. Only the database is involved."""
     try:
         body = read_signed_body(request)
         guid, event = parse_headers(request)
         payload = parse_payload(request, body)
-    except WebhookError as refusal:
-        return JsonResponse({"detail": str(refusal)}, status=refusal.status)
-    kept = deliveries.store_delivery(guid, event, body, payload)
-    if kept is None:
+    except WebhookError as error:
+        return JsonResponse({"detail": str(error)}, status=error.status)
+    if deliveries.store_delivery(guid, event, body, payload) is None:
         return JsonResponse({"detail": "This delivery has been here before."})
     return JsonResponse({"detail": "Thank you."}, status=202)
 
 
 def read_signed_body(request: HttpRequest) -> bytes:
-    """Return the body, if it is small enough and GitHub's."""
     secret = settings.GITHUB_WEBHOOK_SECRET
     if not secret:
         raise WebhookError(503, "This site has no webhook secret: set GITHUB_WEBHOOK_SECRET.")
+    too_large = WebhookError(413, "This delivery is larger than the site accepts.")
     length = request.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) > settings.GITHUB_WEBHOOK_MAX_BYTES:
-        raise WebhookError(413, "This delivery is larger than the site takes.")
+        raise too_large
     try:
         body = request.body
     except RequestDataTooBig:
-        raise WebhookError(413, "This delivery is larger than the site takes.") from None
+        raise too_large from None
     if len(body) > settings.GITHUB_WEBHOOK_MAX_BYTES:
-        raise WebhookError(413, "This delivery is larger than the site takes.")
-    said = request.headers.get("X-Hub-Signature-256", "").encode("utf-8", "replace")
-    right = f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}".encode()
-    if not hmac.compare_digest(said, right):
+        raise too_large
+    signature = request.headers.get("X-Hub-Signature-256", "").encode("utf-8", "replace")
+    expected = f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}".encode()
+    if not hmac.compare_digest(signature, expected):
         raise WebhookError(
             401, "The signature is not right: the webhook's secret and GITHUB_WEBHOOK_SECRET must be the same."
         )
@@ -96,7 +95,6 @@ def reject_constant(name: str) -> NoReturn:
 
 
 def replace_unstorable(value: Any) -> Any:
-    """Return the value with U+FFFD in the place of what no database stores."""
     if isinstance(value, str):
         return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, dict):

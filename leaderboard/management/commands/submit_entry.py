@@ -46,7 +46,7 @@ class Command(BaseCommand):
             entry = intake.submit_entry(repository, sha, title, arch, track, **more)
             self.stdout.write(f"entry {entry.pk}: {entry} by {entry.author}, {entry.kind}, {entry.state}")
             if options["approve"]:
-                for run in intake.approve_entry(entry, entry.sha, None, sentence="Approved with submit_entry."):
+                for run in intake.approve_entry(entry, entry.sha, None, message="Approved with submit_entry."):
                     self.stdout.write(f"run {run.pk}: {run.state}, seed {run.seed}, {run.get_absolute_url()}")
         except IntakeError as error:
             raise CommandError(str(error)) from error

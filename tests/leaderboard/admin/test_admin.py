@@ -48,7 +48,7 @@ def test_the_page_shows_the_difference_as_text(mara: Client, main: Repository, t
 
 def test_a_page_that_showed_another_commit_approves_nothing(mara: Client, idea: Entry) -> None:
     answer = mara.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": "0" * 40}, follow=True)
-    assert "You looked at 00000000" in answer.content.decode()
+    assert "You reviewed 00000000" in answer.content.decode()
     assert not Job.objects.exists()
 
 

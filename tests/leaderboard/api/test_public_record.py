@@ -34,7 +34,7 @@ def test_board_lists_judged_runs_best_first(client: Client, run: Run, node: Node
     assert code == 200
     assert [(row["id"], row["bits_per_byte"]) for row in rows] == [(better.pk, 1.5), (run.pk, 2.5)]  # type: ignore[attr-defined]
     assert get(client, "/tracks/small/board", etag)[0] == 304
-    better.change("cancelled", since=["finished"], actor="mara", sentence="Disputed.")
+    better.change_state("cancelled", since=["finished"], actor="mara", message="Disputed.")
     assert get(client, "/tracks/small/board", etag)[0] == 200
 
 

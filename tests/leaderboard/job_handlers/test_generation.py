@@ -44,7 +44,7 @@ def test_a_trusted_node_with_a_sandbox_is_told_the_prompt_and_the_weights(arrive
     assert isinstance(order, protocol.GenerateOrder)
     assert (order.prompt, order.tokens, order.temperature, order.seed) == ("The train", 50, 0.5, asked.seed)
     assert [file.path for file in order.checkpoint.files] == ["checkpoints/step-00000020/model.safetensors"]
-    assert summarize_jobs([asked.job])[asked.job_id].title == "Smeared keys, writing for a visitor"
+    assert summarize_jobs([asked.job])[asked.job_id].title == "Smeared keys, visitor prompt"
 
 
 def test_only_a_run_with_weights_can_write(run: Run) -> None:
@@ -82,7 +82,7 @@ def test_an_answer_that_cannot_be_right_leaves_the_words_alone(arrived: Run) -> 
 def test_a_visitor_asks_a_few_times_a_minute(arrived: Run) -> None:
     for _ in range(4):
         queue_generation(arrived, PROMPT, "192.0.2.1")
-    with pytest.raises(GenerationError, match="wait a few minutes"):
+    with pytest.raises(GenerationError, match="Try again in a few minutes"):
         queue_generation(arrived, PROMPT, "192.0.2.1")
     queue_generation(arrived, PROMPT, "192.0.2.2")
 
@@ -90,14 +90,14 @@ def test_a_visitor_asks_a_few_times_a_minute(arrived: Run) -> None:
 def test_all_together_ask_no_more_than_the_site_allows(arrived: Run, settings: Any) -> None:
     settings.GENERATE_WAITING = 1
     first = queue_generation(arrived, PROMPT, "192.0.2.1")
-    with pytest.raises(GenerationError, match="wait for a machine already"):
+    with pytest.raises(GenerationError, match="waiting for a node"):
         queue_generation(arrived, PROMPT, "192.0.2.2")
     transitions.cancel_job(first.job, "site", "Enough.")
     settings.GENERATE_PER_HOUR = 1
-    with pytest.raises(GenerationError, match="enough for this hour"):
+    with pytest.raises(GenerationError, match="limit of prompts for this hour"):
         queue_generation(arrived, PROMPT, "192.0.2.2")
     settings.GENERATE_PER_HOUR = 0
-    with pytest.raises(GenerationError, match="does not let"):
+    with pytest.raises(GenerationError, match="does not accept"):
         queue_generation(arrived, PROMPT, "192.0.2.2")
 
 
@@ -116,7 +116,7 @@ def test_what_no_node_takes_is_given_up_and_what_is_old_is_forgotten(arrived: Ru
     Generation.objects.update(created_at=timezone.now() - timedelta(hours=2))
     generation.expire_generations()
     asked.job.refresh_from_db()
-    assert (asked.job.state, asked.job.reason[:10]) == (Job.State.CANCELLED, "No machine")
+    assert (asked.job.state, asked.job.reason[:10]) == (Job.State.CANCELLED, "No node wa")
     Generation.objects.update(created_at=timezone.now() - timedelta(days=8))
     generation.expire_generations()
     assert not Generation.objects.exists()

@@ -56,7 +56,7 @@ def test_a_resumed_run_writes_the_same_rows(training: Run, node: Node) -> None:
     training.refresh_from_db()
     assert (training.state, training.reason) == (
         "paused",
-        "The node was switched off. It goes on from step 10 as soon as a node is free.",
+        "The node was switched off. It resumes from step 10 as soon as a node is free.",
     )
     lease(training.job, node)
     training.refresh_from_db()
@@ -65,7 +65,7 @@ def test_a_resumed_run_writes_the_same_rows(training: Run, node: Node) -> None:
     metrics.store_metrics(training, rows[10:15])
     metrics.store_metrics(training, rows[12:])
     assert curve(training) == uninterrupted
-    assert "Goes on from step 10 on cellar." in [event.sentence for event in Event.objects.about(training)]
+    assert "Resumes from step 10 on cellar." in [event.sentence for event in Event.objects.about(training)]
 
 
 def test_a_run_that_lost_its_node_before_a_checkpoint_starts_over(training: Run, node: Node) -> None:

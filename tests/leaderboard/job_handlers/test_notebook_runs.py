@@ -98,7 +98,7 @@ def test_notebooks_run_where_nothing_is_compared(main: Repository, sorbian: Entr
 @pytest.mark.parametrize(
     ("paths", "problem"),
     [
-        (["notebooks/a-part2.ipynb"], "numbered 2: they count from 1 on"),
+        (["notebooks/a-part2.ipynb"], "numbered 2: number them from 1 without gaps"),
         (["notebooks/a-part1.ipynb", "notebooks/a-part3.ipynb"], "numbered 1, 3"),
         (["notebooks/a.ipynb", "notebooks/a-part1.ipynb"], "rename one of them"),
     ],
@@ -120,7 +120,7 @@ def test_parts_come_by_number_not_by_name() -> None:
 def test_what_is_no_notebook_is_refused_by_name(main: Repository, community: Track) -> None:
     main.git("checkout", "--quiet", "-b", "bad")
     main.commit("Bad", {"notebooks/a.ipynb": "print(1)\n", "notebooks/b.ipynb": notebook()})
-    with pytest.raises(IntakeError, match="the notebooks a and b: say which"):
+    with pytest.raises(IntakeError, match=r"the notebooks a and b\. Choose one of them"):
         intake.submit_entry(str(main.path), "bad", "Bad", "", community)
     with pytest.raises(IntakeError, match=r"notebooks/a\.ipynb: The notebook is not valid JSON"):
         intake.submit_entry(str(main.path), "bad", "Bad", "a", community)
@@ -171,7 +171,7 @@ def test_a_lost_part_starts_again_with_the_same_model(begun: Run, node: Node) ->
     hand_back(lease(second, node))
     begun.refresh_from_db()
     assert (begun.state, begun.job_id) == ("paused", second.pk)
-    assert "Part 2 of 2 starts again as soon as a node is free." in begun.reason
+    assert "Part 2 of 2 starts over as soon as a node is free." in begun.reason
     lease(second, node)
     begun.refresh_from_db()
     order = get_job_kind(second).build_order(second, None)

@@ -106,7 +106,7 @@ def test_in_between_nobody_is_blamed(run: Run, node: Node, stranger: Node) -> No
     replay = answer(trained(run, stranger).replays.get(), node, exact=False, deviation=0.2)
     stranger.refresh_from_db()
     assert (replay.state, stranger.result_checks.count()) == ("abandoned", 0)
-    assert "a maintainer has to look" in replay.sentence
+    assert "A maintainer has to decide" in replay.sentence
     assert scored(run, node).trust == "provisional"
 
 
@@ -243,7 +243,7 @@ def test_a_maintainer_asks_for_one_of_any_run(run: Run, node: Node) -> None:
     trained(run, node)
     replay = replays.request_replay(run, actor="mara")
     assert replay.node == node
-    assert "are to be trained again" in sentences(run)[-1]
+    assert "on another, trusted node queued" in sentences(run)[-1]
 
 
 def test_it_counts_once(run: Run, node: Node, stranger: Node) -> None:

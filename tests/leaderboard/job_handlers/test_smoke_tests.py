@@ -8,9 +8,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from leaderboard.job_handlers import smoke_tests
+from leaderboard.job_handlers import smoke
 from leaderboard.models import Entry, PullRequest, Run, Track
-from leaderboard.submissions import intake
+from leaderboard.submissions import intake, smoke_tests
 from scheduler import leases, transitions
 from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Event, Job, Lease, Node
@@ -82,14 +82,14 @@ def test_who_had_an_entry_approved_is_known_and_a_name_in_a_commit_is_not(
 
 
 def test_a_maintainer_who_asks_vouches_for_the_code(idea: Entry, pull: PullRequest) -> None:
-    job = smoke_tests.queue_smoke_test(idea, actor="mara", vouched=True)
+    job = smoke_tests.queue_smoke_test(idea, actor="mara", is_vouched=True)
     idea.refresh_from_db()
     assert (idea.state, idea.smoke_job) == (Entry.State.SMOKE, job)
-    assert smoke_tests.queue_smoke_test(idea, vouched=True) is None, "one at a time"
+    assert smoke_tests.queue_smoke_test(idea, is_vouched=True) is None, "one at a time"
 
 
 def test_unapproved_code_goes_only_to_trusted_nodes_with_a_sandbox(idea: Entry, able: Node) -> None:
-    smoke_tests.queue_smoke_test(idea, vouched=True)
+    smoke_tests.queue_smoke_test(idea, is_vouched=True)
     able.trusted = False
     able.save()
     assert leases.claim_job(able) is None
@@ -117,14 +117,14 @@ def test_what_the_tracks_machines_have_is_told(
 ) -> None:
     idea.track.needs_labels = labels
     idea.track.save()
-    job = smoke_tests.queue_smoke_test(idea, vouched=True)
+    job = smoke_tests.queue_smoke_test(idea, is_vouched=True)
     assert job is not None
-    order = smoke_tests.SmokeTestHandler().build_order(job, None)
+    order = smoke.SmokeTestHandler().build_order(job, None)
     assert (order.memory_bytes, order.peak, order.config["device"]) == (memory, peak, "cuda")
 
 
 def test_what_was_found_is_on_the_entry_which_is_proposed_again(idea: Entry) -> None:
-    smoke_tests.queue_smoke_test(idea, vouched=True)
+    smoke_tests.queue_smoke_test(idea, is_vouched=True)
     assert told(idea, FOUND).state == Entry.State.PROPOSED
     assert (idea.smoke["passed"], idea.smoke["parameters"]) == (True, 1e6)
     assert idea.smoke_sentence == FOUND["sentence"]
@@ -134,14 +134,14 @@ def test_what_was_found_is_on_the_entry_which_is_proposed_again(idea: Entry) -> 
 
 
 def test_an_answer_that_cannot_be_right_says_nothing(idea: Entry) -> None:
-    smoke_tests.queue_smoke_test(idea, vouched=True)
+    smoke_tests.queue_smoke_test(idea, is_vouched=True)
     assert told(idea, {"passed": "maybe"}).smoke == {"passed": None}
-    assert "cannot be right" in idea.smoke_sentence
+    assert "is invalid" in idea.smoke_sentence
 
 
 def test_a_lost_node_says_nothing_about_the_entry_and_its_own_fault_does(idea: Entry, node: Node) -> None:
     for cause, passed in (("infrastructure", None), ("model", False)):
-        job = smoke_tests.queue_smoke_test(idea, vouched=True)
+        job = smoke_tests.queue_smoke_test(idea, is_vouched=True)
         assert job is not None
         lease(job, node)
         transitions.fail_job(job, "node:cellar", cause, "It ended.")  # type: ignore[arg-type]
@@ -168,13 +168,13 @@ def test_after_a_failed_one_a_maintainer_may_let_it_train_all_the_same(
     told(idea, FAILED)
     run.refresh_from_db()
     assert run.state == Run.State.WAITING
-    assert run.reason.startswith("Approved, and its smoke run failed: The loss does not fall")
+    assert run.reason.startswith("Approved, but its smoke run failed: The loss does not fall")
     (run,) = intake.approve_entry(idea, idea.sha, maintainer)
     assert run.state == Run.State.QUEUED
 
 
 def test_approving_while_it_runs_waits_for_it(idea: Entry, maintainer: User) -> None:
-    smoke_tests.queue_smoke_test(idea, vouched=True)
+    smoke_tests.queue_smoke_test(idea, is_vouched=True)
     idea.refresh_from_db()
     (run,) = intake.approve_entry(idea, idea.sha, maintainer)
     assert run.state == Run.State.WAITING
@@ -188,22 +188,22 @@ def test_approving_while_it_runs_waits_for_it(idea: Entry, maintainer: User) -> 
 
 
 def test_a_closed_entry_has_none_any_more(idea: Entry) -> None:
-    job = smoke_tests.queue_smoke_test(idea, vouched=True)
+    job = smoke_tests.queue_smoke_test(idea, is_vouched=True)
     intake.withdraw_entry(idea)
     assert job is not None
     job.refresh_from_db()
     idea.refresh_from_db()
     assert (job.state, idea.state) == (Job.State.CANCELLED, Entry.State.WITHDRAWN)
-    assert smoke_tests.queue_smoke_test(idea, vouched=True) is None
+    assert smoke_tests.queue_smoke_test(idea, is_vouched=True) is None
 
 
 def test_a_result_of_an_older_one_does_not_count(idea: Entry, node: Node) -> None:
-    first = smoke_tests.queue_smoke_test(idea, vouched=True)
+    first = smoke_tests.queue_smoke_test(idea, is_vouched=True)
     assert first is not None
     told(idea, FOUND)
-    second = smoke_tests.queue_smoke_test(idea, vouched=True)
+    second = smoke_tests.queue_smoke_test(idea, is_vouched=True)
     assert second is not None
-    smoke_tests.SmokeTestHandler().handle_done(first, FAILED)
+    smoke.SmokeTestHandler().handle_done(first, FAILED)
     idea.refresh_from_db()
     assert (idea.state, idea.smoke) == (Entry.State.SMOKE, {})
     assert not Lease.objects.exists()

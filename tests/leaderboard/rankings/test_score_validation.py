@@ -226,6 +226,6 @@ def test_a_queued_run_is_cancelled_with_its_job(run: Run) -> None:
 def test_a_state_changes_once(run: Run) -> None:
     """Two processes with the same old row: one gets there first, the other learns it."""
     late = Run.objects.get(pk=run.pk)
-    assert run.change("training", since=["queued"], actor="node:a", sentence="Training on a.")
-    assert not late.change("cancelled", since=["queued"], actor="mara", sentence="Cancelled.")
+    assert run.change_state("training", since=["queued"], actor="node:a", message="Training on a.")
+    assert not late.change_state("cancelled", since=["queued"], actor="mara", message="Cancelled.")
     assert late.state == "training"

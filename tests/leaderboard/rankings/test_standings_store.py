@@ -28,7 +28,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def cancel_first_run(track: Track) -> None:
     run = Run.objects.filter(track=track, entry__title="Better").earliest("pk")
-    run.change("cancelled", since=["finished"], actor="mara", sentence="Taken back.")
+    run.change_state("cancelled", since=["finished"], actor="mara", message="Taken back.")
 
 
 def test_rows_equal_computed_standings() -> None:

@@ -80,7 +80,7 @@ def playground(track: Track) -> Track:
 
 
 def test_the_playground_asks_for_a_hypothesis(main: Repository, playground: Track) -> None:
-    with pytest.raises(IntakeError, match="say what you expect to see"):
+    with pytest.raises(IntakeError, match="what do you expect to see"):
         intake.submit_entry(str(main.path), "main", "An idea", "smear", playground, hypothesis=" ")
 
 

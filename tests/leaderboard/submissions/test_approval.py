@@ -25,7 +25,7 @@ def test_approval_makes_the_run_and_its_job(idea: Entry, maintainer: User) -> No
 
 
 def test_approving_another_commit_is_refused(idea: Entry, maintainer: User) -> None:
-    with pytest.raises(IntakeError, match="You looked at 00000000"):
+    with pytest.raises(IntakeError, match="You reviewed 00000000"):
         intake.approve_entry(idea, "0" * 40, maintainer)
     idea.refresh_from_db()
     assert idea.state == "proposed"

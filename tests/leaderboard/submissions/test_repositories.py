@@ -25,26 +25,32 @@ def fetched(repository: Repository) -> repositories.Mirror:
 def test_a_branch_and_a_short_sha_resolve_to_the_full_one(main: Repository) -> None:
     sha = main.git("rev-parse", "HEAD")
     mirror = fetched(main)
-    assert mirror.resolve("main") == mirror.resolve("HEAD") == mirror.resolve(sha[:9]) == mirror.resolve(sha) == sha
+    assert (
+        mirror.resolve_revision("main")
+        == mirror.resolve_revision("HEAD")
+        == mirror.resolve_revision(sha[:9])
+        == mirror.resolve_revision(sha)
+        == sha
+    )
 
 
 def test_a_commit_that_no_branch_holds_is_fetched_by_its_sha(main: Repository) -> None:
     first = main.git("rev-parse", "HEAD")
     orphan = main.commit("A pull request's head")
     main.git("reset", "--quiet", "--hard", first)
-    assert fetched(main).resolve(orphan) == orphan
+    assert fetched(main).resolve_revision(orphan) == orphan
 
 
 @pytest.mark.parametrize("name", ["0" * 40, "nowhere", "abcdef0", "--upload-pack=touch /tmp/x", "a..b", "@{-1}", ""])
 def test_what_is_no_commit_is_refused_with_a_sentence(main: Repository, name: str) -> None:
     with pytest.raises(RepositoryError, match="commit"):
-        fetched(main).resolve(name)
+        fetched(main).resolve_revision(name)
 
 
 def test_the_bundle_is_the_models_folder_and_the_same_bytes_each_time(main: Repository) -> None:
     sha = main.git("rev-parse", "HEAD")
-    packed = repositories.pack_bundle(fetched(main).model_sources(sha))
-    assert packed == repositories.pack_bundle(dict(reversed(fetched(main).model_sources(sha).items())))
+    packed = repositories.pack_bundle(fetched(main).read_model_files(sha))
+    assert packed == repositories.pack_bundle(dict(reversed(fetched(main).read_model_files(sha).items())))
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         found = {member.name: tar.extractfile(member).read().decode() for member in tar.getmembers()}  # type: ignore[union-attr]
         assert {(member.mtime, member.uid, member.mode) for member in tar.getmembers()} == {(0, 0, 0o644)}
@@ -55,41 +61,41 @@ def test_a_link_is_refused(main: Repository) -> None:
     (main.path / "trainer/models/secret.py").symlink_to("/etc/passwd")
     sha = main.commit("A link")
     with pytest.raises(RepositoryError, match=r"secret\.py is a link"):
-        fetched(main).model_sources(sha)
+        fetched(main).read_model_files(sha)
 
 
 def test_a_submodule_is_refused(main: Repository) -> None:
     main.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},trainer/models/vendor")
     main.git("commit", "--quiet", "-m", "A submodule")
     with pytest.raises(RepositoryError, match="vendor is a submodule"):
-        fetched(main).model_sources(main.git("rev-parse", "HEAD"))
+        fetched(main).read_model_files(main.git("rev-parse", "HEAD"))
 
 
 def test_a_binary_is_refused(main: Repository) -> None:
     for contents in (b"\x7fELF\x00\x01", b"\xff\xfe not utf-8"):
         sha = main.commit("A binary", {"trainer/models/kernel.so": contents})
         with pytest.raises(RepositoryError, match=r"kernel\.so is not a text file"):
-            fetched(main).model_sources(sha)
+            fetched(main).read_model_files(sha)
 
 
 def test_too_many_bytes_are_refused(main: Repository) -> None:
     sha = main.commit("Weights in the source", {"trainer/models/table.py": "0" * 256_000})
     with pytest.raises(RepositoryError, match="at most 256,000"):
-        fetched(main).model_sources(sha)
+        fetched(main).read_model_files(sha)
 
 
 @pytest.mark.parametrize("name", [".hidden.py", "a b.py", "deep/" * 6 + "x.py", "-x.py", "é.py", "x" * 81])
 def test_a_name_that_is_no_source_files_is_refused(main: Repository, name: str) -> None:
     sha = main.commit("A name", {f"trainer/models/{name}": "x = 1\n"})
-    with pytest.raises(RepositoryError, match="not a name for a source file"):
-        fetched(main).model_sources(sha)
+    with pytest.raises(RepositoryError, match="not a valid file name"):
+        fetched(main).read_model_files(sha)
 
 
 def test_a_commit_without_models_is_refused(main: Repository) -> None:
     main.git("rm", "--quiet", "-r", "trainer/models")
     sha = main.commit("Nothing left")
     with pytest.raises(RepositoryError, match="no trainer/models/ folder"):
-        fetched(main).model_sources(sha)
+        fetched(main).read_model_files(sha)
 
 
 def test_changed_files_are_counted_from_where_the_fork_left_main(main: Repository, tmp_path: Path) -> None:
@@ -98,22 +104,22 @@ def test_changed_files_are_counted_from_where_the_fork_left_main(main: Repositor
     main.commit("main goes on", {"README.md": "Faster.\n"})
     sha = fork.commit("An idea", {"trainer/models/idea.py": "x = 1\n"})
     mirror = fetched(fork)
-    assert mirror.base(sha) == start
-    assert mirror.changed_files(sha, start) == ["trainer/models/idea.py"]
+    assert mirror.find_merge_base(sha) == start
+    assert mirror.list_changed_files(sha, start) == ["trainer/models/idea.py"]
 
 
 def test_a_history_of_its_own_has_no_base(main: Repository) -> None:
     main.git("checkout", "--quiet", "--orphan", "other")
     sha = main.commit("From nothing", {"x.txt": "x"})
     mirror = fetched(main)
-    assert mirror.base(sha) is None
-    assert "x.txt" in mirror.changed_files(sha, None)
+    assert mirror.find_merge_base(sha) is None
+    assert "x.txt" in mirror.list_changed_files(sha, None)
 
 
 def test_without_the_branch_main_the_head_stands_for_it(main: Repository) -> None:
     main.git("branch", "-m", "main", "trunk")
     mirror = fetched(main)
-    assert mirror.commit("refs/train/main") == main.git("rev-parse", "HEAD")
+    assert mirror.find_commit("refs/train/main") == main.git("rev-parse", "HEAD")
 
 
 def test_no_hook_or_filter_of_the_repository_runs(main: Repository, tmp_path: Path) -> None:
@@ -128,8 +134,8 @@ def test_no_hook_or_filter_of_the_repository_runs(main: Repository, tmp_path: Pa
     sha = main.commit("Attributes", {".gitattributes": "* diff=x filter=x\n"})
     proof.unlink(missing_ok=True)
     mirror = fetched(main)
-    mirror.model_sources(sha)
-    mirror.diff(sha, f"{sha}~1")
+    mirror.read_model_files(sha)
+    mirror.read_diff(sha, f"{sha}~1")
     assert not proof.exists()
 
 

@@ -60,12 +60,12 @@ def test_files_and_lines_are_gits(
 @given(st.text("+- @\\\ndifgab/123,\x00\u202e", max_size=300))
 def test_any_text_is_read(text: str) -> None:
     for file in diffs.parse_diff(f"diff --git a/x b/x\n{text}"):
-        assert all(diffs.escape_hidden(line.text) == line.shown for line in file.lines())
+        assert all(diffs.escape_hidden(line.text) == line.visible_text for line in file.lines())
 
 
 def test_a_difference_that_was_cut_off_says_so() -> None:
     (file,) = diffs.parse_diff("diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,4 @@\n one\n+two\n")
-    assert (file.is_cut, file.added, file.added_lines()) == (True, 1, {2})
+    assert (file.is_truncated, file.added, file.added_lines()) == (True, 1, {2})
 
 
 def test_what_turns_text_around_is_written_out() -> None:
@@ -95,10 +95,10 @@ def test_what_turns_text_around_is_written_out() -> None:
             "torch.nn.functional.cross_entropy is set",
         ),
         ("import torch; setattr(torch, 'x', 1)", "others", "setattr of torch"),
-        (f"x = '{'a1' * 600}'", "hidden", "a text of 1,200 characters without words"),
+        (f"x = '{'a1' * 600}'", "hidden", "a string of 1,200 characters without words"),
         ("import somebodys_package", "import", "somebodys_package"),
-        ("x = 1 # \u202e", "hidden", "characters that are not seen"),
-        ("x = = 1", "hidden", "it cannot be read as Python, so nothing was looked for"),
+        ("x = 1 # \u202e", "hidden", "invisible characters"),
+        ("x = = 1", "hidden", "not valid Python, so it has no other flags"),
     ],
 )
 def test_a_flag_is_raised(line: str, kind: str, what: str) -> None:
@@ -214,8 +214,8 @@ def test_a_review_puts_what_runs_first_and_flags_it(main: Repository, track: Tra
         ("a.txt", False),
     ]
     assert review.counts == {
-        "Talks to a network": 1,
-        "Starts or steers processes": 1,
+        "Accesses a network": 1,
+        "Starts or controls processes": 1,
         "Hard to read": 1,
         "Imports something new": 1,
     }

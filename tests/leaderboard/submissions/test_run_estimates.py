@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_when_it_would_be_done_follows_from_the_queue(smoked: Entry, able: Node,
     assert found.ends_at == found.begins_at + timedelta(seconds=smoked.track.expected_seconds)
     assert not Run.objects.exists(), "it is only thought of"
     now = timezone.now()
-    assert found.sentence(now).startswith(
+    assert found.describe(now).startswith(
         "1.38\u00a0B parameters (654\u00a0M of them embeddings), 5.28\u00a0×\u00a010⁹ FLOPs a token, about 10.5\u00a0M "
     )
     intake.approve_entry(smoked, smoked.sha, maintainer)
@@ -89,7 +90,7 @@ def test_there_is_none_before_a_smoke_run(idea: Entry) -> None:
 
 
 def test_the_page_shows_what_was_found_as_text(smoked: Entry, able: Node, client: Client) -> None:
-    page = client.get(smoked.get_absolute_url()).content.decode()
+    page = re.sub(r"\n *", " ", client.get(smoked.get_absolute_url()).content.decode())
     assert "It imports, fits, learns and sees no later token." in page
     assert "<strong>1.38\u00a0B</strong>" in page
     assert "trained by, if it is queued now" in page
@@ -99,7 +100,7 @@ def test_the_page_shows_what_was_found_as_text(smoked: Entry, able: Node, client
 
 def test_once_it_trains_the_page_estimates_no_more(smoked: Entry, run: Run, client: Client) -> None:
     Run.objects.update(state=Run.State.TRAINING)
-    page = client.get(smoked.get_absolute_url()).content.decode()
+    page = re.sub(r"\n *", " ", client.get(smoked.get_absolute_url()).content.decode())
     assert "tokens in the budget" not in page
 
 

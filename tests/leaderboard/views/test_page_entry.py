@@ -77,6 +77,6 @@ def test_a_commit_that_cannot_be_read_says_so_without_naming_folders(client: Cli
 
     page = words(client.get(entered.get_absolute_url()).content)
 
-    assert "This site has no copy of the commit at hand" in page
+    assert "This site has no copy of the commit" in page
     assert "/repositories" not in page
     assert str(entered.repository) not in page

@@ -53,7 +53,7 @@ def test_who_has_to_wait_is_told_before(client: Client, arrived: Run, able: Node
 def test_without_a_model_or_an_open_door_the_page_says_so(client: Client, track: Any, settings: Any) -> None:
     assert "There is no model yet" in words(client.get("/try/").content)
     settings.GENERATE_PER_HOUR = 0
-    assert "does not let visitors write" in words(client.get("/try/").content)
+    assert "does not accept prompts" in words(client.get("/try/").content)
 
 
 def test_a_prompt_has_a_page_on_which_it_waits_is_answered_and_stays_text(
@@ -104,7 +104,7 @@ def test_whoever_asks_too_often_is_told_to_wait(client: Client, arrived: Run) ->
         asked(client, arrived)
     answer = client.post("/try/", {**PROMPT, "run": arrived.pk})
     assert answer.status_code == 429
-    assert "please wait a few minutes" in words(answer.content)
+    assert "Try again in a few minutes" in words(answer.content)
     assert "The &lt;train&gt;</textarea>" in answer.content.decode()
 
 
@@ -140,7 +140,7 @@ def test_the_queue_tells_what_nodes_do_beside_the_trains(client: Client, arrived
     page = words(client.get("/queue/").content)
     assert "Prompts Visitors who try a model. 1 running, 1 waiting" in page
     assert "Prompts" in client.get("/queue/live.json").json()["parts"]["background-jobs"]
-    assert "Smeared keys, writing for a visitor" in words(client.get("/nodes/").content)
+    assert "Smeared keys, visitor prompt" in words(client.get("/nodes/").content)
 
 
 def test_the_totals_count_what_was_lent_trained_and_judged(client: Client, arrived: Run) -> None:

@@ -93,7 +93,7 @@ def test_a_file_is_304_until_a_run_changes(client: Client) -> None:
     etag = client.get(address)["ETag"]
     assert client.get(address, headers={"if-none-match": etag}).status_code == 304
     run = entries["Better"].runs.earliest("pk")
-    run.change("cancelled", since=["finished"], actor="mara", sentence="Taken back.")
+    run.change_state("cancelled", since=["finished"], actor="mara", message="Taken back.")
     assert client.get(address, headers={"if-none-match": etag}).status_code == 200
 
 

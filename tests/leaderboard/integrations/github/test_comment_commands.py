@@ -29,7 +29,7 @@ from leaderboard.integrations.github.command_parser import Command, InvalidComma
 def test_each_command_is_understood(line: str, meant: Command) -> None:
     (said,) = command_parser.parse_comment(f"Thank you.\r\n\r\n{line}\r\n")
     assert isinstance(said, Command)
-    assert (said.does, said.word, said.number) == (meant.does, meant.word, meant.number)
+    assert (said.action, said.word, said.number) == (meant.action, meant.word, meant.number)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_each_command_is_understood(line: str, meant: Command) -> None:
         ("/train seeds 99", "The number of seeds is a whole number from 1 to 20."),
         ("/train seeds ²", "The number of seeds is a whole number from 1 to 20."),
         ("/train seeds", "Say how many seeds: `/train seeds 2`."),
-        ("/cancel it", "It stands alone on its line."),
+        ("/cancel it", "It takes no arguments."),
         ("/priority high", "The impact is a whole number from -1000 to 1000."),
         ("/priority", "It takes one number: `/priority 5`."),
         ("/approve all", "It takes nothing, or the commit: 7 to 40 hexadecimal digits."),
@@ -74,7 +74,7 @@ def test_what_is_quoted_code_or_for_others_asks_nothing(text: str) -> None:
 
 def test_several_are_read_in_their_order_up_to_a_limit() -> None:
     said = command_parser.parse_comment("/priority 5\n/approve\n" + "/cancel\n" * 9)
-    assert [one.does for one in said if isinstance(one, Command)] == [
+    assert [one.action for one in said if isinstance(one, Command)] == [
         "priority",
         "approve",
         "cancel",
@@ -86,5 +86,5 @@ def test_several_are_read_in_their_order_up_to_a_limit() -> None:
 @given(st.text(max_size=300))
 def test_any_comment_is_read_without_an_accident(text: str) -> None:
     command_parser.parse_comment(text)
-    for name in command_parser.PARSERS:
+    for name in command_parser.NAMES:
         assert len(command_parser.parse_comment(f"{name} {text}")) <= command_parser.MAX_COMMANDS

@@ -89,7 +89,7 @@ def test_a_new_site_is_told_what_to_set(settings: Any, db: None) -> None:
         (lambda github: github.hook.update(secret=""), "has a secret"),
         (lambda github: github.hook.update(insecure_ssl="1"), "certificate"),
         (lambda github: github.installed.clear(), "installed for trains/daily Install it"),
-        (lambda github: github.fail(401, "Bad credentials", path="^/app$"), "GitHub answers GitHub does not take our"),
+        (lambda github: github.fail(401, "Bad credentials", path="^/app$"), "GitHub answers GitHub rejects the site"),
         (lambda github: github.fail(502, path="^/app$"), "GitHub answers GitHub answered 502"),
     ],
 )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from leaderboard.integrations.github import client as github_client
 from leaderboard.integrations.github import deliveries
-from leaderboard.integrations.github.client import NotConnectedError
+from leaderboard.integrations.github.connection import NotConnectedError
 from leaderboard.integrations.github.deliveries import EVENTS
 from leaderboard.models import Delivery, Installation, PullRequest
 from leaderboard.outbox import PermanentError, RetryLater
@@ -52,7 +52,7 @@ def handled(monkeypatch: pytest.MonkeyPatch, db: None) -> list[Any]:
         return payload.get("problem")
 
     monkeypatch.setitem(EVENTS, "star", "anywhere")
-    monkeypatch.setattr(deliveries, "get_handler", lambda event: handle)
+    monkeypatch.setattr(deliveries, "import_string", lambda event: handle)
     return seen
 
 
@@ -93,7 +93,7 @@ def test_while_one_is_being_worked_on_what_follows_about_the_same_thing_waits(ha
     arrive(2)
     arrive(3, "trains/other")
     with pytest.raises(Killed):
-        deliveries.process_subject("trains/daily")
+        deliveries.process_due()
     assert deliveries.process_due() == 1
     assert handled == [1, 3]
     later(deliveries.CLAIM_TIME.total_seconds() + 1)

@@ -79,7 +79,7 @@ HOUR = 3600
         ({"exp": int(time.time()) - HOUR}, "The token has expired: ask GitHub for it right before you ask here."),
         ({"nbf": int(time.time()) + HOUR}, "The token cannot be read: The token is not yet valid (nbf)."),
         ({"aud": "https://other.example"}, "with the audience http://127.0.0.1:8000."),
-        ({"aud": ["a", "b"]}, "The token is meant for somebody else"),
+        ({"aud": ["a", "b"]}, "The token has another audience"),
         ({"iss": "https://token.actions.githubusercontent.com"}, "The token is not of http://127.0.0.1:"),
         ({"repository": "mallory/daily"}, "Jobs of mallory/daily may not ask here"),
         ({"repository": "trains/daily2"}, "Jobs of trains/daily2 may not ask here"),

@@ -18,7 +18,7 @@ from tests.support.nights import MONDAY, TUESDAY, tonight
 
 @pytest.fixture(autouse=True)
 def listening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LISTENERS", ("leaderboard.integrations.github.commit_status.handle_events",))
+    monkeypatch.setattr(events, "LISTENERS", ("leaderboard.integrations.github.commit_status.update_nightly_checks",))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_main_that_cannot_be_read_is_marked_on_its_commit_with_the_reason(
 
 @pytest.mark.parametrize(
     ("cause", "conclusion", "says"),
-    [("model", "failure", "main is broken: "), ("infrastructure", "neutral", "The train broke down, not main: ")],
+    [("model", "failure", "main is broken: "), ("infrastructure", "neutral", "The infrastructure failed, not main: ")],
 )
 def test_a_main_that_breaks_in_training_is_marked_and_a_machine_that_breaks_is_not_mains_fault(
     connected: GitHub, track: Track, cause: str, conclusion: str, says: str
@@ -74,7 +74,7 @@ def test_a_main_that_breaks_in_training_is_marked_and_a_machine_that_breaks_is_n
     night = tonight(MONDAY)
     assert night.run
     failed = {"reason": "The loss became NaN at step 212.", "cause": cause}
-    night.run.change(Run.State.FAILED, since=[Run.State.QUEUED], actor="site", sentence="Failed.", **failed)
+    night.run.change_state(Run.State.FAILED, since=[Run.State.QUEUED], actor="site", message="Failed.", **failed)
     found = check(connected, night.sha)
     assert found["conclusion"] == conclusion
     assert found["output"]["title"] == f"{says}The loss became NaN at step 212."

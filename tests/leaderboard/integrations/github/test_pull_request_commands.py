@@ -76,7 +76,7 @@ def test_who_may_not_gets_one_polite_answer(pull: Conversation) -> None:
     assert (states(), Entry.objects.get().impact) == ([], 0)
     assert len(pull.answers) == 1
     assert "@eve" in pull.answers[0]
-    assert "Thank you, but this is for maintainers of this repository. Nothing has changed." in pull.answers[0]
+    assert "Permission denied: this is for maintainers of this repository. Nothing has changed." in pull.answers[0]
     pull.say("ada", "/approve")
     assert states() == []
     assert len(pull.answers) == 2
@@ -90,7 +90,7 @@ def test_what_is_not_understood_is_answered_with_help_and_older_answers_are_fold
     assert "/train seeds N" in second
     assert len(pull.github.minimised) == 1
     pull.say("eve", "/help")
-    assert "These can be written" in pull.answers[-1]
+    assert "These commands exist" in pull.answers[-1]
 
 
 def test_bots_edits_and_others_commands_ask_nothing(pull: Conversation) -> None:
@@ -122,14 +122,14 @@ def test_an_author_cancels_and_runs_again_but_does_not_choose_among_results(
     assert states() == ["cancelled"]
     assert "was cancelled: ada cancelled it in the pull request." in pull.comment
     pull.say("ada", "/cancel")
-    assert "Nothing of it waits or runs." in pull.answers[-1]
+    assert "There is nothing to cancel." in pull.answers[-1]
     pull.say("ada", "/rerun")
     assert states() == ["cancelled", "queued"]
     pull.say("ada", "/rerun")
     assert "wait for its result first" in pull.answers[-1]
     finish(Run.objects.get(state="queued"), able)
     pull.say("ada", "/rerun")
-    assert "More seeds of it are for maintainers" in pull.answers[-1]
+    assert "Only maintainers can request more seeds" in pull.answers[-1]
     pull.say("mara", "/train seeds 2")
     assert states() == ["cancelled", "finished", "queued", "queued"]
 
@@ -192,7 +192,7 @@ def test_a_smoke_run_is_asked_for_by_a_maintainer_where_the_author_is_new(pull: 
     pull.say("mara", "/train smoke")
     assert Entry.objects.get().state == "smoke"
     pull.say("mara", "/train smoke")
-    assert "under way already" in pull.answers[-1]
+    assert "already running" in pull.answers[-1]
 
 
 def test_a_click_on_rerun_at_the_check_is_a_rerun(pull: Conversation, approved: Run, able: Node) -> None:

@@ -31,13 +31,13 @@ class Deaths:
         self.seen: dict[str, int] = {}
         self.count = 0
 
-    def over(self, exchange: Any) -> Any:
+    def over(self, send_once: Any) -> Any:
         def deadly(connection: Connection, method: str, address: str, *rest: Any) -> Any:
             key = f"{method} {address}"
             self.seen[key] = self.seen.get(key, 0) + 1
             if self.seen[key] == 1:
                 self.die()
-            answer = exchange(connection, method, address, *rest)
+            answer = send_once(connection, method, address, *rest)
             if self.seen[key] == 2:
                 self.die()
             return answer
@@ -52,7 +52,7 @@ class Deaths:
 @pytest.fixture
 def deaths(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deaths]:
     made = Deaths()
-    monkeypatch.setattr(Connection, "exchange", made.over(Connection.exchange))
+    monkeypatch.setattr(Connection, "send_once", made.over(Connection.send_once))
     yield made
     assert made.count > 10
 

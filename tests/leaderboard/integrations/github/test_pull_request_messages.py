@@ -9,6 +9,8 @@ from django.utils import timezone
 
 from leaderboard.integrations.github import comment_text, entry_status
 from leaderboard.models import Effect, Entry, PullRequest, Run
+from leaderboard.sanitize import WORD_JOINER, escape_markdown
+from leaderboard.templatetags.markdown import escape_except_code
 from tests.support import boards, scene
 
 
@@ -81,7 +83,7 @@ def test_what_comments_asked_for_is_listed_with_what_came_of_it(pull: PullReques
     ],
 )
 def test_code_in_a_sentence_stays_code_on_its_line(text: str, shown: str) -> None:
-    assert comment_text.escape_except_code(text) == shown
+    assert escape_except_code(text) == shown
 
 
 def test_a_pull_request_of_which_nothing_is_to_be_said_says_nothing(db: None) -> None:
@@ -116,7 +118,7 @@ def test_each_state_of_a_run_has_its_words(
     "text", ["a | b", "<img src=x>", "**bold**", "[a](javascript:x)", "`code`", "@mara", "#1", "~~x~~"]
 )
 def test_what_strangers_wrote_is_text_and_nothing_else(text: str) -> None:
-    shown = comment_text.escape_markdown(text)
+    shown = escape_markdown(text)
     assert not re.search(r"(?<!\\)[|<>*\[\]`~]", shown)
     assert not re.search(r"[@#]\w", shown)
-    assert shown.replace("\\", "").replace(comment_text.JOINER, "") == text
+    assert shown.replace("\\", "").replace(WORD_JOINER, "") == text

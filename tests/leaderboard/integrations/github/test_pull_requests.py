@@ -10,8 +10,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.cache import caches
 
-from leaderboard.integrations.github import comment_text, sync
+from leaderboard.integrations.github import sync
 from leaderboard.models import Effect, Entry, PullRequest, Run, Track
+from leaderboard.sanitize import escape_markdown
 from leaderboard.submissions import intake
 from scheduler import transitions
 from scheduler.models import Job, Node
@@ -286,7 +287,7 @@ def test_a_site_without_access_to_github_enters_all_the_same(pull: Conversation,
 
 
 def test_what_strangers_write_mentions_nobody_and_breaks_nothing() -> None:
-    text = comment_text.escape_markdown("<b>@mara</b> fixes #12 | `x` [a](b)\n# no")
+    text = escape_markdown("<b>@mara</b> fixes #12 | `x` [a](b)\n# no")
     assert text == "\\<b\\>@\u2060mara\\</b\\> fixes #\u206012 \\| \\`x\\` \\[a\\](b) # no"
 
 

@@ -71,7 +71,7 @@ def test_nothing_but_the_database_is_asked_while_github_waits(
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     monkeypatch.setattr(socket.socket, "connect_ex", connect)
-    monkeypatch.setattr("celery.app.task.Task.apply_async", connect)
+    monkeypatch.setattr("celery.app.base.Celery.send_task", connect)
     assert post(client, body_of()).status_code == 202
     assert Delivery.objects.get().state == "new"
 

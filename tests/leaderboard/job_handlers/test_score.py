@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from leaderboard.job_handlers import release_scores
+from leaderboard.job_handlers import score
 from leaderboard.models import Publication, Run, Sample
 from leaderboard.publishing import model_card, publications, weights
 from scheduler.job_kinds import get_job_kind
@@ -31,8 +31,8 @@ def kept(run: Run, node: Node) -> Publication:
 
 @pytest.fixture
 def job(kept: Publication) -> Job:
-    assert release_scores.queue_release_scores() == 1
-    assert release_scores.queue_release_scores() == 0
+    assert score.queue_release_scores() == 1
+    assert score.queue_release_scores() == 0
     kept.refresh_from_db()
     assert kept.score_job
     return kept.score_job
@@ -68,7 +68,7 @@ def test_the_card_has_samples_of_its_step_as_text(kept: Publication) -> None:
     assert "## Scores" not in card
 
 
-@pytest.mark.parametrize(("changed", "said"), [({"bits_per_byte": -1}, "cannot be right"), ({}, "not trusted")])
+@pytest.mark.parametrize(("changed", "said"), [({"bits_per_byte": -1}, "is invalid"), ({}, "untrusted")])
 def test_what_cannot_be_relied_on_is_not_written_down(
     kept: Publication, job: Job, node: Node, changed: dict[str, Any], said: str
 ) -> None:
@@ -82,12 +82,12 @@ def test_a_failed_scoring_leaves_the_run_alone(kept: Publication, job: Job, node
     get_job_kind(job).handle_failure(job, "model", "The model looked ahead.")
     assert Run.objects.get(pk=kept.run_id).state == Run.State.TRAINING
     assert Event.objects.about(kept.run).filter(sentence__contains="The model looked ahead.").exists()
-    assert release_scores.queue_release_scores() == 0  # not for ever
+    assert score.queue_release_scores() == 0  # not for ever
 
 
 def test_until_the_run_has_said_what_it_is_nothing_is_scored(kept: Publication) -> None:
     JobFile.objects.filter(job=kept.run.job).delete()
-    assert release_scores.queue_release_scores() == 0
+    assert score.queue_release_scores() == 0
 
 
 def test_a_finished_runs_scoring_is_its_own_still(run: Run, node: Node) -> None:

@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.test import Client
 
 from leaderboard import runs
-from leaderboard.job_handlers import swarm_runs
+from leaderboard.job_handlers import swarm
 from leaderboard.models import Entry, Run, Seat, SwarmEvent, Track
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
@@ -86,7 +86,7 @@ def test_a_run_is_led_by_the_sites_own_code_on_a_trusted_node(swarm_run: Run) ->
 def test_code_that_is_not_on_main_is_not_let_onto_other_peoples_machines(main: Any, together: Track) -> None:
     main.git("checkout", "--quiet", "-b", "idea")
     main.commit("An idea", {"trainer/models/gpt.py": "class Model:\n    changed = True\n"})
-    with pytest.raises(IntakeError, match="own code only"):
+    with pytest.raises(IntakeError, match="code from main only"):
         intake.submit_entry(str(main.path), "idea", "Mine", "gpt", together)
     assert not Entry.objects.exists()
 
@@ -102,17 +102,17 @@ def test_a_run_of_changed_code_is_not_queued_either(idea: Entry, together: Track
 def test_seats_are_ready_once_the_coordinator_is_there_and_never_more_than_are_wanted(
     swarm_run: Run, able: Node
 ) -> None:
-    assert swarm_runs.fill_seats(swarm_runs.get_swarm(swarm_run)) == 0
+    assert swarm.fill_seats(swarm.get_swarm(swarm_run)) == 0
     assert swarm_run.job is not None
     lease(swarm_run.job, able)
-    assert swarm_runs.fill_all_seats() == 0
+    assert swarm.fill_all_seats() == 0
     tell(swarm_run, what="address", addresses=[ADDRESS])
-    assert len(waiting(swarm_run)) == swarm_runs.AHEAD
+    assert len(waiting(swarm_run)) == swarm.QUEUED_SEATS
     names = iter("abcd")
     for name, ahead in zip(names, (3, 2, 1, 0), strict=True):
         sit(swarm_run, name)
         assert len(waiting(swarm_run)) == ahead
-    assert swarm_runs.fill_all_seats() == 0
+    assert swarm.fill_all_seats() == 0
 
 
 def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
@@ -131,7 +131,7 @@ def test_a_lost_seat_is_given_up_and_another_queued(led: Run) -> None:
     hand_back(taken.job.leases.get(), "Its heartbeat stopped.")
     seat.job.refresh_from_db()
     assert seat.job.state == Job.State.CANCELLED
-    assert len(waiting(led)) == swarm_runs.AHEAD
+    assert len(waiting(led)) == swarm.QUEUED_SEATS
 
 
 def test_a_run_that_is_over_takes_its_seats_away(led: Run) -> None:
@@ -146,7 +146,7 @@ def test_a_run_that_is_over_takes_its_seats_away(led: Run) -> None:
     assert waiting(led) == []
     sitting.job.refresh_from_db()
     assert sitting.job.stop_requested == "cancel"
-    assert swarm_runs.fill_all_seats() == 0
+    assert swarm.fill_all_seats() == 0
 
 
 def test_a_lost_coordinator_takes_its_seats_along_until_another_is_there(led: Run, able: Node) -> None:
@@ -156,7 +156,7 @@ def test_a_lost_coordinator_takes_its_seats_along_until_another_is_there(led: Ru
     led.job.refresh_from_db()
     lease(led.job, able)
     tell(led, what="address", addresses=[ADDRESS])
-    assert len(waiting(led)) == swarm_runs.AHEAD
+    assert len(waiting(led)) == swarm.QUEUED_SEATS
 
 
 def test_what_is_told_is_kept_and_counted_for_those_who_did_it(led: Run) -> None:
@@ -206,7 +206,7 @@ def test_the_page_says_who_is_where_and_escapes_names(led: Run, client: Client) 
     tell(led, what="step", step=1, loss=5.0, seconds=0.5, tokens_per_second=900.0, held={"1": {"peerada1": 16}})
     tell(led, what="move", step=1, peer="peerada1", stage=0, source=1)
     tell(led, what="rollback", step=0, since=1, stages=[1])
-    page = client.get(f"/runs/{led.pk}/swarm/").content.decode()
+    page = " ".join(client.get(f"/runs/{led.pk}/swarm/").content.decode().split())
     assert "&lt;b&gt;ada&lt;/b&gt;" in page
     assert "<b>ada</b>" not in page
     assert "moves from stage 2 to stage 1" in page
@@ -216,7 +216,7 @@ def test_the_page_says_who_is_where_and_escapes_names(led: Run, client: Client) 
     assert led.swarm.secret not in page
     live = client.get(f"/runs/{led.pk}/swarm/live.json").json()
     assert live["last"] == SwarmEvent.objects.last().pk  # type: ignore[union-attr]
-    assert f"--server {settings.SITE_URL} --run {led.pk}" in live["parts"]["head"]
+    assert f"--server {settings.SITE_URL} --run {led.pk}" in " ".join(live["parts"]["head"].split())
     assert set(live["parts"]) == {"head", "lines", "people", "happened"}
     assert f"/runs/{led.pk}/swarm/" in client.get(f"/runs/{led.pk}/").content.decode()
 

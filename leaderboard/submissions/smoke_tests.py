@@ -1,0 +1,115 @@
+"""Smoke runs of entries: a few minutes on a CPU that find most mistakes before anything trains on a GPU.
+
+Meanwhile the entry is in the state `smoke`; afterwards it is `proposed` again, with the outcome on its row. An entry
+that was approved before stays approved, and its runs wait for the smoke run to pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from leaderboard import runs
+from leaderboard.models import Entry
+from scheduler import matching, storage
+from scheduler.models import Blob, Job
+from scheduler.transitions import FINAL_STATES, cancel_job, transition
+from trainer import protocol
+from trainer.accounting import peak_flops
+
+EXPECTED_SECONDS = 90.0
+LIMITS = protocol.JobLimits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
+OPEN_STATES = (Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED)
+SMOKE_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.OPEN)  # entries with an architecture that has not been reviewed
+
+
+def is_running(entry: Entry) -> bool:
+    return entry.smoke_job is not None and entry.smoke_job.state not in FINAL_STATES
+
+
+def is_due(entry: Entry) -> bool:
+    """Whether the entry needs a smoke run before it trains: it comes from a pull request and has had none."""
+    return entry.pull_request_id is not None and entry.kind in SMOKE_KINDS and entry.smoke_job_id is None
+
+
+def can_run_unapproved(entry: Entry) -> bool:
+    """Whether the entry's code may run before a maintainer has reviewed it (SECURITY.md).
+
+    `settings.SMOKE_UNAPPROVED` is "nobody", "anyone" or "known": only authors who have an account here, or whose code
+    was approved before. GitHub vouches for the author's id; the name in a commit proves nothing.
+    """
+    if entry.state == Entry.State.APPROVED or settings.SMOKE_UNAPPROVED == "anyone":
+        return True
+    if settings.SMOKE_UNAPPROVED != "known":
+        return False
+    author = entry.pull_request.author_id if entry.pull_request else None
+    approved = Entry.objects.exclude(approved_at=None).filter(pull_request__author_id=author)
+    return entry.requested_by_id is not None or (author is not None and approved.exists())
+
+
+def queue_smoke_test(
+    entry: Entry, *, actor: str = runs.SITE, is_vouched: bool = False, release: Blob | None = None
+) -> Job | None:
+    """Queue a smoke run of the entry and return its job, or None if there is nothing to queue.
+
+    There is nothing to queue while a smoke run is unfinished, for `main` and notebooks, for closed entries, and for
+    code that may not run unapproved, unless a maintainer asked for exactly this commit (`is_vouched`).
+    """
+    if entry.bundle_id is None or entry.kind not in SMOKE_KINDS or not (is_vouched or can_run_unapproved(entry)):
+        return None
+    release = release or storage.store_release()
+    with transaction.atomic():
+        entry = Entry.objects.select_for_update(of=("self",)).select_related("track", "smoke_job").get(pk=entry.pk)
+        if is_running(entry) or entry.state not in OPEN_STATES:
+            return None
+        job = Job.objects.create(**build_smoke_job(entry, release))
+        transition(
+            entry,
+            Entry.State.SMOKE if entry.state == Entry.State.PROPOSED else entry.state,
+            since=[entry.state],
+            actor=actor,
+            message=f"Smoke run of commit {entry.sha[:8]} queued.",
+            smoke_job=job,
+            smoke={},
+            smoke_sentence="",
+        )
+    return job
+
+
+def build_smoke_job(entry: Entry, release: Blob) -> dict[str, Any]:
+    """Return the fields of the job. Code that is not approved runs only on trusted nodes, in the sandbox."""
+    return {
+        "kind": "smoke",
+        "priority": Job.Priority.SCORE,  # short, and its author waits
+        "impact": entry.impact,
+        "expected_seconds": EXPECTED_SECONDS,
+        "author": entry.author,
+        "needs_sandbox": True,
+        "needs_trusted": entry.state != Entry.State.APPROVED,
+        "track": entry.track.slug,
+        "from_core": runs.is_core(entry),
+        "max_attempts": 3,
+        "needs_memory_bytes": LIMITS.memory_bytes,
+        "needs_disk_bytes": LIMITS.disk_bytes,
+        "release": release,
+        "entry": entry.bundle,
+        "limits": LIMITS.model_dump(),
+    }
+
+
+def cancel_smoke_test(entry: Entry, reason: str, actor: str) -> None:
+    if entry.smoke_job is not None:
+        cancel_job(entry.smoke_job, actor, reason)
+
+
+def get_peak_flops(needs: matching.LabelNeeds) -> float | None:
+    """Return the FLOP/s of the machines that labels such as `1xh100` or `2x3090` name."""
+    for label in needs.names:
+        if match := matching.MODEL_LABEL.fullmatch(label):
+            name = match[2].upper()
+            flops = peak_flops.lookup_peak_flops(name) or peak_flops.lookup_peak_flops(f"RTX {name}")
+            if flops is not None:
+                return flops * int(match[1])
+    return None
