@@ -68,7 +68,7 @@ def test_what_is_no_history_is_refused_in_one_line(track: Track, tmp_path: Path,
 
 
 def test_an_unknown_track_or_file_is_told(track: Track, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="no such track; there is small"):
+    with pytest.raises(CommandError, match=r"Unknown track\. Tracks: small"):
         taken_in(tmp_path, HISTORY, "--track", "large")
     with pytest.raises(CommandError, match="cannot be read"):
         call_command("import_records", str(tmp_path / "none.json"))
