@@ -58,6 +58,7 @@ def test_campaign_with_faulty_volunteers_publishes_each_chunk_once(tmp_path: Pat
         finally:
             site.stop_all()
         found, files = books(site), published(hub)
+        site.stop_programs()
     rows = read_back(files, tmp_path)
     check_sources(found, documents)
     aside = check_complete(found, rows, files)

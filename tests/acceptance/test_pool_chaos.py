@@ -44,6 +44,7 @@ def test_no_job_is_lost_and_no_second_is_charged_twice(tmp_path: Path) -> None:
         site.start_web()
         pool = make_pool(site, AGENTS, JOBS, SEED)
         try:
+            site.wait(lambda: any(site.folder.glob("home/steps/*")), 120, "the first step of a job")
             pool.disturb(SECONDS, pause=6 / AGENTS)
             pool.mend(all_of_them=True)
             site.wait(lambda: all_over(site), 60 + 3 * SECONDS, "the pool to finish what was asked of it")
@@ -51,6 +52,7 @@ def test_no_job_is_lost_and_no_second_is_charged_twice(tmp_path: Path) -> None:
             pool.stop()
             site.stop_all()
         found = books(site)
+        site.stop_programs()
         check(site, found)
         print(f"{JOBS} jobs, {AGENTS} agents, {SECONDS:g} s: {dict(pool.done)}; {told(found)}")  # noqa: T201
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -54,6 +55,8 @@ class LiveSite:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.programs: subprocess.Popen[str] | None = None
+        self.programs_environment: dict[str, str] = {}
         self.repository = folder / "repository"
         self.environment = {
             **{
@@ -115,6 +118,7 @@ class LiveSite:
         self.processes.pop(name).wait()
 
     def stop_all(self) -> None:
+        self.stop_programs()
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
@@ -127,25 +131,49 @@ class LiveSite:
     # --- talking to it ------------------------------------------------------------------------------------------------
 
     def manage(self, *arguments: str, seconds: float = 180) -> str:
-        done = subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            cwd=REPOSITORY,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        """Run a management command and return what it prints."""
+        printed: str = self.request_program({"command": arguments}, seconds)["printed"]
+        return printed
 
     def call(self, function: str, *, seconds: float = 180, **arguments: Any) -> Any:
         """Run a function of `tests.support.site_programs`, such as "pool.read_pool", and return its result."""
-        module, name = function.split(".")
-        code = (
-            f"import json; from tests.support.site_programs.{module} import {name}; "
-            f"print(json.dumps({name}(**json.loads({json.dumps(arguments)!r}))))"
-        )
-        return json.loads(self.manage("shell", "-c", code, seconds=seconds).splitlines()[-1])
+        return self.request_program({"function": function, "arguments": arguments}, seconds)["result"]
+
+    def request_program(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Let the process of `tests.support.site_programs` do it; start that if it is not there yet."""
+        if self.programs is None or self.programs_environment != self.environment:
+            self.stop_programs()
+            self.start_programs()
+        assert self.programs is not None
+        assert self.programs.stdin is not None
+        assert self.programs.stdout is not None
+        self.programs.stdin.write(json.dumps(request) + "\n")
+        self.programs.stdin.flush()
+        assert select.select([self.programs.stdout], [], [], seconds)[0], f"{request}: no answer in {seconds} s"
+        line = self.programs.stdout.readline()
+        assert line, f"{request}: the process has ended\n{self.last_words()}"
+        answer: dict[str, Any] = json.loads(line)
+        assert "error" not in answer, f"{answer['error']}\n{answer['printed']}"
+        return answer
+
+    def start_programs(self) -> None:
+        self.programs_environment = dict(self.environment)
+        with (self.folder / "programs.log").open("ab") as log:
+            self.programs = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.site_programs"],
+                cwd=REPOSITORY,
+                env=self.programs_environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def stop_programs(self) -> None:
+        if self.programs is not None:
+            self.programs.kill()
+            self.programs.communicate()
+            self.programs = None
 
     def get(self, path: str) -> httpx.Response | None:
         try:
