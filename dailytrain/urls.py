@@ -12,9 +12,8 @@ from django.contrib import admin
 from django.urls import URLPattern, include, path
 from django.views.generic import RedirectView
 
-from dailytrain.account_views import LoginView
-from dailytrain.health import healthz
 from dailytrain.sign_in import allow_redirect_to_github, require_github
+from dailytrain.views import LoginView, healthz
 from leaderboard.api import api
 from leaderboard.integrations.github.webhook import webhook
 from scheduler.campaigns.node_routes import router as packet_router

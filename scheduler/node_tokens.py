@@ -50,8 +50,12 @@ def create_join_token(
     hours: float = JOIN_TOKEN_HOURS,
     owner: AbstractBaseUser | None = None,
     renews: Node | None = None,
+    for_packets: bool = False,
 ) -> str:
-    """Return a token with which one node registers, once. With `renews` that node registers again as itself."""
+    """Return a token with which one node registers, once. With `renews` that node registers again as itself.
+
+    `for_packets`: the node gets packets and no other jobs.
+    """
     token = generate_token("join")
     JoinToken.objects.create(
         token_hash=hash_token(token),
@@ -59,6 +63,7 @@ def create_join_token(
         labels=list(labels),
         owner=owner,  # type: ignore[misc]
         renews=renews,
+        for_packets=for_packets,
         expires_at=timezone.now() + timedelta(hours=hours),
     )
     return token

@@ -88,7 +88,7 @@ def run_etag(request: HttpRequest, run_id: str) -> str | None:
 
 @router.get("/runs/{run_id}", response=RunDetail)
 @decorate_view(condition(etag_func=run_etag))
-def run(request: HttpRequest, run_id: int) -> RunDetail:
+def get_run(request: HttpRequest, run_id: int) -> RunDetail:
     """One run with its provenance and every score."""
     found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
     return {

@@ -31,7 +31,7 @@ def tracks(request: HttpRequest) -> list[TrackDict]:
 
 
 @router.get("/tracks/{slug}", response=TrackDict)
-def track(request: HttpRequest, slug: str) -> TrackDict:
+def get_track(request: HttpRequest, slug: str) -> TrackDict:
     """One track and its settings."""
     return get_object_or_404(Track.objects.select_related("season"), slug=slug).to_dict()
 
@@ -44,7 +44,7 @@ def board_etag(request: HttpRequest, slug: str) -> str:
 
 @router.get("/tracks/{slug}/board", response=list[BoardRun])
 @decorate_view(condition(etag_func=board_etag))
-def board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[BoardRun]:
+def get_board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[BoardRun]:
     """The track's eligible runs of the current season, best first, each with the multiplier of its entry.
 
     `estimate` is what `dailytrain multiplier --json` prints from the track's results.

@@ -41,7 +41,7 @@ def publish(effect: Effect) -> Mapping[str, Any]:
     campaign = Campaign.objects.get(pk=effect.payload["campaign"])
     if not publications.is_connected():
         raise outbox.PermanentError("The Hub is not configured: set HUB_ORGANISATION and HF_TOKEN, then retry.")
-    if publishing.has_unwritten_shards(campaign):
+    if campaign.shards.outdated().exists():
         raise outbox.RetryLater("Shards are being rewritten.", timedelta(minutes=1))
     folder = Path(settings.HOME) / "publishing" / f"campaign-{campaign.pk}"
     try:

@@ -35,14 +35,9 @@ def trust_means(trust: str) -> str:
 
 @register.simple_tag
 def badge(trust: str) -> SafeString:
-    """Write a trust badge that says what it means: to a mouse by itself, to everybody behind its link."""
+    """Return a trust badge that links to its explanation (`badges`)."""
     rank = Run.Trust(trust)
-    return format_html(
-        '<a class="trust is-{}" href="#badges" title="{}">{}</a>',
-        rank.value,
-        explanations.TRUST_MEANINGS[rank],
-        rank.label.lower(),
-    )
+    return format_html('<a class="trust is-{}" href="#badges">{}</a>', rank.value, rank.label.lower())
 
 
 @register.inclusion_tag("leaderboard/parts/badges.html")

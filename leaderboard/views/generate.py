@@ -32,20 +32,20 @@ class PromptForm(forms.Form):
 
     run = forms.ModelChoiceField(label="Model", queryset=Run.objects.none(), widget=forms.NumberInput)
     prompt = forms.CharField(
-        label="Begin with",
+        label="Begin a text",
         max_length=writing.MAX_PROMPT,
         strip=False,
-        widget=forms.Textarea(attrs={"rows": 4, "autocomplete": "off"}),
+        widget=forms.Textarea(attrs={"rows": 4, "autocomplete": "off", "placeholder": "The train leaves at"}),
         help_text=f"Up to {writing.MAX_PROMPT:,} characters. Do not type what should stay private.",
     )
     tokens = forms.TypedChoiceField(
         label="Go on for", coerce=int, choices=[(tokens, f"{words}, {tokens} tokens") for tokens, words in LENGTHS]
     )
     temperature = forms.FloatField(
-        label="Temperature",
+        label="Temperature, from 0 to 1.5",
         min_value=0,
         max_value=1.5,
-        widget=forms.NumberInput(attrs={"step": "0.1"}),
+        widget=forms.NumberInput(attrs={"step": "0.1", "placeholder": "0.8"}),
         help_text="0 takes the likeliest word each time, 1 draws as the model expects.",
     )
 

@@ -23,7 +23,15 @@ class NoticesForm(forms.Form):
 
     kind = forms.ChoiceField(label="Where", widget=forms.RadioSelect)
     address = forms.CharField(
-        label="Address", max_length=500, widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"})
+        label="Webhook URL, or e-mail address",
+        max_length=500,
+        widget=forms.TextInput(
+            attrs={
+                "placeholder": "https://discord.com/api/webhooks/… or ada@example.org",
+                "autocomplete": "off",
+                "spellcheck": "false",
+            }
+        ),
     )
     topics = forms.MultipleChoiceField(label="What", widget=forms.CheckboxSelectMultiple)
 

@@ -1,7 +1,7 @@
 """The dataset swarm: volunteers rephrase a corpus chunk by chunk, and the site publishes the result as a dataset.
 
 sources, source_filters, quality, producer     read a corpus and cut it into packets
-sessions, join_tokens, node_routes             let volunteers join
+sessions, node_routes                          let volunteers join
 assignment, submission, release                assign packets, check results, return unfinished packets
 reputation, withdrawal                         decide whom to trust; withdraw a banned volunteer's texts
 shards, dataset_files, publishing              write Parquet shards and push them to the Hugging Face Hub

@@ -9,16 +9,24 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from scheduler.admin.base import ReadOnlyAdmin, apply_to_rows, get_actor_name
+from scheduler.admin.base import ReadOnlyAdmin, apply_to_rows, build_row_action, get_actor_name
 from scheduler.campaigns import reputation, transitions, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Shard, Volunteer
 from scheduler.campaigns.transitions import CampaignError
 
+SOURCE_FIELDS = ("source", "dataset", "config", "split", "revision", "text_field")
+FILTER_FIELDS = ("min_characters", "language", "language_score", "drop_repeated", "quality_buckets")
+REPHRASING_FIELDS = (
+    *("styles", "model", "model_revision", "temperature", "top_p", "max_tokens", "prompt_version", "chunk_tokens"),
+    "thresholds",
+)
+ASSIGNMENT_FIELDS = (
+    *("chunks_per_packet", "low_mark", "high_mark"),
+    *("max_attempts", "replication_rate", "known_answer_rate"),
+)
 FROZEN_FIELDS = (
-    *("slug", "source", "dataset", "config", "split", "revision", "text_field", "min_characters", "language"),
-    *("language_score", "drop_repeated", "quality_buckets", "chunk_tokens", "chunks_per_packet", "styles", "model"),
-    *("model_revision", "temperature", "top_p", "max_tokens", "prompt_version", "thresholds", "license", "hub_name"),
-    *("rows_per_shard", "replication_rate"),
+    *("slug", *SOURCE_FIELDS, *FILTER_FIELDS, *REPHRASING_FIELDS),
+    *("license", "hub_name", "rows_per_shard", "chunks_per_packet", "replication_rate"),
 )
 """Read-only after the start: they describe the texts that exist."""
 STATUS_FIELDS = (
@@ -54,27 +62,11 @@ class CampaignAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     actions = ["start", "pause", "finish"]
     fieldsets = [
         (None, {"fields": ["name", "slug", "about", *STATUS_FIELDS]}),
-        ("Source", {"fields": ["source", "dataset", "config", "split", "revision", "text_field"]}),
-        ("Filters", {"fields": ["min_characters", "language", "language_score", "drop_repeated", "quality_buckets"]}),
-        (
-            "Rephrasing",
-            {
-                "fields": [
-                    *("styles", "model", "model_revision", "temperature", "top_p", "max_tokens", "prompt_version"),
-                    *("chunk_tokens", "thresholds", "needs_gigabytes"),
-                ]
-            },
-        ),
+        ("Source", {"fields": SOURCE_FIELDS}),
+        ("Filters", {"fields": FILTER_FIELDS}),
+        ("Rephrasing", {"fields": (*REPHRASING_FIELDS, "needs_gigabytes")}),
         ("Publishing", {"fields": ["license", "hub_name", "rows_per_shard", "quarantine_minutes"]}),
-        (
-            "Assignment",
-            {
-                "fields": [
-                    *("chunks_per_packet", "low_mark", "high_mark", "max_attempts"),
-                    *("replication_rate", "known_answer_rate"),
-                ]
-            },
-        ),
+        ("Assignment", {"fields": ASSIGNMENT_FIELDS}),
     ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Campaign | None = None) -> list[str]:
@@ -89,24 +81,14 @@ class CampaignAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.action(description="Start or resume", permissions=["change"])
     def start(self, request: HttpRequest, rows: QuerySet[Campaign]) -> None:
+        actor = get_actor_name(request)
         try:
-            apply_to_rows(
-                self, request, rows, lambda row: transitions.start_campaign(row, get_actor_name(request)), "Started"
-            )
+            apply_to_rows(self, request, rows, lambda row: transitions.start_campaign(row, actor), "Started")
         except CampaignError as error:
             self.message_user(request, str(error), messages.ERROR)
 
-    @admin.action(description="Pause: assign no packets", permissions=["change"])
-    def pause(self, request: HttpRequest, rows: QuerySet[Campaign]) -> None:
-        apply_to_rows(
-            self, request, rows, lambda row: transitions.pause_campaign(row, get_actor_name(request)), "Paused"
-        )
-
-    @admin.action(description="Finish: leave out what still waits", permissions=["change"])
-    def finish(self, request: HttpRequest, rows: QuerySet[Campaign]) -> None:
-        apply_to_rows(
-            self, request, rows, lambda row: transitions.finish_campaign(row, get_actor_name(request)), "Finished"
-        )
+    pause = build_row_action("Pause: assign no packets", "Paused", transitions.pause_campaign)
+    finish = build_row_action("Finish: leave out waiting packets", "Finished", transitions.finish_campaign)
 
 
 class ReadOnlyWithActions(ReadOnlyAdmin):
@@ -124,26 +106,9 @@ class VolunteerAdmin(ReadOnlyWithActions):
     list_select_related = ["user", "node"]
     actions = ["trust", "ban", "unban"]
 
-    @admin.action(description="Trust: lift the hourly quota", permissions=["change"])
-    def trust(self, request: HttpRequest, rows: QuerySet[Volunteer]) -> None:
-        actor = get_actor_name(request)
-        apply_to_rows(
-            self, request, rows, lambda row: reputation.trust_volunteer(row, actor, f"Trusted by {actor}."), "Trusted"
-        )
-
-    @admin.action(description="Ban, and withdraw all texts", permissions=["change"])
-    def ban(self, request: HttpRequest, rows: QuerySet[Volunteer]) -> None:
-        def act(row: Volunteer) -> bool:
-            banned = reputation.ban_volunteer(row, get_actor_name(request), f"Banned by {get_actor_name(request)}.")
-            return bool(withdrawal.withdraw_volunteer(row)) or banned
-
-        apply_to_rows(self, request, rows, act, "Banned")
-
-    @admin.action(description="Unban: start again as a new volunteer", permissions=["change"])
-    def unban(self, request: HttpRequest, rows: QuerySet[Volunteer]) -> None:
-        apply_to_rows(
-            self, request, rows, lambda row: reputation.unban_volunteer(row, get_actor_name(request)), "Unbanned"
-        )
+    trust = build_row_action("Trust: lift the hourly quota", "Trusted", reputation.trust_volunteer)
+    ban = build_row_action("Ban, and withdraw all texts", "Banned", withdrawal.ban_and_withdraw)
+    unban = build_row_action("Unban: start again as a new volunteer", "Unbanned", reputation.unban_volunteer)
 
 
 @admin.register(Packet)

@@ -34,10 +34,10 @@ def take_packets(lease: Lease, message: protocol.TakePackets) -> protocol.TakePa
     campaign, volunteer = get_campaign(lease), reputation.get_volunteer(lease.node)
     if reason := find_obstacle(campaign, volunteer):
         return protocol.TakePacketsReply(done=reason)
-    active = list(Assignment.objects.filter(lease=lease, state=Assignment.State.ACTIVE).order_by("pk"))
-    lost = [one for one in active if one.packet_id not in message.held]
-    packets = Packet.objects.in_bulk([one.packet_id for one in lost]) if lost else {}
-    assigned = [(packets[one.packet_id], one.purpose) for one in lost]
+    held = Assignment.objects.filter(lease=lease, state=Assignment.State.ACTIVE).order_by("pk")
+    active = list(held.values_list("packet", flat=True))
+    lost = held.exclude(packet__in=message.held).select_related("packet") if set(active) - set(message.held) else ()
+    assigned = [(one.packet, one.purpose) for one in lost]
     count = reputation.compute_quota(volunteer, lease, len(active), message.count, timezone.now())
     if count:
         assigned += assign_packets(lease, campaign, volunteer, count)

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, F, Sum
+from django.db.models import Count, Sum
 
 from scheduler.campaigns import shards
 from scheduler.campaigns.models import Campaign, Packet, Rephrasing, Shard, Volunteer
@@ -33,12 +33,6 @@ DROP_REASONS = {
     "quality": "of another quality bucket",
     "unreadable": "unreadable",
 }
-
-
-def get_current_shards(campaign: Campaign) -> list[Shard]:
-    """Return the shards with an up-to-date file, in order."""
-    current = campaign.shards.filter(written_version=F("version")).exclude(blob=None)
-    return list(current.select_related("blob"))
 
 
 def build_text_files(campaign: Campaign, written: Sequence[Shard]) -> dict[str, bytes]:
@@ -127,7 +121,7 @@ def build_introduction(campaign: Campaign, manifest: dict[str, Any]) -> Iterator
         f"ran the model. {state} {manifest['set_aside']['rows']:,} texts are missing; `{SET_ASIDE}` lists them with "
         "their reasons."
     )
-    accepted = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED).exclude(shard=None)
+    accepted = Rephrasing.objects.accepted().filter(campaign=campaign).exclude(shard=None)
     counts = dict(accepted.order_by().values_list("style").annotate(Count("pk")))
     styles = (f"| {style} | {counts.get(style, 0):,} |" for style in campaign.styles)
     yield "\n".join(["| style | texts |", "|---|---:|", *styles])

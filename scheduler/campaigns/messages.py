@@ -3,30 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 
 from scheduler.campaigns.models import Assignment, Campaign, Packet
 from trainer import protocol
-
-OutputKey = tuple[int, str]
-"""Index of a chunk in the document, and a style."""
-
-
-def get_output_keys(packet: Packet, campaign: Campaign) -> list[OutputKey]:
-    """Return every chunk and style of a packet."""
-    return [(packet.first_chunk + index, style) for index in range(len(packet.chunks)) for style in campaign.styles]
-
-
-def get_missing_keys(packet: Packet, campaign: Campaign) -> list[OutputKey]:
-    """Return the chunks and styles without an accepted text."""
-    if packet.missing is None:
-        return get_output_keys(packet, campaign)
-    return [(chunk, style) for chunk, style, _ in packet.missing]
-
-
-def get_source_text(packet: Packet, chunk: int) -> str:
-    text: str = packet.chunks[chunk - packet.first_chunk]
-    return text
 
 
 def compute_sha256(text: str) -> str:
@@ -35,13 +14,11 @@ def compute_sha256(text: str) -> str:
 
 def build_chunks(packet: Packet, campaign: Campaign, purpose: str) -> tuple[protocol.Chunk, ...]:
     """Return the chunks to rephrase: the missing outputs for work, all outputs for a comparison."""
-    keys: Iterable[OutputKey] = (get_missing_keys if purpose == Assignment.Purpose.WORK else get_output_keys)(
-        packet, campaign
-    )
+    list_outputs = packet.list_missing_outputs if purpose == Assignment.Purpose.WORK else packet.list_outputs
     styles: dict[int, list[str]] = {}
-    for chunk, style in keys:
+    for chunk, style in list_outputs(campaign.styles):
         styles.setdefault(chunk, []).append(style)
-    texts = {index: get_source_text(packet, index) for index in sorted(styles)}
+    texts = {index: packet.get_source_text(index) for index in sorted(styles)}
     return tuple(
         protocol.Chunk(index=index, text=text, sha256=compute_sha256(text), styles=tuple(styles[index]))  # type: ignore[arg-type]
         for index, text in texts.items()

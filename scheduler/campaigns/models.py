@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
+from django.db.models import Count, F, OuterRef, Subquery, Sum
+from django.db.models.functions import Coalesce
 from django.urls import reverse
 from django.utils import timezone
 
 from scheduler.models import Blob, Job, Lease, Node
 
+OutputKey = tuple[int, str]
+"""Index of a chunk in the document, and a style."""
 AT_LEAST_ONE = MinValueValidator(1)
 RATE_VALIDATORS = [MinValueValidator(0.0), MaxValueValidator(0.5)]
 REPOSITORY_NAME = RegexValidator(r"\A[\w.-]{1,96}\Z", "Use letters, digits, dots, dashes and underscores only.")
@@ -24,6 +29,25 @@ def generate_seed() -> int:
 
 def get_default_styles() -> list[str]:
     return ["easy", "medium", "hard", "qa"]
+
+
+class CampaignQuerySet(models.QuerySet["Campaign"]):
+    def started(self) -> CampaignQuerySet:
+        return self.exclude(state=Campaign.State.DRAFT)
+
+    def running(self) -> CampaignQuerySet:
+        return self.filter(state=Campaign.State.RUNNING)
+
+    def with_counts(self) -> CampaignQuerySet:
+        """Add `over`, `texts`, `tokens` and `volunteers`: packets that are over, accepted texts, their tokens."""
+        unfinished = Packet.objects.filter(campaign=OuterRef("pk"), state__in=Packet.UNFINISHED).order_by()
+        left = unfinished.values("campaign").annotate(count=Count("pk")).values("count")
+        return self.annotate(
+            over=F("packet_count") - Coalesce(Subquery(left), 0),
+            texts=Sum("contributions__accepted", default=0),
+            tokens=Sum("contributions__tokens", default=0),
+            volunteers=Count("contributions"),
+        )
 
 
 class Campaign(models.Model):
@@ -133,6 +157,8 @@ class Campaign(models.Model):
     started_at = models.DateTimeField(null=True, blank=True, editable=False)
     finished_at = models.DateTimeField(null=True, blank=True, editable=False)
 
+    objects = CampaignQuerySet.as_manager()
+
     class Meta:
         ordering = ["-created_at", "-pk"]
 
@@ -198,6 +224,15 @@ class Contribution(models.Model):
         return f"{self.volunteer_id} in {self.campaign_id}"
 
     @property
+    def public_name(self) -> str:
+        """The name of a volunteer with an account, else a number."""
+        return self.volunteer.name if self.volunteer.user_id else f"Volunteer {self.volunteer_id}"
+
+    @property
+    def accepted_share(self) -> float:
+        return self.accepted / max(self.accepted + self.rejected, 1)
+
+    @property
     def is_suspect(self) -> bool:
         """Whether most comparisons with others' work disagreed."""
         return self.disagreed > self.agreed
@@ -221,6 +256,8 @@ class Packet(models.Model):
         ASSIGNED = "assigned"
         DONE = "done"  # every chunk has an accepted text in every style
         SET_ASIDE = "set_aside"  # given up; `missing` has the reasons
+
+    UNFINISHED = (State.WAITING, State.ASSIGNED)
 
     class Replication(models.TextChoices):
         """Whether a second volunteer writes the packet for comparison."""
@@ -258,6 +295,21 @@ class Packet(models.Model):
 
     def __str__(self) -> str:
         return f"packet {self.pk} ({self.document})"
+
+    def get_source_text(self, chunk: int) -> str:
+        """Return the text of a chunk; its index counts from the start of the document."""
+        text: str = self.chunks[chunk - self.first_chunk]
+        return text
+
+    def list_outputs(self, styles: Sequence[str]) -> list[OutputKey]:
+        """Return every chunk and style."""
+        return [(self.first_chunk + index, style) for index in range(len(self.chunks)) for style in styles]
+
+    def list_missing_outputs(self, styles: Sequence[str]) -> list[OutputKey]:
+        """Return the chunks and styles without an accepted text."""
+        if self.missing is None:
+            return self.list_outputs(styles)
+        return [(chunk, style) for chunk, style, _ in self.missing]
 
 
 class Assignment(models.Model):
@@ -300,6 +352,20 @@ class Assignment(models.Model):
         return f"packet {self.packet_id} for volunteer {self.volunteer_id}"
 
 
+class ShardQuerySet(models.QuerySet["Shard"]):
+    def outdated(self) -> ShardQuerySet:
+        """Return the shards whose rows have changed since their file was written."""
+        return self.exclude(written_version=F("version"))
+
+    def current(self) -> ShardQuerySet:
+        """Return the shards with an up-to-date file."""
+        return self.filter(written_version=F("version")).exclude(blob=None).select_related("blob")
+
+    def unpublished(self) -> ShardQuerySet:
+        """Return the shards whose file the Hub does not have."""
+        return self.exclude(published_sha256=F("blob__sha256"))
+
+
 class Shard(models.Model):
     """A file of the dataset. Rephrasings point at their shard; the file is rewritten when they change."""
 
@@ -312,6 +378,8 @@ class Shard(models.Model):
     published_sha256 = models.CharField(max_length=64, blank=True, help_text="SHA-256 of the file on the Hub.")
     written_at = models.DateTimeField(null=True, blank=True)
 
+    objects = ShardQuerySet.as_manager()
+
     class Meta:
         ordering = ["campaign_id", "number"]
         constraints = [models.UniqueConstraint(fields=["campaign", "number"], name="one_shard_per_number")]
@@ -323,6 +391,15 @@ class Shard(models.Model):
     def name(self) -> str:
         """Path in the dataset."""
         return f"data/shard-{self.number:05d}.parquet"
+
+
+class RephrasingQuerySet(models.QuerySet["Rephrasing"]):
+    def accepted(self) -> RephrasingQuerySet:
+        return self.filter(state=Rephrasing.State.ACCEPTED)
+
+    def unsharded(self) -> RephrasingQuerySet:
+        """Return the accepted texts that are in no shard."""
+        return self.accepted().filter(shard=None)
 
 
 class Rephrasing(models.Model):
@@ -353,6 +430,8 @@ class Rephrasing(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     shard = models.ForeignKey(Shard, null=True, blank=True, on_delete=models.SET_NULL, related_name="rephrasings")
 
+    objects = RephrasingQuerySet.as_manager()
+
     class Meta:
         indexes = [
             models.Index(fields=["campaign", "created_at"], name="rephrasings_by_time"),
@@ -373,6 +452,11 @@ class Rephrasing(models.Model):
 
     def __str__(self) -> str:
         return f"chunk {self.chunk} of packet {self.packet_id}, {self.style}"
+
+    @property
+    def source(self) -> str:
+        """The text that was rephrased."""
+        return self.packet.get_source_text(self.chunk)
 
 
 class Paragraph(models.Model):

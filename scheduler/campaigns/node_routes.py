@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from django.db import transaction
 from django.http import HttpRequest
 from ninja import Router
 
-from scheduler import signing
-from scheduler.campaigns import assignment, join_tokens, submission
+from scheduler import node_tokens, rate_limits, signing
+from scheduler.campaigns import assignment, submission
+from scheduler.errors import RateLimitError
 from scheduler.node_api.routes import ERRORS, LeaseToken, NodeRequest
 from trainer import protocol
 
@@ -16,7 +18,11 @@ router = Router()
 @router.post("/volunteer", response={200: protocol.RegisterReply, **ERRORS})
 def register_volunteer(request: HttpRequest, message: protocol.RegisterVolunteer) -> protocol.RegisterReply:
     """Register a machine without an account, for packets only."""
-    node, token = join_tokens.register_volunteer(request.META.get("REMOTE_ADDR", ""), message)
+    if not rate_limits.is_within_rate_limit("volunteer", request.META.get("REMOTE_ADDR", "")):
+        raise RateLimitError("Too many machines joined from this IP address. Try again in an hour.")
+    register = protocol.Register(version=message.version, name=message.name, hardware=message.hardware)
+    with transaction.atomic():
+        node, token = node_tokens.register_node(node_tokens.create_join_token(for_packets=True), register)
     return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())
 
 

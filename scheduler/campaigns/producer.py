@@ -35,7 +35,7 @@ MAX_CHUNK_CHARACTERS = 40_000
 
 def produce_packets() -> int:
     """Fill all running campaigns; return how many packets were created."""
-    running = Campaign.objects.filter(state=Campaign.State.RUNNING, is_exhausted=False)
+    running = Campaign.objects.running().filter(is_exhausted=False)
     return sum(produce_campaign(pk) for pk in running.values_list("pk", flat=True))
 
 

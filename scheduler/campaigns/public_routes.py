@@ -2,123 +2,112 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.conf import settings
 from django.http import HttpRequest
-from ninja import Router
-from typing_extensions import TypedDict
+from ninja import Router, Schema
+from pydantic import BeforeValidator, Field
 
 from scheduler.campaigns import dataset_files, publishing, statistics
 from scheduler.campaigns.models import Campaign
 from scheduler.campaigns.views import get_started_campaign
 
 router = Router()
+MAX_CONTRIBUTORS = 50
+Moment = Annotated[str | None, BeforeValidator(lambda at: at.isoformat() if isinstance(at, datetime) else at)]
 
 
-class CampaignDict(TypedDict):
+class CampaignItem(Schema):
     slug: str
     name: str
-    state: str
-    """running, paused or done."""
-    source: str
+    state: str = Field(description="running, paused or done.")
+    source: str = Field(validation_alias="dataset")
     model: str
     styles: list[str]
-    licence: str
-    packets: int
-    """Created so far; more may follow while the source is being read."""
-    over: int
-    """Packets that are done or set aside."""
+    licence: str = Field(validation_alias="license")
+    packets: int = Field(
+        validation_alias="packet_count", description="Created so far; more may follow while the source is being read."
+    )
+    over: int = Field(description="Packets that are done or set aside.")
     texts: int
     tokens: int
     volunteers: int
     page: str
 
+    @staticmethod
+    def resolve_page(campaign: Campaign) -> str:
+        return f"{settings.SITE_URL}{campaign.get_absolute_url()}"
 
-class CampaignsDict(TypedDict):
-    items: list[CampaignDict]
+
+class CampaignList(Schema):
+    items: list[CampaignItem]
 
 
-class VolunteerDict(TypedDict):
-    name: str
-    """Of volunteers with an account; a number for others."""
+class Contributor(Schema):
+    name: str = Field(validation_alias="public_name", description="A number for volunteers without an account.")
     packets: int
-    texts: int
+    texts: int = Field(validation_alias="accepted")
     tokens: int
 
 
-class RejectionDict(TypedDict):
+class Rejection(Schema):
     reason: str
     sentence: str
     outputs: int
 
 
-class CampaignDetail(TypedDict):
+class CampaignDetail(Schema):
     slug: str
     name: str
     state: str
     reason: str
     source: str
     model: str
-    revision: str
+    revision: str = Field(validation_alias="model_revision")
     sampling: dict[str, float]
     styles: list[str]
     prompt_version: int
     language: str
-    licence: str
+    licence: str = Field(validation_alias="license")
     needs_gigabytes: float
-    left_out: dict[str, int]
-    started_at: str | None
-    finished_at: str | None
-    dataset: str
-    """URL on the Hub; empty before the first shard is there."""
+    left_out: dict[str, int] = Field(validation_alias="dropped_counts")
+    started_at: Moment
+    finished_at: Moment
+    dataset: str = Field(description="URL on the Hub; empty before the first shard is there.")
     progress: statistics.CampaignProgress
-    volunteers: list[VolunteerDict]
-    """Most tokens first; at most fifty."""
-    rejections: list[RejectionDict]
+    volunteers: list[Contributor] = Field(description="Most tokens first; at most fifty.")
+    rejections: list[Rejection]
+
+    @staticmethod
+    def resolve_source(campaign: Campaign) -> str:
+        return ", ".join(value for value in dataset_files.get_source_fields(campaign).values() if value)
+
+    @staticmethod
+    def resolve_dataset(campaign: Campaign) -> str:
+        return publishing.get_hub_url(campaign)
+
+    @staticmethod
+    def resolve_progress(campaign: Campaign) -> statistics.CampaignProgress:
+        return statistics.compute_progress(campaign)
+
+    @staticmethod
+    def resolve_volunteers(campaign: Campaign) -> list[Any]:
+        return list(statistics.list_contributors(campaign)[:MAX_CONTRIBUTORS])
+
+    @staticmethod
+    def resolve_rejections(campaign: Campaign) -> list[dict[str, Any]]:
+        return statistics.list_rejections(campaign)
 
 
-@router.get("/campaigns", response=CampaignsDict)
-def campaigns(request: HttpRequest) -> CampaignsDict:
+@router.get("/campaigns", response=CampaignList)
+def campaigns(request: HttpRequest) -> dict[str, Any]:
     """List the campaigns that have started, newest first."""
-    return {"items": [build_campaign_dict(**row) for row in statistics.list_campaigns()]}
-
-
-def build_campaign_dict(campaign: Campaign, **counts: Any) -> CampaignDict:
-    return {
-        "slug": campaign.slug,
-        "name": campaign.name,
-        "state": campaign.state,
-        "source": campaign.dataset,
-        "model": campaign.model,
-        "styles": campaign.styles,
-        "licence": campaign.license,
-        **counts,  # type: ignore[typeddict-item]
-        "page": f"{settings.SITE_URL}{campaign.get_absolute_url()}",
-    }
+    return {"items": Campaign.objects.started().defer("files").with_counts()}
 
 
 @router.get("/campaigns/{slug:slug}", response=CampaignDetail)
-def campaign(request: HttpRequest, slug: str) -> dict[str, Any]:
+def campaign(request: HttpRequest, slug: str) -> Campaign:
     """Show one campaign: settings, progress, contributors, rejections."""
-    found = get_started_campaign(slug)
-    names = ("slug", "name", "state", "reason", "model", "sampling", "styles", "prompt_version", "language")
-    return {
-        **{name: getattr(found, name) for name in (*names, "needs_gigabytes")},
-        "source": ", ".join(value for value in dataset_files.get_source_fields(found).values() if value),
-        "revision": found.model_revision,
-        "licence": found.license,
-        "left_out": found.dropped_counts,
-        "started_at": format_time(found.started_at),
-        "finished_at": format_time(found.finished_at),
-        "dataset": publishing.get_hub_url(found),
-        "progress": asdict(statistics.compute_progress(found)),
-        "volunteers": statistics.list_contributors(found),
-        "rejections": statistics.list_rejections(found),
-    }
-
-
-def format_time(time: datetime | None) -> str | None:
-    return time.isoformat() if time else None
+    return get_started_campaign(slug)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from django.conf import settings
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
 from scheduler import hub, storage
 from scheduler.campaigns import dataset_files
@@ -22,24 +22,11 @@ SHARDS_PER_COMMIT = 20
 SITE = "site"
 
 
-def find_unpublished() -> list[Campaign]:
+def find_unpublished() -> QuerySet[Campaign]:
     """Return the campaigns with shards, or a state, that the Hub does not have."""
-    campaigns = Campaign.objects.exclude(state=Campaign.State.DRAFT).exclude(hub_name="").defer("files")
-    return [campaign for campaign in campaigns if is_outdated(campaign)]
-
-
-def is_outdated(campaign: Campaign) -> bool:
-    shards = dataset_files.get_current_shards(campaign)
-    return bool(shards) and (bool(find_unpublished_shards(shards)) or campaign.published_state != campaign.state)
-
-
-def find_unpublished_shards(shards: Sequence[Shard]) -> list[Shard]:
-    return [shard for shard in shards if shard.blob and shard.published_sha256 != shard.blob.sha256]
-
-
-def has_unwritten_shards(campaign: Campaign) -> bool:
-    """Whether shards wait to be rewritten."""
-    return campaign.shards.exclude(written_version=F("version")).exists()
+    current = Shard.objects.current().filter(campaign=OuterRef("pk"))
+    campaigns = Campaign.objects.started().exclude(hub_name="").filter(Exists(current)).defer("files")
+    return campaigns.filter(Exists(current.unpublished()) | ~Q(published_state=F("state")))
 
 
 def get_repository_name(campaign: Campaign) -> str:
@@ -60,10 +47,12 @@ def publish_dataset(campaign: Campaign, folder: Path) -> str:
     name = get_repository_name(campaign)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN, kind="dataset")
     repository.ensure()
-    check_ownership(campaign, repository)
-    shards = dataset_files.get_current_shards(campaign)
+    marks = {mark for commit in repository.commits() for mark in commit.marks}
+    if others := marks - {get_commit_mark(campaign)}:
+        raise hub.HubError(f"{name} was published from {min(others)}; nothing was changed.")
+    shards = list(campaign.shards.current())
     texts = dataset_files.build_text_files(campaign, shards)
-    outdated = find_unpublished_shards(shards)
+    outdated = [shard for shard in shards if shard.blob and shard.published_sha256 != shard.blob.sha256]
     starts = range(0, len(outdated), SHARDS_PER_COMMIT)
     *batches, last = [outdated[start : start + SHARDS_PER_COMMIT] for start in starts] or [[]]
     for batch in batches:
@@ -93,13 +82,6 @@ def commit_shards(
     if batch:
         Event.record(SITE, campaign, f"{len(batch)} shards of {campaign.name} were published as {repository.name}.")
     return commit
-
-
-def check_ownership(campaign: Campaign, repository: hub.Repository) -> None:
-    """Raise HubError if the repository has commits that are not this campaign's."""
-    marks = {mark for commit in repository.commits() for mark in commit.marks}
-    if others := marks - {get_commit_mark(campaign)}:
-        raise hub.HubError(f"{repository.name} was published from {min(others)}; nothing was changed.")
 
 
 def get_commit_mark(campaign: Campaign) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from django.db import transaction
 from django.utils import timezone
 
-from scheduler.campaigns import messages
 from scheduler.campaigns.models import Assignment, Campaign, Packet, Volunteer
 from scheduler.models import Job, Lease
 
@@ -57,6 +56,6 @@ def release_assignments(assignments: Collection[Assignment]) -> int:
 def set_packet_aside(packet: Packet, campaign: Campaign) -> None:
     """Give up the missing outputs of a packet."""
     reasons = {(chunk, style): why for chunk, style, why in packet.missing or ()}
-    missing = [[*key, reasons.get(key) or [LOST]] for key in messages.get_missing_keys(packet, campaign)]
+    missing = [[*key, reasons.get(key) or [LOST]] for key in packet.list_missing_outputs(campaign.styles)]
     assigned = Packet.objects.filter(pk=packet.pk, state=Packet.State.ASSIGNED)
     assigned.update(state=Packet.State.SET_ASIDE, missing=missing)

@@ -109,10 +109,9 @@ def update_volunteer_state(volunteer: Volunteer, contribution: Contribution) -> 
 
 def trust_volunteer(volunteer: Volunteer, actor: str, reason: str = "") -> bool:
     """Lift the quota of a new volunteer; return whether the state changed."""
-    message = f"{volunteer.name} is trusted: {reason}"
-    return transition(
-        volunteer, State.TRUSTED, since=[State.NEW], actor=actor, message=message, reason=reason[:MAX_REASON]
-    )
+    reason = reason or f"Trusted by {actor}."
+    message, since = f"{volunteer.name} is trusted: {reason}", [State.NEW]
+    return transition(volunteer, State.TRUSTED, since=since, actor=actor, message=message, reason=reason[:MAX_REASON])
 
 
 def demote_volunteer(volunteer: Volunteer, actor: str, reason: str) -> bool:

@@ -54,7 +54,7 @@ def has_work(campaign: Campaign) -> bool:
 def queue_sessions() -> int:
     """Keep enough sessions of every running campaign queued; return how many are new."""
     created = 0
-    for campaign in Campaign.objects.filter(state=Campaign.State.RUNNING):
+    for campaign in Campaign.objects.running():
         lacking = QUEUED_SESSIONS - count_queued(campaign) if has_work(campaign) else 0
         if lacking > 0:
             created += len(create_sessions(campaign, lacking, storage.store_release()))

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F, Max
+from django.db.models import Max
 from django.utils import timezone
 
 from scheduler import storage
-from scheduler.campaigns import messages, transitions
+from scheduler.campaigns import transitions
 from scheduler.campaigns.models import Campaign, Rephrasing, Shard, Volunteer
 from scheduler.models import Blob
 
@@ -49,7 +49,7 @@ class RowsChangedError(Exception):
 
 def update_shards() -> int:
     """Create and write the shards of all campaigns; return how many files were written."""
-    started = Campaign.objects.exclude(state=Campaign.State.DRAFT)
+    started = Campaign.objects.started()
     return sum(update_campaign_shards(pk) for pk in started.values_list("pk", flat=True))
 
 
@@ -61,7 +61,7 @@ def update_campaign_shards(pk: int) -> int:
             pass
     except RowsChangedError:
         pass
-    outdated = campaign.shards.exclude(written_version=F("version"))
+    outdated = campaign.shards.outdated()
     return sum(write_shard(shard) for shard in outdated.select_related("campaign"))
 
 
@@ -70,7 +70,7 @@ def create_shard(campaign: Campaign) -> bool:
     """Create one shard if there are enough rows, or if no more will come; return whether it was created."""
     # `no_key`: submissions, whose rows reference the campaign, need not wait.
     campaign = Campaign.objects.select_for_update(no_key=True).get(pk=campaign.pk)
-    unsharded = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, shard=None)
+    unsharded = Rephrasing.objects.unsharded().filter(campaign=campaign)
     due = timezone.now() - timedelta(minutes=campaign.quarantine_minutes)
     ready = unsharded.filter(created_at__lte=due).exclude(volunteer__state=Volunteer.State.BANNED)
     ids = list(ready.order_by(*ROW_ORDER).values_list("pk", flat=True)[: campaign.rows_per_shard])
@@ -101,7 +101,7 @@ def write_shard(shard: Shard) -> bool:
 
 
 def iterate_shard_rows(shard: Shard) -> Iterator[dict[str, Any]]:
-    accepted = shard.rephrasings.filter(state=Rephrasing.State.ACCEPTED).select_related("packet")
+    accepted = shard.rephrasings.accepted().select_related("packet")
     for row in accepted.order_by(*ROW_ORDER).iterator(chunk_size=ROWS_PER_GROUP):
         yield {
             "id": f"{row.packet_id}-{row.chunk}-{row.style}",
@@ -109,7 +109,7 @@ def iterate_shard_rows(shard: Shard) -> Iterator[dict[str, Any]]:
             "row": row.packet.row,
             "chunk": row.chunk,
             "style": row.style,
-            "source": messages.get_source_text(row.packet, row.chunk),
+            "source": row.source,
             "text": row.text,
             "source_sha256": row.source_sha256,
             "sha256": row.sha256,

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, Q, QuerySet, Sum
 from django.utils import timezone
 
-from scheduler.campaigns import messages
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
 from scheduler.models import Lease
 from trainer.rephrase.checks import REASONS
@@ -25,28 +24,21 @@ RATE_WINDOW = timedelta(minutes=5)
 @dataclass(frozen=True)
 class CampaignProgress:
     documents_read: int
-    packets: int
-    """Packets created so far."""
+    packets: int  # created so far
     done: int
     waiting: int
     held: int
     aside: int
-    texts: int
-    """Accepted outputs."""
-    tokens: int
-    """Tokens of the accepted outputs."""
+    texts: int  # accepted outputs
+    tokens: int  # of the accepted outputs
     rejected: int
     withdrawn: int
-    volunteers: int
-    """Volunteers who have submitted a packet."""
-    volunteers_now: int
-    """Volunteers who hold packets."""
+    volunteers: int  # who have submitted a packet
+    volunteers_now: int  # who hold packets
     tokens_per_second: float
     packets_per_second: float
-    seconds_left: float | None
-    """At the current speed; None: unknown."""
-    share: float | None
-    """Finished part of the campaign, 0 to 1; None: unknown."""
+    seconds_left: float | None  # at the current speed; None: unknown
+    share: float | None  # of the campaign that is finished, 0 to 1; None: unknown
 
 
 def compute_progress(campaign: Campaign, now: datetime | None = None) -> CampaignProgress:
@@ -97,42 +89,23 @@ def compute_finished_share(campaign: Campaign, over: int) -> float | None:
 def measure_speed(campaign: Campaign, now: datetime) -> tuple[float, float]:
     """Return accepted tokens and packets per second in the last minutes."""
     window = {"created_at__gt": now - RATE_WINDOW, "created_at__lte": now}
-    recent = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, **window)
+    recent = Rephrasing.objects.accepted().filter(campaign=campaign, **window)
     sums = recent.aggregate(tokens=Sum("tokens", default=0), packets=Count("packet", distinct=True))
     seconds = min(now - (campaign.started_at or now), RATE_WINDOW).total_seconds()
     return sums["tokens"] / max(seconds, 1.0), sums["packets"] / max(seconds, 1.0)
 
 
-def list_contributors(campaign: Campaign, limit: int = 50) -> list[dict[str, Any]]:
-    """Return the volunteers with most tokens; those without an account by number. Makes one query."""
+def list_contributors(campaign: Campaign) -> QuerySet[Contribution]:
+    """Return the contributions with accepted texts, most tokens first."""
     contributions = campaign.contributions.filter(accepted__gt=0).exclude(volunteer__state=Volunteer.State.BANNED)
-    return [
-        {
-            "name": row.volunteer.name if row.volunteer.user_id else f"Volunteer {row.volunteer_id}",
-            "packets": row.packets,
-            "texts": row.accepted,
-            "tokens": row.tokens,
-            "accepted_share": row.accepted / (row.accepted + row.rejected),
-            "is_trusted": row.volunteer.state == Volunteer.State.TRUSTED,
-        }
-        for row in contributions.select_related("volunteer").order_by("-tokens", "pk")[:limit]
-    ]
+    return contributions.select_related("volunteer").order_by("-tokens", "pk")
 
 
-def list_samples(campaign: Campaign, limit: int = 8) -> list[dict[str, Any]]:
-    """Return the latest accepted texts, each with its source. Makes one query."""
-    accepted = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED)
-    latest = accepted.exclude(volunteer__state=Volunteer.State.BANNED).order_by("-created_at", "-pk")
-    return [
-        {
-            "document": row.packet.document,
-            "chunk": row.chunk,
-            "style": row.style,
-            "source": messages.get_source_text(row.packet, row.chunk),
-            "text": row.text,
-        }
-        for row in latest.select_related("packet")[:limit]
-    ]
+def list_samples(campaign: Campaign) -> QuerySet[Rephrasing]:
+    """Return the accepted texts with their packets, latest first."""
+    accepted = Rephrasing.objects.accepted().filter(campaign=campaign)
+    accepted = accepted.exclude(volunteer__state=Volunteer.State.BANNED)
+    return accepted.select_related("packet").order_by("-created_at", "-pk")
 
 
 def list_rejections(campaign: Campaign) -> list[dict[str, Any]]:
@@ -143,23 +116,4 @@ def list_rejections(campaign: Campaign) -> list[dict[str, Any]]:
     return [
         {"reason": reason, "sentence": REASONS.get(reason, reason), "outputs": count}
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    ]
-
-
-def list_campaigns() -> list[dict[str, Any]]:
-    """Return the campaigns that have started, newest first, each with its counts. Makes three queries."""
-    campaigns = list(Campaign.objects.exclude(state=Campaign.State.DRAFT).defer("files"))
-    unfinished = Packet.objects.filter(state__in=[Packet.State.WAITING, Packet.State.ASSIGNED], campaign__in=campaigns)
-    left = dict(unfinished.order_by().values_list("campaign").annotate(Count("pk")))
-    contributions = Contribution.objects.filter(campaign__in=campaigns).order_by().values_list("campaign")
-    rows = contributions.annotate(Sum("accepted"), Sum("tokens"), Count("pk"))
-    sums = {pk: counts for pk, *counts in rows}
-    return [
-        {
-            "campaign": campaign,
-            "packets": campaign.packet_count,
-            "over": campaign.packet_count - left.get(campaign.pk, 0),
-            **dict(zip(("texts", "tokens", "volunteers"), sums.get(campaign.pk, (0, 0, 0)), strict=True)),
-        }
-        for campaign in campaigns
     ]

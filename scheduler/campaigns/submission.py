@@ -16,8 +16,7 @@ from django.utils import timezone
 
 from scheduler import uploads
 from scheduler.campaigns import messages, release, reputation
-from scheduler.campaigns.messages import OutputKey
-from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
+from scheduler.campaigns.models import Assignment, Campaign, Contribution, OutputKey, Packet, Rephrasing, Volunteer
 from scheduler.campaigns.sessions import get_campaign
 from scheduler.models import Lease
 from trainer import protocol
@@ -86,8 +85,8 @@ def check_results(
         packet = CheckedPacket(assignment, result, checks.check_envelope(result, list(chunks), order))
         if not packet.refusals:
             for output in result.outputs:
-                source = messages.get_source_text(assignment.packet, output.chunk)
-                packet.outputs[get_key(output)] = check_output(output, source, campaign.language, thresholds)
+                source = assignment.packet.get_source_text(output.chunk)
+                packet.outputs[get_output_key(output)] = check_output(output, source, campaign.language, thresholds)
         checked[result.packet] = packet
     reject_duplicates([packet for packet in checked.values() if packet.is_work], campaign)
     return checked
@@ -109,7 +108,7 @@ def reject_duplicates(packets: Sequence[CheckedPacket], campaign: Campaign) -> N
     if not outputs:
         return
     keys = {packet.outputs[key].key for packet, key in outputs}
-    accepted = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, duplicate_key__in=keys)
+    accepted = Rephrasing.objects.accepted().filter(campaign=campaign, duplicate_key__in=keys)
     seen = set(accepted.values_list("duplicate_key", flat=True))
     for packet, key in outputs:
         output = packet.outputs[key]
@@ -118,7 +117,7 @@ def reject_duplicates(packets: Sequence[CheckedPacket], campaign: Campaign) -> N
         seen.add(output.key)
 
 
-def get_key(output: protocol.RephraseOutput) -> OutputKey:
+def get_output_key(output: protocol.RephraseOutput) -> OutputKey:
     return output.chunk, output.style
 
 
@@ -195,7 +194,7 @@ def build_rephrasings(
     """Yield a row for every output, accepted or not."""
     accepted_state = Rephrasing.State.ACCEPTED if packet.is_work else Rephrasing.State.REPLICA
     for output in packet.result.outputs:
-        checked = packet.outputs[get_key(output)]
+        checked = packet.outputs[get_output_key(output)]
         yield Rephrasing(
             campaign=campaign,
             packet_id=packet.assignment.packet_id,
@@ -220,7 +219,7 @@ def update_packets(submitted: Sequence[CheckedPacket], packets: Mapping[int, Pac
     done = []
     for one in submitted:
         packet, accepted = packets[one.assignment.packet_id], one.accepted
-        missing = [key for key in messages.get_missing_keys(packet, campaign) if key not in accepted]
+        missing = [key for key in packet.list_missing_outputs(campaign.styles) if key not in accepted]
         if not missing:
             done.append(packet.pk)
             continue
@@ -248,7 +247,7 @@ def count_packets(
         contribution.rejection_reasons = dict(Counter(contribution.rejection_reasons) + reasons)
         if packet.is_work:
             contribution.accepted += len(accepted)
-            contribution.tokens += sum(out.tokens for out in packet.result.outputs if get_key(out) in accepted)
+            contribution.tokens += sum(out.tokens for out in packet.result.outputs if get_output_key(out) in accepted)
         contribution.rejected += len(rejected)
         blamed = sum(PROMPT_TOO_LONG not in output.reasons for output in rejected)
         reputation.update_rejection_rate(contribution, len(packet.outputs), blamed)
@@ -264,7 +263,7 @@ def load_texts_of_others(packets: Sequence[CheckedPacket], volunteer: Volunteer)
     """Return the accepted texts of other volunteers, by packet."""
     texts: dict[int, list[Rephrasing]] = {packet.assignment.packet_id: [] for packet in packets}
     if texts:
-        accepted = Rephrasing.objects.filter(packet__in=texts, state=Rephrasing.State.ACCEPTED)
+        accepted = Rephrasing.objects.accepted().filter(packet__in=texts)
         for row in accepted.exclude(volunteer=volunteer):
             texts[row.packet_id].append(row)
     return texts

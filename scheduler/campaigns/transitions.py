@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
 from django.utils import timezone
 
 from scheduler.campaigns import quality, sessions
@@ -85,22 +84,22 @@ def reopen_campaign(campaign: Campaign) -> bool:
 
 def is_written(campaign: Campaign) -> bool:
     """Whether the source is exhausted and every packet is done or set aside."""
-    unfinished = campaign.packets.filter(state__in=[Packet.State.WAITING, Packet.State.ASSIGNED])
+    unfinished = campaign.packets.filter(state__in=Packet.UNFINISHED)
     return campaign.is_exhausted and not unfinished.exists()
 
 
 def finish_complete_campaigns() -> int:
     """Finish the campaigns whose every text is in a shard; return how many."""
-    running = Campaign.objects.filter(state=State.RUNNING, is_exhausted=True)
+    running = Campaign.objects.running().filter(is_exhausted=True)
     reason = "Every chunk is written or set aside."
     return sum(finish_campaign(campaign, SITE, reason) for campaign in running if is_complete(campaign))
 
 
 def is_complete(campaign: Campaign) -> bool:
     """Whether all texts are in current shards and none awaits withdrawal."""
-    unsharded = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, shard=None)
+    unsharded = Rephrasing.objects.unsharded().filter(campaign=campaign)
     submitted = Assignment.objects.filter(packet__campaign=campaign, state=Assignment.State.SUBMITTED)
     banned = submitted.filter(volunteer__state=Volunteer.State.BANNED)
-    outdated = campaign.shards.exclude(written_version=F("version"))
+    outdated = campaign.shards.outdated()
     # Packets last: a concurrent withdrawal reopens them.
     return not (banned.exists() or unsharded.exists() or outdated.exists()) and is_written(campaign)

@@ -18,8 +18,8 @@ from django.utils.cache import get_conditional_response
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from scheduler import storage
-from scheduler.campaigns import dataset_files, join_tokens, publishing, statistics
+from scheduler import node_tokens, storage
+from scheduler.campaigns import dataset_files, publishing, statistics
 from scheduler.campaigns.models import Campaign
 from scheduler.errors import RangeError
 from scheduler.models import Event
@@ -47,21 +47,25 @@ CONTENT_TYPES = {
 
 def get_started_campaign(slug: str) -> Campaign:
     """Return a campaign, or 404 if it is a draft."""
-    return get_object_or_404(Campaign.objects.exclude(state=Campaign.State.DRAFT), slug=slug)
+    return get_object_or_404(Campaign.objects.started(), slug=slug)
+
+
+def list_campaigns() -> list[Campaign]:
+    return list(Campaign.objects.started().defer("files").with_counts())
 
 
 @require_safe
 def campaigns(request: HttpRequest) -> HttpResponse:
     """List the campaigns that have started."""
-    context = {"campaigns": statistics.list_campaigns(), "join_command": build_join_command()}
-    return render(request, "campaigns/campaigns.html", {**context, "revision": Event.get_latest_id()})
+    context = {"campaigns": list_campaigns(), **build_join_commands(), "revision": Event.get_latest_id()}
+    return render(request, "campaigns/campaigns.html", context)
 
 
 @require_safe
 def campaigns_live(request: HttpRequest) -> JsonResponse:
-    rows = statistics.list_campaigns()
+    rows = list_campaigns()
     parts = {"shelf": render_to_string("campaigns/parts/campaign_table.html", {"campaigns": rows})}
-    is_running = any(row["campaign"].state == Campaign.State.RUNNING for row in rows)
+    is_running = any(row.state == Campaign.State.RUNNING for row in rows)
     wait = LIST_SECONDS if is_running else 2 * IDLE_SECONDS
     return JsonResponse({"parts": parts, "revision": Event.get_latest_id(), "wait": wait})
 
@@ -101,7 +105,7 @@ def campaign_live(request: HttpRequest, slug: str) -> JsonResponse:
 def campaign_join_command(request: HttpRequest, slug: str) -> HttpResponse:
     """Show the join command with a token, so that the texts count as the user's."""
     assert request.user.is_authenticated
-    found, token = get_started_campaign(slug), join_tokens.create_packet_token(request.user)
+    found, token = get_started_campaign(slug), node_tokens.create_join_token(owner=request.user, for_packets=True)
     return render(request, "campaigns/join_command.html", {"campaign": found, **build_join_commands(found, token)})
 
 
@@ -117,8 +121,8 @@ def build_live_context(campaign: Campaign) -> dict[str, Any]:
         "progress": progress,
         "bar": bar,
         "bar_label": f"Of {progress.packets} packets: {counts}",
-        "contributors": statistics.list_contributors(campaign, MAX_CONTRIBUTORS),
-        "samples": statistics.list_samples(campaign, MAX_SAMPLES),
+        "contributors": statistics.list_contributors(campaign)[:MAX_CONTRIBUTORS],
+        "samples": statistics.list_samples(campaign)[:MAX_SAMPLES],
         "rejections": [{**row, "width": f"{100 * row['outputs'] / most:.2f}"} for row in rejections],
         "submitted": progress.texts + progress.rejected,
     }
@@ -139,10 +143,11 @@ def build_progress_bar(progress: statistics.CampaignProgress) -> list[dict[str, 
 
 def list_facts(campaign: Campaign) -> list[tuple[str, str]]:
     """Return the settings that are frozen since the start."""
+    source = ", ".join(filter(None, dataset_files.get_source_fields(campaign).values()))
     revision = f" at {campaign.model_revision}" if campaign.model_revision else ""
     sampling = f"temperature {campaign.temperature:g}, top_p {campaign.top_p:g}, at most {campaign.max_tokens:,} tokens"
     return [
-        ("Source", format_source(campaign)),
+        ("Source", source if campaign.source == Campaign.Source.HUB else f"files on this site: {source}"),
         ("Documents", dataset_files.format_dropped(campaign)),
         ("Quality", ", ".join(campaign.quality_buckets) or "all text"),
         ("Chunks", f"about {campaign.chunk_tokens} tokens, cut at sentence ends"),
@@ -154,35 +159,19 @@ def list_facts(campaign: Campaign) -> list[tuple[str, str]]:
     ]
 
 
-def format_source(campaign: Campaign) -> str:
-    if campaign.source != Campaign.Source.HUB:
-        return f"files on this site: {campaign.dataset}"
-    return ", ".join(value for value in dataset_files.get_source_fields(campaign).values() if value)
-
-
 # --- how to join -----------------------------------------------------------------------------------------------------
 
 
-def build_join_commands(campaign: Campaign, token: str = "") -> dict[str, str]:
+def build_join_commands(campaign: Campaign | None = None, token: str = "") -> dict[str, str]:
+    """Return the commands for any campaign or a certain one, with Python and with Docker."""
+    join = ["--server", settings.SITE_URL, *(["--campaign", campaign.slug] if campaign else [])]
+    join += ["--token", token] if token else []
+    docker = ["--rm", "-it", "--gpus", "all", "-v", "dailytrain-volunteer:/home/node/data"]
+    docker += ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK else []
     return {
-        "join_command": build_join_command(campaign, token),
-        "docker_command": build_docker_command(campaign, token),
+        "join_command": shlex.join(["dailytrain", "rephrase", "join", *join]),
+        "docker_command": shlex.join(["docker", "run", *docker, settings.VOLUNTEER_IMAGE, *join]),
     }
-
-
-def build_join_options(campaign: Campaign | None, token: str) -> list[str]:
-    selected = ["--campaign", campaign.slug] if campaign else []
-    return ["--server", settings.SITE_URL, *selected, *(["--token", token] if token else [])]
-
-
-def build_join_command(campaign: Campaign | None = None, token: str = "") -> str:
-    return shlex.join(["dailytrain", "rephrase", "join", *build_join_options(campaign, token)])
-
-
-def build_docker_command(campaign: Campaign, token: str = "") -> str:
-    options = ["--rm", "-it", "--gpus", "all", "-v", "dailytrain-volunteer:/home/node/data"]
-    options += ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK else []
-    return shlex.join(["docker", "run", *options, settings.VOLUNTEER_IMAGE, *build_join_options(campaign, token)])
 
 
 # --- dataset files ---------------------------------------------------------------------------------------------------
@@ -194,7 +183,7 @@ def campaign_file(request: HttpRequest, slug: str, path: str) -> HttpResponseBas
     if (too_many := build_rate_limit_response(request, "download")) is not None:
         return too_many
     found = get_started_campaign(slug)
-    shards = dataset_files.get_current_shards(found)
+    shards = list(found.shards.current())
     if path in CONTENT_TYPES and shards:
         content = dataset_files.build_text_files(found, shards)[path]
         etag = f'"{hashlib.sha256(content).hexdigest()}"'

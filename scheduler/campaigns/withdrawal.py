@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from django.db import transaction
 from django.db.models import Count, F, Sum
 
-from scheduler.campaigns import release, transitions
+from scheduler.campaigns import release, reputation, transitions
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Shard, Volunteer
 
 PACKETS_PER_BATCH = 200
@@ -24,6 +24,12 @@ def withdraw_banned() -> int:
     banned = Volunteer.objects.filter(state=Volunteer.State.BANNED)
     states = [Assignment.State.SUBMITTED, Assignment.State.ACTIVE]
     return sum(withdraw_volunteer(volunteer) for volunteer in banned.filter(assignments__state__in=states).distinct())
+
+
+def ban_and_withdraw(volunteer: Volunteer, actor: str) -> bool:
+    """Ban a volunteer and withdraw the texts; return whether anything changed."""
+    banned = reputation.ban_volunteer(volunteer, actor, f"Banned by {actor}.")
+    return bool(withdraw_volunteer(volunteer)) or banned
 
 
 def withdraw_volunteer(volunteer: Volunteer) -> int:
@@ -42,7 +48,7 @@ def withdraw_batch(volunteer: Volunteer) -> int:
     if not batch:
         return 0
     packets = Packet.objects.select_for_update(no_key=True).filter(pk__in=set(batch.values())).order_by("pk").in_bulk()
-    texts = Rephrasing.objects.filter(volunteer=volunteer, state=Rephrasing.State.ACCEPTED, packet__in=packets)
+    texts = Rephrasing.objects.accepted().filter(volunteer=volunteer, packet__in=packets)
     withdrawn: dict[int, list[Rephrasing]] = {pk: [] for pk in packets}
     for row in texts.only("packet", "chunk", "style"):
         withdrawn[row.packet_id].append(row)

@@ -10,19 +10,22 @@ from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 from django import forms
+from django.contrib.auth.models import User
 from django.core.validators import RegexValidator
+from django.db import transaction
 from django.utils import timezone
 
 from scheduler import job_kinds
-from scheduler.models import Node, Sponsor
+from scheduler.models import Event, Node, Sponsor, Window
 from scheduler.models.sponsors import LINK
-from scheduler.sponsors.lending import NodeSettings
 
 MIN_WINDOW_ROWS = 4
 """Rows for weekly windows in the form. A node with more windows gets more rows."""
 WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
 GIGABYTE = 10**9
 MAX_LENDING_TIME = timedelta(days=366)
+MAX_UNJOINED_NODES = 20
+"""Nodes of one owner that have never joined."""
 NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 LABEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 DETECTED_LABEL = re.compile(r"\d+x.*|\d+(gb|mb|tb)|(rtx)?[abhlvt]?\d{1,4}(ti|s|super)?")
@@ -48,9 +51,18 @@ def get_next_monday() -> datetime:
     return (now + timedelta(days=days)).replace(hour=6, minute=0, second=0, microsecond=0)
 
 
-class NodeSettingsForm(forms.Form):
+NAME_EXAMPLE = {"placeholder": "Ada’s lab"}
+LINK_EXAMPLE = {"placeholder": "https://example.org"}
+
+
+class NodeSettingsForm(forms.ModelForm):  # type: ignore[type-arg]
     """When, for whom and how much a node is lent."""
 
+    class Meta:
+        model = Node
+        fields = ["available", "available_until", "timezone", "serves", "serves_track", "packets", "max_hours"]
+
+    field_order = ("name", "gpu_count", "gpu_name", "lanes", "labels", *Meta.fields[:-1], "disk", "max_hours")
     lanes = forms.TypedChoiceField(
         label="Several GPUs",
         choices=[("together", "one job on all of them"), ("each", "a job on each of them")],
@@ -61,7 +73,8 @@ class NodeSettingsForm(forms.Form):
         label="Labels of your own",
         required=False,
         max_length=200,
-        help_text="For jobs that ask for them, such as lab-cluster. The node detects GPUs, memory and disk itself.",
+        help_text="For jobs that ask for them. The node detects GPUs, memory and disk itself.",
+        widget=forms.TextInput(attrs={"placeholder": "lab-cluster fast-disk"}),
     )
     available = forms.ChoiceField(
         label="When may it work?", choices=Node.Available.choices, widget=forms.RadioSelect, initial="always"
@@ -89,18 +102,20 @@ class NodeSettingsForm(forms.Form):
         required=False,
     )
     disk = forms.IntegerField(
-        label="Disk",
+        label="Disk space to lend, in GB",
         required=False,
         min_value=10,
         max_value=1_000_000,
-        help_text="GB. Empty: all free space. Less than 500 is fine: the node gets only jobs that fit.",
+        help_text="Empty: all free space. Less than 500 is fine: the node gets only jobs that fit.",
+        widget=forms.NumberInput(attrs={"placeholder": "500"}),
     )
     max_hours = forms.FloatField(
-        label="Longest run",
+        label="Longest run, in hours",
         required=False,
         min_value=0.5,
         max_value=24 * 60,
-        help_text="Hours. Empty: no limit. A longer run continues on another node.",
+        help_text="Empty: no limit. A longer run continues on another node.",
+        widget=forms.NumberInput(attrs={"placeholder": "8"}),
     )
     shown = forms.ChoiceField(
         label="Shown on the list of sponsors",
@@ -108,38 +123,44 @@ class NodeSettingsForm(forms.Form):
         widget=forms.RadioSelect,
         initial="name",
     )
-    sponsor_name = forms.CharField(label="Your name there", required=False, max_length=60)
+    sponsor_name = forms.CharField(
+        label="Your name there", required=False, max_length=60, widget=forms.TextInput(attrs=NAME_EXAMPLE)
+    )
     sponsor_link = forms.CharField(
-        label="Link", required=False, max_length=200, validators=[LINK], help_text="Your web page (optional)."
+        label="Your web page (optional)",
+        required=False,
+        max_length=200,
+        validators=[LINK],
+        widget=forms.TextInput(attrs=LINK_EXAMPLE),
     )
 
-    def __init__(
-        self,
-        data: Mapping[str, Any] | None,
-        *,
-        node: Node | None = None,
-        sponsor: Sponsor | None = None,
-        initial: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.node = node
-        self.window_groups = group_windows(node) if node else []
-        known = {
-            **(build_initial_settings(node) if node else {}),
-            **build_window_fields(self.window_groups),
-            **(initial or {}),
+    def __init__(self, data: Mapping[str, Any] | None, *, node: Node, sponsor: Sponsor | None = None) -> None:
+        self.window_groups = group_windows(node) if node.pk else []
+        initial: dict[str, Any] = {
+            "lanes": "each" if node.slots > 1 else "together",
+            "labels": " ".join(node.owner_labels),
+            "available_until": get_next_monday(),
+            "disk": node.disk_bytes // GIGABYTE if node.disk_bytes else None,
+            "shown": "name" if node.shown else "anonymous",
         }
+        if node.available_until:
+            initial["available_until"] = node.available_until.astimezone(ZoneInfo(node.timezone)).replace(tzinfo=None)
         if sponsor:
-            known |= {"sponsor_name": sponsor.name, "sponsor_link": sponsor.link}
-        super().__init__(data, initial=known)
-        field = self.fields["serves_track"]
-        assert isinstance(field, forms.ChoiceField)
-        field.choices = list(job_kinds.list_tracks().items())
+            initial |= {"sponsor_name": sponsor.name, "sponsor_link": sponsor.link}
+        elif node.owner and not node.pk:
+            initial["sponsor_name"] = node.owner.get_username()
+        for row, (days, start, end) in enumerate(self.window_groups):
+            initial |= {f"days_{row}": days, f"from_{row}": start, f"to_{row}": end}
+        super().__init__(data, instance=node, initial=initial)
+        tracks = self.fields["serves_track"]
+        assert isinstance(tracks, forms.ChoiceField)
+        tracks.choices = list(job_kinds.list_tracks().items())
         for row in range(self.row_count):
             self.fields[f"days_{row}"] = forms.TypedMultipleChoiceField(
                 choices=list(enumerate(WEEKDAYS)), coerce=int, required=False, widget=forms.CheckboxSelectMultiple
             )
-            for end in ("from", "to"):
-                self.fields[f"{end}_{row}"] = forms.TimeField(
+            for part in ("from", "to"):
+                self.fields[f"{part}_{row}"] = forms.TimeField(
                     required=False, widget=forms.TimeInput(attrs={"type": "time"}, format="%H:%M")
                 )
 
@@ -165,13 +186,20 @@ class NodeSettingsForm(forms.Form):
                 raise forms.ValidationError(f"The node sets “{label}” itself. Remove it.")
         return found
 
+    def clean_packets(self) -> str:
+        return self.cleaned_data["packets"] or Node.Packets.NEVER
+
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
         if data.get("available") == Node.Available.WINDOWS:
             self.check_windows()
-        if data.get("available") == Node.Available.UNTIL and "available_until" in data:
+        if data.get("available") != Node.Available.UNTIL:
+            data["available_until"] = None
+        elif "available_until" in data:
             self.check_until()
-        if data.get("serves") == Node.Serves.TRACK and not data.get("serves_track"):
+        if data.get("serves") != Node.Serves.TRACK:
+            data["serves_track"] = ""
+        elif not data.get("serves_track"):
             self.add_error("serves_track", "Choose a track, or lend the node to everyone.")
         if data.get("shown") == "name" and not data.get("sponsor_name") and "sponsor_name" not in self.errors:
             self.add_error("sponsor_name", "Enter a name, or choose to stay anonymous.")
@@ -208,62 +236,64 @@ class NodeSettingsForm(forms.Form):
                 self.add_error("available_until", message)
             self.cleaned_data["available_until"] = moment
 
-    def build_settings(self) -> NodeSettings:
-        """Return the settings of the valid form."""
+    def count_gpus(self) -> int:
+        return len(self.instance.hardware.get("gpus") or [])
+
+    def list_windows(self) -> set[tuple[int, time, time]]:
+        """Return weekday (0 is Monday), start and end of each window."""
         data = self.cleaned_data
-        by_track = data["serves"] == Node.Serves.TRACK
-        return NodeSettings(
-            serves=data["serves"],
-            serves_track=data["serves_track"] if by_track else "",
-            packets=data["packets"] or Node.Packets.NEVER,
-            available=data["available"],
-            available_until=data["available_until"] if data["available"] == Node.Available.UNTIL else None,
-            timezone=data["timezone"],
-            max_hours=data["max_hours"],
-            disk_bytes=data["disk"] * GIGABYTE if data["disk"] else None,
-            shown=data["shown"] == "name",
-            slots=self.count_slots(),
-            owner_labels=data["labels"],
-            windows=self.list_windows() if data["available"] == Node.Available.WINDOWS else (),
+        if data["available"] != Node.Available.WINDOWS:
+            return set()
+        rows = ((data[f"days_{row}"], data[f"from_{row}"], data[f"to_{row}"]) for row in range(self.row_count))
+        return {(day, start, end) for days, start, end in rows for day in days}
+
+    @transaction.atomic
+    def save_settings(self, actor: User, message: str) -> Node:
+        """Save the settings. They apply from the next job, an earlier end time immediately."""
+        node: Node = self.instance
+        data = self.cleaned_data
+        detected = set(node.labels) - set(node.owner_labels)
+        node.owner_labels = list(data["labels"])
+        node.labels = sorted({*detected, *node.owner_labels})
+        node.slots = max(self.count_gpus(), 1) if data["lanes"] == "each" else 1
+        node.disk_bytes = data["disk"] * GIGABYTE if data["disk"] else None
+        node.shown = data["shown"] == "name"
+        changed = (*NodeSettingsForm.Meta.fields, "owner_labels", "labels", "slots", "disk_bytes", "shown")
+        node.save(update_fields=changed if node.pk else None)
+        node.windows.all().delete()
+        Window.objects.bulk_create(
+            Window(node=node, weekday=day, start=start, end=end) for day, start, end in sorted(self.list_windows())
         )
-
-    def count_slots(self) -> int:
-        count = len(self.node.hardware.get("gpus") or []) if self.node else 1
-        return max(count, 1) if self.cleaned_data["lanes"] == "each" else 1
-
-    def list_windows(self) -> tuple[tuple[int, time, time], ...]:
-        data = self.cleaned_data
-        return tuple(
-            sorted({
-                (day, data[f"from_{row}"], data[f"to_{row}"])
-                for row in range(self.row_count)
-                for day in data[f"days_{row}"]
-            })
-        )  # fmt: skip
+        Event.record(actor.get_username(), node, message)
+        return node
 
 
 class LendForm(NodeSettingsForm):
     """The settings of a new node, with its name and GPUs."""
 
+    class Meta(NodeSettingsForm.Meta):
+        fields = ["name", *NodeSettingsForm.Meta.fields]
+
     name = forms.CharField(
-        label="Name",
+        label="Name of the machine",
         max_length=40,
         validators=[RegexValidator(NAME, "Use letters, digits, dots, dashes and underscores.")],
         help_text="Public: the pages of the runs it serves show it.",
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
+        widget=forms.TextInput(
+            attrs={"placeholder": "cellar-4090", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
+        ),
     )
     gpu_count = forms.TypedChoiceField(
         label="GPUs", coerce=int, initial=1, choices=[(0, "none, CPU only"), *((n, str(n)) for n in range(1, 17))]
     )
     gpu_name = forms.CharField(
-        label="Model",
+        label="GPU model",
         required=False,
         max_length=60,
         help_text="The node detects it when it joins. Until then the site uses this.",
-        widget=forms.TextInput(attrs={"list": "gpu-names"}),
+        widget=forms.TextInput(attrs={"list": "gpu-names", "placeholder": "RTX 4090"}),
     )
     gpu_names = GPU_NAMES
-    field_order = ("name", "gpu_count", "gpu_name")
 
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"]
@@ -271,21 +301,32 @@ class LendForm(NodeSettingsForm):
             raise forms.ValidationError("A node with this name exists. Choose another name.")
         return name
 
-    def list_gpus(self) -> list[str]:
-        return [self.cleaned_data["gpu_name"].strip() or "GPU"] * self.cleaned_data["gpu_count"]
+    def clean(self) -> dict[str, Any]:
+        unjoined = Node.objects.filter(owner=self.instance.owner_id, token_hash=None, last_seen=None)
+        if unjoined.count() >= MAX_UNJOINED_NODES:
+            self.add_error(None, "Too many of your nodes have not joined yet. Let them join, or delete some.")
+        return super().clean()
 
-    def count_slots(self) -> int:
-        return max(self.cleaned_data["gpu_count"], 1) if self.cleaned_data["lanes"] == "each" else 1
+    def count_gpus(self) -> int:
+        return int(self.cleaned_data["gpu_count"])
+
+    def save_settings(self, actor: User, message: str) -> Node:
+        gpus = [self.cleaned_data["gpu_name"].strip() or "GPU"] * self.count_gpus()
+        self.instance.hardware = {"gpus": gpus} if gpus else {}  # until the node reports its own
+        return super().save_settings(actor, message)
 
 
 class SponsorForm(forms.Form):
     """A sponsor's public name."""
 
-    sponsor_name = forms.CharField(label="Name", max_length=60)
-    sponsor_link = forms.CharField(label="Link", required=False, max_length=200, validators=[LINK])
-
-
-# --- initial values of a known node ----------------------------------------------------------------------------------
+    sponsor_name = forms.CharField(label="Public name", max_length=60, widget=forms.TextInput(attrs=NAME_EXAMPLE))
+    sponsor_link = forms.CharField(
+        label="Your web page (optional)",
+        required=False,
+        max_length=200,
+        validators=[LINK],
+        widget=forms.TextInput(attrs=LINK_EXAMPLE),
+    )
 
 
 def group_windows(node: Node) -> list[tuple[list[int], time, time]]:
@@ -294,28 +335,3 @@ def group_windows(node: Node) -> list[tuple[list[int], time, time]]:
     for window in node.windows.all():
         days.setdefault((window.start, window.end), []).append(window.weekday)
     return [(weekdays, start, end) for (start, end), weekdays in days.items()]
-
-
-def build_window_fields(window_groups: list[tuple[list[int], time, time]]) -> dict[str, Any]:
-    return {
-        f"{part}_{row}": value
-        for row, group in enumerate(window_groups)
-        for part, value in zip(("days", "from", "to"), group, strict=True)
-    }
-
-
-def build_initial_settings(node: Node) -> dict[str, Any]:
-    until = node.available_until.astimezone(ZoneInfo(node.timezone)) if node.available_until else None
-    return {
-        "lanes": "each" if node.slots > 1 else "together",
-        "labels": " ".join(node.owner_labels),
-        "available": node.available,
-        "timezone": node.timezone,
-        **({"available_until": until.replace(tzinfo=None)} if until else {}),
-        "serves": node.serves,
-        "serves_track": node.serves_track,
-        "packets": node.packets,
-        "disk": node.disk_bytes // GIGABYTE if node.disk_bytes else None,
-        "max_hours": node.max_hours,
-        "shown": "name" if node.shown else "anonymous",
-    }

@@ -10,8 +10,10 @@ from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db import transaction
 from django.db.models import Count, Max, Q
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
 from django.utils import timezone
@@ -34,14 +36,14 @@ JUST_NOW = timedelta(minutes=30)
 MANAGE_NODES = "scheduler.change_node"
 """Permission of maintainers (`leaderboard/permissions.py`); coordinators do not have it."""
 JOBS_PER_PAGE = 50
-"""Jobs on one page of a node."""
+SECOND_STEP_MISSING = (
+    "To manage nodes of other owners, complete two-factor authentication. "
+    "Sign in with a code from your authenticator app. To set one up, open the admin."
+)
 
 
 def get_user(request: HttpRequest) -> User:
     return cast(User, request.user)
-
-
-# --- the public list -------------------------------------------------------------------------------------------------
 
 
 @require_safe
@@ -81,21 +83,20 @@ def lend(request: HttpRequest) -> HttpResponse:
     """The form of a new node. Redirects to its page with the install commands."""
     user = get_user(request)
     sponsor = Sponsor.objects.filter(user=user).first()
-    form = LendForm(request.POST or None, sponsor=sponsor, initial={} if sponsor else {"sponsor_name": user.username})
+    form = LendForm(request.POST or None, node=Node(owner=user), sponsor=sponsor)
     if request.method == "POST" and form.is_valid():
-        try:
-            node, token = lending.lend_node(user, form.cleaned_data["name"], form.list_gpus(), form.build_settings())
-        except lending.TooManyNodesError as error:
-            form.add_error(None, str(error))
-        else:
-            save_sponsor_form(user, form)
-            return set_token_cookie(redirect("node", node.pk), node, token)
+        message = f"{user.get_username()} lends {form.instance.name}. It has not joined yet."
+        with transaction.atomic():
+            node = form.save_settings(user, message)
+            save_sponsor(user, form)
+            return redirect_with_token(node, node_tokens.create_join_token(renews=node, owner=user))
     return render(request, "scheduler/lend.html", {"form": form})
 
 
-def save_sponsor_form(user: User, form: NodeSettingsForm | SponsorForm) -> None:
+def save_sponsor(user: User, form: NodeSettingsForm | SponsorForm) -> None:
     if name := form.cleaned_data["sponsor_name"]:
-        lending.save_sponsor(user, name, form.cleaned_data["sponsor_link"])
+        defaults = {"name": name, "link": form.cleaned_data["sponsor_link"]}
+        Sponsor.objects.update_or_create(user=user, defaults=defaults)
 
 
 @login_required
@@ -107,7 +108,7 @@ def my_nodes(request: HttpRequest) -> HttpResponse:
     initial = {"sponsor_name": sponsor.name, "sponsor_link": sponsor.link} if sponsor else None
     form = SponsorForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
-        save_sponsor_form(user, form)
+        save_sponsor(user, form)
         return redirect("my-nodes")
     nodes = list(Node.objects.filter(owner=user))
     given = contributions.sum_leases_by_node(Lease.objects.filter(node__owner=user.pk))
@@ -123,12 +124,6 @@ def my_nodes(request: HttpRequest) -> HttpResponse:
 
 
 # --- one node --------------------------------------------------------------------------------------------------------
-
-
-SECOND_STEP_MISSING = (
-    "To manage nodes of other owners, complete two-factor authentication. "
-    "Sign in with a code from your authenticator app. To set one up, open the admin."
-)
 
 
 def get_managed_node(request: HttpRequest, node_id: int) -> Node:
@@ -152,21 +147,12 @@ def can_manage_nodes(request: HttpRequest) -> bool:
     return get_user(request).has_perm(MANAGE_NODES) and is_satisfied(request)
 
 
-def get_cookie_name(node: Node) -> str:
-    return f"join-{node.pk}"
-
-
-def set_token_cookie(response: HttpResponseRedirect, node: Node, token: str) -> HttpResponseRedirect:
-    """Store the join token in the browser, for the node's page only. The site stores only its hash."""
-    response.set_cookie(
-        get_cookie_name(node),
-        token,
-        max_age=int(node_tokens.JOIN_TOKEN_HOURS * 3600),
-        path=response.url,
-        secure=settings.SESSION_COOKIE_SECURE,
-        httponly=True,
-        samesite="Strict",
-    )
+def redirect_with_token(node: Node, token: str) -> HttpResponse:
+    """Redirect to the node's page, with its join token in a cookie for that page. The site stores only its hash."""
+    response = redirect("node", node.pk)
+    options: dict[str, Any] = {"secure": settings.SESSION_COOKIE_SECURE, "httponly": True, "samesite": "Strict"}
+    max_age = int(node_tokens.JOIN_TOKEN_HOURS * 3600)
+    response.set_cookie(f"join-{node.pk}", token, max_age=max_age, path=response.url, **options)
     return response
 
 
@@ -183,18 +169,16 @@ def get_revision(node: Node) -> str:
 def show_node(request: HttpRequest, node_id: int) -> HttpResponse:
     """A node's page for its owner: state, jobs, settings and history."""
     node = get_managed_node(request, node_id)
-    word = request.GET.get("page", "1")
-    page = max(int(word), 1) if word.isdecimal() and len(word) < 10 else 1
-    jobs, more = list_jobs(node, page)
+    jobs = node.leases.order_by().values("job_id").annotate(last=Max("started_at")).order_by("-last", "-job_id")
+    page = Paginator(jobs.values_list("job_id", flat=True), JOBS_PER_PAGE).get_page(request.GET.get("page"))
     context = {
         "node": node,
         "can_lift_ban": node.state == Node.State.BANNED and can_manage_nodes(request),
-        **build_join_context(node, request.COOKIES.get(get_cookie_name(node), "")),
+        **build_join_context(node, request.COOKIES.get(f"join-{node.pk}", "")),
         "given": contributions.sum_leases_by_node(node.leases.all()).get(node.pk, LentTotals()),
         "now": list_running_leases(node),
-        "served": jobs,
         "page": page,
-        "more": more,
+        "served": summarize_jobs(node, list(page.object_list)),
         "events": list(Event.objects.about(node).order_by("-pk")[:JOBS_PER_PAGE])[::-1],
         "windows": group_windows(node),
         "track": job_kinds.list_tracks().get(node.serves_track, node.serves_track) if node.serves_track else "",
@@ -223,29 +207,22 @@ def list_running_leases(node: Node) -> list[tuple[Lease, job_kinds.JobSummary]]:
     return [(lease, about[lease.job_id]) for lease in leases]
 
 
-def list_jobs(node: Node, page: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return a page of the node's jobs, newest first, and whether there are more."""
-    start = (page - 1) * JOBS_PER_PAGE
-    jobs = node.leases.order_by().values("job_id").annotate(last=Max("started_at")).order_by("-last", "-job_id")
-    ids = [row["job_id"] for row in jobs[start : start + JOBS_PER_PAGE + 1]]
-    leases: dict[int, list[Lease]] = {}
-    for lease in node.leases.filter(job__in=ids[:JOBS_PER_PAGE]).select_related("job").defer("spec").order_by("pk"):
-        leases.setdefault(lease.job_id, []).append(lease)
+def summarize_jobs(node: Node, ids: list[int]) -> list[dict[str, Any]]:
+    """Return what the node did for each of these jobs."""
+    leases: dict[int, list[Lease]] = {pk: [] for pk in ids}
+    for lease in node.leases.filter(job__in=ids).select_related("job").defer("spec").order_by("pk"):
+        leases[lease.job_id].append(lease)
     about = job_kinds.summarize_jobs(held[0].job for held in leases.values())
-    return [summarize_job(about[pk], leases[pk]) for pk in ids[:JOBS_PER_PAGE] if pk in leases], len(
-        ids
-    ) > JOBS_PER_PAGE
-
-
-def summarize_job(about: job_kinds.JobSummary, leases: list[Lease]) -> dict[str, Any]:
-    seconds = sum(lease.seconds for lease in leases)
-    return {
-        "about": about,
-        "started_at": leases[0].started_at,
-        "seconds": seconds,
-        "times": len(leases),
-        "last": leases[-1],
-    }
+    return [
+        {
+            "about": about[pk],
+            "started_at": held[0].started_at,
+            "seconds": sum(lease.seconds for lease in held),
+            "times": len(held),
+            "last": held[-1],
+        }
+        for pk, held in leases.items()
+    ]
 
 
 def live_etag(request: HttpRequest, node_id: int) -> str:
@@ -278,9 +255,10 @@ def edit_settings(request: HttpRequest, node_id: int) -> HttpResponse:
     sponsor = Sponsor.objects.filter(user=node.owner_id).first() if node.owner_id else None
     form = NodeSettingsForm(request.POST or None, node=node, sponsor=sponsor)
     if request.method == "POST" and form.is_valid():
-        lending.change_settings(node, form.build_settings(), get_user(request).get_username())
-        if node.owner == request.user:
-            save_sponsor_form(get_user(request), form)
+        user = get_user(request)
+        form.save_settings(user, f"{user.get_username()} changed the settings of {node.name}.")
+        if node.owner == user:
+            save_sponsor(user, form)
         return redirect("node", node.pk)
     return render(request, "scheduler/lend.html", {"form": form, "node": node})
 
@@ -319,7 +297,7 @@ def run_action(request: HttpRequest, node_id: int, action: str) -> HttpResponse:
 def regenerate_command(request: HttpRequest, node_id: int) -> HttpResponse:
     """Show a new install command to the user who requested it."""
     node = get_managed_node(request, node_id)
-    return set_token_cookie(redirect("node", node.pk), node, lending.create_install_token(node, get_user(request)))
+    return redirect_with_token(node, lending.create_install_token(node, get_user(request)))
 
 
 @login_required

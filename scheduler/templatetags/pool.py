@@ -7,6 +7,7 @@ from datetime import time
 
 from django import template
 from django.forms import BoundField
+from django.utils.safestring import SafeString
 
 from scheduler.models import Node
 from scheduler.sponsors.contributions import LentTotals
@@ -16,6 +17,8 @@ register = template.Library()
 
 SPACE = "\u00a0"
 PARTS = {"days": "Days", "from": "From", "to": "To"}
+EXAMPLES = {"login": "ada", "username": "ada", "code": "123456"}
+"""Placeholders of the fields of sign-in, by name."""
 
 
 def number(value: float) -> str:
@@ -108,3 +111,9 @@ def plain_label(field: BoundField) -> str:
     """Return the field's label; for those of a window its part and line."""
     part, _, row = field.name.partition("_")
     return f"{PARTS[part]}, line {int(row) + 1}" if part in PARTS and row.isdigit() else str(field.label)
+
+
+@register.filter
+def with_example(field: BoundField) -> SafeString:
+    """Render a field of sign-in with an example as its placeholder."""
+    return field.as_widget(attrs={"placeholder": EXAMPLES.get(field.name, "")})

@@ -84,14 +84,14 @@ def test_from_the_form_to_the_certificate(
     # The form. One slip: nothing typed is lost.
     expect(page.get_by_role("heading", name="Lend a GPU")).to_be_visible()
     expect(page.get_by_label("Your time zone")).to_have_value("Europe/Berlin")  # hidden until it matters
-    page.get_by_label("Name", exact=True).fill("the loco")
+    page.get_by_label("Name of the machine").fill("the loco")
     page.get_by_label("GPUs", exact=True).select_option("0")
     page.get_by_label("Labels of your own").fill("garage")
     page.get_by_label("Your name there").fill("Ada’s garage")
     page.get_by_role("button", name="Show the command").click()
     expect(page.get_by_role("alert")).to_contain_text("letters, digits")
     expect(page.get_by_label("Labels of your own")).to_have_value("garage")
-    page.get_by_label("Name", exact=True).fill("loco")
+    page.get_by_label("Name of the machine").fill("loco")
     page.get_by_role("button", name="Show the command").click()
 
     # Paste the line; the page turns green by itself, and then shows what the node does.
@@ -218,7 +218,7 @@ def test_the_form_works_by_keyboard_and_without_script(open_page: Callable[..., 
     days = page.get_by_role("group", name="Window 1").get_by_role("checkbox")
     expect(days.first).to_be_hidden()
 
-    page.get_by_label("Name", exact=True).focus()
+    page.get_by_label("Name of the machine").focus()
     page.keyboard.type("night-train")
     page.get_by_label("Always").focus()
     page.keyboard.press("ArrowDown")

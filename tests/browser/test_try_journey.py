@@ -46,7 +46,7 @@ def says(asked: Generation, text: str) -> None:
 def test_a_visitor_types_a_prompt_and_reads_what_comes(open_page: Callable[..., Page], best: Run) -> None:
     page = open_page("/try/", viewport=PHONE)
     expect(page.get_by_label("Model")).to_have_value(str(best.pk))
-    page.get_by_label("Begin with").fill("The train")
+    page.get_by_label("Begin a text").fill("The train")
     page.get_by_role("button", name="Write on").press("Enter")
     expect(page.get_by_text("in the queue.")).to_be_visible()
     asked = Generation.objects.select_related("job").get()

@@ -156,8 +156,8 @@ class CampaignWorld:
 
     def check_packet(self, packet: Packet, writers: int) -> None:
         written = set(packet.rephrasings.filter(state="accepted").values_list("chunk", "style"))
-        missing = set(messages.get_missing_keys(packet, self.campaign))
-        assert written | missing == set(messages.get_output_keys(packet, self.campaign)), "nothing is lost"
+        missing = set(packet.list_missing_outputs(self.campaign.styles))
+        assert written | missing == set(packet.list_outputs(self.campaign.styles)), "nothing is lost"
         assert not written & missing, "no written output is requested again"
         assert writers == (packet.state == "assigned")
         assert (packet.state == "done") == (not missing)

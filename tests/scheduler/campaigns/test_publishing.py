@@ -15,7 +15,7 @@ from django.utils import timezone
 from leaderboard import outbox
 from leaderboard.models import Effect
 from leaderboard.publishing import datasets
-from scheduler.campaigns import dataset_files, messages, publishing, reputation, shards, transitions, withdrawal
+from scheduler.campaigns import publishing, reputation, shards, transitions, withdrawal
 from scheduler.campaigns.models import Campaign, Packet, Rephrasing
 from tests.support import hub_server
 from tests.support.hub_server import Hub, Repository
@@ -40,7 +40,7 @@ def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     packets = ada.take(100)
     ada.submit(*(ada.result(packet) for packet in packets[:-1]))
     left = Packet.objects.get(pk=packets[-1].packet)
-    missing = [[*key, ["copied"]] for key in messages.get_output_keys(left, campaign)]
+    missing = [[*key, ["copied"]] for key in left.list_outputs(campaign.styles)]
     Packet.objects.filter(pk=left.pk).update(state="set_aside", missing=missing)
     complete_campaign(campaign)
     return campaign
@@ -139,7 +139,7 @@ def test_interrupted_publishing_commits_each_batch_once(
     assert len(commits) == -(-count // 2)
     assert hub.uploads() == count
     assert {shard.published_sha256 for shard in campaign.shards.all()} == {
-        shard.blob.sha256 for shard in dataset_files.get_current_shards(campaign)
+        shard.blob.sha256 for shard in campaign.shards.current()
     }
     # A retry after a lost record uploads nothing.
     assert datasets.enqueue_datasets() == 0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from scheduler import matching, node_slots
-from scheduler.campaigns import join_tokens, reputation, sessions, statistics, submission, withdrawal
+from scheduler import matching, node_slots, node_tokens
+from scheduler.campaigns import reputation, sessions, statistics, submission, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
 from scheduler.models import Event, JoinToken, Node
 from tests.support.pool import HARDWARE, Agent, make_job, sentence
@@ -259,7 +259,7 @@ def test_registration_over_address_limit_is_refused(db: None, client: Any) -> No
 
 def test_packet_token_belongs_to_user(campaign: Campaign) -> None:
     ada = User.objects.create_user("ada")
-    token = join_tokens.create_packet_token(ada)
+    token = node_tokens.create_join_token(owner=ada, for_packets=True)
     row = JoinToken.objects.get(owner=ada)
     assert token.startswith("dtn_join_")
     assert row.for_packets
@@ -310,13 +310,13 @@ def test_statistics_make_constant_queries(
     assert progress.seconds_left is not None
     with django_assert_num_queries(1):
         [best] = statistics.list_contributors(campaign)
-    assert (best["texts"], best["name"]) == (progress.texts, f"Volunteer {get_volunteer(ada).pk}")
+    assert (best.accepted, best.public_name) == (progress.texts, f"Volunteer {get_volunteer(ada).pk}")
     with django_assert_num_queries(1):
-        samples = statistics.list_samples(campaign, 2)
-    assert {row["style"] for row in samples} <= {"easy", "medium"}
+        samples = list(statistics.list_samples(campaign)[:2])
+    assert {row.style for row in samples if row.source} <= {"easy", "medium"}
     with django_assert_num_queries(1):
         [worst, *_] = statistics.list_rejections(campaign)
     assert worst["sentence"].endswith(".")
-    with django_assert_num_queries(3):
-        [row] = statistics.list_campaigns()
-    assert (row["campaign"], row["over"]) == (campaign, 3)
+    with django_assert_num_queries(1):
+        [row] = Campaign.objects.started().with_counts()
+    assert (row, row.over) == (campaign, 3)
