@@ -7,10 +7,12 @@ repeats nothing, and of two concurrent producers one wins.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from itertools import islice
 
 from django.db import transaction
@@ -64,7 +66,8 @@ def create_packets(campaign: Campaign, count: int) -> int:
         while created < count:
             batch = list(read_batch(rows))
             if not batch:
-                mark_exhausted(campaign)
+                if get_unmoved(campaign).update(is_exhausted=True):
+                    sources.delete_downloads(campaign)
                 break
             added = store_batch(campaign, batch, model)
             if added is None:
@@ -87,9 +90,11 @@ def pin_files(campaign: Campaign) -> None:
     """Pin the source's files and revision, once."""
     if campaign.files:
         return
-    files, revision = sources.resolve_files(campaign)
-    pinned = {"files": files, **({"revision": revision} if revision else {})}
-    Campaign.objects.filter(pk=campaign.pk, files=[]).update(**pinned)
+    if campaign.source == Campaign.Source.HUB:
+        files, revision = sources.find_hub_files(campaign)
+    else:
+        files, revision = sources.find_local_files(campaign.dataset), campaign.revision
+    Campaign.objects.filter(pk=campaign.pk, files=[]).update(files=files, revision=revision)
     campaign.refresh_from_db()
 
 
@@ -107,7 +112,7 @@ def get_quality_model(campaign: Campaign) -> quality.QualityModel | None:
             model = quality.train_quality_model(sample)
         except ValueError as error:
             raise SourceError(str(error)) from error
-        blob = storage.store_bytes(model.to_json())
+        blob = storage.store_bytes(json.dumps(asdict(model), sort_keys=True).encode())
         Campaign.objects.filter(pk=campaign.pk, quality_model=None).update(quality_model=blob)
         campaign.refresh_from_db()
     assert campaign.quality_model is not None, "stored above, by this process or another"
@@ -169,7 +174,6 @@ def find_seen_digests(campaign: Campaign, digests: Collection[int]) -> set[int]:
 
 
 def build_packets(document: Document, campaign: Campaign, row: int) -> Iterator[Packet]:
-    """Yield the packets of a document."""
     pieces = (piece.strip() for piece in chunks.split_into_chunks(document.text, campaign.chunk_tokens))
     texts = [
         piece[begin : begin + MAX_CHUNK_CHARACTERS]
@@ -192,12 +196,6 @@ def is_replicated(campaign: Campaign, row: int, part: int) -> bool:
     """Whether two volunteers write this packet: random, but the same in every run."""
     digest = hashlib.sha256(f"{campaign.seed}:{row}:{part}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < campaign.replication_rate * 2**64
-
-
-def mark_exhausted(campaign: Campaign) -> None:
-    """Record that the source has no more rows."""
-    if get_unmoved(campaign).update(is_exhausted=True):
-        sources.delete_downloads(campaign)
 
 
 def get_unmoved(campaign: Campaign) -> QuerySet[Campaign]:

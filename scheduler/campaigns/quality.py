@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -47,9 +47,6 @@ class QualityModel:
         bits = self.measure_bits(text)
         return BUCKETS[sum(bits > cut for cut in self.cuts)]
 
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True).encode()
-
 
 def fold_text(text: str) -> str:
     return SPACES.sub(" ", DIGITS.sub("0", text.lower()))
@@ -75,6 +72,5 @@ def train_quality_model(texts: Iterable[str]) -> QualityModel:
 
 @lru_cache(maxsize=4)
 def load_quality_model(sha256: str) -> QualityModel:
-    """Load a stored model."""
     fields = json.loads(storage.read_blob(Blob.objects.get(sha256=sha256)))
     return QualityModel(fields["trigrams"], fields["pairs"], tuple(fields["cuts"]))

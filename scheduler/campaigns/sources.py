@@ -41,14 +41,10 @@ class SourceError(ValueError):
 class SourceRow:
     """One record of the source."""
 
-    file: int
-    """Index in the campaign's files."""
-    row: int
-    """Row in the file."""
-    name: str
-    """Name of the document."""
-    text: str | None
-    """None: the record is damaged or has no text."""
+    file: int  # index in the campaign's files
+    row: int  # in the file
+    name: str  # of the document
+    text: str | None  # None: the record is damaged or has no text
 
 
 def iterate_rows(campaign: Campaign) -> Generator[SourceRow, None, None]:
@@ -64,13 +60,6 @@ def iterate_rows(campaign: Campaign) -> Generator[SourceRow, None, None]:
 
 
 # --- file names ------------------------------------------------------------------------------------------------------
-
-
-def resolve_files(campaign: Campaign) -> tuple[list[str], str]:
-    """Return the files of the source in order, and their revision. Raise SourceError."""
-    if campaign.source == Campaign.Source.HUB:
-        return find_hub_files(campaign)
-    return find_local_files(campaign.dataset), ""
 
 
 def find_local_files(pattern: str) -> list[str]:
@@ -197,18 +186,14 @@ def read_file(path: Path, name: str, start: int, field: str) -> Iterator[tuple[i
                 with open_compressed(path) as file:
                     yield 0, file.read().decode("utf-8", "replace")
         else:
-            yield from read_json_lines(path, start, field)
+            with open_compressed(path) as file:
+                for number, line in enumerate(file):
+                    if number >= start and line.strip():
+                        yield number, parse_line(line, field)
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise SourceError(f"{name} is damaged or truncated: {error}") from error
     except (OSError, ValueError) as error:
         raise SourceError(f"{name} cannot be read: {error}") from error
-
-
-def read_json_lines(path: Path, start: int, field: str) -> Iterator[tuple[int, str | None]]:
-    with open_compressed(path) as file:
-        for number, line in enumerate(file):
-            if number >= start and line.strip():
-                yield number, parse_line(line, field)
 
 
 def parse_line(line: bytes, field: str) -> str | None:

@@ -1,19 +1,30 @@
-"""Templates stay readable: no line is longer than 200 characters."""
+"""Templates stay readable: no line is longer than 200 characters. Help is reachable without a mouse."""
 
 from __future__ import annotations
+
+import re
 
 from tests.support.paths import REPOSITORY
 
 MAX_LENGTH = 200
+TEMPLATES = {
+    path.relative_to(REPOSITORY).as_posix(): path.read_text()
+    for folder in ("templates", "*/templates")
+    for path in REPOSITORY.glob(f"{folder}/**/*.html")
+}
 
 
 def test_template_lines_are_short() -> None:
-    paths = [path for folder in ("templates", "*/templates") for path in REPOSITORY.glob(f"{folder}/**/*.html")]
-    names = {path: path.relative_to(REPOSITORY).as_posix() for path in paths}
     long_lines = {
         f"{name}:{number}": len(line)
-        for path, name in names.items()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for name, text in TEMPLATES.items()
+        for number, line in enumerate(text.splitlines(), 1)
         if len(line) > MAX_LENGTH
     }
     assert long_lines == {}
+
+
+def test_templates_have_no_title_attributes() -> None:
+    """A `title` is reachable by mouse only; `parts/help.html` by touch and keyboard, too."""
+    titled = re.compile(r"""<[a-z][^>]*\stitle=["']""")
+    assert [name for name, text in TEMPLATES.items() if titled.search(text)] == []

@@ -145,10 +145,11 @@ def test_a_row_has_its_multiplier_interval_scale_runs_and_what_would_settle_it(c
     page = words(answer.content)
 
     assert "Multiplier at 1.0 × 10¹³ FLOPs" in page, "gains shrink with scale: it stands beside every number"
-    assert re.search(r"Better smear by mira, 0{8} 1\.\d{3} ± \d\.\d % [\d.]+ ± 0\.0070 1\.57 M 1\.0 × 10¹³", page)
-    assert re.search(r"Level smear by mira, 0{8} 1\.\d{3} ± \d\.\d % level so far, \d+ more seeds?", page)
+    multiplier = r"1\.\d{3} ± \d\.\d % 95 % interval: [\d.]+ to [\d.]+"
+    assert re.search(rf"Better smear by mira, 0{{8}} {multiplier} [\d.]+ ± 0\.0070 1\.57 M 1\.0 × 10¹³", page)
+    assert re.search(rf"Level smear by mira, 0{{8}} {multiplier} level so far, \d+ more seeds?", page)
     assert "main, 3 March gpt, 5d0a1c7b , baseline" in page
-    assert b'title="worse than the baseline"' not in answer.content, "the number says so"
+    assert b'role="tooltip">worse than the baseline' not in answer.content, "the number says so"
     assert b'class="reach"' in answer.content
 
 
