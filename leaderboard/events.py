@@ -23,7 +23,7 @@ LISTENERS: tuple[str, ...] = (
     "leaderboard.integrations.github.comments.update_pull_requests",
     "leaderboard.integrations.github.commit_status.update_nightly_checks",
     "leaderboard.notifications.delivery.notify_about_events",
-    "leaderboard.publishing.publications.handle_events",
+    "leaderboard.publishing.publications.publish_changed_runs",
 )
 BATCH_SIZE = 200
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
-
-from django.conf import settings
 
 from leaderboard import outbox
 from leaderboard.models import Effect
 from leaderboard.publishing import hub_files, publications
-from scheduler import hub
 from scheduler.campaigns import publishing
 from scheduler.campaigns.models import Campaign
 
@@ -43,12 +39,6 @@ def publish(effect: Effect) -> Mapping[str, Any]:
         raise outbox.PermanentError("The Hub is not configured: set HUB_ORGANISATION and HF_TOKEN, then retry.")
     if campaign.shards.outdated().exists():
         raise outbox.RetryLater("Shards are being rewritten.", timedelta(minutes=1))
-    folder = Path(settings.HOME) / "publishing" / f"campaign-{campaign.pk}"
-    try:
-        with outbox.renew_claim(effect), hub_files.empty_folder(folder):
-            commit = publishing.publish_dataset(campaign, folder)
-    except hub.HubBusyError as error:
-        raise outbox.RetryLater(str(error), timedelta(seconds=error.after) if error.after else None) from error
-    except hub.HubError as error:
-        raise outbox.PermanentError(str(error)) from error
+    with hub_files.prepare_upload(effect, f"campaign-{campaign.pk}") as folder:
+        commit = publishing.publish_dataset(campaign, folder)
     return {"repository": publishing.get_repository_name(campaign), "commit": commit, "state": campaign.state}

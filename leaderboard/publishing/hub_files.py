@@ -10,59 +10,64 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 
+from django.conf import settings
+
+from leaderboard import outbox
 from leaderboard.charts.curve_svg import write_curve_csv
 from leaderboard.charts.images import draw_run_card
-from leaderboard.models import Publication
+from leaderboard.models import Effect, Publication
 from leaderboard.publishing import model_card, weights
 from scheduler import storage
-from scheduler.hub import FileAddition
+from scheduler.hub import FileAddition, HubBusyError, HubError
 from trainer.checkpoint.formats import FormatError, gpt_neox
 
 RUN_FOLDER = "dailytrain"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
-def build_files(kept: Publication, name: str, folder: Path) -> list[FileAddition]:
+def build_files(publication: Publication, name: str, folder: Path) -> list[FileAddition]:
     """Return all files of a publication, for the repository `name`.
 
     What has to be made, or fetched from a bucket, is laid into `folder`.
     """
-    files = {path: storage.copy_to_disk(blob, folder) for path, blob in weights.find_weight_blobs(kept.run, kept.name)}
-    transformers = list(convert_for_transformers(kept, files, folder))
+    blobs = weights.find_weight_blobs(publication.run, publication.name)
+    files = {path: storage.copy_to_disk(blob, folder) for path, blob in blobs}
+    transformers = list(convert_for_transformers(publication, files, folder))
     own = [FileAddition(f"{RUN_FOLDER}/{path}", file) for path, file in files.items()]
-    return [*build_descriptions(kept, name, bool(transformers)), *own, *transformers]
+    return [*build_descriptions(publication, name, bool(transformers)), *own, *transformers]
 
 
-def build_descriptions(kept: Publication, name: str, with_transformers: bool) -> list[FileAddition]:
+def build_descriptions(publication: Publication, name: str, with_transformers: bool) -> list[FileAddition]:
     """Return the files that describe the weights, as of now."""
-    run = kept.run
+    run = publication.run
     results = {
         "run": run.to_dict(),
-        "publication": {"name": kept.name, "step": kept.step},
-        "scores": [score.to_dict() for score in model_card.get_scores(kept)],
+        "publication": {"name": publication.name, "step": publication.step},
+        "scores": [score.to_dict() for score in model_card.get_scores(publication)],
         "checks": run.checks,
         "config": run.config,
         "dataset_hash": run.season.dataset_hash,
     }
     return [
-        FileAddition("README.md", model_card.build_card(kept, name, with_transformers).encode()),
+        FileAddition("README.md", model_card.build_card(publication, name, with_transformers).encode()),
         FileAddition("results.json", json.dumps(results, indent=1, sort_keys=True).encode()),
         FileAddition("curve.png", draw_run_card(run)),
         FileAddition("curve.csv", write_curve_csv(run)),
     ]
 
 
-def convert_for_transformers(kept: Publication, files: dict[str, Path], folder: Path) -> Iterator[FileAddition]:
+def convert_for_transformers(publication: Publication, files: dict[str, Path], folder: Path) -> Iterator[FileAddition]:
     """Yield the weights in the format of transformers; nothing for an architecture that it does not support."""
     named = {PurePosixPath(path).name: file for path, file in files.items()}
-    if weights.WEIGHTS not in named or not gpt_neox.is_supported(kept.run.config):
+    if weights.WEIGHTS not in named or not gpt_neox.is_supported(publication.run.config):
         return
     made = folder / "transformers.safetensors"
     try:
         with named[weights.WEIGHTS].open("rb") as source, made.open("wb") as out:
-            config = gpt_neox.convert_weights(kept.run.config, source, out)
+            config = gpt_neox.convert_weights(publication.run.config, source, out)
     except FormatError:  # the entry's own litgpt is another: its weights are published as they are
         return
     yield FileAddition("config.json", json.dumps(config, indent=1).encode())
@@ -73,11 +78,17 @@ def convert_for_transformers(kept: Publication, files: dict[str, Path], folder: 
 
 
 @contextmanager
-def empty_folder(folder: Path) -> Iterator[None]:
-    """Create an empty folder; delete the rest of an interrupted attempt."""
-    shutil.rmtree(folder, ignore_errors=True)
+def prepare_upload(effect: Effect, name: str) -> Iterator[Path]:
+    """Yield an empty folder for an upload; renew the message's claim and translate the Hub's errors meanwhile."""
+    folder = Path(settings.HOME) / "publishing" / name
+    shutil.rmtree(folder, ignore_errors=True)  # the rest of an interrupted attempt
     folder.mkdir(parents=True)
     try:
-        yield
+        with outbox.renew_claim(effect):
+            yield folder
+    except HubBusyError as error:
+        raise outbox.RetryLater(str(error), timedelta(seconds=error.after) if error.after else None) from error
+    except HubError as error:
+        raise outbox.PermanentError(str(error)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

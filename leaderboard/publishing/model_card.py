@@ -33,31 +33,31 @@ dailytrain sample weights/dailytrain --prompt 'The train'
 ```"""
 
 
-def build_card(kept: Publication, name: str, for_transformers: bool) -> str:
+def build_card(publication: Publication, name: str, for_transformers: bool) -> str:
     """Return the card of the repository `name`, in Markdown with the Hub's own header."""
-    run = kept.run
-    scores = get_scores(kept)
+    run = publication.run
+    scores = get_scores(publication)
     parts = [
         f"# {escape_markdown(run.entry.title)}",
-        describe_weights(kept),
+        describe_weights(publication),
         describe_standing(run),
         "![The run's loss, in nats per token, by tokens](curve.png)",
         format_table("## Scores", ("measure", "value", "standard error"), list_score_rows(scores)),
-        format_samples(kept),
-        format_table("## Where it comes from", ("", ""), list_provenance(kept)),
+        format_samples(publication),
+        format_table("## Where it comes from", ("", ""), list_provenance(publication)),
         "## How to load it",
         *describe_loading(run.entry, name, for_transformers),
         f"## Licence\n\n{settings.HUB_LICENCE}. {format_hypothesis(run)}".rstrip(),
     ]
-    return "\n\n".join([build_metadata(kept, scores, for_transformers), *(part for part in parts if part)]) + "\n"
+    return "\n\n".join([build_metadata(publication, scores, for_transformers), *filter(None, parts)]) + "\n"
 
 
 # --- for machines -----------------------------------------------------------------------------------------------------
 
 
-def build_metadata(kept: Publication, scores: list[Score], for_transformers: bool) -> str:
+def build_metadata(publication: Publication, scores: list[Score], for_transformers: bool) -> str:
     """Return the metadata that the Hub reads: YAML, each value of it JSON."""
-    run = kept.run
+    run = publication.run
     fields = {
         "license": settings.HUB_LICENCE,
         "library_name": "transformers" if for_transformers else "dailytrain",
@@ -87,15 +87,16 @@ def list_results(run: Run, scores: list[Score]) -> Iterator[dict[str, object]]:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def describe_weights(kept: Publication) -> str:
-    run = kept.run
-    what = "The final weights" if kept.is_final else f"The weights at step {kept.step} ({kept.name})"
+def describe_weights(publication: Publication) -> str:
+    run = publication.run
+    at_step = f"The weights at step {publication.step} ({publication.name})"
+    what = "The final weights" if publication.is_final else at_step
     size = f", {run.parameters:,} parameters" if run.parameters else ""
     return (
         f"{what} of [run {run.pk}]({build_run_url(run)}) of {escape_markdown(settings.SITE_NAME)}: "
         f"`{sanitize_code(run.entry.architecture)}`"
         f"{size}, trained from {'run ' + str(run.start_run_id) if run.start_run_id else 'scratch'} with a budget of "
-        f"{formatting.budget(run.budget)}. {escape_markdown(kept.reason)}"
+        f"{formatting.budget(run.budget)}. {escape_markdown(publication.reason)}"
     )
 
 
@@ -110,11 +111,12 @@ def describe_standing(run: Run) -> str:
     return f"{standing}{run.get_trust_display()}: {explanations.TRUST_MEANINGS[Run.Trust(run.trust)]}"
 
 
-def get_scores(kept: Publication) -> list[Score]:
+def get_scores(publication: Publication) -> list[Score]:
     """Return the scores of these weights; empty if they are not scored yet."""
-    if kept.is_final:
-        return list(kept.run.scores.order_by("name"))
-    return [Score(run=kept.run, **score) for score in sorted(kept.scores, key=lambda score: str(score["name"]))]
+    if publication.is_final:
+        return list(publication.run.scores.order_by("name"))
+    scores = sorted(publication.scores, key=lambda score: str(score["name"]))
+    return [Score(run=publication.run, **score) for score in scores]
 
 
 def list_score_rows(scores: list[Score]) -> Iterator[tuple[str, ...]]:
@@ -123,9 +125,9 @@ def list_score_rows(scores: list[Score]) -> Iterator[tuple[str, ...]]:
         yield name, format_number(score.value), format_number(score.stderr)
 
 
-def format_samples(kept: Publication) -> str:
+def format_samples(publication: Publication) -> str:
     """Return the samples of the last checkpoint up to this one, indented so that Markdown does not interpret them."""
-    samples = kept.run.samples.filter(step__lte=kept.step)
+    samples = publication.run.samples.filter(step__lte=publication.step)
     last = samples.order_by("-step").values_list("step", flat=True).first()
     if last is None:
         return ""
@@ -134,8 +136,8 @@ def format_samples(kept: Publication) -> str:
     return "\n\n".join([f"## What it writes\n\nAt step {last:,}, the first words given:", *blocks])
 
 
-def list_provenance(kept: Publication) -> Iterator[tuple[str, str]]:
-    run, entry = kept.run, kept.run.entry
+def list_provenance(publication: Publication) -> Iterator[tuple[str, str]]:
+    run, entry = publication.run, publication.run.entry
     yield "Run", build_run_url(run)
     yield "Author", escape_markdown(entry.author) or formatting.MISSING
     yield (
@@ -144,7 +146,7 @@ def list_provenance(kept: Publication) -> Iterator[tuple[str, str]]:
         + (f" of {escape_markdown(entry.public_repository)}" if entry.public_repository else ""),
     )
     yield "Seed", str(run.seed)
-    yield "Step", f"{kept.step:,}"
+    yield "Step", f"{publication.step:,}"
     yield "Season", escape_markdown(run.season.name)
     yield "Dataset", f"{escape_markdown(run.season.corpus)}, tokenizer {escape_markdown(run.season.tokenizer)}"
     yield "Dataset's SHA-256", f"`{sanitize_code(run.season.dataset_hash)}`"
@@ -153,7 +155,7 @@ def list_provenance(kept: Publication) -> Iterator[tuple[str, str]]:
         yield "Training time", formatting.duration(run.train_seconds)
     if run.train_flops:
         yield "Training FLOPs", formatting.power(run.train_flops)
-    if run.tokens and kept.is_final:
+    if run.tokens and publication.is_final:
         yield "Tokens", f"{run.tokens:,}"
 
 

@@ -62,21 +62,21 @@ def get_publish_reason(run: Run) -> str:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def handle_events(events: Sequence[Event]) -> None:
-    """Queue publications for changed runs."""
+def publish_changed_runs(events: Sequence[Event]) -> None:
+    """Listener of Events: queue publications of runs that have changed."""
     changed = {event.target_id for event in events if event.target_kind == "run"}
     finished = Run.objects.filter(pk__in=changed, state=Run.State.FINISHED).exclude(checkpoint=None)
     for run in finished.select_related("entry", "checkpoint"):
-        kept = run.publications.filter(name=FINAL).first()
-        if kept is not None and is_card_outdated(kept, run):
-            enqueue_upload(kept)
-        elif kept is None and (reason := get_publish_reason(run)):
+        publication = run.publications.filter(name=FINAL).first()
+        if publication is not None and is_card_outdated(publication, run):
+            enqueue_upload(publication)
+        elif publication is None and (reason := get_publish_reason(run)):
             publish_run(run, reason)
 
 
-def is_card_outdated(kept: Publication, run: Run) -> bool:
+def is_card_outdated(publication: Publication, run: Run) -> bool:
     """Return whether the card on the Hub has an outdated trust."""
-    done = Effect.objects.filter(key=get_message_key(kept)).values_list("result", flat=True).first() or {}
+    done = Effect.objects.filter(key=get_message_key(publication)).values_list("result", flat=True).first() or {}
     return done.get("trust") not in (None, run.trust)
 
 
@@ -107,25 +107,26 @@ def publish_release(
 
 @transaction.atomic
 def store_publication(run: Run, checkpoint: Checkpoint, name: str, reason: str, actor: str) -> Publication:
-    kept, created = Publication.objects.get_or_create(
+    publication, created = Publication.objects.get_or_create(
         run=run, name=name, defaults={"step": checkpoint.step, "manifest": checkpoint.manifest, "reason": reason[:200]}
     )
     if created:
-        kept.blobs.set(weights.get_checkpoint_blobs(checkpoint).values())
+        publication.blobs.set(weights.get_checkpoint_blobs(checkpoint).values())
         what = "its final weights" if name == FINAL else f"{name}, the weights of step {checkpoint.step}"
         Event.record(actor, run, f"Kept for good: {what}. {reason}")
-    enqueue_upload(kept)
-    return kept
+    enqueue_upload(publication)
+    return publication
 
 
-def enqueue_upload(kept: Publication) -> None:
+def enqueue_upload(publication: Publication) -> None:
     """Queue an update of the Hub. Requires a transaction."""
     if is_connected():
-        outbox.enqueue(KIND, get_message_key(kept), {"publication": kept.pk})
+        outbox.enqueue(KIND, get_message_key(publication), {"publication": publication.pk})
 
 
-def get_message_key(kept: Publication) -> str:
-    return f"hub.run:{kept.run_id}" if kept.name == FINAL else f"hub.release:{kept.run_id}:{kept.name}"
+def get_message_key(publication: Publication) -> str:
+    run, name = publication.run_id, publication.name
+    return f"hub.run:{run}" if name == FINAL else f"hub.release:{run}:{name}"
 
 
 # --- doing it ---------------------------------------------------------------------------------------------------------
@@ -133,48 +134,44 @@ def get_message_key(kept: Publication) -> str:
 
 def upload_publication(effect: Effect) -> Mapping[str, Any]:
     """Handle a message of kind `KIND`: upload, commit and record it."""
-    kept = Publication.objects.select_related("run__entry__bundle", "run__track", "run__season", "run__start_run").get(
-        pk=effect.payload["publication"]
-    )
+    related = ("run__entry__bundle", "run__track", "run__season", "run__start_run")
+    publication = Publication.objects.select_related(*related).get(pk=effect.payload["publication"])
     if not is_connected():
         raise outbox.PermanentError("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
-    check_earlier_published(kept)
-    name = kept.repository or get_repository_name(kept.run)
-    folder = Path(settings.HOME) / "publishing" / str(kept.pk)
-    try:
-        with outbox.renew_claim(effect), hub_files.empty_folder(folder):
-            commit = ensure_commit(kept, open_repository(name), build_mark(kept, effect.version), folder)
-    except hub.HubBusyError as error:
-        raise outbox.RetryLater(str(error), timedelta(seconds=error.after) if error.after else None) from error
-    except hub.HubError as error:
-        raise outbox.PermanentError(str(error)) from error
-    record_upload(kept, name, commit)
-    return {"repository": name, "commit": commit, "trust": kept.run.trust}
+    check_earlier_published(publication)
+    name = publication.repository or get_repository_name(publication.run)
+    repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)
+    with hub_files.prepare_upload(effect, str(publication.pk)) as folder:
+        commit = ensure_commit(publication, repository, build_mark(publication, effect.version), folder)
+    record_upload(publication, name, commit)
+    return {"repository": name, "commit": commit, "trust": publication.run.trust}
 
 
-def ensure_commit(kept: Publication, repository: hub.Repository, own: str, folder: Path) -> str:
+def ensure_commit(publication: Publication, repository: hub.Repository, own: str, folder: Path) -> str:
     """Return the publication's commit; create it unless an earlier attempt did."""
     repository.ensure()
     earlier = repository.commits()
-    if others := [mark for commit in earlier for mark in commit.marks if not mark.startswith(build_run_url(kept.run))]:
+    run_url = build_run_url(publication.run)
+    if others := [mark for commit in earlier for mark in commit.marks if not mark.startswith(run_url)]:
         raise hub.HubError(f"{repository.name} holds what came from {others[0].split()[0]}: nothing was changed there.")
-    commit = find_final_commit(kept, own, earlier)
+    commit, title = find_final_commit(publication, own, earlier), build_commit_title(publication)
     if commit is None and any(has_mark(commit, own) for commit in earlier):
         # The weights are there, and they never change: what is said of them may have.
-        files = hub_files.build_descriptions(kept, repository.name, "config.json" in repository.files())
-        commit = repository.publish(files, build_commit_title(kept), own, earlier)
+        files = hub_files.build_descriptions(publication, repository.name, "config.json" in repository.files())
+        commit = repository.publish(files, title, own, earlier)
     elif commit is None:
-        files = hub_files.build_files(kept, repository.name, folder)
-        commit = repository.publish(files, build_commit_title(kept), own, earlier, instead_of=hub_files.RUN_FOLDER)
-    if kept.name != FINAL:
-        repository.tag(kept.name, commit)
+        files = hub_files.build_files(publication, repository.name, folder)
+        commit = repository.publish(files, title, own, earlier, instead_of=hub_files.RUN_FOLDER)
+    if publication.name != FINAL:
+        repository.tag(publication.name, commit)
     return commit
 
 
-def find_final_commit(kept: Publication, own: str, earlier: Sequence[hub.Commit]) -> str | None:
+def find_final_commit(publication: Publication, own: str, earlier: Sequence[hub.Commit]) -> str | None:
     """Return the commit that leaves nothing to do: of this very mark; once a later step is there, of any version."""
     found = next((commit.id for commit in earlier if own in commit.marks), None)
-    if found is None and kept.run.publications.filter(step__gt=kept.step).exclude(published_at=None).exists():
+    later = publication.run.publications.filter(step__gt=publication.step).exclude(published_at=None)
+    if found is None and later.exists():
         found = next((commit.id for commit in earlier if has_mark(commit, own)), None)
     return found
 
@@ -185,27 +182,21 @@ def has_mark(commit: hub.Commit, mark: str) -> bool:
     return any(mark.startswith(begin) for mark in commit.marks)
 
 
-def check_earlier_published(kept: Publication) -> None:
+def check_earlier_published(publication: Publication) -> None:
     """Raise RetryLater while an earlier step is unpublished: `main` of the repository must not go back."""
-    before = [get_message_key(other) for other in kept.run.publications.filter(step__lt=kept.step, published_at=None)]
-    on_its_way = Effect.objects.filter(key__in=before).exclude(state=Effect.State.REFUSED).first()
-    if on_its_way is not None:
-        raise outbox.RetryLater(f"Waits for {on_its_way.key}, which is of an earlier step.", timedelta(minutes=1))
+    earlier = publication.run.publications.filter(step__lt=publication.step, published_at=None)
+    messages = Effect.objects.filter(key__in=[get_message_key(publication) for publication in earlier])
+    if waiting := messages.exclude(state=Effect.State.REFUSED).first():
+        raise outbox.RetryLater(f"Waits for {waiting.key}, which is of an earlier step.", timedelta(minutes=1))
 
 
-def record_upload(kept: Publication, name: str, commit: str) -> None:
+def record_upload(publication: Publication, name: str, commit: str) -> None:
     """Save the Hub location and record one Event."""
-    fields = {"repository": name, "commit": commit}
+    row = Publication.objects.filter(pk=publication.pk)
     with transaction.atomic():
-        first = Publication.objects.filter(pk=kept.pk, published_at=None).update(published_at=timezone.now(), **fields)
-        if first:
-            Event.record(runs.SITE, kept.run, f"Published as {name} on the Hub.")
-        else:
-            Publication.objects.filter(pk=kept.pk).update(**fields)
-
-
-def open_repository(name: str) -> hub.Repository:
-    return hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)
+        row.update(repository=name, commit=commit)
+        if row.filter(published_at=None).update(published_at=timezone.now()):
+            Event.record(runs.SITE, publication.run, f"Published as {name} on the Hub.")
 
 
 def get_repository_name(run: Run) -> str:
@@ -216,31 +207,34 @@ def get_repository_name(run: Run) -> str:
 def list_publications(run: Run) -> list[dict[str, str]]:
     """Return the publications for a run's page: name, description and URL."""
     rows = []
-    for kept in run.publications.all():
-        what = "the final weights" if kept.is_final else f"the weights of step {kept.step:,}"
-        folder = f"checkpoints/step-{kept.step:08d}/{weights.WEIGHTS}"
-        here = reverse("run-weights", args=[run.pk, kept.name, folder])
-        rows.append({"name": kept.repository or kept.name, "what": what, "hub": get_hub_url(kept), "here": here})
+    for publication in run.publications.all():
+        what = "the final weights" if publication.is_final else f"the weights of step {publication.step:,}"
+        folder = f"checkpoints/step-{publication.step:08d}/{weights.WEIGHTS}"
+        here = reverse("run-weights", args=[run.pk, publication.name, folder])
+        name, url = publication.repository or publication.name, get_hub_url(publication)
+        rows.append({"name": name, "what": what, "hub": url, "here": here})
     return rows
 
 
-def get_hub_url(kept: Publication) -> str:
+def get_hub_url(publication: Publication) -> str:
     """Return the URL on the Hub; empty until it is published."""
-    if not kept.published_at:
+    if not publication.published_at:
         return ""
-    return f"{settings.HUB_ENDPOINT}/{kept.repository}" + ("" if kept.name == FINAL else f"/tree/{kept.name}")
+    tree = "" if publication.name == FINAL else f"/tree/{publication.name}"
+    return f"{settings.HUB_ENDPOINT}/{publication.repository}{tree}"
 
 
 def build_run_url(run: Run) -> str:
     return f"{settings.SITE_URL}{run.get_absolute_url()}"
 
 
-def build_mark(kept: Publication, version: int) -> str:
-    return f"{build_run_url(kept.run)} {kept.name} {version}"
+def build_mark(publication: Publication, version: int) -> str:
+    return f"{build_run_url(publication.run)} {publication.name} {version}"
 
 
-def build_commit_title(kept: Publication) -> str:
-    return f"Run {kept.run_id}: {'final weights' if kept.name == FINAL else kept.name}, step {kept.step}"
+def build_commit_title(publication: Publication) -> str:
+    what = "final weights" if publication.name == FINAL else publication.name
+    return f"Run {publication.run_id}: {what}, step {publication.step}"
 
 
 # --- manage.py check --------------------------------------------------------------------------------------------------

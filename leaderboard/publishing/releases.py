@@ -1,4 +1,4 @@
-"""Releases of a long run: every so many percent of its budget, its weights are kept for good and brought to the Hub.
+"""Releases of a long run: every so many percent of its budget, its weights are published and brought to the Hub.
 
 A track asks for them (`Track.releases`). The first checkpoint that has passed 10, 20, ... % becomes the release
 `10-percent`, `20-percent`, ... (`publications.release`); of several marks passed at once, the last one. The
@@ -27,7 +27,7 @@ class Milestone:
     """A release step of a run, for its page."""
 
     percent: int
-    kept: Publication | None
+    publication: Publication | None
     """None: not reached, or passed without a checkpoint."""
     loss: float | None
     """On dev text, at the last evaluation before it."""
@@ -50,7 +50,8 @@ class ReleaseProgress:
     @property
     def next(self) -> Milestone | None:
         """Return the next step."""
-        return next((mark for mark in self.milestones if mark.kept is None and mark.percent > self.percent), None)
+        left = (mark for mark in self.milestones if mark.publication is None and mark.percent > self.percent)
+        return next(left, None)
 
 
 def cut_releases() -> list[Publication]:
@@ -60,7 +61,7 @@ def cut_releases() -> list[Publication]:
     arrived = ours.filter(state=Run.State.FINISHED).exclude(checkpoint=None).exclude(publications__name=FINAL)
     found = [cut_release(run) for run in going]
     found += [publications.publish_run(run, "The last release: all of its budget.") for run in arrived]
-    return [kept for kept in found if kept is not None]
+    return [publication for publication in found if publication is not None]
 
 
 @transaction.atomic
@@ -86,16 +87,13 @@ def get_release_progress(run: Run) -> ReleaseProgress | None:
     every = run.track.releases
     if not every:
         return None
-    kept = {publication.name: publication for publication in run.publications.all()}
-    evaluated = list(
-        CurvePoint.objects.filter(run=run, series=CurvePoint.Series.DEV).order_by("step").values_list("step", "loss")
-        if kept
-        else ()
-    )
+    publications_by_name = {publication.name: publication for publication in run.publications.all()}
+    curve = CurvePoint.objects.filter(run=run, series=CurvePoint.Series.DEV).order_by("step")
+    losses = list(curve.values_list("step", "loss")) if publications_by_name else []
     marks = []
     for percent in [*range(every, 100, every), 100]:
-        found = kept.get(FINAL if percent == 100 else f"{percent}-percent")
-        before = [loss for step, loss in evaluated if found and step <= found.step]
+        found = publications_by_name.get(FINAL if percent == 100 else f"{percent}-percent")
+        before = [loss for step, loss in losses if found and step <= found.step]
         hub = publications.get_hub_url(found) if found else ""
         bits = found.bits_per_byte if found else None
         marks.append(Milestone(percent, found, before[-1] if before else None, bits, hub))

@@ -42,29 +42,22 @@ def list_weight_files(run: Run, name: str = FINAL) -> list[WeightFile]:
 
 def find_weight_blobs(run: Run, name: str) -> Iterator[tuple[str, Blob]]:
     """Yield (path, file) pairs."""
-    kept = run.publications.filter(name=name).first()
-    if kept is not None:
-        step, blobs = kept.step, get_publication_blobs(kept)
+    publication = run.publications.filter(name=name).first()
+    if publication is not None:
+        step, blobs = publication.step, get_checkpoint_blobs(publication)
     elif name == FINAL and run.state == Run.State.FINISHED and run.checkpoint is not None:
         step, blobs = run.checkpoint.step, get_checkpoint_blobs(run.checkpoint)
     else:
         return
     for file, blob in blobs.items():
         yield f"checkpoints/step-{step:08d}/{file}", blob
-    yield from find_companion_files(run, run.score_job_id or (kept.score_job_id if kept else None))
+    yield from find_companion_files(run, run.score_job_id or (publication.score_job_id if publication else None))
 
 
-def get_publication_blobs(kept: Publication) -> dict[str, Blob]:
-    return map_blobs(kept.manifest, {blob.sha256: blob for blob in kept.blobs.all()})
-
-
-def get_checkpoint_blobs(checkpoint: Checkpoint) -> dict[str, Blob]:
-    return map_blobs(checkpoint.manifest, {blob.sha256: blob for blob in checkpoint.blobs.all()})
-
-
-def map_blobs(manifest: dict[str, list[dict[str, str]]], blobs: dict[str, Blob]) -> dict[str, Blob]:
-    """Return a checkpoint's downloadable files by name. Names are untrusted node input."""
-    files = {PurePosixPath(str(file["path"])).name: str(file["sha256"]) for file in manifest["files"]}
+def get_checkpoint_blobs(checkpoint: Checkpoint | Publication) -> dict[str, Blob]:
+    """Return a checkpoint's downloadable files by name. Names in its manifest are untrusted node input."""
+    blobs = {blob.sha256: blob for blob in checkpoint.blobs.all()}
+    files = {PurePosixPath(str(file["path"])).name: str(file["sha256"]) for file in checkpoint.manifest["files"]}
     return {name: blobs[files[name]] for name in CHECKPOINT_FILES if files.get(name) in blobs}
 
 

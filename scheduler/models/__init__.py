@@ -1,9 +1,6 @@
 from scheduler.models.events import Event
-from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk
-from scheduler.models.pool import JoinToken, Node, Window
-from scheduler.models.sponsors import Sponsor
-from scheduler.models.sweeps import Sweep
-from scheduler.models.vetting import ResultCheck
+from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk, ResultCheck, Sweep
+from scheduler.models.pool import JoinToken, Node, Sponsor, Window
 
 __all__ = [
     "Blob",

@@ -1,4 +1,4 @@
-"""Jobs, leases, and the checkpoints, files and logs of jobs."""
+"""Jobs, leases, the checkpoints, files and logs of jobs, and the comparisons of their results."""
 
 from __future__ import annotations
 
@@ -268,3 +268,30 @@ class LogChunk(models.Model):
 
     def __str__(self) -> str:
         return f"lease {self.lease_id} at {self.offset}"
+
+
+class ResultCheck(models.Model):
+    """A node's result, compared by a checking job. One row per job, so that nothing counts twice."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="result_checks")
+    job = models.OneToOneField(
+        Job, on_delete=models.CASCADE, related_name="result_check", help_text="The job that compared."
+    )
+    valid = models.BooleanField()
+    sentence = models.CharField(max_length=500)
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["at", "pk"]
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.sentence}"
+
+
+class Sweep(models.Model):
+    """The last sweep: a single row. After a long gap the site was down, so silent nodes keep their leases."""
+
+    at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"swept at {self.at:%Y-%m-%d %H:%M:%S}"

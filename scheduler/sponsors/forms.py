@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from scheduler import job_kinds
 from scheduler.models import Event, Node, Sponsor, Window
-from scheduler.models.sponsors import LINK
+from scheduler.models.pool import LINK
 
 MIN_WINDOW_ROWS = 4
 """Rows for weekly windows in the form. A node with more windows gets more rows."""

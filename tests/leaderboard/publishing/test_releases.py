@@ -67,7 +67,7 @@ def test_the_end_is_the_last_release(run: Run, node: Node) -> None:
     assert releases.cut_releases() == []
     way = releases.get_release_progress(Run.objects.get(pk=done.pk))
     assert way is not None
-    assert (way.milestones[-1].percent, way.milestones[-1].kept) == (100, Publication.objects.get())
+    assert (way.milestones[-1].percent, way.milestones[-1].publication) == (100, Publication.objects.get())
 
 
 def test_the_page_says_how_far_it_is(long_run: Run, client: Client) -> None:
