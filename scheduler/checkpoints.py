@@ -1,24 +1,17 @@
 """Which checkpoints of a running job keep their files on the server.
 
-A job resumes from its newest checkpoint. When one arrives, these keep their files:
-
-- the newest two;
-- for each node one stretch between two neighboring checkpoints, drawn at random, as evidence for a replay;
-- checkpoints that a row of any app points at: a replay under way, a run or a track that starts from one.
-
-The files of the others are deleted, unless another row refers to them (the weights of a published release). The rows
-stay: they record who trained what, with the hashes of the uploads.
-
-A superseded checkpoint does not count against its lease's limit, whether its files are kept or not.
+These do: the newest two, to resume from; for each node one stretch between two neighboring checkpoints, drawn at
+random, as evidence for a replay; and those that a row of any app refers to. The files of the others are deleted, unless
+another row refers to them (the weights of a published release). The rows stay: they record who trained what, with the
+hashes of the uploads. A superseded checkpoint does not count against its lease's limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
@@ -101,8 +94,7 @@ def delete_unused(files: Iterable[str]) -> None:
     """Delete those of the files that no row refers to and that no active lease may still download."""
     for sha256 in files:
         if not Lease.objects.filter(state=Lease.State.ACTIVE, spec__contains=sha256).exists():
-            with suppress(IntegrityError):  # a row began to refer to it just now
-                storage.delete_unreferenced_blob(sha256)
+            storage.delete_unreferenced_blob(sha256)
 
 
 def is_referenced(checkpoint: Checkpoint) -> bool:

@@ -1,12 +1,7 @@
-"""What lent time is worth: GPU-seconds in hours of an H100. Pure.
+"""The credit for lent time: GPU-seconds in hours of an H100, by the devices' peak FLOP/s. Pure.
 
-A lease counts for the seconds that its node's agent metered, up to its last word that the site took; those of a job's
-leases add up, each second under exactly one of them, since a job has one lease at a time. What a lost lease did after
-its last checkpoint is done again by another node, and counts for both: the first has lent it, too.
-
-The measure is what the device can do at best (`trainer.accounting.peak_flops`), not what a job
-made of it. Nodes without a GPU
-earn hours of their own kind, no part of an H100's.
+A lease counts for the seconds that its node's agent measured. Work of a lost lease after its last checkpoint is
+repeated by another node, and counts for both. Nodes without a GPU earn CPU-hours, which are no part of an H100's.
 """
 
 from __future__ import annotations

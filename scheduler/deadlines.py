@@ -63,9 +63,4 @@ def estimate_upload_seconds(job: Job, node: Node) -> float:
     """Return how long the upload of the next checkpoint takes, by the size of the last one. One query."""
     last = job.checkpoints.order_by("-step").values_list("manifest", flat=True).first()
     size = sum(int(file["size"]) for file in last["files"]) if last else 0
-    return size / get_upload_speed(node)
-
-
-def get_upload_speed(node: Node) -> float:
-    """Return the node's upload speed in bytes per second."""
-    return float(node.hardware.get("network_bytes_per_second") or DEFAULT_UPLOAD_BYTES_PER_SECOND)
+    return size / float(node.hardware.get("network_bytes_per_second") or DEFAULT_UPLOAD_BYTES_PER_SECOND)

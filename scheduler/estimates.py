@@ -107,9 +107,11 @@ class QueueEstimates:
         """Return the estimate of a job. No query."""
         if found := self.estimates.get(job.pk):
             return found
-        if waits_for_hours(job, self.now):
-            return StartEstimate(None, describe_hours(job, self.now), job.not_before)
         if job.state == Job.State.QUEUED:
+            if job.not_before and job.not_before > self.now:
+                begin = format_time(job.not_before, self.now)
+                reason = f"It starts in the hours of its track only. They begin at {begin}."
+                return StartEstimate(None, reason, job.not_before)
             return self._build_estimate(None, job_groups.build_group_from_job(job), None, None)
         return StartEstimate(None, job.reason)
 
@@ -202,15 +204,6 @@ def format_time(at: datetime, now: datetime) -> str:
     """Return a time of day in UTC, with the date unless it is within 24 hours."""
     pattern = "%H:%M" if at - now < timedelta(days=1) else "%-d %b, %H:%M"
     return f"{at.astimezone(UTC):{pattern}} UTC"
-
-
-def waits_for_hours(job: Job, now: datetime) -> bool:
-    return job.state == Job.State.QUEUED and job.not_before is not None and job.not_before > now
-
-
-def describe_hours(job: Job, now: datetime) -> str:
-    assert job.not_before is not None, "only a job with hours waits for them"
-    return f"It starts in the hours of its track only. They begin at {format_time(job.not_before, now)}."
 
 
 def normalize_group(group: JobGroup) -> JobGroup:

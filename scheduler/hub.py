@@ -7,6 +7,7 @@ attempts is rejected.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +80,8 @@ class Repository:
         """Return the commits of `main`, newest first."""
         with translate_errors(self.name):
             found = self._api.list_repo_commits(self.name, repo_type=self.kind)
-        return [Commit(commit.commit_id, tuple(parse_marks(commit.message))) for commit in found]
+        marks = re.compile(rf"^{MARK}(.*)$", re.MULTILINE)
+        return [Commit(commit.commit_id, tuple(marks.findall(commit.message))) for commit in found]
 
     def files(self) -> list[str]:
         """Return the paths of all files of `main`."""
@@ -119,10 +121,6 @@ class Repository:
             self._api.create_tag(self.name, tag=name, revision=commit, repo_type=self.kind, exist_ok=True)
 
 
-def parse_marks(message: str) -> Iterator[str]:
-    return (line.removeprefix(MARK) for line in message.splitlines() if line.startswith(MARK))
-
-
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -135,7 +133,8 @@ def translate_errors(repository: str) -> Iterator[None]:
     try:
         yield
     except HfHubHTTPError as error:
-        raise build_hub_error(repository, error.response, get_message(error)) from error
+        response: Any = error.response
+        raise build_hub_error(repository, response, str(error.server_message or response.reason or error)) from error
     except requests.RequestException as error:
         if error.response is not None:
             raise build_hub_error(repository, error.response, error.response.reason) from error
@@ -165,11 +164,6 @@ def build_hub_error(repository: str, response: Any, message: str) -> HubError:
         return HubBusyError(f"The Hub answered {status}: {shorten_message(message)}", after)
     reason = REASONS.get(status, "The Hub answered {status}: {message}")
     return HubError(reason.format(repository=repository, status=status, message=shorten_message(message)))
-
-
-def get_message(error: Any) -> str:
-    """Return the Hub's own message if it sent one."""
-    return str(error.server_message or error.response.reason or error)
 
 
 def shorten_message(error: object) -> str:

@@ -15,9 +15,9 @@ import math
 import re
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import merge
 from itertools import count
 from threading import Lock
@@ -118,6 +118,14 @@ class JobGroup:
         """Return whether the groups differ at most in `jobs`."""
         quick = self.waiting_since == other.waiting_since and self.author == other.author
         return quick and replace(self, jobs=other.jobs) == other
+
+    @cached_property
+    def capabilities(self) -> LabelNeeds:
+        """The needs of its labels and of its columns together."""
+        parsed = parse_labels(self.needs_labels)
+        memory = max(self.needs_gpu_memory_bytes, parsed.gpu_memory_bytes)
+        disk = max(self.needs_disk_bytes, parsed.disk_bytes)
+        return LabelNeeds(parsed.names, max(self.needs_gpus, parsed.gpus), memory, disk)
 
     @property
     def needs(self) -> tuple[object, ...]:
@@ -277,7 +285,7 @@ def rank_for_slot(entries: Iterable[QueueEntry], idle: int) -> Iterator[tuple[tu
 
 
 def count_idle_gpus(group: JobGroup, node: NodeSlot) -> int:
-    return node.gpus - max(group.needs_gpus, parse_labels(group.needs_labels).gpus)
+    return node.gpus - group.capabilities.gpus
 
 
 def sort_fitting_groups(
@@ -317,28 +325,23 @@ def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
 
 def find_capability_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
     """Return what the node lacks."""
-    label_needs = parse_labels(group.needs_labels)
-    if missing := sorted(name for name in label_needs.names if not has_label(node, name)):
+    needed = group.capabilities
+    if missing := sorted(name for name in needed.names if not has_label(node, name)):
         return f"labeled {', '.join(missing)}"
-    gpus = max(group.needs_gpus, label_needs.gpus)
-    gpu_memory = max(group.needs_gpu_memory_bytes, label_needs.gpu_memory_bytes)
-    if gpus > node.gpus or gpu_memory > node.gpu_memory_bytes:
-        return describe_gpus(gpus, gpu_memory)
+    if needed.gpus > node.gpus or needed.gpu_memory_bytes > node.gpu_memory_bytes:
+        return describe_gpus(needed.gpus, needed.gpu_memory_bytes)
     if group.needs_memory_bytes > node.memory_bytes:
         return f"with {format_gigabytes(group.needs_memory_bytes)} of memory"
-    disk = max(group.needs_disk_bytes, label_needs.disk_bytes)
-    return f"with {format_gigabytes(disk)} of free disk" if disk > node.disk_free_bytes else None
+    lacks_disk = needed.disk_bytes > node.disk_free_bytes
+    return f"with {format_gigabytes(needed.disk_bytes)} of free disk" if lacks_disk else None
 
 
 def describe_needs(group: JobGroup) -> str:
     """Return what a node must have, as the rest of a sentence ("waits for a node ...")."""
-    label_needs = parse_labels(group.needs_labels)
-    gpus = max(group.needs_gpus, label_needs.gpus)
-    gpu_memory = max(group.needs_gpu_memory_bytes, label_needs.gpu_memory_bytes)
-    disk = max(group.needs_disk_bytes, label_needs.disk_bytes)
+    names, gpus, gpu_memory, disk = astuple(group.capabilities)
     parts = [
         describe_gpus(gpus, gpu_memory) if gpus or gpu_memory else "",
-        f"labeled {', '.join(label_needs.names)}" if label_needs.names else "",
+        f"labeled {', '.join(names)}" if names else "",
         f"with {format_gigabytes(group.needs_memory_bytes)} of memory" if group.needs_memory_bytes else "",
         f"with {format_gigabytes(disk)} of free disk" if disk >= NOTABLE_DISK_BYTES else "",
         "that is trusted to score" if group.needs_trusted else "",

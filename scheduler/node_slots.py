@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from scheduler import windows as lending_windows
@@ -25,6 +24,7 @@ def build_node_slot(
     facts = node.hardware
     slots = slots or node.slots or 1
     gpus, least = get_slot_gpus(facts, slot, slots)
+    rephraser = facts.get("rephraser") or {}
     free = int(facts.get("disk_free_bytes") or 0)
     return NodeSlot(
         labels=frozenset(node.labels),
@@ -35,10 +35,10 @@ def build_node_slot(
         gpus=gpus,
         gpu_memory_bytes=least,
         memory_bytes=int(facts.get("memory_bytes") or 0) // slots,
-        kinds=None if facts.get("kinds") is None else frozenset(facts["kinds"]),
+        kinds=freeze(facts.get("kinds")),
         packets=node.packets,
-        models=get_models(facts),
-        campaign=str((facts.get("rephraser") or {}).get("campaign") or ""),
+        models=freeze(rephraser.get("models")),
+        campaign=str(rephraser.get("campaign") or ""),
         swarm_run=facts.get("swarm_run"),
         serves=node.serves,
         serves_track=node.serves_track,
@@ -49,6 +49,10 @@ def build_node_slot(
     )
 
 
+def freeze(names: Iterable[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)
+
+
 def get_slot_gpus(facts: dict[str, object], slot: int, slots: int) -> tuple[int, int]:
     """Return how many GPUs the slot has, and the memory of the smallest one; 0 if an older agent does not send it."""
     details = facts.get("gpu_details")
@@ -57,12 +61,6 @@ def get_slot_gpus(facts: dict[str, object], slot: int, slots: int) -> tuple[int,
         return len(memory), min(memory, default=0)
     names = facts.get("gpus")
     return len(protocol.split_evenly(names, slot, slots)) if isinstance(names, list) else 0, 0
-
-
-def get_models(facts: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the language models that the node can rephrase with; None for any."""
-    known = (facts.get("rephraser") or {}).get("models")
-    return None if known is None else frozenset(known)
 
 
 def load_windows(node: Node) -> list[Window]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import transaction
 from django.db.models import F, Q
@@ -124,16 +125,8 @@ def ban_node(node: Node, by: str, why: str = "") -> bool:
 def resume_node(node: Node, by: str, why: str = "", *, lifts_ban: bool = True) -> bool:
     """Let a drained or paused node work again and reset its failures. Its owner may not lift a ban."""
     stopped = [Node.State.DRAINING, Node.State.PAUSED, *([Node.State.BANNED] if lifts_ban else [])]
-    return transition(
-        node,
-        Node.State.OFFLINE,  # online with its next poll
-        since=stopped,
-        actor=by,
-        message=f"{node.name} may work again.",
-        reason=why[:500],
-        failures=0,
-        rest_until=None,
-    )
+    message, fields = f"{node.name} may work again.", {"failures": 0, "rest_until": None}  # online with its next poll
+    return set_node_state(node, Node.State.OFFLINE, by, why, since=stopped, message=message, **fields)
 
 
 def trust_node(node: Node, by: str, why: str = "") -> bool:
@@ -156,13 +149,20 @@ def set_trust(node: Node, trusted: bool, by: str, message: str) -> bool:
 
 
 def set_node_state(
-    node: Node, to: Node.State, by: str, why: str, *, since: Collection[Node.State] | None = None, message: str = ""
+    node: Node,
+    to: Node.State,
+    by: str,
+    why: str,
+    *,
+    since: Collection[Node.State] | None = None,
+    message: str = "",
+    **fields: Any,
 ) -> bool:
     """Change the node's state; return whether it changed. Without `since` from any other state except a ban."""
     if since is None:
         since = [state for state in Node.State if state not in (to, Node.State.BANNED)]
     message = message or f"{node.name} is {to.value}{': ' + why if why else '.'}"
-    return transition(node, to, since=since, actor=by, message=message, reason=why[:500])
+    return transition(node, to, since=since, actor=by, message=message, reason=why[:500], **fields)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

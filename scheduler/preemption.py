@@ -1,7 +1,7 @@
 """Preemption: a waiting nightly gets the slot of a preemptible run at that run's next checkpoint.
 
 Only if the nightly would be next there, and only as many runs as there are nightlies without a slot. Runs that were
-requested before count, so each run gets one request and each nightly one runly.
+requested before count, so each run gets one request and each nightly one slot.
 """
 
 from __future__ import annotations

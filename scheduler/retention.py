@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 from django.core.files.storage import default_storage
-from django.db import IntegrityError, transaction
-from django.db.models import Q
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from scheduler import resumable_uploads, storage, transitions, uploads
@@ -46,14 +46,9 @@ def delete_expired(now: datetime | None = None) -> None:
 
 def delete_superseded_checkpoints(now: datetime) -> int:
     """Delete superseded checkpoints of finished jobs; return how many."""
-    due = Checkpoint.objects.filter(
-        job__state__in=transitions.FINAL_STATES, job__finished_at__lt=now - timedelta(days=CHECKPOINT_DAYS)
-    ).select_related("job")
-    return sum(delete_checkpoint(checkpoint) for checkpoint in due if is_superseded(checkpoint))
-
-
-def is_superseded(checkpoint: Checkpoint) -> bool:
-    return Checkpoint.objects.filter(job=checkpoint.job_id, step__gt=checkpoint.step).exists()
+    later = Checkpoint.objects.filter(job=OuterRef("job"), step__gt=OuterRef("step"))
+    ended = {"job__state__in": transitions.FINAL_STATES, "job__finished_at__lt": now - timedelta(days=CHECKPOINT_DAYS)}
+    return sum(delete_checkpoint(checkpoint) for checkpoint in Checkpoint.objects.filter(Exists(later), **ended))
 
 
 @transaction.atomic
@@ -75,17 +70,10 @@ def release_old_uploads(now: datetime) -> None:
 def delete_unused_blobs(now: datetime) -> int:
     """Delete files that no row refers to and no active lease names; return how many."""
     named = list_leased_files()
-    unused = Blob.objects.filter(
-        Q(checkpoints=None) & Q(uploaded_under=None), created_at__lt=now - timedelta(hours=UPLOAD_HOURS)
-    )
-    return sum(delete_blob(sha256) for sha256 in unused.values_list("sha256", flat=True) if sha256 not in named)
-
-
-def delete_blob(sha256: str) -> bool:
-    try:
-        return storage.delete_unreferenced_blob(sha256)
-    except IntegrityError:  # a row just began to refer to it
-        return False
+    old = Blob.objects.filter(created_at__lt=now - timedelta(hours=UPLOAD_HOURS))
+    unused = old.filter(Q(checkpoints=None) & Q(uploaded_under=None))
+    names = [sha256 for sha256 in unused.values_list("sha256", flat=True) if sha256 not in named]
+    return sum(map(storage.delete_unreferenced_blob, names))
 
 
 def list_leased_files() -> set[str]:

@@ -1,14 +1,30 @@
-"""Sanitize JSON and text from nodes: the databases accept neither NaN in JSON nor NUL in text."""
+"""JSON and text from nodes, sanitized: the databases accept neither NaN in JSON nor NUL in text."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
-from scheduler.errors import InvalidMessageError
+from scheduler.errors import ApiError, InvalidMessageError, VersionMismatchError
+from trainer import protocol
 
 MAX_NESTING = 16
 INTEGER_LIMIT = 2**63
+
+
+def parse_message(body: bytes) -> dict[str, Any]:
+    """Return a JSON object that can be stored. Raises ApiError; a wrong protocol version before any other error."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ApiError("The message is not JSON.") from None
+    data = sanitize_message(data)
+    if not isinstance(data, dict):
+        raise InvalidMessageError("The message has to be a JSON object.")
+    if data.get("version", protocol.VERSION) != protocol.VERSION:
+        raise VersionMismatchError
+    return data
 
 
 def sanitize_message(value: Any, depth: int = MAX_NESTING) -> Any:

@@ -11,13 +11,14 @@ import secrets
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from django.conf import settings
 from django.core.files.base import File
 from django.core.files.storage import default_storage
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import ManyToOneRel, Model
 
 import trainer
@@ -171,20 +172,19 @@ def get_presigned_url(blob: Blob) -> str | None:
 
 
 def delete_unreferenced_blob(sha256: str) -> bool:
-    """Drop a file that nothing refers to; return whether it was dropped.
+    """Delete a file that no row refers to; return whether it was deleted.
 
-    The row goes first. Names are never used twice, so a file that comes again meanwhile is another one. A reference
-    made between our look and our commit is caught by the database: IntegrityError, and everything stays.
+    The row goes first. Names are never reused, so a file that is uploaded again meanwhile is another one. If a row
+    begins to refer to it before the commit, the database raises IntegrityError, and everything stays.
     """
-    with transaction.atomic():
+    with suppress(IntegrityError), transaction.atomic():
         blob = Blob.objects.select_for_update().filter(sha256=sha256).first()
-        if blob is None or is_referenced(blob):
-            return False
-        # Not blob.delete(), which would follow cascades and take references along.
-        blobs = Blob.objects.filter(sha256=sha256)
-        blobs._raw_delete(blobs.db)
-        transaction.on_commit(lambda: default_storage.delete(blob.name))
-    return True
+        if blob is not None and not is_referenced(blob):
+            blobs = Blob.objects.filter(sha256=sha256)
+            blobs._raw_delete(blobs.db)  # blob.delete() would cascade to the references
+            transaction.on_commit(lambda: default_storage.delete(blob.name))
+            return True
+    return False
 
 
 def is_referenced(row: Model, *, except_by: type[Model] | None = None) -> bool:

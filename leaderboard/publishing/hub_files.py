@@ -1,7 +1,7 @@
-"""What a publication is made of: the card, the curve, the run's folder, and what transformers reads where it can.
+"""The files of a publication: the card, the curve, the run's folder, and the weights in the format of transformers.
 
-In the repository: `README.md`, `curve.png`, `curve.csv`, `results.json`; `dailytrain/` is the run's folder, as
-`dailytrain sample` takes it; where transformers knows the architecture, its files lie at the top.
+`README.md`, `curve.png`, `curve.csv`, `results.json`; `dailytrain/` is the run's folder for `dailytrain sample`; the
+files of transformers lie at the top if it supports the architecture.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The card of published weights: what they are, how good, where they come from, and how to load them.
-
-What strangers wrote is escaped (`plain`): it links nothing and breaks no table. The card is a function of the rows.
-"""
+"""The model card of published weights, from the database rows. Untrusted text is escaped."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Publishing weights: a row that keeps them, then an effect that brings them to the Hugging Face Hub.
+"""Publishes weights: a row that keeps them, then an outbox message that uploads them to the Hub (docs/publishing.md).
 
-Which runs: those of `settings.HUB_PUBLISH` (records, nightly trains) as soon as they are that, any other finished run
-on a maintainer's word, and what `release` is asked for. Where the site knows no Hub, it keeps and gives them itself.
-
-One run has one repository; each publication is one commit to it, releases have a tag. Once each: the commit carries the
-publication's mark, which is looked for first (`scheduler.hub`).
+One run has one repository. Each publication is one commit with its mark, which is searched first, so that a retry finds
+the commit of an earlier attempt. Releases have a tag too.
 """
 
 from __future__ import annotations

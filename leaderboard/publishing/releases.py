@@ -1,11 +1,8 @@
-"""Releases of a long run: every so many percent of its budget, its weights are published and brought to the Hub.
+"""Releases of a long run: weights that are published at each `Track.releases` percent of its budget.
 
-A track asks for them (`Track.releases`). The first checkpoint that has passed 10, 20, ... % becomes the release
-`10-percent`, `20-percent`, ... (`publications.release`); of several marks passed at once, the last one. The
-final weights are the last release.
-
-How far a checkpoint is follows from the run's own word on how far it is, and from their steps: exact for budgets in
-steps, tokens and FLOPs, about right for one in seconds.
+The first checkpoint that has passed 10, 20, ... % becomes the release `10-percent`, `20-percent`, ...; of several marks
+passed at once, the last one. The final weights are the last release. A checkpoint's percentage is extrapolated from the
+run's own progress and their steps: exact for budgets in steps, tokens and FLOPs, approximate for one in seconds.
 """
 
 from __future__ import annotations

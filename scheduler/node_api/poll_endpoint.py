@@ -14,10 +14,9 @@ from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
 from django.db import close_old_connections
 
-from scheduler import node_tokens
+from scheduler import node_tokens, sanitize
 from scheduler.errors import UnauthorizedError
 from scheduler.last_seen import FLUSH_SECONDS, LastSeenBuffer
-from scheduler.node_api import messages
 from scheduler.node_api.error_replies import NOT_AUTHENTICATED, build_error_reply
 from scheduler.node_api.poll_waiters import PollWaiters
 from scheduler.node_api.polls import PollSession
@@ -91,7 +90,7 @@ def start_poll(headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[PollSes
     if scheme.lower() != "bearer":
         raise UnauthorizedError(NOT_AUTHENTICATED)
     node = node_tokens.authenticate_node(token)
-    session = PollSession(node, protocol.Poll.model_validate(messages.parse_message(body)))
+    session = PollSession(node, protocol.Poll.model_validate(sanitize.parse_message(body)))
     return session, session.check(LAST_SEEN)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.utils import timezone
 
@@ -25,7 +25,6 @@ MIN_HELD_SECONDS = 1.0
 """A node that would wait for less polls later."""
 IDLE_SECONDS = 5.0
 PAUSE_SECONDS = 30.0
-MAX_CLOCK_SKEW = timedelta(seconds=2)
 
 
 @dataclass
@@ -121,7 +120,7 @@ class PollSession:
 
         `newest`: when the newest waiting job was queued.
         """
-        if newest is None or (self.queue_read_at and newest <= self.queue_read_at - MAX_CLOCK_SKEW):
+        if newest is None or (self.queue_read_at and newest <= self.queue_read_at - job_groups.MAX_CLOCK_SKEW):
             return False
         now = timezone.now()
         queue, node_slot = job_groups.get_queue(now), self.build_node_slot(now)
@@ -137,7 +136,7 @@ class PollSession:
 
 
 def has_new_jobs(since: datetime) -> bool:
-    return Job.objects.filter(state=Job.State.QUEUED, state_since__gt=since - MAX_CLOCK_SKEW).exists()
+    return Job.objects.filter(state=Job.State.QUEUED, state_since__gt=since - job_groups.MAX_CLOCK_SKEW).exists()
 
 
 def build_idle_reply(wait_seconds: float, reason: str) -> protocol.PollReply:

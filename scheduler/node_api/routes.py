@@ -16,10 +16,10 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
 
-from scheduler import leases, node_tokens, rate_limits, resumable_uploads, signing, storage, uploads
+from scheduler import leases, node_tokens, rate_limits, resumable_uploads, sanitize, signing, storage, uploads
 from scheduler.errors import ApiError
 from scheduler.models import Lease, Node
-from scheduler.node_api import downloads, job_reports, messages, polls
+from scheduler.node_api import downloads, job_reports, polls
 from scheduler.node_api.error_replies import build_error_reply
 from trainer import protocol
 
@@ -28,7 +28,7 @@ ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429), proto
 
 class MessageParser(Parser):
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
-        return messages.parse_message(request.body)
+        return sanitize.parse_message(request.body)
 
 
 class JoinToken(HttpBearer):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from django.conf import settings
 
@@ -272,78 +273,57 @@ class Simulation:
 
     def hand_back(self, run: SimulatedLease) -> None:
         """Save a checkpoint, if the job has any, and release the lease."""
-        if not self.is_active(run):
-            return
-        lease = self.load_lease(run)
-        before = run.job.done
-        if run.job.job_class.checkpoint_hours:
-            self.save_checkpoint(run, lease, run.get_work(self.clock.seconds))
-        self.finish_lease(
-            run, lease, protocol.FinishLease(outcome="released", reason="A stop was requested."), "handed back"
-        )
-        self.count_lost_work(run, before, "handed back")
-        self.poll(run.machine)
+        if self.is_active(run):
+            work = run.get_work(self.clock.seconds) if run.job.job_class.checkpoint_hours else run.job.done
+            self.end_lease(run, "handed back", work, outcome="released", reason="A stop was requested.")
+            self.poll(run.machine)
 
     def end_job(self, run: SimulatedLease) -> None:
         """Finish the job, or fail it if its model fails."""
         if not self.is_active(run):
             return
-        lease, job = self.load_lease(run), run.job
+        job = run.job
         if job.fails_at is None:
             job.done, job.finished = job.work, True
-            self.finish_lease(run, lease, protocol.FinishLease(outcome="done"), "done")
+            self.end_lease(run, "done", outcome="done")
             self.ledger.done += 1
             if job.job_class.name in SCORED_CLASSES:
                 self.generator.create_job(SCORE, self.clock.seconds)
                 self.has_new_jobs = True
         else:
-            result = protocol.FinishLease(outcome="failed", cause="model", reason="The loss is not a number.")
-            self.finish_lease(run, lease, result, "model failed")
+            self.end_lease(run, "model failed", outcome="failed", cause="model", reason="The loss is not a number.")
             self.ledger.failed += 1
+            self.has_new_jobs = True
         self.poll(run.machine)
 
     def break_job(self, run: SimulatedLease) -> None:
         """Fail the lease because of the machine."""
-        if not self.is_active(run):
-            return
-        lease = self.load_lease(run)
-        before = run.job.done
-        self.save_checkpoint(run, lease, run.get_saved_work(self.clock.seconds))
-        result = protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The GPU is gone.")
-        self.finish_lease(run, lease, result, "node failed")
-        self.count_lost_work(run, before, "node failed")
-        self.poll(run.machine)
+        if self.is_active(run):
+            result = {"outcome": "failed", "cause": "infrastructure", "reason": "The GPU is gone."}
+            self.end_lease(run, "node failed", run.get_saved_work(self.clock.seconds), **result)
+            self.poll(run.machine)
 
     def lose_lease(self, run: SimulatedLease, why: str) -> None:
         """End the heartbeats; a sweep ends the lease once it has expired."""
-        before = run.job.done
-        lease = self.load_lease(run)
-        self.send_heartbeat(run, lease)
-        self.save_checkpoint(run, lease, run.get_saved_work(self.clock.seconds))
-        self.close_lease(run, why)
-        self.count_lost_work(run, before, why)
+        self.send_heartbeat(run, self.load_lease(run))
+        self.end_lease(run, why, run.get_saved_work(self.clock.seconds))
         self.schedule(self.clock.seconds + settings.LEASE_SECONDS + 1, self.sweep_leases)
 
-    def save_checkpoint(self, run: SimulatedLease, lease: Lease, work: float) -> None:
-        if work > run.job.done:
-            uploads.record_checkpoint(lease, protocol.Checkpoint(step=int(work * 1000), files=()))
-            run.job.done = work
-
-    def finish_lease(self, run: SimulatedLease, lease: Lease, result: protocol.FinishLease, why: str) -> None:
-        leases.finish_lease(lease, result.model_copy(update={"seconds": run.get_seconds_run(self.clock.seconds)}))
-        self.close_lease(run, why)
-        self.has_new_jobs = self.has_new_jobs or why != "done"
-
-    def close_lease(self, run: SimulatedLease, why: str) -> None:
-        now = self.clock.seconds
+    def end_lease(self, run: SimulatedLease, why: str, work: float | None = None, **result: Any) -> None:
+        """End a lease. `work`: up to the checkpoint of an interrupted job; `result`: the node's report, if it sends one."""
+        lease, job, now = self.load_lease(run), run.job, self.clock.seconds
+        if work is not None:
+            self.ledger.lost[why] += max(0.0, run.get_seconds_run(now) - max(work - job.done, 0.0) / run.speed)
+            if work > job.done:
+                uploads.record_checkpoint(lease, protocol.Checkpoint(step=int(work * 1000), files=()))
+                job.done = work
+        if result:
+            leases.finish_lease(lease, protocol.FinishLease(seconds=run.get_seconds_run(now), **result))
+            self.has_new_jobs = self.has_new_jobs or work is not None
         del self.runs[run.lease]
         run.machine.lease = None
         self.ledger.ends[why] += 1
-        self.ledger.record_usage(run.job, min(run.starts_at, now), now)
-
-    def count_lost_work(self, run: SimulatedLease, before: float, why: str) -> None:
-        """Count the seconds whose work was lost."""
-        self.ledger.lost[why] += max(0.0, run.get_seconds_run(self.clock.seconds) - (run.job.done - before) / run.speed)
+        self.ledger.record_usage(job, min(run.starts_at, now), now)
 
     # --- maintenance --------------------------------------------------------------------------------------------------
 
