@@ -310,7 +310,7 @@ class Simulation:
         self.schedule(self.clock.seconds + settings.LEASE_SECONDS + 1, self.sweep_leases)
 
     def end_lease(self, run: SimulatedLease, why: str, work: float | None = None, **result: Any) -> None:
-        """End a lease. `work`: up to the checkpoint of an interrupted job; `result`: the node's report, if it sends one."""
+        """End a lease. `work`: up to the checkpoint of an interrupted job; `result`: the report, if the node sends one."""
         lease, job, now = self.load_lease(run), run.job, self.clock.seconds
         if work is not None:
             self.ledger.lost[why] += max(0.0, run.get_seconds_run(now) - max(work - job.done, 0.0) / run.speed)
