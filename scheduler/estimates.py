@@ -184,7 +184,6 @@ class QueueEstimates:
     def _build_estimate(
         self, position: int | None, group: JobGroup, begins: datetime | None, ends: datetime | None
     ) -> StartEstimate:
-        """Return the estimate of a job of the group."""
         fitting, needs = self._find_fitting_slots(group), f"Waits for a node {matching.describe_needs(group)}"
         if not fitting:
             return StartEstimate(position, f"{needs}: none is online. It starts as soon as one is.")
@@ -212,7 +211,6 @@ def normalize_group(group: JobGroup) -> JobGroup:
 
 
 def group_jobs(each: Iterable[tuple[Job, JobGroup]]) -> dict[JobGroup, deque[tuple[Job, JobGroup]]]:
-    """Return the jobs of each group, oldest first."""
     found: dict[JobGroup, deque[tuple[Job, JobGroup]]] = {}
     for job, group in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
         found.setdefault(normalize_group(group), deque()).append((job, group))

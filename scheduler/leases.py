@@ -120,7 +120,6 @@ def claim_oldest_job(group: matching.JobGroup, node: Node) -> Job | None:
 
 
 def create_lease(job: Job, node: Node, slot: int = 0) -> protocol.Lease:
-    """Create the lease of a job that has just been claimed."""
     token = node_tokens.generate_token("lease")
     gpus, accelerator = credit.describe_slot_gpus(node.hardware, slot, node.slots)
     lease = Lease.objects.create(

@@ -324,7 +324,6 @@ def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
 
 
 def find_capability_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
-    """Return what the node lacks."""
     needed = group.capabilities
     if missing := sorted(name for name in needed.names if not has_label(node, name)):
         return f"labeled {', '.join(missing)}"

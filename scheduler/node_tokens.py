@@ -101,7 +101,6 @@ def create_node(join: JoinToken, message: protocol.Register) -> Node:
 
 
 def find_free_name(name: str) -> str:
-    """Return the name, with the first free number if it is taken."""
     taken = set(Node.objects.filter(name__startswith=name).values_list("name", flat=True))
     candidates = (name, *(f"{name[:74]}-{number}" for number in range(2, len(taken) + 3)))
     return next(candidate for candidate in candidates if candidate not in taken)

@@ -45,7 +45,6 @@ def delete_expired(now: datetime | None = None) -> None:
 
 
 def delete_superseded_checkpoints(now: datetime) -> int:
-    """Delete superseded checkpoints of finished jobs; return how many."""
     later = Checkpoint.objects.filter(job=OuterRef("job"), step__gt=OuterRef("step"))
     ended = {"job__state__in": transitions.FINAL_STATES, "job__finished_at__lt": now - timedelta(days=CHECKPOINT_DAYS)}
     return sum(delete_checkpoint(checkpoint) for checkpoint in Checkpoint.objects.filter(Exists(later), **ended))
@@ -101,7 +100,6 @@ def delete_stray_files(now: datetime) -> int:
 
 
 def list_stored_files() -> Iterator[str]:
-    """Yield the names of all files under `blobs/`."""
     try:
         folders, _ = default_storage.listdir("blobs")
     except FileNotFoundError:
@@ -112,7 +110,6 @@ def list_stored_files() -> Iterator[str]:
 
 
 def delete_stale_partial_uploads() -> None:
-    """Delete partial uploads of ended leases."""
     active = set(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("pk", flat=True))
     for lease in set(resumable_uploads.list_leases_with_partials()) - active:
         resumable_uploads.delete_partial_uploads(lease)

@@ -104,7 +104,6 @@ def compose_notice(topic: str, about: str, subscription: Subscription | None) ->
 
 
 def compose_confirmation(subscription: Subscription) -> Message:
-    """Return the e-mail that asks to confirm an address."""
     request = f"{subscription.user.get_username()} has asked {settings.SITE_NAME} to send notices to this address."
     return Message(
         title=f"Notices from {settings.SITE_NAME}?",

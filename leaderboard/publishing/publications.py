@@ -50,7 +50,6 @@ def describe_rules() -> str:
 
 
 def get_publish_reason(run: Run) -> str:
-    """Return why a run is published, as a sentence; empty if it is not."""
     if run.trust == Run.Trust.RECORD and "record" in settings.HUB_PUBLISH:
         return RULES["record"][1]
     return RULES[run.purpose][1] if run.purpose in settings.HUB_PUBLISH and run.purpose in RULES else ""
@@ -174,7 +173,6 @@ def find_final_commit(publication: Publication, own: str, earlier: Sequence[hub.
 
 
 def has_mark(commit: hub.Commit, mark: str) -> bool:
-    """Return whether a commit belongs to the publication with this mark, in any version."""
     begin = mark.rpartition(" ")[0] + " "
     return any(mark.startswith(begin) for mark in commit.marks)
 
@@ -188,7 +186,6 @@ def check_earlier_published(publication: Publication) -> None:
 
 
 def record_upload(publication: Publication, name: str, commit: str) -> None:
-    """Save the Hub location and record one Event."""
     row = Publication.objects.filter(pk=publication.pk)
     with transaction.atomic():
         row.update(repository=name, commit=commit)

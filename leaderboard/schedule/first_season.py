@@ -120,7 +120,6 @@ def set_up_site(*, main_only: bool = False) -> Track:
 
 
 def pin_baseline(track: Track) -> None:
-    """Pin the first trained commit of main as the season's baseline."""
     main = Entry.objects.filter(track=track, kind=Entry.Kind.MAIN).order_by("pk").first()
     if main is None:
         night = track.nights.first()
@@ -131,7 +130,6 @@ def pin_baseline(track: Track) -> None:
 
 
 def enter_architecture(track: Track, architecture: str) -> None:
-    """Submit an architecture of the baseline's commit as an entry, once per track."""
     baseline = Season.objects.select_related("baseline").get(pk=track.season_id).baseline
     if baseline is None or Entry.objects.filter(track=track, architecture=architecture).exists():
         return

@@ -89,7 +89,6 @@ def fill_ladder(track: Track) -> int:
 
 
 def count_waiting(track: Track) -> int:
-    """Return how many ladder runs are queued."""
     jobs = {"job__state": Job.State.QUEUED, "job__priority": Job.Priority.LADDER}
     return Run.objects.filter(track=track, **jobs).count()
 

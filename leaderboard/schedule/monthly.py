@@ -54,7 +54,6 @@ def describe_unfinished(track: Track) -> str:
 
 
 def queue_month(month: Month, now: datetime, release: Blob) -> str:
-    """Queue the month's runs; return a sentence about them."""
     track = month.track
     last = track.months.exclude(pk=month.pk).exclude(runs=None).first()
     chosen = choose_best_entries(track, last.created_at if last else now - FIRST_LOOK_BACK)

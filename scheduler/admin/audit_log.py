@@ -77,7 +77,6 @@ class EventAdmin(ReadOnlyAdmin):
 
 
 def group_by_day(events: list[Event]) -> list[tuple[date, list[dict[str, Any]]]]:
-    """Return the events by day, each with the admin URL of its target."""
     lines = ((event.at.astimezone(UTC).date(), event) for event in events)
     return [
         (day, [{"event": event, "page": get_admin_url(event)} for _, event in group])

@@ -89,7 +89,6 @@ class PollSession:
         return self.check_lending_time(now)
 
     def check_lending_time(self, now: datetime) -> protocol.PollReply | None:
-        """Return the reply to a node that its owner does not lend now."""
         if self.build_node_slot(now).seconds_left != 0:
             return None
         opens = node_slots.find_next_opening(self.node, now, self.windows)

@@ -24,6 +24,7 @@ from scheduler.node_api.error_replies import build_error_reply
 from trainer import protocol
 
 ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429), protocol.ErrorDetail)
+FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 class MessageParser(Parser):
@@ -112,12 +113,7 @@ def blobs(request: NodeRequest, lease_id: int, message: protocol.BlobQuery) -> p
     "/leases/{int:lease_id}/blobs/{sha256}",
     auth=LeaseToken(),
     response={200: protocol.Acknowledgment, **ERRORS},
-    openapi_extra={
-        "requestBody": {
-            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-            "required": True,
-        }
-    },
+    openapi_extra={"requestBody": {"content": FILE, "required": True}},
 )
 def put_blob(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> protocol.Acknowledgment:
     """Upload a file as raw bytes, or a piece of it (`Content-Range`). A complete file must have this hash."""

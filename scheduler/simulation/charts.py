@@ -67,7 +67,6 @@ def plot_waits(outcome: Outcome, width: float, height: float) -> dict[str, Any]:
 
 
 def plot_fairness(outcome: Outcome, width: float, height: float) -> dict[str, Any]:
-    """Plot each author's requested, received and fair hours."""
     fair = compute_fair_shares(outcome.authors)
     most = max((requested for requested, _ in outcome.authors), default=1.0)
     highest = max([1.0, *fair, *(received for _, received in outcome.authors)]) * 1.1

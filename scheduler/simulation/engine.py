@@ -58,7 +58,6 @@ class SimulatedLease:
         return max(0.0, now - self.starts_at)
 
     def get_work(self, now: float) -> float:
-        """Return the job's work up to now."""
         return min(self.job.done + self.get_seconds_run(now) * self.speed, self.job.work)
 
     def get_saved_work(self, now: float) -> float:
@@ -234,7 +233,6 @@ class Simulation:
         self.schedule_events(run)
 
     def schedule_events(self, run: SimulatedLease) -> None:
-        """Schedule the lease's end, and the heartbeats before its machine's time is up."""
         job, now = run.job, self.clock.seconds
         end = job.work if job.fails_at is None else job.fails_at
         self.schedule(run.starts_at + max(0.0, end - job.done) / run.speed, partial(self.end_job, run))
@@ -268,7 +266,6 @@ class Simulation:
                 self.extend_lease(run.lease)
 
     def extend_lease(self, lease: int) -> None:
-        """Extend the lease instead of sending heartbeats."""
         Lease.objects.filter(pk=lease).update(expires_at=VirtualClock.to_datetime(2 * self.horizon))
 
     def hand_back(self, run: SimulatedLease) -> None:
@@ -279,7 +276,6 @@ class Simulation:
             self.poll(run.machine)
 
     def end_job(self, run: SimulatedLease) -> None:
-        """Finish the job, or fail it if its model fails."""
         if not self.is_active(run):
             return
         job = run.job
@@ -297,7 +293,6 @@ class Simulation:
         self.poll(run.machine)
 
     def break_job(self, run: SimulatedLease) -> None:
-        """Fail the lease because of the machine."""
         if self.is_active(run):
             result = {"outcome": "failed", "cause": "infrastructure", "reason": "The GPU is gone."}
             self.end_lease(run, "node failed", run.get_saved_work(self.clock.seconds), **result)
@@ -310,7 +305,7 @@ class Simulation:
         self.schedule(self.clock.seconds + settings.LEASE_SECONDS + 1, self.sweep_leases)
 
     def end_lease(self, run: SimulatedLease, why: str, work: float | None = None, **result: Any) -> None:
-        """End a lease. `work`: up to the checkpoint of an interrupted job; `result`: the report, if the node sends one."""
+        """End a lease. `work`: up to the checkpoint of an interrupted job. `result`: what the node reports."""
         lease, job, now = self.load_lease(run), run.job, self.clock.seconds
         if work is not None:
             self.ledger.lost[why] += max(0.0, run.get_seconds_run(now) - max(work - job.done, 0.0) / run.speed)

@@ -111,7 +111,6 @@ def create_simulated_node(number: int, hardware: HardwareModel, days: float, rng
 
 
 def draw_owner_settings(trusted: bool, rng: random.Random) -> dict[str, str]:
-    """Return whom a machine serves: most serve everyone."""
     serves = rng.choices(("everyone", "core", "track"), (0.9, 0.04, 0.06))[0]
     if trusted or serves == "everyone":
         return {}

@@ -93,7 +93,6 @@ class JobGenerator:
         return self.waiting[job_class.name] < max(1, job_class.max_waiting * self.nodes)
 
     def create_job(self, job_class: JobClass, now: float) -> None:
-        """Queue a job of this class."""
         work = job_class.hours * HOUR * self.rng.lognormvariate(0, job_class.spread)
         author = "site" if job_class.core else self.draw_author()
         row = Job.objects.create(

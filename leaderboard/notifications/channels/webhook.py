@@ -109,7 +109,6 @@ def post_payload(address: str, body: bytes, headers: dict[str, str]) -> int:
 
 
 def resolve_public_address(host: str, port: int) -> str:
-    """Return an IP address of a host on the public internet."""
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
