@@ -288,13 +288,6 @@ def count_idle_gpus(group: JobGroup, node: NodeSlot) -> int:
     return node.gpus - group.capabilities.gpus
 
 
-def sort_fitting_groups(
-    groups: Iterable[JobGroup], node: NodeSlot, used: Mapping[str, float], now: datetime
-) -> list[JobGroup]:
-    """Return the groups that fit the node, best first. `used`: recent seconds of each author."""
-    return list(JobQueue(groups, used, now).find_fitting(node))
-
-
 def rank_group(group: JobGroup, used_seconds: float, now: datetime) -> Rank:
     """Return the rank of a group; lower goes first. The last two parts are tie-breakers."""
     duration_class = math.floor(math.log2(max(group.expected_seconds, 1.0)))  # each class is twice as long as the last

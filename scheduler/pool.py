@@ -31,10 +31,6 @@ HEALTH_WARNINGS = {
 }
 
 
-class NodeError(ValueError):
-    """The node cannot do that."""
-
-
 def get_actor(node: Node) -> str:
     return f"node:{node.name}"
 

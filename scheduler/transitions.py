@@ -9,7 +9,7 @@ from django.db import models, transaction
 from django.utils import timezone
 
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Blob, Event, Job
+from scheduler.models import Event, Job
 from trainer import protocol
 
 WAITING_STATES = (Job.State.HELD, Job.State.QUEUED)
@@ -118,7 +118,7 @@ def raise_priority(job: Job, actor: str) -> bool:
 
 
 @transaction.atomic
-def retry_job(job: Job, actor: str, *, release: Blob | None = None) -> bool:
+def retry_job(job: Job, actor: str) -> bool:
     """Queue a job again that infrastructure failed; it resumes from its last checkpoint.
 
     The job kind's own rows are the caller's business. A failure of the model is final.
@@ -126,8 +126,6 @@ def retry_job(job: Job, actor: str, *, release: Blob | None = None) -> bool:
     if job.cause == "model":
         return False
     fields: dict[str, Any] = {"cause": "", "failures": 0, "finished_at": None, "queued_at": timezone.now()}
-    if release:
-        fields["release"] = release
     since = [Job.State.FAILED]
     return change_job_state(job, Job.State.QUEUED, since=since, actor=actor, message="Queued again.", **fields)
 

@@ -88,9 +88,7 @@ def publish_run(run: Run, reason: str, actor: str = runs.SITE) -> Publication:
     return store_publication(run, run.checkpoint, FINAL, reason, actor)
 
 
-def publish_release(
-    run: Run, checkpoint: Checkpoint, name: str, reason: str = "", actor: str = runs.SITE
-) -> Publication:
+def publish_release(run: Run, checkpoint: Checkpoint, name: str, reason: str = "") -> Publication:
     """Publish a checkpoint of a run that may still be under way, as `name` (`30-percent`): a commit and a tag.
 
     The files stay from now on, whatever becomes of the checkpoint. The same name again changes nothing but the card.
@@ -98,7 +96,7 @@ def publish_release(
     assert name not in ("", FINAL), "a release has a name of its own"
     assert name == slugify(name), "which fits into an address"
     assert checkpoint.job_id == run.job_id, "a run's releases are made of its own checkpoints"
-    return store_publication(run, checkpoint, name, reason or f"A release at step {checkpoint.step}.", actor)
+    return store_publication(run, checkpoint, name, reason or f"A release at step {checkpoint.step}.", runs.SITE)
 
 
 @transaction.atomic

@@ -85,7 +85,7 @@ shares = st.dictionaries(st.sampled_from(["ada", "bob", "eve"]), st.floats(0, 1e
 
 
 def first(*lines: JobGroup, used: dict[str, float] | None = None, now: datetime = NOW) -> JobGroup:
-    return matching.sort_fitting_groups(lines, ANY_NODE, used or {}, now)[0]
+    return next(matching.JobQueue(lines, used or {}, now).find_fitting(ANY_NODE))
 
 
 def may(line: JobGroup, node: NodeSlot) -> bool:
@@ -115,7 +115,7 @@ def may(line: JobGroup, node: NodeSlot) -> bool:
 
 @given(queues, nodes, shares)
 def test_matching_offers_only_permitted_jobs(queue: list[JobGroup], node: NodeSlot, used: dict[str, float]) -> None:
-    chosen = matching.sort_fitting_groups(queue, node, used, NOW)
+    chosen = list(matching.JobQueue(queue, used, NOW).find_fitting(node))
     for line in queue:
         assert (line in chosen) == may(line, node)
 
@@ -123,7 +123,7 @@ def test_matching_offers_only_permitted_jobs(queue: list[JobGroup], node: NodeSl
 @given(queues, shares)
 def test_matching_order_is_independent_of_input_order(queue: list[JobGroup], used: dict[str, float]) -> None:
     def ranks(lines: list[JobGroup]) -> list[tuple[object, ...]]:
-        chosen = matching.sort_fitting_groups(lines, ANY_NODE, used, NOW)
+        chosen = list(matching.JobQueue(lines, used, NOW).find_fitting(ANY_NODE))
         places = [(line, matching.rank_group(line, used.get(line.author, 0.0), NOW)) for line in chosen]
         return [(*rank[:2], matching.count_idle_gpus(line, ANY_NODE), *rank[2:]) for line, rank in places]
 
@@ -148,7 +148,7 @@ def test_matching_age_prevents_starvation(queue: list[JobGroup], used: dict[str,
 def test_matching_follows_priorities() -> None:
     order = [Job.Priority.NIGHTLY, Job.Priority.CONFIRMATION, Job.Priority.MAINTAINER, Job.Priority.COMMUNITY]
     lines = [replace(LINE, priority=int(priority)) for priority in reversed(order)]
-    assert [line.priority for line in matching.sort_fitting_groups(lines, ANY_NODE, {}, NOW)] == order
+    assert [line.priority for line in matching.JobQueue(lines, {}, NOW).find_fitting(ANY_NODE)] == order
 
 
 def test_matching_prefers_impact_within_priority() -> None:

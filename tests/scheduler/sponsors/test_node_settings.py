@@ -286,12 +286,7 @@ def test_claimed_job_is_the_best_match(db: None, pool: list[dict[str, Any]], que
     with transaction.atomic():
         for node in build(pool, queue):
             now = timezone.now()
-            best = matching.sort_fitting_groups(
-                job_groups.load_job_groups(now),
-                node_slots.build_node_slot(node, now),
-                job_groups.sum_author_seconds(now),
-                now,
-            )
+            best = list(job_groups.load_queue(now).find_fitting(node_slots.build_node_slot(node, now)))
             granted = leases.claim_job(node)
             assert (granted is None) == (not best)
             if granted:
