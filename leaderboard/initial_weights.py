@@ -30,7 +30,7 @@ def explain_refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> 
     if checkpoint is not None and start.is_swarm and checkpoint.pk != start.checkpoint_id:
         return f"Run {start.pk} was trained by a swarm: only its final checkpoint is a whole model."
     if get_run_file(start) is None:
-        return f"Run {start.pk} has not said yet what it is: nothing can start from it."
+        return f"Run {start.pk} has not sent its run.json yet: no run can start from it."
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Jobs beside the training runs, for the queue page: one line for each kind."""
+"""Background jobs on the queue page: one line for each kind of job other than training."""
 
 from __future__ import annotations
 

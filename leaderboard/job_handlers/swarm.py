@@ -60,7 +60,7 @@ class SwarmReport(BaseModel):
     bytes_out: Whole | None = None
 
 
-# What an event stores of a report, beside its own columns.
+# What an event stores of a report in `data`, in addition to its own columns.
 EVENT_DATA = {*SwarmReport.model_fields} - {"what", "step", "time", "peer", "label", "stage", "why", "addresses"}
 
 

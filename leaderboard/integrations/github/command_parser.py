@@ -46,7 +46,7 @@ USAGES = (
     Usage("/priority N", "sets the impact: within its queue, higher goes first", "maintainers"),
     Usage("/approve", "approves exactly the commit that was there when the comment was written", "maintainers"),
     Usage("/approve SHA", "approves that commit, if it is still the newest", "maintainers"),
-    Usage("/help", "answers with this list", "everybody"),
+    Usage("/help", "answers with this list", "everyone"),
 )
 
 

@@ -30,7 +30,7 @@ class EntryStatus:
 def get_entry_status(entry: Entry, now: datetime) -> EntryStatus:
     """Return the status of an entry. It should have its `track__season` and `smoke_job`."""
     if entry.state == Entry.State.REJECTED:
-        todo = "A maintainer has written why. A push is looked at anew."
+        todo = "A maintainer has written why. A push is reviewed again."
         return EntryStatus("Not approved", f"Not approved: {entry.reason}", todo, conclusion="failure")
     if entry.state == Entry.State.WITHDRAWN:
         return EntryStatus("Withdrawn", f"Withdrawn: {entry.reason}", conclusion="cancelled")

@@ -63,19 +63,15 @@ def verify_token(token: str) -> ActionsJob:
     Raises InvalidTokenError or KeysUnavailableError.
     """
     if not settings.GITHUB_OIDC_ISSUER:
-        raise InvalidTokenError(
-            "This site takes no tokens of GitHub Actions: use one that a maintainer made in the admin."
-        )
+        raise InvalidTokenError("This site takes no tokens of GitHub Actions: use one of a maintainer from the admin.")
     claims = decode_token(token)
     if absent := [name for name in CLAIMS if not isinstance(claims.get(name), str | int | float | list)]:
         raise InvalidTokenError(f"The token does not say its {absent[0]}: it is none of GitHub Actions'.")
     names = ("repository", "repository_id", "sha", "event_name", "actor", "actor_id")
     job = ActionsJob(*(str(claims[name]) for name in names))
     if not is_allowed_repository(job.repository):
-        raise InvalidTokenError(
-            f"Jobs of {job.repository} may not ask here: a maintainer names it in GITHUB_OIDC_REPOSITORIES, or makes "
-            "you a token."
-        )
+        hint = "a maintainer can add it to GITHUB_OIDC_REPOSITORIES, or create a token for you."
+        raise InvalidTokenError(f"Jobs of {job.repository} may not ask here: {hint}")
     if job.event not in EVENTS:
         raise InvalidTokenError(f"A job of the event {job.event} may not ask for runs: use one of {', '.join(EVENTS)}.")
     return job
@@ -123,7 +119,7 @@ def check_commit(job: ActionsJob, repository: str, sha: str) -> None:
     The commit of a pull request's job is GitHub's merge; then its head is allowed, too.
     """
     if not is_repository_url(repository, job.repository):
-        raise InvalidTokenError(f"The token is of {job.repository}, and this asks for {repository}.")
+        raise InvalidTokenError(f"The token is of {job.repository}, and the request is for {repository}.")
     if sha == job.sha:
         return
     try:
@@ -131,7 +127,7 @@ def check_commit(job: ActionsJob, repository: str, sha: str) -> None:
             return
     except RepositoryError as error:
         raise InvalidTokenError(f"What was merged into {job.sha[:8]} cannot be found out: {error}") from error
-    raise InvalidTokenError(f"The token is of commit {job.sha[:8]}, and this asks for {sha[:8]}.")
+    raise InvalidTokenError(f"The token is of commit {job.sha[:8]}, and the request is for {sha[:8]}.")
 
 
 def is_repository_url(address: str, repository: str) -> bool:

@@ -319,7 +319,7 @@ def cancel_entries(pull: PullRequest, commenter: Commenter, command: Command) ->
             stopped.append(f"run {run.pk}")
     if not stopped:
         raise RefusedError("There is nothing to cancel.")
-    return f"Cancelled: {', '.join(stopped)}. What a node works on ends when the node has heard of it."
+    return f"Cancelled: {', '.join(stopped)}. Running jobs end with the next heartbeat of their nodes."
 
 
 def rerun_entries(pull: PullRequest, commenter: Commenter, command: Command) -> str:

@@ -241,7 +241,7 @@ def enter_track(pull: PullRequest, request: FrontMatter, track: Track) -> Entry:
     Entry.objects.filter(pk=entry.pk, pull_request=None).update(pull_request=pull)
     entry.refresh_from_db()
     is_reopened = entry.pull_request_id == pull.pk and intake.reopen_entry(
-        entry, "The pull request asks for it again.", actor
+        entry, "The pull request requests it again.", actor
     )
     has_new_config = intake.update_entry_text(entry, title=pull.title, hypothesis=hypothesis, config=request.config)
     if is_reopened or has_new_config or not (entry.smoke or smoke_tests.is_running(entry)):
@@ -270,7 +270,7 @@ def explain_withdrawal(pull: PullRequest, request: FrontMatter | None, entry: En
     if entry.sha != pull.head_sha:
         return f"A push replaced it by {pull.head_sha[:8]}."
     if request is None:
-        return "" if entry.state == Entry.State.APPROVED else "The description no longer asks for a run."
+        return "" if entry.state == Entry.State.APPROVED else "The description no longer requests a run."
     if request.problems or entry.track.slug in (request.track, *pull.fields.get("also", [])):
         return ""
-    return f"The description asks for {request.track} instead of {entry.track.slug}."
+    return f"The description requests {request.track} instead of {entry.track.slug}."

@@ -65,9 +65,7 @@ def read_signed_body(request: HttpRequest) -> bytes:
     signature = request.headers.get("X-Hub-Signature-256", "").encode("utf-8", "replace")
     expected = f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}".encode()
     if not hmac.compare_digest(signature, expected):
-        raise WebhookError(
-            401, "The signature is not right: the webhook's secret and GITHUB_WEBHOOK_SECRET must be the same."
-        )
+        raise WebhookError(401, "Invalid signature: the webhook's secret and GITHUB_WEBHOOK_SECRET must be the same.")
     return body
 
 

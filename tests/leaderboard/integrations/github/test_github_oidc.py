@@ -124,7 +124,7 @@ def test_a_token_that_signs_itself_is_refused(client: Client, issuer: Issuer, wa
     [
         ({"sha": "1" * 40}, "The token is of commit"),
         ({"repository": "https://github.com/mallory/daily"}, "asks for https://github.com/mallory/daily."),
-        ({"repository": "https://127.0.0.1.example/trains/daily"}, "The token is of trains/daily, and this asks for"),
+        ({"repository": "https://127.0.0.1.example/trains/daily"}, "The token is of trains/daily, and the request is for"),
     ],
 )
 def test_a_job_asks_for_its_own_commit_of_its_own_repository(
