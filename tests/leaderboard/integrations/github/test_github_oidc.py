@@ -123,8 +123,8 @@ def test_a_token_that_signs_itself_is_refused(client: Client, issuer: Issuer, wa
     ("changed", "sentence"),
     [
         ({"sha": "1" * 40}, "The token is of commit"),
-        ({"repository": "https://github.com/mallory/daily"}, "asks for https://github.com/mallory/daily."),
-        ({"repository": "https://127.0.0.1.example/trains/daily"}, "The token is of trains/daily, and the request is for"),
+        ({"repository": "https://github.com/mallory/daily"}, "the request is for https://github.com/mallory/daily."),
+        ({"repository": "https://127.0.0.1.example/trains/daily"}, "of trains/daily, and the request is for"),
     ],
 )
 def test_a_job_asks_for_its_own_commit_of_its_own_repository(
