@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, TypedDict
 
 import numpy as np
-from scipy.special import fdtrc
 
 from trainer.scoring.multiplier.estimates import (
     CONFIDENCE,
@@ -307,6 +306,8 @@ def has_excess_scatter(ladder: Ladder, sample: RungSample) -> bool:
     """Return whether an entry's replicates contradict the assumption of all intervals: the baseline's sigma."""
     if len(sample.loss) < 2:
         return False
+    from scipy.special import fdtrc  # here, because each process of the site imports this module
+
     residual = sample.loss - ladder.loss_at(np.log(sample.compute / ladder.full))
     deviation = float(pooled_deviation(residual, np.zeros(len(residual), dtype=np.intp), 1))
     ratio = (deviation / float(ladder.sigma)) ** 2

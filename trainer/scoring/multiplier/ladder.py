@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
 Array = npt.NDArray[np.float64]
 
@@ -162,6 +161,8 @@ class Ladder:
 
     def quantile(self, level: float) -> float:
         """Quantile `level` of Student's t with sigma's degrees of freedom."""
+        from scipy.special import stdtrit  # here, because each process of the site imports this module
+
         return float(stdtrit(self.freedom, level)) if self.freedom else float("nan")
 
 
