@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.db import models
-from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from leaderboard.admin.base import NoAddAdmin, NoAddOrDeleteAdmin, get_user
+from leaderboard.admin.base import NoAddAdmin, NoAddOrDeleteAdmin
 from leaderboard.models import Bounty, Month, Subscription
 from leaderboard.rankings import bounties
-from scheduler.admin.base import apply_to_rows
+from scheduler.admin.base import build_row_action
 
 
 @admin.register(Bounty)
@@ -30,15 +29,8 @@ class BountyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         fixed = ("track", "above", "reward") if obj and obj.state == Bounty.State.CLAIMED else ()
         return (*self.readonly_fields, *fixed)
 
-    @admin.action(description="Withdraw, unless claimed", permissions=["change"])
-    def withdraw(self, request: HttpRequest, queryset: QuerySet[Bounty]) -> None:
-        actor = get_user(request).get_username()
-        apply_to_rows(self, request, queryset, lambda bounty: bounties.withdraw_bounty(bounty, actor), "Withdrawn")
-
-    @admin.action(description="Offer again", permissions=["change"])
-    def reopen(self, request: HttpRequest, queryset: QuerySet[Bounty]) -> None:
-        actor = get_user(request).get_username()
-        apply_to_rows(self, request, queryset, lambda bounty: bounties.reopen_bounty(bounty, actor), "Offered again")
+    withdraw = build_row_action("Withdraw, unless claimed", "Withdrawn", bounties.withdraw_bounty)
+    reopen = build_row_action("Offer again", "Offered again", bounties.reopen_bounty)
 
 
 @admin.register(Subscription)

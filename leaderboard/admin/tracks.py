@@ -19,7 +19,7 @@ from leaderboard.job_handlers import replays
 from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Season, Track, TrackHours
 from leaderboard.rankings import confirmations, trust
 from scheduler import transitions
-from scheduler.admin.base import apply_to_rows
+from scheduler.admin.base import apply_to_rows, build_row_action
 from scheduler.models import Checkpoint
 
 
@@ -127,10 +127,7 @@ class RunAdmin(NoAddOrDeleteAdmin):
 
         act_on_each(self, request, queryset.select_related("entry", "track", "job__release"), act)
 
-    @admin.action(description="Settle the dispute: the result counts again", permissions=["change"])
-    def settle(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
-        actor = get_user(request).get_username()
-        apply_to_rows(self, request, queryset, lambda run: trust.settle_dispute(run, actor), "Settled")
+    settle = build_row_action("Settle the dispute: the result counts again", "Settled", trust.settle_dispute)
 
 
 @admin.register(Replay)

