@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date
 from itertools import groupby
 from typing import Any
 
@@ -41,8 +41,7 @@ class EventSearchForm(forms.Form):
         if data.get("what"):
             events = filter_by_target(events, data["what"])
         if data.get("day"):
-            begin = datetime.combine(data["day"], time(), UTC)
-            events = events.filter(at__gte=begin, at__lt=begin + timedelta(days=1))
+            events = events.filter(at__date=data["day"])
         if data.get("people"):
             events = events.exclude(actor="site").exclude(actor__startswith="node:")
         return events

@@ -45,6 +45,7 @@ def test_audit_log_lists_all_events_newest_first(mara: Client, log: Node) -> Non
         ("who=mara", ["cellar is trusted."]),
         ("who=MARA", ["cellar is trusted."]),
         ("day=2026-02-03", ["attic joined."]),
+        ("day=9999-12-31", []),
         ("people=on", ["cellar is trusted."]),
         ("what=node", ["cellar went offline.", "cellar is trusted.", "attic joined."]),
         ("what=run", []),
