@@ -18,7 +18,7 @@ from scheduler.models import Job
 
 Requester = AbstractBaseUser | AnonymousUser
 IN_QUEUE = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
-"""States in which the run has a training job that is not over."""
+"""The run has a training job that is not over."""
 
 
 @dataclass(frozen=True)
@@ -26,33 +26,24 @@ class RunAction:
     """A button on the page of a run."""
 
     name: str
-    """In the address."""
     label: str
     message: str
-    """Shown afterwards."""
     is_possible: Callable[[Run], bool]
     perform: Callable[..., object]
-    """Called with the run and the requester's name, and with the step if `needs_step`."""
+    """Called with the run, the requester's name and, if `needs_step`, the step."""
     for_maintainers: bool = False
-    """Not for the author."""
     needs_step: bool = False
     """The requester chooses one of the run's checkpoints (`runs.list_rewind_steps`)."""
 
 
 def is_author(user: Requester, run: Run) -> bool:
-    """Return whether this person entered the run's entry. The author's name in a commit is no proof.
-
-    Runs that check an entry are not their author's.
-    """
+    """Return whether the user entered the run's entry; runs that check an entry have no author."""
     is_signed_in = user.is_authenticated and user.is_active
     return is_signed_in and run.purpose == Run.Purpose.ENTRY and user.pk == run.entry.requested_by_id
 
 
 def list_run_actions(user: Requester, run: Run, *, is_maintainer: bool) -> list[RunAction]:
-    """Return the actions that the user has on the run now. The run should have its entry, track and job.
-
-    `is_maintainer`: the user has the permission to change runs, and has passed the second step.
-    """
+    """Return the actions that the user has on the run now. `is_maintainer` includes the second step of sign-in."""
     if not is_maintainer and not is_author(user, run):
         return []
     found = [action for action in RUN_ACTIONS.values() if action.is_possible(run)]
@@ -96,7 +87,6 @@ def hold_run(run: Run, actor: str) -> None:
 
 
 def unhold_run(run: Run, actor: str) -> None:
-    """Queue a held run again."""
     assert run.job is not None, "a held run has a job"
     with transaction.atomic():
         if not transitions.queue_job(run.job, actor):
@@ -121,7 +111,6 @@ def can_rewind(run: Run) -> bool:
 
 
 def has_unfinished_run(run: Run) -> bool:
-    """Return whether the run's entry has an unfinished run with the same budget."""
     return Run.objects.filter(entry=run.entry_id, budget=run.budget, state__in=Run.UNFINISHED).exists()
 
 

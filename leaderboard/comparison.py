@@ -1,4 +1,4 @@
-"""Up to ten runs beside each other: where their settings differ, what their entries' multipliers say; as Markdown."""
+"""Compares up to ten runs: settings, scores, multipliers of their entries; also as Markdown."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from leaderboard.reproduction import build_recipe
 from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
 ALIKE = ("format", "identity", "config", "seed", "budget", "arch")
-"""Of `run.json`: what stands elsewhere, or twice."""
+"""Keys of `run.json` that stand elsewhere, or twice."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting, and its value in each run; empty where a run does not have it."""
+    """A setting and its value in each run; empty where a run lacks it."""
 
     name: str
     values: tuple[str, ...]
 
 
-def settings(run: Run) -> dict[str, str]:
-    """Return everything that was set for a run, by dotted names. The run has its entry, track and season."""
+def collect_settings(run: Run) -> dict[str, str]:
+    """Return all settings of a run by dotted name. The run has its entry, track and season."""
     facts = {
         "architecture": run.entry.architecture,
         "commit": run.entry.sha[:10],
@@ -40,26 +40,30 @@ def settings(run: Run) -> dict[str, str]:
         "machine": run.node_class,
         "starts from": f"run {run.start_run_id}" if run.start_run_id else "",
     }
-    said = run.config
-    resolved = said.get("config", {}).get("resolved", {}) if isinstance(said.get("config"), dict) else {}
-    whole = {name: value for name, value in said.items() if name not in ALIKE} if said else build_recipe(run)
-    return {name: value for name, value in flat({**facts, **whole, "train": resolved or whole.get("train")}) if value}
+    config = run.config
+    resolved = config.get("config", {}).get("resolved", {}) if isinstance(config.get("config"), dict) else {}
+    whole = {name: value for name, value in config.items() if name not in ALIKE} if config else build_recipe(run)
+    return {
+        name: value
+        for name, value in flatten_table({**facts, **whole, "train": resolved or whole.get("train")})
+        if value
+    }
 
 
-def flat(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
-    """Yield names and values; a list of named things is a table of them."""
+def flatten_table(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
+    """Yield dotted names and values; items of a list are named by their "name"."""
     for name, value in table.items():
         if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
             value = {item["name"]: {key: of for key, of in item.items() if key != "name"} for item in value}
         if isinstance(value, dict):
-            yield from flat(value, f"{before}{name}.")
+            yield from flatten_table(value, f"{before}{name}.")
         elif value is not None:
             yield f"{before}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
-def differences(runs: Sequence[Run]) -> tuple[list[Difference], list[Difference]]:
-    """Return the settings in which these runs differ, and those in which they do not."""
-    known = [settings(run) for run in runs]
+def compare_settings(runs: Sequence[Run]) -> tuple[list[Difference], list[Difference]]:
+    """Return the settings in which the runs differ, and the others."""
+    known = [collect_settings(run) for run in runs]
     names = dict.fromkeys(name for one in known for name in one)
     rows = [Difference(name, tuple(one.get(name, "") for one in known)) for name in names]
     differ = [row for row in rows if len(set(row.values)) > 1]
@@ -71,13 +75,10 @@ def differences(runs: Sequence[Run]) -> tuple[list[Difference], list[Difference]
 
 @dataclass(frozen=True)
 class Cell:
-    """How one entry does against another."""
-
     ratio: MultiplierRatio | None
 
     @property
     def verdict(self) -> str:
-        """better, worse, tied; unknown where there is no interval."""
         if self.ratio is None:
             return "unknown"
         return "better" if self.ratio.low > 1 else "worse" if self.ratio.high < 1 else "tied"
@@ -93,10 +94,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Entries against each other, as the board knows them: all their runs that count, not only those chosen here."""
+    """Entries against each other, over all their eligible runs."""
 
     entries: list[tuple[int, str]]
-    """Number and title, the best first."""
+    """Id and title, best first."""
     rows: list[list[Cell | None]]
     """A row's entry over a column's; None on the diagonal."""
     sentences: list[str]
@@ -104,7 +105,7 @@ class Pairs:
 
 
 def compare_pairs(runs: Sequence[Run]) -> Pairs | None:
-    """Return the entries of these runs of one track against each other; None where fewer than two are compared."""
+    """Compare the entries of runs of one track; None if fewer than two have a multiplier."""
     if not runs:
         return None
     titles = {run.entry_id: run.entry.title for run in runs}
@@ -120,7 +121,6 @@ def compare_pairs(runs: Sequence[Run]) -> Pairs | None:
 
 
 def build_cells(board: TrackComparison, names: Sequence[str]) -> list[list[Cell | None]]:
-    """Return how each does against each other. What b needs for a is one over what a needs for b."""
     pairs = list(combinations(names, 2))
     ratios = dict(zip(pairs, board.ratios(pairs), strict=True))
     back = {
@@ -132,26 +132,28 @@ def build_cells(board: TrackComparison, names: Sequence[str]) -> list[list[Cell 
 
 
 def describe_pairs(entries: Sequence[tuple[int, str]], cells: Sequence[Sequence[Cell | None]]) -> list[str]:
-    """Return a sentence for each entry and those after it."""
     found = []
     for i, (_, title) in enumerate(entries[:-1]):
         rest = [(entries[j][1], cell) for j in range(i + 1, len(entries)) if (cell := cells[i][j])]
-        ahead = [f"{other} ({more(cell)})" for other, cell in rest if cell.verdict == "better"]
+        ahead = [f"{other} ({describe_lead(cell)})" for other, cell in rest if cell.verdict == "better"]
         tied = [other for other, cell in rest if cell.verdict == "tied"]
         unknown = [other for other, cell in rest if cell.verdict == "unknown"]
-        parts = [f"is ahead of {listed(ahead)}" if ahead else "", f"cannot be told from {listed(tied)}" if tied else ""]
-        parts.append(f"cannot be compared with {listed(unknown)} yet" if unknown else "")
-        if said := " and ".join(part for part in parts if part):
-            found.append(f"{title} {said}.")
+        parts = [
+            f"is ahead of {join_names(ahead)}" if ahead else "",
+            f"cannot be distinguished from {join_names(tied)}" if tied else "",
+        ]
+        parts.append(f"cannot be compared with {join_names(unknown)} yet" if unknown else "")
+        if verdicts := " and ".join(part for part in parts if part):
+            found.append(f"{title} {verdicts}.")
     return found
 
 
-def more(cell: Cell) -> str:
+def describe_lead(cell: Cell) -> str:
     assert cell.ratio is not None, "it is better"
     return f"which needs {explanations.format_percent(cell.ratio.cm - 1)} more compute to get as far"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """a, b and c"""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
@@ -165,8 +167,8 @@ class ScoreRow:
     cells: tuple[Score | None, ...]
 
 
-def score_rows(runs: Sequence[Run], scores: Iterable[Score]) -> list[ScoreRow]:
-    """Return a row for each number that some run has: held-out text first, then the lm-eval tasks."""
+def build_score_rows(runs: Sequence[Run], scores: Iterable[Score]) -> list[ScoreRow]:
+    """Return a row for each score: held-out text first, then the lm-eval tasks."""
     found = {(score.name, score.run_id): score for score in scores}
     names = sorted({name for name, _ in found}, key=lambda name: ("/" in name, name))
     return [ScoreRow(name, tuple(found.get((name, run.pk)) for run in runs)) for name in names]
@@ -175,38 +177,37 @@ def score_rows(runs: Sequence[Run], scores: Iterable[Score]) -> list[ScoreRow]:
 # --- Markdown --------------------------------------------------------------------------------------------------------
 
 
-def markdown(
+def write_markdown(
     runs: Sequence[Run], differ: Sequence[Difference], found: Pairs | None, rows: Sequence[ScoreRow], address: str
 ) -> str:
-    """Return the comparison for a pull request or a chat."""
     heads = [f"run {run.pk}" for run in runs]
     tasks = [row for row in rows if "/" in row.name]
     facts = [
         ["", *heads],
         ["entry", *(run.entry.title for run in runs)],
-        ["bits per byte", *(plus_minus(run.bits_per_byte, run.bits_per_byte_stderr) for run in runs)],
+        ["bits per byte", *(format_plus_minus(run.bits_per_byte, run.bits_per_byte_stderr) for run in runs)],
         ["training FLOPs", *(formatting.power(run.train_flops) if run.train_flops else "" for run in runs)],
-        *([task.name, *(plus_minus(of.value, of.stderr) if of else "" for of in task.cells)] for task in tasks),
+        *([task.name, *(format_plus_minus(of.value, of.stderr) if of else "" for of in task.cells)] for task in tasks),
         *([row.name, *row.values] for row in differ),
     ]
-    said = [f"- {sentence}" for sentence in found.sentences] if found else []
-    scale = [f"Multipliers over all runs that count, at {found.scale}:", *said, ""] if found else []
-    return "\n".join([f"### Compared: {', '.join(heads)}", "", *scale, *table(facts), "", address, ""])
+    sentences = [f"- {sentence}" for sentence in found.sentences] if found else []
+    scale = [f"Multipliers over all runs that count, at {found.scale}:", *sentences, ""] if found else []
+    return "\n".join([f"### Compared: {', '.join(heads)}", "", *scale, *write_markdown_table(facts), "", address, ""])
 
 
-def plus_minus(value: float | None, stderr: float | None) -> str:
+def format_plus_minus(value: float | None, stderr: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.4f}" if stderr is None else f"{value:.4f} ± {stderr:.4f}"
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in rows]
+def write_markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(escape_markdown(cell) for cell in row)} |" for row in rows]
     return [lines[0], f"|{' --- |' * len(rows[0])}", *lines[1:]]
 
 
-def escaped(text: str) -> str:
-    """A title is its author's: nothing of it makes a column, a link or a mention."""
+def escape_markdown(text: str) -> str:
+    """Escape untrusted text: no column, link or mention."""
     for mark in "\\|[]<>@`*_":
         text = text.replace(mark, f"\\{mark}" if mark != "@" else "@\u200b")
     return " ".join(text.split())

@@ -16,13 +16,12 @@ from leaderboard.sanitize import plain_text
 from scheduler.models import Event
 
 MAX_ITEMS = 50
-"""Items of a feed, the latest."""
 TITLE, TEXT = 300, 2000
-"""Letters of an item's title and text, at most; `plain_text` also takes out what XML has no letters for."""
+"""Maximum length of an item's title and text."""
 
 
 def build_records_feed() -> str:
-    """Return the records of every track's present season, latest first."""
+    """Return the records of all tracks, latest first."""
     tables = StandingsTable.objects.filter(axis="flops").select_related("track")
     found = [(table, record) for table in tables for record in load_records(table)]
     found.sort(key=lambda pair: pair[1].at, reverse=True)
@@ -53,7 +52,7 @@ def describe_record(table: StandingsTable, record: Record) -> str:
 
 
 def build_entry_feed(entry: Entry) -> str:
-    """Return what happened to an entry and to its runs, latest first."""
+    """Return the events of an entry and its runs, latest first."""
     path, title = reverse("entry", args=[entry.pk]), plain_text(entry.title, TITLE)
     feed = build_feed(title, reverse("entry-feed", args=[entry.pk]), path, f"What becomes of {title}.")
     runs = {run.pk: run for run in Run.objects.filter(entry=entry)}
@@ -78,7 +77,6 @@ def find_events(entry: Entry, runs: list[int]) -> QuerySet[Event]:
 
 
 def get_version() -> str:
-    """Return the ETag of the records: it differs after any recomputation of standings."""
     return str(StandingsTable.objects.aggregate(last=Max("computed_at"))["last"])
 
 
@@ -86,7 +84,7 @@ def get_version() -> str:
 
 
 class Feed(Atom1Feed):
-    """Atom with a date of its own: a feed without items has not changed just now."""
+    """Atom with the date of its last item, so that a feed without items does not look new."""
 
     last: datetime | None = None
 
@@ -113,5 +111,5 @@ def write_feed(feed: Feed, last: datetime | None) -> str:
 
 
 def build_tag(what: str, number: int, at: datetime) -> str:
-    """Return an item's name for good (RFC 4151)."""
+    """Return a permanent id (RFC 4151)."""
     return f"tag:{urlsplit(settings.SITE_URL).hostname},{at:%Y-%m-%d}:{what}/{number}"

@@ -1,21 +1,20 @@
-"""Numbers and times as people read them. Units always, one space that does not break before them."""
+"""Numbers and times for people, always with units after a no-break space."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 SPACE = "\u00a0"
 MISSING = "–"
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-
-
 BUDGET = re.compile(r"([0-9.e+]+)([smhdkMBT]?)-?(s|m|h|d|tokens|steps|flops|)$")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def budget(text: str) -> str:
-    """180s is 3 min, 3B-tokens is 3 B tokens, 1.25e12flops is 1.25 × 10¹² FLOPs. What it does not know it leaves."""
+    """180s is 3 min, 3B-tokens is 3 B tokens, 1.25e12flops is 1.25 × 10¹² FLOPs. Unknown text stays as it is."""
     found = BUDGET.match(text)
     if found is None:
         return text
@@ -28,6 +27,14 @@ def budget(text: str) -> str:
     return SPACE.join(part for part in (whole, size, unit) if part)
 
 
+def format_or_missing(write: Callable[..., str], value: float | None) -> str:
+    return MISSING if value is None else write(value)
+
+
+def decimals(value: float | None, digits: int) -> str:
+    return MISSING if value is None else f"{value:.{digits}f}"
+
+
 def compact(value: float) -> str:
     """12,345,678 is 12.3 M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -37,7 +44,7 @@ def compact(value: float) -> str:
 
 
 def significant(value: float) -> str:
-    """Return three significant digits, without the zeros that say nothing."""
+    """Return three significant digits without trailing zeros."""
     decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -64,7 +71,7 @@ def rung(part: float) -> str:
 
 
 def power(value: float, digits: int = 2) -> str:
-    """1.23e15 is 1.2 × 10¹⁵; of more digits those that say something: 1.25 × 10¹², 1.0 × 10¹³."""
+    """1.23e15 is 1.2 × 10¹⁵. Trailing zeros after the first decimal are dropped."""
     if not value:
         return "0"
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
@@ -74,7 +81,6 @@ def power(value: float, digits: int = 2) -> str:
 
 
 def binary(size: float) -> str:
-    """Return a number of bytes in the unit that fits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{significant(size)}{SPACE}{unit}"

@@ -1,8 +1,4 @@
-"""Where a run comes from: the runs before it, each up to the checkpoint at which the next one left it.
-
-The row has it (`Run.start_run`, `Run.start_checkpoint`); here it becomes sentences, and one curve of several runs: each
-begins where the one before it was left, so steps, tokens, FLOPs and seconds are counted from the first of them.
-"""
+"""Earlier runs that a run continues, each up to the checkpoint at which the next one started, as one curve."""
 
 from __future__ import annotations
 
@@ -19,33 +15,29 @@ from leaderboard.formatting import compact
 from leaderboard.models import CurvePoint, Run
 
 MOST = 16
-"""Generations that are looked at."""
 NOTHING = Point(step=0, tokens=0, flops=0.0, seconds=0.0, loss=0.0)
 
 
 class StageDict(TypedDict):
-    """A run that came before: where it was left, and what its weights were made into."""
-
     run: int
     step: int
     tokens: int
-    """Of the run itself, up to that step."""
     went_on_to: int
-    """Its own last step."""
+    """Its last step."""
     versions: tuple[str, str] | None
-    """Of the architecture, before and after, where its weights were remade for a later one."""
+    """Of the architecture, before and after a conversion of its weights."""
     page: str
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A run before, the oldest first."""
+    """An earlier run."""
 
     run: Run
     left: Point
-    """Where the next one begins, counted from this run's own beginning."""
+    """Where the next run begins, counted from this run's beginning."""
     since: Point
-    """Where this run itself begins, counted from the oldest one's."""
+    """Where this run begins, counted from the oldest one's beginning."""
     versions: tuple[str, str] | None
 
     @property
@@ -63,32 +55,30 @@ class Stage:
         }
 
     def __str__(self) -> str:
-        """Say in a sentence how the next run goes on."""
         back = f", {self.steps_back:,} steps before its last" if self.steps_back else ", its last"
         made = " The weights of version {} were made into those of {}.".format(*self.versions) if self.versions else ""
         return f"step {self.left.step:,}{back}, after {compact(self.left.tokens)} tokens.{made}"
 
 
 def list_stages(run: Run) -> list[Stage]:
-    """Return the runs before this one, the oldest first; none where it starts from scratch. Two queries for each."""
+    """Return the earlier runs, oldest first. Two queries for each."""
     chain = [run]
     while chain[0].start_run_id is not None and len(chain) <= MOST:
         before = Run.objects.select_related("entry", "track", "checkpoint").get(pk=chain[0].start_run_id)
         chain.insert(0, before)
     stages: list[Stage] = []
     for before, after in pairwise(chain):
-        since = end_of(stages)
-        stages.append(Stage(before, find_branch_point(before, after), since, versions(after.config)))
+        since = find_end(stages)
+        stages.append(Stage(before, find_branch_point(before, after), since, parse_versions(after.config)))
     return stages
 
 
-def end_of(stages: Sequence[Stage]) -> Point:
+def find_end(stages: Sequence[Stage]) -> Point:
     """Return where the run after these begins, counted from the first one's beginning."""
     return add_offset(stages[-1].left, stages[-1].since) if stages else NOTHING
 
 
 def find_branch_point(before: Run, after: Run) -> Point:
-    """Return the point of a run's curve at the checkpoint from which the other one starts."""
     checkpoint = after.start_checkpoint or before.checkpoint
     step = checkpoint.step if checkpoint else before.step
     rows = CurvePoint.objects.filter(run=before, series=CurvePoint.Series.TRAIN, step__lte=step).order_by("-step")
@@ -96,10 +86,10 @@ def find_branch_point(before: Run, after: Run) -> Point:
     return Point(*values)._replace(step=step) if values else NOTHING._replace(step=step)
 
 
-def versions(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the versions before and after, as the node resolved them (`from` in `run.json`): a stranger's word."""
-    told = config.get("from")
-    pair = told.get("versions") if isinstance(told, dict) else None
+def parse_versions(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the architecture's versions before and after, as the node reported them (`from` in `run.json`)."""
+    start = config.get("from")
+    pair = start.get("versions") if isinstance(start, dict) else None
     if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(each, int | float) for each in pair):
         return None
     return f"{pair[0]:g}"[:8], f"{pair[1]:g}"[:8]
@@ -113,7 +103,6 @@ def add_offset(point: Point, by: Point) -> Point:
 
 
 def shift_curve(curve: Curve, by: Point) -> Curve:
-    """Return a curve that begins there."""
     if by is NOTHING:
         return curve
     return Curve(
@@ -121,13 +110,12 @@ def shift_curve(curve: Curve, by: Point) -> Curve:
     )
 
 
-def part(curve: Curve, kept: Sequence[int]) -> Curve:
-    """Return some points of a curve's train series, without its evaluations."""
+def select_points(curve: Curve, kept: Sequence[int]) -> Curve:
     return Curve([curve.train[i] for i in kept], [curve.smooth[i] for i in kept], [])
 
 
 def build_branches(stages: Sequence[Stage], curves: Mapping[int, Curve]) -> Iterator[Shown]:
-    """Yield the old branches: what the run goes on from, what was left behind, and the step back from its end."""
+    """Yield for each earlier run what was continued, what was left behind, and the step back from its end."""
     for stage in stages:
         curve = shift_curve(curves[stage.run.pk], stage.since)
         at = stage.left.step + stage.since.step
@@ -135,14 +123,16 @@ def build_branches(stages: Sequence[Stage], curves: Mapping[int, Curve]) -> Iter
         left = [i for i, point in enumerate(curve.train) if point.step > at]
         name = f"run {stage.run.pk}"
         if kept:
-            yield Shown(stage.run, part(curve, kept), name, "before", is_past=True)
+            yield Shown(stage.run, select_points(curve, kept), name, "before", is_past=True)
         if kept and left:
-            yield Shown(stage.run, part(curve, [kept[-1], *left]), f"{name}, left behind", "left", is_past=True)
-            yield Shown(stage.run, step_back(curve, kept[-1], left[-1]), "step back", "back", is_past=True)
+            yield Shown(
+                stage.run, select_points(curve, [kept[-1], *left]), f"{name}, left behind", "left", is_past=True
+            )
+            yield Shown(stage.run, build_step_back(curve, kept[-1], left[-1]), "step back", "back", is_past=True)
 
 
-def step_back(curve: Curve, to: int, end: int) -> Curve:
-    """Return the straight line between the end of a branch and the place where the next one leaves it."""
+def build_step_back(curve: Curve, to: int, end: int) -> Curve:
+    """Return the line from the end of a branch to the point where the next one leaves it."""
     ends = [(curve.train[i], curve.smooth[i]) for i in (to, end)]
     bare = [NOTHING._replace(**{name: getattr(p, name) for name in ABSCISSAE}, loss=loss) for p, loss in ends]
     return Curve(bare, [loss for _, loss in ends], [])

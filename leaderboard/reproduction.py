@@ -1,4 +1,4 @@
-"""What it takes to train a run again on any machine: the lines to type, the same as a file, and what it ran on."""
+"""What it takes to train a run again: commands, a TOML file, and the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = re.compile(r"\d+(\.\d+)+\S*")
 
 
 def build_recipe(run: Run) -> dict[str, Any]:
-    """Return what `dailytrain train` has to be told, tables in tables. The run has its entry, track and season."""
+    """Return the arguments of `dailytrain train` as nested tables. The run has its entry, track and season."""
     season = run.season
     text = {"corpus": season.corpus, "tokenizer": season.tokenizer, "limit_bytes": season.limit_bytes}
     start: dict[str, Any] = {"from": f"run-{run.start_run_id}"} if run.start_run_id else {}
@@ -26,35 +26,33 @@ def build_recipe(run: Run) -> dict[str, Any]:
     return {**get_configuration(run), **{name: value for name, value in text.items() if value is not None}, **start}
 
 
-def commands(run: Run) -> str:
-    """Return the lines that train this run again."""
+def write_commands(run: Run) -> str:
     entry = run.entry
     get = [f"git clone {shlex.quote(entry.repository)} dailytrain && cd dailytrain"] if entry.public_repository else []
-    words = [f"  --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in flags(build_recipe(run))]
+    words = [f"  --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in list_flags(build_recipe(run))]
     train = " \\\n".join(["dailytrain train", *words, f"  --out run-{run.pk}"])
     hash_ = dataset_hash(run)
     same = [f"# dataset hash: {hash_}"] if hash_ else []
     return "\n".join([*get, f"git checkout {entry.sha}", train, *same])
 
 
-def flags(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield names and values; a model's own field may be a table, and is one value then."""
+def list_flags(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield names and values; a table in a model's fields is one value."""
     for name, value in table.items():
         if value is None:
             continue
         if isinstance(value, dict) and value and before != "model.":
-            yield from flags(value, f"{before}{name}.")
+            yield from list_flags(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
 def dataset_hash(run: Run) -> str:
-    said = run.config.get("dataset")
-    return str((said.get("hash") if isinstance(said, dict) else "") or run.season.dataset_hash)
+    dataset = run.config.get("dataset")
+    return str((dataset.get("hash") if isinstance(dataset, dict) else "") or run.season.dataset_hash)
 
 
 def write_toml(run: Run) -> str:
-    """Return the recipe as a file for `dailytrain train --config`."""
     entry = run.entry
     head = [
         f"# The Daily Train, run {run.pk}: {CONTROL.sub(' ', entry.title)}",
@@ -63,11 +61,11 @@ def write_toml(run: Run) -> str:
         f"# dailytrain train --config run-{run.pk}.toml --out run-{run.pk}",
         "",
     ]
-    return "\n".join([*head, *tables(build_recipe(run))]) + "\n"
+    return "\n".join([*head, *write_toml_tables(build_recipe(run))]) + "\n"
 
 
-def tables(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
-    """Yield the lines of a TOML table: first its own values, then the tables in it."""
+def write_toml_tables(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
+    """Yield the lines of a TOML table: its values, then its subtables."""
     if name:
         yield from ("", f"[{name}]")
     for key, value in table.items():
@@ -75,7 +73,7 @@ def tables(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
             yield f"{toml_key(key)} = {toml_value(value)}"
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from tables(value, f"{name}.{toml_key(key)}" if name else toml_key(key))
+            yield from write_toml_tables(value, f"{name}.{toml_key(key)}" if name else toml_key(key))
 
 
 def toml_key(key: str) -> str:
@@ -83,7 +81,7 @@ def toml_key(key: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Write what JSON has, but null: TOML has none, so a list goes without it."""
+    """Write a JSON value. TOML has no null, so lists leave it out."""
     if isinstance(value, list):
         return f"[{', '.join(toml_value(item) for item in value if item is not None)}]"
     if isinstance(value, dict):
@@ -92,15 +90,15 @@ def toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def environment(run: Run) -> list[tuple[str, str]]:
-    """Return what the node said it ran on, in its own words."""
-    said = run.config.get("environment")
-    if not isinstance(said, dict):
+def list_environment(run: Run) -> list[tuple[str, str]]:
+    """Return the environment as the node reported it."""
+    reported = run.config.get("environment")
+    if not isinstance(reported, dict):
         return []
-    return [(str(name), str(value)) for name, value in said.items() if value not in (None, "", [], {})]
+    return [(str(name), str(value)) for name, value in reported.items() if value not in (None, "", [], {})]
 
 
-def lock(run: Run) -> str:
-    """Return the packages among it as pip reads them: what a node reported, not what somebody wished for."""
-    packages = [(name, value) for name, value in environment(run) if name != "python" and VERSION.fullmatch(value)]
+def write_lock(run: Run) -> str:
+    """Return the packages of the environment as pip reads them."""
+    packages = [(name, value) for name, value in list_environment(run) if name != "python" and VERSION.fullmatch(value)]
     return "\n".join(f"{name}=={value}" for name, value in packages)

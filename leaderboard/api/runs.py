@@ -19,7 +19,7 @@ from leaderboard import lineage
 from leaderboard import runs as run_queue
 from leaderboard.api.auth import Bearer, Requester, TokenThrottle
 from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
-from leaderboard.charts.curve_svg import MAX_POINTS, points_of
+from leaderboard.charts.curve_svg import MAX_POINTS, load_thinned_points
 from leaderboard.lineage import StageDict
 from leaderboard.models import CurvePoint, Run, Sample, Track
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
@@ -128,7 +128,7 @@ def curve(
     """The run's loss curve on train and dev, each of at most `limit` points, with its extremes."""
     found = get_object_or_404(Run.objects.only("pk", "revision", "step"), pk=run_id)
     counts = dict(found.points.order_by().values_list("series").annotate(Count("pk")))
-    train, dev = points_of(found, limit)
+    train, dev = load_thinned_points(found, limit)
     return {
         "run": found.pk,
         "revision": found.revision,

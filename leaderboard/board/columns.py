@@ -16,35 +16,28 @@ from leaderboard.models import Run, Standing, StandingsTable
 class Cell(NamedTuple):
     text: str
     aside: str = ""
-    """Written smaller, after the text."""
+    """Small print after the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of the board."""
-
     label: str
     explains: str
     cell: Callable[[Standing, StandingsTable], Cell]
     order: Expression | F
-    """What it sorts by; rows without a value come last in both directions."""
+    """Rows without a value come last in both directions."""
     is_descending: bool = False
-    """Whether the first click on its head puts large values on top."""
+    """Whether the first click on its head sorts large values first."""
     is_default: bool = True
     is_number: bool = True
 
 
-def format_or_missing(value: float | None, write: Callable[[float], str]) -> str:
-    return formatting.MISSING if value is None else write(value)
-
-
 def number_cell(field: str, write: Callable[[float], str]) -> Callable[[Standing, StandingsTable], Cell]:
-    """Return a function that formats a field of a row."""
-    return lambda row, _: Cell(format_or_missing(getattr(row, field), write))
+    return lambda row, _: Cell(formatting.format_or_missing(write, getattr(row, field)))
 
 
 def bits_per_byte_cell(row: Standing, _: StandingsTable) -> Cell:
-    stderr = format_or_missing(row.bits_per_byte_stderr, lambda value: f"{value:.4f}")
+    stderr = formatting.decimals(row.bits_per_byte_stderr, 4)
     return Cell(f"{row.bits_per_byte:.4f}", f"±{formatting.SPACE}{stderr}")
 
 
@@ -101,5 +94,4 @@ COLUMNS: dict[str, Column] = {
         order=F("finished_at"), is_descending=True,
     ),
 }  # fmt: skip
-"""In the order of the table."""
 DEFAULT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_default)

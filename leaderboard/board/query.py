@@ -21,18 +21,17 @@ SORTS = (RANK, "multiplier", "entry", *COLUMNS)
 
 
 def parse_axis(query: QueryDict) -> Axis:
-    """Return the axis that `?axis=` names, FLOPs by default."""
+    """Return the axis of `?axis=`, FLOPs by default."""
     return next((axis for axis in AXES if axis == query.get("axis")), AXES[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardQuery:
-    """The query in an address of the board. Values that make no sense are ignored."""
+    """A visitor's query. Invalid values are ignored."""
 
     axis: Axis = AXES[0]
     sort: str = RANK
     is_reversed: bool = False
-    """Whether the column's usual direction is reversed."""
     words: str = ""
     trust: str = ""
     architecture: str = ""
@@ -65,7 +64,7 @@ class BoardQuery:
         return bool(self.words or self.trust or self.architecture)
 
     def get_columns(self, table: StandingsTable) -> list[tuple[str, Column]]:
-        """Return the columns to show: those chosen, else of the default ones those that have values."""
+        """Return the chosen columns, else the default ones that have values."""
         chosen = [(name, column) for name, column in COLUMNS.items() if name in self.columns]
         if self.columns != DEFAULT_COLUMNS:
             return chosen
@@ -73,7 +72,7 @@ class BoardQuery:
         return [(name, column) for name, column in chosen if column.order not in empty]
 
     def address(self, **changes: Any) -> str:
-        """Return the query string with some changes; values that are the default are left out."""
+        """Return the query string with changes, without default values."""
         to = replace(self, **changes)
         values = {
             "axis": to.axis if to.axis != AXES[0] else "",
@@ -87,7 +86,6 @@ class BoardQuery:
         return "?" + urlencode({name: value for name, value in values.items() if value}, safe=",")
 
     def get_order(self) -> list[Expression | str]:
-        """Return the order of the rows; equal rows stay by rank, those without a value come last."""
         if self.sort == RANK:
             return ["-position" if self.is_reversed else "position"]
         fixed: dict[str, tuple[Any, bool]] = {
@@ -100,7 +98,6 @@ class BoardQuery:
         return [order.desc(nulls_last=True) if is_descending else order.asc(nulls_last=True), "position"]
 
     def filter_rows(self, table: StandingsTable) -> QuerySet[Standing]:
-        """Return the rows that match, in order."""
         rows = table.rows.order_by(*self.get_order())
         if self.trust:
             rows = rows.filter(trust=self.trust)
@@ -113,12 +110,9 @@ class BoardQuery:
 
 @dataclass(frozen=True)
 class BoardRows:
-    """The rows that one page of the board needs."""
-
     page: list[Standing]
     baseline: Standing | None
     leader: Standing | None
-    """See `StandingsTable.leader`."""
     records: list[Standing]
     """Entries whose confirmation broke the record, now or once."""
     match_count: int

@@ -1,4 +1,4 @@
-"""An entry's multiplier at every scale it was trained at. Gains shrink with scale: this is where one sees it."""
+"""An entry's multiplier at every scale that it was trained at, since gains shrink with scale."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean, geometric_mean
 from typing import cast
 
 from leaderboard import formatting
 from leaderboard.charts.curve_svg import Tick, padded
-from leaderboard.charts.multiplier_charts import MultiplierScale, get_end
+from leaderboard.charts.multiplier_charts import MultiplierScale, get_ends
 from leaderboard.models import StandingsTable
 from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings.eligible_runs import EXCLUDED_TRUST, ScoredRun, get_compute, to_record
@@ -20,25 +22,23 @@ from trainer.scoring.multiplier import Axis, EntryMultiplier, ResultsError, comp
 
 @dataclass(frozen=True)
 class AtScale:
-    """One budget at which an entry was trained."""
+    """An entry's runs with one budget."""
 
     budget: str
     name: str
-    """Which part of the track's budget: 1/4, 1, 7."""
+    """The part of the track's budget: 1/4, 1, 7."""
     runs: tuple[ScoredRun, ...]
     amount: float
-    """Compute, in the unit of the axis: the geometric mean over the runs."""
+    """Compute on the axis, geometric mean over the runs."""
     estimate: EntryMultiplier | None
 
     @property
     def bits_per_byte(self) -> float:
-        return math.fsum(run.bits_per_byte for run in self.runs) / len(self.runs)
+        return fmean(run.bits_per_byte for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A multiplier with its interval, in per cent of the picture from the top left."""
-
     x: float
     y: float
     low: float
@@ -52,14 +52,13 @@ class ScalePicture:
     marks: list[Mark]
     line: str
     one: float
-    """Height of the baseline's line."""
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     summary: str
 
 
 def load_scales(table: StandingsTable, entry: int) -> list[AtScale]:
-    """Return the entry's scales, smallest first: eligible runs, and at other budgets all that can be relied on."""
+    """Return the entry's scales, smallest first: eligible runs, and all reliable ones of other budgets."""
     standings = compute_standings(table.track, cast("Axis", table.axis), entries=[entry])
     runs: dict[int, dict[str, list[ScoredRun]]] = defaultdict(lambda: defaultdict(list))
     for run in [*standings.eligible, *find_runs_of_other_budgets(standings)]:
@@ -70,8 +69,7 @@ def load_scales(table: StandingsTable, entry: int) -> list[AtScale]:
 
 
 def find_runs_of_other_budgets(standings: TrackStandings) -> list[ScoredRun]:
-    """Return reliable runs that the board leaves out: the monthly train's, and those with another budget of an entry
-    that is ranked by its confirmation runs alone."""
+    """Return reliable runs that the board leaves out for their budget: monthly ones, rungs of confirmed entries."""
     is_void = "flops_void" if standings.axis == "flops" else "seconds_void"
     return [
         run
@@ -81,8 +79,7 @@ def find_runs_of_other_budgets(standings: TrackStandings) -> list[ScoredRun]:
 
 
 def build_scale(standings: TrackStandings, ladder: Sequence[ScoredRun], runs: Sequence[ScoredRun]) -> AtScale:
-    amounts = [math.log(get_compute(run, standings.axis) or 1.0) for run in runs]
-    amount, budget = math.exp(math.fsum(amounts) / len(amounts)), runs[0].budget
+    amount, budget = geometric_mean(get_compute(run, standings.axis) or 1.0 for run in runs), runs[0].budget
     estimate = estimate_at_scale(standings, ladder, runs, amount)
     return AtScale(budget, name_scale(standings, budget, amount), tuple(runs), amount, estimate)
 
@@ -96,7 +93,6 @@ def name_scale(standings: TrackStandings, budget: str, amount: float) -> str:
 def estimate_at_scale(
     standings: TrackStandings, ladder: Sequence[ScoredRun], runs: Sequence[ScoredRun], amount: float
 ) -> EntryMultiplier | None:
-    """Return the multiplier at this scale; None where it cannot be computed."""
     if standings.comparison is None or standings.baseline in (None, runs[0].entry):
         return None
     assert standings.baseline is not None
@@ -109,18 +105,15 @@ def estimate_at_scale(
 
 
 def draw_scales(scales: Sequence[AtScale]) -> ScalePicture | None:
-    """Draw multipliers over scale; None where there is no multiplier at any."""
+    """Draw multipliers over scale; None without any multiplier."""
     known = [(at, at.estimate, at.estimate.cm) for at in scales if at.estimate and at.estimate.cm]
     if not known:
         return None
-    ends = [get_end(estimate, side) for _, estimate, _ in known for side in ("low", "high")]
-    low, high = padded(math.log(min(1.0, *ends)), math.log(max(1.0, *ends)))
-    heights = MultiplierScale(math.exp(low), math.exp(high))
-    left, right = padded(math.log(known[0][0].amount), math.log(known[-1][0].amount))
+    heights = MultiplierScale.around(1.0, *chain.from_iterable(get_ends(estimate) for _, estimate, _ in known))
+    left, right = padded(*(math.log(at.amount) for at, _, _ in known))
 
     def mark(at: AtScale, estimate: EntryMultiplier, multiplier: float) -> Mark:
-        values = (multiplier, get_end(estimate, "low"), get_end(estimate, "high"))
-        y, low, high = (round(100 - heights.at(value), 2) for value in values)
+        y, low, high = (round(100 - heights.at(value), 2) for value in (multiplier, *get_ends(estimate)))
         x = round(100 * (math.log(at.amount) - left) / (right - left), 2)
         title = f"{at.name} of the budget, {formatting.budget(at.budget)}: {multiplier:.3f}, {len(at.runs)} runs"
         return Mark(x, y, low, high, f"{multiplier:.3f}", title)

@@ -1,4 +1,4 @@
-"""The board's table, ready to be drawn: which rows, in which order, with which cells."""
+"""The board's table: rows in order, cells, and links to sort and page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from leaderboard.models import Run, Standing, StandingsTable
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a column: a link that sorts by it."""
-
     name: str
     label: str
     explains: str
@@ -27,11 +25,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table."""
-
     row: Standing
     is_tied: bool
-    """It shares its rank with the line above."""
     whisker: Whisker | None
     cells: list[tuple[str, Column, Cell]]
 
@@ -40,14 +35,13 @@ class Line:
 class BoardTable:
     query: BoardQuery
     shown: list[str]
-    """Names of the columns that are shown."""
+    """Names of the visible columns."""
     heads: dict[str, Head]
     pinned: Line | None
-    """The baseline, where it is not among the lines: it is always visible."""
+    """The baseline, if it is not among the lines."""
     lines: list[Line]
     scale: MultiplierScale | None
     match_count: int
-    """Rows that match, on all pages."""
     total: int
     architectures: list[str]
     trust_levels: list[Run.Trust]
@@ -58,12 +52,12 @@ class BoardTable:
 
     @property
     def choices(self) -> list[tuple[str, str, bool]]:
-        """Return every column that can be chosen: name, label and whether it is."""
+        """Return the name and label of each column, and whether it is chosen."""
         return [(name, column.label, name in self.query.columns) for name, column in COLUMNS.items()]
 
     @property
     def sorts(self) -> list[tuple[str, str, bool]]:
-        """Return the orders of the list on a phone, which has no heads to press."""
+        """Return the sort menu of narrow screens."""
         labels = {RANK: "Rank", "multiplier": "Multiplier", "entry": "Entry"}
         labels |= {name: COLUMNS[name].label for name in self.shown}
         current = ("-" if self.query.is_reversed else "") + self.query.sort
@@ -98,7 +92,6 @@ class BoardTable:
 
 
 def build_board_table(table: StandingsTable, query: BoardQuery, rows: BoardRows) -> BoardTable:
-    """Lay out the rows of a page. The whiskers' scale is that of all rows: it stays the same while one searches."""
     shown = query.get_columns(table)
     scale = scale_from_range(table.chart_data.get("range"))
 
@@ -123,15 +116,14 @@ def build_board_table(table: StandingsTable, query: BoardQuery, rows: BoardRows)
 
 
 FIXED_HEADS = {
-    RANK: ("#", "Rank: entries that cannot be told apart share one.", False),
+    RANK: ("#", "Rank: tied entries share one.", False),
     "entry": ("Entry", "By title.", False),
     "multiplier": ("Multiplier", "How much compute the baseline needs for its loss, over what it used.", True),
 }
-"""Label, explanation and whether it sorts descending, of the columns that are always there."""
+"""Label, explanation and whether it sorts descending."""
 
 
 def build_heads(query: BoardQuery) -> dict[str, Head]:
-    """Return the heads of all columns that can be sorted by."""
     heads = {name: build_head(query, name, *head, is_number=False) for name, head in FIXED_HEADS.items()}
     for name in query.columns:
         column = COLUMNS[name]

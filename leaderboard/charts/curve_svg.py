@@ -1,7 +1,6 @@
-"""Curves as pictures: thinning, smoothing, and the geometry of the SVGs that pages show without any script.
+"""Reads curves, thins and smooths them, and computes the geometry of the SVGs that pages show without script.
 
-Positions are per cent of the picture's width and height, from the top left, so that a browser can stretch the drawing
-without stretching its text.
+Positions are per cent of the picture's width and height, from the top left.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,28 +23,23 @@ from leaderboard.formatting import compact, duration, power
 from leaderboard.models import CurvePoint, Run
 
 PICTURE_POINTS = 400
-"""More than a picture of this width can show."""
 MAX_POINTS = 2000
-"""Of a series, on any page and in any answer."""
 MAX_READ_POINTS = 800
-"""Of a run's series, for a page: smoothing needs more points than a chart shows."""
+"""Of a series: smoothing needs more points than a chart shows."""
 MAX_PAGE_POINTS = 2000
-"""For one page, of all its curves together."""
+"""Of all curves on a page."""
 FAR = 10_000.0
-"""Per cent off a picture, a hundred times its size."""
+"""Per cent; a browser adds up relative paths in single precision, so farther points are moved here."""
 DEV = CurvePoint.Series.DEV.value
 
 Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 Way = tuple[Array, Array]
-"""Where a line goes: across and down, in per cent."""
 Abscissa = Literal["tokens", "flops", "seconds", "step"]
 ABSCISSAE: tuple[Abscissa, ...] = ("tokens", "flops", "seconds", "step")
 
 
 class Point(NamedTuple):
-    """What a page shows of a `CurvePoint`, field by field. Units: nats per token, training seconds."""
-
     step: int
     tokens: int
     flops: float
@@ -61,16 +56,13 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's curve, thinned."""
-
     train: list[Point]
     smooth: list[float]
-    """The loss of `train` without its noise."""
     dev: list[Point]
 
     @cached_property
     def columns(self) -> dict[str, Array]:
-        """The points of `train`, column by column; NaN where one has no value."""
+        """The points of `train` by column; missing values are NaN."""
         columns = zip(*self.train, strict=True) if self.train else [()] * len(Point._fields)
         return {name: np.array(column, dtype=float) for name, column in zip(Point._fields, columns, strict=True)}
 
@@ -88,8 +80,6 @@ class Dot(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """A loss curve, ready to be drawn by `parts/curve.html`."""
-
     raw: Way
     smooth: Way
     dev: list[Dot]
@@ -98,12 +88,11 @@ class Picture:
     y_ticks: list[Tick]
     x: Abscissa
     summary: str
-    """The picture in words."""
 
 
 @dataclass(frozen=True)
 class Whisker:
-    """A value and its 95 % interval on a scale shared by all rows."""
+    """A value and its 95 % interval, in per cent of the scale."""
 
     low: float
     dot: float
@@ -114,18 +103,17 @@ class Whisker:
         return self.high - self.low
 
 
-def points_of(run: Run, count: int = MAX_POINTS) -> tuple[list[Point], list[Point]]:
-    """Return a run's train and dev series, by step, each of at most `count` points, its lowest and highest kept."""
-    train, dev = (
-        [points[i] for i in thin([point.loss for point in points], count)]
-        for points in points_of_all([run], count)[run.pk]
-    )
-    return train, dev
+def load_thinned_points(run: Run, count: int = MAX_POINTS) -> tuple[list[Point], list[Point]]:
+    train, dev = load_points([run], count)[run.pk]
+    return thin_points(train, count), thin_points(dev, count)
 
 
-def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
-    """Return each run's train and dev series, by step, without losses that are no numbers: of each about `count`
-    points, or all. A curve is read as coarse as it is shown, however long it is. One query."""
+def thin_points(points: list[Point], count: int) -> list[Point]:
+    return [points[i] for i in thin([point.loss for point in points], count)]
+
+
+def load_points(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
+    """Return each run's train and dev points with a finite loss, by step: about `count` of each, or all. One query."""
     series: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
     if not runs:
         return series
@@ -141,33 +129,27 @@ def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tu
 
 
 def write_curve_csv(run: Run) -> bytes:
-    """Return both series of points by step as CSV, at most 2,000 points of each."""
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(["series", *("loss_nats_per_token" if name == "loss" else name for name in Point._fields)])
-    for name, points in zip(("train", "dev"), points_of(run), strict=True):
+    for name, points in zip(("train", "dev"), load_thinned_points(run), strict=True):
         out.writerows([name, *("" if value is None else value for value in point)] for point in points)
     return text.getvalue().encode()
 
 
-def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:
-    return curves_of([run], count)[run.pk]
+def load_curve(run: Run, count: int = PICTURE_POINTS) -> Curve:
+    return load_curves([run], count)[run.pk]
 
 
-def curves_of(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Curve]:
-    """Return each run's curve, by its id. One query."""
+def load_curves(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Curve]:
+    """Return each run's curve by id, smoothed before it is thinned. One query."""
     read = max(count, min(MAX_READ_POINTS, MAX_PAGE_POINTS // max(len(runs), 1)))
-    return {run_id: thinned(train, dev, count) for run_id, (train, dev) in points_of_all(runs, read).items()}
-
-
-def thinned(train: list[Point], dev: list[Point], count: int) -> Curve:
-    calm = smooth([point.loss for point in train])
-    kept = thin([point.loss for point in train], count)
-    return Curve(
-        train=[train[i] for i in kept],
-        smooth=[calm[i] for i in kept],
-        dev=[dev[i] for i in thin([point.loss for point in dev], count)],
-    )
+    curves = {}
+    for run_id, (train, dev) in load_points(runs, read).items():
+        losses = [point.loss for point in train]
+        kept, calm = thin(losses, count), smooth(losses)
+        curves[run_id] = Curve([train[i] for i in kept], [calm[i] for i in kept], thin_points(dev, count))
+    return curves
 
 
 def thin(values: Sequence[float] | Array, count: int) -> list[int]:
@@ -182,15 +164,14 @@ def thin(values: Sequence[float] | Array, count: int) -> list[int]:
 
 @lru_cache(64)
 def stretches(length: int, count: int) -> tuple[Places, Places]:
-    """Return of each value to which stretch it belongs, and where each stretch begins."""
+    """Return the stretch of each value, and where each stretch begins."""
     parts = max((count - 2) // 2, 1)
     starts = np.arange(parts) * length // parts
     return np.repeat(np.arange(parts), np.diff(starts, append=length)), starts
 
 
 def smooth(values: Sequence[float], share: float = 1 / 50) -> list[float]:
-    """Return an exponential moving average over this share of the series, and over less where it falls steeply: at its
-    start, where a sixth of what has been seen is enough."""
+    """Return an exponential moving average over this share of the series; at its steep start, over a sixth of it."""
     result: list[float] = []
     calm = values[0] if values else 0.0
     for value, window in zip(values, windows(len(values), share), strict=True):
@@ -206,13 +187,13 @@ def windows(length: int, share: float) -> tuple[float, ...]:
 
 
 def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
-    """Return the drawing, or None while there is nothing to draw. An unfinished run leaves room for the rest."""
+    """Return the drawing; None before the first point. An unfinished run leaves room for the rest."""
     train, calm, dev = curve.train, curve.smooth, curve.dev
     if not train:
         return None
     own = curve.columns
-    y_low, y_high = padded(*ends([*own["loss"].tolist(), *(point.loss for point in dev)]))
-    x_high = end_of_line(run, float(own[x][-1]))
+    y_low, y_high = padded(*own["loss"].tolist(), *(point.loss for point in dev))
+    x_high = find_axis_end(run, float(own[x][-1]))
 
     def place(x: Array, loss: Array) -> Way:
         return 100 * x / x_high, 100 * (y_high - loss) / (y_high - y_low)
@@ -234,19 +215,16 @@ def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
     )
 
 
-def ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
-
-
-def end_of_line(run: Run, last: float, since: float = 0.0) -> float:
-    """Return where the x axis ends: at the budget's end as far as one can tell, else at the last point. The run began
-    at `since`."""
+def find_axis_end(run: Run, last: float, since: float = 0.0) -> float:
+    """Return the end of the x axis: the estimated end of the budget, else the last point. The run began at `since`."""
     if run.is_over or run.fraction <= 0:
         return last or 1.0
     return max(since + (last - since) / min(run.fraction, 1.0), last) or 1.0
 
 
-def padded(low: float, high: float) -> tuple[float, float]:
+def padded(*values: float) -> tuple[float, float]:
+    """Return the range of the values with a margin."""
+    low, high = min(values), max(values)
     margin = (high - low) * 0.06 or 0.5
     return low - margin, high + margin
 
@@ -262,9 +240,8 @@ def end(line: Way) -> Dot:
 
 
 def path(line: Way) -> str:
-    """Return the `d` of an SVG path: relative, in whole hundredths of a per cent, in a box of 10,000 x 10,000. Half as
-    long as with decimals, and written in a third of the time. What is far off is drawn at `FAR`: a browser adds up in
-    single precision."""
+    """Return the `d` of an SVG path: relative, in hundredths of a per cent, in a box of 10,000 x 10,000. Whole numbers
+    are half as long as decimals and three times as fast to write."""
     x, y = (np.clip(np.nan_to_num(of), -FAR, FAR) for of in line)
     places = np.empty((len(x), 2), dtype=int)
     places[:, 0], places[:, 1] = np.rint(100 * x), np.rint(100 * y)
@@ -306,9 +283,8 @@ def y_steps(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def whiskers(rows: Sequence[tuple[float, float | None]]) -> list[Whisker]:
-    """Return one whisker a row of (value, standard error), all on one scale."""
     ends = [(value - 1.96 * (stderr or 0), value, value + 1.96 * (stderr or 0)) for value, stderr in rows]
     if not ends:
         return []
-    low, high = padded(min(end[0] for end in ends), max(end[2] for end in ends))
+    low, high = padded(*chain.from_iterable(ends))
     return [Whisker(*(round(100 * (x - low) / (high - low), 2) for x in end)) for end in ends]

@@ -1,10 +1,4 @@
-"""Which points of a curve a coarser picture keeps: decided once, when they come in.
-
-Steps fall into buckets of 2^level steps, and a point's level is the largest at which it is still its bucket's first
-lowest or first highest value of something in `EXTREMES_OF`. Two buckets make one of the next level, so what a coarse
-picture keeps a finer one keeps as well: "level at least n" is a thinned curve, read through an index. A new point can
-take a level only from those on its way up, of which there are a few hundred however long the curve is.
-"""
+"""Levels of curve points: "level at least n" is a thinned curve, read through an index."""
 
 from __future__ import annotations
 
@@ -17,16 +11,14 @@ from leaderboard.models.curves import MAX_LEVEL
 
 EXTREMES_OF = ("loss", "gradient_norm")
 OF_A_BUCKET = 2 * len(EXTREMES_OF)
-"""So many of its points stay at most."""
 RADIX = 6
 """`way_up` asks for whole buckets of 2^6, 2^12 and 2^18 steps: a superset in four terms."""
 
 Known = tuple[int, Sequence[float | None]]
-"""Step, and the values of `EXTREMES_OF`."""
 
 
 def level_for(last_step: int, count: int) -> int:
-    """Return the lowest level of which a curve up to this step has at most `count` points, its ends among them."""
+    """Return the lowest level with at most `count` points of a curve up to this step."""
     levels = (level for level in range(MAX_LEVEL) if count_most_points(level, last_step) <= count - 2)
     return next(levels, MAX_LEVEL)
 
@@ -36,7 +28,7 @@ def count_most_points(level: int, last_step: int) -> int:
 
 
 def levels(points: Sequence[Known]) -> list[int]:
-    """Return each point's level. By step, each step once."""
+    """Return each point's level; points by step, each step once."""
     found = [0] * len(points)
     alive: list[int] = list(range(len(points)))
     for level in range(1, MAX_LEVEL + 1):
@@ -56,7 +48,7 @@ def buckets(points: Sequence[Known], alive: Iterable[int], level: int) -> Iterat
 
 
 def extremes(points: Sequence[Known], bucket: list[int]) -> list[int]:
-    """Return, in order, the bucket's first lowest and first highest of each value; of one or two points both."""
+    """Return the bucket's first lowest and first highest of each value, in order; of one or two points both."""
     if len(bucket) <= 2:
         return bucket
     kept = set()
@@ -68,7 +60,7 @@ def extremes(points: Sequence[Known], bucket: list[int]) -> list[int]:
 
 
 def way_up(step: int) -> Q:
-    """Return which points may change their level when there is news from this step on."""
+    """Return the points whose level may change when points from this step on arrive."""
     asked = Q(step__gte=step >> RADIX << RADIX)
     for low in (RADIX, 2 * RADIX):
         asked |= Q(level__gte=low, step__gte=step >> low + RADIX << low + RADIX)

@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
-from leaderboard.charts.curve_svg import Tick, padded
-from leaderboard.charts.multiplier_charts import MultiplierScale, get_end
+from leaderboard.charts.curve_svg import Tick
+from leaderboard.charts.multiplier_charts import MultiplierScale, get_ends
 from leaderboard.models import Standing, StandingsTable
 from trainer.scoring.multiplier import MultiplierVerdict
 
 LABEL_WIDTH = 20.0
-"""Per cent of the picture that a station's name takes."""
 LABEL_HEIGHT = 11.0
 LABEL_LETTERS = 26
 AXIS_DAYS = (1, 2, 7, 14)
@@ -25,19 +25,16 @@ AXIS_DAYS = (1, 2, 7, 14)
 
 @dataclass(frozen=True)
 class Record:
-    """An entry that broke the record, when, and by how much."""
-
     row: Standing
     at: datetime
     over: float | None
     """Its multiplier over that of the record before, or of the baseline."""
     is_standing: bool
-    """Nobody has broken it."""
 
 
 @dataclass(frozen=True)
 class Station:
-    """A record's place in the picture."""
+    """A record in the chart."""
 
     record: Record
     x: float
@@ -45,24 +42,19 @@ class Station:
     low: float
     high: float
     name: str
-    """What is written before it; empty where there is no room."""
 
 
 @dataclass(frozen=True)
 class Frontier:
     records: list[Record]
-    """Oldest first."""
     stations: list[Station]
     line: str
-    """`d` of the step line in a 100 x 100 box."""
     others: str
-    """`d` of a dot for each entry that is no record."""
+    """`d` of a dot for each entry without a record."""
     baseline: float
-    """Height of the baseline's line, multiplier 1."""
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     summary: str
-    """The picture in words."""
 
     @property
     def standing(self) -> Record | None:
@@ -70,7 +62,6 @@ class Frontier:
 
 
 def build_records(rows: Iterable[Standing]) -> list[Record]:
-    """Return the records among these rows, oldest first."""
     holders = [(row.finished_at, row) for row in rows if row.is_record and row.finished_at]
     holders.sort(key=lambda pair: (pair[0], pair[1].entry_id))
     records, before = [], 1.0
@@ -89,7 +80,7 @@ def load_records(table: StandingsTable) -> list[Record]:
 
 
 def get_leader(row: Standing | None) -> Standing | None:
-    """Return the leader's row if it is surely better than the baseline: shown while there is no record."""
+    """Return the leader's row if it is surely better than the baseline; shown while there is no record."""
     return row if row and row.verdict == MultiplierVerdict.BETTER else None
 
 
@@ -99,7 +90,7 @@ def get_multiplier(row: Standing) -> float:
 
 
 def build_frontier(table: StandingsTable, records: list[Record], now: datetime) -> Frontier | None:
-    """Draw the records and the best other entries; None until an entry besides the baseline has a multiplier."""
+    """Draw the records and the best other entries; None while only the baseline has a multiplier."""
     others = [(datetime.fromtimestamp(at, UTC), multiplier) for at, multiplier in table.chart_data.get("others", [])]
     if not records and not others:
         return None
@@ -116,7 +107,7 @@ def build_frontier(table: StandingsTable, records: list[Record], now: datetime) 
     return Frontier(
         records=records,
         stations=stations,
-        line=draw_steps(stations, 100 - scale.one),
+        line="".join([f"M0 {100 - scale.one:g}", *(f"H{one.x:g}V{one.y:g}" for one in stations), "H97"]),
         others="".join(
             f"M{across(at):g} {100 - scale.at(multiplier):g}h0" for at, multiplier in others if multiplier > scale.low
         ),
@@ -128,25 +119,22 @@ def build_frontier(table: StandingsTable, records: list[Record], now: datetime) 
 
 
 def build_scale(records: Sequence[Standing], others: Sequence[float]) -> MultiplierScale:
-    """Return the vertical axis: from a little below the baseline, so that the worst entries do not flatten the rest."""
+    """Return the y axis. It starts a little below the baseline, so that bad entries do not flatten the rest."""
     values = [1.0, *(get_multiplier(row) for row in records), *others]
-    values += [get_end(row.estimate, side) for row in records if row.estimate for side in ("low", "high")]
+    values += chain.from_iterable(get_ends(row.estimate) for row in records if row.estimate)
     top = max(values)
-    low = max(min(values), 1 / max(top, 1.05) ** 0.5)
-    below, above = padded(math.log(low), math.log(top))
-    return MultiplierScale(math.exp(below), math.exp(above))
+    return MultiplierScale.around(max(min(values), 1 / max(top, 1.05) ** 0.5), top)
 
 
 def build_station(record: Record, x: float, scale: MultiplierScale) -> Station:
     estimate = record.row.estimate
     assert estimate is not None
-    values = (get_multiplier(record.row), get_end(estimate, "low"), get_end(estimate, "high"))
-    y, low, high = (round(100 - scale.at(value), 2) for value in values)
+    y, low, high = (round(100 - scale.at(value), 2) for value in (get_multiplier(record.row), *get_ends(estimate)))
     return Station(record, x, y, low, high, "")
 
 
 def name_stations(stations: Sequence[Station]) -> list[Station]:
-    """Write names beside the stations that have room for one, the latest first."""
+    """Name the stations that have room for a label, the latest first."""
     kept: list[Station] = []
     done: list[Station] = []
     for one in reversed(stations):
@@ -159,16 +147,8 @@ def name_stations(stations: Sequence[Station]) -> list[Station]:
     return done[::-1]
 
 
-def draw_steps(stations: Sequence[Station], floor: float) -> str:
-    """Return the line: along the baseline, up at each record, and on to now."""
-    parts = [f"M0 {floor:g}"]
-    for one in stations:
-        parts.append(f"H{one.x:g}V{one.y:g}")
-    return "".join(parts) + "H97"
-
-
 def find_days(begin: datetime, now: datetime) -> list[tuple[datetime, str]]:
-    """Return midnights to write under the picture, at most about six."""
+    """Return midnights for the x axis, at most six."""
     whole = max((now - begin).days, 1)
     size = next((size for size in AXIS_DAYS if whole / size <= 6), 0) or math.ceil(whole / 6 / 7) * 7
     first = begin.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)

@@ -33,7 +33,7 @@ DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
 
 
 class Card:
-    """A card under construction. Coordinates of `write` are pixels; those of the chart are per cent of its area."""
+    """A card under construction. `write` takes pixels, the chart per cent of its area."""
 
     def __init__(self, title: str, subtitle: str) -> None:
         self.image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), PAPER)
@@ -98,12 +98,11 @@ def place(x: float, y: float) -> tuple[float, float]:
 
 
 def draw_run_card(run: Run) -> bytes:
-    """Draw a run's loss curve and its result; the texts alone before the first point."""
     card = Card(run.entry.title[:48], f"{run.track.name}, {formatting.budget(run.budget)}, seed {run.seed}")
     if run.bits_per_byte is not None:
         card.write_number(f"{run.bits_per_byte:.4f}", "bits per byte", INK)
     card.write_footer("loss in nats per token, by tokens")
-    if picture := curve_svg.picture(run, curve_svg.curve_of(run)):
+    if picture := curve_svg.picture(run, curve_svg.load_curve(run)):
         card.draw_curve(picture)
         for dot in picture.dev:
             card.draw_dot(dot.x, dot.y, 10, PAPER, BETTER)
@@ -124,13 +123,12 @@ def draw_entry_card(entry: Entry) -> bytes:
     else:
         card.write_footer(entry.get_state_display().capitalize())
     best = Run.objects.with_entry().filter(entry=entry, bits_per_byte__isnull=False).order_by("bits_per_byte").first()
-    if best and (picture := curve_svg.picture(best, curve_svg.curve_of(best))):
+    if best and (picture := curve_svg.picture(best, curve_svg.load_curve(best))):
         card.draw_curve(picture)
     return card.encode_png()
 
 
 def draw_track_card(track: Track) -> bytes:
-    """Draw the records of a track over time."""
     card = Card(shorten_title(track.name), f"{formatting.budget(track.budget)}, {track.season.name}")
     table = load_standings(track)
     frontier = build_frontier(table, load_records(table), timezone.now())
@@ -165,7 +163,6 @@ def draw_records(card: Card, frontier: Frontier) -> None:
 
 
 def build_track_badge(table: StandingsTable) -> tuple[str, str]:
-    """Return the badge of the record: its holder and its multiplier."""
     label, records = f"{settings.SITE_NAME} record", load_records(table)
     if not records:
         return label, "none yet"

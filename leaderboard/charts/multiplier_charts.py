@@ -1,12 +1,9 @@
-"""The geometry of the multiplier's pictures: a whisker a row on one logarithmic scale, and the ladder's curve.
-
-Positions are per cent of the picture's width and height, from the top left, as in `leaderboard.charts.curve_svg`.
-"""
+"""The geometry of multiplier charts: whiskers on one logarithmic scale, and the ladder. Positions are per cent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,10 +28,15 @@ MOST_TICKS = 5
 
 @dataclass(frozen=True)
 class MultiplierScale:
-    """Multipliers on a common logarithmic axis."""
+    """A logarithmic axis."""
 
     low: float
     high: float
+
+    @classmethod
+    def around(cls, *multipliers: float) -> MultiplierScale:
+        low, high = padded(*map(math.log, multipliers))
+        return cls(math.exp(low), math.exp(high))
 
     def at(self, multiplier: float) -> float:
         """Return the place of a multiplier; beyond the ends, the end."""
@@ -43,12 +45,11 @@ class MultiplierScale:
 
     @property
     def one(self) -> float:
-        """Where the baseline's line stands."""
         return self.at(1.0)
 
     @property
     def ticks(self) -> list[Tick]:
-        """1, and a few round multipliers that leave each other room."""
+        """1, and a few round multipliers with room between them."""
         chosen = [1.0]
         for tick in sorted(TICKS, key=lambda tick: abs(math.log(tick))):
             apart = min(abs(self.at(tick) - self.at(other)) for other in chosen)
@@ -65,8 +66,6 @@ class NamedRungDict(RungDict):
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of the picture, with what it is."""
-
     at: Dot
     title: str
     page: str
@@ -75,7 +74,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Reading:
-    """How one multiplier is read off: from its entry across to the curve."""
+    """How a multiplier is read: from its entry across to the curve."""
 
     start: float
     end: float
@@ -86,7 +85,6 @@ class Reading:
 @dataclass(frozen=True)
 class LadderChart:
     curve: str
-    """`d` of a path in a 100 x 100 box; empty while there is no curve."""
     seeds: list[Mark]
     entries: list[Mark]
     reading: Reading | None
@@ -94,11 +92,10 @@ class LadderChart:
     y_ticks: list[Tick]
     rungs: list[NamedRungDict]
     summary: str
-    """The picture in words."""
 
 
 def scale_from_range(range_: MultiplierRangeDict | None) -> MultiplierScale | None:
-    """Return the axis that all rows share, or None where no row has a multiplier."""
+    """Return the axis that all rows share; None without any multiplier."""
     if not range_:
         return None
     high = min(max(1.0, range_["highest_end"]), max(1.0, range_["highest"]) * REACH)
@@ -106,43 +103,44 @@ def scale_from_range(range_: MultiplierRangeDict | None) -> MultiplierScale | No
         lowest = min(1.0, range_["lowest"]) / REACH
     else:
         lowest = 1 / max(max(1.0, range_["highest"]) ** BELOW, LEAST)
-    below, above = padded(math.log(max(min(1.0, range_["lowest_end"]), lowest)), math.log(high))
-    return MultiplierScale(math.exp(below), math.exp(above))
+    return MultiplierScale.around(max(min(1.0, range_["lowest_end"]), lowest), high)
 
 
 def scale_of_row(row: Standing) -> MultiplierScale | None:
-    """Return the axis of a row that is shown alone."""
     if row.estimate is None or not row.estimate.cm:
         return None
-    cm, low, high = row.estimate.cm, get_end(row.estimate, "low"), get_end(row.estimate, "high")
+    cm, (low, high) = row.estimate.cm, get_ends(row.estimate)
     return scale_from_range({"count": 1, "lowest": cm, "highest": cm, "lowest_end": low, "highest_end": high})
 
 
-def get_end(estimate: EntryMultiplier, side: str) -> float:
-    """Return an end of the interval; the multiplier itself where there is none."""
-    end = estimate.low if side == "low" else estimate.high
+def get_ends(estimate: EntryMultiplier) -> tuple[float, float]:
+    """Return the ends of the interval; the multiplier itself where there is none."""
     assert estimate.cm is not None
-    return estimate.cm if end is None else end
+    low, high = (estimate.cm if end is None else end for end in (estimate.low, estimate.high))
+    return low, high
 
 
 def build_whisker(row: Standing, scale: MultiplierScale | None) -> Whisker | None:
-    """Return the drawing of one row."""
     estimate = row.estimate
     if scale is None or estimate is None or estimate.cm is None:
         return None
-    return Whisker(scale.at(get_end(estimate, "low")), scale.at(estimate.cm), scale.at(get_end(estimate, "high")))
+    low, high = get_ends(estimate)
+    return Whisker(scale.at(low), scale.at(estimate.cm), scale.at(high))
 
 
 def draw_ladder(table: StandingsTable) -> LadderChart | None:
-    """Draw the baseline's runs over compute, its curve, and the entries; None while the baseline has no run."""
+    """Draw the baseline's runs over compute, its curve, and the entries; None without a run of the baseline."""
     data: ChartData = table.chart_data
     if not data or not data["runs"]:
         return None
     runs, entries = data["runs"], data["entries"]
     amounts = [run["compute"] for run in runs] + [entry["compute"] for entry in entries]
-    losses = padded(*spread([run["bits_per_byte"] for run in runs] + [entry["loss"] for entry in entries]))
-    place = build_placing(padded(*spread([math.log(amount) for amount in amounts])), losses)
-    rungs: list[NamedRungDict] = [{**rung, "name": name_rung(rung)} for rung in data["rungs"]]
+    losses = padded(*(run["bits_per_byte"] for run in runs), *(entry["loss"] for entry in entries))
+    place = build_placing(padded(*map(math.log, amounts)), losses)
+    rungs: list[NamedRungDict] = [
+        {**rung, "name": formatting.rung(rung["part"]) if rung["part"] else formatting.budget(rung["budget"])}
+        for rung in data["rungs"]
+    ]
     return LadderChart(
         curve=path(np.array([place(*point) for point in data["curve"]]).T) if data["curve"] else "",  # type: ignore[arg-type]
         seeds=[
@@ -162,23 +160,14 @@ def draw_ladder(table: StandingsTable) -> LadderChart | None:
     )
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
-
-
 def title_run(run: LadderRunDict) -> str:
     return f"{run['title']}, {formatting.budget(run['budget'])}, seed {run['seed']}: {run['bits_per_byte']:.4f}"
-
-
-def name_rung(rung: RungDict) -> str:
-    return formatting.rung(rung["part"]) if rung["part"] else formatting.budget(rung["budget"])
 
 
 Place = Callable[[float, float], Dot]
 
 
 def build_placing(x: tuple[float, float], y: tuple[float, float]) -> Place:
-    """Return a function that places (compute, loss) in the chart."""
 
     def place(amount: float, loss: float) -> Dot:
         across = 100 * (math.log(amount) - x[0]) / (x[1] - x[0])
@@ -188,7 +177,6 @@ def build_placing(x: tuple[float, float], y: tuple[float, float]) -> Place:
 
 
 def build_reading(entry: LadderEntryDict, place: Place) -> Reading | None:
-    """Return the line from an entry to where the baseline's curve has its loss; cut off at the chart's edge."""
     if entry["multiplier"] is None:
         return None
     start = place(entry["compute"], entry["loss"])

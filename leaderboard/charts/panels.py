@@ -1,6 +1,6 @@
-"""Several small pictures over one abscissa: a run's metrics, or several runs beside each other, without any script.
+"""Small charts over one x axis without script: a run's metrics, or several runs. Positions are per cent.
 
-What is drawn is in the address: `?x=flops&smooth=strong&log=x&log=y`. Positions are per cent, as in `charts`.
+The query string chooses how they are drawn: `?x=flops&smooth=strong&log=x&log=y`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leaderboard.charts.curve_svg import (
     Way,
     dots,
     end,
-    end_of_line,
+    find_axis_end,
     padded,
     path,
     round_size,
@@ -38,22 +38,18 @@ from leaderboard.charts.curve_svg import (
 from leaderboard.models import Run
 
 SMOOTHINGS = {"none": 0.0, "light": 1 / 100, "medium": 1 / 50, "strong": 1 / 12}
-"""The part of a series that is averaged over."""
+"""Share of a series that is averaged over."""
 MEDIUM = "medium"
-ROWS = 16
-"""Of a table behind the pictures; the file has more."""
+TABLE_ROWS = 16
 PLACES = ("Step", "Tokens", "FLOPs", "Time")
 MAX_LARGE_DOTS = 60
 SMALL_POINTS = 100
-"""Of a line in a small panel, as it is drawn without script."""
 STEEP = 1 / 25
-"""Of a curve's way: what is lost here goes off the top of the picture, so that the rest can be told apart."""
+"""First part of a loss curve that may leave the chart at the top, so that the rest uses its height."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One panel: a column of the points."""
-
     name: str
     title: str
     unit: str
@@ -61,7 +57,6 @@ class Metric:
     from_zero: bool = False
     may_be_log: bool = False
     scale: float = 1.0
-    """What is drawn is the column times this."""
 
 
 def short(value: float) -> str:
@@ -77,24 +72,22 @@ METRICS = (
     Metric("memory_bytes", "Memory", "GiB", short, from_zero=True, scale=2.0**-30),
     Metric("temperature_celsius", "GPU temperature", "°C", short),
 )
-"""The first one is drawn large, the others where they have values."""
+"""The first one is drawn large."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What a reader has chosen."""
-
     x: Abscissa = ABSCISSAE[0]
     smoothing: str = MEDIUM
     log_x: bool = False
     log_y: bool = False
 
     @classmethod
-    def asked(cls, given: QueryDict) -> View:
-        """Read an address; what it does not know it leaves as it is."""
-        smoothing, logs = given.get("smooth", MEDIUM), given.getlist("log")
+    def from_query(cls, query: QueryDict) -> View:
+        """Parse the query string; unknown values are ignored."""
+        smoothing, logs = query.get("smooth", MEDIUM), query.getlist("log")
         return cls(
-            x=next((name for name in ABSCISSAE if name == given.get("x")), ABSCISSAE[0]),
+            x=next((name for name in ABSCISSAE if name == query.get("x")), ABSCISSAE[0]),
             smoothing=smoothing if smoothing in SMOOTHINGS else MEDIUM,
             log_x="x" in logs,
             log_y="y" in logs,
@@ -103,23 +96,23 @@ class View:
 
 @dataclass(frozen=True)
 class Shown:
-    """A run in the pictures."""
+    """A run in the charts."""
 
     run: Run
     curve: Curve
     label: str
     color: int | str
-    """0 to 9, or a name of the stylesheet."""
+    """0 to 9, or a color of the stylesheet."""
     is_alone: bool = False
     """Drawn with its noise and its evaluations."""
     is_past: bool = False
-    """A stretch of an earlier run: nothing comes after it here."""
+    """A stretch of an earlier run: nothing follows it."""
     since: Point | None = None
-    """Where it begins, if another run's weights came before."""
+    """Where it begins, if it started from another run's weights."""
 
 
 @dataclass(frozen=True)
-class Line:
+class CurveLine:
     color: int | str
     label: str
     smooth: str
@@ -136,19 +129,16 @@ class Line:
 @dataclass(frozen=True)
 class Panel:
     metric: Metric
-    lines: list[Line]
+    lines: list[CurveLine]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     latest: str
     """The first run's last value."""
     summary: str
-    """The picture in words."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Where values lie, in per cent."""
-
     low: float
     high: float
     log: bool = False
@@ -158,8 +148,7 @@ class Scale:
             return 100 * (value - self.low) / (self.high - self.low)
         return 100 * math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
 
-    def across(self, values: Array) -> Array:
-        """Return the places of many values."""
+    def at_all(self, values: Array) -> Array:
         if self.log:
             return 100 * np.log(np.maximum(values, self.low) / self.low) / math.log(self.high / self.low)
         return 100 * (values - self.low) / (self.high - self.low)
@@ -179,38 +168,36 @@ def decades(low: float, high: float) -> Iterator[float]:
         yield from (factor * 10.0**power for factor in (1, 2, 5))
 
 
-def value_of(point: Point, metric: Metric) -> float | None:
-    found = getattr(point, metric.name)
-    return None if found is None or not math.isfinite(found) else found * metric.scale
-
-
-def panels(shown: Sequence[Shown], view: View, metrics: Sequence[Metric] = METRICS) -> list[Panel]:
-    """Return a panel for each of these metrics that some run has values of; none before the first step."""
+def build_panels(shown: Sequence[Shown], view: View, metrics: Sequence[Metric] = METRICS) -> list[Panel]:
+    """Return a panel for each metric that a run has values of; none before the first step."""
     high = max((last_x(one, view.x) for one in shown if one.curve.train), default=0.0)
     if not high:
         return []
     low = min((getattr(one.curve.train[0], view.x) for one in shown if one.curve.train), default=0.0)
     x_scale = Scale(low, high, True) if view.log_x and 0 < low < high else Scale(0.0, high)
-    return [found for metric in metrics if (found := panel(metric, shown, view, x_scale))]
+    return [found for metric in metrics if (found := build_panel(metric, shown, view, x_scale))]
 
 
 def last_x(one: Shown, x: Abscissa) -> float:
     last = float(getattr(one.curve.train[-1], x))
-    return last if one.is_past else end_of_line(one.run, last, float(getattr(one.since, x, 0)))
+    return last if one.is_past else find_axis_end(one.run, last, float(getattr(one.since, x, 0)))
 
 
-def panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) -> Panel | None:
-    series = [found for one in shown if len((found := series_of(one, metric, view)).raw)]
+def build_panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) -> Panel | None:
+    series = [found for one in shown if len((found := build_series(one, metric, view)).raw)]
     if not series:
         return None
     steep = metric.name == "loss" and not (view.log_x or view.log_y)
-    y_scale = scale_of(metric, gentle(series) if steep else np.concatenate([one.drawn for one in series]), view)
+    y_scale = build_value_scale(
+        metric, list_values_after_fall(series) if steep else np.concatenate([one.drawn for one in series]), view
+    )
     latest, first = float(series[0].raw[-1]), float(series[0].calm[0])
     unit = f" {metric.unit}" if metric.unit else ""
     return Panel(
         metric=metric,
-        lines=[line(one, metric, view, x_scale, y_scale) for one in series],
-        x_ticks=[Tick(round(x_scale.at(tick), 2), x_label(view.x)(tick)) for tick in x_ticks(x_scale, view.x)],
+        lines=[build_line(one, metric, view, x_scale, y_scale) for one in series],
+        x_ticks=[Tick(round(x_scale.at(tick), 2), x_label(view.x)(tick))
+                 for tick in (x_scale.ticks() if x_scale.log else x_steps(view.x, x_scale.high))],
         y_ticks=[Tick(round(100 - y_scale.at(tick), 2), short(tick) if abs(tick) < 1e3 else formatting.compact(tick))
                  for tick in y_scale.ticks()],
         latest=metric.write(latest),
@@ -220,44 +207,32 @@ def panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) ->
 
 @dataclass(frozen=True)
 class Series:
-    """A run's values of one metric, where it has any."""
-
     of: Shown
     x: Array
     raw: Array
     calm: Array
-    """Without their noise."""
 
     @property
     def drawn(self) -> Array:
         return self.raw if self.of.is_alone else self.calm
 
 
-def series_of(one: Shown, metric: Metric, view: View) -> Series:
+def build_series(one: Shown, metric: Metric, view: View) -> Series:
     column, x = one.curve.columns[metric.name], one.curve.columns[view.x]
     there = np.isfinite(column)
     raw = column[there] * metric.scale
     if metric.name == "loss" and view.smoothing == MEDIUM:
-        return Series(one, x[there], raw, np.array(one.curve.smooth))  # made of the whole series
-    return Series(one, x[there], raw, calmed(metric, raw, view.smoothing))
+        return Series(one, x[there], raw, np.array(one.curve.smooth))  # smoothed before it was thinned
+    share = SMOOTHINGS[view.smoothing] if metric.name != "learning_rate" else 0.0
+    return Series(one, x[there], raw, np.array(smooth(raw.tolist(), share)) if share else raw)
 
 
-def gentle(series: Sequence[Series]) -> Array:
-    """Return what is drawn after the first steep fall."""
+def list_values_after_fall(series: Sequence[Series]) -> Array:
     since = max(float(one.x[-1]) for one in series) * STEEP
     return np.concatenate([one.drawn[one.x >= since] for one in series])
 
 
-def x_ticks(scale: Scale, x: Abscissa) -> list[float]:
-    return scale.ticks() if scale.log else x_steps(x, scale.high)
-
-
-def calmed(metric: Metric, values: Array, smoothing: str) -> Array:
-    share = SMOOTHINGS[smoothing]
-    return values if not share or metric.name == "learning_rate" else np.array(smooth(values.tolist(), share))
-
-
-def scale_of(metric: Metric, values: Array, view: View) -> Scale:
+def build_value_scale(metric: Metric, values: Array, view: View) -> Scale:
     low, high = float(values.min()), float(values.max())
     if view.log_y and metric.may_be_log and 0 < low < high:
         return Scale(low / (high / low) ** 0.04, high * (high / low) ** 0.04, True)
@@ -265,9 +240,9 @@ def scale_of(metric: Metric, values: Array, view: View) -> Scale:
     return Scale(0.0, high * 1.06 or 1.0) if metric.from_zero else Scale(bottom, top)
 
 
-def line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Scale) -> Line:
+def build_line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Scale) -> CurveLine:
     def places(x: Array, values: Array) -> Way:
-        return x_scale.across(x), 100 - y_scale.across(values)
+        return x_scale.at_all(x), 100 - y_scale.at_all(values)
 
     one, is_loss = series.of, metric is METRICS[0]
     x, calm = series.x, series.calm
@@ -279,7 +254,7 @@ def line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Sc
     evaluations = dots(
         places(np.array([getattr(point, view.x) for point in seen], float), np.array([point.loss for point in seen]))
     )
-    return Line(
+    return CurveLine(
         color=one.color,
         label=one.label,
         smooth=path(drawn),
@@ -298,82 +273,72 @@ class Table:
     rows: list[list[str]]
 
 
-def table(curve: Curve, count: int = ROWS) -> Table:
-    """Return some of a run's points, evenly spread, the last among them, with every metric that it has."""
+def build_points_table(curve: Curve, count: int = TABLE_ROWS) -> Table:
+    """Return some of a run's points, evenly spread, with every metric that it has."""
     metrics = [metric for metric in METRICS if np.isfinite(curve.columns[metric.name]).any()]
     return Table(
-        heads=[*PLACES, *(head(metric) for metric in metrics)],
-        rows=[[*places(point), *(cell(point, metric) for metric in metrics)] for point in some(curve.train, count)],
-    )
-
-
-def evaluations(curve: Curve, count: int = ROWS) -> Table:
-    """Return the same of its evaluations on dev text."""
-    return Table(
-        heads=[*PLACES, "Loss, nats per token", "Bits per byte"],
+        heads=[*PLACES, *(f"{metric.title}, {metric.unit}" if metric.unit else metric.title for metric in metrics)],
         rows=[
-            [
-                *places(point),
-                f"{point.loss:.4f}",
-                formatting.MISSING if (bits := point.bits_per_byte) is None else f"{bits:.4f}",
-            ]
-            for point in some(curve.dev, count)
+            [*format_place(point), *(format_metric(point, metric) for metric in metrics)]
+            for point in select_evenly(curve.train, count)
         ],
     )
 
 
-def some(points: Sequence[Point], count: int) -> list[Point]:
-    """Return so many of them, evenly spread, the last among them."""
+def build_evaluations_table(curve: Curve) -> Table:
+    rows = [
+        [*format_place(point), *(formatting.decimals(value, 4) for value in (point.loss, point.bits_per_byte))]
+        for point in select_evenly(curve.dev, TABLE_ROWS)
+    ]
+    return Table([*PLACES, "Loss, nats per token", "Bits per byte"], rows)
+
+
+def select_evenly(points: Sequence[Point], count: int) -> list[Point]:
     last = len(points) - 1
     return [points[i] for i in sorted({round(i * last / (count - 1)) for i in range(count)})] if points else []
 
 
-def head(metric: Metric) -> str:
-    return f"{metric.title}, {metric.unit}" if metric.unit else metric.title
+def format_place(point: Point) -> tuple[str, ...]:
+    tokens, flops = formatting.compact(point.tokens), formatting.power(point.flops)
+    return f"{point.step:,}", tokens, flops, formatting.duration(point.seconds)
 
 
-def places(point: Point) -> list[str]:
-    return [
-        f"{point.step:,}",
-        formatting.compact(point.tokens),
-        formatting.power(point.flops),
-        formatting.duration(point.seconds),
-    ]
-
-
-def cell(point: Point, metric: Metric) -> str:
-    value = value_of(point, metric)
-    return formatting.MISSING if value is None else metric.write(value)
+def format_metric(point: Point, metric: Metric) -> str:
+    value = getattr(point, metric.name)
+    is_known = value is not None and math.isfinite(value)
+    return metric.write(value * metric.scale) if is_known else formatting.MISSING
 
 
 # --- the same for scripts --------------------------------------------------------------------------------------------
 
 
 def script_columns(run: Run, curve: Curve, *, whole: bool = True, since: Point | None = None) -> dict[str, Any]:
-    """Return a run's curve as uPlot wants it: a list for each column that has values, and for each x where it ends.
+    """Return a run's curve for uPlot: a list for each column with values, and the end of each x axis.
 
-    Without `whole` the noise of the loss is left out. `since`: where the curve begins, see `Shown`.
+    Without `whole` the unsmoothed loss is left out. `since`: where the curve begins, see `Shown`.
     """
     train, dev = curve.train, curve.dev
     last = train[-1] if train else None
-    named: dict[str, list[Any]] = {name: tidied(curve.columns[name]) for name in ("flops", "seconds")}
+    named: dict[str, list[Any]] = {name: round_column(curve.columns[name]) for name in ("flops", "seconds")}
     named |= {name: [getattr(point, name) for point in train] for name in ("tokens", "step")}
     for metric in METRICS:
         values = curve.columns[metric.name] * metric.scale
         if (whole or metric.name != "loss") and np.isfinite(values).any():
-            named[metric.name] = tidied(values)
+            named[metric.name] = round_column(values)
     return {
         "train": {**named, "smooth": [round(value, 5) for value in curve.smooth]},
-        "dev": {name: [tidy(getattr(point, name)) for point in dev] for name in (*ABSCISSAE, "loss", "bits_per_byte")},
+        "dev": {
+            name: [round_value(getattr(point, name)) for point in dev] for name in (*ABSCISSAE, "loss", "bits_per_byte")
+        },
         "end": {
-            name: end_of_line(run, float(getattr(last, name)), float(getattr(since, name, 0))) if last else 0
+            name: find_axis_end(run, float(getattr(last, name)), float(getattr(since, name, 0))) if last else 0
             for name in ABSCISSAE
         },
     }
 
 
-def tidied(values: Array) -> list[float | None]:
-    """Return a column as `tidy` would; None where there is no value."""
+def round_column(values: Array) -> list[float | None]:
+    """Round to five digits, the most that a screen shows; None where there is no value."""
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = 4 - np.floor(np.log10(np.abs(values)))
         up, down = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)  # no power of ten below 1 is exact
@@ -381,6 +346,5 @@ def tidied(values: Array) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in found.tolist()]
 
 
-def tidy(value: float | None) -> float | None:
-    """Five digits are more than a screen shows."""
+def round_value(value: float | None) -> float | None:
     return value if value is None or isinstance(value, int) else float(f"{value:.5g}")

@@ -379,7 +379,7 @@ class Migration(migrations.Migration):
                 ('position', models.PositiveIntegerField(help_text='In the order of rank, multiplier and loss, from 0.')),
                 ('is_baseline', models.BooleanField(default=False)),
                 ('is_record', models.BooleanField(default=False, help_text='Its confirmation runs broke the record.')),
-                ('rank', models.PositiveIntegerField(help_text='Entries that cannot be told apart share a rank.', null=True)),
+                ('rank', models.PositiveIntegerField(help_text='Tied entries share a rank.', null=True)),
                 ('multiplier', models.FloatField(null=True)),
                 ('multiplier_low', models.FloatField(help_text='95 % interval.', null=True)),
                 ('multiplier_high', models.FloatField(null=True)),

@@ -1,4 +1,4 @@
-"""Rewards for a goal."""
+"""Bounties on a track's record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BountyQuerySet(models.QuerySet["Bounty"]):
         return self.filter(state=Bounty.State.OPEN).select_related("track").order_by("above", "pk")
 
     def shown(self, track: Track) -> BountyQuerySet:
-        """Return the track's open bounties, then those that were claimed, latest first."""
+        """Return the track's open bounties, then the claimed ones, latest first."""
         return (
             self.filter(track=track)
             .exclude(state=Bounty.State.WITHDRAWN)
@@ -26,7 +26,7 @@ class BountyQuerySet(models.QuerySet["Bounty"]):
 
 
 class Bounty(models.Model):
-    """Somebody promises a reward to the first confirmed record of a track whose multiplier is above a goal."""
+    """A sponsor's reward for the first confirmed record of a track whose multiplier exceeds a goal."""
 
     class State(models.TextChoices):
         OPEN = "open"

@@ -1,14 +1,15 @@
-"""What a run says while it trains, and what the trusted scorer says about it."""
+"""Metrics, samples and scores of a run."""
 
 from __future__ import annotations
 
 from django.db import models
 from typing_extensions import TypedDict
 
+from leaderboard.models.dicts import build_dict
 from leaderboard.models.runs import Run
 
 MAX_LEVEL = 40
-"""Level of the first point of a curve, of the last one, and of the extremes of the whole."""
+"""Level of a curve's first and last point and of its extremes."""
 
 
 class PointDict(TypedDict):
@@ -69,7 +70,7 @@ class SampleDict(TypedDict):
 
 
 class Sample(models.Model):
-    """What the model wrote for a fixed prompt at a checkpoint. A stranger's model wrote it: plain text, never HTML."""
+    """What the model wrote for a fixed prompt at a checkpoint. Untrusted: plain text, never HTML."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="samples")
     step = models.BigIntegerField()
@@ -84,7 +85,7 @@ class Sample(models.Model):
         return f"run {self.run_id} step {self.step}"
 
     def to_dict(self) -> SampleDict:
-        return {"step": self.step, "prompt": self.prompt, "text": self.text}
+        return build_dict(self, SampleDict)
 
 
 class ScoreDict(TypedDict):
@@ -95,8 +96,6 @@ class ScoreDict(TypedDict):
 
 
 class Score(models.Model):
-    """One number of the trusted scorer, with its standard error."""
-
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="scores")
     name = models.CharField(
         max_length=120, help_text="`bits_per_byte`, `nats_per_token`, or `<lm-eval task>/<metric>`."
@@ -113,4 +112,4 @@ class Score(models.Model):
         return f"{self.name} = {self.value:.4f}"
 
     def to_dict(self) -> ScoreDict:
-        return {"name": self.name, "value": self.value, "stderr": self.stderr, "count": self.count}
+        return build_dict(self, ScoreDict)

@@ -1,4 +1,4 @@
-"""What wants to be trained."""
+"""Entries: commits that are proposed for training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
 
+from leaderboard.models.dicts import build_dict
 from leaderboard.models.seasons import Track
 from scheduler.models import Blob
 
@@ -37,7 +38,6 @@ class EntryDict(TypedDict):
 
 class EntryQuerySet(models.QuerySet["Entry"]):
     def proposed(self) -> EntryQuerySet:
-        """Entries that wait for a maintainer, oldest first."""
         return self.filter(state__in=[Entry.State.PROPOSED, Entry.State.SMOKE]).order_by("created_at")
 
     def approved(self) -> EntryQuerySet:
@@ -45,7 +45,7 @@ class EntryQuerySet(models.QuerySet["Entry"]):
 
 
 class Entry(models.Model):
-    """One commit of one repository that wants to be trained."""
+    """One commit of one repository, proposed for training."""
 
     class Kind(models.TextChoices):
         ARCHITECTURE = "architecture"  # source files under trainer/models/ and nothing else: may hold a record
@@ -140,26 +140,16 @@ class Entry(models.Model):
 
     @property
     def public_repository(self) -> str:
-        """Return where anyone can fetch it; empty for a folder of the server, whose paths stay there."""
+        """Return its URL; empty for a folder of the server."""
         return self.repository if web_address(self.repository) else ""
 
     def to_dict(self) -> EntryDict:
-        """Return the row; `track` should have been selected with it."""
-        return {
-            "id": self.pk,
-            "kind": self.kind,
-            "state": self.state,
-            "reason": self.reason,
-            "title": self.title,
-            "author": self.author,
-            "repository": self.public_repository,
-            "sha": self.sha,
-            "architecture": self.architecture,
-            "track": self.track.slug,
-            "hypothesis": self.hypothesis,
-            "url": self.url,
-            "changed_files": self.changed_files,
-            "bundle": self.bundle_id,
-            "created_at": self.created_at.isoformat(),
-            "page": self.get_absolute_url(),
-        }
+        """Return the row; select `track` with it."""
+        return build_dict(
+            self,
+            EntryDict,
+            repository=self.public_repository,
+            track=self.track.slug,
+            created_at=self.created_at.isoformat(),
+            page=self.get_absolute_url(),
+        )

@@ -1,4 +1,4 @@
-"""What visitors asked a model to write."""
+"""Prompts of visitors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def new_token() -> str:
 
 class GenerationQuerySet(models.QuerySet["Generation"]):
     def unanswered(self) -> GenerationQuerySet:
-        """Return those that no node has taken yet."""
         return self.filter(job__state=Job.State.QUEUED)
 
     def since(self, moment: datetime) -> GenerationQuerySet:
@@ -30,10 +29,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
 
 
 class Generation(models.Model):
-    """A prompt, the run whose model goes on with it, and what it has written. How far it is, its job says.
-
-    Nobody's name or address is kept with it.
-    """
+    """A prompt, the run whose model continues it, and the text so far. It has no name or address of the visitor."""
 
     token = models.CharField(max_length=32, unique=True, default=new_token, help_text="Secret part of the page's URL.")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="generations")

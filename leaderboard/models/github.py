@@ -1,4 +1,4 @@
-"""What GitHub told the site, and which pull requests it knows."""
+"""Webhook deliveries, installations and pull requests of GitHub."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from django.utils import timezone
 
 class DeliveryQuerySet(models.QuerySet["Delivery"]):
     def due(self) -> DeliveryQuerySet:
-        """Return what is to be worked on now, in the order of its arrival."""
+        """Return deliveries to process now, in order of arrival."""
         now = timezone.now()
         free = models.Q(claimed_until=None) | models.Q(claimed_until__lt=now)
         return self.filter(free, state=Delivery.State.NEW, not_before__lte=now).order_by("pk")
 
 
 class Delivery(models.Model):
-    """One delivery of the webhook, kept as it came. Its id is why a replay does nothing."""
+    """A webhook delivery as received. Its unique id and digest make replays harmless."""
 
     class State(models.TextChoices):
         NEW = "new"
@@ -70,7 +70,7 @@ class Installation(models.Model):
 
 
 class PullRequest(models.Model):
-    """A pull request that asks for a run. What it asks is in its front matter; what came of it hangs on its entries."""
+    """A pull request that requests a run."""
 
     class State(models.TextChoices):
         OPEN = "open"

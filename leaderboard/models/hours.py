@@ -1,4 +1,4 @@
-"""When the jobs of a track may start."""
+"""Hours of a track."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from leaderboard.models.seasons import Track
 
 
 class TrackHours(models.Model):
-    """A stretch of every week in which jobs of a track may start, on the wall clock of the track's time zone.
-
-    Satisfies `scheduler.windows.WeeklyWindow`. A track without any has no hours: its jobs start at any time.
-    """
+    """A weekly period in which jobs of a track may start, in its time zone. Tracks without any have no limit."""
 
     class Day(models.IntegerChoices):
         MONDAY = 0

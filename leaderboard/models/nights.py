@@ -1,4 +1,4 @@
-"""The diary of the nightly and of the monthly train."""
+"""Log of the nightly and the monthly runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leaderboard.models.seasons import Track
 
 
 class Night(models.Model):
-    """What one night did on one track. The row is why asking twice starts nothing twice."""
+    """What one night started on one track; the row makes starting idempotent."""
 
     date = models.DateField()
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="nights")
@@ -40,7 +40,7 @@ class Night(models.Model):
 
 
 class Month(models.Model):
-    """What the monthly train of one month did on one track: as `Night`, and as often."""
+    """What the monthly runs of one month were on one track; like `Night`."""
 
     date = models.DateField(help_text="First day of the month.")
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="months")

@@ -1,4 +1,4 @@
-"""The parts of a notebook run."""
+"""Parts of notebook runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.models import Job
 
 
 class NotebookPart(models.Model):
-    """One notebook of a run, and the job that runs it. A part is there from the moment its job is."""
+    """One notebook of a run, and the job that runs it."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="parts")
     number = models.PositiveIntegerField(help_text="Position in the entry's `notebooks`, from 1.")

@@ -1,4 +1,4 @@
-"""What the site is to do outside of itself: a comment, a check, an upload, a notice. A row first, then done."""
+"""The outbox: requests to other services, stored before they are sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.utils import timezone
 
 class EffectQuerySet(models.QuerySet["Effect"]):
     def due(self) -> EffectQuerySet:
-        """Return what is to be done now, oldest first: asked for, or begun by a process that has not been heard of."""
+        """Return what is to be sent now, oldest first: requested, or claimed by a process that died."""
         now = timezone.now()
         asked = models.Q(state=Effect.State.WANTED, not_before__lte=now)
         lost = models.Q(state=Effect.State.DOING, claimed_until__lt=now)
@@ -16,10 +16,7 @@ class EffectQuerySet(models.QuerySet["Effect"]):
 
 
 class Effect(models.Model):
-    """One thing outside of the site, known by its key. Asking for it again means: as it should be by now.
-
-    Its handler (`settings.EFFECT_KINDS`) works out from the rows what there should be, and makes it so.
-    """
+    """A change to make in another service; its handler (`settings.EFFECT_KINDS`) computes it from the rows."""
 
     class State(models.TextChoices):
         WANTED = "wanted"

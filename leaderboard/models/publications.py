@@ -1,4 +1,4 @@
-"""Weights that are kept for good: of a finished run, and at milestones of a long one."""
+"""Published weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ FINAL = "final"
 
 
 class Publication(models.Model):
-    """A run's weights at one step, under a name. The site gives them to everybody, and the Hub where there is one.
-
-    It holds on to the files itself, without the optimizer's: checkpoints may be forgotten.
-    """
+    """A run's weights at one step, under a name. It keeps the files when the checkpoint is deleted."""
 
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="publications")
     name = models.SlugField(max_length=40, help_text="`final`, or the name of a release: `30-percent`.")
@@ -50,7 +47,6 @@ class Publication(models.Model):
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Return the release's own score; of the final weights, their run's."""
         if self.is_final:
             return self.run.bits_per_byte
         return next((score["value"] for score in self.scores if score["name"] == "bits_per_byte"), None)

@@ -1,4 +1,4 @@
-"""Spot checks: a stretch of a run, trained again elsewhere."""
+"""Replays: spot checks of trainings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.models import Checkpoint, Job, Node
 
 
 class Replay(models.Model):
-    """One stretch of a run between two of its checkpoints, drawn after both had been uploaded."""
+    """A part of a run between two checkpoints, trained again on another node."""
 
     class State(models.TextChoices):
         WAITING = "waiting"

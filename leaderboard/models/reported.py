@@ -1,4 +1,4 @@
-"""Records that were made elsewhere. Nobody here has checked them, and they are compared with nothing."""
+"""Records that other boards report; unverified."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from django.db import models
 from django.utils import timezone
 from typing_extensions import TypedDict
 
+from leaderboard.models.dicts import build_dict
 from leaderboard.models.seasons import Track
 
 
@@ -19,11 +20,11 @@ class ReportedDict(TypedDict):
     lower_is_better: bool
     url: str
     verified: bool
-    """Always false: it is somebody else's word."""
+    """Always false."""
 
 
 class ReportedRecord(models.Model):
-    """One record of another board, as it says (`manage.py import_records`)."""
+    """A record of another board (`manage.py import_records`)."""
 
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="reported")
     source = models.CharField(max_length=120, help_text="Name of the other board.")
@@ -49,14 +50,4 @@ class ReportedRecord(models.Model):
         return f"{self.title} ({self.source}, reported)"
 
     def to_dict(self) -> ReportedDict:
-        return {
-            "source": self.source,
-            "date": self.date.isoformat(),
-            "title": self.title,
-            "author": self.author,
-            "value": self.value,
-            "measures": self.measures,
-            "lower_is_better": self.lower_is_better,
-            "url": self.url,
-            "verified": False,
-        }
+        return build_dict(self, ReportedDict, date=self.date.isoformat(), verified=False)

@@ -1,9 +1,8 @@
-"""One training, from waiting to its verdict."""
+"""Runs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
 from typing import Any
 
 from django.db import models, transaction
@@ -12,6 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
 
+from leaderboard.models.dicts import build_dict
 from leaderboard.models.entries import Entry
 from leaderboard.models.seasons import Season, Track
 from leaderboard.recomputation import request_recomputation
@@ -19,15 +19,11 @@ from scheduler.models import Checkpoint, Job
 from scheduler.transitions import transition
 
 BENCHMARK_AVERAGE = "average/normalised"
-"""Name of the score that is the scorer's average over the track's lm-eval tasks."""
-
-
-def moment(at: datetime | None) -> str | None:
-    return at.isoformat() if at else None
+"""Score that is the average over the track's lm-eval tasks."""
 
 
 class LiveDict(TypedDict):
-    """What changes while a run runs. `fraction` and what follows is the training process's own word."""
+    """The fields that change during a run. `fraction` and later ones are reported by the training process."""
 
     id: int
     state: str
@@ -71,14 +67,14 @@ class RunDict(LiveDict):
 
 class RunQuerySet(models.QuerySet["Run"]):
     def with_entry(self) -> RunQuerySet:
-        """Bring along what a row of a table and `to_dict` need: no query per row."""
+        """Select what `to_dict` and the rows of tables need."""
         return self.select_related("entry", "track", "season")
 
     def with_job(self) -> RunQuerySet:
         return self.select_related("entry", "track", "season", "job")
 
     def scored(self, track: Track) -> RunQuerySet:
-        """Return the track's scored runs of its present season, the ladder's rungs among them: what is compared."""
+        """Return the scored runs of the track's season, the ladder's rungs included."""
         return (
             self.filter(track=track.pk, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
             .exclude(purpose=Run.Purpose.REWIND)
@@ -87,40 +83,39 @@ class RunQuerySet(models.QuerySet["Run"]):
         )
 
     def on_board(self, track: Track) -> RunQuerySet:
-        """Return the scored runs that had the track's whole budget, best first."""
+        """Return the scored runs with the track's whole budget, best first."""
         return self.scored(track).with_entry().filter(budget=track.budget)
 
     def live(self) -> RunQuerySet:
-        """Return runs that a node works on or worked on a moment ago: training, paused, being scored."""
+        """Return runs that are training, paused or being scored."""
         return self.with_entry().filter(state__in=Run.LIVE).order_by("started_at", "pk")
 
     def in_queue_order(self) -> RunQuerySet:
         return self.order_by("job__priority", "-job__impact", "job__expected_seconds", "job__queued_at", "pk")
 
     def queued(self) -> RunQuerySet:
-        """Return runs that wait for a node, in the order of the queue."""
         return self.with_entry().filter(state=Run.State.QUEUED).in_queue_order()
 
     def waiting(self) -> RunQuerySet:
-        """Return runs that have not started: those that wait for approval and those that wait for a node."""
+        """Return runs that have not started: unapproved ones and queued ones."""
         return self.with_entry().filter(state__in=Run.NOT_STARTED).in_queue_order()
 
     def failed(self) -> RunQuerySet:
-        """Return runs that ended without a verdict, latest first. Failures are shown too, with a reason."""
+        """Return runs that ended without a result, latest first."""
         return self.with_entry().filter(state__in=[Run.State.FAILED, Run.State.CANCELLED]).order_by("-finished_at")
 
     def unscored(self) -> RunQuerySet:
-        """Return runs that are trained and have no score job yet."""
+        """Return trained runs without a score job."""
         return self.filter(state=Run.State.SCORING, score_job=None)
 
     def version(self) -> str:
-        """Return a word that differs after any change of these runs: the ETag of a page made of them."""
+        """Return a word that differs after any change of these runs, for ETags."""
         total = self.order_by().aggregate(count=Count("pk"), revisions=Sum("revision"))
         return f"{total['count']}.{total['revisions'] or 0}"
 
 
 class Run(models.Model):
-    """One training of one entry with one seed on one track, and its verdict."""
+    """One training of an entry with one seed on one track, and its result."""
 
     class State(models.TextChoices):
         WAITING = "waiting"  # for approval
@@ -276,27 +271,25 @@ class Run(models.Model):
 
     @property
     def is_swarm(self) -> bool:
-        """Whether many machines train it together."""
         return self.track.kind == Track.Kind.SWARM
 
     @property
     def part(self) -> float:
-        """Return which part of the track's budget it has: 1, or a rung of the ladder."""
+        """Return its part of the track's budget: 1, or a rung of the ladder."""
         return self.track.part(self.budget)
 
     @property
     def is_trial(self) -> bool:
-        """Whether it is the smaller run with which an entry of its track begins."""
+        """Whether it is the smaller first run of an entry."""
         return self.purpose == self.Purpose.ENTRY and self.budget == self.track.trial_budget
 
     @property
     def expected_seconds(self) -> float:
-        """Return about how long it trains. A guess of the track's maintainer."""
         return self.track.expected_seconds * self.part
 
     @property
     def seconds_left(self) -> float | None:
-        """Training seconds until the budget is used, at the pace so far; None where nothing is known yet."""
+        """Return the training seconds until the budget is used, at the pace so far; None if unknown."""
         if self.state in (self.State.WAITING, self.State.QUEUED):
             return self.expected_seconds
         if self.state not in (self.State.TRAINING, self.State.PAUSED):
@@ -315,46 +308,20 @@ class Run(models.Model):
         return changed
 
     def live_dict(self) -> LiveDict:
-        return {
-            "id": self.pk,
-            "state": self.state,
-            "reason": self.reason,
-            "cause": self.cause,
-            "trust": self.trust,
-            "node": self.node_name,
-            "node_class": self.node_class,
-            "step": self.step,
-            "fraction": self.fraction,
-            "tokens": self.tokens,
-            "loss": self.loss,
-            "seconds_left": self.seconds_left,
-            "bits_per_byte": self.bits_per_byte,
-            "bits_per_byte_stderr": self.bits_per_byte_stderr,
-            "revision": self.revision,
-        }
+        return build_dict(self, LiveDict, node=self.node_name, seconds_left=self.seconds_left)
 
     def to_dict(self) -> RunDict:
-        """Return the row; take the run from `with_entry()`."""
-        return {
+        """Return the row of a run from `with_entry()`."""
+        entry = self.entry
+        times = ("created_at", "started_at", "trained_at", "finished_at")
+        return build_dict(
+            self,
+            RunDict,
             **self.live_dict(),
-            "entry": self.entry_id,
-            "title": self.entry.title,
-            "author": self.entry.author,
-            "architecture": self.entry.architecture,
-            "kind": self.entry.kind,
-            "repository": self.entry.public_repository,
-            "sha": self.entry.sha,
-            "track": self.track.slug,
-            "season": self.season.name,
-            "purpose": self.purpose,
-            "seed": self.seed,
-            "budget": self.budget,
-            "parameters": self.parameters,
-            "train_flops": self.train_flops,
-            "train_seconds": self.train_seconds,
-            "created_at": self.created_at.isoformat(),
-            "started_at": moment(self.started_at),
-            "trained_at": moment(self.trained_at),
-            "finished_at": moment(self.finished_at),
-            "page": self.get_absolute_url(),
-        }
+            **{name: getattr(entry, name) for name in ("title", "author", "architecture", "kind", "sha")},
+            **{name: at.isoformat() if (at := getattr(self, name)) else None for name in times},
+            repository=entry.public_repository,
+            track=self.track.slug,
+            season=self.season.name,
+            page=self.get_absolute_url(),
+        )

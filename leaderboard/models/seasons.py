@@ -1,4 +1,4 @@
-"""What results are compared within."""
+"""Seasons and tracks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.utils import timezone
 from typing_extensions import TypedDict
 
 from leaderboard import initial_weights
+from leaderboard.models.dicts import build_dict
 from leaderboard.recomputation import request_recomputation
 from scheduler import windows
 from scheduler.models import Checkpoint
@@ -28,17 +29,16 @@ PROCESSES = 128
 MOST_SEEDS = 20
 MOST_MONTHLY = 10
 RUNGS = (1 / 64, 64)
-"""Smallest and largest part of the budget that a rung may be; beyond, it is a slip of the finger."""
+"""Smallest and largest rung, as parts of the budget."""
 
 
 SWARM_SIZES = {"stages", "workers", "minimum"}
 MOST_SEATS = 64
-"""Stages, or machines of each."""
 
 
 class SeasonQuerySet(models.QuerySet["Season"]):
     def current(self) -> Season | None:
-        """Return the season that new tracks belong to."""
+        """Return the season of new tracks."""
         return self.filter(active=True).order_by("-started_at").first()
 
 
@@ -73,7 +73,7 @@ class Season(models.Model):
         return bool(self.dataset_hash)
 
     def dataset(self) -> protocol.DatasetPin:
-        """Return the pin that every job of this season carries; the season must be prepared."""
+        """Return the pin of every job of this season, which must be prepared."""
         return protocol.DatasetPin(
             corpus=self.corpus, tokenizer=self.tokenizer, limit_bytes=self.limit_bytes, hash=self.dataset_hash
         )
@@ -104,7 +104,7 @@ def known_zone(name: str) -> None:
 
 
 def check_ladder(ladder: object) -> None:
-    """Raise ValueError, with one line, unless this is {} or {"rungs": [...], "seeds": n}."""
+    """Raise ValueError unless this is {} or {"rungs": [...], "seeds": n}."""
     if ladder == {}:
         return
     if not isinstance(ladder, dict) or set(ladder) != {"rungs", "seeds"}:
@@ -119,7 +119,7 @@ def check_ladder(ladder: object) -> None:
 
 
 def check_trial(trial: object, ladder: object) -> None:
-    """Raise ValueError, with one line, unless this is {}, or {"part": p, "config": {...}} without a ladder."""
+    """Raise ValueError unless this is {}, or {"part": p, "config": {...}} without a ladder."""
     if trial == {}:
         return
     if not isinstance(trial, dict) or not {"part"} <= set(trial) <= {"part", "config"}:
@@ -133,7 +133,7 @@ def check_trial(trial: object, ladder: object) -> None:
 
 
 def check_swarm(track: Track) -> None:
-    """Raise ValueError, with one line, unless a swarm's track has its sizes, and no other track has any."""
+    """Raise ValueError unless a swarm's track has valid sizes, and another track has none."""
     if track.kind != Track.Kind.SWARM:
         if track.swarm:
             raise ValueError("swarm: only a track of kind swarm has it")
@@ -158,7 +158,7 @@ def is_number(value: object) -> bool:
 
 class TrackQuerySet(models.QuerySet["Track"]):
     def default(self) -> Track | None:
-        """Return the track that `/` shows: the one marked so, else the first."""
+        """Return the track that `/` shows."""
         return self.in_order().order_by("-is_default", "position", "slug").first()
 
     def find(self, slug: str | None) -> Track | None:
@@ -166,7 +166,6 @@ class TrackQuerySet(models.QuerySet["Track"]):
         return self.filter(slug=slug).first() if slug else self.default()
 
     def in_order(self) -> TrackQuerySet:
-        """Return all tracks as the board lists them."""
         return self.select_related("season").order_by("position", "slug")
 
     def with_standings(self, axis: str) -> TrackQuerySet:
@@ -178,7 +177,7 @@ class TrackQuerySet(models.QuerySet["Track"]):
         return self.filter(nightly=True, season__active=True).select_related("season__baseline")
 
     def with_ladder(self) -> TrackQuerySet:
-        """Return the tracks whose ladder can be filled: their season has a baseline and a prepared dataset."""
+        """Return tracks whose ladder can be filled: their season has a baseline and a prepared dataset."""
         return (
             self.filter(season__active=True, season__baseline__isnull=False)
             .exclude(ladder={})
@@ -188,7 +187,7 @@ class TrackQuerySet(models.QuerySet["Track"]):
 
 
 class Track(models.Model):
-    """One table of the board: a budget on a class of machine."""
+    """A table of the board: a budget on a class of machine."""
 
     class Kind(models.TextChoices):
         COMPETITION = "competition"  # whatever else is compared
@@ -319,7 +318,7 @@ class Track(models.Model):
         return reverse("track", args=[self.slug])
 
     def clean(self) -> None:
-        """Refuse in the admin what every run of this track would fail on."""
+        """Reject what every run of this track would fail on."""
         try:
             Budget.parse(self.budget)
             self.training_limits()
@@ -333,14 +332,14 @@ class Track(models.Model):
             raise ValidationError(str(error)) from error
 
     def check_start(self) -> None:
-        """Raise ValueError, with one line, where nothing can start from what is named, or other runs did not."""
+        """Raise ValueError if nothing can start from what is named, or if other runs of the track did not."""
         if refusal := initial_weights.explain_refusal(self.start_run, self.start_checkpoint):
             raise ValueError(f"starts from: {refusal}")
         if self.pk and self.runs_from_elsewhere().exists():
             raise ValueError("starts from: the track has runs that start from something else; make another track")
 
     def runs_from_elsewhere(self) -> models.QuerySet[Any]:
-        """Return its runs that start from something else than it says; rewinds do by their nature."""
+        """Return its runs with another start than its own, rewinds excepted."""
         same = models.Q(start_run=self.start_run_id, start_checkpoint=self.start_checkpoint_id)
         return self.runs.exclude(purpose="rewind").exclude(same)
 
@@ -358,17 +357,17 @@ class Track(models.Model):
 
     @property
     def trial_budget(self) -> str:
-        """Return what an entry's first run has; empty where that is the whole budget."""
+        """Return the budget of an entry's first run; empty for the whole one."""
         return str(Budget.parse(self.budget).times(self.trial["part"])) if self.trial else ""
 
     def part(self, budget: str) -> float:
-        """Return which part of the track's budget another one is; 1 where they cannot be compared."""
+        """Return another budget as a part of the track's; 1 if they cannot be compared."""
         if budget == self.budget:
             return 1.0
         return self.rungs().get(budget) or Budget.parse(budget).share_of(Budget.parse(self.budget)) or 1.0
 
     def training_limits(self, part: float = 1.0) -> protocol.JobLimits:
-        """Return what the sandbox allows a training job of this track that has `part` of its budget."""
+        """Return the sandbox limits of a training job with `part` of the track's budget."""
         given = {
             "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
             "memory_bytes": MEMORY_BYTES,
@@ -380,21 +379,6 @@ class Track(models.Model):
         return limits.model_copy(update={"wall_seconds": limits.wall_seconds * max(part, 1.0)})
 
     def to_dict(self) -> TrackDict:
-        return {
-            "slug": self.slug,
-            "name": self.name,
-            "description": self.description,
-            "season": self.season.name,
-            "corpus": self.season.corpus,
-            "tokenizer": self.season.tokenizer,
-            "dataset_hash": self.season.dataset_hash,
-            "budget": self.budget,
-            "expected_seconds": self.expected_seconds,
-            "ladder": self.ladder,
-            "seeds": self.seeds,
-            "config": self.config,
-            "suite": self.suite,
-            "nightly": self.nightly,
-            "is_default": self.is_default,
-            "page": self.get_absolute_url(),
-        }
+        season = self.season
+        pins = {"corpus": season.corpus, "tokenizer": season.tokenizer, "dataset_hash": season.dataset_hash}
+        return build_dict(self, TrackDict, **pins, season=season.name, page=self.get_absolute_url())

@@ -16,7 +16,7 @@ from trainer.scoring.multiplier import AXES, EntryMultiplier, MultiplierVerdict
 
 
 def get_entry_name(entry_id: int) -> str:
-    """Return the name of an entry in downloads: unlike a title it is unique, and safe in a command line."""
+    """Return an entry's name in downloads: unique, and safe in a command line."""
     return f"entry-{entry_id}"
 
 
@@ -30,7 +30,7 @@ def format_exact(value: float) -> str:
 
 
 class EstimateDict(TypedDict):
-    """An entry's part of `dailytrain multiplier --json`, with its rank, the axis and the budget on it."""
+    """An entry in the output of `dailytrain multiplier --json`, with its rank, the axis and the budget on it."""
 
     entry: str
     cm: float | None
@@ -47,7 +47,7 @@ class EstimateDict(TypedDict):
 
 
 class StandingsTable(models.Model):
-    """The facts of a track's standings on one axis. Each recomputation replaces them together with the rows."""
+    """A track's standings on one axis. Each recomputation replaces them with the rows."""
 
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="standings_tables")
     axis = models.CharField(max_length=8, choices=[(axis, axis) for axis in AXES])
@@ -88,7 +88,7 @@ class StandingsTable(models.Model):
 
     @classmethod
     def build_empty(cls, track: Track, axis: str) -> StandingsTable:
-        """Return the table of a track whose standings have not been computed yet; it is not stored."""
+        """Return an unsaved table for a track whose standings have not been computed."""
         return cls(track=track, axis=axis, budget=track.budget, problem="The standings have not been computed yet.")
 
     @property
@@ -99,7 +99,6 @@ class StandingsTable(models.Model):
         return f"dailytrain multiplier results.json --baseline {name} --axis {self.axis}{full} --json"
 
     def get_row(self, entry_id: int | None) -> Standing | None:
-        """Return an entry's row. One query."""
         if entry_id is None or self.pk is None:
             return None
         return self.rows.select_related("entry").filter(entry=entry_id).first()
@@ -120,7 +119,7 @@ class Standing(models.Model):
     is_baseline = models.BooleanField(default=False)
     is_record = models.BooleanField(default=False, help_text="Its confirmation runs broke the record.")
 
-    rank = models.PositiveIntegerField(null=True, help_text="Entries that cannot be told apart share a rank.")
+    rank = models.PositiveIntegerField(null=True, help_text="Tied entries share a rank.")
     multiplier = models.FloatField(null=True)
     multiplier_low = models.FloatField(null=True, help_text="95 % interval.")
     multiplier_high = models.FloatField(null=True)
@@ -172,7 +171,7 @@ class Standing(models.Model):
 
     @cached_property
     def estimate(self) -> EntryMultiplier | None:
-        """Return the multiplier without its ties; None where the entry is not compared."""
+        """Return the multiplier without its ties; None if the entry is not compared."""
         if not self.verdict:
             return None
         return EntryMultiplier(
@@ -190,7 +189,7 @@ class Standing(models.Model):
         )
 
     def estimate_dict(self, table: StandingsTable) -> EstimateDict | None:
-        """Return the multiplier as the JSON API gives it; None where the entry is not compared."""
+        """Return the multiplier for the JSON API; None if the entry is not compared."""
         if self.estimate is None:
             return None
         return {

@@ -1,4 +1,4 @@
-"""Who wants to hear of what, and where."""
+"""Subscriptions to notices."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from django.utils import timezone
 
 class SubscriptionQuerySet(models.QuerySet["Subscription"]):
     def listening(self) -> SubscriptionQuerySet:
-        """Return those that get notices: confirmed, of people who may still sign in, not given up."""
+        """Return confirmed, active subscriptions of active users."""
         return self.filter(confirmed_at__isnull=False, stopped_at=None, user__is_active=True).select_related("user")
 
 
 class Subscription(models.Model):
-    """A place to which notices go, and which ones its owner has chosen."""
+    """An address for notices, and the topics that its owner chose."""
 
     class Kind(models.TextChoices):
         """One file each in `leaderboard/notifications/channels/`."""

@@ -1,9 +1,8 @@
-"""Runs that many machines train together: their seats, and everything that happened, in order."""
+"""Swarms: runs that many machines train together."""
 
 from __future__ import annotations
 
 import secrets
-from datetime import datetime
 from typing import Any
 
 from django.db import models
@@ -18,7 +17,7 @@ def new_secret() -> str:
 
 
 class Swarm(models.Model):
-    """What a run of a swarm track has beside its row: the secret that lets machines in, and where to knock."""
+    """The secret and the coordinator's addresses of a swarm run."""
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="swarm")
     secret = models.CharField(
@@ -35,7 +34,7 @@ class Swarm(models.Model):
 
     @property
     def size(self) -> dict[str, Any]:
-        """Return the track's word on it: `stages`, `workers` of each, `minimum`, `patience`."""
+        """Return the track's `stages`, `workers` of each, `minimum` and `patience`."""
         return {**SIZES, **self.run.track.swarm}
 
     @property
@@ -55,7 +54,7 @@ class SeatQuerySet(models.QuerySet["Seat"]):
 
 
 class Seat(models.Model):
-    """One machine's place in a swarm, from its job to its end: a place that was lost is never taken again."""
+    """One machine's place in a swarm, from its job to its end. A lost seat is never taken again."""
 
     swarm = models.ForeignKey(Swarm, on_delete=models.CASCADE, related_name="seats")
     job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="seat")
@@ -81,12 +80,12 @@ class Seat(models.Model):
 
     @property
     def label(self) -> str:
-        """Return what its peers know it by."""
+        """Return its name among its peers."""
         return f"seat-{self.job_id}"
 
 
 class SwarmEvent(models.Model):
-    """Something that the coordinator told: the record that a run's page is drawn from, and played again."""
+    """An event from the coordinator; a run's page is drawn and replayed from these."""
 
     class What(models.TextChoices):
         ADDRESS = "address"  # a coordinator is there
@@ -121,12 +120,7 @@ class SwarmEvent(models.Model):
         return f"{self.what} at step {self.step} of run {self.swarm.run_id}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for the page's script."""
-        told: dict[str, Any] = {"id": self.pk, "at": seconds(self.at), "what": self.what, "step": self.step}
-        told |= {"stage": self.stage} if self.stage is not None else {}
-        told |= {name: value for name in ("peer", "name", "why") if (value := getattr(self, name))}
-        return {**told, **self.data}
-
-
-def seconds(at: datetime) -> float:
-    return round(at.timestamp(), 3)
+        at = round(self.at.timestamp(), 3)
+        event: dict[str, Any] = {"id": self.pk, "at": at, "what": self.what, "step": self.step, "stage": self.stage}
+        event |= {"peer": self.peer, "name": self.name, "why": self.why}
+        return {**{name: value for name, value in event.items() if value not in (None, "")}, **self.data}

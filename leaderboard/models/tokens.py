@@ -1,4 +1,4 @@
-"""What a CI job shows when it asks for a run."""
+"""API tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from django.utils import timezone
 
 class ApiTokenQuerySet(models.QuerySet["ApiToken"]):
     def with_secret(self, secret: str) -> ApiToken | None:
-        """Return the token that this secret belongs to, revoked or not."""
         return self.select_related("owner").filter(token_hash=ApiToken.hash_of(secret)).first()
 
 
 class ApiToken(models.Model):
-    """Lets a CI job ask for a run (`POST /api/v1/runs`). Stored hashed, shown once."""
+    """Lets a CI job request a run (`POST /api/v1/runs`). Stored hashed, shown once."""
 
     class Scope(models.TextChoices):
         CREATE_RUNS = "runs:create"
@@ -37,11 +36,11 @@ class ApiToken(models.Model):
 
     @staticmethod
     def hash_of(secret: str) -> str:
-        """The secret has 256 random bits, so a plain hash is enough: there is nothing to guess."""
+        """The secret has 256 random bits, so a plain hash is enough."""
         return hashlib.sha256(secret.encode()).hexdigest()
 
     def draw_secret(self) -> str:
-        """Give the (unsaved) token a new secret and return it: the only time that it is known."""
+        """Give the unsaved token a new secret and return it."""
         secret = f"dt_{secrets.token_urlsafe(32)}"
         self.token_hash = self.hash_of(secret)
         return secret

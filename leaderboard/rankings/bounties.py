@@ -1,8 +1,4 @@
-"""Bounties: the first confirmed record whose multiplier is above a bounty's goal claims it, once for ever.
-
-The multiplier is the headline one: of the confirmation runs alone, by FLOPs, as the board prints it. A record from
-before the bounty claims nothing, since claiming happens when a record is made.
-"""
+"""Bounties: the first confirmed record whose multiplier exceeds a bounty's goal claims it."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from scheduler.models import Event
 
 
 def claim_bounties(entry: Entry) -> list[Bounty]:
-    """Give an entry that has just become the record what it has won; return it. Bring a transaction."""
+    """Award the open bounties that a new record exceeds, by its FLOPs multiplier. Needs a transaction."""
     row = compute_standings(entry.track, entries=[entry.pk]).get_row(entry.pk)
     multiplier = row.estimate.cm if row and row.estimate else None
     if multiplier is None:
@@ -26,7 +22,7 @@ def claim_bounties(entry: Entry) -> list[Bounty]:
 
 
 def award_bounty(bounty: Bounty, entry: Entry, multiplier: float) -> bool:
-    """Let the entry have the bounty if nobody has it; return whether it has it now."""
+    """Return whether this call awarded it."""
     claimed = Bounty.objects.filter(pk=bounty.pk, state=Bounty.State.OPEN).update(
         state=Bounty.State.CLAIMED, claimed_by=entry, claimed_at=timezone.now(), multiplier=multiplier
     )
@@ -39,13 +35,13 @@ def award_bounty(bounty: Bounty, entry: Entry, multiplier: float) -> bool:
 
 @transaction.atomic
 def withdraw_bounty(bounty: Bounty, actor: str) -> bool:
-    """Take back a bounty that nobody has claimed; return whether there was one."""
+    """Withdraw an open bounty; return whether it was open."""
     return change_state(bounty, Bounty.State.OPEN, Bounty.State.WITHDRAWN, actor, "Withdrawn.")
 
 
 @transaction.atomic
 def reopen_bounty(bounty: Bounty, actor: str) -> bool:
-    """Offer it again: it was withdrawn, or the record that had claimed it did not stand."""
+    """Reopen a bounty that was withdrawn, or claimed by a record that did not stand."""
     given_back = {"claimed_by": None, "claimed_at": None, "multiplier": None}
     states = (Bounty.State.CLAIMED, Bounty.State.WITHDRAWN)
     return any(change_state(bounty, state, Bounty.State.OPEN, actor, "Open again.", **given_back) for state in states)

@@ -1,8 +1,4 @@
-"""What a judged run is charged: not less than its budget, and only what metered time can explain.
-
-The scorer's figures of compute rest on what the training process said of itself (tokens, seconds). Here they meet what
-the process could not touch: its budget, and the seconds that the agent metered, lease by lease.
-"""
+"""What a scored run is charged: at least its budget, and only what the time metered by the agents can explain."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from trainer.accounting.peak_flops import lookup_peak_flops
 
 
 def compute_charges(run: Run, verdict: Verdict) -> dict[str, Any]:
-    """Return the fields of a run's compute: as the scorer has them, at least the budget, void where implausible."""
+    """Return the run's compute fields: as scored, at least the budget, void where implausible."""
     floor = minimum_compute(Budget.parse(run.budget), verdict.flops_per_token)
     flops = max(verdict.train_flops, floor.get("flops", 0.0))
     seconds = max(verdict.train_seconds, floor.get("seconds", 0.0))
@@ -37,7 +33,7 @@ def compute_charges(run: Run, verdict: Verdict) -> dict[str, Any]:
 
 
 def minimum_compute(budget: Budget, flops_per_token: float | None) -> dict[str, float]:
-    """Return what a budget costs at least, as far as that can be known without believing anybody."""
+    """Return a lower bound of what a budget costs, without trusting the node."""
     if budget.kind in ("flops", "seconds"):
         return {budget.kind: budget.amount}
     if budget.kind == "tokens" and flops_per_token is not None:
@@ -46,7 +42,7 @@ def minimum_compute(budget: Budget, flops_per_token: float | None) -> dict[str, 
 
 
 def sum_metered_seconds(run: Run) -> tuple[float, int]:
-    """Return (seconds that agents metered, leases) of the run's training."""
+    """Return (metered seconds, leases) of the run's training."""
     if run.job is None:
         return 0.0, 0
     found = run.job.leases.filter(seconds__gt=0).aggregate(seconds=Sum("seconds"), leases=Count("pk"))
@@ -54,7 +50,7 @@ def sum_metered_seconds(run: Run) -> tuple[float, int]:
 
 
 def find_baseline_pace(run: Run) -> float | None:
-    """Return the baseline's seconds a FLOP on the same track, season and class of node; None where none was judged."""
+    """Return the baseline's seconds per FLOP on the same track, season and node class."""
     ladder = Run.objects.filter(
         track=run.track_id, season=run.season_id, purpose=Run.Purpose.LADDER, state=Run.State.FINISHED
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import islice
+from statistics import fmean, geometric_mean
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -15,9 +15,7 @@ from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED, ScoredRun, get_
 from leaderboard.rankings.standings import EntryStanding, TrackStandings
 
 MAX_LADDER_ENTRIES = 100
-"""Entries in the ladder's chart, best first: more of them hide each other."""
 MAX_FRONTIER_ENTRIES = 300
-"""Entries in the frontier's chart that hold no record, best first."""
 CURVE_POINTS = 60
 
 
@@ -66,11 +64,10 @@ class ChartData(TypedDict):
     """Compute and loss along the fitted curve."""
     entries: list[LadderEntryDict]
     range: MultiplierRangeDict | None
-    """Of all multipliers and the ends of their intervals."""
     begins_at: float | None
-    """When the baseline's first run was scored, in seconds since 1970."""
+    """When the baseline's first run was scored, Unix time."""
     others: list[tuple[float, float]]
-    """When the best entries without a record were scored, and their multipliers."""
+    """Unix time and multiplier of the best entries without a record."""
 
 
 def build_chart_data(standings: TrackStandings) -> ChartData:
@@ -98,7 +95,6 @@ def build_chart_data(standings: TrackStandings) -> ChartData:
 
 
 def build_rungs(standings: TrackStandings, ladder: Sequence[ScoredRun]) -> list[RungDict]:
-    """Return the ladder's rungs, smallest first."""
     runs: dict[str, list[ScoredRun]] = defaultdict(list)
     for run in ladder:
         runs[run.budget].append(run)
@@ -107,25 +103,21 @@ def build_rungs(standings: TrackStandings, ladder: Sequence[ScoredRun]) -> list[
 
 def build_rung(standings: TrackStandings, runs: Sequence[ScoredRun]) -> RungDict:
     losses, budget = [run.bits_per_byte for run in runs], runs[0].budget
-    compute = geometric_mean([get_compute(run, standings.axis) or 1.0 for run in runs])
+    compute = geometric_mean(get_compute(run, standings.axis) or 1.0 for run in runs)
     fit = standings.comparison.ladder if standings.comparison else None
     return {
         "budget": budget,
         "part": 1.0 if budget == standings.track.budget else standings.track.rungs().get(budget),
         "compute": compute,
         "runs": len(runs),
-        "mean": math.fsum(losses) / len(losses),
+        "mean": fmean(losses),
         "spread": float(np.std(losses, ddof=1)) if len(losses) > 1 else None,
         "fitted": float(fit.loss_at(np.asarray(math.log(compute / fit.full)))) if fit else None,
     }
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
 def sample_curve(standings: TrackStandings) -> list[tuple[float, float]]:
-    """Return points of the fitted curve from the first rung that was fitted to the last; none without a slope."""
+    """Return points of the fitted curve; none without a slope."""
     if standings.comparison is None or standings.comparison.ladder.degree == 0:
         return []
     ladder = standings.comparison.ladder
@@ -168,9 +160,5 @@ def list_other_entries(rows: Sequence[EntryStanding]) -> list[tuple[float, float
         (scored_at.timestamp(), row.estimate.cm)
         for row in rows
         if not row.is_baseline and not row.latest.confirmation.startswith(RECORD_CONFIRMED)
-        if row.estimate and row.estimate.cm and (scored_at := find_last_time(row))
+        if row.estimate and row.estimate.cm and (scored_at := row.finished_at)
     ]
-
-
-def find_last_time(row: EntryStanding) -> datetime | None:
-    return max((run.finished_at for run in row.runs if run.finished_at), default=None)

@@ -1,17 +1,15 @@
-"""Confirming a record candidate: fresh seeds, drawn by the server, on trusted nodes that have nothing to do with it.
+"""Confirms record candidates: fresh seeds drawn by the server, on trusted nodes unrelated to the entry.
 
-An entry whose first runs would win by the record rule, or that a maintainer names, gets as many runs as its track has
-fixed beforehand, all at once. When all of them are over it is decided, once: do they agree with the first runs, and do
-they, alone, win? What made the entry a candidate was partly luck; what it is worth is told by these runs only.
-
-All started runs count: one that the model broke or somebody stopped decides against the entry; one that the
-infrastructure broke goes on with its seed.
+An entry whose first runs would be a record, or that a maintainer names, gets its track's number of confirmation runs at
+once. When all are over it is decided once: do they agree with the first runs, and are they alone a record? All started
+runs count: one that the model broke or a person stopped decides against the entry; one that the infrastructure broke is
+retried with its seed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import numpy as np
@@ -34,12 +32,12 @@ RECORD_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
 AGREEMENT = 0.999
 """One-sided level at which confirmation runs that are worse than the first ones are more than bad luck. Strict, since
 the first runs are why the entry was chosen, so some loss is expected."""
+REPLICATED = "Replicated on unrelated, trusted nodes."
 RETRY_AFTER = timedelta(hours=1)
-"""How long a run rests that the infrastructure broke."""
 
 
 class ConfirmationError(ValueError):
-    """The entry cannot be confirmed; the message is a sentence for whoever asked."""
+    """The entry cannot be confirmed."""
 
 
 def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
@@ -66,7 +64,7 @@ def confirmation_runs(entry: Entry) -> QuerySet[Run]:
 
 
 def process_confirmations() -> None:
-    """Start what is to be confirmed, revive what broke, and decide what is over. Safe to run at any time."""
+    """Queue confirmations, retry runs that the infrastructure broke, and decide what is over. Idempotent."""
     for track in Track.objects.with_ladder():
         for entry in find_candidates(track):
             queue_confirmation_runs(entry, actor=runs.SITE)
@@ -86,7 +84,7 @@ def find_broken_runs(track: Track) -> QuerySet[Run]:
 
 
 def find_candidates(track: Track) -> list[Entry]:
-    """Return the entries whose first runs would win, and that somebody can confirm."""
+    """Return entries whose first runs would be a record, if unrelated nodes exist."""
     standings = rank_entries(track, load_reliable_runs(track))
     if standings.comparison is None or standings.baseline is None:
         return []
@@ -102,18 +100,15 @@ def find_candidates(track: Track) -> list[Entry]:
 
 
 def load_reliable_runs(track: Track) -> list[ScoredRun]:
-    """Return the track's scored runs that can be relied on."""
     return load_scored_runs(Run.objects.scored(track).filter(trust__in=trust.RELIABLE))
 
 
 def find_record_holder(track: Track) -> int | None:
-    """Return the entry that holds the record."""
     record = Run.objects.filter(track=track, season=track.season_id, trust=Run.Trust.RECORD).order_by("pk").last()
     return record.entry_id if record else None
 
 
 def would_be_record(standings: TrackStandings, entry: int, record: int | None) -> bool:
-    """Whether the entry's runs in these standings would make it the record."""
     assert standings.comparison is not None
     rival = get_entry_name(record) if record not in (None, entry) else None
     try:
@@ -126,7 +121,6 @@ def would_be_record(standings: TrackStandings, entry: int, record: int | None) -
 
 
 def find_undecided_entries(track: Track) -> list[Entry]:
-    """Return the entries whose confirmation runs are all over, and that nothing has been decided about."""
     begun = Run.objects.filter(track=track, season=track.season_id, purpose=Run.Purpose.CONFIRMATION)
     entries = Entry.objects.filter(confirmation="", pk__in=begun.values("entry")).select_related("track__season")
     return [entry for entry in entries if all(is_over(run) for run in confirmation_runs(entry))]
@@ -137,7 +131,7 @@ def is_over(run: Run) -> bool:
 
 
 def conclude_confirmation(entry: Entry) -> None:
-    """Decide about an entry whose confirmation runs are over, once; wait while the ladder cannot tell."""
+    """Decide about an entry whose confirmation runs are over; wait while the ladder has no noise estimate."""
     confirming = list(confirmation_runs(entry))
     if any(run.state != Run.State.FINISHED for run in confirming):
         store_decision(entry, "Not confirmed: not every confirmation run came to its end, and all that start count.")
@@ -176,7 +170,7 @@ def loss_over_baseline(ladder: Ladder, run: ScoredRun) -> float:
 
 
 def store_decision(entry: Entry, sentence: str) -> bool:
-    """Write down what came of it; return whether this call did."""
+    """Store the outcome; return whether this call did."""
     decided = Entry.objects.filter(pk=entry.pk, confirmation="").update(confirmation=sentence[:300])
     if decided:
         Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
@@ -186,40 +180,38 @@ def store_decision(entry: Entry, sentence: str) -> bool:
 
 
 def mark_disputed(entry: Entry, worse: float) -> None:
-    """The first runs promised more than can be had elsewhere."""
-    if store_decision(
-        entry, f"Not confirmed: the confirmation is {worse:.1f} standard errors worse than the first runs."
-    ):
-        for run in get_full_budget_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION):
-            sentence = f"Disputed: the confirmation on unrelated nodes came out {worse:.1f} standard errors worse."
-            trust.transition_trust(run, Run.Trust.DISPUTED, actor=runs.SITE, sentence=sentence)
+    decision = f"Not confirmed: the confirmation is {worse:.1f} standard errors worse than the first runs."
+    sentence = f"Disputed: the confirmation on unrelated nodes came out {worse:.1f} standard errors worse."
+    if store_decision(entry, decision):
+        set_trust(get_first_runs(entry), Run.Trust.DISPUTED, sentence)
 
 
 def mark_replicated(entry: Entry) -> None:
     if store_decision(entry, "Confirmed: fresh seeds on unrelated, trusted nodes agree with the first runs."):
-        for run in get_full_budget_runs(entry):
-            trust.transition_trust(
-                run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes."
-            )
+        set_trust(get_full_budget_runs(entry), Run.Trust.REPLICATED, REPLICATED)
 
 
 def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> None:
-    """The confirmation runs, alone, break the record; the former holder's stay replicated."""
+    """Make the confirmation runs the record; those of the former holder become replicated."""
     if not store_decision(entry, RECORD_CONFIRMED):
         return
-    for run in Run.objects.filter(entry=former, trust=Run.Trust.RECORD) if former not in (None, entry.pk) else ():
-        sentence = f"The record went to {entry.title}."
-        trust.transition_trust(run, Run.Trust.REPLICATED, actor=runs.SITE, sentence=sentence)
-    for run in get_full_budget_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION):
-        trust.transition_trust(
-            run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes."
-        )
-    for run in confirming:
-        trust.transition_trust(run, Run.Trust.RECORD, actor=runs.SITE, sentence="A record.")
+    if former not in (None, entry.pk):
+        former_runs = Run.objects.filter(entry=former, trust=Run.Trust.RECORD)
+        set_trust(former_runs, Run.Trust.REPLICATED, f"The record went to {entry.title}.")
+    set_trust(get_first_runs(entry), Run.Trust.REPLICATED, REPLICATED)
+    set_trust(confirming, Run.Trust.RECORD, "A record.")
     bounties.claim_bounties(entry)
     delivery.notify_subscribers("record", entry.pk)
 
 
 def get_full_budget_runs(entry: Entry) -> QuerySet[Run]:
-    """Return the entry's reliable runs with the track's whole budget."""
     return Run.objects.scored(entry.track).filter(entry=entry, budget=entry.track.budget)
+
+
+def get_first_runs(entry: Entry) -> QuerySet[Run]:
+    return get_full_budget_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION)
+
+
+def set_trust(found: Iterable[Run], to: Run.Trust, sentence: str) -> None:
+    for run in found:
+        trust.transition_trust(run, to, actor=runs.SITE, sentence=sentence)

@@ -1,7 +1,4 @@
-"""Which judged runs count, and as what: the plain records that multipliers are computed from.
-
-Pure: facts of runs in, records out. `leaderboard.rankings.standings` compares them.
-"""
+"""Which scored runs count, and the plain records that multipliers are computed from."""
 
 from __future__ import annotations
 
@@ -21,13 +18,11 @@ from trainer.scoring.multiplier import Axis
 EXCLUDED_TRUST = {Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.", Run.Trust.DISPUTED: "It is disputed."}
 """Trust of runs that are shown and not compared, and why."""
 RECORD_CONFIRMED = "A record: its confirmation runs alone are clearly over the baseline and the record before."
-"""What is written of an entry whose confirmation made it the record. It stays, whoever takes the record later."""
+"""`Entry.confirmation` of an entry that became the record. It stays when another entry takes the record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRun:
-    """A judged run, as far as it is compared."""
-
     run: int
     entry: int
     purpose: str
@@ -40,7 +35,6 @@ class ScoredRun:
     seconds_void: str
     """Why its seconds do not count; empty where they do."""
     flops_void: str = ""
-    """The same of its FLOPs."""
     node_class: str
     trust: str
     parameters: int | None
@@ -52,11 +46,9 @@ class ScoredRun:
     sha: str
     repository: str
     tokens: int = 0
-    """Trained on, as the training process says."""
     average: float | None = None
-    """Over the track's lm-eval tasks, each counted from chance (0) to all correct (1)."""
+    """Over the track's lm-eval tasks, from 0 (chance) to 1 (all correct)."""
     confirmation: str = ""
-    """What came of its entry's confirmation runs."""
 
     @property
     def page(self) -> str:
@@ -64,7 +56,6 @@ class ScoredRun:
 
     @property
     def public_repository(self) -> str:
-        """As an entry's: empty for a folder of the server."""
         return self.repository if web_address(self.repository) else ""
 
 
@@ -85,7 +76,7 @@ RUN_COLUMNS: dict[str, str] = {
 
 
 class RecordDict(TypedDict):
-    """What `dailytrain multiplier` reads, and where it comes from."""
+    """What `dailytrain multiplier` reads."""
 
     entry: str
     seed: int
@@ -146,7 +137,7 @@ def is_confirmation(run: ScoredRun) -> bool:
 
 
 def void_other_node_classes(runs: Sequence[ScoredRun], baseline: int | None) -> list[ScoredRun]:
-    """Void the seconds of runs on another class of machine than most of the baseline's: they are not comparable."""
+    """Void the seconds of runs on another node class than most of the baseline's: they are not comparable."""
     classes = Counter(run.node_class for run in runs if run.entry == baseline and run.seconds)
     if not classes:
         return list(runs)

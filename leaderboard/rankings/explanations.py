@@ -1,4 +1,4 @@
-"""What a standing says, in words: the same ones on the board, the entry's page and the run's page."""
+"""Standings in words, for the board, the entry page and the run page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leaderboard.rankings.eligible_runs import EXCLUDED_TRUST
 from trainer.scoring.multiplier import EntryMultiplier, MultiplierVerdict
 
 MAX_SYMMETRIC_INTERVAL = 0.2
-"""Beyond 20 % an interval is written as its two ends: around a logarithm's middle they lie far from even."""
+"""Wider intervals are far from symmetric, so they are written as two ends."""
 
 TRUST_MEANINGS = {
     Run.Trust.PROVISIONAL: "Nothing vouches yet for the node that trained it. It is shown and not compared.",
@@ -19,7 +19,6 @@ TRUST_MEANINGS = {
     Run.Trust.RECORD: "Its confirmation runs alone are clearly beyond the baseline and the record before.",
     Run.Trust.DISPUTED: "A replay or the confirmation contradicts it. Not compared until a maintainer has looked.",
 }
-"""What the badges mean; `leaderboard.rankings.trust` has the rules."""
 
 LADDER_VERDICTS = (
     MultiplierVerdict.ONE_RUNG,
@@ -27,7 +26,7 @@ LADDER_VERDICTS = (
     MultiplierVerdict.NO_REPEATS,
     MultiplierVerdict.NO_NOISE,
 )
-"""What is wrong with the ladder itself is said once above the table, not in every row."""
+"""Problems of the ladder itself are shown once above the table."""
 
 
 def format_multiplier(estimate: EntryMultiplier | None) -> str:
@@ -36,7 +35,7 @@ def format_multiplier(estimate: EntryMultiplier | None) -> str:
 
 
 def format_interval(estimate: EntryMultiplier | None) -> str:
-    """± 2.2 %, or 0.71 to 0.97 where that is wide; empty where there is none."""
+    """± 2.2 %, or 0.71 to 0.97 if wide; empty without an interval."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
     half = math.sqrt(estimate.high / estimate.low) - 1
@@ -56,7 +55,6 @@ def format_interval_ends(estimate: EntryMultiplier | None) -> str:
 
 
 def format_scale(table: StandingsTable) -> str:
-    """1.0 × 10¹³ FLOPs: where the multipliers were measured. Gains shrink with scale."""
     return budget(table.budget)
 
 
@@ -65,7 +63,6 @@ def format_more_seeds(count: int) -> str:
 
 
 def describe_verdict(row: Standing, table: StandingsTable) -> str:
-    """Return how firm a row's number is, in a few words."""
     estimate = row.estimate
     if row.trust in EXCLUDED_TRUST:
         return f"{row.get_trust_display().lower()}: not compared"
@@ -83,7 +80,7 @@ def describe_verdict(row: Standing, table: StandingsTable) -> str:
 
 
 def describe_verdict_briefly(row: Standing, table: StandingsTable) -> str:
-    """Return the note as a table has room for it: ties are counted, and what the number itself says is left out."""
+    """Return the verdict for a table: ties are counted, and what the number shows is left out."""
     estimate = row.estimate
     compared = estimate is not None and row.trust not in EXCLUDED_TRUST and estimate.verdict.is_resolved
     if not compared or estimate is None:
@@ -102,13 +99,11 @@ def describe_resolution(estimate: EntryMultiplier) -> str:
 
 
 def list_ties(row: Standing) -> str:
-    """Return the titles of the first entries that it is tied with, the baseline left out."""
     more = row.tie_count - len(row.tie_titles)
     return ", ".join(row.tie_titles) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_ladder(table: StandingsTable) -> str:
-    """Return what there is to know of the ladder before its multipliers are read, in a sentence or two."""
     if table.problem:
         return f"{table.problem} {describe_ladder_progress(table)}".strip()
     verdict = f"{capitalize(table.ladder_verdict)}. " if table.ladder_verdict in LADDER_VERDICTS else ""
@@ -127,7 +122,7 @@ def describe_ladder_progress(table: StandingsTable) -> str:
 
 
 def describe_standing(row: Standing, table: StandingsTable) -> str:
-    """Return one sentence: the multiplier, what it means, and how sure it is."""
+    """Return one sentence: the multiplier, its meaning and its certainty."""
     estimate = row.estimate
     if row.trust in EXCLUDED_TRUST:
         return f"{row.bits_per_byte:.4f} bits per byte, not compared: {TRUST_MEANINGS[Run.Trust(row.trust)]}"
@@ -153,7 +148,6 @@ def describe_multiplier(estimate: EntryMultiplier) -> str:
 
 
 def describe_gain(row: Standing) -> str:
-    """The baseline would need 18.7 % more compute to get as far, give or take the interval."""
     estimate = row.estimate
     return "" if estimate is None or estimate.cm is None else f"{capitalize(describe_multiplier(estimate))}."
 
@@ -191,7 +185,7 @@ def capitalize(text: str) -> str:
 
 
 def describe_purpose(run: Run) -> str:
-    """baseline, 1/4 of the budget, seed 2: what a run of the ladder is; monthly train; empty for other runs."""
+    """baseline, 1/4 of the budget, seed 2; empty for runs that are neither ladder nor monthly."""
     if run.purpose == Run.Purpose.MONTHLY:
         return f"monthly train, {share(run.part)}"
     if run.purpose != Run.Purpose.LADDER:

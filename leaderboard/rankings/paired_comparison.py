@@ -1,7 +1,4 @@
-"""Scored runs compared by what each of them was asked: paired bootstrap over documents and questions.
-
-The files are those that scoring jobs leave (`items.jsonl.gz`). Kept for a day: a scored run does not change.
-"""
+"""Compares scored runs item by item: a paired bootstrap over documents and questions (`items.jsonl.gz`)."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from trainer.scoring import items, paired_bootstrap
 
 ITEMS = "items.jsonl.gz"
 MOST = 4
-"""Runs at a time: every one is compared with the first."""
 MOST_BYTES = 8 * 2**20
 """Of a file; unpacked, eight times as much."""
 KEPT_SECONDS = 86_400
@@ -39,7 +35,6 @@ class Against:
 
 
 def compare_with_first(runs: Sequence[Run]) -> list[Against]:
-    """Compare the first run with each of the others. One query, while their files are known."""
     runs = runs[:MOST]
     jobs = {run.score_job_id: run.pk for run in runs if run.score_job_id}
     files = JobFile.objects.filter(job__in=list(jobs), path=ITEMS).select_related("blob")

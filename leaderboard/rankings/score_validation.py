@@ -1,4 +1,4 @@
-"""The trusted scorer's answer, checked before it stands on the board."""
+"""Validates the trusted scorer's result."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ from leaderboard.sanitize import plain_json, plain_text
 
 MAX_SCORES = 300
 MAX_BITS_PER_BYTE = 64.0
-"""Far worse than drawing bytes at random (8); whatever is beyond is a mistake, not a model."""
+"""Random bytes have 8."""
 
 Count = Annotated[int, Field(gt=0, le=2**53)]
 Finite = Annotated[float, Field(ge=0, le=1e40, allow_inf_nan=False)]
 
 
 class Verdict(BaseModel):
-    """JSON of `dailytrain score`, as far as the board keeps it."""
+    """JSON of `dailytrain score`."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     bits_per_byte: Annotated[float, Field(gt=0, le=MAX_BITS_PER_BYTE, allow_inf_nan=False)]
     nats_per_token: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
     stderr: Finite
-    """Of bits_per_byte."""
     tokens: Count
     bytes: Count
     documents: Count
     parameters: Count
     parameters_embedding: Annotated[int, Field(ge=0, le=2**53)] | None = None
     train_flops: Finite
-    """Counted by the scorer, as far as the count is not void."""
     flops_per_token: Finite | None = None
     flops_void: Annotated[str, Field(max_length=300)] = ""
     train_seconds: Finite
@@ -53,7 +51,7 @@ class Verdict(BaseModel):
         }
 
     def scores(self, run: Run) -> list[Score]:
-        """Return the rows, unsaved: the two held-out numbers and what can be read of the suite."""
+        """Return unsaved scores: the two held-out numbers and the readable ones of the suite."""
         rows = {
             "bits_per_byte": Score(run=run, name="bits_per_byte", value=self.bits_per_byte, stderr=self.stderr),
             "nats_per_token": Score(run=run, name="nats_per_token", value=self.nats_per_token),

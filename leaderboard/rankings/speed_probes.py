@@ -26,14 +26,12 @@ DEPTH = 4
 WIDTH_OF_A_LAYER = 64
 """Width follows depth as in the baseline (`trainer/models/gpt.py`)."""
 SHORTEST = 8
-"""Tokens in a row."""
 MOST_ROWS = 8
-"""Of a step: enough for a speed, little enough for any memory that the track's own batch fits into."""
+"""Rows per step: small enough for the memory of the track's own batch."""
 
 
 def build_probe_spec(track: Track) -> protocol.ProbeSpec | None:
-    """Return how a node's speed is measured on this track: in the shape it trains in, and in the precision, where it is
-    one of the two plain ones."""
+    """Return how a node's speed is measured: in the track's shape, and in its precision if that is a plain one."""
     if not track.probe_seconds:
         return None
     train, model = track.config.get("train", {}), track.config.get("model", {})

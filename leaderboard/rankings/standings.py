@@ -11,7 +11,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -76,11 +78,14 @@ class EntryStanding:
 
     @cached_property
     def bits_per_byte(self) -> float:
-        return math.fsum(run.bits_per_byte for run in self.runs) / len(self.runs)
+        return fmean(run.bits_per_byte for run in self.runs)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        return max((run.finished_at for run in self.runs if run.finished_at), default=None)
 
     @cached_property
     def trust(self) -> Run.Trust:
-        """Return the highest trust of its runs."""
         return max((Run.Trust(run.trust) for run in self.runs), key=list(Run.Trust).index)
 
 
@@ -110,7 +115,6 @@ class TrackStandings:
 
     @cached_property
     def runs_by_budget(self) -> dict[tuple[int, str], list[ScoredRun]]:
-        """Return the eligible runs by entry and budget."""
         runs: dict[tuple[int, str], list[ScoredRun]] = defaultdict(list)
         for run in self.eligible:
             runs[run.entry, run.budget].append(run)
@@ -123,13 +127,12 @@ class TrackStandings:
         return sorted(own, key=lambda run: (get_compute(run, self.axis) or 0, run.seed))
 
     def count_rung_runs(self) -> int:
-        """Return how many runs of the ladder are eligible, at most as many of a rung as it asks for."""
+        """Return how many runs of the ladder are eligible, at most `seeds` of each rung."""
         rungs = self.track.rungs()
         counts = Counter(run.budget for run in self.ladder_runs if run.budget in rungs)
         return sum(min(count, int(self.track.ladder["seeds"])) for count in counts.values())
 
     def to_dict(self, command: str) -> ResultsDict:
-        """Return the track's file; `command` prints its multipliers."""
         return {
             "track": self.track.slug,
             "season": self.track.season.name,
@@ -185,12 +188,12 @@ def rank_entries(track: Track, scored: Sequence[ScoredRun], axis: Axis = "flops"
 
 
 def find_full_budget(text: str, ladder: Sequence[ScoredRun], axis: Axis) -> float | None:
-    """Return the track's budget on the axis; of another kind of budget, the geometric mean of the baseline's use."""
+    """Return the track's budget on the axis; for another kind of budget, the geometric mean of the baseline's use."""
     budget = Budget.parse(text)
     if budget.kind == axis:
         return budget.amount
     used = [used for run in ladder if run.budget == text and (used := get_compute(run, axis))]
-    return math.exp(math.fsum(map(math.log, used)) / len(used)) if used else None
+    return geometric_mean(used) if used else None
 
 
 def compare_with_baseline(
@@ -209,7 +212,7 @@ def compare_with_baseline(
 
 
 def select_shown_runs(eligible: Sequence[ScoredRun], left_out: Sequence[tuple[ScoredRun, str]]) -> list[ScoredRun]:
-    """Return the runs that rows are made of: the eligible ones, and all runs of an entry without any."""
+    """Return eligible runs, and all runs of an entry without any."""
     known = {(run.entry, run.budget) for run in eligible}
     return [*eligible, *(run for run, _ in left_out if (run.entry, run.budget) not in known)]
 
@@ -217,7 +220,7 @@ def select_shown_runs(eligible: Sequence[ScoredRun], left_out: Sequence[tuple[Sc
 def build_rows(
     runs: Sequence[ScoredRun], budget: str, baseline: int | None, comparison: TrackComparison | None
 ) -> list[EntryStanding]:
-    """Return a row for each entry that ran with the whole budget: by rank, then by multiplier, then by loss."""
+    """Return a row for each entry with the whole budget, by rank, multiplier and loss."""
     own: dict[int, list[ScoredRun]] = defaultdict(list)
     for run in runs:
         if run.budget == budget:

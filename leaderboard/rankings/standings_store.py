@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections.abc import Iterable
+from statistics import fmean
 
 from django.core.cache import cache
 from django.db import transaction
@@ -36,20 +36,20 @@ OPTIONAL_FIELDS = (
 
 
 def compute_version(track: Track) -> str:
-    """Return a fingerprint of the track's scored runs and rules: it differs after any change of these. One query."""
+    """Return a fingerprint of the track's scored runs and rules. One query."""
     runs = Run.objects.scored(track).order_by().aggregate(count=Count("pk"), last=Max("pk"), revisions=Sum("revision"))
     rules = (track.season_id, track.season.baseline_id, track.budget, track.ladder, track.seeds, track.confirmations)
     return hashlib.sha256(repr((sorted(runs.items()), rules)).encode()).hexdigest()
 
 
 def recompute_standings(track: Track) -> bool:
-    """Bring the tables of all axes up to date; return whether one was replaced. The track has its season selected."""
+    """Update the tables of all axes; return whether one was replaced. The track has its season selected."""
     replaced = [recompute_table(track, axis) for axis in AXES]
     return any(replaced)
 
 
 def recompute_stale_standings() -> None:
-    """Recompute every track whose runs or rules have changed. A track that fails does not stop the others."""
+    """Recompute every track whose runs or rules have changed; log failures."""
     for track in Track.objects.select_related("season"):
         try:
             recompute_standings(track)
@@ -58,20 +58,20 @@ def recompute_stale_standings() -> None:
 
 
 def refresh_standings(track: Track, axis: Axis = "flops") -> StandingsTable:
-    """Return the table as of now, recomputed first if it is not up to date: for messages that are sent once."""
+    """Return the current table, recomputed if it is stale: for messages that are sent once."""
     recompute_table(track, axis)
     return load_standings(track, axis)
 
 
 def load_standings(track: Track, axis: Axis = "flops") -> StandingsTable:
-    """Return the stored table, with its track; an empty one before the first computation. One query."""
+    """Return the stored table with its track; an empty one before the first computation. One query."""
     table = StandingsTable.objects.filter(track=track, axis=axis).first() or StandingsTable.build_empty(track, axis)
     table.track = track
     return table
 
 
 def load_results(track: Track, axis: Axis) -> ResultsDict:
-    """Return the track's file of results as of now, computed at most once per version and axis."""
+    """Return the track's results file, computed at most once per version and axis."""
     key = f"results:{track.pk}:{axis}:{compute_version(track)}"
     return cache.get_or_set(key, lambda: build_results(track, axis), RESULTS_CACHE_SECONDS)  # type: ignore[return-value]
 
@@ -83,7 +83,7 @@ def build_results(track: Track, axis: Axis) -> ResultsDict:
 
 
 def recompute_table(track: Track, axis: Axis) -> bool:
-    """Replace the rows of one axis if they are not up to date; return whether this call did."""
+    """Replace the rows of one axis if they are stale; return whether this call did."""
     for _ in range(MAX_ATTEMPTS):
         table, _ = StandingsTable.objects.get_or_create(track=track, axis=axis)
         version = compute_version(track)  # before the runs are read: at worst the rows are newer than it says
@@ -97,7 +97,7 @@ def recompute_table(track: Track, axis: Axis) -> bool:
 
 @transaction.atomic
 def replace_rows(table: StandingsTable, standings: TrackStandings, version: str) -> bool:
-    """Replace a table unless another task has replaced it since `table` was read; return whether this call did."""
+    """Replace a table unless another task has done so since `table` was read; return whether this call did."""
     rows = build_rows(table, standings)
     unchanged = StandingsTable.objects.filter(pk=table.pk, version=table.version, computed_at=table.computed_at)
     is_ours = unchanged.update(version=version, computed_at=timezone.now(), **build_table_fields(standings, rows))
@@ -132,7 +132,7 @@ def build_table_fields(standings: TrackStandings, rows: list[Standing]) -> dict[
 
 
 def find_leader(rows: Iterable[Standing]) -> int | None:
-    """Return the entry that holds the record; while there is none, the first compared one besides the baseline."""
+    """Return the entry that holds the record, else the first compared one besides the baseline."""
     compared = [row for row in rows if not row.is_baseline and row.multiplier is not None]
     records = [row for row in compared if row.trust == Run.Trust.RECORD]
     return next((row.entry_id for row in records or compared), None)
@@ -157,7 +157,7 @@ def build_row(
         run_ids=[run.run for run in runs],
         run_count=len(runs),
         latest_run_id=row.latest.run,
-        finished_at=max((run.finished_at for run in runs if run.finished_at), default=None),
+        finished_at=row.finished_at,
         trust=row.trust,
         bits_per_byte=row.bits_per_byte,
         bits_per_byte_stderr=mean(run.stderr for run in runs),
@@ -194,12 +194,11 @@ def build_estimate_fields(estimate: EntryMultiplier, titles: dict[int, str], bas
 
 
 def is_record(row: EntryStanding) -> bool:
-    """Return whether the entry's confirmation runs broke the record, now or once, and its multiplier is known."""
+    """Return whether the entry broke the record, now or once, and its multiplier is known."""
     has_multiplier = row.estimate is not None and bool(row.estimate.cm)
     return has_multiplier and not row.is_baseline and row.latest.confirmation.startswith(RECORD_CONFIRMED)
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are known."""
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    return fmean(known) if known else None

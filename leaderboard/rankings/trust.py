@@ -1,13 +1,13 @@
-"""How far a run's result can be relied on, and what changes that. Another thing than its state.
+"""How far a run's result can be relied on, apart from its state.
 
-    provisional   nothing but the word of a node that nobody vouches for: such a run is shown and does not count
-    scored        a trusted node scored the checkpoint, and whoever trained it is trusted, is vetted by BOINC's rule
-                  (`scheduler.node_vetting`), or had a stretch of this very run replayed elsewhere with the same outcome
+    provisional   trained on an unvetted node: shown, not compared
+    scored        scored on a trusted node, and trained on nodes that are trusted, vetted (`scheduler.node_vetting`) or
+                  confirmed by a replay of this run
     replicated    the entry's confirmation, on unrelated trusted nodes, agrees with it
     record        a confirmation run of the entry that holds the record
-    disputed      a replay or the confirmation contradicts it: it does not count until a maintainer has looked
+    disputed      a replay or the confirmation contradicts it: not compared until a maintainer settles it
 
-All changes are conditional UPDATEs with an event, and nothing but a maintainer's word leads away from `disputed`.
+All changes are conditional UPDATEs with an event; only a maintainer ends `disputed`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from scheduler import node_vetting
 from scheduler.models import Event, Job, Lease, Node
 
 RELIABLE = (Run.Trust.SCORED, Run.Trust.REPLICATED, Run.Trust.RECORD)
-"""Trust of runs that a multiplier may be made of."""
+"""Trust of runs that multipliers are computed from."""
 REACHED_FROM = {
     Run.Trust.SCORED: (Run.Trust.PROVISIONAL,),
     Run.Trust.REPLICATED: (Run.Trust.SCORED, Run.Trust.RECORD),
     Run.Trust.RECORD: (Run.Trust.SCORED, Run.Trust.REPLICATED),
     Run.Trust.DISPUTED: (Run.Trust.PROVISIONAL, *RELIABLE),
 }
-"""From where each is reached."""
 
 
 def transition_trust(run: Run, to: Run.Trust, *, actor: str, sentence: str) -> bool:
-    """Change a run's trust if the rules lead there from where it is; return whether this call did."""
+    """Change a run's trust if the transition is allowed; return whether this call did."""
     return change_trust(run, to, REACHED_FROM[to], actor, sentence)
 
 
 def settle_dispute(run: Run, actor: str) -> bool:
-    """A maintainer has looked into a dispute and found the run in order."""
     return change_trust(
         run, Run.Trust.SCORED, (Run.Trust.DISPUTED,), actor, "The dispute is settled: the result counts again."
     )
@@ -61,13 +59,13 @@ def change_trust(run: Run, to: Run.Trust, since: tuple[Run.Trust, ...], actor: s
 
 
 def find_related_nodes(entry: Entry) -> list[int]:
-    """Return the ids of the nodes that trained the entry, confirmations aside."""
+    """Return the ids of the nodes that trained the entry, confirmations excepted."""
     trained = entry.runs.exclude(purpose=Run.Purpose.CONFIRMATION).values("job")
     return sorted(Lease.objects.filter(job__in=trained).values_list("node", flat=True).distinct())
 
 
 def find_related_people(entry: Entry) -> list[int]:
-    """Return the user ids of its author, of who entered it, and of those who lent what trained it."""
+    """Return the user ids of its author, of who entered it, and of the owners of its nodes."""
     people = User.objects.filter(
         Q(pk=entry.requested_by_id) | Q(username__iexact=entry.author) | Q(node__in=find_related_nodes(entry))
     )
@@ -75,7 +73,7 @@ def find_related_people(entry: Entry) -> list[int]:
 
 
 def build_unrelated_constraints(entry: Entry) -> dict[str, Any]:
-    """Return the fields of a job that only trusted nodes may do which have nothing to do with the entry."""
+    """Return the fields of a job for trusted nodes unrelated to the entry."""
     return {
         "needs_trusted": True,
         "excluded_nodes": find_related_nodes(entry),
@@ -84,7 +82,6 @@ def build_unrelated_constraints(entry: Entry) -> dict[str, Any]:
 
 
 def find_unrelated_nodes(entry: Entry) -> QuerySet[Node]:
-    """Return the nodes that may confirm the entry."""
     nodes = Node.objects.filter(trusted=True).exclude(state=Node.State.BANNED).exclude(pk__in=find_related_nodes(entry))
     return nodes.filter(Q(owner=None) | ~Q(owner__in=find_related_people(entry)))
 
@@ -93,12 +90,10 @@ def find_unrelated_nodes(entry: Entry) -> QuerySet[Node]:
 
 
 def find_training_nodes(job: Job) -> QuerySet[Node]:
-    """Return the nodes whose work is in the job's checkpoints."""
     return Node.objects.filter(leases__checkpoints__job=job).distinct()
 
 
 def is_proven(run: Run) -> bool:
-    """Whether its training can be relied on."""
     if run.replays.filter(state=Replay.State.AGREED).exists():
         return True
     return run.job is not None and all(node_vetting.is_result_accepted(node) for node in find_training_nodes(run.job))

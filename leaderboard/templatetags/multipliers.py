@@ -1,4 +1,4 @@
-"""What templates need to tell of standings, multipliers and badges."""
+"""Template filters and tags for standings, multipliers and trust badges."""
 
 from __future__ import annotations
 
@@ -42,13 +42,11 @@ def badge(trust: str) -> SafeString:
 
 @register.inclusion_tag("leaderboard/parts/badges.html")
 def badges() -> dict[str, Any]:
-    """Explain every badge: where the badges' links lead."""
     return {"meanings": explanations.TRUST_MEANINGS.items()}
 
 
 @register.filter
 def verdict_class(row: Standing) -> str:
-    """Return better, worse or level: how a row is drawn."""
     low, high = row.multiplier_low, row.multiplier_high
     if low is None or high is None:
         return "level"

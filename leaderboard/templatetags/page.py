@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from django import template
 from django.conf import settings
 from django.db.models import Q
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -20,39 +21,13 @@ from scheduler.models import Node
 
 register = template.Library()
 register.filter("budget", formatting.budget)
+register.filter(formatting.decimals)
+register.filter(path)
 NEAR_SECONDS = 20 * 3600
 
 
-def format_or_missing(write: Callable[[float], str], value: float | None) -> str:
-    return formatting.MISSING if value is None else write(value)
-
-
-@register.filter
-def compact(value: float | None) -> str:
-    return format_or_missing(formatting.compact, value)
-
-
-@register.filter
-def power(value: float | None) -> str:
-    return format_or_missing(formatting.power, value)
-
-
-@register.filter
-def binary(value: float | None) -> str:
-    return format_or_missing(formatting.binary, value)
-
-
-@register.filter
-def duration(value: float | None) -> str:
-    return format_or_missing(formatting.duration, value)
-
-
-@register.filter
-def decimals(value: float | None, digits: int) -> str:
-    return format_or_missing(lambda number: f"{number:.{digits}f}", value)
-
-
-register.filter(path)
+for write in (formatting.compact, formatting.power, formatting.binary, formatting.duration):
+    register.filter(write.__name__, partial(formatting.format_or_missing, write))
 
 
 @register.filter
@@ -70,7 +45,6 @@ def percent(fraction: float) -> str:
 
 @register.filter
 def hardware(node: Node) -> str:
-    """Return what the machine is, in a line."""
     facts = node.hardware
     memory = facts.get("memory_bytes")
     parts = [
@@ -79,7 +53,7 @@ def hardware(node: Node) -> str:
             for gpu, count in Counter(facts.get("gpus", [])).items()
         ),
         f"{facts['cpus']} cores" if facts.get("cpus") else "",
-        binary(memory) if memory else "",
+        formatting.binary(memory) if memory else "",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -106,13 +80,13 @@ def moment(at: datetime | None, show: str = "moment") -> SafeString | str:
 
 @register.filter
 def how_near(at: datetime | None) -> str:
-    """Return how to show a moment: by the clock where there is no doubt of which day it is, else by day and hour."""
+    """Return which format of `moment` is unambiguous: "clock" within 20 hours, else "moment"."""
     return "clock" if at is None or abs((datetime.now(UTC) - at).total_seconds()) < NEAR_SECONDS else "moment"
 
 
 @register.inclusion_tag("leaderboard/parts/foot.html")
 def foot() -> dict[str, Any]:
-    """Where to go on from any page, and whom to thank."""
+    """Links and acknowledgements at the foot of every page."""
     parted = (line.rpartition(" ") for line in settings.ACKNOWLEDGEMENTS)
     thanked = [
         (name, address) if address.startswith(("https://", "http://")) and name else (f"{name} {address}".strip(), "")
@@ -124,7 +98,7 @@ def foot() -> dict[str, Any]:
 
 @register.inclusion_tag("leaderboard/parts/banner.html")
 def unboxed_nodes() -> dict[str, Any]:
-    """Warn of nodes that run jobs without a sandbox, and tell what is a demo. One query for both."""
+    """Warn of nodes that run jobs without a sandbox, and label the demo. One query."""
     states = [Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]
     present = Node.objects.filter(Q(state__in=states) | Q(name=demo_label.NODE))
     nodes = list(present.values_list("name", "hardware"))
@@ -132,3 +106,25 @@ def unboxed_nodes() -> dict[str, Any]:
         "nodes": [name for name, hardware in nodes if (hardware.get("sandboxes") or [""])[0] == "none"],
         "demo": demo_label.WORDS if any(name == demo_label.NODE for name, _ in nodes) else "",
     }
+
+
+@register.simple_tag
+def card(view: str, of: int | str, title: str, about: str = "") -> SafeString:
+    """Write the OpenGraph tags of a page; `view` draws its image of the object `of`."""
+    return format_html(
+        '<meta property="og:type" content="article"><meta property="og:site_name" content="{site}">'
+        '<meta property="og:title" content="{title}"><meta property="og:description" content="{about}">'
+        '<meta property="og:image" content="{picture}"><meta property="og:image:type" content="image/png">'
+        '<meta property="og:image:width" content="1200"><meta property="og:image:height" content="630">'
+        '<meta property="og:image:alt" content="{title}: its curve and its numbers">'
+        '<meta name="twitter:card" content="summary_large_image">',
+        site=settings.SITE_NAME, title=title, about=about[:200], picture=settings.SITE_URL + reverse(view, args=[of]),
+    )  # fmt: skip
+
+
+@register.simple_tag
+def feed(view: str, title: str, *of: int | str) -> SafeString:
+    """Write the link by which feed readers find a page's feed."""
+    return format_html(
+        '<link rel="alternate" type="application/atom+xml" title="{}" href="{}">', title, reverse(view, args=of)
+    )

@@ -1,4 +1,4 @@
-"""What templates need to tell of entries and runs."""
+"""Template filters for entries, runs and the calendar."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from django.utils.html import format_html
 
 from leaderboard import formatting, reproduction
 from leaderboard.job_handlers.generation import can_generate
-from leaderboard.models import Entry, Run
+from leaderboard.models import Entry, Night, Run
 from leaderboard.models.entries import web_address
 from leaderboard.runs import list_rewind_steps
+from leaderboard.schedule.calendar import NextNightly
 from scheduler.models import Job
 
 register = template.Library()
@@ -31,6 +32,9 @@ STATUS = {
     Run.State.CANCELLED: "cancelled",
 }
 
+DUE = {"stays": "delayed", "waits": "no platform", "baseline": "main is broken", "leaves": "on time"}
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
 NEXT = {
     Entry.State.PROPOSED: "Waits for a maintainer to read and approve exactly this commit.",
     Entry.State.SMOKE: "A short trial on a CPU runs first; then a maintainer reads this commit.",
@@ -42,20 +46,19 @@ NEXT = {
 
 @dataclass(frozen=True)
 class Stop:
-    """A station of a run's way, with the leg that leads on from it."""
+    """A stop of a run's way, with the leg to the next one."""
 
     name: str
     state: str
     """passed, here, ahead or failed."""
     at: datetime | None
     leg: float | None = None
-    """How much of the way to the next stop lies behind, 0 to 1; None at the last stop."""
+    """Completed share of the leg; None at the last stop."""
     leg_name: str = ""
 
 
 @register.filter
 def status(run: Run) -> str:
-    """Return the run's state in the words of a timetable."""
     if run.state == Run.State.TRAINING and not run.step:
         return "boarding"
     return STATUS[Run.State(run.state)]
@@ -63,7 +66,6 @@ def status(run: Run) -> str:
 
 @register.filter
 def stops(run: Run) -> list[Stop]:
-    """Return the way of a run: from its departure through training and scoring to the board."""
     ended = run.state in (Run.State.FAILED, Run.State.CANCELLED)
     trained = run.trained_at is not None or run.state in (Run.State.SCORING, Run.State.FINISHED)
     finished = run.state == Run.State.FINISHED
@@ -79,13 +81,12 @@ def stops(run: Run) -> list[Stop]:
 
 @register.filter
 def is_moving(run: Run) -> bool:
-    """Return whether training has begun and is not over."""
     return run.state in (Run.State.TRAINING, Run.State.PAUSED) and run.step > 0
 
 
 @register.filter
 def checks_in_words(run: Run) -> list[str]:
-    """Return what the scorer tried in order to catch a model that cheats; a finished run has passed all of it."""
+    """Describe the scorer's checks against cheating, all of which a finished run has passed."""
     prefix, causality, order = (run.checks.get(name) or {} for name in ("prefix", "causality", "order"))
     sentences = []
     if cuts := prefix.get("cuts"):
@@ -95,13 +96,12 @@ def checks_in_words(run: Run) -> list[str]:
     if changes := causality.get("changes"):
         sentences.append(f"{changes} changes of later words left its earlier answers alone.")
     if rows := order.get("rows"):
-        sentences.append(f"{rows} answers were asked for again in another order and other company, and were the same.")
+        sentences.append(f"{rows} answers were the same in a different batch order and composition.")
     return sentences
 
 
 @register.filter
 def decision(entry: Entry) -> str:
-    """Return how far an entry is that has no result yet."""
     if entry.state == Entry.State.PROPOSED and entry.smoke.get("passed") is False:
         return "Its smoke run failed. A push that mends it is a new entry, and starts another."
     return entry.reason or NEXT[Entry.State(entry.state)]
@@ -109,15 +109,14 @@ def decision(entry: Entry) -> str:
 
 @register.filter
 def decision_awaited(run: Run) -> str:
-    """Return what a run waits for that is not in the queue."""
     return run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first."
 
 
 @register.filter
 def parameters(run: Run) -> int | None:
-    """Return the model's size: as scored, else as the training process says."""
-    said = run.config.get("parameters", {})
-    return run.parameters or (said.get("total") if isinstance(said, dict) else None)
+    """Return the model's size: as scored, else as the training process reports it."""
+    reported = run.config.get("parameters", {})
+    return run.parameters or (reported.get("total") if isinstance(reported, dict) else None)
 
 
 @register.filter
@@ -130,7 +129,7 @@ register.filter(can_generate)
 
 @register.filter
 def run_of(job: Job) -> Run | None:
-    """Return the run that a train or score job belongs to; take the job with both selected."""
+    """Return the run of a train or score job, which should be selected with the job."""
     return getattr(job, "run", None) or getattr(job, "scored_run", None)
 
 
@@ -139,7 +138,7 @@ register.filter(web_address)
 
 @register.filter
 def commit_url(entry: Entry) -> str:
-    """Return where the commit can be read, or nothing for a repository that is only a folder of the server."""
+    """Return the commit's address; empty for a folder of the server."""
     if not entry.public_repository:
         return ""
     return f"{entry.public_repository.rstrip('/').removesuffix('.git')}/commit/{entry.sha}"
@@ -147,7 +146,7 @@ def commit_url(entry: Entry) -> str:
 
 @register.filter
 def changes_url(entry: Entry) -> str:
-    """Return where its difference from main can be read in full; empty where that is not known."""
+    """Return the address of its difference from main; empty if unknown."""
     if not entry.base_sha or not entry.public_repository.startswith("https://github.com/"):
         return ""
     return f"{entry.public_repository.rstrip('/').removesuffix('.git')}/compare/{entry.base_sha}...{entry.sha}"
@@ -155,7 +154,7 @@ def changes_url(entry: Entry) -> str:
 
 @register.filter
 def provenance(run: Run) -> Iterator[tuple[str, Any]]:
-    """Yield what it takes to know where a result comes from. Paths of the server stay on the server."""
+    """Yield the facts of a result's origin. Paths of the server are left out."""
     dataset, size = run.config.get("dataset", {}), parameters(run)
     yield "Commit", run.entry.sha
     if run.entry.public_repository:
@@ -182,9 +181,9 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
 
 
 register.filter("rewind_steps", list_rewind_steps)
-register.filter("commands", reproduction.commands)
-register.filter("environment", reproduction.environment)
-register.filter("lock", reproduction.lock)
+register.filter("commands", reproduction.write_commands)
+register.filter("environment", reproduction.list_environment)
+register.filter("lock", reproduction.write_lock)
 
 
 @register.filter
@@ -201,3 +200,35 @@ def signed(value: float) -> str:
 @register.filter
 def at(values: Sequence[Any], place: int) -> Any:
     return values[place]
+
+
+# --- the calendar -----------------------------------------------------------------------------------------------------
+
+
+@register.filter
+def due_status(line: NextNightly) -> str:
+    return DUE[line.state]
+
+
+@register.filter
+def night_state(night: Night) -> str:
+    return night.run.state if night.run else Run.State.CANCELLED
+
+
+@register.filter
+def night_word(night: Night) -> str:
+    if night.run is None:
+        return "cancelled"
+    if night.run.state == Run.State.FINISHED:
+        return f"{night.run.bits_per_byte:.4f}"
+    return status(night.run)
+
+
+@register.filter
+def weekday(number: int) -> str:
+    return DAYS[number]
+
+
+@register.filter
+def seconds_since(end: datetime, begin: datetime) -> float:
+    return (end - begin).total_seconds()

@@ -7,7 +7,6 @@ from typing import Any
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
-from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
@@ -29,6 +28,7 @@ from leaderboard.views.live import (
     format_revision,
     get_standings_revision,
     latest_event,
+    render_live,
 )
 from trainer.scoring.multiplier import AXES
 
@@ -39,7 +39,6 @@ BOUNTIES = 5
 
 @require_safe
 def board(request: HttpRequest) -> HttpResponse:
-    """The default track's table."""
     query = BoardQuery.from_address(request.GET)
     tracks = list_tracks(query)
     default = min(tracks, key=lambda track: not track.is_default, default=None)
@@ -57,7 +56,7 @@ def track(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def list_tracks(query: BoardQuery) -> list[Track]:
-    """Return all tracks with their standings and the revision of the page. One query."""
+    """Return all tracks with their standings and the page's revision. One query."""
     tracks = Track.objects.in_order().with_standings(query.axis)
     return list(tracks.annotate(latest_event=LATEST_EVENT, latest_standings=LATEST_COMPUTATION))
 
@@ -107,7 +106,6 @@ def list_runs(track: Track) -> dict[str, list[Run]]:
 
 
 def sort_live_runs(runs: list[Run]) -> list[Run]:
-    """Return the runs by start, the nightly one first."""
     return sorted(runs, key=lambda run: (run.purpose != Run.Purpose.NIGHTLY, run.started_at or timezone.now(), run.pk))
 
 
@@ -115,7 +113,7 @@ def build_train_context(live: list[Run]) -> dict[str, Any]:
     """Return the context of `parts/train.html`."""
     if not live:
         return {"run": None}
-    return {"run": live[0], "picture": curve_svg.picture(live[0], curve_svg.curve_of(live[0]))}
+    return {"run": live[0], "picture": curve_svg.picture(live[0], curve_svg.load_curve(live[0]))}
 
 
 def track_etag(request: HttpRequest, slug: str) -> str:
@@ -126,13 +124,9 @@ def track_etag(request: HttpRequest, slug: str) -> str:
 @condition(etag_func=track_etag)
 def track_live(request: HttpRequest, slug: str) -> JsonResponse:
     context = build_train_context(sort_live_runs(list(Run.objects.live().filter(track__slug=slug))))
-    return JsonResponse(
-        {
-            "parts": {"train": render_to_string("leaderboard/parts/train.html", context)} if context["run"] else {},
-            "revision": get_standings_revision(),
-            "wait": LIVE_SECONDS if context["run"] else IDLE_SECONDS,
-        }
-    )
+    templates = {"train": "train.html"} if context["run"] else {}
+    wait = LIVE_SECONDS if context["run"] else IDLE_SECONDS
+    return render_live(templates, context, revision=get_standings_revision(), wait=wait)
 
 
 def results_etag(request: HttpRequest, **where: Any) -> str:
@@ -143,7 +137,7 @@ def results_etag(request: HttpRequest, **where: Any) -> str:
 @require_safe
 @condition(etag_func=results_etag)
 def track_results(request: HttpRequest, slug: str) -> JsonResponse:
-    """The records behind a track's multipliers, and these: what `dailytrain multiplier` takes."""
+    """The records behind a track's multipliers, as `dailytrain multiplier` reads them."""
     track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
     return build_results_response({**load_results(track, parse_axis(request.GET))})
 

@@ -1,4 +1,4 @@
-"""The calendar: tonight, five weeks, the hours of the tracks, the diary; and the feed."""
+"""The calendar page and feed."""
 
 from __future__ import annotations
 
@@ -25,24 +25,21 @@ WEEKS = 5
 SHOWN_NIGHTS = 14
 DAY_SECONDS = 86_400
 KEPT_SECONDS = 300
-"""Of the feed, by whoever fetches it."""
 
 
 @dataclass
 class Day:
-    """A field of the calendar."""
-
     date: date
     is_today: bool
     is_past: bool
     nights: list[Night] = field(default_factory=list)
     due: list[CalendarEvent] = field(default_factory=list)
     is_far: bool = False
-    """Beyond next week, where one night is like another."""
+    """Beyond next week; narrow pages leave such days out."""
 
     @property
     def departures(self) -> list[tuple[datetime, str, list[Track]]]:
-        """Return what leaves on this day: when, what, and on which tracks."""
+        """Return time, kind and tracks of the day's events."""
         found: dict[tuple[datetime, str], list[Track]] = {}
         for one in self.due:
             found.setdefault((one.begins, one.what), []).append(one.track)
@@ -50,13 +47,13 @@ class Day:
 
     @property
     def is_telling(self) -> bool:
-        """Whether a narrow page, which lists the days, needs it."""
+        """Whether a narrow page lists it."""
         return bool(self.nights) or any(one.what == "monthly" or not self.is_far for one in self.due)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of a track's week, in per cent of it."""
+    """A part of a track's week, in per cent."""
 
     left: float
     width: float
@@ -64,7 +61,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Week:
-    """The hours of a track, drawn and in words."""
+    """A track's hours."""
 
     track: Track
     bars: list[Bar]
@@ -80,10 +77,10 @@ def calendar(request: HttpRequest) -> HttpResponse:
     context = {
         "now": now,
         "tonight": list_next_nightlies(due, nights, now),
-        "weeks": weeks(due, nights, now),
+        "weeks": build_weeks(due, nights, now),
         "monthly": next((one for one in due if one.what == "monthly"), None),
         "several": len({night.track_id for night in nights} | {one.track.pk for one in due if one.what != "hours"}) > 1,
-        "hours": [week(track, due, now) for track in with_hours(due)],
+        "hours": [build_week(track, due, now) for track in list_tracks_with_hours(due)],
         "nights": nights[:SHOWN_NIGHTS],
         "months": list_recent_months(),
         "hour_marks": [Bar(100 * day / 7, 100 / 7) for day in range(7)],
@@ -91,13 +88,13 @@ def calendar(request: HttpRequest) -> HttpResponse:
     return render(request, "leaderboard/calendar.html", context)
 
 
-def with_hours(due: Sequence[CalendarEvent]) -> list[Track]:
+def list_tracks_with_hours(due: Sequence[CalendarEvent]) -> list[Track]:
     found = {one.track.pk: one.track for one in due if one.what == "hours"}
     return sorted(found.values(), key=lambda track: (track.position, track.slug))
 
 
-def weeks(due: Sequence[CalendarEvent], nights: Sequence[Night], now: datetime) -> list[list[Day]]:
-    """Return five weeks (UTC), Monday first: last week, this one, and what is coming."""
+def build_weeks(due: Sequence[CalendarEvent], nights: Sequence[Night], now: datetime) -> list[list[Day]]:
+    """Return five weeks (UTC) from Monday of last week."""
     today = now.astimezone(UTC).date()
     first = today - timedelta(days=today.weekday() + 7)
     days = {
@@ -115,25 +112,25 @@ def weeks(due: Sequence[CalendarEvent], nights: Sequence[Night], now: datetime) 
     return [listed[at : at + 7] for at in range(0, len(listed), 7)]
 
 
-def week(track: Track, due: Sequence[CalendarEvent], now: datetime) -> Week:
+def build_week(track: Track, due: Sequence[CalendarEvent], now: datetime) -> Week:
     stretches = list(track.hours.all())
     mine = [one for one in due if one.what == "hours" and one.track.pk == track.pk]
     first = min(mine, key=lambda one: one.begins, default=None)
     is_open = first is not None and first.begins <= now
-    return Week(track, [bar for one in stretches for bar in bars(one)], stretches, first, is_open)
+    return Week(track, [bar for one in stretches for bar in build_bars(one)], stretches, first, is_open)
 
 
-def bars(hours: TrackHours) -> list[Bar]:
-    """Return a stretch on a strip from Monday 0:00 to Sunday 24:00; one over Sunday's end comes as two."""
-    begin = hours.weekday * DAY_SECONDS + seconds(hours.start)
-    lasts = (seconds(hours.end) - seconds(hours.start)) % DAY_SECONDS or DAY_SECONDS
+def build_bars(hours: TrackHours) -> list[Bar]:
+    """Return the bars of a period on a strip from Monday to Sunday; one across Sunday's end gives two."""
+    begin = hours.weekday * DAY_SECONDS + count_seconds(hours.start)
+    lasts = (count_seconds(hours.end) - count_seconds(hours.start)) % DAY_SECONDS or DAY_SECONDS
     whole = 7 * DAY_SECONDS
     over = max(0, begin + lasts - whole)
     parts = [(begin, lasts - over), *([(0, over)] if over else [])]
     return [Bar(round(100 * at / whole, 3), round(100 * length / whole, 3)) for at, length in parts]
 
 
-def seconds(at: time) -> int:
+def count_seconds(at: time) -> int:
     return at.hour * 3600 + at.minute * 60 + at.second
 
 

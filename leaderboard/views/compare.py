@@ -1,4 +1,4 @@
-"""Runs beside each other: `/compare/?runs=1,2`, up to ten. The address is all there is to share."""
+"""Comparison of up to ten runs: `/compare/?runs=1,2`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.views.decorators.http import condition, require_safe
 
 from leaderboard import comparison
 from leaderboard.charts import curve_svg
-from leaderboard.charts.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
+from leaderboard.charts.panels import SMOOTHINGS, Shown, View, build_panels, build_points_table, script_columns
 from leaderboard.models import Entry, Run, Score, Standing, StandingsTable
 from leaderboard.rankings import paired_comparison
 from leaderboard.rankings.standings_store import load_standings
@@ -22,23 +22,23 @@ from leaderboard.views.live import LIVE_SECONDS
 from leaderboard.views.runs import X_LABELS, build_query_string
 
 MAX_POINTS = 1000
-"""Of all curves together; a chart of ten needs fewer of each."""
+"""Of all curves together."""
 MAX_ROWS, MIN_ROWS = 32, 4
-"""Of the tables behind all curves together, and of each at least."""
+"""Of all tables together, and of each at least."""
 MAX_SUGGESTIONS = 6
 
 
 @require_safe
 def compare(request: HttpRequest) -> HttpResponse:
-    """`?runs=1,2`; `?runs=1&runs=2`, which forms send, redirects to that. `&paired=1` compares item by item."""
-    asked = parse_run_ids(request.GET.getlist("runs"))
-    canonical = ",".join(map(str, asked))
+    """`?runs=1,2`; `?runs=1&runs=2` of forms redirects there. `&paired=1` compares item by item."""
+    run_ids = parse_run_ids(request.GET.getlist("runs"))
+    canonical = ",".join(map(str, run_ids))
     if request.GET.getlist("runs") not in ([], [canonical]):
         return redirect(f"{reverse('compare')}{build_query_string(request, runs=canonical)}".replace("%2C", ","))
-    runs = list_runs_in_order(asked)
+    runs = list_runs_in_order(run_ids)
     context = {
         "runs": list(zip(range(len(runs)), runs, list_addresses_without(request, runs), strict=True)),
-        "gone": [number for number in asked if number not in {run.pk for run in runs}],
+        "gone": [number for number in run_ids if number not in {run.pk for run in runs}],
         "suggested": list_suggestions(runs),
         "chosen": ",".join(str(run.pk) for run in runs),
         "most": MAX_RUNS,
@@ -49,7 +49,7 @@ def compare(request: HttpRequest) -> HttpResponse:
 
 
 def list_runs_in_order(ids: Sequence[int]) -> list[Run]:
-    """Return the runs that exist, in this order. A notebook has no curve of ours."""
+    """Return the runs that exist, in this order, without notebooks, which have no curve."""
     found = Run.objects.with_entry().exclude(entry__kind=Entry.Kind.NOTEBOOK).in_bulk(ids) if ids else {}
     return [found[run_id] for run_id in ids if run_id in found]
 
@@ -59,13 +59,13 @@ def is_on_board(run: Run) -> bool:
 
 
 def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any]:
-    view, rows_each = View.asked(request.GET), max(MIN_ROWS, MAX_ROWS // len(runs))
-    curves = curves_of(runs)
-    drawn = panels([Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)], view)
-    differ, alike = comparison.differences(runs)
+    view, rows_each = View.from_query(request.GET), max(MIN_ROWS, MAX_ROWS // len(runs))
+    curves = load_comparison_curves(runs)
+    drawn = build_panels([Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)], view)
+    differ, alike = comparison.compare_settings(runs)
     same_track = [run for run in runs if run.track_id == runs[0].track_id]
     pairs = comparison.compare_pairs(same_track) if is_on_board(runs[0]) else None
-    scores = comparison.score_rows(runs, Score.objects.filter(run__in=runs))
+    scores = comparison.build_score_rows(runs, Score.objects.filter(run__in=runs))
     link = request.build_absolute_uri(f"{reverse('compare')}?runs={','.join(str(run.pk) for run in runs)}")
     return {
         "view": view,
@@ -73,7 +73,7 @@ def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any
         "smoothings": SMOOTHINGS,
         "main_panel": drawn[0] if drawn else None,
         "small_panels": drawn[1:],
-        "numbers": [(number, run, table(curves[run.pk], rows_each)) for number, run in enumerate(runs)],
+        "numbers": [(number, run, build_points_table(curves[run.pk], rows_each)) for number, run in enumerate(runs)],
         "differ": differ,
         "alike": alike,
         "pairs": pairs,
@@ -82,12 +82,12 @@ def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any
         "paired": paired_comparison.compare_with_first(runs) if "paired" in request.GET else None,
         "paired_address": build_query_string(request, paired="1"),
         "most_paired": paired_comparison.MOST,
-        "markdown": comparison.markdown(runs, differ, pairs, scores, link),
+        "markdown": comparison.write_markdown(runs, differ, pairs, scores, link),
     }
 
 
-def curves_of(runs: Sequence[Run]) -> dict[int, curve_svg.Curve]:
-    return curve_svg.curves_of(runs, min(curve_svg.PICTURE_POINTS, MAX_POINTS // max(len(runs), 1)))
+def load_comparison_curves(runs: Sequence[Run]) -> dict[int, curve_svg.Curve]:
+    return curve_svg.load_curves(runs, min(curve_svg.PICTURE_POINTS, MAX_POINTS // max(len(runs), 1)))
 
 
 def list_addresses_without(request: HttpRequest, runs: Sequence[Run]) -> list[str]:
@@ -97,7 +97,7 @@ def list_addresses_without(request: HttpRequest, runs: Sequence[Run]) -> list[st
 
 
 def list_suggestions(runs: Sequence[Run]) -> list[Standing]:
-    """Return rows whose runs are worth adding: the baseline's, the leader's, then the board's from the top."""
+    """Return rows worth adding: the baseline's, the leader's, then the board's from the top."""
     if not runs or not is_on_board(runs[0]):
         return []
     table: StandingsTable = load_standings(runs[0].track)
@@ -113,17 +113,17 @@ def list_suggestions(runs: Sequence[Run]) -> list[Standing]:
 
 
 def curves_etag(request: HttpRequest) -> str:
-    asked = parse_run_ids(request.GET.getlist("runs"))
-    known = Run.objects.filter(pk__in=asked).values_list("pk", "revision", "state").order_by("pk")
+    run_ids = parse_run_ids(request.GET.getlist("runs"))
+    known = Run.objects.filter(pk__in=run_ids).values_list("pk", "revision", "state").order_by("pk")
     return f'"{".".join(f"{run}-{revision}-{state}" for run, revision, state in known)}"'
 
 
 @require_safe
 @condition(etag_func=curves_etag)
 def curves(request: HttpRequest) -> JsonResponse:
-    """The curves of `?runs=1,2` as columns: for the scripts of this page and of a run's."""
+    """The curves of `?runs=1,2` as columns, for the scripts of this page and of the run page."""
     runs = list_runs_in_order(parse_run_ids(request.GET.getlist("runs")))
-    found = curves_of(runs)
+    found = load_comparison_curves(runs)
     return JsonResponse(
         {
             "parts": {},

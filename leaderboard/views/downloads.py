@@ -59,7 +59,6 @@ def run_csv(request: HttpRequest, run_id: int) -> HttpResponse:
 @require_safe
 @condition(etag_func=run_etag)
 def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
-    """The whole log."""
     if (error := build_rate_limit_response(request, "log")) is not None:
         return error
     run = get_object_or_404(Run, pk=run_id)

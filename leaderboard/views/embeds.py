@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 from leaderboard.board.query import parse_axis
 from leaderboard.charts import curve_svg
 from leaderboard.charts.frontier import build_frontier, load_records
-from leaderboard.charts.panels import METRICS, Shown, View, panels
+from leaderboard.charts.panels import METRICS, Shown, View, build_panels
 from leaderboard.models import Run, Track
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import parse_run_ids
@@ -50,7 +50,7 @@ def embed_run(request: HttpRequest, run_id: int) -> HttpResponse:
         "title": f"{found.entry.title}, seed {found.seed}",
         "page": found.get_absolute_url(),
         "run": found,
-        "picture": curve_svg.picture(found, curve_svg.curve_of(found), x),
+        "picture": curve_svg.picture(found, curve_svg.load_curve(found), x),
         "unit": "nats per token",
     }
     return render_embed(request, "the curve appears here with the first steps of training", context)
@@ -58,11 +58,11 @@ def embed_run(request: HttpRequest, run_id: int) -> HttpResponse:
 
 @require_safe
 def embed_comparison(request: HttpRequest) -> HttpResponse:
-    """The curves of `?runs=1,2`, and what says how they are drawn, as on the page."""
+    """The loss curves of `?runs=1,2`."""
     runs = comparison.list_runs_in_order(parse_run_ids(request.GET.getlist("runs")))
-    curves = comparison.curves_of(runs)
+    curves = comparison.load_comparison_curves(runs)
     shown = [Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)]
-    drawn = panels(shown, View.asked(request.GET), METRICS[:1])
+    drawn = build_panels(shown, View.from_query(request.GET), METRICS[:1])
     named = ",".join(str(run.pk) for run in runs)
     context = {
         "title": f"{len(runs)} runs, side by side",

@@ -24,7 +24,6 @@ from scheduler.models import Event
 from trainer.scoring.multiplier import AXES, EntryMultiplier
 
 MAX_RUNS = 200
-"""Of one entry, the latest."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class RunGroup:
     """Of the track's budget."""
     runs: list[Run]
     estimate: EntryMultiplier | None
-    """None where it has no multiplier at this scale."""
 
 
 @require_safe
@@ -72,7 +70,7 @@ def load_rows(table: StandingsTable, entry: Entry) -> dict[int, Standing]:
 
 
 def group_runs(runs: Sequence[Run], at_scales: Sequence[AtScale]) -> list[RunGroup]:
-    """Return the runs by track and budget, the largest budget first, with the multiplier there."""
+    """Return the runs by track and budget, the largest budget first."""
     groups: dict[tuple[int, str], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.track_id, run.budget].append(run)
@@ -82,7 +80,7 @@ def group_runs(runs: Sequence[Run], at_scales: Sequence[AtScale]) -> list[RunGro
 
 
 def build_comparison_link(table: StandingsTable, entry: Entry, rows: dict[int, Standing]) -> dict[str, str]:
-    """Return the runs to compare the entry with, as `compare` takes them, and their names; empty without any."""
+    """Return the runs and names for the link to `compare`; empty without anything to compare with."""
     own, leader = rows.get(entry.pk), rows.get(table.leader_id or 0)
     others = {
         "the record": leader if leader and leader.is_record else None,
@@ -96,7 +94,6 @@ def build_comparison_link(table: StandingsTable, entry: Entry, rows: dict[int, S
 
 
 def build_row_context(row: Standing | None) -> dict[str, Any]:
-    """Return an entry's row with its drawing, for a page that shows it alone."""
     scale = scale_of_row(row) if row else None
     return {"row": row, "scale": scale, "whisker": build_whisker(row, scale) if row else None}
 
@@ -104,7 +101,7 @@ def build_row_context(row: Standing | None) -> dict[str, Any]:
 @require_safe
 @condition(etag_func=results_etag)
 def entry_results(request: HttpRequest, entry_id: int) -> JsonResponse:
-    """The same, with the entry's own line on top."""
+    """The track's results file with the entry's own multiplier."""
     entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
     axis = parse_axis(request.GET)
     table = refresh_standings(entry.track, axis)

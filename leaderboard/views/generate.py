@@ -1,4 +1,4 @@
-"""Try it: a prompt, and the page on which the answer is written."""
+"""Prompts: the form, and the page of the answer."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from typing import Any
 from django import forms
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_http_methods, require_safe
 
 from leaderboard.job_handlers import generation as writing
 from leaderboard.models import Generation, Run, Track
-from leaderboard.views.live import LIVE_SECONDS, latest_event
+from leaderboard.views.live import LIVE_SECONDS, latest_event, render_live
 from leaderboard.views.same_origin import require_same_origin
 from scheduler.estimates import QueueEstimates, StartEstimate
 from scheduler.models import Job
 
 MOST_CHOICES = 60
 WRITING_SECONDS = 0.7
-"""How soon the page asks again while words come in."""
+"""Polling interval while the model writes."""
 LENGTHS = ((50, "a sentence or two"), (150, "a paragraph"), (400, "a page"))
 FIRST = {"tokens": 150, "temperature": 0.8}
 EXAMPLES = ("The train leaves at", "In the beginning", "import os")
 
 
 class PromptForm(forms.Form):
-    """What to write on from, and how."""
-
     run = forms.ModelChoiceField(label="Model", queryset=Run.objects.none(), widget=forms.NumberInput)
     prompt = forms.CharField(
         label="Begin a text",
@@ -57,33 +54,32 @@ class PromptForm(forms.Form):
 @require_same_origin
 @require_http_methods(["GET", "HEAD", "POST"])
 def try_it(request: HttpRequest) -> HttpResponse:
-    """The form; `?run=` chooses a model, `?prompt=` brings words along. A POST queues a prompt."""
+    """The form; `?run=` chooses a model, `?prompt=` fills in the prompt. A POST queues it."""
     if request.method == "POST":
-        said = request.POST.dict()
-        said["prompt"] = said.get("prompt", "").replace("\r\n", "\n")  # browsers send two characters and count one
-        return submit_prompt(request, PromptForm({**FIRST, **said}))
+        data = request.POST.dict()
+        data["prompt"] = data.get("prompt", "").replace("\r\n", "\n")  # browsers send two characters and count one
+        return submit_prompt(request, PromptForm({**FIRST, **data}))
     run = choose_run(request.GET.get("run", ""))
     given = {"run": run and run.pk, "prompt": request.GET.get("prompt", "")[: writing.MAX_PROMPT]}
-    return page(request, PromptForm(initial={**FIRST, **given}), run)
+    return render_form(request, PromptForm(initial={**FIRST, **given}), run)
 
 
 def submit_prompt(request: HttpRequest, form: PromptForm) -> HttpResponse:
-    """Queue the prompt and go to its page, or say why not."""
     status = 400
     if form.is_valid():
-        said = form.cleaned_data
-        question = writing.Prompt(said["prompt"], said["tokens"], said["temperature"])
+        data = form.cleaned_data
+        question = writing.Prompt(data["prompt"], data["tokens"], data["temperature"])
         try:
-            return redirect(writing.queue_generation(said["run"], question, identify_visitor(request)))
+            return redirect(writing.queue_generation(data["run"], question, identify_visitor(request)))
         except writing.GenerationError as error:
             form.add_error(None, str(error))
             status = 429
-    return page(request, form, form.cleaned_data.get("run"), status)
+    return render_form(request, form, form.cleaned_data.get("run"), status)
 
 
-def page(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 200) -> HttpResponse:
+def render_form(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 200) -> HttpResponse:
     context = {
-        **choices(form, run),
+        **build_choices(form, run),
         "open": writing.is_open(),
         "prospect": writing.estimate_generation_start(run) if run else None,
         "given_up_at": timezone.now() + writing.MAX_WAIT,
@@ -94,13 +90,13 @@ def page(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 
 
 
 def choose_run(word: str) -> Run | None:
-    """Return the run that the address names, if its model can write, else the best of the default track."""
-    asked = writing.list_generating_runs().filter(pk=word).first() if word.isdecimal() and len(word) < 19 else None
-    return asked or writing.get_best_run(Track.objects.default()) or writing.list_generating_runs().first()
+    """Return the run of `?run=` if its model can write, else the best of the default track."""
+    run = writing.list_generating_runs().filter(pk=word).first() if word.isdecimal() and len(word) < 19 else None
+    return run or writing.get_best_run(Track.objects.default()) or writing.list_generating_runs().first()
 
 
-def choices(form: PromptForm, run: Run | None) -> dict[str, Any]:
-    """Return the models that are offered: each entry's best run, by track, and the one that was chosen."""
+def build_choices(form: PromptForm, run: Run | None) -> dict[str, Any]:
+    """Return the context of the model choice: each entry's best run, by track."""
     seen: dict[tuple[int, int], Run] = {}
     for run_choice in writing.list_generating_runs()[: 4 * MOST_CHOICES]:
         seen.setdefault((run_choice.track_id, run_choice.entry_id), run_choice)
@@ -113,7 +109,7 @@ def choices(form: PromptForm, run: Run | None) -> dict[str, Any]:
 
 
 def identify_visitor(request: HttpRequest) -> str:
-    """Return whose prompts are counted together. Only the count is kept, for an hour."""
+    """Return the key under which prompts are counted, for an hour."""
     if request.user.is_authenticated:
         return f"user:{request.user.pk}"
     return writing.get_visitor_network(request.META.get("REMOTE_ADDR", ""))
@@ -127,42 +123,36 @@ def get_generation(token: str) -> Generation:
     return get_object_or_404(rows, token=token)
 
 
-def prospect(asked: Generation) -> StartEstimate | None:
-    """Return what can be said of one that waits for a node."""
-    return QueueEstimates(timezone.now()).get_estimate(asked.job) if asked.job.state == Job.State.QUEUED else None
+def estimate_start(found: Generation) -> StartEstimate | None:
+    return QueueEstimates(timezone.now()).get_estimate(found.job) if found.job.state == Job.State.QUEUED else None
 
 
 @require_safe
 def generation(request: HttpRequest, token: str) -> HttpResponse:
-    """What a model has written so far. With JavaScript the words come in; without, the page loads itself anew."""
-    asked = get_generation(token)
-    first = {"run": asked.run_id, "prompt": asked.prompt, "tokens": asked.tokens, "temperature": asked.temperature}
+    """What a model has written so far. Without JavaScript the page reloads itself."""
+    found = get_generation(token)
+    first = {"run": found.run_id, "prompt": found.prompt, "tokens": found.tokens, "temperature": found.temperature}
     context = {
-        **choices(PromptForm(initial=first), asked.run),
-        "generation": asked,
-        "prospect": prospect(asked),
+        **build_choices(PromptForm(initial=first), found.run),
+        "generation": found,
+        "prospect": estimate_start(found),
         "open": writing.is_open(),
         "kept": writing.RETENTION,
-        "revision": asked.job.state,
+        "revision": found.job.state,
     }
     return render(request, "leaderboard/generation.html", context)
 
 
 def generation_etag(request: HttpRequest, token: str) -> str:
-    asked = get_generation(token)
-    return f'"{asked.job.state}-{asked.job.attempts}-{len(asked.text)}-{asked.written}-{latest_event()}"'
+    found = get_generation(token)
+    return f'"{found.job.state}-{found.job.attempts}-{len(found.text)}-{found.written}-{latest_event()}"'
 
 
 @require_safe
 @condition(etag_func=generation_etag)
 def generation_live(request: HttpRequest, token: str) -> JsonResponse:
-    asked = get_generation(token)
-    waits = asked.job.state == Job.State.QUEUED
-    context = {"generation": asked, "prospect": prospect(asked)}
-    return JsonResponse(
-        {
-            "parts": {"written": render_to_string("leaderboard/parts/written.html", context)},
-            "revision": asked.job.state,
-            "wait": 0 if asked.is_over else LIVE_SECONDS if waits else WRITING_SECONDS,
-        }
-    )
+    found = get_generation(token)
+    waits = found.job.state == Job.State.QUEUED
+    context = {"generation": found, "prospect": estimate_start(found)}
+    wait = 0 if found.is_over else LIVE_SECONDS if waits else WRITING_SECONDS
+    return render_live({"written": "written.html"}, context, revision=found.job.state, wait=wait)

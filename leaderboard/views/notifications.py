@@ -1,4 +1,4 @@
-"""A person's notices: where they go, which ones, and the links in letters."""
+"""A user's notices, and the links in their e-mails."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from leaderboard.notifications.topics import list_choosable_topics
 
 
 class NoticesForm(forms.Form):
-    """A new place for notices."""
-
     kind = forms.ChoiceField(label="Where", widget=forms.RadioSelect)
     address = forms.CharField(
         label="Webhook URL, or e-mail address",
@@ -42,13 +40,13 @@ class NoticesForm(forms.Form):
         self.fields["topics"].choices = [(key, topic.label) for key, topic in list_choosable_topics(user).items()]  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
-        said = super().clean() or {}
-        if "kind" in said and "address" in said:
+        data = super().clean() or {}
+        if "kind" in data and "address" in data:
             try:
-                said["address"] = CHANNELS[said["kind"]].clean_address(said["address"])
+                data["address"] = CHANNELS[data["kind"]].clean_address(data["address"])
             except ValueError as error:
                 self.add_error("address", str(error))
-        return said
+        return data
 
 
 @never_cache
@@ -59,19 +57,21 @@ def mine(request: HttpRequest) -> HttpResponse:
     first = {"kind": Subscription.Kind.DISCORD, "topics": ["morning", "record"]}
     form = NoticesForm(request.POST or None, user=user, initial=first)
     if request.method == "POST" and form.is_valid():
-        said = form.cleaned_data
+        data = form.cleaned_data
         try:
-            made = subscriptions.subscribe(user, said["kind"], said["address"], said["topics"])
+            made = subscriptions.subscribe(user, data["kind"], data["address"], data["topics"])
         except subscriptions.SubscriptionError as error:
             form.add_error(None, str(error))
         else:
             if made.secret:
-                return page(request, NoticesForm(user=user, initial=first), new=made)  # the one time that it is shown
+                return render_notices(
+                    request, NoticesForm(user=user, initial=first), new=made
+                )  # the one time that it is shown
             return redirect("notices")
-    return page(request, form)
+    return render_notices(request, form)
 
 
-def page(request: HttpRequest, form: NoticesForm, new: Subscription | None = None) -> HttpResponse:
+def render_notices(request: HttpRequest, form: NoticesForm, new: Subscription | None = None) -> HttpResponse:
     user = cast(User, request.user)
     offered = list_choosable_topics(user)
     context = {
@@ -96,7 +96,7 @@ def page(request: HttpRequest, form: NoticesForm, new: Subscription | None = Non
 @login_required
 @require_POST
 def act(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse:
-    """Choose other topics, send a trial, try a stopped address again, or end it."""
+    """Change the topics of a subscription, test, resume or end it."""
     user = cast(User, request.user)
     subscription = get_object_or_404(Subscription, pk=subscription_id, user=user)
     match action:
@@ -116,7 +116,7 @@ def act(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def letter(request: HttpRequest, word: str, token: str) -> HttpResponse:
-    """What a link in a letter leads to. Following it changes nothing: mail programs do that too. The button does."""
+    """The page of a link in an e-mail. Mail programs follow links, so only its button changes anything."""
     if word not in email_links.ACTIONS:
         raise Http404
     subscription = email_links.find_subscription(word, token)

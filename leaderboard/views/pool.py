@@ -1,4 +1,4 @@
-"""What runs, what waits and why; the nodes."""
+"""The queue and the nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
-from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
@@ -17,7 +16,7 @@ from leaderboard.pool_nodes import find_working_nodes
 from leaderboard.pool_totals import totals
 from leaderboard.schedule.start_estimates import estimate_starts
 from leaderboard.views.board import FAILURES
-from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, online_nodes
+from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, render_live
 from scheduler import job_kinds
 from scheduler.estimates import QueueEstimates
 from scheduler.models import Lease, Node
@@ -25,8 +24,7 @@ from scheduler.models import Lease, Node
 ARRIVALS = 8
 
 
-def timetable() -> dict[str, Any]:
-    """Return what runs and what waits, on all tracks, and the background jobs."""
+def build_timetable() -> dict[str, Any]:
     now = timezone.now()
     queue_estimates = QueueEstimates(now)
     waiting = list(Run.objects.waiting().with_job())
@@ -34,15 +32,14 @@ def timetable() -> dict[str, Any]:
         "live": list(Run.objects.live().with_job()),
         "departures": estimate_starts(waiting, now, queue_estimates),
         "background_jobs": list_background_jobs(queue_estimates),
-        "online": online_nodes(),
+        "online": Node.objects.filter(state__in=[Node.State.ONLINE, Node.State.DRAINING]).count(),
     }
 
 
 @require_safe
 def queue(request: HttpRequest) -> HttpResponse:
-    """Departures and arrivals of all tracks."""
     context = {
-        **timetable(),
+        **build_timetable(),
         "arrivals": Run.objects.with_entry().filter(state=Run.State.FINISHED).order_by("-finished_at")[:ARRIVALS],
         "failures": Run.objects.failed()[:FAILURES],
         "totals": totals(),
@@ -58,21 +55,14 @@ def queue_etag(request: HttpRequest) -> str:
 @require_safe
 @condition(etag_func=queue_etag)
 def queue_live(request: HttpRequest) -> JsonResponse:
-    context = timetable()
-    return JsonResponse(
-        {
-            "parts": {
-                "departures": render_to_string("leaderboard/parts/timetable.html", context),
-                "background-jobs": render_to_string("leaderboard/parts/background_jobs.html", context),
-            },
-            "revision": latest_event(),
-            "wait": LIVE_SECONDS if context["live"] else IDLE_SECONDS,
-        }
-    )
+    context = build_timetable()
+    templates = {"departures": "timetable.html", "background-jobs": "background_jobs.html"}
+    wait = LIVE_SECONDS if context["live"] else IDLE_SECONDS
+    return render_live(templates, context, revision=latest_event(), wait=wait)
 
 
-def at_work() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSummary]]]]:
-    """Return the nodes, each with what it works on: those at work first, then those that could."""
+def list_working_nodes() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSummary]]]]:
+    """Return the nodes with their leases and jobs, busy ones first."""
     nodes = list(find_working_nodes())
     about = job_kinds.summarize_jobs(lease.job for node in nodes for lease in node.now)  # type: ignore[attr-defined]
     rows = [(node, [(lease, about[lease.job_id]) for lease in node.now]) for node in nodes]  # type: ignore[attr-defined]
@@ -81,14 +71,12 @@ def at_work() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSummary]]]]:
 
 @require_safe
 def nodes(request: HttpRequest) -> HttpResponse:
-    return render(
-        request,
-        "leaderboard/nodes.html",
-        {"nodes": at_work(), "totals": totals(), "site_url": settings.SITE_URL, "revision": latest_event()},
-    )
+    shown = {"nodes": list_working_nodes(), "totals": totals()}
+    context = {**shown, "site_url": settings.SITE_URL, "revision": latest_event()}
+    return render(request, "leaderboard/nodes.html", context)
 
 
 @require_safe
 def nodes_live(request: HttpRequest) -> JsonResponse:
-    parts = {"nodes": render_to_string("leaderboard/parts/nodes.html", {"nodes": at_work()})}
-    return JsonResponse({"parts": parts, "revision": latest_event(), "wait": IDLE_SECONDS})
+    context = {"nodes": list_working_nodes()}
+    return render_live({"nodes": "nodes.html"}, context, revision=latest_event(), wait=IDLE_SECONDS)

@@ -11,14 +11,21 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
 from leaderboard import actions, lineage, permissions, run_logs
 from leaderboard.charts import curve_svg
-from leaderboard.charts.panels import SMOOTHINGS, Shown, View, evaluations, panels, script_columns, table
+from leaderboard.charts.panels import (
+    SMOOTHINGS,
+    Shown,
+    View,
+    build_evaluations_table,
+    build_panels,
+    build_points_table,
+    script_columns,
+)
 from leaderboard.initial_weights import RUN_FILE
 from leaderboard.job_handlers import notebooks
 from leaderboard.models import Entry, Run, StandingsTable
@@ -30,14 +37,13 @@ from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import ReferenceRun, find_reference_runs, parse_run_ids
 from leaderboard.runs import RunError
 from leaderboard.schedule.start_estimates import estimate_run_start, is_queued
-from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, get_standings_revision
+from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, get_standings_revision, render_live
 from scheduler.models import Event
 from scheduler.rate_limits import build_rate_limit_response
 
 SETTLING_TIME = timedelta(minutes=1)
-"""A page goes on asking this long after its run ended: the standings follow."""
+"""Polling goes on this long after a run has ended, since the standings follow."""
 MAX_SAMPLED_STEPS = 8
-"""Checkpoints whose samples a page shows."""
 X_LABELS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "time", "step": "steps"}
 
 
@@ -49,8 +55,7 @@ SECOND_STEP_MISSING = (
 
 @require_safe
 def run(request: HttpRequest, run_id: int) -> HttpResponse:
-    """One run, whole. `?x=flops&smooth=strong&log=x&log=y&over=12` is how its curves are drawn, `?find=` what is looked
-    for in its log."""
+    """A run's page. `?x=flops&smooth=strong&log=x&log=y&over=12` sets its charts, `?find=` searches its log."""
     overlay_ids = [number for number in parse_run_ids(request.GET.getlist("over")) if number != run_id]
     runs = load_runs(run_id, *overlay_ids)
     if (error := check_log_search_rate(request)) is not None:
@@ -80,7 +85,6 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
 
 
 def render_notebook(request: HttpRequest, run: Run) -> HttpResponse:
-    """The page of a notebook run: what ran, what it wrote, and what it left to download."""
     parts = notebooks.list_part_views(run)
     context = {
         "run": run,
@@ -98,7 +102,7 @@ def render_notebook(request: HttpRequest, run: Run) -> HttpResponse:
 
 
 def load_runs(run_id: int, *others: int) -> dict[int, Any]:
-    """Return a run, and others that exist, by id, with the page's revision; raise Http404 without the first."""
+    """Return a run and others that exist by id, with the page's revision. Raises Http404 without the first."""
     runs = Run.objects.with_job().select_related("checkpoint").filter(Q(pk=run_id) | Q(pk__in=others))
     runs = runs.annotate(latest_event=LATEST_EVENT, latest_standings=LATEST_COMPUTATION)
     found = {run.pk: run for run in runs}
@@ -110,11 +114,10 @@ def load_runs(run_id: int, *others: int) -> dict[int, Any]:
 def build_curves_context(
     request: HttpRequest, run: Run, others: list[Run], beside: list[ReferenceRun]
 ) -> dict[str, Any]:
-    """Return the pictures of a run with others over it, and what can be chosen about them."""
-    view = View.asked(request.GET)
+    view = View.from_query(request.GET)
     stages = lineage.list_stages(run)
-    run_curves = curve_svg.curves_of([run, *others, *(stage.run for stage in stages)])
-    since = lineage.end_of(stages)
+    run_curves = curve_svg.load_curves([run, *others, *(stage.run for stage in stages)])
+    since = lineage.find_end(stages)
     own = lineage.shift_curve(run_curves[run.pk], since)
     shown = [
         Shown(run, own, f"run {run.pk}", "ink", is_alone=True, since=since),
@@ -123,7 +126,7 @@ def build_curves_context(
     shown += [build_overlay(other, run_curves[other.pk], beside, number) for number, other in enumerate(others)]
     known = {other.run for other in beside}
     beside = [*beside, *(build_requested_run(other, n) for n, other in enumerate(others) if other.pk not in known)]
-    drawn = panels(shown, view)
+    drawn = build_panels(shown, view)
     return {
         "view": view,
         "stages": stages,
@@ -134,8 +137,8 @@ def build_curves_context(
         "over": {other.pk for other in others},
         "main_panel": drawn[0] if drawn else None,
         "small_panels": drawn[1:],
-        "evaluations": evaluations(run_curves[run.pk]),
-        "numbers": table(run_curves[run.pk]),
+        "evaluations": build_evaluations_table(run_curves[run.pk]),
+        "numbers": build_points_table(run_curves[run.pk]),
     }
 
 
@@ -145,20 +148,20 @@ def build_overlay(run: Run, curve: curve_svg.Curve, beside: list[ReferenceRun], 
 
 
 def build_requested_run(run: Run, number: int) -> ReferenceRun:
-    """A run that is not offered, but in the address."""
+    """Return a run of `?over=` that is not among the suggested ones."""
     return ReferenceRun(run.pk, f"run {run.pk}", str(number), run.entry.title)
 
 
 def build_query_string(request: HttpRequest, **changed: str) -> str:
-    """Return the query of this page with something else in it."""
-    asked = request.GET.copy()
+    """Return the query string of this page with changes."""
+    query = request.GET.copy()
     for name, value in changed.items():
-        asked[name] = value
-    return f"?{asked.urlencode()}"
+        query[name] = value
+    return f"?{query.urlencode()}"
 
 
 def split_scores(run: Run) -> dict[str, Any]:
-    """Return the held-out numbers, and those of the lm-eval tasks, which have a `/` in their names."""
+    """Return the held-out scores and those of the lm-eval tasks, which have a `/` in their names."""
     scores = list(run.scores.all()) if is_finished(run) else []
     return {
         "held_out": [score for score in scores if "/" not in score.name],
@@ -167,7 +170,7 @@ def split_scores(run: Run) -> dict[str, Any]:
 
 
 def list_weight_files(run: Run) -> list[dict[str, Any]]:
-    """Return what a judged run leaves of itself, as its checkpoint's manifest and its own files say. No query."""
+    """Return the downloads of a finished run's checkpoint. No query."""
     if not is_finished(run) or run.checkpoint is None:
         return []
     sizes = {PurePosixPath(str(file["path"])).name: file["size"] for file in run.checkpoint.manifest.get("files", [])}
@@ -189,7 +192,7 @@ def is_settled(run: Run) -> bool:
 
 
 def load_run_standings(run: Run) -> StandingsTable | None:
-    """Return the standings that the run is compared in: of its own season, once there is something to compare."""
+    """Return the standings of the run's season, once there is something to compare."""
     if run.season_id != run.track.season_id or not run.step or is_queued(run):
         return None
     run.track.season = run.season  # the same row: no second query for it
@@ -202,7 +205,6 @@ def list_actions(request: HttpRequest, run: Run) -> list[actions.RunAction]:
 
 @require_POST
 def perform_action(request: HttpRequest, run_id: int, action: str) -> HttpResponse:
-    """Perform an action of the run's author, or of a maintainer after the second step."""
     found = get_object_or_404(Run.objects.with_job(), pk=run_id)
     if action not in actions.RUN_ACTIONS:
         raise Http404
@@ -220,7 +222,7 @@ def perform_action(request: HttpRequest, run_id: int, action: str) -> HttpRespon
 
 
 def group_samples(samples: list[Any]) -> list[tuple[int, list[Any]]]:
-    """Return (step, samples) pairs, the last step first; of many steps some, evenly spread."""
+    """Return (step, samples) pairs, the last step first; at most eight, evenly spread."""
     steps = sorted({sample.step for sample in samples}, reverse=True)
     if len(steps) > MAX_SAMPLED_STEPS:
         last = MAX_SAMPLED_STEPS - 1
@@ -235,7 +237,7 @@ def run_etag(request: HttpRequest, run_id: int) -> str:
 
 
 def check_log_search_rate(request: HttpRequest) -> HttpResponse | None:
-    """Return a 429 response after too many searches in logs; pages of runs have no limit."""
+    """Return a 429 response after too many log searches; pages of runs have no limit."""
     return build_rate_limit_response(request, "log") if request.GET.get("find", "").strip() else None
 
 
@@ -246,37 +248,32 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
         return error
     found = load_runs(run_id)[run_id]
     is_notebook = found.entry.kind == Entry.Kind.NOTEBOOK
-    head = f"leaderboard/parts/{'notebook' if is_notebook else 'run'}_head.html"
     context = {
         "run": found,
         "departure": estimate_run_start(found),
         "log": run_logs.get_log(found, request.GET.get("find", "")),
     }
-    return JsonResponse(
-        {
-            "parts": {
-                "head": render_to_string(head, context),
-                "log": render_to_string("leaderboard/parts/log.html", context),
-            },
-            **({} if is_notebook else {"curve": build_script_columns(found)}),
-            "revision": format_revision(found.latest_event, found.latest_standings),
-            "wait": 0 if is_settled(found) else LIVE_SECONDS,
-        }
+    return render_live(
+        {"head": "notebook_head.html" if is_notebook else "run_head.html", "log": "log.html"},
+        context,
+        revision=format_revision(found.latest_event, found.latest_standings),
+        wait=0 if is_settled(found) else LIVE_SECONDS,
+        **({} if is_notebook else {"curve": build_script_columns(found)}),
     )
 
 
 def build_script_columns(run: Run) -> dict[str, Any]:
-    """Return its curve for the script, beginning where the run before it was left."""
-    since = lineage.end_of(lineage.list_stages(run))
-    return script_columns(run, lineage.shift_curve(curve_svg.curve_of(run), since), since=since)
+    """Return its curve for the script, offset by the run that it continues."""
+    since = lineage.find_end(lineage.list_stages(run))
+    return script_columns(run, lineage.shift_curve(curve_svg.load_curve(run), since), since=since)
 
 
 @require_safe
 @condition(etag_func=run_etag)
 def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
-    """The runs before this one, as stretches for the script, which asks once."""
+    """The curves of earlier runs that this one continues, for the script."""
     stages = lineage.list_stages(get_object_or_404(Run.objects.with_entry(), pk=run_id))
-    run_curves = curve_svg.curves_of([stage.run for stage in stages])
+    run_curves = curve_svg.load_curves([stage.run for stage in stages])
     branches = [
         {"label": one.label, "colour": one.color, "columns": script_columns(one.run, one.curve)}
         for one in lineage.build_branches(stages, run_curves)

@@ -1,4 +1,4 @@
-"""The page of a run that many machines train together: who is where, how fast it goes, what has happened."""
+"""The page of a swarm run: machines, speed and events."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from django.conf import settings
 from django.db.models import Count, F, Func, IntegerField, QuerySet, Sum, Value
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
-from django.template.loader import render_to_string
 from django.views.decorators.http import require_safe
 
 from leaderboard.models import Run, Swarm, SwarmEvent
-from leaderboard.views.live import LIVE_SECONDS, latest_event
+from leaderboard.views.live import LIVE_SECONDS, latest_event, render_live
 
-LISTED = 40
-"""Happenings that the page lists."""
-PAGE = 2000
-"""Events of one answer."""
-POINTS = 300
-"""Steps that a line is drawn through."""
+MAX_LISTED_EVENTS = 40
+EVENTS_PER_RESPONSE = 2000
+MAX_LINE_POINTS = 300
 WIDTH, HEIGHT = 600, 96
 What = SwarmEvent.What
 COUNTED = (What.JOIN, What.LEAVE, What.BAN, What.MOVE, What.ROLLBACK)
@@ -28,54 +24,38 @@ COUNTED = (What.JOIN, What.LEAVE, What.BAN, What.MOVE, What.ROLLBACK)
 
 @require_safe
 def swarm(request: HttpRequest, run_id: int) -> HttpResponse:
-    found = get_swarm(run_id)
-    context = {"revision": latest_event(), **build_context(found)}
+    context = {"revision": latest_event(), **build_context(get_swarm(run_id))}
     return render(request, "leaderboard/swarm.html", context)
 
 
 @require_safe
 def swarm_live(request: HttpRequest, run_id: int) -> HttpResponse:
     found = get_swarm(run_id)
-    context = build_context(found)
-    parts = {
-        name: render_to_string(f"leaderboard/parts/swarm_{name}.html", context)
-        for name in ("head", "lines", "people", "happened")
-    }
-    over = found.run.is_over
-    return JsonResponse(
-        {
-            "parts": parts,
-            "last": get_latest_event_id(found),
-            "revision": latest_event(),
-            "wait": 0 if over else LIVE_SECONDS,
-        }
-    )
+    templates = {name: f"swarm_{name}.html" for name in ("head", "lines", "people", "happened")}
+    wait = 0 if found.run.is_over else LIVE_SECONDS
+    last = list_events(found).order_by("-pk").values_list("pk", flat=True).first() or 0
+    return render_live(templates, build_context(found), revision=latest_event(), wait=wait, last=last)
 
 
 @require_safe
 def swarm_events(request: HttpRequest, run_id: int) -> HttpResponse:
-    """The record, `?since=` an event's number; "next" is where the rest begins, null at its end."""
+    """The events after `?since=`; "next" is the `since` of the next request, null at the end."""
     found = get_swarm(run_id)
     since = request.GET.get("since", "0")
     number = int(since) if since.isdecimal() and len(since) < 19 else 0
-    events = [event.to_dict() for event in found.events.filter(pk__gt=number).order_by("pk")[: PAGE + 1]]
-    more = events[PAGE - 1]["id"] if len(events) > PAGE else None
-    return JsonResponse({"stages": found.size["stages"], "events": events[:PAGE], "next": more})
+    events = [event.to_dict() for event in found.events.filter(pk__gt=number).order_by("pk")[: EVENTS_PER_RESPONSE + 1]]
+    more = events[EVENTS_PER_RESPONSE - 1]["id"] if len(events) > EVENTS_PER_RESPONSE else None
+    return JsonResponse({"stages": found.size["stages"], "events": events[:EVENTS_PER_RESPONSE], "next": more})
 
 
 def get_swarm(run_id: int) -> Swarm:
-    """Return the swarm; 404 for a run of another kind. One that nobody leads yet is thought of, not made."""
+    """Return the swarm, unsaved before a coordinator leads it. Raises Http404 for a run of another kind."""
     run = get_object_or_404(Run.objects.with_entry().select_related("swarm"), pk=run_id)
     if not run.is_swarm:
         raise Http404
-    found: Swarm | None = getattr(run, "swarm", None)
-    found = found or Swarm(run=run)
+    found: Swarm = getattr(run, "swarm", None) or Swarm(run=run)
     found.run = run
     return found
-
-
-def get_latest_event_id(swarm: Swarm) -> int:
-    return (list_events(swarm).order_by("-pk").values_list("pk", flat=True).first() or 0) if swarm.pk else 0
 
 
 def list_events(swarm: Swarm) -> QuerySet[SwarmEvent]:
@@ -88,24 +68,24 @@ def list_events(swarm: Swarm) -> QuerySet[SwarmEvent]:
 def build_context(swarm: Swarm) -> dict[str, Any]:
     events = list_events(swarm)
     last = events.filter(what=What.STEP).order_by("-pk").first()
+    recent = events.exclude(what__in=[What.STEP, What.ADDRESS, What.CHECKPOINT]).order_by("-pk")[:MAX_LISTED_EVENTS]
     return {
         "swarm": swarm,
         "run": swarm.run,
         "size": swarm.size,
         "stages": stages(swarm, last),
         "last": last,
-        "counts": counts(events),
+        "counts": count_events(events),
         "lines": lines(events),
-        "people": people(swarm),
-        "happened": [Happening(event) for event in list_recent_events(events)],
+        "people": list_contributors(swarm),
+        "happened": [Happening(event) for event in recent],
         "server": settings.SITE_URL,
         "going": swarm.run.state == Run.State.TRAINING,
     }
 
 
 def stages(swarm: Swarm, last: SwarmEvent | None) -> list[list[dict[str, Any]]]:
-    """Return for each stage the machines that are there, with the rows of text that each had in the last step; of a run
-    that is over, those that made it."""
+    """Return each stage's machines with their rows of the last step; of a finished run, those of its last step."""
     seats = list(swarm.seats.exclude(peer="").order_by("pk")) if swarm.pk else []
     held = (last.data.get("held") or {}) if last else {}
     over = swarm.run.is_over or swarm.run.state == Run.State.SCORING
@@ -117,14 +97,12 @@ def stages(swarm: Swarm, last: SwarmEvent | None) -> list[list[dict[str, Any]]]:
     return found
 
 
-def counts(events: QuerySet[SwarmEvent]) -> dict[str, int]:
-    """Return how often each thing has happened."""
+def count_events(events: QuerySet[SwarmEvent]) -> dict[str, int]:
     found = dict(events.filter(what__in=COUNTED).order_by().values_list("what").annotate(Count("pk")))
     return {what.value: found.get(what.value, 0) for what in COUNTED}
 
 
-def people(swarm: Swarm) -> list[dict[str, Any]]:
-    """Return what each volunteer's machine has contributed, the most first."""
+def list_contributors(swarm: Swarm) -> list[dict[str, Any]]:
     if not swarm.pk:
         return []
     sums = {"rows": Sum("rows"), "bytes": Sum(F("bytes_in") + F("bytes_out")), "seats": Count("pk")}
@@ -134,10 +112,6 @@ def people(swarm: Swarm) -> list[dict[str, Any]]:
     ]
     total = sum(one["rows"] for one in found)
     return [{**one, "share": one["rows"] / total if total else 0.0} for one in found]
-
-
-def list_recent_events(events: QuerySet[SwarmEvent]) -> QuerySet[SwarmEvent]:
-    return events.exclude(what__in=[What.STEP, What.ADDRESS, What.CHECKPOINT]).order_by("-pk")[:LISTED]
 
 
 @dataclass(frozen=True)
@@ -166,7 +140,7 @@ class Happening:
             case What.MOVE:
                 return f"{self.who} moves from stage {event.data.get('source', 0) + 1} to stage {stage}."
             case What.ROLLBACK:
-                return f"A stage had nobody left: back from step {event.data.get('since', 0)} to {event.step}."
+                return f"A stage lost all its machines: back from step {event.data.get('since', 0)} to {event.step}."
             case What.END:
                 return "The run has ended."
             case _:
@@ -177,10 +151,10 @@ class Happening:
 
 
 def lines(events: QuerySet[SwarmEvent]) -> list[dict[str, Any]]:
-    """Return the pictures: loss and throughput over the steps, as points of an SVG."""
+    """Return the charts of loss and throughput over the steps."""
     steps = events.filter(what=What.STEP)
     most = steps.order_by("-step").values_list("step", flat=True).first() or 0
-    stride = max(1, -(-most // POINTS))
+    stride = max(1, -(-most // MAX_LINE_POINTS))
     kept = steps.annotate(rest=Func(F("step"), Value(stride), function="MOD", output_field=IntegerField()))
     rows = kept.filter(rest=0).order_by("pk").values_list("step", "data")
     latest = dict(rows)  # a step that was made again counts once

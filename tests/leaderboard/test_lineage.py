@@ -201,12 +201,12 @@ def test_a_grandchild_counts_from_the_oldest(second: Run, first: Run) -> None:
     third = runs.rewind_run(second, 4, actor="mara")
     stages = lineage.list_stages(third)
     assert [(stage.run, stage.left.step, stage.since.step) for stage in stages] == [(first, 8, 0), (second, 4, 8)]
-    assert lineage.end_of(stages).tokens == (8 + 4) * 512
+    assert lineage.find_end(stages).tokens == (8 + 4) * 512
 
 
 @pytest.mark.parametrize("told", [None, 5, {"versions": "5"}, {"versions": [1]}, {"versions": ["<b>", 5]}])
 def test_what_a_node_says_of_versions_is_checked(told: object) -> None:
-    assert lineage.versions({"from": told}) is None
+    assert lineage.parse_versions({"from": told}) is None
 
 
 def test_a_track_can_start_from_a_checkpoint_of_a_run_that_goes_on(first: Run) -> None:

@@ -26,7 +26,7 @@ TABLES = st.dictionaries(
 
 @given(TABLES)
 def test_whatever_a_recipe_holds_reads_back_from_its_file(table: dict[str, Any]) -> None:
-    assert tomllib.loads("\n".join(reproduction.tables(table))) == table
+    assert tomllib.loads("\n".join(reproduction.write_toml_tables(table))) == table
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_file_and_the_lines_say_the_same_to_the_trainer(client: Client, run:
     file = tmp_path / "run.toml"
     file.write_bytes(answer.content)
 
-    line = reproduction.commands(run).split("dailytrain train", 1)[1].replace("\\\n", " ")
+    line = reproduction.write_commands(run).split("dailytrain train", 1)[1].replace("\\\n", " ")
     flags = shlex.split(line, comments=True)
     config = parse_config(flags)
     assert config == parse_config(["--config", str(file), "--out", f"run-{run.pk}"])
@@ -67,13 +67,13 @@ def test_a_trial_and_what_a_run_starts_from_are_part_of_it(db: None) -> None:
     first = scene.run(scene.entry(track, "Smear"), budget=track.trial_budget)
     assert reproduction.build_recipe(first)["model"] == {"depth": 2}
     second = scene.run(first.entry, seed=9, start_run=first)
-    assert f"--from run-{first.pk}" in reproduction.commands(second)
+    assert f"--from run-{first.pk}" in reproduction.write_commands(second)
 
 
 def test_the_packages_are_those_that_the_node_reported() -> None:
     said = {"python": "3.11.7", "device": "AVX512", "threads": 2, "torch": "2.13.0+cpu", "numpy": "2.4.6", "none": None}
     run = Run(config={"environment": said})
 
-    assert reproduction.lock(run) == "torch==2.13.0+cpu\nnumpy==2.4.6"
-    assert ("threads", "2") in reproduction.environment(run)
-    assert reproduction.environment(Run(config={"environment": "?"})) == []
+    assert reproduction.write_lock(run) == "torch==2.13.0+cpu\nnumpy==2.4.6"
+    assert ("threads", "2") in reproduction.list_environment(run)
+    assert reproduction.list_environment(Run(config={"environment": "?"})) == []

@@ -100,7 +100,7 @@ def test_a_long_curve_is_read_as_coarse_as_it_is_shown(
     run.refresh_from_db()
 
     with django_assert_num_queries(1):
-        train, _ = curve_svg.points_of_all([run], 200)[run.pk]
+        train, _ = curve_svg.load_points([run], 200)[run.pk]
 
     assert len(train) <= 200
     assert {1, 1235, 2346, 3000} <= {point.step for point in train}
@@ -112,7 +112,7 @@ def test_ten_curves_are_read_in_one_query(django_assert_num_queries: DjangoAsser
     runs = [scene.running(entry, 20, seed=seed) for seed in range(10)]
 
     with django_assert_num_queries(1):
-        curves = curve_svg.curves_of(runs)
+        curves = curve_svg.load_curves(runs)
 
     assert {len(curve.train) for curve in curves.values()} == {20}
 

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.django_db
 
 
 def drawn(run: Run, asked: str = "") -> dict[str, panels.Panel]:
-    shown = [Shown(run, curve_svg.curve_of(run), "this", "ink", is_alone=True)]
-    return {panel.metric.name: panel for panel in panels.panels(shown, View.asked(QueryDict(asked)))}
+    shown = [Shown(run, curve_svg.load_curve(run), "this", "ink", is_alone=True)]
+    return {panel.metric.name: panel for panel in panels.build_panels(shown, View.from_query(QueryDict(asked)))}
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ def test_every_choice_has_a_picture_inside_its_frame(run: Run, x: str, log: str,
 
 
 def test_an_address_that_nobody_understands_is_left_as_it_is() -> None:
-    assert View.asked(QueryDict("x=fish&smooth=much&log=z")) == View()
+    assert View.from_query(QueryDict("x=fish&smooth=much&log=z")) == View()
 
 
 def test_the_table_behind_has_the_last_step_and_every_metric(run: Run) -> None:
-    table = panels.table(curve_svg.curve_of(run))
+    table = panels.build_points_table(curve_svg.load_curve(run))
 
-    assert len(table.rows) == panels.ROWS
+    assert len(table.rows) == panels.TABLE_ROWS
     assert (table.rows[0][0], table.rows[-1][0]) == ("1", "100")
     assert "GPU temperature, °C" in table.heads
     assert table.rows[0][table.heads.index("MFU, % of the peak")] == "–"
@@ -138,7 +138,7 @@ def test_what_is_not_there_cannot_lie_over_it(client: Client, run: Run, over: st
 
 
 def test_columns_for_scripts_are_of_one_length_and_without_what_is_missing(run: Run) -> None:
-    columns: dict[str, Any] = panels.script_columns(run, curve_svg.curve_of(run))
+    columns: dict[str, Any] = panels.script_columns(run, curve_svg.load_curve(run))
 
     assert {len(column) for column in columns["train"].values()} == {100}
     assert "tokens_per_second" not in columns["train"]
@@ -159,4 +159,4 @@ def test_of_many_checkpoints_some_samples_are_shown_the_last_among_them(client: 
 
 def test_columns_for_scripts_have_five_digits_and_gaps() -> None:
     values = [0.0, 1.0, -2.5, 3.14159265, 1.23456789e13, 9.99999e-4, 7.3e-9, math.nan, math.inf]
-    assert panels.tidied(np.array(values)) == [*map(panels.tidy, values[:-2]), None, None]
+    assert panels.round_column(np.array(values)) == [*map(panels.round_value, values[:-2]), None, None]

@@ -21,7 +21,7 @@ from pytest_django import DjangoAssertNumQueries
 from dailytrain import schedule
 from leaderboard.models import Month, Night, Run, Track
 from leaderboard.schedule import calendar, nightly
-from leaderboard.views.calendar import Bar, bars
+from leaderboard.views.calendar import Bar, build_bars
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository
 from tests.support import scene
@@ -218,9 +218,9 @@ def test_the_page_costs_the_same_whatever_it_shows(
 def test_hours_are_drawn_over_the_week(beat: None, track: Track, client: Client) -> None:
     Track.objects.update(kind=Track.Kind.COMMUNITY, nightly=False)
     over_sunday = track.hours.create(weekday=6, start=time(22), end=time(6))
-    assert bars(over_sunday) == [Bar(98.81, 1.19), Bar(0.0, 3.571)]
+    assert build_bars(over_sunday) == [Bar(98.81, 1.19), Bar(0.0, 3.571)]
     whole = track.hours.create(weekday=2, start=time(0), end=time(0))
-    assert bars(whole) == [Bar(28.571, 14.286)]
+    assert build_bars(whole) == [Bar(28.571, 14.286)]
     said = page(client)
     assert "Hours of community and playground" in said
     assert said.count("<rect") == 3

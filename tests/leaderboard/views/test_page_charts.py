@@ -59,13 +59,13 @@ def test_whiskers_share_one_scale() -> None:
 def test_an_unfinished_curve_leaves_room_for_the_rest() -> None:
     train = scene.running(scene.entry(scene.track(), "main"), 450)
 
-    half = curve_svg.picture(train, curve_svg.curve_of(train))
+    half = curve_svg.picture(train, curve_svg.load_curve(train))
 
     assert half is not None
     assert half.last is not None
     assert half.last.x == pytest.approx(50, abs=1)
     train.state = Run.State.FAILED
-    whole = curve_svg.picture(train, curve_svg.curve_of(train))
+    whole = curve_svg.picture(train, curve_svg.load_curve(train))
     assert whole is not None
     assert whole.last is not None
     assert whole.last.x == 100
@@ -75,7 +75,7 @@ def test_an_unfinished_curve_leaves_room_for_the_rest() -> None:
 def test_nothing_is_drawn_before_the_first_step() -> None:
     train = scene.running(scene.entry(scene.track(), "main"), 0)
 
-    assert curve_svg.picture(train, curve_svg.curve_of(train)) is None
+    assert curve_svg.picture(train, curve_svg.load_curve(train)) is None
 
 
 @pytest.mark.parametrize(

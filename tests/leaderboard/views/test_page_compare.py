@@ -41,7 +41,7 @@ def test_the_verdict_comes_first_with_what_the_others_would_need(
 
     assert re.search(r"Better is ahead of Level \(which needs \d+(\.\d)? % more compute to get as far\), main", page)
     assert "Level is ahead of Worse" in page
-    assert "cannot be told from main, 3 March" in page
+    assert "cannot be distinguished from main, 3 March" in page
 
 
 def test_pairs_say_what_the_board_says(board: tuple[Track, dict[str, Entry]]) -> None:
@@ -67,7 +67,7 @@ def test_only_settings_that_differ_are_shown(client: Client) -> None:
     first = scene.run(scene.entry(track, "Plain"), config={"model": {"depth": 4, "width": 256}})
     second = scene.run(scene.entry(track, "Deep", sha="a" * 40), config={"model": {"depth": 6, "width": 256}})
 
-    differ, alike = comparison.differences([first, second])
+    differ, alike = comparison.compare_settings([first, second])
 
     assert [(row.name, row.values) for row in differ] == [
         ("commit", (scene.SHA[:10], "a" * 10)),
@@ -79,7 +79,7 @@ def test_only_settings_that_differ_are_shown(client: Client) -> None:
 def test_groups_of_parameters_are_told_apart_by_their_names() -> None:
     groups = [{"name": "matrices", "optimizer": "muon"}, {"name": "head", "optimizer": "adamw"}]
 
-    assert dict(comparison.flat({"recipe": {"groups": groups}})) == {
+    assert dict(comparison.flatten_table({"recipe": {"groups": groups}})) == {
         "recipe.groups.matrices.optimizer": "muon",
         "recipe.groups.head.optimizer": "adamw",
     }
