@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
+
+from django.utils.text import get_text_list
 
 from leaderboard import formatting
 from leaderboard.models import Run, Score
@@ -18,6 +21,13 @@ from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
 ALIKE = ("format", "identity", "config", "seed", "budget", "arch")
 """Keys of `run.json` that stand elsewhere, or twice."""
+
+
+PHRASES = (
+    ("better", "is ahead of {}"),
+    ("tied", "cannot be distinguished from {}"),
+    ("unknown", "cannot be compared with {} yet"),
+)
 
 
 @dataclass(frozen=True)
@@ -132,30 +142,20 @@ def build_cells(board: TrackComparison, names: Sequence[str]) -> list[list[Cell 
 
 
 def describe_pairs(entries: Sequence[tuple[int, str]], cells: Sequence[Sequence[Cell | None]]) -> list[str]:
-    found = []
+    """Return a sentence for each entry, about those after it."""
+    sentences = []
     for i, (_, title) in enumerate(entries[:-1]):
-        rest = [(entries[j][1], cell) for j in range(i + 1, len(entries)) if (cell := cells[i][j])]
-        ahead = [f"{other} ({describe_lead(cell)})" for other, cell in rest if cell.verdict == "better"]
-        tied = [other for other, cell in rest if cell.verdict == "tied"]
-        unknown = [other for other, cell in rest if cell.verdict == "unknown"]
-        parts = [
-            f"is ahead of {join_names(ahead)}" if ahead else "",
-            f"cannot be distinguished from {join_names(tied)}" if tied else "",
+        groups: dict[str, list[str]] = defaultdict(list)
+        for (_, other), cell in zip(entries[i + 1 :], cells[i][i + 1 :], strict=True):
+            if cell and cell.ratio and cell.verdict == "better":
+                other += f" (which needs {explanations.format_percent(cell.ratio.cm - 1)} more compute to get as far)"
+            groups[cell.verdict if cell else ""].append(other)
+        verdicts = [
+            phrase.format(get_text_list(groups[verdict], "and")) for verdict, phrase in PHRASES if groups[verdict]
         ]
-        parts.append(f"cannot be compared with {join_names(unknown)} yet" if unknown else "")
-        if verdicts := " and ".join(part for part in parts if part):
-            found.append(f"{title} {verdicts}.")
-    return found
-
-
-def describe_lead(cell: Cell) -> str:
-    assert cell.ratio is not None, "it is better"
-    return f"which needs {explanations.format_percent(cell.ratio.cm - 1)} more compute to get as far"
-
-
-def join_names(names: Sequence[str]) -> str:
-    """a, b and c"""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        if verdicts:
+            sentences.append(f"{title} {' and '.join(verdicts)}.")
+    return sentences
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.db.models import Max, Q, QuerySet
+from django.db.models import Max, Q
 from django.urls import reverse
 from django.utils.feedgenerator import Atom1Feed
 
@@ -56,7 +56,8 @@ def build_entry_feed(entry: Entry) -> str:
     path, title = reverse("entry", args=[entry.pk]), plain_text(entry.title, TITLE)
     feed = build_feed(title, reverse("entry-feed", args=[entry.pk]), path, f"What becomes of {title}.")
     runs = {run.pk: run for run in Run.objects.filter(entry=entry)}
-    events = list(find_events(entry, list(runs))[:MAX_ITEMS])
+    mine = Q(target_kind="entry", target_id=entry.pk) | Q(target_kind="run", target_id__in=list(runs))
+    events = list(Event.objects.filter(mine).order_by("-at", "-pk")[:MAX_ITEMS])
     for event in events:
         run = runs.get(event.target_id) if event.target_kind == "run" else None
         about = f"Run {run.pk}, seed {run.seed}: " if run else ""
@@ -69,11 +70,6 @@ def build_entry_feed(entry: Entry) -> str:
             updateddate=event.at,
         )
     return write_feed(feed, events[0].at if events else entry.created_at)
-
-
-def find_events(entry: Entry, runs: list[int]) -> QuerySet[Event]:
-    mine = Q(target_kind="entry", target_id=entry.pk) | Q(target_kind="run", target_id__in=runs)
-    return Event.objects.filter(mine).order_by("-at", "-pk")
 
 
 def get_version() -> str:

@@ -19,12 +19,10 @@ Known = tuple[int, Sequence[float | None]]
 
 def level_for(last_step: int, count: int) -> int:
     """Return the lowest level with at most `count` points of a curve up to this step."""
-    levels = (level for level in range(MAX_LEVEL) if count_most_points(level, last_step) <= count - 2)
-    return next(levels, MAX_LEVEL)
-
-
-def count_most_points(level: int, last_step: int) -> int:
-    return min(1 << level, OF_A_BUCKET) * ((last_step >> level) + 1)
+    for level in range(MAX_LEVEL):
+        if min(1 << level, OF_A_BUCKET) * ((last_step >> level) + 1) <= count - 2:
+            return level
+    return MAX_LEVEL
 
 
 def levels(points: Sequence[Known]) -> list[int]:

@@ -12,7 +12,7 @@ from django.urls import reverse
 from leaderboard import formatting
 from leaderboard.charts.curve_svg import Dot, Tick, Whisker, padded, path, y_steps
 from leaderboard.models import Standing, StandingsTable
-from leaderboard.rankings.chart_data import ChartData, LadderEntryDict, LadderRunDict, MultiplierRangeDict, RungDict
+from leaderboard.rankings.chart_data import ChartData, LadderEntryDict, MultiplierRangeDict, RungDict
 from trainer.scoring.multiplier import EntryMultiplier
 
 REACH = 1.6
@@ -144,7 +144,11 @@ def draw_ladder(table: StandingsTable) -> LadderChart | None:
     return LadderChart(
         curve=path(np.array([place(*point) for point in data["curve"]]).T) if data["curve"] else "",  # type: ignore[arg-type]
         seeds=[
-            Mark(place(run["compute"], run["bits_per_byte"]), title_run(run), reverse("run", args=[run["run"]]))
+            Mark(
+                place(run["compute"], run["bits_per_byte"]),
+                f"{run['title']}, {formatting.budget(run['budget'])}, seed {run['seed']}: {run['bits_per_byte']:.4f}",
+                reverse("run", args=[run["run"]]),
+            )
             for run in runs
         ],
         entries=[
@@ -158,10 +162,6 @@ def draw_ladder(table: StandingsTable) -> LadderChart | None:
         summary=f"Bits per byte over training compute: {len(runs)} runs of the baseline from {rungs[0]['name']} to "
         f"{rungs[-1]['name']} of the budget, and the {len(entries)} best other entries. The table has the numbers.",
     )
-
-
-def title_run(run: LadderRunDict) -> str:
-    return f"{run['title']}, {formatting.budget(run['budget'])}, seed {run['seed']}: {run['bits_per_byte']:.4f}"
 
 
 Place = Callable[[float, float], Dot]

@@ -187,10 +187,9 @@ def build_panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Sca
     series = [found for one in shown if len((found := build_series(one, metric, view)).raw)]
     if not series:
         return None
-    steep = metric.name == "loss" and not (view.log_x or view.log_y)
-    y_scale = build_value_scale(
-        metric, list_values_after_fall(series) if steep else np.concatenate([one.drawn for one in series]), view
-    )
+    is_steep = metric.name == "loss" and not (view.log_x or view.log_y)
+    since = STEEP * max(float(one.x[-1]) for one in series) if is_steep else -math.inf
+    y_scale = build_value_scale(metric, np.concatenate([one.drawn[one.x >= since] for one in series]), view)
     latest, first = float(series[0].raw[-1]), float(series[0].calm[0])
     unit = f" {metric.unit}" if metric.unit else ""
     return Panel(
@@ -225,11 +224,6 @@ def build_series(one: Shown, metric: Metric, view: View) -> Series:
         return Series(one, x[there], raw, np.array(one.curve.smooth))  # smoothed before it was thinned
     share = SMOOTHINGS[view.smoothing] if metric.name != "learning_rate" else 0.0
     return Series(one, x[there], raw, np.array(smooth(raw.tolist(), share)) if share else raw)
-
-
-def list_values_after_fall(series: Sequence[Series]) -> Array:
-    since = max(float(one.x[-1]) for one in series) * STEEP
-    return np.concatenate([one.drawn[one.x >= since] for one in series])
 
 
 def build_value_scale(metric: Metric, values: Array, view: View) -> Scale:

@@ -156,17 +156,18 @@ def conclude_confirmation(entry: Entry) -> None:
 
 
 def measure_excess_loss(ladder: Ladder, first: Sequence[ScoredRun], second: Sequence[ScoredRun]) -> float:
-    """Return by how much the second runs are worse than the first ones, in standard errors of that difference.
+    """Return by how many standard errors the second runs are worse than the first ones.
 
-    Losses are compared as they lie about the baseline's curve, so that a slightly different compute does not matter.
+    Losses are taken relative to the baseline's curve, so that slightly different compute does not matter.
     """
-    means = [float(np.mean([loss_over_baseline(ladder, run) for run in group])) for group in (first, second)]
-    return (means[1] - means[0]) / (float(ladder.sigma) * math.sqrt(1 / len(first) + 1 / len(second)))
 
+    def mean_excess(group: Sequence[ScoredRun]) -> float:
+        xs = np.array([math.log(run.flops / ladder.full) if run.flops else 0.0 for run in group])
+        return float(np.mean(np.array([run.bits_per_byte for run in group]) - ladder.loss_at(xs)))
 
-def loss_over_baseline(ladder: Ladder, run: ScoredRun) -> float:
-    x = np.asarray(math.log(run.flops / ladder.full) if run.flops else 0.0)
-    return run.bits_per_byte - float(ladder.loss_at(x))
+    return (mean_excess(second) - mean_excess(first)) / (
+        float(ladder.sigma) * math.sqrt(1 / len(first) + 1 / len(second))
+    )
 
 
 def store_decision(entry: Entry, sentence: str) -> bool:

@@ -54,10 +54,6 @@ def format_interval_ends(estimate: EntryMultiplier | None) -> str:
     return f"{estimate.low:.3f}{SPACE}to{SPACE}{estimate.high:.3f}"
 
 
-def format_scale(table: StandingsTable) -> str:
-    return budget(table.budget)
-
-
 def format_more_seeds(count: int) -> str:
     return f"{count} more seed{'' if count == 1 else 's'}"
 
@@ -128,7 +124,7 @@ def describe_standing(row: Standing, table: StandingsTable) -> str:
         return f"{row.bits_per_byte:.4f} bits per byte, not compared: {TRUST_MEANINGS[Run.Trust(row.trust)]}"
     if estimate is None:
         return f"{row.bits_per_byte:.4f} bits per byte. {table.problem}"
-    where = f"at {format_scale(table)}"
+    where = f"at {budget(table.budget)}"
     if row.is_baseline:
         return f"The baseline {where}: every multiplier is read off its {table.ladder_runs} runs."
     if estimate.cm is None or not estimate.verdict.is_resolved:
@@ -162,7 +158,8 @@ def suggest_next_step(row: Standing, table: StandingsTable) -> str:
     if estimate is None or row.is_baseline:
         return ""
     if row.run_count < table.track.seeds:
-        further = describe_further_runs(table.track.seeds - row.run_count)
+        more = table.track.seeds - row.run_count
+        further = "One more comes by itself" if more == 1 else f"{more} more come by themselves"
         return f"The track gives every entry {table.track.seeds} runs. {further} while nodes are free."
     if estimate.seeds_needed:
         what = "of it " if estimate.verdict is MultiplierVerdict.TIED else "of it and of its nearest tie "
@@ -174,10 +171,6 @@ def suggest_next_step(row: Standing, table: StandingsTable) -> str:
     if estimate.verdict is MultiplierVerdict.BETTER and row.trust == Run.Trust.SCORED:
         return "Confirmed by another seed on an unrelated, trusted node it may be a record."
     return ""
-
-
-def describe_further_runs(more: int) -> str:
-    return "One more comes by itself" if more == 1 else f"{more} more come by themselves"
 
 
 def capitalize(text: str) -> str:

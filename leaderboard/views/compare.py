@@ -13,13 +13,13 @@ from django.views.decorators.http import condition, require_safe
 
 from leaderboard import comparison
 from leaderboard.charts import curve_svg
-from leaderboard.charts.panels import SMOOTHINGS, Shown, View, build_panels, build_points_table, script_columns
+from leaderboard.charts.panels import Shown, build_points_table, script_columns
 from leaderboard.models import Entry, Run, Score, Standing, StandingsTable
 from leaderboard.rankings import paired_comparison
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import MAX_RUNS, parse_run_ids
 from leaderboard.views.live import LIVE_SECONDS
-from leaderboard.views.runs import X_LABELS, build_query_string
+from leaderboard.views.runs import build_panels_context, build_query_string
 
 MAX_POINTS = 1000
 """Of all curves together."""
@@ -59,20 +59,15 @@ def is_on_board(run: Run) -> bool:
 
 
 def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any]:
-    view, rows_each = View.from_query(request.GET), max(MIN_ROWS, MAX_ROWS // len(runs))
-    curves = load_comparison_curves(runs)
-    drawn = build_panels([Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)], view)
+    rows_each, curves = max(MIN_ROWS, MAX_ROWS // len(runs)), load_comparison_curves(runs)
+    shown = [Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)]
     differ, alike = comparison.compare_settings(runs)
     same_track = [run for run in runs if run.track_id == runs[0].track_id]
     pairs = comparison.compare_pairs(same_track) if is_on_board(runs[0]) else None
     scores = comparison.build_score_rows(runs, Score.objects.filter(run__in=runs))
     link = request.build_absolute_uri(f"{reverse('compare')}?runs={','.join(str(run.pk) for run in runs)}")
     return {
-        "view": view,
-        "abscissae": [(name, X_LABELS[name], build_query_string(request, x=name)) for name in curve_svg.ABSCISSAE],
-        "smoothings": SMOOTHINGS,
-        "main_panel": drawn[0] if drawn else None,
-        "small_panels": drawn[1:],
+        **build_panels_context(request, shown),
         "numbers": [(number, run, build_points_table(curves[run.pk], rows_each)) for number, run in enumerate(runs)],
         "differ": differ,
         "alike": alike,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.core.cache import cache
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.utils.http import content_disposition_header
@@ -17,7 +17,7 @@ from leaderboard.publishing import weights
 from leaderboard.views.runs import run_etag
 from scheduler import storage
 from scheduler.errors import RangeError
-from scheduler.models import JobFile
+from scheduler.models import Blob, JobFile
 from scheduler.node_api import downloads
 from scheduler.rate_limits import build_rate_limit_response
 
@@ -29,8 +29,15 @@ def build_file_response(content: str | bytes, name: str, kind: str, *, as_attach
     return HttpResponse(content, content_type=kind, headers=headers)
 
 
-def mark_as_attachment(response: HttpResponseBase, name: str) -> HttpResponseBase:
-    """Replace the Content-Disposition that FileResponse derives from the stored file's name."""
+def send_blob(request: HttpRequest, blob: Blob, name: str) -> HttpResponseBase:
+    """Send a stored file as an attachment, or redirect to it; `Range: bytes=<first>-` resumes a download."""
+    if address := storage.get_presigned_url(blob):
+        return HttpResponseRedirect(address)
+    try:
+        response = downloads.send_blob(request, blob)
+    except RangeError as error:
+        return HttpResponse(f"{error}\n", status=error.status, content_type="text/plain")
+    # FileResponse has set the name of the stored file
     response.headers["Content-Disposition"] = content_disposition_header(True, name) or "attachment"
     return response
 
@@ -76,20 +83,14 @@ def run_toml(request: HttpRequest, run_id: int) -> HttpResponse:
 
 @require_safe
 def run_weights(request: HttpRequest, run_id: int, name: str, path: str) -> HttpResponseBase:
-    """A file of a run's final weights or of a release; `Range: bytes=<first>-` resumes a download."""
+    """A file of a run's final weights or of a release."""
     if (error := build_rate_limit_response(request, "download")) is not None:
         return error
     run = get_object_or_404(Run.objects.select_related("entry__bundle", "checkpoint"), pk=run_id)
     blob = dict(weights.find_weight_blobs(run, name)).get(path)
     if blob is None:
         raise Http404
-    if address := storage.get_presigned_url(blob):
-        return HttpResponseRedirect(address)
-    try:
-        response = downloads.send_blob(request, blob)
-    except RangeError as range_error:
-        return HttpResponse(f"{range_error}\n", status=range_error.status, content_type="text/plain")
-    return mark_as_attachment(response, f"run-{run.pk}-{path.rsplit('/', 1)[-1]}")
+    return send_blob(request, blob, f"run-{run.pk}-{path.rsplit('/', 1)[-1]}")
 
 
 @require_safe
@@ -101,8 +102,4 @@ def notebook_file(request: HttpRequest, run_id: int, part: int, path: str) -> Ht
         job__notebook_part__run__entry__kind=Entry.Kind.NOTEBOOK,
         path=path,
     )
-    file = get_object_or_404(files)
-    if address := storage.get_presigned_url(file.blob):
-        return HttpResponseRedirect(address)
-    response = FileResponse(storage.open_blob(file.blob), content_type="application/octet-stream")
-    return mark_as_attachment(response, path.rsplit("/", 1)[-1])
+    return send_blob(request, get_object_or_404(files).blob, path.rsplit("/", 1)[-1])

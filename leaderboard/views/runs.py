@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Any
@@ -112,44 +113,42 @@ def load_runs(run_id: int, *others: int) -> dict[int, Any]:
 
 
 def build_curves_context(
-    request: HttpRequest, run: Run, others: list[Run], beside: list[ReferenceRun]
+    request: HttpRequest, run: Run, others: list[Run], references: list[ReferenceRun]
 ) -> dict[str, Any]:
-    view = View.from_query(request.GET)
     stages = lineage.list_stages(run)
-    run_curves = curve_svg.load_curves([run, *others, *(stage.run for stage in stages)])
+    curves = curve_svg.load_curves([run, *others, *(stage.run for stage in stages)])
     since = lineage.find_end(stages)
-    own = lineage.shift_curve(run_curves[run.pk], since)
+    own = lineage.shift_curve(curves[run.pk], since)
+    offered = {reference.run: reference for reference in references}
+    for number, other in enumerate(others):
+        offered.setdefault(other.pk, ReferenceRun(other.pk, f"run {other.pk}", str(number), other.entry.title))
     shown = [
         Shown(run, own, f"run {run.pk}", "ink", is_alone=True, since=since),
-        *lineage.build_branches(stages, run_curves),
+        *lineage.build_branches(stages, curves),
+        *(Shown(other, curves[other.pk], offered[other.pk].label, offered[other.pk].color) for other in others),
     ]
-    shown += [build_overlay(other, run_curves[other.pk], beside, number) for number, other in enumerate(others)]
-    known = {other.run for other in beside}
-    beside = [*beside, *(build_requested_run(other, n) for n, other in enumerate(others) if other.pk not in known)]
-    drawn = build_panels(shown, view)
     return {
-        "view": view,
+        **build_panels_context(request, shown),
         "stages": stages,
         "tokens_before": since.tokens,
-        "abscissae": [(name, X_LABELS[name], build_query_string(request, x=name)) for name in curve_svg.ABSCISSAE],
-        "smoothings": SMOOTHINGS,
-        "beside": beside,
+        "reference_runs": list(offered.values()),
         "over": {other.pk for other in others},
-        "main_panel": drawn[0] if drawn else None,
-        "small_panels": drawn[1:],
-        "evaluations": build_evaluations_table(run_curves[run.pk]),
-        "numbers": build_points_table(run_curves[run.pk]),
+        "evaluations": build_evaluations_table(curves[run.pk]),
+        "numbers": build_points_table(curves[run.pk]),
     }
 
 
-def build_overlay(run: Run, curve: curve_svg.Curve, beside: list[ReferenceRun], number: int) -> Shown:
-    known = next((other for other in beside if other.run == run.pk), build_requested_run(run, number))
-    return Shown(run, curve, known.label, known.color)
-
-
-def build_requested_run(run: Run, number: int) -> ReferenceRun:
-    """Return a run of `?over=` that is not among the suggested ones."""
-    return ReferenceRun(run.pk, f"run {run.pk}", str(number), run.entry.title)
+def build_panels_context(request: HttpRequest, shown: Sequence[Shown]) -> dict[str, Any]:
+    """Return the charts that the query string selects, and its choices."""
+    view = View.from_query(request.GET)
+    panels = build_panels(shown, view)
+    return {
+        "view": view,
+        "abscissae": [(name, X_LABELS[name], build_query_string(request, x=name)) for name in curve_svg.ABSCISSAE],
+        "smoothings": SMOOTHINGS,
+        "main_panel": panels[0] if panels else None,
+        "small_panels": panels[1:],
+    }
 
 
 def build_query_string(request: HttpRequest, **changed: str) -> str:
