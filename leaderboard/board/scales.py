@@ -11,7 +11,7 @@ from statistics import fmean, geometric_mean
 from typing import cast
 
 from leaderboard import formatting
-from leaderboard.charts.curve_svg import Tick, padded
+from leaderboard.charts.curve_svg import Tick, pad_range
 from leaderboard.charts.multiplier_charts import MultiplierScale, get_ends
 from leaderboard.models import StandingsTable
 from leaderboard.models.standings import get_entry_name
@@ -110,7 +110,7 @@ def draw_scales(scales: Sequence[AtScale]) -> ScalePicture | None:
     if not known:
         return None
     heights = MultiplierScale.around(1.0, *chain.from_iterable(get_ends(estimate) for _, estimate, _ in known))
-    left, right = padded(*(math.log(at.amount) for at, _, _ in known))
+    left, right = pad_range(*(math.log(at.amount) for at, _, _ in known))
 
     def mark(at: AtScale, estimate: EntryMultiplier, multiplier: float) -> Mark:
         y, low, high = (round(100 - heights.at(value), 2) for value in (multiplier, *get_ends(estimate)))

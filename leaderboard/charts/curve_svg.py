@@ -109,7 +109,7 @@ def load_thinned_points(run: Run, count: int = MAX_POINTS) -> tuple[list[Point],
 
 
 def thin_points(points: list[Point], count: int) -> list[Point]:
-    return [points[i] for i in thin([point.loss for point in points], count)]
+    return [points[i] for i in thin_values([point.loss for point in points], count)]
 
 
 def load_points(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
@@ -147,12 +147,12 @@ def load_curves(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, C
     curves = {}
     for run_id, (train, dev) in load_points(runs, read).items():
         losses = [point.loss for point in train]
-        kept, calm = thin(losses, count), smooth(losses)
+        kept, calm = thin_values(losses, count), smooth_values(losses)
         curves[run_id] = Curve([train[i] for i in kept], [calm[i] for i in kept], thin_points(dev, count))
     return curves
 
 
-def thin(values: Sequence[float] | Array, count: int) -> list[int]:
+def thin_values(values: Sequence[float] | Array, count: int) -> list[int]:
     """Return the indices of at most `count` values: the first, the last, and each stretch's lowest and highest."""
     if len(values) <= count:
         return list(range(len(values)))
@@ -170,7 +170,7 @@ def stretches(length: int, count: int) -> tuple[Places, Places]:
     return np.repeat(np.arange(parts), np.diff(starts, append=length)), starts
 
 
-def smooth(values: Sequence[float], share: float = 1 / 50) -> list[float]:
+def smooth_values(values: Sequence[float], share: float = 1 / 50) -> list[float]:
     """Return an exponential moving average over this share of the series; at its steep start, over a sixth of it."""
     result: list[float] = []
     calm = values[0] if values else 0.0
@@ -186,13 +186,13 @@ def windows(length: int, share: float) -> tuple[float, ...]:
     return tuple(max(1.0, min(widest, i / 6)) for i in range(length))
 
 
-def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
+def draw_curve(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
     """Return the drawing; None before the first point. An unfinished run leaves room for the rest."""
     train, calm, dev = curve.train, curve.smooth, curve.dev
     if not train:
         return None
     own = curve.columns
-    y_low, y_high = padded(*own["loss"].tolist(), *(point.loss for point in dev))
+    y_low, y_high = pad_range(*own["loss"].tolist(), *(point.loss for point in dev))
     x_high = find_axis_end(run, float(own[x][-1]))
 
     def place(x: Array, loss: Array) -> Way:
@@ -203,8 +203,8 @@ def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
     return Picture(
         raw=place(own[x], own["loss"]),
         smooth=line,
-        dev=dots(place(*np.array(seen, dtype=float).reshape(-1, 2).T)),
-        last=end(line),
+        dev=build_dots(place(*np.array(seen, dtype=float).reshape(-1, 2).T)),
+        last=find_last_dot(line),
         x_ticks=[Tick(round(100 * tick / x_high, 2), x_label(x)(tick)) for tick in x_steps(x, x_high)],
         y_ticks=[
             Tick(round(100 * (y_high - tick) / (y_high - y_low), 2), label) for tick, label in y_steps(y_low, y_high)
@@ -222,19 +222,19 @@ def find_axis_end(run: Run, last: float, since: float = 0.0) -> float:
     return max(since + (last - since) / min(run.fraction, 1.0), last) or 1.0
 
 
-def padded(*values: float) -> tuple[float, float]:
+def pad_range(*values: float) -> tuple[float, float]:
     """Return the range of the values with a margin."""
     low, high = min(values), max(values)
     margin = (high - low) * 0.06 or 0.5
     return low - margin, high + margin
 
 
-def dots(line: Way) -> list[Dot]:
+def build_dots(line: Way) -> list[Dot]:
     x, y = line
     return list(map(Dot, x.round(2).tolist(), y.round(2).tolist()))
 
 
-def end(line: Way) -> Dot:
+def find_last_dot(line: Way) -> Dot:
     x, y = line
     return Dot(round(float(x[-1]), 2), round(float(y[-1]), 2))
 
@@ -249,7 +249,7 @@ def path(line: Way) -> str:
     return "m" + " ".join(map(str, places.ravel().tolist()))
 
 
-def steps(low: float, high: float, size: float) -> list[float]:
+def list_steps(low: float, high: float, size: float) -> list[float]:
     first = math.ceil(low / size)
     return [i * size for i in range(first, math.floor(high / size) + 1)]
 
@@ -268,7 +268,7 @@ def x_steps(x: Abscissa, high: float) -> list[float]:
         size = float(next((size for size in CLOCK_SIZES if size * 6 >= high), CLOCK_SIZES[-1]))
     else:
         size = round_size(high, 5)
-    return steps(0, high, size)
+    return list_steps(0, high, size)
 
 
 def x_label(x: Abscissa) -> Callable[[float], str]:
@@ -279,12 +279,12 @@ def x_label(x: Abscissa) -> Callable[[float], str]:
 def y_steps(low: float, high: float) -> list[tuple[float, str]]:
     size = round_size(high - low, 5)
     decimals = max(0, -math.floor(math.log10(size)))
-    return [(tick, f"{tick:.{decimals}f}") for tick in steps(low, high, size)]
+    return [(tick, f"{tick:.{decimals}f}") for tick in list_steps(low, high, size)]
 
 
-def whiskers(rows: Sequence[tuple[float, float | None]]) -> list[Whisker]:
+def build_whiskers(rows: Sequence[tuple[float, float | None]]) -> list[Whisker]:
     ends = [(value - 1.96 * (stderr or 0), value, value + 1.96 * (stderr or 0)) for value, stderr in rows]
     if not ends:
         return []
-    low, high = padded(*chain.from_iterable(ends))
-    return [Whisker(*(round(100 * (x - low) / (high - low), 2) for x in end)) for end in ends]
+    low, high = pad_range(*chain.from_iterable(ends))
+    return [Whisker(*(round(100 * (x - low) / (high - low), 2) for x in find_last_dot)) for find_last_dot in ends]

@@ -12,7 +12,7 @@ from leaderboard.models.curves import MAX_LEVEL
 EXTREMES_OF = ("loss", "gradient_norm")
 OF_A_BUCKET = 2 * len(EXTREMES_OF)
 RADIX = 6
-"""`way_up` asks for whole buckets of 2^6, 2^12 and 2^18 steps: a superset in four terms."""
+"""`select_changeable` selects whole buckets of 2^6, 2^12 and 2^18 steps: a superset in four terms."""
 
 Known = tuple[int, Sequence[float | None]]
 
@@ -25,12 +25,12 @@ def level_for(last_step: int, count: int) -> int:
     return MAX_LEVEL
 
 
-def levels(points: Sequence[Known]) -> list[int]:
+def compute_levels(points: Sequence[Known]) -> list[int]:
     """Return each point's level; points by step, each step once."""
     found = [0] * len(points)
     alive: list[int] = list(range(len(points)))
     for level in range(1, MAX_LEVEL + 1):
-        alive = [i for bucket in buckets(points, alive, level) for i in extremes(points, bucket)]
+        alive = [i for bucket in group_buckets(points, alive, level) for i in find_extremes(points, bucket)]
         for i in alive:
             found[i] = level
         if len(alive) <= OF_A_BUCKET and points[alive[0]][0] >> level == points[alive[-1]][0] >> level:
@@ -40,12 +40,12 @@ def levels(points: Sequence[Known]) -> list[int]:
     return found
 
 
-def buckets(points: Sequence[Known], alive: Iterable[int], level: int) -> Iterator[list[int]]:
+def group_buckets(points: Sequence[Known], alive: Iterable[int], level: int) -> Iterator[list[int]]:
     for _, bucket in groupby(alive, key=lambda i: points[i][0] >> level):
         yield list(bucket)
 
 
-def extremes(points: Sequence[Known], bucket: list[int]) -> list[int]:
+def find_extremes(points: Sequence[Known], bucket: list[int]) -> list[int]:
     """Return the bucket's first lowest and first highest of each value, in order; of one or two points both."""
     if len(bucket) <= 2:
         return bucket
@@ -57,7 +57,7 @@ def extremes(points: Sequence[Known], bucket: list[int]) -> list[int]:
     return sorted(kept)
 
 
-def way_up(step: int) -> Q:
+def select_changeable(step: int) -> Q:
     """Return the points whose level may change when points from this step on arrive."""
     asked = Q(step__gte=step >> RADIX << RADIX)
     for low in (RADIX, 2 * RADIX):

@@ -102,7 +102,7 @@ def draw_run_card(run: Run) -> bytes:
     if run.bits_per_byte is not None:
         card.write_number(f"{run.bits_per_byte:.4f}", "bits per byte", INK)
     card.write_footer("loss in nats per token, by tokens")
-    if picture := curve_svg.picture(run, curve_svg.load_curve(run)):
+    if picture := curve_svg.draw_curve(run, curve_svg.load_curve(run)):
         card.draw_curve(picture)
         for dot in picture.dev:
             card.draw_dot(dot.x, dot.y, 10, PAPER, BETTER)
@@ -123,7 +123,7 @@ def draw_entry_card(entry: Entry) -> bytes:
     else:
         card.write_footer(entry.get_state_display().capitalize())
     best = Run.objects.with_entry().filter(entry=entry, bits_per_byte__isnull=False).order_by("bits_per_byte").first()
-    if best and (picture := curve_svg.picture(best, curve_svg.load_curve(best))):
+    if best and (picture := curve_svg.draw_curve(best, curve_svg.load_curve(best))):
         card.draw_curve(picture)
     return card.encode_png()
 

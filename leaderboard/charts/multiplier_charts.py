@@ -10,7 +10,7 @@ import numpy as np
 from django.urls import reverse
 
 from leaderboard import formatting
-from leaderboard.charts.curve_svg import Dot, Tick, Whisker, padded, path, y_steps
+from leaderboard.charts.curve_svg import Dot, Tick, Whisker, pad_range, path, y_steps
 from leaderboard.models import Standing, StandingsTable
 from leaderboard.rankings.chart_data import ChartData, LadderEntryDict, MultiplierRangeDict, RungDict
 from trainer.scoring.multiplier import EntryMultiplier
@@ -35,7 +35,7 @@ class MultiplierScale:
 
     @classmethod
     def around(cls, *multipliers: float) -> MultiplierScale:
-        low, high = padded(*map(math.log, multipliers))
+        low, high = pad_range(*map(math.log, multipliers))
         return cls(math.exp(low), math.exp(high))
 
     def at(self, multiplier: float) -> float:
@@ -135,8 +135,8 @@ def draw_ladder(table: StandingsTable) -> LadderChart | None:
         return None
     runs, entries = data["runs"], data["entries"]
     amounts = [run["compute"] for run in runs] + [entry["compute"] for entry in entries]
-    losses = padded(*(run["bits_per_byte"] for run in runs), *(entry["loss"] for entry in entries))
-    place = build_placing(padded(*map(math.log, amounts)), losses)
+    losses = pad_range(*(run["bits_per_byte"] for run in runs), *(entry["loss"] for entry in entries))
+    place = build_placing(pad_range(*map(math.log, amounts)), losses)
     rungs: list[NamedRungDict] = [
         {**rung, "name": formatting.rung(rung["part"]) if rung["part"] else formatting.budget(rung["budget"])}
         for rung in data["rungs"]

@@ -23,15 +23,15 @@ from leaderboard.charts.curve_svg import (
     Point,
     Tick,
     Way,
-    dots,
-    end,
+    build_dots,
     find_axis_end,
-    padded,
+    find_last_dot,
+    list_steps,
+    pad_range,
     path,
     round_size,
-    smooth,
-    steps,
-    thin,
+    smooth_values,
+    thin_values,
     x_label,
     x_steps,
 )
@@ -59,18 +59,18 @@ class Metric:
     scale: float = 1.0
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     return f"{value:.3g}"
 
 
 METRICS = (
     Metric("loss", "Loss", "nats per token", lambda value: f"{value:.4f}", may_be_log=True),
-    Metric("learning_rate", "Learning rate", "", short, from_zero=True),
-    Metric("gradient_norm", "Gradient norm", "", short, from_zero=True, may_be_log=True),
+    Metric("learning_rate", "Learning rate", "", format_short, from_zero=True),
+    Metric("gradient_norm", "Gradient norm", "", format_short, from_zero=True, may_be_log=True),
     Metric("tokens_per_second", "Speed", "tokens/s", formatting.compact, from_zero=True),
-    Metric("mfu", "MFU", "% of the peak", short, from_zero=True, scale=100),
-    Metric("memory_bytes", "Memory", "GiB", short, from_zero=True, scale=2.0**-30),
-    Metric("temperature_celsius", "GPU temperature", "°C", short),
+    Metric("mfu", "MFU", "% of the peak", format_short, from_zero=True, scale=100),
+    Metric("memory_bytes", "Memory", "GiB", format_short, from_zero=True, scale=2.0**-30),
+    Metric("temperature_celsius", "GPU temperature", "°C", format_short),
 )
 """The first one is drawn large."""
 
@@ -160,7 +160,7 @@ class Scale:
                 found = [tick for tick in found if f"{tick:.0e}"[0] == "1"]
             if len(found) > 2:
                 return found
-        return steps(self.low, self.high, round_size(self.high - self.low, 4))
+        return list_steps(self.low, self.high, round_size(self.high - self.low, 4))
 
 
 def decades(low: float, high: float) -> Iterator[float]:
@@ -190,18 +190,20 @@ def build_panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Sca
     is_steep = metric.name == "loss" and not (view.log_x or view.log_y)
     since = STEEP * max(float(one.x[-1]) for one in series) if is_steep else -math.inf
     y_scale = build_value_scale(metric, np.concatenate([one.drawn[one.x >= since] for one in series]), view)
+    x_values = x_scale.ticks() if x_scale.log else x_steps(view.x, x_scale.high)
     latest, first = float(series[0].raw[-1]), float(series[0].calm[0])
     unit = f" {metric.unit}" if metric.unit else ""
     return Panel(
         metric=metric,
         lines=[build_line(one, metric, view, x_scale, y_scale) for one in series],
-        x_ticks=[Tick(round(x_scale.at(tick), 2), x_label(view.x)(tick))
-                 for tick in (x_scale.ticks() if x_scale.log else x_steps(view.x, x_scale.high))],
-        y_ticks=[Tick(round(100 - y_scale.at(tick), 2), short(tick) if abs(tick) < 1e3 else formatting.compact(tick))
-                 for tick in y_scale.ticks()],
+        x_ticks=[Tick(round(x_scale.at(x), 2), x_label(view.x)(x)) for x in x_values],
+        y_ticks=[
+            Tick(round(100 - y_scale.at(y), 2), format_short(y) if abs(y) < 1e3 else formatting.compact(y))
+            for y in y_scale.ticks()
+        ],
         latest=metric.write(latest),
         summary=f"{metric.title}: from {metric.write(first)} to {metric.write(latest)}{unit}.",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -223,14 +225,14 @@ def build_series(one: Shown, metric: Metric, view: View) -> Series:
     if metric.name == "loss" and view.smoothing == MEDIUM:
         return Series(one, x[there], raw, np.array(one.curve.smooth))  # smoothed before it was thinned
     share = SMOOTHINGS[view.smoothing] if metric.name != "learning_rate" else 0.0
-    return Series(one, x[there], raw, np.array(smooth(raw.tolist(), share)) if share else raw)
+    return Series(one, x[there], raw, np.array(smooth_values(raw.tolist(), share)) if share else raw)
 
 
 def build_value_scale(metric: Metric, values: Array, view: View) -> Scale:
     low, high = float(values.min()), float(values.max())
     if view.log_y and metric.may_be_log and 0 < low < high:
         return Scale(low / (high / low) ** 0.04, high * (high / low) ** 0.04, True)
-    bottom, top = padded(low, high)
+    bottom, top = pad_range(low, high)
     return Scale(0.0, high * 1.06 or 1.0) if metric.from_zero else Scale(bottom, top)
 
 
@@ -241,11 +243,11 @@ def build_line(series: Series, metric: Metric, view: View, x_scale: Scale, y_sca
     one, is_loss = series.of, metric is METRICS[0]
     x, calm = series.x, series.calm
     if not is_loss and len(calm) > SMALL_POINTS:
-        kept = thin(calm, SMALL_POINTS)
+        kept = thin_values(calm, SMALL_POINTS)
         x, calm = x[kept], calm[kept]
     drawn = places(x, calm)
     seen = one.curve.dev if one.is_alone and is_loss else []
-    evaluations = dots(
+    evaluations = build_dots(
         places(np.array([getattr(point, view.x) for point in seen], float), np.array([point.loss for point in seen]))
     )
     return CurveLine(
@@ -254,7 +256,7 @@ def build_line(series: Series, metric: Metric, view: View, x_scale: Scale, y_sca
         smooth=path(drawn),
         raw=path(places(series.x, series.raw)) if one.is_alone and is_loss and view.smoothing != "none" else "",
         dots=tuple(dot for dot in evaluations if 0 <= dot.y <= 100),
-        last=None if one.run.is_over or one.is_past or not is_loss else end(drawn),
+        last=None if one.run.is_over or one.is_past or not is_loss else find_last_dot(drawn),
     )
 
 

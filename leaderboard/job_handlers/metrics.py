@@ -129,13 +129,13 @@ def update_levels(run: Run, series: str, fresh: list[CurvePoint]) -> None:
     since = min(row.step for row in fresh) if fresh else last
     if since is None:
         return
-    way_up = downsampling.way_up(since if last is None else min(since, last))
-    points = {row.step: row for row in curve.filter(way_up).only("step", "level", *downsampling.EXTREMES_OF)}
+    changeable = downsampling.select_changeable(since if last is None else min(since, last))
+    points = {row.step: row for row in curve.filter(changeable).only("step", "level", *downsampling.EXTREMES_OF)}
     known = {step: row.level for step, row in points.items()}
     points |= {row.step: row for row in fresh}
     steps = sorted(points)
     values = [(step, [getattr(points[step], name) for name in downsampling.EXTREMES_OF]) for step in steps]
-    for step, level in zip(steps, downsampling.levels(values), strict=True):
+    for step, level in zip(steps, downsampling.compute_levels(values), strict=True):
         points[step].level = level
     changed = [row for step, row in points.items() if row.pk and row.level != known[step]]
     CurvePoint.objects.bulk_update(changed, ["level"], batch_size=400)  # SQLite takes a bounded number of parameters

@@ -113,7 +113,7 @@ def build_train_context(live: list[Run]) -> dict[str, Any]:
     """Return the context of `parts/train.html`."""
     if not live:
         return {"run": None}
-    return {"run": live[0], "picture": curve_svg.picture(live[0], curve_svg.load_curve(live[0]))}
+    return {"run": live[0], "picture": curve_svg.draw_curve(live[0], curve_svg.load_curve(live[0]))}
 
 
 def track_etag(request: HttpRequest, slug: str) -> str:

@@ -50,7 +50,7 @@ def embed_run(request: HttpRequest, run_id: int) -> HttpResponse:
         "title": f"{found.entry.title}, seed {found.seed}",
         "page": found.get_absolute_url(),
         "run": found,
-        "picture": curve_svg.picture(found, curve_svg.load_curve(found), x),
+        "picture": curve_svg.draw_curve(found, curve_svg.load_curve(found), x),
         "unit": "nats per token",
     }
     return render_embed(request, "the curve appears here with the first steps of training", context)

@@ -73,10 +73,10 @@ def build_context(swarm: Swarm) -> dict[str, Any]:
         "swarm": swarm,
         "run": swarm.run,
         "size": swarm.size,
-        "stages": stages(swarm, last),
+        "stages": build_stages(swarm, last),
         "last": last,
         "counts": count_events(events),
-        "lines": lines(events),
+        "lines": build_charts(events),
         "people": list_contributors(swarm),
         "happened": [Happening(event) for event in recent],
         "server": settings.SITE_URL,
@@ -84,7 +84,7 @@ def build_context(swarm: Swarm) -> dict[str, Any]:
     }
 
 
-def stages(swarm: Swarm, last: SwarmEvent | None) -> list[list[dict[str, Any]]]:
+def build_stages(swarm: Swarm, last: SwarmEvent | None) -> list[list[dict[str, Any]]]:
     """Return each stage's machines with their rows of the last step; of a finished run, those of its last step."""
     seats = list(swarm.seats.exclude(peer="").order_by("pk")) if swarm.pk else []
     held = (last.data.get("held") or {}) if last else {}
@@ -150,7 +150,7 @@ class Happening:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def lines(events: QuerySet[SwarmEvent]) -> list[dict[str, Any]]:
+def build_charts(events: QuerySet[SwarmEvent]) -> list[dict[str, Any]]:
     """Return the charts of loss and throughput over the steps."""
     steps = events.filter(what=What.STEP)
     most = steps.order_by("-step").values_list("step", flat=True).first() or 0
@@ -159,10 +159,10 @@ def lines(events: QuerySet[SwarmEvent]) -> list[dict[str, Any]]:
     rows = kept.filter(rest=0).order_by("pk").values_list("step", "data")
     latest = dict(rows)  # a step that was made again counts once
     found = [("loss", "Loss", "nats per token", 3), ("tokens_per_second", "Throughput", "tokens a second", 0)]
-    return [picture(latest, name, title, unit, digits) for name, title, unit, digits in found if latest]
+    return [build_chart(latest, name, title, unit, digits) for name, title, unit, digits in found if latest]
 
 
-def picture(rows: dict[int, dict[str, Any]], name: str, title: str, unit: str, digits: int) -> dict[str, Any]:
+def build_chart(rows: dict[int, dict[str, Any]], name: str, title: str, unit: str, digits: int) -> dict[str, Any]:
     values = {step: float(data[name]) for step, data in sorted(rows.items()) if data.get(name) is not None}
     low, high = min(values.values(), default=0.0), max(values.values(), default=1.0)
     low = 0.0 if name == "tokens_per_second" else low

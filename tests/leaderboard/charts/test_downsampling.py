@@ -34,7 +34,7 @@ def by_steps(gaps: list[tuple[int, float, float | None]]) -> Curve:
 
 @given(CURVES, st.integers(10, 100))
 def test_a_level_holds_at_most_so_many_points_with_the_ends_and_extremes(curve: Curve, count: int) -> None:
-    found = downsampling.levels(curve)
+    found = downsampling.compute_levels(curve)
 
     level = downsampling.level_for(curve[-1][0], count)
     kept = [point for point, own in zip(curve, found, strict=True) if own >= level]
@@ -72,7 +72,9 @@ def test_levels_are_the_same_however_the_points_come_in(run: Run, batch: int) ->
         metrics.store_metrics(run, rows_of(curve[start : start + batch]))
     metrics.store_metrics(run, rows_of(curve[250:270]))  # said once more
 
-    assert stored(run) == [(step, level) for (step, _), level in zip(curve, downsampling.levels(curve), strict=True)]
+    assert stored(run) == [
+        (step, level) for (step, _), level in zip(curve, downsampling.compute_levels(curve), strict=True)
+    ]
 
 
 @pytest.mark.django_db
@@ -84,7 +86,7 @@ def test_a_curve_that_was_cut_goes_on_as_if_it_had_never_been_longer(run: Run) -
     assert stored(run)[-1] == (200, MAX_LEVEL)
     metrics.store_metrics(run, rows_of(curve[200:260]))
 
-    whole = downsampling.levels(curve[:260])
+    whole = downsampling.compute_levels(curve[:260])
     assert stored(run) == [(step, level) for (step, _), level in zip(curve, whole, strict=False)]
 
 

@@ -14,7 +14,7 @@ def test_thinning_keeps_the_ends_and_the_extremes() -> None:
     values = [5.0] * 10_000
     values[4321], values[8765] = 99.0, -99.0
 
-    kept = curve_svg.thin(values, 100)
+    kept = curve_svg.thin_values(values, 100)
 
     assert len(kept) <= 100
     assert {0, 4321, 8765, 9999} <= set(kept)
@@ -22,13 +22,13 @@ def test_thinning_keeps_the_ends_and_the_extremes() -> None:
 
 
 def test_a_short_series_is_not_thinned() -> None:
-    assert curve_svg.thin([3.0, 1.0, 2.0], 100) == [0, 1, 2]
+    assert curve_svg.thin_values([3.0, 1.0, 2.0], 100) == [0, 1, 2]
 
 
 def test_smoothing_follows_a_steep_start_and_calms_the_rest() -> None:
     steep = [9.0, 7.0, 5.0, *([4.0, 4.4] * 200)]
 
-    calm = curve_svg.smooth(steep)
+    calm = curve_svg.smooth_values(steep)
 
     assert calm[0] == 9.0
     assert calm[3] < 5.5
@@ -49,7 +49,7 @@ def test_time_ticks_fall_on_minutes() -> None:
 
 
 def test_whiskers_share_one_scale() -> None:
-    first, second = curve_svg.whiskers([(2.0, 0.01), (2.2, 0.05)])
+    first, second = curve_svg.build_whiskers([(2.0, 0.01), (2.2, 0.05)])
 
     assert 0 < first.low < first.dot < first.high < second.dot < second.high < 100
     assert second.width == pytest.approx(5 * first.width, rel=0.01)
@@ -59,13 +59,13 @@ def test_whiskers_share_one_scale() -> None:
 def test_an_unfinished_curve_leaves_room_for_the_rest() -> None:
     train = scene.running(scene.entry(scene.track(), "main"), 450)
 
-    half = curve_svg.picture(train, curve_svg.load_curve(train))
+    half = curve_svg.draw_curve(train, curve_svg.load_curve(train))
 
     assert half is not None
     assert half.last is not None
     assert half.last.x == pytest.approx(50, abs=1)
     train.state = Run.State.FAILED
-    whole = curve_svg.picture(train, curve_svg.load_curve(train))
+    whole = curve_svg.draw_curve(train, curve_svg.load_curve(train))
     assert whole is not None
     assert whole.last is not None
     assert whole.last.x == 100
@@ -75,7 +75,7 @@ def test_an_unfinished_curve_leaves_room_for_the_rest() -> None:
 def test_nothing_is_drawn_before_the_first_step() -> None:
     train = scene.running(scene.entry(scene.track(), "main"), 0)
 
-    assert curve_svg.picture(train, curve_svg.load_curve(train)) is None
+    assert curve_svg.draw_curve(train, curve_svg.load_curve(train)) is None
 
 
 @pytest.mark.parametrize(
