@@ -222,7 +222,7 @@ def test_the_page_says_who_is_where_and_escapes_names(led: Run, client: Client) 
 
 
 def test_the_record_is_handed_out_piece_by_piece(led: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leaderboard.views.swarms.PAGE", 3)
+    monkeypatch.setattr("leaderboard.views.swarms.EVENTS_PER_RESPONSE", 3)
     for step in range(1, 6):
         tell(led, what="step", step=step, loss=1.0, held={})
     found: list[dict[str, Any]] = []
