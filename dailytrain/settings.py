@@ -228,8 +228,8 @@ GENERATE_PER_HOUR = int(read_text("GENERATE_PER_HOUR", "60"))
 GENERATE_WAITING = int(read_text("GENERATE_WAITING", "20"))
 # Time limit of one prompt in wall seconds, loading the model included.
 GENERATE_SECONDS = float(read_text("GENERATE_SECONDS", "180"))
-# {kind of effect: dotted path of its handler} (`leaderboard/outbox.py`).
-EFFECT_KINDS: dict[str, str] = {
+# {kind of message: dotted path of its handler} (`leaderboard/outbox.py`).
+OUTBOX_HANDLERS: dict[str, str] = {
     "github.follow": "leaderboard.integrations.github.sync.sync_pull_request",
     "github.command": "leaderboard.integrations.github.slash_commands.run_commands",
     "github.comment": "leaderboard.integrations.github.comments.update_comment",

@@ -1,8 +1,8 @@
 """Transactional outbox: actions outside of the site, each done once even if processes die.
 
 `enqueue` writes the row in the transaction of its cause. `process_message` claims it by a conditional UPDATE, calls the
-handler of its kind (`settings.EFFECT_KINDS`) and stores the result. Handlers look first for what an interrupted attempt
-may have done.
+handler of its kind (`settings.OUTBOX_HANDLERS`) and stores the result. Handlers look first for what an interrupted
+attempt may have done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django.db.models import Case, F, Field, QuerySet, Value, When
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from leaderboard.models import Effect
+from leaderboard.models import OutboxMessage
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ FIRST_RETRY = timedelta(seconds=10)
 MAX_RETRY_WAIT = timedelta(hours=1)
 NO_BROKER, NO_BROKER_SECONDS = "no-broker", 30  # cache key: the broker did not answer
 
-Handler = Callable[[Effect], Mapping[str, Any]]  # returns what to store in `Effect.result`
+Handler = Callable[[OutboxMessage], Mapping[str, Any]]  # returns what to store in `OutboxMessage.result`
 
 
 class RetryLater(Exception):
@@ -46,40 +46,42 @@ class PermanentError(Exception):
     """No retry can succeed; the message is for the operator."""
 
 
-def enqueue(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effect:
+def enqueue(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> OutboxMessage:
     """Enqueue a message. An existing key is processed again, with the new payload. Call it in the transaction of the
     cause."""
     wanted = dict(payload or {})
     with transaction.atomic():
-        effect, created = Effect.objects.get_or_create(key=key, defaults={"kind": kind, "payload": wanted})
+        message, created = OutboxMessage.objects.get_or_create(key=key, defaults={"kind": kind, "payload": wanted})
         if not created:
             # One UPDATE, so that no claim comes in between. A message that is being processed is processed again
             # afterwards, because its version has changed.
-            Effect.objects.filter(pk=effect.pk).update(
+            OutboxMessage.objects.filter(pk=message.pk).update(
                 payload=wanted,
                 version=F("version") + 1,
-                state=unless_processing("state", Effect.State.WANTED),
+                state=unless_processing("state", OutboxMessage.State.PENDING),
                 not_before=unless_processing("not_before", timezone.now()),
                 attempts=unless_processing("attempts", 0),
                 problem=unless_processing("problem", ""),
             )
-        transaction.on_commit(lambda: notify_worker(effect.pk))
-    return effect
+        transaction.on_commit(lambda: notify_worker(message.pk))
+    return message
 
 
 def unless_processing(field: str, value: Any) -> Case:
     """Return SQL for `value`, or for the field's current value while the message is being processed."""
-    kind = cast("Field[Any, Any]", Effect._meta.get_field(field))
-    return Case(When(state=Effect.State.DOING, then=F(field)), default=Value(value, kind))
+    kind = cast("Field[Any, Any]", OutboxMessage._meta.get_field(field))
+    return Case(When(state=OutboxMessage.State.CLAIMED, then=F(field)), default=Value(value, kind))
 
 
-def enqueue_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effect:
+def enqueue_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> OutboxMessage:
     """Enqueue a message that is processed only once: an existing key changes nothing."""
     with transaction.atomic():
-        effect, created = Effect.objects.get_or_create(key=key, defaults={"kind": kind, "payload": dict(payload or {})})
+        message, created = OutboxMessage.objects.get_or_create(
+            key=key, defaults={"kind": kind, "payload": dict(payload or {})}
+        )
         if created:
-            transaction.on_commit(lambda: notify_worker(effect.pk))
-    return effect
+            transaction.on_commit(lambda: notify_worker(message.pk))
+    return message
 
 
 def notify_worker(pk: int) -> None:
@@ -92,31 +94,33 @@ def notify_worker(pk: int) -> None:
     try:
         current_app.send_task("leaderboard.tasks.process_message", (pk,), retry=False)
     except Exception as error:
-        logger.warning("Effect %s waits for the schedule: %s", pk, error)
+        logger.warning("OutboxMessage %s waits for the schedule: %s", pk, error)
         cache.set(NO_BROKER, True, NO_BROKER_SECONDS)
 
 
 def process_message(pk: int) -> None:
     """Process one message if it is due and no other process has claimed it."""
-    claim = {"state": Effect.State.DOING, "claimed_until": timezone.now() + CLAIM_TIME}
-    if not Effect.objects.due().filter(pk=pk).order_by().update(**claim, attempts=F("attempts") + 1):
+    claim = {"state": OutboxMessage.State.CLAIMED, "claimed_until": timezone.now() + CLAIM_TIME}
+    if not OutboxMessage.objects.due().filter(pk=pk).order_by().update(**claim, attempts=F("attempts") + 1):
         return
-    effect = Effect.objects.get(pk=pk)
+    message = OutboxMessage.objects.get(pk=pk)
     try:
-        result = get_handler(effect.kind)(effect)
+        result = get_handler(message.kind)(message)
     except PermanentError as error:
-        finish_message(effect, Effect.State.REFUSED, problem=str(error)[:500])
+        finish_message(message, OutboxMessage.State.FAILED, problem=str(error)[:500])
     except RetryLater as error:
-        postpone_message(effect, str(error), error.after)
+        postpone_message(message, str(error), error.after)
     except Exception as error:
-        logger.exception("Effect %s failed", effect.key)
-        postpone_message(effect, f"{type(error).__name__}: {error}", None)
+        logger.exception("OutboxMessage %s failed", message.key)
+        postpone_message(message, f"{type(error).__name__}: {error}", None)
     else:
-        finish_message(effect, Effect.State.DONE, problem="", result=dict(result), done_at=timezone.now(), attempts=0)
+        finish_message(
+            message, OutboxMessage.State.DONE, problem="", result=dict(result), done_at=timezone.now(), attempts=0
+        )
 
 
 @contextmanager
-def renew_claim(effect: Effect, every: timedelta = CLAIM_TIME / 4) -> Iterator[None]:
+def renew_claim(message: OutboxMessage, every: timedelta = CLAIM_TIME / 4) -> Iterator[None]:
     """Renew the claim in a thread, for handlers that take longer than `CLAIM_TIME`, such as uploads."""
     over = threading.Event()
 
@@ -124,14 +128,14 @@ def renew_claim(effect: Effect, every: timedelta = CLAIM_TIME / 4) -> Iterator[N
         while not over.wait(every.total_seconds()):
             until = timezone.now() + CLAIM_TIME
             try:
-                if filter_claimed(effect).update(claimed_until=until):
-                    effect.claimed_until = until
+                if filter_claimed(message).update(claimed_until=until):
+                    message.claimed_until = until
             except DatabaseError:
-                logger.warning("The claim of %s could not be renewed", effect.key, exc_info=True)
+                logger.warning("The claim of %s could not be renewed", message.key, exc_info=True)
             finally:
                 connection.close()
 
-    thread = threading.Thread(target=renew, name=f"holds {effect.key}", daemon=True)
+    thread = threading.Thread(target=renew, name=f"holds {message.key}", daemon=True)
     thread.start()
     try:
         yield
@@ -141,27 +145,29 @@ def renew_claim(effect: Effect, every: timedelta = CLAIM_TIME / 4) -> Iterator[N
 
 
 def get_handler(kind: str) -> Handler:
-    return import_string(settings.EFFECT_KINDS[kind])  # type: ignore[no-any-return]
+    return import_string(settings.OUTBOX_HANDLERS[kind])  # type: ignore[no-any-return]
 
 
-def filter_claimed(effect: Effect) -> QuerySet[Effect]:
+def filter_claimed(message: OutboxMessage) -> QuerySet[OutboxMessage]:
     """Return the row if no other process has claimed it since."""
-    return Effect.objects.filter(pk=effect.pk, state=Effect.State.DOING, claimed_until=effect.claimed_until)
+    return OutboxMessage.objects.filter(
+        pk=message.pk, state=OutboxMessage.State.CLAIMED, claimed_until=message.claimed_until
+    )
 
 
-def finish_message(effect: Effect, state: Effect.State, **fields: Any) -> None:
+def finish_message(message: OutboxMessage, state: OutboxMessage.State, **fields: Any) -> None:
     """Store the outcome; a message that was enqueued again meanwhile is due again."""
-    claimed = filter_claimed(effect)
-    if claimed.filter(version=effect.version).update(state=state, claimed_until=None, **fields):
+    claimed = filter_claimed(message)
+    if claimed.filter(version=message.version).update(state=state, claimed_until=None, **fields):
         return
-    if claimed.update(state=Effect.State.WANTED, not_before=timezone.now(), claimed_until=None, **fields):
-        notify_worker(effect.pk)
+    if claimed.update(state=OutboxMessage.State.PENDING, not_before=timezone.now(), claimed_until=None, **fields):
+        notify_worker(message.pk)
 
 
-def postpone_message(effect: Effect, problem: str, after: timedelta | None) -> None:
-    not_before = timezone.now() + (after or get_retry_wait(effect.attempts))
-    filter_claimed(effect).update(
-        state=Effect.State.WANTED, not_before=not_before, claimed_until=None, problem=problem[:500]
+def postpone_message(message: OutboxMessage, problem: str, after: timedelta | None) -> None:
+    not_before = timezone.now() + (after or get_retry_wait(message.attempts))
+    filter_claimed(message).update(
+        state=OutboxMessage.State.PENDING, not_before=not_before, claimed_until=None, problem=problem[:500]
     )
 
 
@@ -173,7 +179,7 @@ def get_retry_wait(attempts: int) -> timedelta:
 
 def process_due(limit: int = 50) -> int:
     """Process due messages without a task, for example of a worker that died, and return their number."""
-    due = list(Effect.objects.due().values_list("pk", flat=True)[:limit])
+    due = list(OutboxMessage.objects.due().values_list("pk", flat=True)[:limit])
     for pk in due:
         process_message(pk)
     return len(due)

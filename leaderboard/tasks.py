@@ -73,8 +73,8 @@ def update_confirmations() -> None:
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def process_message(effect: int) -> None:
-    outbox.process_message(effect)
+def process_message(message: int) -> None:
+    outbox.process_message(message)
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -9,24 +9,24 @@ from django.utils import timezone
 
 from leaderboard import outbox
 from leaderboard.admin.base import get_user
-from leaderboard.models import Delivery, Effect, Installation
+from leaderboard.models import Delivery, Installation, OutboxMessage
 from scheduler.admin.base import ReadOnlyAdmin
 from scheduler.models import Event
 
 
-@admin.register(Effect)
-class EffectAdmin(ReadOnlyAdmin):
+@admin.register(OutboxMessage)
+class OutboxMessageAdmin(ReadOnlyAdmin):
     list_display = ("key", "state", "attempts", "not_before", "done_at", "problem")
     list_filter = ("state", "kind")
     search_fields = ("key", "problem")
     actions = ("again",)
 
     @admin.action(description="Process again", permissions=["view"])
-    def again(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
+    def again(self, request: HttpRequest, queryset: QuerySet[OutboxMessage]) -> None:
         """Queue messages in any state: their handlers are idempotent."""
-        for effect in queryset:
-            outbox.enqueue(effect.kind, effect.key, effect.payload)
-            Event.record(get_user(request).get_username(), effect, f"Queued {effect.key} again.")
+        for message in queryset:
+            outbox.enqueue(message.kind, message.key, message.payload)
+            Event.record(get_user(request).get_username(), message, f"Queued {message.key} again.")
         messages.info(request, f"Queued again: {len(queryset)}.")
 
 

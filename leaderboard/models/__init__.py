@@ -8,7 +8,7 @@ from leaderboard.models.github import Delivery, Installation, PullRequest
 from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
 from leaderboard.models.notebooks import NotebookPart
-from leaderboard.models.outbox import Effect
+from leaderboard.models.outbox import OutboxMessage
 from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
 from leaderboard.models.reported import ReportedRecord
@@ -24,13 +24,13 @@ __all__ = [
     "Bounty",
     "CurvePoint",
     "Delivery",
-    "Effect",
     "Entry",
     "Generation",
     "Installation",
     "Month",
     "Night",
     "NotebookPart",
+    "OutboxMessage",
     "Publication",
     "PullRequest",
     "Replay",

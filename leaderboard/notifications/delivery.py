@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from leaderboard import outbox
-from leaderboard.models import Effect, Entry, Subscription
+from leaderboard.models import Entry, OutboxMessage, Subscription
 from leaderboard.notifications import email_links
 from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.message import DeliveryError, Message
@@ -60,27 +60,27 @@ def notify_subscribers(topic: str, about: str | int) -> int:
     return len(recipients)
 
 
-def enqueue_notice(topic: str, about: str, subscription: Subscription) -> Effect:
+def enqueue_notice(topic: str, about: str, subscription: Subscription) -> OutboxMessage:
     payload = {"topic": topic, "about": about, "subscription": subscription.pk}
     return outbox.enqueue_once(KIND, f"{KIND}:{topic}:{about}:{subscription.pk}", payload)
 
 
 def is_over_daily_limit(topic: str, subscription: Subscription) -> bool:
     recent = Q(created_at__gt=timezone.now() - timedelta(days=1), key__endswith=f":{subscription.pk}")
-    return Effect.objects.filter(recent, key__startswith=f"{KIND}:{topic}:").count() >= MAX_PER_DAY
+    return OutboxMessage.objects.filter(recent, key__startswith=f"{KIND}:{topic}:").count() >= MAX_PER_DAY
 
 
-def send_notice(effect: Effect) -> Mapping[str, Any]:
+def send_notice(queued: OutboxMessage) -> Mapping[str, Any]:
     """Handler of `KIND`."""
-    topic, about = effect.payload["topic"], effect.payload["about"]
-    subscription = Subscription.objects.select_related("user").filter(pk=effect.payload["subscription"]).first()
+    topic, about = queued.payload["topic"], queued.payload["about"]
+    subscription = Subscription.objects.select_related("user").filter(pk=queued.payload["subscription"]).first()
     message = compose_notice(topic, about, subscription)
-    if subscription is None or message is None or timezone.now() - effect.created_at > MAX_AGE:
+    if subscription is None or message is None or timezone.now() - queued.created_at > MAX_AGE:
         return {"sent": False}
     try:
-        CHANNELS[subscription.kind].send(message, subscription, effect.pk)
+        CHANNELS[subscription.kind].send(message, subscription, queued.pk)
     except DeliveryError as error:
-        if not error.is_permanent and effect.attempts < MAX_ATTEMPTS:
+        if not error.is_permanent and queued.attempts < MAX_ATTEMPTS:
             raise outbox.RetryLater(str(error)) from error
         Subscription.objects.filter(pk=subscription.pk).update(stopped_at=timezone.now(), problem=str(error)[:300])
         raise outbox.PermanentError(str(error)) from error

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from leaderboard.models import Effect, Subscription
+from leaderboard.models import OutboxMessage, Subscription
 from leaderboard.notifications import delivery
 from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.topics import list_choosable_topics
@@ -72,14 +72,14 @@ def send_test_notice(subscription: Subscription) -> bool:
     return True
 
 
-def enqueue_message(message: str, subscription: Subscription) -> Effect:
+def enqueue_message(message: str, subscription: Subscription) -> OutboxMessage:
     return delivery.enqueue_notice(message, secrets.token_hex(4), subscription)
 
 
 def check_daily_limit(user: User) -> None:
     """Raise SubscriptionError if the user has reached `MAX_TEST_NOTICES`."""
     subscriptions = list(Subscription.objects.filter(user=user).values_list("pk", flat=True))
-    recent = Effect.objects.filter(kind=delivery.KIND, created_at__gt=timezone.now() - timedelta(days=1))
+    recent = OutboxMessage.objects.filter(kind=delivery.KIND, created_at__gt=timezone.now() - timedelta(days=1))
     sent = recent.filter(payload__topic__in=["confirm", "trial"], payload__subscription__in=subscriptions)
     if sent.count() >= MAX_TEST_NOTICES:
         raise SubscriptionError("Too many test messages today. Try again tomorrow.")

@@ -18,7 +18,7 @@ from django.conf import settings
 from leaderboard import outbox
 from leaderboard.charts.curve_svg import write_curve_csv
 from leaderboard.charts.images import draw_run_card
-from leaderboard.models import Effect, Publication
+from leaderboard.models import OutboxMessage, Publication
 from leaderboard.publishing import model_card, weights
 from scheduler import storage
 from scheduler.hub import FileAddition, HubBusyError, HubError
@@ -78,13 +78,13 @@ def convert_for_transformers(publication: Publication, files: dict[str, Path], f
 
 
 @contextmanager
-def prepare_upload(effect: Effect, name: str) -> Iterator[Path]:
+def prepare_upload(queued: OutboxMessage, name: str) -> Iterator[Path]:
     """Yield an empty folder for an upload; renew the message's claim and translate the Hub's errors meanwhile."""
     folder = Path(settings.HOME) / "publishing" / name
     shutil.rmtree(folder, ignore_errors=True)  # the rest of an interrupted attempt
     folder.mkdir(parents=True)
     try:
-        with outbox.renew_claim(effect):
+        with outbox.renew_claim(queued):
             yield folder
     except HubBusyError as error:
         raise outbox.RetryLater(str(error), timedelta(seconds=error.after) if error.after else None) from error

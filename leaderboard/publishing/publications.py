@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.text import slugify
 
 from leaderboard import outbox, runs
-from leaderboard.models import Effect, Publication, Run
+from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import hub_files, weights
 from leaderboard.runs import RunError
@@ -72,7 +72,7 @@ def publish_changed_runs(events: Sequence[Event]) -> None:
 
 def is_card_outdated(publication: Publication, run: Run) -> bool:
     """Return whether the card on the Hub has an outdated trust."""
-    done = Effect.objects.filter(key=get_message_key(publication)).values_list("result", flat=True).first() or {}
+    done = OutboxMessage.objects.filter(key=get_message_key(publication)).values_list("result", flat=True).first() or {}
     return done.get("trust") not in (None, run.trust)
 
 
@@ -126,17 +126,17 @@ def get_message_key(publication: Publication) -> str:
 # --- doing it ---------------------------------------------------------------------------------------------------------
 
 
-def upload_publication(effect: Effect) -> Mapping[str, Any]:
+def upload_publication(queued: OutboxMessage) -> Mapping[str, Any]:
     """Handle a message of kind `KIND`: upload, commit and record it."""
     related = ("run__entry__bundle", "run__track", "run__season", "run__start_run")
-    publication = Publication.objects.select_related(*related).get(pk=effect.payload["publication"])
+    publication = Publication.objects.select_related(*related).get(pk=queued.payload["publication"])
     if not is_connected():
         raise outbox.PermanentError("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
     check_earlier_published(publication)
     name = publication.repository or get_repository_name(publication.run)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)
-    with hub_files.prepare_upload(effect, str(publication.pk)) as folder:
-        commit = ensure_commit(publication, repository, build_mark(publication, effect.version), folder)
+    with hub_files.prepare_upload(queued, str(publication.pk)) as folder:
+        commit = ensure_commit(publication, repository, build_mark(publication, queued.version), folder)
     record_upload(publication, name, commit)
     return {"repository": name, "commit": commit, "trust": publication.run.trust}
 
@@ -178,8 +178,8 @@ def has_mark(commit: hub.Commit, mark: str) -> bool:
 def check_earlier_published(publication: Publication) -> None:
     """Raise RetryLater while an earlier step is unpublished: `main` of the repository must not go back."""
     earlier = publication.run.publications.filter(step__lt=publication.step, published_at=None)
-    messages = Effect.objects.filter(key__in=[get_message_key(publication) for publication in earlier])
-    if waiting := messages.exclude(state=Effect.State.REFUSED).first():
+    messages = OutboxMessage.objects.filter(key__in=[get_message_key(publication) for publication in earlier])
+    if waiting := messages.exclude(state=OutboxMessage.State.FAILED).first():
         raise outbox.RetryLater(f"Waits for {waiting.key}, which is of an earlier step.", timedelta(minutes=1))
 
 

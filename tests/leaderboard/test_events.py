@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, transaction
 
 from leaderboard import events as announcing
 from leaderboard import outbox
-from leaderboard.models import Effect
+from leaderboard.models import OutboxMessage
 from scheduler.models import Event, Node
 
 heard: list[str] = []
@@ -84,7 +84,7 @@ def test_one_that_a_listener_cannot_take_silences_nothing_else(
     happen(quiet_node, "good", "bad", "better")
     assert announcing.announce_events() == 3
     assert heard == ["good", "bad", "better"]
-    assert set(Effect.objects.values_list("key", flat=True)) == {"fussy:good", "fussy:better"}
+    assert set(OutboxMessage.objects.values_list("key", flat=True)) == {"fussy:good", "fussy:better"}
 
 
 def test_when_the_database_is_away_nothing_counts_as_told(quiet_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +103,9 @@ def test_what_a_dying_process_had_begun_is_undone_with_the_mark(
     happen(quiet_node, "one")
     with pytest.raises(KeyboardInterrupt):
         die_in_a_transaction()
-    assert not Effect.objects.exists()
+    assert not OutboxMessage.objects.exists()
     assert announcing.announce_events() == 1
-    assert Effect.objects.count() == 1
+    assert OutboxMessage.objects.count() == 1
 
 
 @pytest.mark.django_db(transaction=True)

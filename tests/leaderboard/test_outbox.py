@@ -25,7 +25,7 @@ from kombu.exceptions import OperationalError
 
 from leaderboard import outbox
 from leaderboard.integrations.github import client
-from leaderboard.models import Effect
+from leaderboard.models import OutboxMessage
 from leaderboard.outbox import PermanentError, RetryLater
 from tests.support.github_server import APP, GitHub, private_key
 
@@ -44,7 +44,7 @@ class World:
         self.made: dict[str, int] = {}
         self.troubles: list[BaseException | str] = []
 
-    def handle(self, effect: Effect) -> Mapping[str, Any]:
+    def handle(self, effect: OutboxMessage) -> Mapping[str, Any]:
         """A handler as they should be: it looks first, then makes it so."""
         trouble = self.troubles.pop(0) if self.troubles else None
         if isinstance(trouble, BaseException):
@@ -68,11 +68,11 @@ def world(monkeypatch: pytest.MonkeyPatch, db: None) -> World:
 def later(seconds: float) -> None:
     """Let time pass for every effect."""
     span = timedelta(seconds=seconds)
-    Effect.objects.update(not_before=F("not_before") - span, claimed_until=F("claimed_until") - span)
+    OutboxMessage.objects.update(not_before=F("not_before") - span, claimed_until=F("claimed_until") - span)
 
 
 def states() -> dict[str, str]:
-    return dict(Effect.objects.values_list("key", "state"))
+    return dict(OutboxMessage.objects.values_list("key", "state"))
 
 
 def test_it_is_done_once_and_what_came_of_it_is_kept(world: World) -> None:
@@ -102,16 +102,16 @@ def test_once_for_ever_is_once(world: World) -> None:
 def test_what_is_asked_for_while_it_is_being_done_is_done_once_more(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def handle(effect: Effect) -> Mapping[str, Any]:
+    def handle(effect: OutboxMessage) -> Mapping[str, Any]:
         if effect.payload == {"n": 1}:
             outbox.enqueue("note", "note:1", {"n": 2})
-            assert Effect.objects.get().state == Effect.State.DOING
+            assert OutboxMessage.objects.get().state == OutboxMessage.State.CLAIMED
         return world.handle(effect)
 
     monkeypatch.setattr(outbox, "get_handler", lambda kind: handle)
     outbox.enqueue("note", "note:1", {"n": 1})
     outbox.process_due()
-    assert states() == {"note:1": "wanted"}
+    assert states() == {"note:1": "pending"}
     outbox.process_due()
     assert (states(), world.there) == ({"note:1": "done"}, {"note:1": {"n": 2}})
 
@@ -128,7 +128,7 @@ def test_nobody_else_takes_it_while_it_is_being_done(world: World) -> None:
 
 
 def test_whoever_lost_his_claim_notes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(effect: Effect) -> Mapping[str, Any]:
+    def slow(effect: OutboxMessage) -> Mapping[str, Any]:
         later(outbox.CLAIM_TIME.total_seconds() + 1)
         monkeypatch.setattr(outbox, "get_handler", lambda kind: world.handle)
         outbox.process_message(effect.pk)
@@ -136,7 +136,7 @@ def test_whoever_lost_his_claim_notes_nothing(world: World, monkeypatch: pytest.
 
     monkeypatch.setattr(outbox, "get_handler", lambda kind: slow)
     outbox.process_message(outbox.enqueue("note", "note:1", {"n": 1}).pk)
-    assert (states(), Effect.objects.get().problem) == ({"note:1": "done"}, "")
+    assert (states(), OutboxMessage.objects.get().problem) == ({"note:1": "done"}, "")
 
 
 def test_it_waits_longer_from_failure_to_failure(world: World) -> None:
@@ -150,7 +150,7 @@ def test_it_waits_longer_from_failure_to_failure(world: World) -> None:
         later(3601)
     assert waits[:4] == [10, 20, 40, 80]
     assert waits[-1] == outbox.MAX_RETRY_WAIT.total_seconds()
-    assert (made.state, made.problem) == ("wanted", "RuntimeError: the moon")
+    assert (made.state, made.problem) == ("pending", "RuntimeError: the moon")
 
 
 def test_a_limit_is_waited_for_as_long_as_it_says(world: World) -> None:
@@ -169,11 +169,11 @@ def test_what_is_refused_is_tried_again_only_when_asked_for_again(world: World) 
     outbox.enqueue("note", "note:1")
     outbox.process_due()
     later(10**6)
-    assert (outbox.process_due(), states()) == (0, {"note:1": "refused"})
-    assert Effect.objects.get().problem == "The App is not installed."
+    assert (outbox.process_due(), states()) == (0, {"note:1": "failed"})
+    assert OutboxMessage.objects.get().problem == "The App is not installed."
     outbox.enqueue("note", "note:1")
     outbox.process_due()
-    assert (states(), Effect.objects.get().problem) == ({"note:1": "done"}, "")
+    assert (states(), OutboxMessage.objects.get().problem) == ({"note:1": "done"}, "")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -188,7 +188,7 @@ def test_a_cause_that_was_taken_back_has_no_effect() -> None:
 
     with pytest.raises(Never):
         cause()
-    assert not Effect.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 def test_a_broker_that_is_down_is_waited_for_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ TROUBLES: dict[str, Any] = {
 def test_in_the_end_everything_is_as_it_was_last_asked_for_and_nothing_is_doubled(
     world: World, steps: list[tuple[Any, ...]]
 ) -> None:
-    Effect.objects.all().delete()
+    OutboxMessage.objects.all().delete()
     world.__init__()  # type: ignore[misc]
     wanted: dict[str, Any] = {}
     for step, *details in steps:
@@ -311,10 +311,10 @@ def test_a_worker_that_is_killed_between_doing_and_noting_doubles_nothing(github
     assert worker(KILL="1") == -signal.SIGKILL
     checks = github.repositories["trains/daily"].checks
     assert [row["external_id"] for row in checks.values()] == ["github.check:1"]
-    assert states() == {"github.check:1": "doing", "github.check:2": "wanted"}
+    assert states() == {"github.check:1": "claimed", "github.check:2": "pending"}
     later(outbox.CLAIM_TIME.total_seconds() + 1)
     assert worker() == 0
     assert sorted(row["external_id"] for row in checks.values()) == ["github.check:1", "github.check:2"]
     assert states() == {"github.check:1": "done", "github.check:2": "done"}
-    assert Effect.objects.get(key="github.check:1").result == {"check": next(iter(checks))}
+    assert OutboxMessage.objects.get(key="github.check:1").result == {"check": next(iter(checks))}
     assert client.get_client("trains/daily").find_check(SHA, "train", "github.check:1") == next(iter(checks))

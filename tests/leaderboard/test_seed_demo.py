@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from leaderboard import demo, tasks
-from leaderboard.models import CurvePoint, Effect, Entry, Run, Season, Track
+from leaderboard.models import CurvePoint, Entry, OutboxMessage, Run, Season, Track
 from leaderboard.rankings.standings_store import load_standings
 from scheduler.models import Event, Job
 
@@ -62,4 +62,4 @@ def test_it_is_labeled_on_every_page_and_nothing_of_it_starts(client: Client) ->
     tasks.fill_ladders()
     assert not Job.objects.filter(state=Job.State.QUEUED).exists()
     assert not Event.objects.filter(announced=False).exists()
-    assert not Effect.objects.exists()
+    assert not OutboxMessage.objects.exists()

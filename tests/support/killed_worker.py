@@ -12,10 +12,10 @@ django.setup()
 
 from leaderboard import outbox  # noqa: E402
 from leaderboard.integrations.github import client  # noqa: E402
-from leaderboard.models import Effect  # noqa: E402
+from leaderboard.models import OutboxMessage  # noqa: E402
 
 
-def create_check(effect: Effect) -> dict[str, Any]:
+def create_check(effect: OutboxMessage) -> dict[str, Any]:
     check = client.get_client("trains/daily").update_check(
         effect.payload["sha"], "train", status="queued", title="Waiting", external_id=effect.key
     )

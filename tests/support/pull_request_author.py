@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from leaderboard import events, outbox
 from leaderboard.integrations.github import deliveries
-from leaderboard.models import Effect
+from leaderboard.models import OutboxMessage
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
@@ -94,7 +94,7 @@ class Conversation:
         """Do what waits, and what follows from it, until nothing does."""
         for _ in range(1 if once else 20):
             told = deliveries.process_due() + events.announce_events()
-            Effect.objects.filter(state=Effect.State.WANTED).update(not_before=timezone.now())
+            OutboxMessage.objects.filter(state=OutboxMessage.State.PENDING).update(not_before=timezone.now())
             if not told + outbox.process_due():
                 return
             if once:

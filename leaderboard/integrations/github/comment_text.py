@@ -15,7 +15,7 @@ from leaderboard.formatting import MISSING
 from leaderboard.integrations.github import entry_status, front_matter
 from leaderboard.integrations.github.command_parser import USAGES
 from leaderboard.integrations.github.entry_status import Comparison, EntryStatus
-from leaderboard.models import Effect, Entry, PullRequest, Track
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Track
 from leaderboard.rankings import explanations
 from leaderboard.submissions import run_estimates
 from leaderboard.templatetags.markdown import escape_except_code
@@ -34,7 +34,7 @@ def get_answer_mark(comment: int | str) -> str:
     return f"{ANSWER}{comment} -->"
 
 
-def build_comment(pull: PullRequest, commands: Sequence[Effect], now: datetime) -> str:
+def build_comment(pull: PullRequest, commands: Sequence[OutboxMessage], now: datetime) -> str:
     """Return the current text of the comment; empty if there is nothing to report yet."""
     entries = list(pull.entries.filter(sha=pull.head_sha).select_related("track__season", "smoke_job").order_by("pk"))
     entries.sort(key=lambda entry: entry.pk != pull.entry_id)

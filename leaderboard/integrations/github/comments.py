@@ -15,7 +15,7 @@ from leaderboard import outbox
 from leaderboard.integrations.github import client, comment_text, entry_status
 from leaderboard.integrations.github.client import Client
 from leaderboard.integrations.github.connection import NotFoundError
-from leaderboard.models import Effect, Entry, PullRequest, Run
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Run
 from scheduler.models import Event
 
 COMMENT, CHECK, ANSWER = "github.comment", "github.check", "github.answer"
@@ -61,8 +61,8 @@ def find_affected_pulls(runs: set[int]) -> set[int]:
 def report_progress() -> None:
     """Update the progress of training runs, in steps, since progress has no events."""
     live = Run.objects.live().filter(state=Run.State.TRAINING, entry__pull_request__isnull=False)
-    checks = Effect.objects.filter(key__in=[f"{CHECK}:{run.entry_id}" for run in live])
-    reported = {effect.key: effect.payload.get("step") for effect in checks}
+    checks = OutboxMessage.objects.filter(key__in=[f"{CHECK}:{run.entry_id}" for run in live])
+    reported = {message.key: message.payload.get("step") for message in checks}
     for run in live:
         step = int(run.fraction * entry_status.PROGRESS_STEPS)
         if step and reported.get(f"{CHECK}:{run.entry_id}") != step:
@@ -74,17 +74,17 @@ def report_progress() -> None:
 # --- handlers --------------------------------------------------------------------------------------------------------
 
 
-def update_comment(effect: Effect) -> Mapping[str, Any]:
+def update_comment(message: OutboxMessage) -> Mapping[str, Any]:
     """Handle `github.comment`: create or update the bot's comment."""
-    pull = PullRequest.objects.get(pk=effect.payload["pull"])
-    commands = Effect.objects.filter(key__startswith=f"github.command:{pull.pk}:").order_by("-pk")[:MAX_COMMANDS]
+    pull = PullRequest.objects.get(pk=message.payload["pull"])
+    commands = OutboxMessage.objects.filter(key__startswith=f"github.command:{pull.pk}:").order_by("-pk")[:MAX_COMMANDS]
     body = comment_text.build_comment(pull, list(commands)[::-1], timezone.now())
-    comment_id: int | None = effect.result.get("comment")
+    comment_id: int | None = message.result.get("comment")
     if not body and comment_id is None:
-        return dict(effect.result)
+        return dict(message.result)
     body = body or f"{comment_text.get_comment_mark(pull)}\n\nThis pull request asks for no run.\n"
-    if effect.result.get("digest") == compute_digest(body):
-        return dict(effect.result)
+    if message.result.get("digest") == compute_digest(body):
+        return dict(message.result)
     github = client.get_client(pull.repository)
     comment_id = comment_id or find_own_comment(github, pull.number, comment_text.get_comment_mark(pull))
     return {"comment": write_comment(github, pull.number, comment_id, body), "digest": compute_digest(body)}
@@ -111,16 +111,16 @@ def compute_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def update_check(effect: Effect) -> Mapping[str, Any]:
+def update_check(message: OutboxMessage) -> Mapping[str, Any]:
     """Handle `github.check`: create or update the check of an entry's commit."""
-    entry = Entry.objects.select_related("track__season", "smoke_job", "pull_request").get(pk=effect.payload["entry"])
+    entry = Entry.objects.select_related("track__season", "smoke_job", "pull_request").get(pk=message.payload["entry"])
     if entry.pull_request is None:
-        return dict(effect.result)
+        return dict(message.result)
     state = entry_status.get_entry_status(entry, timezone.now())
     summary = comment_text.build_check_summary(state)
     digest = compute_digest(f"{state} {summary}")
-    if effect.result.get("digest") == digest:
-        return dict(effect.result)
+    if message.result.get("digest") == digest:
+        return dict(message.result)
     status = "completed" if state.conclusion else "in_progress" if state.is_started else "queued"
     check = client.get_client(entry.pull_request.repository).update_check(
         entry.sha,
@@ -131,14 +131,14 @@ def update_check(effect: Effect) -> Mapping[str, Any]:
         summary=summary,
         url=comment_text.build_url(entry.get_absolute_url()),
         external_id=f"entry:{entry.pk}",
-        known=effect.result.get("check"),
+        known=message.result.get("check"),
     )
     return {"check": check, "digest": digest}
 
 
-def post_answer(effect: Effect) -> Mapping[str, Any]:
+def post_answer(message: OutboxMessage) -> Mapping[str, Any]:
     """Handle `github.answer`: answer a comment and hide older answers."""
-    payload = effect.payload
+    payload = message.payload
     pull = PullRequest.objects.get(pk=payload["pull"])
     github = client.get_client(pull.repository)
     mark = comment_text.get_answer_mark(payload["comment"])

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from leaderboard import outbox
 from leaderboard.integrations.github import client
-from leaderboard.models import Effect, Night, Run
+from leaderboard.models import Night, OutboxMessage, Run
 from scheduler.models import Event
 
 KIND = "github.commit"
@@ -31,14 +31,14 @@ def update_nightly_checks(events: Sequence[Event]) -> None:
         enqueue_status(sha)
 
 
-def update_status(effect: Effect) -> Mapping[str, Any]:
+def update_status(message: OutboxMessage) -> Mapping[str, Any]:
     """Handle `github.commit`."""
-    sha = effect.payload["sha"]
+    sha = message.payload["sha"]
     check = describe_commit(sha)
     if check is None:
-        return dict(effect.result)
+        return dict(message.result)
     github = client.get_client(client.get_main_repository())
-    return {"check": github.update_check(sha, NAME, known=effect.result.get("check"), **check)}
+    return {"check": github.update_check(sha, NAME, known=message.result.get("check"), **check)}
 
 
 def describe_commit(sha: str) -> dict[str, Any] | None:

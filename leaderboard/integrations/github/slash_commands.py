@@ -21,7 +21,7 @@ from leaderboard.integrations.github.command_parser import Command, InvalidComma
 from leaderboard.integrations.github.comments import ANSWER, enqueue_comment
 from leaderboard.integrations.github.connection import NotConnectedError
 from leaderboard.integrations.github.deliveries import as_text, get_nested
-from leaderboard.models import Effect, Entry, PullRequest, Run, Track
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.outbox import PermanentError, RetryLater
 from leaderboard.runs import RunError
 from leaderboard.submissions import intake, smoke_tests
@@ -124,12 +124,12 @@ def enqueue_commands(
     return None
 
 
-def run_commands(effect: Effect) -> Mapping[str, Any]:
+def run_commands(message: OutboxMessage) -> Mapping[str, Any]:
     """Handle `github.command`."""
-    request = effect.payload
+    request = message.payload
     pull = PullRequest.objects.get(pk=request["pull"])
-    if not effect.result:
-        if not sync.is_synced(pull) and effect.attempts < MAX_WAITS:
+    if not message.result:
+        if not sync.is_synced(pull) and message.attempts < MAX_WAITS:
             raise RetryLater("The pull request is being synced.", timedelta(seconds=2))
         storage.store_release()  # outside of the transaction, since it may be slow
         commenter = identify_commenter(pull, request)
@@ -137,10 +137,10 @@ def run_commands(effect: Effect) -> Mapping[str, Any]:
         is_approval = any(isinstance(command, Command) and command.action == "approve" for command in commands)
         if is_approval and update_head(pull):
             raise RetryLater("After a push, the pull request is being synced.", timedelta(seconds=2))
-        run_commands_once(effect, pull, commenter, commands)
+        run_commands_once(message, pull, commenter, commands)
         enqueue_comment(pull)
-    add_reaction(pull, effect)
-    return dict(effect.result)
+    add_reaction(pull, message)
+    return dict(message.result)
 
 
 def identify_commenter(pull: PullRequest, request: Mapping[str, Any]) -> Commenter:
@@ -167,18 +167,18 @@ def update_head(pull: PullRequest) -> bool:
 
 
 def run_commands_once(
-    effect: Effect, pull: PullRequest, commenter: Commenter, commands: list[Command | InvalidCommand]
+    message: OutboxMessage, pull: PullRequest, commenter: Commenter, commands: list[Command | InvalidCommand]
 ) -> None:
     """Run the commands of a comment and store the answers, in one transaction and only once."""
     with transaction.atomic():
-        locked = Effect.objects.select_for_update().get(pk=effect.pk)
+        locked = OutboxMessage.objects.select_for_update().get(pk=message.pk)
         if not locked.result:
             answers = [run_command(pull, commenter, command) for command in commands]
             went = all(why in ("", "help") for _, _, why in answers)
             locked.result = {"answers": [(line, message) for line, message, _ in answers], "went": went}
-            Effect.objects.filter(pk=effect.pk).update(result=locked.result)
-            enqueue_answer(effect, pull, answers)
-    effect.result = locked.result
+            OutboxMessage.objects.filter(pk=message.pk).update(result=locked.result)
+            enqueue_answer(message, pull, answers)
+    message.result = locked.result
 
 
 Answer = tuple[str, str, str]
@@ -199,26 +199,26 @@ def run_command(pull: PullRequest, commenter: Commenter, command: Command | Inva
         return command.line, str(error), "no"
 
 
-def enqueue_answer(effect: Effect, pull: PullRequest, answers: list[Answer]) -> None:
+def enqueue_answer(message: OutboxMessage, pull: PullRequest, answers: list[Answer]) -> None:
     failed = [answer for answer in answers if answer[2]]
     if not failed:
         return
     is_denied = all(why == "not yours" for _, _, why in failed)
-    key = f"{ANSWER}:{pull.pk}:{effect.payload['person']}" if is_denied else f"{ANSWER}:{effect.payload['comment']}"
+    key = f"{ANSWER}:{pull.pk}:{message.payload['person']}" if is_denied else f"{ANSWER}:{message.payload['comment']}"
     payload = {
-        **{name: effect.payload[name] for name in ("pull", "comment", "login")},
+        **{name: message.payload[name] for name in ("pull", "comment", "login")},
         "answers": [(line, message) for line, message, _ in failed],
         "help": any(why in ("help", "misread") for _, _, why in failed),
     }
     outbox.enqueue_once(ANSWER, key[:160], payload)
 
 
-def add_reaction(pull: PullRequest, effect: Effect) -> None:
-    comment = effect.payload["comment"]
+def add_reaction(pull: PullRequest, message: OutboxMessage) -> None:
+    comment = message.payload["comment"]
     if not isinstance(comment, int):
         return
     try:
-        client.get_client(pull.repository).add_reaction(comment, "+1" if effect.result["went"] else "confused")
+        client.get_client(pull.repository).add_reaction(comment, "+1" if message.result["went"] else "confused")
     except PermanentError:
         return  # deleted, or no permission: the commands have run anyway
 

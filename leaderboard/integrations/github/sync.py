@@ -19,7 +19,7 @@ from leaderboard.integrations.github import client, front_matter
 from leaderboard.integrations.github.comments import enqueue_comment
 from leaderboard.integrations.github.deliveries import as_text, get_nested
 from leaderboard.integrations.github.front_matter import FrontMatter
-from leaderboard.models import Effect, Entry, Installation, PullRequest, Track
+from leaderboard.models import Entry, Installation, OutboxMessage, PullRequest, Track
 from leaderboard.outbox import PermanentError, RetryLater
 from leaderboard.submissions import intake, notebook_series, smoke_tests
 from leaderboard.submissions.intake import IntakeError
@@ -141,23 +141,23 @@ def enqueue_sync(pull: PullRequest) -> None:
 
 
 def is_synced(pull: PullRequest) -> bool:
-    pending = [Effect.State.WANTED, Effect.State.DOING]
-    return not Effect.objects.filter(key=f"{SYNC}:{pull.pk}", state__in=pending).exists()
+    pending = [OutboxMessage.State.PENDING, OutboxMessage.State.CLAIMED]
+    return not OutboxMessage.objects.filter(key=f"{SYNC}:{pull.pk}", state__in=pending).exists()
 
 
 # --- sync the entries -------------------------------------------------------------------------------------------------
 
 
-def sync_pull_request(effect: Effect) -> Mapping[str, Any]:
+def sync_pull_request(message: OutboxMessage) -> Mapping[str, Any]:
     """Handle `github.follow`: withdraw entries that are outdated, and enter the head commit."""
-    pull = PullRequest.objects.get(pk=effect.payload["pull"])
+    pull = PullRequest.objects.get(pk=message.payload["pull"])
     if pull.seen_at is None:
         shown = parse_pull_request(client.get_client(pull.repository).get_pull_request(pull.number))
         if shown is None:
             raise PermanentError(f"GitHub does not say what {pull} is.")
         update_pull_request(pull, shown)
     try:
-        enter_head(pull, can_retry=effect.attempts < MAX_FETCHES)
+        enter_head(pull, can_retry=message.attempts < MAX_FETCHES)
     except RetryLater:
         enqueue_comment(pull)
         raise

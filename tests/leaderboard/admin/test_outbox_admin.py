@@ -10,7 +10,7 @@ from django.test import Client
 
 from leaderboard import outbox
 from leaderboard.integrations.github import deliveries
-from leaderboard.models import Delivery, Effect, Installation
+from leaderboard.models import Delivery, Installation, OutboxMessage
 from scheduler.models import Event
 
 
@@ -27,12 +27,12 @@ def do_again(client: Client, address: str, number: int) -> None:
 
 def test_an_effect_that_was_refused_is_asked_for_again(mara: Client) -> None:
     made = outbox.enqueue("github.comment", "github.comment:1", {"pull": 1})
-    Effect.objects.update(state=Effect.State.REFUSED, problem="The App is not installed.")
-    assert "The App is not installed." in mara.get("/admin/leaderboard/effect/").content.decode()
-    assert mara.get(f"/admin/leaderboard/effect/{made.pk}/change/").status_code == 200
-    do_again(mara, "/admin/leaderboard/effect/", made.pk)
+    OutboxMessage.objects.update(state=OutboxMessage.State.FAILED, problem="The App is not installed.")
+    assert "The App is not installed." in mara.get("/admin/leaderboard/outboxmessage/").content.decode()
+    assert mara.get(f"/admin/leaderboard/outboxmessage/{made.pk}/change/").status_code == 200
+    do_again(mara, "/admin/leaderboard/outboxmessage/", made.pk)
     made.refresh_from_db()
-    assert (made.state, made.problem) == ("wanted", "")
+    assert (made.state, made.problem) == ("pending", "")
     assert Event.objects.about(made).get().actor == "mara"
 
 
@@ -51,5 +51,5 @@ def test_a_delivery_is_read_again_while_its_content_is_there(mara: Client) -> No
 
 
 def test_nobody_writes_these_rows_by_hand(mara: Client) -> None:
-    for name in ("effect", "delivery", "installation"):
+    for name in ("outboxmessage", "delivery", "installation"):
         assert mara.get(f"/admin/leaderboard/{name}/add/").status_code == 403

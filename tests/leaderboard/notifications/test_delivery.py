@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from leaderboard import outbox
-from leaderboard.models import Effect, Subscription
+from leaderboard.models import OutboxMessage, Subscription
 from leaderboard.notifications import delivery
 from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.message import Attachment, Message
@@ -70,11 +70,11 @@ def subscribe(kind: str, address: str, **fields: Any) -> Subscription:
     return Subscription.objects.create(user=user, kind=kind, address=address, **values)
 
 
-def send(about: int = 7) -> Effect:
+def send(about: int = 7) -> OutboxMessage:
     """Ask for the notice and let a worker come by."""
     assert delivery.notify_subscribers("record", about) == 1
     outbox.process_due()
-    return Effect.objects.get(key__startswith=f"notice:record:{about}:")
+    return OutboxMessage.objects.get(key__startswith=f"notice:record:{about}:")
 
 
 def test_a_letter_arrives_with_the_picture_the_numbers_and_a_way_to_stop(mail: MailServer) -> None:
@@ -147,9 +147,9 @@ def test_a_service_that_is_away_gets_it_later(office: Office) -> None:
     subscription = subscribe("webhook", office.url, secret="s")
     office.status = 503
     effect = send()
-    assert (effect.state, effect.problem) == ("wanted", "The address answered 503.")
+    assert (effect.state, effect.problem) == ("pending", "The address answered 503.")
     office.status = 204
-    Effect.objects.update(not_before=timezone.now())
+    OutboxMessage.objects.update(not_before=timezone.now())
     outbox.process_due()
     effect.refresh_from_db()
     assert effect.state == "done"
@@ -164,7 +164,7 @@ def test_an_address_that_is_gone_is_left_alone_until_its_owner_comes(
     subscription = subscribe(kind, address or office.url, secret="s")
     office.status = 404
     with caplog.at_level(logging.DEBUG):
-        assert send().state == "refused"
+        assert send().state == "failed"
     subscription.refresh_from_db()
     assert subscription.stopped_at
     assert subscription.problem
@@ -177,7 +177,7 @@ def test_after_hours_of_refusals_it_is_given_up(office: Office) -> None:
     subscription = subscribe("webhook", office.url, secret="s")
     office.status = 500
     effect = send()
-    Effect.objects.filter(pk=effect.pk).update(attempts=delivery.MAX_ATTEMPTS - 1, not_before=timezone.now())
+    OutboxMessage.objects.filter(pk=effect.pk).update(attempts=delivery.MAX_ATTEMPTS - 1, not_before=timezone.now())
     outbox.process_due()
     subscription.refresh_from_db()
     assert subscription.stopped_at
@@ -186,7 +186,7 @@ def test_after_hours_of_refusals_it_is_given_up(office: Office) -> None:
 def test_old_news_is_not_sent(office: Office) -> None:
     subscribe("webhook", office.url, secret="s")
     delivery.notify_subscribers("record", 7)
-    Effect.objects.update(created_at=timezone.now() - timedelta(days=2))
+    OutboxMessage.objects.update(created_at=timezone.now() - timedelta(days=2))
     outbox.process_due()
     assert office.posts == []
 

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from leaderboard import outbox
-from leaderboard.models import Effect, Subscription
+from leaderboard.models import OutboxMessage, Subscription
 from leaderboard.notifications import subscriptions
 from leaderboard.notifications.subscriptions import SubscriptionError
 from tests.support import mail_server
@@ -79,7 +79,7 @@ def test_other_topics_a_trial_and_the_end(client: Client, vera: User) -> None:
     one.refresh_from_db()
     assert one.topics == ["node"]
     client.post(f"{PAGE}{one.pk}/trial/")
-    assert Effect.objects.get().payload["topic"] == "trial"
+    assert OutboxMessage.objects.get().payload["topic"] == "trial"
     assert client.post(f"{PAGE}{one.pk}/nonsense/").status_code == 404
     client.post(f"{PAGE}{one.pk}/end/")
     assert not Subscription.objects.exists()

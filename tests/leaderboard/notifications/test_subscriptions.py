@@ -10,7 +10,7 @@ from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
 from leaderboard import events, permissions, tasks
-from leaderboard.models import CurvePoint, Effect, Entry, Night, Run, Subscription, Track
+from leaderboard.models import CurvePoint, Entry, Night, OutboxMessage, Run, Subscription, Track
 from leaderboard.notifications import delivery
 from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval, list_choosable_topics
 from leaderboard.schedule import nightly
@@ -42,7 +42,7 @@ def subscribe(user: User, *topics: str, **fields: Any) -> Subscription:
 def told(topic: str) -> list[tuple[str, str]]:
     """Whom it was said to, and about what."""
     names = dict(Subscription.objects.values_list("pk", "user__username"))
-    notices = Effect.objects.filter(kind="notice", payload__topic=topic).order_by("pk")
+    notices = OutboxMessage.objects.filter(kind="notice", payload__topic=topic).order_by("pk")
     return [(names[notice.payload["subscription"]], notice.payload["about"]) for notice in notices]
 
 

@@ -17,7 +17,7 @@ from django.test import Client
 from django.utils import timezone
 
 from leaderboard import actions, events, outbox
-from leaderboard.models import Effect, Publication, Run
+from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.publishing import publications
 from leaderboard.rankings import trust
 from leaderboard.runs import RunError
@@ -47,7 +47,7 @@ def finished(run: Run, node: Node) -> Run:
 
 def due() -> None:
     """Whatever was put off is due now."""
-    Effect.objects.update(not_before=timezone.now())
+    OutboxMessage.objects.update(not_before=timezone.now())
     outbox.process_due()
 
 
@@ -65,8 +65,8 @@ def test_a_maintainer_has_a_run_published(hub: Hub, finished: Run, maintainer: U
         "The upload to the Hub is queued."
     )
     due()
-    effect = Effect.objects.get(key=f"hub.run:{finished.pk}")
-    assert (effect.state, effect.problem) == (Effect.State.DONE, "")
+    effect = OutboxMessage.objects.get(key=f"hub.run:{finished.pk}")
+    assert (effect.state, effect.problem) == (OutboxMessage.State.DONE, "")
     commit = of(hub, finished).head
     assert ours(hub, finished) == [f"Run {finished.pk}: final weights, step 20"]
     step = "dailytrain/checkpoints/step-00000020"
@@ -195,10 +195,10 @@ def test_a_publish_killed_at_any_request_goes_on_and_commits_once(
         return answer
 
     publications.publish_run(finished, "Asked.")
-    effect = Effect.objects.get(key=f"hub.run:{finished.pk}")
+    effect = OutboxMessage.objects.get(key=f"hub.run:{finished.pk}")
     deaths = 0
     for left in range(40):  # noqa: B007
-        Effect.objects.update(not_before=timezone.now(), claimed_until=timezone.now() - timedelta(minutes=1))
+        OutboxMessage.objects.update(not_before=timezone.now(), claimed_until=timezone.now() - timedelta(minutes=1))
         with monkeypatch.context() as patched:
             patched.setattr(requests.Session, "send", dying)
             try:
@@ -209,7 +209,7 @@ def test_a_publish_killed_at_any_request_goes_on_and_commits_once(
         break
     effect.refresh_from_db()
     assert deaths > 5
-    assert (effect.state, effect.problem) == (Effect.State.DONE, "")
+    assert (effect.state, effect.problem) == (OutboxMessage.State.DONE, "")
     assert ours(hub, finished) == [f"Run {finished.pk}: final weights, step 20"]
     puts = [asked for method, asked, status in hub.asked if method == "PUT" and status == 200]
     assert len(puts) == len(set(puts)) > 1  # no file was sent twice
@@ -222,8 +222,8 @@ def test_an_upload_that_breaks_goes_on_with_what_is_missing(hub: Hub, finished: 
     hub.fail("POST", r"/storage/", 403)
     publications.publish_run(finished, "Asked.")
     due()
-    effect = Effect.objects.get(kind="hub")
-    assert effect.state == Effect.State.WANTED
+    effect = OutboxMessage.objects.get(kind="hub")
+    assert effect.state == OutboxMessage.State.PENDING
     assert effect.problem == "A file upload failed: the Hub's storage answered 403."
     assert ours(hub, finished) == []
     arrived = set(of(hub, finished).objects)
@@ -251,8 +251,8 @@ def test_what_the_hub_refuses_is_a_sentence_for_the_operator(
     hub.fail("POST" if "commits" not in path else "GET", path, status, times=9, message="name is taken")
     publications.publish_run(finished, "Asked.")
     due()
-    effect = Effect.objects.get(kind="hub")
-    assert effect.state == Effect.State.REFUSED
+    effect = OutboxMessage.objects.get(kind="hub")
+    assert effect.state == OutboxMessage.State.FAILED
     assert sentence in effect.problem
     assert hub_server.TOKEN not in effect.problem
 
@@ -262,8 +262,8 @@ def test_what_passes_is_tried_again_and_not_before_the_hub_says(hub: Hub, finish
     hub.fail("POST", "/api/models/.*/commit/", status, Retry_After="300")
     publications.publish_run(finished, "Asked.")
     due()
-    effect = Effect.objects.get(kind="hub")
-    assert effect.state == Effect.State.WANTED
+    effect = OutboxMessage.objects.get(kind="hub")
+    assert effect.state == OutboxMessage.State.PENDING
     assert f"answered {status}" in effect.problem
     assert timedelta(minutes=4) < effect.not_before - timezone.now() < timedelta(minutes=6)
     due()
@@ -274,8 +274,8 @@ def test_a_hub_that_is_down_costs_nothing_but_time(hub: Hub, finished: Run, sett
     settings.HUB_ENDPOINT = "http://127.0.0.1:9"
     publications.publish_run(finished, "Asked.")
     due()
-    effect = Effect.objects.get(kind="hub")
-    assert effect.state == Effect.State.WANTED
+    effect = OutboxMessage.objects.get(kind="hub")
+    assert effect.state == OutboxMessage.State.PENDING
     assert effect.problem == "The Hub cannot be reached (ConnectionError)."
     settings.HUB_ENDPOINT = hub.url
     due()
@@ -293,7 +293,7 @@ def test_another_commit_in_between_is_not_overwritten_blindly(hub: Hub, finished
     hub.before = somebody
     publications.publish_run(finished, "Asked.")
     due()
-    assert "answered 412" in Effect.objects.get(kind="hub").problem
+    assert "answered 412" in OutboxMessage.objects.get(kind="hub").problem
     due()
     assert ours(hub, finished) == ["A typo", f"Run {finished.pk}: final weights, step 20"]
 
@@ -302,11 +302,11 @@ def test_a_repository_of_another_site_is_left_alone(hub: Hub, finished: Run, set
     publications.publish_run(finished, "Asked.")
     due()
     settings.SITE_URL = "https://other.example"
-    effect = Effect.objects.get(kind="hub")
+    effect = OutboxMessage.objects.get(kind="hub")
     outbox.enqueue(effect.kind, effect.key, effect.payload)
     due()
     effect.refresh_from_db()
-    assert effect.state == Effect.State.REFUSED
+    assert effect.state == OutboxMessage.State.FAILED
     assert effect.problem.startswith(f"trains/smear-run-{finished.pk} holds what came from http://127.0.0.1:8000/runs/")
     assert len(ours(hub, finished)) == 1
 
@@ -318,7 +318,7 @@ def test_releases_of_a_long_run_are_commits_with_tags_in_order(hub: Hub, run: Ru
     assert run.job
     lease(run.job, node)
     first, second = (publications.publish_release(run, upload(run.job, step), f"{step}-percent") for step in (10, 20))
-    outbox.process_message(Effect.objects.get(key=publications.get_message_key(second)).pk)
+    outbox.process_message(OutboxMessage.objects.get(key=publications.get_message_key(second)).pk)
     assert not hub.repositories  # the earlier one goes first
     due()
     due()
@@ -363,7 +363,7 @@ def test_without_a_hub_weights_are_kept_and_nothing_is_sent(site: Any, finished:
     assert "publish" not in [action.name for action in offered]
     publications.publish_run(finished, "Asked.")
     assert Publication.objects.get().published_at is None
-    assert not Effect.objects.filter(kind="hub").exists()
+    assert not OutboxMessage.objects.filter(kind="hub").exists()
 
 
 def test_a_run_without_final_weights_is_not_published(hub: Hub, run: Run) -> None:
@@ -387,12 +387,14 @@ def test_half_a_configuration_shows_up_in_the_check(settings: Any) -> None:
 def test_a_long_upload_keeps_its_claim(transactional_db: None) -> None:
     import time
 
-    effect = Effect.objects.create(kind="hub", key="hub.run:1", state=Effect.State.DOING, claimed_until=timezone.now())
+    effect = OutboxMessage.objects.create(
+        kind="hub", key="hub.run:1", state=OutboxMessage.State.CLAIMED, claimed_until=timezone.now()
+    )
     with outbox.renew_claim(effect, timedelta(seconds=0.02)):
         deadline = time.monotonic() + 20
-        while not Effect.objects.filter(pk=effect.pk, claimed_until__gt=timezone.now()).exists():
+        while not OutboxMessage.objects.filter(pk=effect.pk, claimed_until__gt=timezone.now()).exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    outbox.finish_message(effect, Effect.State.DONE)
+    outbox.finish_message(effect, OutboxMessage.State.DONE)
     effect.refresh_from_db()
-    assert effect.state == Effect.State.DONE
+    assert effect.state == OutboxMessage.State.DONE

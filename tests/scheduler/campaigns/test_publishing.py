@@ -13,7 +13,7 @@ import yaml
 from django.utils import timezone
 
 from leaderboard import outbox
-from leaderboard.models import Effect
+from leaderboard.models import OutboxMessage
 from leaderboard.publishing import datasets
 from scheduler.campaigns import publishing, reputation, shards, transitions, withdrawal
 from scheduler.campaigns.models import Campaign, Packet, Rephrasing
@@ -54,7 +54,7 @@ def complete_campaign(campaign: Campaign) -> None:
 
 def publish_datasets() -> None:
     datasets.enqueue_datasets()
-    Effect.objects.update(not_before=timezone.now())
+    OutboxMessage.objects.update(not_before=timezone.now())
     outbox.process_due()
 
 
@@ -77,8 +77,8 @@ def list_accepted() -> list[tuple[str, str]]:
 def test_published_dataset_contains_accepted_texts(hub: Hub, campaign: Campaign, tmp_path: Path) -> None:
     assert campaign.state == "done"
     publish_datasets()
-    effect = Effect.objects.get()
-    assert (effect.state, effect.problem) == (Effect.State.DONE, "")
+    effect = OutboxMessage.objects.get()
+    assert (effect.state, effect.problem) == (OutboxMessage.State.DONE, "")
     folder = write_files(get_repository(hub).head.files, tmp_path / "got")
     from datasets import load_dataset
 
@@ -132,7 +132,7 @@ def test_interrupted_publishing_commits_each_batch_once(
     monkeypatch.setattr(publishing, "SHARDS_PER_COMMIT", 2)
     hub.fail("POST", r"/api/datasets/trains/small-words/commit", 503, times=1)
     publish_datasets()
-    assert Effect.objects.get().state == Effect.State.WANTED
+    assert OutboxMessage.objects.get().state == OutboxMessage.State.PENDING
     publish_datasets()
     count = campaign.shards.count()
     commits = get_repository(hub).commits[1:]
@@ -176,8 +176,8 @@ def test_publishing_to_foreign_repository_is_refused(hub: Hub, campaign: Campaig
     campaign = hub.repositories["datasets/trains/small-words"] = Repository()
     campaign.add("theirs", "Published-from: https://elsewhere/rephrase/other/", {})
     publish_datasets()
-    effect = Effect.objects.get()
-    assert (effect.state, "elsewhere" in effect.problem) == (Effect.State.REFUSED, True)
+    effect = OutboxMessage.objects.get()
+    assert (effect.state, "elsewhere" in effect.problem) == (OutboxMessage.State.FAILED, True)
     assert len(campaign.commits) == 1
 
 

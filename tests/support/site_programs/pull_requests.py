@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management import call_command
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
-from leaderboard.models import Effect, Entry, Run, Season, Track
+from leaderboard.models import Entry, OutboxMessage, Run, Season, Track
 from scheduler import node_tokens
 from scheduler.models import Job, Node
 
@@ -34,5 +34,5 @@ def read_entries() -> dict[str, Any]:
         "entries": list(Entry.objects.order_by("pk").values_list("sha", "state")),
         "runs": list(Run.objects.order_by("pk").values_list("state", flat=True)),
         "jobs": list(Job.objects.order_by("pk").values_list("kind", "state")),
-        "left": list(Effect.objects.exclude(state="done").values_list("key", "state", "problem")),
+        "left": list(OutboxMessage.objects.exclude(state="done").values_list("key", "state", "problem")),
     }

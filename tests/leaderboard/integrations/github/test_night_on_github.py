@@ -8,7 +8,7 @@ import pytest
 
 from leaderboard import events, outbox
 from leaderboard.integrations.github import commit_status
-from leaderboard.models import Effect, Night, Run, Track
+from leaderboard.models import Night, OutboxMessage, Run, Track
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish
 from tests.support import github_server
@@ -31,7 +31,9 @@ def check(github: GitHub, sha: str) -> dict[str, Any]:
     """Let the workers do what is due; return the one check of the commit."""
     events.announce_events()
     outbox.process_due()
-    assert not Effect.objects.exclude(state="done").exists(), list(Effect.objects.values_list("problem", flat=True))
+    assert not OutboxMessage.objects.exclude(state="done").exists(), list(
+        OutboxMessage.objects.values_list("problem", flat=True)
+    )
     (found,) = (row for row in github.repositories["trains/daily"].checks.values() if row["head_sha"] == sha)
     return found
 
@@ -83,7 +85,7 @@ def test_a_main_that_breaks_in_training_is_marked_and_a_machine_that_breaks_is_n
 def test_a_process_that_died_after_the_check_was_made_makes_no_second_one(connected: GitHub, track: Track) -> None:
     night = tonight(MONDAY)
     first = check(connected, night.sha)
-    Effect.objects.update(state="wanted", result={})
+    OutboxMessage.objects.update(state="pending", result={})
     assert check(connected, night.sha)["id"] == first["id"]
 
 
@@ -101,18 +103,18 @@ def test_with_a_plain_token_it_is_a_commit_status(connected: GitHub, track: Trac
 def test_a_night_of_the_baseline_says_nothing(connected: GitHub, after_monday: Night) -> None:
     events.announce_events()
     outbox.process_due()
-    before = Effect.objects.get().version
+    before = OutboxMessage.objects.get().version
     assert tonight(TUESDAY).run
     events.announce_events()
     outbox.process_due()
     assert len(connected.repositories["trains/daily"].checks) == 1
-    assert Effect.objects.get().version >= before
+    assert OutboxMessage.objects.get().version >= before
 
 
 def test_a_main_that_is_not_on_github_is_told_nothing(track: Track) -> None:
     tonight(MONDAY)
     events.announce_events()
-    assert not Effect.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 def test_a_main_that_cannot_be_fetched_is_nobodys_broken_commit(

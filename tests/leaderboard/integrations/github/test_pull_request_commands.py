@@ -9,7 +9,7 @@ import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import Group, User
 
-from leaderboard.models import Effect, Entry, Run, Track
+from leaderboard.models import Entry, OutboxMessage, Run, Track
 from leaderboard.submissions import intake
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, finish
@@ -100,7 +100,7 @@ def test_bots_edits_and_others_commands_ask_nothing(pull: Conversation) -> None:
     said = payloads.comment(pull.shown["base"]["repo"], 7, payloads.user("mara", person("mara")), "/approve")
     pull.hand_over("issue_comment", payloads.issue_comment("edited", shown, said))
     pull.say("mara", "/lgtm")
-    assert not Effect.objects.filter(kind="github.command").exists()
+    assert not OutboxMessage.objects.filter(kind="github.command").exists()
 
 
 def test_each_comment_is_obeyed_once(pull: Conversation, approved: Run, able: Node) -> None:
@@ -109,7 +109,7 @@ def test_each_comment_is_obeyed_once(pull: Conversation, approved: Run, able: No
     assert states() == ["finished", "queued"]
     shown = pull.github.repository("trains/daily").pulls[7]
     pull.hand_over("issue_comment", payloads.issue_comment("created", shown, said))
-    Effect.objects.filter(kind="github.command").update(state=Effect.State.WANTED)
+    OutboxMessage.objects.filter(kind="github.command").update(state=OutboxMessage.State.PENDING)
     pull.settle()
     assert states() == ["finished", "queued"]
     assert nods(pull) == ["+1", "+1"]

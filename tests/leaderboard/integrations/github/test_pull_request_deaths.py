@@ -13,7 +13,7 @@ from django.utils import timezone
 from leaderboard import events, outbox
 from leaderboard.integrations.github import deliveries
 from leaderboard.integrations.github.connection import Connection
-from leaderboard.models import Delivery, Effect, Entry, Run, Track
+from leaderboard.models import Delivery, Entry, OutboxMessage, Run, Track
 from scheduler.models import Event, Node
 from tests.leaderboard.conftest import Repository, finish
 from tests.support.github_server import GitHub
@@ -63,8 +63,8 @@ class Mortal(Conversation):
     def settle(self, *, once: bool = False) -> None:
         for _ in range(100):
             long_ago = timezone.now() - timedelta(seconds=1)
-            Effect.objects.filter(state=Effect.State.WANTED).update(not_before=long_ago)
-            Effect.objects.filter(state=Effect.State.DOING).update(claimed_until=long_ago)
+            OutboxMessage.objects.filter(state=OutboxMessage.State.PENDING).update(not_before=long_ago)
+            OutboxMessage.objects.filter(state=OutboxMessage.State.CLAIMED).update(claimed_until=long_ago)
             Delivery.objects.filter(state=Delivery.State.NEW).update(claimed_until=long_ago, not_before=long_ago)
             try:
                 if not deliveries.process_due() + events.announce_events() + outbox.process_due():
@@ -99,4 +99,4 @@ def test_a_pull_request_comes_to_its_verdict_once(
     assert len(github.repository("trains/daily").checks) == 2  # one for each commit
     assert [content for _, content in github.repository("trains/daily").reactions] == ["+1", "confused"]
     assert Event.objects.filter(sentence__startswith=f"Commit {pull.sha[:8]} approved").count() == 1
-    assert not Effect.objects.exclude(state=Effect.State.DONE).exists()
+    assert not OutboxMessage.objects.exclude(state=OutboxMessage.State.DONE).exists()

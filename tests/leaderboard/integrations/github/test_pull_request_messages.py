@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from leaderboard.integrations.github import comment_text, entry_status
-from leaderboard.models import Effect, Entry, PullRequest, Run
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Run
 from leaderboard.sanitize import WORD_JOINER, escape_markdown
 from leaderboard.templatetags.markdown import escape_except_code
 from tests.support import boards, scene
@@ -25,7 +25,7 @@ def pull(db: None) -> PullRequest:
     return found
 
 
-def said(pull: PullRequest, *commands: Effect) -> str:
+def said(pull: PullRequest, *commands: OutboxMessage) -> str:
     return comment_text.build_comment(pull, commands, timezone.now()).replace("\u00a0", " ")
 
 
@@ -64,7 +64,7 @@ def test_the_record_itself_is_compared_with_the_baseline_alone(pull: PullRequest
 
 
 def test_what_comments_asked_for_is_listed_with_what_came_of_it(pull: PullRequest) -> None:
-    command = Effect(
+    command = OutboxMessage(
         kind="github.command",
         payload={"login": "mara"},
         result={"answers": [["/train seeds 2", "2 more runs queued: 4, 5."], ["/approve `x`", "No: @all"]]},

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.core.cache import caches
 
 from leaderboard.integrations.github import sync
-from leaderboard.models import Effect, Entry, PullRequest, Run, Track
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.sanitize import escape_markdown
 from leaderboard.submissions import intake
 from scheduler import transitions
@@ -250,7 +250,7 @@ def test_a_deleted_comment_is_written_again_and_a_lost_id_is_found(pull: Convers
     pull.change("edited", body=BODY + "more", title="Another title")
     pull.push({"trainer/models/smear.py": "x = 3\n"})
     assert len(pull.comments) == 1
-    Effect.objects.filter(kind="github.comment").update(result={})
+    OutboxMessage.objects.filter(kind="github.comment").update(result={})
     pull.push({"trainer/models/smear.py": "x = 4\n"})
     assert len(pull.comments) == 1
     assert pull.sha[:8] in pull.comment
@@ -261,7 +261,7 @@ def test_an_answer_that_is_lost_and_a_limit_make_no_second_comment(pull: Convers
     github.secondary_limit(1, path="/check-runs$", method="POST")
     pull.open(settled=False)
     pull.settle(once=True)
-    waiting = {effect.kind: effect.problem for effect in Effect.objects.filter(state="wanted")}
+    waiting = {effect.kind: effect.problem for effect in OutboxMessage.objects.filter(state="pending")}
     assert "GitHub answered 502" in waiting["github.comment"]
     assert "secondary rate limit" in waiting["github.check"]
     caches["github"].clear()  # as if its minute were over
@@ -283,7 +283,7 @@ def test_a_site_without_access_to_github_enters_all_the_same(pull: Conversation,
     settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
     pull.open()
     assert entries() == [(pull.sha[:8], "proposed")]
-    assert {effect.state for effect in Effect.objects.filter(kind="github.comment")} == {"refused"}
+    assert {effect.state for effect in OutboxMessage.objects.filter(kind="github.comment")} == {"failed"}
 
 
 def test_what_strangers_write_mentions_nobody_and_breaks_nothing() -> None:
