@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.ops import registered
+
 AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "reference"]
 
 # A constant, because torch.compile cannot trace the search, and torch.compiler's decorators import torch._dynamo: 2 s.
@@ -45,6 +47,8 @@ def attention(
     non-decreasing along a row; each position sees only its own document.
     """
     window = None if window is None or window >= key.size(2) else window
+    if registered.is_exporting():
+        return torch.ops.dailytrain.attention(query, key, value, window, documents)
     path = select_path(query, key, window=window, documents=documents)
     if path == "sdpa":
         return F.scaled_dot_product_attention(query, key, value, is_causal=query.size(2) > 1)

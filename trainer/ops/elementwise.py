@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainer.ops import registered
+
 EPSILON = 1e-6  # added to the mean square, so that a row of zeros stays zero
 
 
@@ -40,6 +42,8 @@ class RMSNormFunction(torch.autograd.Function):
 def norm(x: Tensor, gain: Tensor | None = None) -> Tensor:
     """RMSNorm over the last dimension (arXiv 1910.07467, eq. 4), without parameters, or with one gain per head `[H]`
     for `x [B, T, H, D]`. The gain costs nothing extra: its gradient is a by-product of the norm's."""
+    if registered.is_exporting():
+        return torch.ops.dailytrain.norm(x, gain)
     return RMSNormFunction.apply(x, gain)
 
 
@@ -72,6 +76,8 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
     The tables are fp32: `cosine [T, 1, D]`, each value twice, and `sine [T, 1, D/2]`.
     """
+    if registered.is_exporting():
+        return torch.ops.dailytrain.rotate(x, cosine, sine)
     return RotationFunction.apply(x, cosine, sine)
 
 
@@ -91,6 +97,8 @@ class SquaredReLUFunction(torch.autograd.Function):
 
 def squared_relu(x: Tensor) -> Tensor:
     """max(x, 0)^2 (Primer, arXiv 2109.08668, section 4.2)."""
+    if registered.is_exporting():
+        return torch.ops.dailytrain.squared_relu(x)
     return SquaredReLUFunction.apply(x)
 
 
@@ -117,4 +125,6 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     For the soft cap on logits y, cap x tanh(y / cap) (Gemma 2, arXiv 2408.00118, section 2), pass x = 2 y / cap. Apply
     the factor 2 / cap before the head, where the tensor is small.
     """
+    if registered.is_exporting():
+        return torch.ops.dailytrain.softcap(x, cap)
     return SoftcapFunction.apply(x, cap)

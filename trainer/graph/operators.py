@@ -1,0 +1,285 @@
+"""The operators that a graph may use, and what each costs.
+
+An operator that is not in `OPERATORS` does not load. Costs are counted where torch computes: `aten::linear` is a
+*composite* whose parts (a matrix product, an addition) are counted. Floating-point operations of the kinds:
+
+| kind | operations |
+|---|---|
+| view | none: no number is computed or moved |
+| composite | those of its parts |
+| element-wise, copy, factory, random, index | one per element written |
+| reduction, scan | one per element read |
+| sort | n log2 n per row of n |
+| fourier | 5 n log2 n per transform of length n (Cooley and Tukey 1965, counted as in FFTW's benchmarks) |
+| product, convolution, ... | a formula of their own: twice the multiplications |
+
+Backward passes call operators that a graph itself may not name; they are in `BACKWARD`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Formula = Callable[[tuple[Any, ...], Any], int]
+"""Takes an operator's arguments and its result; returns floating-point operations."""
+
+
+# --- formulas ---------------------------------------------------------------------------------------------------------
+
+
+def iterate_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from iterate_tensors(item)
+
+
+def count_nothing(arguments: tuple[Any, ...], result: Any) -> int:
+    return 0
+
+
+def count_written(arguments: tuple[Any, ...], result: Any) -> int:
+    """One per element of the results."""
+    return sum(tensor.numel() for tensor in iterate_tensors(result))
+
+
+def count_read(arguments: tuple[Any, ...], result: Any) -> int:
+    """One per element of the arguments, and of the results if they are larger."""
+    return max(sum(tensor.numel() for tensor in iterate_tensors(arguments)), count_written(arguments, result))
+
+
+def count_largest(arguments: tuple[Any, ...], result: Any) -> int:
+    """One per element of the largest tensor."""
+    return max((tensor.numel() for tensor in iterate_tensors((arguments, result))), default=0)
+
+
+def count_sort(arguments: tuple[Any, ...], result: Any) -> int:
+    """`n log2 n` for each row of n elements along the longest dimension, which is at least the sorted one."""
+    values = arguments[0]
+    return values.numel() * max(1, math.ceil(math.log2(max(2, *values.shape)))) if values.numel() else 0
+
+
+def count_fourier(arguments: tuple[Any, ...], result: Any) -> int:
+    """`_fft_r2c`, `_fft_c2r`, `_fft_c2c`: self, dimensions, ...: `5 n log2 n` for each transformed row."""
+    values, dimensions = arguments[0], arguments[1]
+    larger = max((values, result), key=lambda tensor: tensor.numel())
+    return sum(5 * larger.numel() * max(1, math.ceil(math.log2(max(2, larger.shape[d])))) for d in dimensions)
+
+
+def count_product(left: Tensor, right: Tensor) -> int:
+    """`[..., n, k] x [..., k, m]`."""
+    return 2 * left.numel() * right.shape[-1]
+
+
+def count_mm(arguments: tuple[Any, ...], result: Any) -> int:
+    return count_product(arguments[0], arguments[1])
+
+
+def count_addmm(arguments: tuple[Any, ...], result: Any) -> int:
+    return count_product(arguments[1], arguments[2]) + result.numel()
+
+
+def count_dot(arguments: tuple[Any, ...], result: Any) -> int:
+    return 2 * arguments[0].numel()
+
+
+def count_addmv(arguments: tuple[Any, ...], result: Any) -> int:
+    return 2 * arguments[1].numel() + result.numel()
+
+
+def count_convolution(arguments: tuple[Any, ...], result: Any) -> int:
+    """input, weight, bias, stride, padding, dilation, transposed, ...: every weight for every output position."""
+    values, weight, transposed = arguments[0], arguments[1], arguments[6]
+    positions = values if transposed else result
+    return 2 * weight.numel() * positions.shape[0] * math.prod(positions.shape[2:])
+
+
+def count_convolution_backward(arguments: tuple[Any, ...], result: Any) -> int:
+    """gradient, input, weight, ..., transposed at 7, output mask last: one convolution for each gradient of the two."""
+    gradient, values, weight, transposed = arguments[0], arguments[1], arguments[2], arguments[7]
+    positions = values if transposed else gradient
+    once = 2 * weight.numel() * positions.shape[0] * math.prod(positions.shape[2:])
+    return once * sum(arguments[-1][:2])
+
+
+def count_distances(arguments: tuple[Any, ...], result: Any) -> int:
+    """`_cdist_forward`: three for each coordinate of each pair of points."""
+    return 3 * result.numel() * arguments[0].shape[-1]
+
+
+def count_distances_backward(arguments: tuple[Any, ...], result: Any) -> int:
+    """gradient, points, other points, p, distances."""
+    return 6 * arguments[0].numel() * arguments[1].shape[-1]
+
+
+def count_factorization(arguments: tuple[Any, ...], result: Any) -> int:
+    """`4 n^2 m` for each matrix `n x m`, n the smaller side: the bound of a Householder factorization (Golub and Van
+    Loan, section 5.2), which the others do not exceed."""
+    rows, columns = arguments[0].shape[-2:]
+    return 4 * arguments[0].numel() * min(rows, columns)
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def list_operators(formula: Formula, names: str) -> dict[str, Formula]:
+    return {f"aten::{name}": formula for name in names.split()}
+
+
+OPERATORS: dict[str, Formula] = {
+    # views
+    **list_operators(
+        count_nothing,
+        "view reshape flatten unflatten transpose permute t mT numpy_T squeeze unsqueeze expand expand_as select "
+        "slice narrow split split_with_sizes chunk unbind diagonal movedim swapaxes unfold view_as view_as_complex "
+        "view_as_real real imag detach alias contiguous unsafe_split unsafe_chunk tensor_split hsplit vsplit "
+        "broadcast_to ravel moveaxis swapdims adjoint mH squeeze_ unsqueeze_ transpose_ lift_fresh sym_size",
+    ),
+    # element-wise
+    **list_operators(
+        count_largest,
+        "add sub rsub mul div true_divide floor_divide remainder fmod neg abs sign sgn square pow sqrt rsqrt exp "
+        "exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf "
+        "erfc erfinv sigmoid logit relu relu6 leaky_relu elu gelu silu softplus hardtanh hardsigmoid hardshrink "
+        "softshrink log_sigmoid threshold clamp clamp_min clamp_max clip maximum minimum max.other min.other fmax "
+        "fmin floor ceil round trunc frac reciprocal lerp addcmul addcdiv where masked_fill eq ne lt le gt ge "
+        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor "
+        "bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ isnan isinf isfinite "
+        "isclose nan_to_num lgamma digamma sinc hypot heaviside xlogy logaddexp logaddexp2 complex polar angle "
+        "conj conj_physical resolve_conj resolve_neg tril triu positive deg2rad rad2deg i0 special_expit "
+        "special_erf ldexp copysign",
+    ),
+    # copies
+    **list_operators(
+        count_written,
+        "clone cat concat concatenate stack hstack vstack column_stack repeat tile roll flip fliplr flipud rot90 "
+        "constant_pad_nd reflection_pad1d replication_pad1d copy fill zero slice_scatter select_scatter "
+        "diagonal_scatter diag diag_embed im2col col2im upsample_nearest1d upsample_linear1d _to_copy "
+        "lift_fresh_copy expand_copy permute_copy diagonal_copy diagonal_copy",
+    ),
+    # tensors of given values
+    **list_operators(
+        count_written,
+        "zeros ones full arange linspace eye zeros_like ones_like full_like new_zeros new_ones new_full empty "
+        "empty_like new_empty tril_indices triu_indices scalar_tensor",
+    ),
+    # reductions and scans
+    **list_operators(
+        count_read,
+        "sum mean prod amax amin max min argmax argmin any all var_mean linalg_vector_norm count_nonzero std var "
+        "std_mean logsumexp norm cumsum cumprod cummax cummin logcumsumexp nansum nanmean aminmax diff trapezoid "
+        "trace",
+    ),
+    # reading and writing at positions
+    **list_operators(
+        count_largest,
+        "embedding gather index index_select index_add index_copy index_fill index_put scatter scatter_add "
+        "masked_scatter take bucketize searchsorted bincount",
+    ),
+    # sorting
+    **list_operators(count_sort, "sort topk kthvalue median mode msort"),
+    # products
+    **list_operators(count_mm, "mm bmm"),
+    **list_operators(count_addmm, "addmm baddbmm addbmm"),
+    **list_operators(count_dot, "dot vdot mv"),
+    **list_operators(count_addmv, "addmv addr"),
+    # linear algebra
+    **list_operators(count_factorization, "linalg_qr linalg_cholesky cholesky linalg_inv linalg_solve_triangular"),
+    # arithmetic of sizes, and the parts of a result with several tensors
+    **{f"size::{name}": count_nothing for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "min", "max")},
+    "result::item": count_nothing,
+}
+"""Operators that a graph may call -> what they cost. Each covers its overloads and its in-place variant (`add_`)."""
+
+COMPOSITES = frozenset(
+    (
+        *list_operators(
+            count_nothing,
+            "linear matmul einsum layer_norm group_norm rms_norm batch_norm instance_norm softmax log_softmax "
+            "dropout feature_dropout alpha_dropout scaled_dot_product_attention lstm gru rnn_tanh rnn_relu "
+            "cosine_similarity pairwise_distance conv1d conv2d conv3d conv_transpose1d conv_transpose2d bilinear "
+            "embedding_bag outer inner tensordot kron chain_matmul linalg_multi_dot type_as to argsort meshgrid "
+            "block_diag fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 "
+            "fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift fft_ifftshift cdist linalg_norm "
+            "linalg_matrix_norm nuclear_norm max_pool1d avg_pool1d adaptive_avg_pool1d pad one_hot "
+            "cross_entropy_loss nll_loss take_along_dim repeat_interleave scatter_reduce pixel_shuffle glu rrelu "
+            "celu selu hardswish mish prelu",
+        ),
+        # Parts of models whose kernel the trainer chooses per device (`trainer.ops`).
+        *(f"dailytrain::{name}" for name in ("attention", "norm", "rotate", "squared_relu", "softcap")),
+    )
+)
+"""Operators that a graph may call and that torch computes as others. Those are counted."""
+
+RANDOM_OPERATORS: dict[str, Formula] = list_operators(
+    count_written,
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal uniform "
+    "exponential random geometric log_normal cauchy native_dropout dropout feature_dropout alpha_dropout rrelu",
+)
+"""Operators that draw random numbers: in the initialization and in training, not in evaluation."""
+
+BACKWARD: dict[str, Formula] = {
+    **list_operators(
+        count_nothing,
+        "_unsafe_view _reshape_alias as_strided _conj _neg_view _reshape_copy is_same_size sym_numel item",
+    ),
+    **list_operators(
+        count_read,
+        "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats native_batch_norm_backward "
+        "_fused_rms_norm _fused_rms_norm_backward _softmax _safe_softmax _softmax_backward_data _log_softmax "
+        "_log_softmax_backward_data nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
+        "value_selecting_reduction_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d "
+        "avg_pool2d_backward _weight_norm_interface _weight_norm_interface_backward",
+    ),
+    **list_operators(
+        count_largest,
+        "threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward "
+        "softplus_backward hardtanh_backward hardsigmoid_backward hardswish_backward leaky_relu_backward "
+        "log_sigmoid_forward log_sigmoid_backward mish_backward glu_backward _prelu_kernel _prelu_kernel_backward "
+        "logit_backward native_dropout_backward rrelu_with_noise rrelu_with_noise_backward "
+        "embedding_dense_backward select_backward slice_backward diagonal_backward unfold_backward _index_put_impl "
+        "index_put _embedding_bag _embedding_bag_forward_only _embedding_bag_dense_backward "
+        "_embedding_bag_per_sample_weights_backward new_empty_strided empty_strided empty_permuted constant_pad_nd "
+        "reflection_pad1d_backward softshrink_backward hardshrink_backward replication_pad1d_backward "
+        "upsample_nearest1d_backward upsample_linear1d_backward as_strided_scatter slice_scatter select_scatter "
+        "_fill_mem_eff_dropout_mask",
+    ),
+    **list_operators(count_fourier, "_fft_r2c _fft_c2r _fft_c2c"),
+    **list_operators(count_convolution, "convolution"),
+    **list_operators(count_convolution_backward, "convolution_backward"),
+    **list_operators(count_distances, "_cdist_forward _euclidean_dist"),
+    **list_operators(count_distances_backward, "_cdist_backward"),
+    **list_operators(count_factorization, "triangular_solve linalg_inv_ex linalg_cholesky_ex geqrf orgqr"),
+}
+"""Operators that others turn into, forward or backward. A graph may not name them."""
+
+FORMULAS = OPERATORS | RANDOM_OPERATORS | BACKWARD
+
+
+def strip_variant(name: str) -> str:
+    """Return an operator's entry in the lists: without overload and without the underscore of its in-place variant."""
+    base = name.partition(".")[0]
+    is_listed = base in FORMULAS or base in COMPOSITES
+    return base[:-1] if base.endswith("_") and not base.endswith("__") and not is_listed else base
+
+
+def is_allowed(name: str) -> bool:
+    """Return whether a graph may call the operator `namespace::name.overload`."""
+    base = strip_variant(name)
+    return base in OPERATORS or base in COMPOSITES or base in RANDOM_OPERATORS
+
+
+def find_formula(operator: Any) -> Formula | None:
+    """Return the formula of an operator that torch computes; None if it has none. Point-wise ones need no entry."""
+    formula = FORMULAS.get(strip_variant(operator.name()))
+    if formula is None and torch.Tag.pointwise in operator.tags:
+        return count_largest
+    return formula

@@ -1,0 +1,398 @@
+"""The files of a traced architecture: what they contain, how they are written and read. No torch.
+
+A graph is a list of operator calls. In JSON:
+
+    {"inputs": [{"name": "tokens", "dtype": "int64", "shape": ["batch", 256]}],
+     "calls": [{"operator": "aten::embedding", "arguments": ["@embedding.weight", "%tokens"], "module": "embedding"},
+               {"operator": "aten::mul.Tensor", "arguments": ["%0", 2.0]}],
+     "outputs": ["%1"]}
+
+Arguments are JSON values, and:
+- `"%tokens"` is an input of the graph, `"%3"` the result of its call number 3;
+- `"@name"` is a stored tensor: a parameter, a buffer or a constant;
+- `{"dtype": "float32"}`, `{"memory_format": "contiguous_format"}`, `{"text": "tanh"}`, `{"number": "inf"}` are values
+  that JSON lacks; `{"device": true}` is the device of the run.
+
+A region is a call with a `graph` of its own that runs under a condition: `region::no_grad`, or `region::no_autocast`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.errors import UserError
+
+VERSION = 1
+FILES = ("init.json", "train.json", "eval.json", "recipe.json")
+MAX_FILE_BYTES = 64 * 2**20
+MAX_NODES = 200_000  # calls in a file, with those of regions
+REGIONS = ("region::no_grad", "region::no_autocast")
+NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+OPERATOR = re.compile(r"[a-z_]+::[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
+DTYPES = (
+    *("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
+)
+MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last")
+
+Size = int | str  # a number, or the name of a size that is known only when the graph runs
+
+
+class GraphError(UserError):
+    """A traced architecture's files are not valid."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a graph."""
+
+    name: str
+    dtype: str = ""  # empty inside a region
+    shape: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator."""
+
+    operator: str  # `namespace::name.overload`
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] | None = None
+    module: str = ""  # the module of the architecture that made the call, such as `blocks.0.attention`
+    graph: Graph | None = None  # of a region
+
+    @property
+    def name(self) -> str:
+        """The operator without its overload: `aten::add`."""
+        return self.operator.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operator calls in their order."""
+
+    inputs: tuple[Input, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[Any, ...]
+
+    def iterate_calls(self) -> Iterator[Call]:
+        """Yield all calls, with those of regions after the region."""
+        for call in self.calls:
+            yield call
+            if call.graph is not None:
+                yield from call.graph.iterate_calls()
+
+    def list_stored_names(self) -> list[str]:
+        """Return the names of the stored tensors that the graph reads, in order of their first use."""
+        found: dict[str, None] = {}
+        for call in self.iterate_calls():
+            for value in iterate_values([call.arguments, list((call.keywords or {}).values())]):
+                if isinstance(value, str) and value.startswith("@"):
+                    found[value[1:]] = None
+        return list(found)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that outlives a pass."""
+
+    name: str
+    kind: Literal["parameter", "buffer", "non_persistent_buffer"]
+    dtype: str
+    shape: tuple[int, ...]
+    other_names: tuple[str, ...] = ()  # under which the same tensor stands in the architecture, if weights are shared
+
+    @property
+    def number_of_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """`init.json`: the stored tensors, and the graph that computes them in this order."""
+
+    tensors: tuple[StoredTensor, ...]
+    graph: Graph
+    constants: Mapping[str, Constant]  # small tensors of fixed values that any of the graphs reads
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor of fixed values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: str  # base64 of the bytes, little-endian, in row-major order
+
+
+@dataclass(frozen=True)
+class Passes:
+    """`train.json` or `eval.json`: tokens `[batch, T]` to features, and features `[batch, positions, W]` to logits."""
+
+    features: Graph
+    logits: Graph
+
+
+@dataclass(frozen=True)
+class TracedArchitecture:
+    """The four files."""
+
+    initialization: Initialization
+    training: Passes
+    evaluation: Passes
+    recipe: Mapping[str, Any]  # `recipe.json`: sizes, parameter groups and schedule, as plain data
+
+    def to_files(self) -> dict[str, bytes]:
+        """Return the content of each file of `FILES`."""
+        contents = (
+            encode_initialization(self.initialization),
+            encode_passes(self.training),
+            encode_passes(self.evaluation),
+            {"version": VERSION, **self.recipe},
+        )
+        return {name: dump_json(content) for name, content in zip(FILES, contents, strict=True)}
+
+    def compute_hash(self) -> str:
+        """Return the SHA-256 of the four files: the identity of the architecture."""
+        return hash_files(self.to_files())
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.to_files().items():
+            (folder / name).write_bytes(content)
+
+
+def hash_files(files: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 over the hashes of the files, in the order of `FILES`."""
+    digests = "".join(hashlib.sha256(files[name]).hexdigest() for name in FILES)
+    return hashlib.sha256(digests.encode()).hexdigest()
+
+
+def read_traced(folder: Path) -> TracedArchitecture:
+    """Read and check the four files of a folder. Raises `GraphError`; what operators do is checked by `build`."""
+    files: dict[str, bytes] = {}
+    for name in FILES:
+        path = folder / name
+        if not path.is_file():
+            raise GraphError(f"{path} is missing: a traced architecture has the files {', '.join(FILES)}")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise GraphError(f"{path} has more than {MAX_FILE_BYTES:,} bytes")
+        files[name] = path.read_bytes()
+    return parse_files(files)
+
+
+def parse_files(files: Mapping[str, bytes]) -> TracedArchitecture:
+    """Return the architecture of the content of the four files. Raises `GraphError`."""
+    tables = {name: parse_json(name, files[name]) for name in FILES}
+    try:
+        recipe = {name: value for name, value in tables["recipe.json"].items() if name != "version"}
+        return TracedArchitecture(
+            decode_initialization(tables["init.json"]),
+            decode_passes(tables["train.json"]),
+            decode_passes(tables["eval.json"]),
+            recipe,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        if isinstance(error, GraphError):
+            raise
+        raise GraphError(f"the traced architecture is not valid: {type(error).__name__}: {error}") from error
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def dump_json(content: Mapping[str, Any]) -> bytes:
+    """Return canonical JSON: no NaN, keys in the order of the schema."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+
+
+def encode_graph(graph: Graph) -> dict[str, Any]:
+    return {
+        "inputs": [
+            {"name": i.name, "dtype": i.dtype, "shape": list(i.shape)} if i.dtype else {"name": i.name}
+            for i in graph.inputs
+        ],
+        "calls": [encode_call(call) for call in graph.calls],
+        "outputs": list(graph.outputs),
+    }
+
+
+def encode_call(call: Call) -> dict[str, Any]:
+    encoded: dict[str, Any] = {"operator": call.operator, "arguments": list(call.arguments)}
+    if call.keywords:
+        encoded["keywords"] = dict(call.keywords)
+    if call.module:
+        encoded["module"] = call.module
+    if call.graph is not None:
+        encoded["graph"] = encode_graph(call.graph)
+    return encoded
+
+
+def encode_passes(passes: Passes) -> dict[str, Any]:
+    return {"version": VERSION, "features": encode_graph(passes.features), "logits": encode_graph(passes.logits)}
+
+
+def encode_initialization(initialization: Initialization) -> dict[str, Any]:
+    tensors = [
+        {"name": t.name, "kind": t.kind, "dtype": t.dtype, "shape": list(t.shape)}
+        | ({"other_names": list(t.other_names)} if t.other_names else {})
+        for t in initialization.tensors
+    ]
+    constants = {
+        name: {"dtype": c.dtype, "shape": list(c.shape), "data": c.data} for name, c in initialization.constants.items()
+    }
+    graph = encode_graph(initialization.graph)
+    return {"version": VERSION, "tensors": tensors, "constants": constants, "graph": graph}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse_json(name: str, content: bytes) -> dict[str, Any]:
+    try:
+        table = json.loads(content, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise GraphError(f"{name} is not valid JSON: {error}") from error
+    if not isinstance(table, dict) or table.get("version") != VERSION:
+        raise GraphError(f"{name} is not of version {VERSION} of the graph format")
+    return table
+
+
+def refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON value")
+
+
+def decode_passes(table: Mapping[str, Any]) -> Passes:
+    features, logits = decode_graph(table["features"]), decode_graph(table["logits"])
+    for part in (features, logits):
+        if len(part.inputs) != 1 or len(part.outputs) != 1:
+            raise GraphError("features and logits have one input and one output each")
+    return Passes(features, logits)
+
+
+def decode_initialization(table: Mapping[str, Any]) -> Initialization:
+    tensors = tuple(
+        StoredTensor(
+            check_name(t["name"]),
+            check_choice(t["kind"], ("parameter", "buffer", "non_persistent_buffer")),
+            check_choice(t["dtype"], DTYPES),
+            check_sizes(t["shape"]),
+            tuple(check_name(name) for name in t.get("other_names", ())),
+        )
+        for t in table["tensors"]
+    )
+    constants = {
+        check_name(name): Constant(check_choice(c["dtype"], DTYPES), check_sizes(c["shape"]), str(c["data"]))
+        for name, c in table["constants"].items()
+    }
+    names = [name for t in tensors for name in (t.name, *t.other_names)] + list(constants)
+    if len(set(names)) != len(names):
+        raise GraphError("two stored tensors have the same name")
+    graph = decode_graph(table["graph"])
+    if len(graph.outputs) != len(tensors):
+        raise GraphError(f"the initialization returns {len(graph.outputs)} tensors and names {len(tensors)}")
+    return Initialization(tensors, graph, constants)
+
+
+def decode_graph(table: Mapping[str, Any], depth: int = 0) -> Graph:
+    """Return a graph whose calls refer only to what is before them. Regions may be nested four deep."""
+    if depth > 4:
+        raise GraphError("regions are nested more than four deep")
+    inputs = tuple(
+        Input(check_name(i["name"]), i.get("dtype", ""), tuple(map(check_size, i.get("shape", ()))))
+        for i in table["inputs"]
+    )
+    known = {f"%{i.name}" for i in inputs}
+    calls: list[Call] = []
+    if len(table["calls"]) > MAX_NODES:
+        raise GraphError(f"a graph has more than {MAX_NODES:,} calls")
+    for number, entry in enumerate(table["calls"]):
+        calls.append(decode_call(entry, known, depth))
+        known.add(f"%{number}")
+    check_values(table["outputs"], known)
+    return Graph(inputs, tuple(calls), tuple(table["outputs"]))
+
+
+def decode_call(entry: Mapping[str, Any], known: set[str], depth: int) -> Call:
+    operator, module = entry["operator"], entry.get("module", "")
+    if not isinstance(operator, str) or not OPERATOR.fullmatch(operator):
+        raise GraphError(f"{operator!r} is not the name of an operator")
+    if module:
+        check_name(module)
+    arguments, keywords = entry["arguments"], entry.get("keywords", {})
+    check_values([*arguments, *keywords.values()], known)
+    for name in keywords:
+        check_name(name)
+    is_region = operator in REGIONS
+    if is_region != ("graph" in entry):
+        raise GraphError(f"a call of {operator} {'needs a' if is_region else 'has no'} graph")
+    graph = decode_graph(entry["graph"], depth + 1) if is_region else None
+    if graph is not None and len(graph.inputs) != len(arguments):
+        raise GraphError(f"{operator} gets {len(arguments)} arguments for {len(graph.inputs)} inputs")
+    return Call(operator, tuple(arguments), keywords or None, module, graph)
+
+
+def check_values(values: list[Any], known: set[str]) -> None:
+    """Raise `GraphError` unless these are arguments as in the module's docstring, with references to `known` ones."""
+    for value in iterate_values(values):
+        if isinstance(value, str):
+            if value.startswith("%") and value in known:
+                continue
+            if value.startswith("@") and NAME.fullmatch(value[1:]):
+                continue
+            raise GraphError(f"{value!r} refers to nothing before it")
+        if isinstance(value, Mapping):
+            check_special_value(value)
+        elif not (value is None or isinstance(value, bool | int | float)):
+            raise GraphError(f"{value!r} cannot be an argument")
+
+
+def check_special_value(value: Mapping[str, Any]) -> None:
+    (kind, content), *others = value.items()
+    choices = {"dtype": DTYPES, "memory_format": MEMORY_FORMATS, "number": ("inf", "-inf", "nan"), "device": (True,)}
+    if others or kind not in (*choices, "text"):
+        raise GraphError(f"{value!r} cannot be an argument")
+    if kind != "text":
+        check_choice(content, choices[kind])
+    elif not isinstance(content, str) or len(content) > 40:
+        raise GraphError(f"{content!r} cannot be an argument")
+
+
+def check_name(name: Any) -> str:
+    if not isinstance(name, str) or len(name) > 200 or not NAME.fullmatch(name):
+        raise GraphError(f"{name!r} is not a valid name")
+    return name
+
+
+def check_choice(value: Any, choices: tuple[Any, ...]) -> Any:
+    if value not in choices:
+        raise GraphError(f"{value!r} is not one of {', '.join(map(str, choices))}")
+    return value
+
+
+def check_size(size: Any) -> Size:
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    return check_name(size)
+
+
+def check_sizes(sizes: Any) -> tuple[int, ...]:
+    if not all(isinstance(check_size(size), int) for size in sizes):
+        raise GraphError(f"{sizes!r} is not a shape of numbers")
+    return tuple(sizes)
+
+
+def iterate_values(value: Any) -> Iterator[Any]:
+    """Yield the values in nested lists, one by one."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from iterate_values(item)
+    else:
+        yield value

@@ -1,0 +1,36 @@
+"""Names under which attention and the element-wise parts stand in an exported graph.
+
+While `torch.export` runs, `trainer.ops` calls these operators, so that a graph holds one call for each instead of a
+device's kernel. They have a shape and no implementation: a graph that is built calls the Python functions again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+LIBRARY = torch.library.Library("dailytrain", "DEF")
+
+
+def is_exporting() -> bool:
+    """Return whether a graph is being exported."""
+    return torch.compiler.is_exporting()
+
+
+def register(schema: str, shape: Callable[..., Tensor]) -> None:
+    """Define an operator of the namespace `dailytrain`. `shape` returns an empty tensor like its result."""
+    name = LIBRARY.define(schema)
+    torch.library.register_fake(f"dailytrain::{name}", shape, lib=LIBRARY)
+
+
+def like_first(first: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(first)
+
+
+register("attention(Tensor query, Tensor key, Tensor value, int? window, Tensor? documents) -> Tensor", like_first)
+register("norm(Tensor x, Tensor? gain) -> Tensor", like_first)
+register("rotate(Tensor x, Tensor cosine, Tensor sine) -> Tensor", like_first)
+register("squared_relu(Tensor x) -> Tensor", like_first)
+register("softcap(Tensor x, float cap) -> Tensor", lambda x, _: torch.empty_like(x, dtype=torch.float32))
