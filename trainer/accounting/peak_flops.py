@@ -66,6 +66,7 @@ figures "with sparsity" halved); fp16 for the four of Volta and Turing, which ha
 the device's name, as whole words, is used."""
 
 H100_PEAK_FLOPS = PEAK_FLOPS["H100"]
+H100_BYTES_PER_SECOND = 3.35e12  # of an H100 SXM's memory (NVIDIA's data sheet)
 
 
 @lru_cache(maxsize=256)

@@ -49,6 +49,8 @@ COMMANDS: dict[str, Command | CommandGroup] = {
     "import": Command("trainer.cli.import_weights:main", "create a run from weights trained elsewhere"),
     "compare": Command("trainer.cli.compare:main", "compare two scored runs item by item"),
     "multiplier": Command("trainer.cli.multiplier:main", "compare entries with a baseline, from plain results"),
+    "trace": Command("trainer.cli.trace:main", "export an architecture as graphs of tensor operators"),
+    "graph": Command("trainer.cli.graph:main", "print what a traced architecture contains and costs"),
     "arch": Command("trainer.cli.arch:main", "list the architectures"),
     "node": Command("trainer.cli.node:main", "lend this machine to a site"),
     "swarm": CommandGroup(
