@@ -111,6 +111,8 @@ class TrainConfig:
     lora: LoraArgs = field(default_factory=LoraArgs)
     arch: str = "gpt"
     """Architecture: a name from `dailytrain arch list`."""
+    graph: Path | None = None
+    """A folder of `dailytrain trace`: train its graphs instead of the Python of `arch`."""
     budget: str = "60s"
     """What training may use: 24h, 15s, 3B-tokens, 500steps or 1e19flops. Evaluation and checkpoints are not charged."""
     seed: int = 1
@@ -149,6 +151,10 @@ class TrainConfig:
             raise ConfigError(f"checkpoint_every is in seconds or steps, not {self.checkpoint_every!r}")
         if self.dataset and (self.corpus or self.tokenizer or self.limit_bytes):
             raise ConfigError("dataset replaces corpus, tokenizer and limit_bytes: set either it or them")
+        if self.graph and (self.model or self.from_ or self.train.chunk or self.train.strategy in SHARDED):
+            raise ConfigError("graph fixes the model: leave out model, --from, train.chunk and sharded strategies")
+        if self.graph and (self.train.activation_checkpointing or self.train.precision == "fp8"):
+            raise ConfigError("a graph has no modules for train.activation_checkpointing or train.precision fp8")
         if self.lora.rank and self.from_ is None:
             raise ConfigError("lora.rank needs --from: adapters fine-tune a trained model")
         if self.keep < 1 or self.devices < 1 or (self.threads is not None and self.threads < 1):

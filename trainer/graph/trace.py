@@ -100,6 +100,7 @@ def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any
     return {
         "vocabulary_size": config.vocabulary_size,
         "sequence_length": config.sequence_length,
+        "model": dataclasses.asdict(config),  # type: ignore[call-overload]
         "recipe": dataclasses.asdict(recipe),
     }
 

@@ -40,7 +40,8 @@ from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
 from trainer.training import entry_integrity
 from trainer.training.loop import fit_and_finish
-from trainer.training.setup import build_run, configure_model
+from trainer.training.model_sources import configure_model
+from trainer.training.setup import build_run
 
 REPORT_FILE = "smoke.json"
 REQUIRED_NAMES = ("Config", "Model", "recipe")  # defined by every architecture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +12,29 @@ from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.resolve import RESUMABLE_FIELDS, ResolvedConfig
 from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.models.base import ArchitectureConfig, Recipe
+from trainer.models.base import Recipe
 
 
 def describe_identity(
     config: TrainConfig,
     resolved: ResolvedConfig,
-    model_config: ArchitectureConfig,
+    fields: Mapping[str, Any],
     recipe: Recipe,
     dataset: Dataset,
     lineage: dict[str, Any] | None = None,
+    graph: str | None = None,
 ) -> dict[str, Any]:
-    """Return the identity, of plain JSON values."""
+    """Return the identity, of plain JSON values. `fields`: of the model's Config; `graph`: the hash of its graphs."""
     identity = {
         "arch": config.arch,
-        "model": dataclasses.asdict(model_config),
+        "model": dict(fields),
         "recipe": dataclasses.asdict(recipe),
         "seed": config.seed,
         "budget": str(config.parsed_budget),
         "dataset": dataset.hash,
         "train": dataclasses.asdict(resolved),
         "from": lineage and lineage["sha256"],
+        "graph": graph,
         "lora": dataclasses.asdict(config.lora) if config.lora.rank else None,
     }
     return json.loads(json.dumps(identity))

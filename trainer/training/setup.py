@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
 
-from trainer import errors
 from trainer.accounting import flops
-from trainer.checkpoint.base_weights import (
-    BaseCheckpoint,
-    choose_vocabulary_size,
-    find_base_checkpoint,
-    get_inherited_fields,
-)
-from trainer.config.recipe_overrides import override_recipe
+from trainer.checkpoint.base_weights import choose_vocabulary_size, find_base_checkpoint
 from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_limit, count_cores, resolve_config
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, TrainConfig
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
 from trainer.data.prefetch import build_loader
-from trainer.data.tokenizer import Tokenizer
 from trainer.distributed.devices import build_fabric, select_device
 from trainer.errors import ModelError, attribute_to_model
-from trainer.models import ARCHITECTURES, PRESETS, load_architecture
-from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
-from trainer.optim import lora, muon
+from trainer.models.base import LanguageModel, Recipe
+from trainer.optim import muon
 from trainer.optim import optimizers as optim
 from trainer.training import compilation, entry_integrity, precision
 from trainer.training.activation_checkpointing import enable_activation_checkpointing
 from trainer.training.checkpointing import check_run_folder, log_run_summary, resume_run, write_run_json
 from trainer.training.compilation import is_writable
-from trainer.training.finetune import load_base_weights
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.identity import describe_identity, read_saved_identity
 from trainer.training.metrics import build_logger
 from trainer.training.micro_batch import warm_up
+from trainer.training.model_sources import GraphSource, PythonSource
 from trainer.training.objective import Objective
 from trainer.training.random_state import seed_everything
 from trainer.training.run import Run
@@ -53,29 +41,24 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     compilation.set_cache_folder()
     saved = read_saved_identity(config.out).get("train", {})
     resolved = resolve_config(config, device, choose_machine_fields(config, device, saved))
-    if config.arch not in ARCHITECTURES:
-        load_architecture(config.arch)  # raises a `UserError` that names the known ones
-    with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.FlopMeter() as import_meter:
-        module = load_architecture(config.arch)
+    source = GraphSource.read(config.graph) if config.graph else PythonSource.load(config.arch)
     logger = build_logger(config.logger, config.out)
     base = None if config.from_ is None else find_base_checkpoint(config.from_)
     dataset = open_training_dataset(config, device)
     row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # raises if there is too little text
     row = row[:, : resolved.chunk_tokens]
     vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
-    inherited = get_inherited_fields(base, config.arch)
-    model_config = configure_model(module, config, resolved, dataset.tokenizer, vocabulary_size, inherited)
     fabric = build_fabric(resolved.device, resolved.devices, resolved.strategy, resolved.precision, logger)
     dataset.verify(("train", "dev"), fabric.global_rank, fabric.world_size)  # each process reads its share
-    built = build_model(module, config, model_config, base, dataset.tokenizer)
+    built = source.build(config, resolved, dataset.tokenizer, vocabulary_size, base)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
     raw_model = built.model.to(fabric.device)
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        flop_count = flops.count_flops(raw_model, row)
-    entry_integrity.check_early_flops(import_meter.flops + built.flops, flop_count.per_token * resolved.tokens_per_step)
+        flop_count = source.count_flops(raw_model, row, resolved.batch)
+    entry_integrity.check_early_flops(built.flops, flop_count.per_token * resolved.tokens_per_step)
     objective = prepare_objective(raw_model, built.recipe, resolved)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
@@ -107,7 +90,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
             ranks=fabric.world_size,
             pinned=resolved.device == "cuda",
         ),
-        identity=describe_identity(config, resolved, model_config, built.recipe, dataset, built.lineage),
+        identity=describe_identity(config, resolved, built.fields, built.recipe, dataset, built.lineage, built.graph),
         lineage=built.lineage,
         peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
     )
@@ -148,69 +131,6 @@ def open_training_dataset(config: TrainConfig, device: str) -> Dataset:
         limit_bytes=choose_text_limit(config, device),
         progress=True,
     )
-
-
-def configure_model(
-    module: Architecture,
-    config: TrainConfig,
-    resolved: ResolvedConfig,
-    tokenizer: Tokenizer,
-    vocabulary_size: int,
-    inherited: Mapping[str, Any] = MappingProxyType({}),
-) -> ArchitectureConfig:
-    """Return the model's configuration: the sizes for the depth, then the base checkpoint's fields (`inherited`), then
-    the configured fields."""
-    sized = module.Config.sized(resolved.depth, vocabulary_size, resolved.sequence_length)
-    fields = {field.name for field in dataclasses.fields(sized)}
-    known = fields - {"vocabulary_size", "sequence_length", "end_of_text"}
-    sized = dataclasses.replace(sized, **{name: value for name, value in inherited.items() if name in known})
-    # An architecture of a fixed size ignores the depth that a track or a preset sets for all architectures.
-    settable = known - {"depth"} if config.arch in PRESETS else known
-    overrides = {name: value for name, value in config.model.items() if name in settable}
-    unknown = set(config.model) - known - {"depth"}
-    if unknown:
-        options = ", ".join(sorted({"depth", *known}))
-        raise ConfigError(f"{config.arch} has no option {min(unknown)!r}; it has {options}")
-    for name, value in overrides.items():
-        default = getattr(sized, name)
-        if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
-            raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
-    end_of_text = {"end_of_text": tokenizer.end_of_text} if "end_of_text" in fields else {}
-    try:
-        return dataclasses.replace(sized, **overrides, **end_of_text)
-    except ValueError as error:
-        raise ConfigError(errors.to_one_line(error)) from error
-
-
-@dataclass(frozen=True)
-class BuiltModel:
-    """A model before it is placed on devices."""
-
-    model: LanguageModel
-    recipe: Recipe
-    lineage: dict[str, Any] | None
-    flops: float  # computed by the architecture during the build
-
-
-def build_model(
-    module: Architecture,
-    config: TrainConfig,
-    model_config: ArchitectureConfig,
-    base: BaseCheckpoint | None,
-    tokenizer: Tokenizer,
-) -> BuiltModel:
-    """Build the model from the run's seed, with the weights of the base checkpoint and adapters, if any."""
-    seed_everything(config.seed)
-    with attribute_to_model("while the model was built"), flops.FlopMeter() as meter:
-        model = module.Model(model_config)
-        base_recipe = module.recipe(model_config)
-    lineage = None if base is None else load_base_weights(model, base, tokenizer, config.arch)
-    if config.lora.rank:
-        lora.add_adapters(model, config.lora, model_config.vocabulary_size)
-        base_recipe = lora.build_adapter_recipe(base_recipe, config.lora)
-    recipe = override_recipe(base_recipe, config.recipe)
-    optim.check_installed(recipe)
-    return BuiltModel(model, recipe, lineage, meter.flops)
 
 
 def prepare_objective(model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig) -> Objective:

@@ -15,7 +15,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.tokenizer import train_bpe
 from trainer.models import PRESETS, load_architecture, rwkv5
 from trainer.optim import optimizers
-from trainer.training.setup import configure_model
+from trainer.training.model_sources import configure_model
 
 
 def count_parameters(config: Any) -> int:

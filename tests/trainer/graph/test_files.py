@@ -1,0 +1,114 @@
+"""The four files: what is written can be read, and what is not valid is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.traced_models import trace
+from trainer.graph.model import build_model
+from trainer.graph.schema import FILES, GraphError, parse_files, read_traced
+from trainer.graph.trace import read_recipe
+from trainer.models import load_architecture
+
+
+def edit(change: Callable[[dict[str, Any]], None], file: str = "train.json") -> dict[str, bytes]:
+    """Return the files of a traced architecture with one of them changed."""
+    files = trace("nanogpt").to_files()
+    table = json.loads(files[file])
+    change(table)
+    return {**files, file: json.dumps(table).encode()}
+
+
+def test_written_files_are_read_back(tmp_path: Path) -> None:
+    traced = trace("rwkv5")
+    traced.write(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    again = read_traced(tmp_path)
+    assert again == traced
+    assert again.compute_hash() == traced.compute_hash()
+
+
+def test_hash_changes_with_any_file() -> None:
+    def change(table: dict[str, Any]) -> None:
+        table["recipe"]["groups"][0]["learning_rate"] *= 2
+
+    assert parse_files(edit(change, "recipe.json")).compute_hash() != trace("nanogpt").compute_hash()
+
+
+def test_recipe_is_read_back() -> None:
+    module = load_architecture("nanogpt")
+    config = module.Config(**trace("nanogpt").recipe["model"])
+    assert read_recipe(trace("nanogpt")) == module.recipe(config)
+
+
+def call(operator: str, *arguments: Any) -> Callable[[dict[str, Any]], None]:
+    """A change that puts a call in front of the others of the features."""
+
+    def change(table: dict[str, Any]) -> None:
+        table["features"]["calls"][0] = {"operator": operator, "arguments": list(arguments)}
+
+    return change
+
+
+def replace_output(table: dict[str, Any]) -> None:
+    table["features"]["outputs"] = ["%99999"]
+
+
+def add_output(table: dict[str, Any]) -> None:
+    table["features"]["outputs"] *= 2
+
+
+def remove_version(table: dict[str, Any]) -> None:
+    table["version"] = 99
+
+
+def name_badly(table: dict[str, Any]) -> None:
+    table["features"]["calls"][0]["module"] = "<script>"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (call("aten::from_file", {"text": "/etc/passwd"}), "aten::from_file is not in the list"),
+        (call("os::system", {"text": "true"}), "os::system is not in the list"),
+        (call("aten::_softmax_backward_data", "%tokens"), "not in the list"),
+        (call("aten::set_", "@embedding.weight"), "not in the list"),
+        (call("aten::add_.Scalar", "@embedding.weight", 1), "writes to embedding.weight"),
+        (call("aten::zero_", "%tokens"), "writes to tokens"),
+        (call("aten::add.Tensor", "%5", 1), "'%5' refers to nothing before it"),
+        (call("aten::add.Tensor", "__import__", 1), "refers to nothing before it"),
+        (call("aten::add.Tensor", {"code": "1"}, 1), "cannot be an argument"),
+        (call("not an operator"), "is not the name of an operator"),
+        (replace_output, "refers to nothing before it"),
+        (add_output, "one input and one output"),
+        (remove_version, "not of version 1"),
+        (name_badly, "is not a valid name"),
+    ],
+)
+def test_invalid_graph_is_refused(change: Callable[[dict[str, Any]], None], reason: str) -> None:
+    with pytest.raises(GraphError, match=reason):
+        build_model(parse_files(edit(change)))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"version": 1}', b'{"version": NaN}', b"[" * 100_000])
+def test_invalid_json_is_refused(content: bytes) -> None:
+    with pytest.raises(GraphError):
+        parse_files({**trace("nanogpt").to_files(), "train.json": content})
+
+
+def test_random_operator_in_evaluation_is_refused() -> None:
+    change = call("aten::rand_like", "%tokens")
+    with pytest.raises(GraphError, match="draws random numbers"):
+        build_model(parse_files(edit(change, "eval.json")))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    trace("nanogpt").write(tmp_path)
+    (tmp_path / "eval.json").unlink()
+    with pytest.raises(GraphError, match=r"eval.json is missing"):
+        read_traced(tmp_path)

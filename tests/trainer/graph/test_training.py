@@ -1,0 +1,78 @@
+"""Training from a graph: the same numbers as from Python, exact resume, and no Python of the architecture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.support.interrupted_runs import AfterSteps
+from tests.support.metrics_lines import CLOCK, lines
+from trainer.cli.main import main
+from trainer.config.parsing import parse_config
+from trainer.train import run_training
+from trainer.training.interruption import StopRequest
+
+FLAGS = (
+    *("--train.sequence-length", "32", "--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "4"),
+    *("--device", "cpu", "--threads", "1", "--train.precision", "fp32"),
+    *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9", "--train.evaluations", "2"),
+)
+COUNTED = ("flops", "mfu")  # a graph's count has element-wise work, too
+
+
+@pytest.fixture(scope="module")
+def graph_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("graph")
+    size = ("--depth", "2", "--sequence-length", "32", "--vocabulary-size", "320")
+    fields = ("--set", "width=32", "--set", "heads=2", "--set", "end_of_text=0")
+    assert main(["trace", "gpt", "--out", str(folder), *size, *fields]) == 0
+    return folder
+
+
+def start(out: Path, dataset: Path, *flags: object, stop_after: int | None = None) -> int:
+    config = parse_config(["--out", str(out), "--dataset", str(dataset), *FLAGS, *map(str, flags)])
+    stop = StopRequest() if stop_after is None else AfterSteps(stop_after)
+    return run_training(config, Console(stderr=True, quiet=True), stop)
+
+
+def read_numbers(out: Path) -> list[dict[str, object]]:
+    return [
+        {k: v for k, v in row.items() if k not in (*CLOCK, *COUNTED)} for row in lines(out, "train", "dev", "sample")
+    ]
+
+
+def test_training_from_graph_equals_training_from_python(
+    graph_folder: Path, dataset_folder: Path, tmp_path: Path
+) -> None:
+    python = ("--arch", "gpt", "--model.depth", 2, "--model.width", 32, "--model.heads", 2)
+    assert start(tmp_path / "python", dataset_folder, *python) == 0
+    assert start(tmp_path / "graph", dataset_folder, "--graph", graph_folder) == 0
+    assert read_numbers(tmp_path / "graph") == read_numbers(tmp_path / "python")
+    run = json.loads((tmp_path / "graph" / "run.json").read_text())
+    assert run["identity"]["graph"]
+
+
+def test_stopped_training_from_graph_resumes_exactly(graph_folder: Path, dataset_folder: Path, tmp_path: Path) -> None:
+    assert start(tmp_path / "whole", dataset_folder, "--graph", graph_folder) == 0
+    assert start(tmp_path / "stopped", dataset_folder, "--graph", graph_folder, stop_after=2) == 130
+    assert start(tmp_path / "stopped", dataset_folder, "--graph", graph_folder) == 0
+    assert read_numbers(tmp_path / "stopped") == read_numbers(tmp_path / "whole")
+
+
+def test_graph_of_other_sizes_is_refused(
+    graph_folder: Path, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--dataset", str(dataset_folder), *FLAGS, "--graph", str(graph_folder), "--train.sequence-length", "16")
+    assert main(["train", "--out", str(tmp_path), *flags]) == 2
+    assert "the graph was traced for sequence_length 32, and this run has 16" in capsys.readouterr().err
+
+
+def test_graph_with_options_of_a_module_is_refused(
+    graph_folder: Path, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--dataset", str(dataset_folder), *FLAGS, "--graph", str(graph_folder), "--model.depth", "3")
+    assert main(["train", "--out", str(tmp_path), *flags]) == 2
+    assert "graph fixes the model" in capsys.readouterr().err
