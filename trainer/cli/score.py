@@ -13,14 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.parser import Parser, parse_positive_integer
+import torch
+
+from trainer.cli.parser import Parser, add_device_flag, parse_positive_integer, resolve_device
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.errors import ExitCode, UserError, print_error
+from trainer.graph.model import build_model
+from trainer.graph.schema import TracedArchitecture, read_traced
+from trainer.graph.summary import describe_traced
 from trainer.sandbox import SandboxDriver, SandboxError, get_driver
 from trainer.scoring import benchmark_suite, bundle_scan, heldout_text, items
 from trainer.scoring.cost import TrainingCost
+from trainer.scoring.graph_scorer import GraphScore, GraphScorer, describe_checks, load_trained_model, score_graph
 from trainer.scoring.misbehavior import ModelMisbehaviorError
 from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.progress import show_progress
@@ -61,6 +67,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--eval-data", type=Path, help="the folder with the benchmarks' files, or hub (default: $DAILYTRAIN_EVAL_DATA)")
     add("--items", type=Path, help="write each document's bits and each item's answer there, for `dailytrain compare`")
     add("--suite-limit", type=parse_positive_integer, help="only this many items of each benchmark")
+    add_device_flag(parser, "cpu")
     add("--sandbox", default="auto", help="auto, bubblewrap or none (auto: bubblewrap where it works)")
     add("--json", action="store_true", help="print JSON")
     add("--job", action="store_true", help="started by a node: --sandbox is required, model output is never shown")
@@ -78,6 +85,11 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     folder = options.eval_data or (Path(data) if (data := os.environ.get("DAILYTRAIN_EVAL_DATA")) else None)
     tasks, missing = benchmark_suite.split_by_available_data(names, folder)
     run = RunFolder.open(options.run, options.checkpoint)
+    if (run.folder / "graph").is_dir():
+        return score_traced_run(run, options, tasks, folder) | {
+            "suite_missing": missing,
+            "seconds": round(time.monotonic() - started, 3),
+        }
     source = resolve_model_source(options.model_source)
     sandbox = select_sandbox(options.sandbox)
     with show_progress() as progress, contextlib.ExitStack() as clients:
@@ -108,6 +120,55 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     record = build_record(run, result, cost)
     record |= {"suite": list_metrics(metrics), "suite_missing": missing}
     return record | {"sandbox": sandbox.name, "seconds": round(time.monotonic() - started, 3)}
+
+
+def score_traced_run(
+    run: RunFolder, options: argparse.Namespace, tasks: list[str], folder: Path | None
+) -> dict[str, Any]:
+    """Score the graphs of a run in this process. They are data: there is no sandbox."""
+    device = torch.device(resolve_device(options.device))
+    with show_progress() as progress:
+        progress("reading the text", 0)
+        tokenizer, texts = load_text(run, options)
+        traced = read_traced(run.folder / "graph")
+        scorer = GraphScorer(load_trained_model(traced, run.checkpoint), device)
+        result = score_graph(
+            scorer,
+            GraphScorer(build_model(traced), device),
+            texts,
+            tokenizer.byte_lengths(),
+            tokenizer.end_of_text,
+            progress,
+        )
+        metrics: dict[str, benchmark_suite.Metrics] = {}
+        questions: list[benchmark_suite.Item] = []
+        if tasks:
+            assert folder is not None
+            metrics, questions = benchmark_suite.run_suite(
+                scorer, tokenizer, tasks, folder, options.suite_limit, progress
+            )
+    if options.items is not None:
+        items.write_items(options.items, result.documents, questions)
+    return build_traced_record(run, traced, result) | {"suite": list_metrics(metrics), "sandbox": "graph"}
+
+
+def build_traced_record(run: RunFolder, traced: TracedArchitecture, result: GraphScore) -> dict[str, Any]:
+    summary = describe_traced(traced)
+    per_token = summary["flops_per_token"]
+    return {
+        **dataclasses.asdict(result.bits),
+        "arch": run.arch,
+        "graph": summary["hash"],
+        "parameters": run.parameters,
+        "train_flops": run.train_flops,
+        "train_seconds": run.train_seconds,
+        "train_tokens": run.train_tokens,
+        "flops_per_token": per_token,
+        "scoring_flops_per_token": summary["scoring_flops_per_token"],
+        "flops_void": "",
+        "step": run.step,
+        "checks": describe_checks(result),
+    }
 
 
 def resolve_model_source(source: Path | None) -> Path | None:
@@ -198,11 +259,26 @@ def print_record(record: dict[str, Any]) -> None:
         table.add_row(task, ", ".join(f"{name} {format_value(*pair)}" for name, pair in metrics.items()))
     if record["suite_missing"]:
         table.add_row("without data", ", ".join(record["suite_missing"]))
-    prefix = record["checks"]["prefix"]
-    caught = ", ".join(f"{float(p):.0%}: {caught:.1%}" for p, caught in prefix["catch_probability"].items())
-    table.add_row("checks", f"prefix, causality, order: passed ({record['sandbox']})")
-    table.add_row("", f"{prefix['cuts']} secret cuts detect a cheat on a share of positions of {caught}")
+    for line in describe_check_lines(record):
+        table.add_row(*line)
     Console().print(table)
+
+
+def describe_check_lines(record: dict[str, Any]) -> list[tuple[str, str]]:
+    checks = record["checks"]
+    if "look_ahead" in checks:
+        found, untrained = checks["look_ahead"], checks["untrained"]
+        verdict = "uses later tokens" if found["is_beyond_rounding"] else "within rounding"
+        return [
+            ("later tokens", f"{found['nats_per_token']:+.1e} ± {found['stderr']:.1e} nats a token: {verdict}"),
+            ("untrained", f"{untrained['bits_per_byte']:.4f}, unigram {untrained['unigram_bits_per_byte']:.4f}"),
+        ]
+    prefix = checks["prefix"]
+    caught = ", ".join(f"{float(p):.0%}: {caught:.1%}" for p, caught in prefix["catch_probability"].items())
+    return [
+        ("checks", f"prefix, causality, order: passed ({record['sandbox']})"),
+        ("", f"{prefix['cuts']} secret cuts detect a cheat on a share of positions of {caught}"),
+    ]
 
 
 def format_value(value: float, error: float | None) -> str:

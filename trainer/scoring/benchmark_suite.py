@@ -23,7 +23,7 @@ from trainer.scoring.misbehavior import MetricOverflowError
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
-    from trainer.scoring.model_client import ModelProcessClient
+    from trainer.scoring.logits import LogitsSource
 
 BOOTSTRAPS = 1000  # resamples for the standard error of a metric without a formula (perplexity)
 HUB = Path("hub")  # instead of a folder: read tasks from the Hub
@@ -133,7 +133,7 @@ def split_by_available_data(names: Sequence[str], folder: Path | None) -> tuple[
 
 
 def run_suite(
-    client: ModelProcessClient,
+    client: LogitsSource,
     tokenizer: Tokenizer,
     names: Sequence[str],
     folder: Path,

@@ -15,7 +15,7 @@ from trainer.scoring.windows import batch_rows, cut_windows, pad_rows, round_row
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
-    from trainer.scoring.model_client import ModelProcessClient
+    from trainer.scoring.logits import LogitsSource
 
 TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]  # ((context, continuation), their tokens)
 
@@ -23,14 +23,12 @@ TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]  # ((context, co
 class LmEvalModel(TemplateLM):
     """Log-likelihoods from a model process. As in lm-eval's own models, a text that is too long is cut on the left."""
 
-    def __init__(
-        self, client: ModelProcessClient, tokenizer: Tokenizer, progress: Callable[[str, float], None]
-    ) -> None:
+    def __init__(self, client: LogitsSource, tokenizer: Tokenizer, progress: Callable[[str, float], None]) -> None:
         super().__init__()
         self._client = client
         self._tokenizer = tokenizer
         self._progress = progress
-        self._length = client.run.sequence_length
+        self._length = client.sequence_length
 
     @property
     def eot_token_id(self) -> int:
@@ -50,7 +48,7 @@ class LmEvalModel(TemplateLM):
             counts.append(min(len(continuation), len(row) - 1))
         results: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         sizes = [round_row_length(len(row) - 1, self._length) for row in rows]
-        for group in batch_rows(sizes, self._client.layout.positions, random.Random(0)):
+        for group in batch_rows(sizes, self._client.max_tokens, random.Random(0)):
             logits = self._client.get_logits(
                 pad_rows([rows[i][:-1] for i in group], sizes[group[0]], self.eot_token_id)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,24 @@ from numpy.typing import NDArray
 from trainer.scoring.misbehavior import NonFiniteLogitsError
 
 CHUNK_BYTES = 2**20  # logits processed at a time: they fit in the processor's cache
+
+
+class LogitsSource(Protocol):
+    """A model, wherever it runs."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of the longest row."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the largest request."""
+
+    def get_logits(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return logits `[rows, length, vocabulary]` for token ids `[rows, length]`."""
+
+    def check_unchanged(self) -> None:
+        """Raise if the last logits have changed since they were returned."""
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,14 @@ class ModelProcessClient:
     ) -> None:
         self.close()
 
+    @property
+    def sequence_length(self) -> int:
+        return self.run.sequence_length
+
+    @property
+    def max_tokens(self) -> int:
+        return self.layout.positions
+
     def start(self) -> None:
         """Start the process; it loads the model in the background."""
         layout = self.layout

@@ -142,6 +142,8 @@ def write_run_json(run: Run) -> None:
     }
     config.out.mkdir(parents=True, exist_ok=True)
     dataset.tokenizer.save(config.out / "tokenizer.json")
+    if run.traced is not None:
+        run.traced.write(config.out / "graph")
     atomic_write_json(config.out / "run.json", content)
 
 

@@ -40,8 +40,12 @@ class BuiltModel:
     recipe: Recipe
     fields: Mapping[str, Any]  # of the architecture's Config
     lineage: dict[str, Any] | None = None
-    graph: str | None = None  # hash of the traced architecture
+    traced: TracedArchitecture | None = None
     flops: float = 0.0  # computed by the architecture before training
+
+    @property
+    def graph_hash(self) -> str | None:
+        return self.traced and self.traced.compute_hash()
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class GraphSource:
             model = build_model(self.traced)
         recipe = override_recipe(read_recipe(self.traced), config.recipe)
         optim.check_installed(recipe)
-        return BuiltModel(model, recipe, fields["model"], graph=self.traced.compute_hash())
+        return BuiltModel(model, recipe, fields["model"], traced=self.traced)
 
     def count_flops(self, model: LanguageModel, row: Tensor, rows_per_step: int) -> FlopCount:
         """Count the joint forward and backward graph, without computing it."""

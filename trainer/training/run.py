@@ -17,6 +17,7 @@ from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.prefetch import PrefetchLoader
+from trainer.graph.schema import TracedArchitecture
 from trainer.models.base import LanguageModel, Recipe
 from trainer.training.entry_integrity import EntryIntegrity
 from trainer.training.grad_spikes import GradientSpikeFilter
@@ -53,6 +54,7 @@ class Run:
     spike_filter: GradientSpikeFilter
     loader: PrefetchLoader
     identity: dict[str, Any]  # see `trainer.training.identity`
+    traced: TracedArchitecture | None = None  # the graphs that are trained, instead of an architecture's Python
     lineage: dict[str, Any] | None = None  # the base checkpoint, see `trainer.training.finetune`
     peak_flops: float | None = None
     """Peak FLOP/s of one device, see `trainer.accounting.flops`; None if unknown."""

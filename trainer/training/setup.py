@@ -90,7 +90,10 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
             ranks=fabric.world_size,
             pinned=resolved.device == "cuda",
         ),
-        identity=describe_identity(config, resolved, built.fields, built.recipe, dataset, built.lineage, built.graph),
+        identity=describe_identity(
+            config, resolved, built.fields, built.recipe, dataset, built.lineage, built.graph_hash
+        ),
+        traced=built.traced,
         lineage=built.lineage,
         peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
     )

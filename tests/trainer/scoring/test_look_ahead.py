@@ -1,0 +1,39 @@
+"""The correction of a score for later tokens, in simulation and with real models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.look_ahead import simulate
+from trainer.scoring.look_ahead import draw_positions, estimate_correction
+
+
+def test_correction_of_causal_model_is_zero_within_its_error() -> None:
+    rows = {row["case"]: row for row in simulate(40, 20_000, has_baseline=True, seed=3)}
+    for name in ("float32", "bfloat16", "another device"):
+        row = rows[f"honest, {name}"]
+        assert abs(row["correction"]) < row["stderr"]
+
+
+def test_corrected_score_of_any_model_is_the_one_without_later_tokens() -> None:
+    for row in simulate(60, 20_000, has_baseline=True, seed=4):
+        assert row["coverage"] > 0.85, row  # 95 % in a thousand trials; this many trials may miss by a tenth
+        assert abs(row["error"]) < 3 * row["stderr"] / np.sqrt(60) + 1e-4, row
+
+
+def test_weights_of_a_sample_are_unbiased() -> None:
+    rng = np.random.default_rng(0)
+    losses, reference = rng.random(50), rng.random(50) * 2
+    differences = rng.random(50)
+    estimates = []
+    for _ in range(2000):
+        sample = draw_positions(losses, reference, 20, rng)
+        estimates.append(estimate_correction(sample, differences[sample.positions], np.zeros(0)).nats)
+    assert np.mean(estimates) == pytest.approx(differences.mean(), abs=4 * np.std(estimates) / np.sqrt(2000))
+
+
+def test_positions_without_gain_are_drawn_uniformly() -> None:
+    sample = draw_positions(np.full(10, 5.0), np.zeros(10), 100, np.random.default_rng(0))
+    assert np.allclose(sample.weights, 1.0)
+    assert sample.unseen == 0
