@@ -190,7 +190,10 @@ def check_writes(graph: Graph, owned: frozenset[str] = frozenset()) -> None:
         for written in find_written(call):
             owner = owners.get(written, written)
             if not owner.startswith("own "):
-                raise GraphError(f"{call.operator} in {call.module or 'the model'} writes to {owner.lstrip('%@')}")
+                where = call.module or "the model"
+                raise GraphError(
+                    f"{call.operator} in {where} writes to {owner.lstrip('%@')}: an architecture keeps no state"
+                )
         owners[name] = find_owner(call, owners) or f"own {number}"
 
 

@@ -30,6 +30,10 @@ MAX_CONSTANT_BYTES = 64_000
 """Of all constants of an architecture. Larger tables are parameters or buffers, computed by the constructor."""
 
 
+OWN_FOLDERS = ("/torch/", "/trainer/graph/")
+"""Of lines that are not an architecture's."""
+
+
 class TraceError(GraphError):
     """An architecture cannot be traced. The message names the line, the construct and what to write instead."""
 
@@ -225,7 +229,7 @@ def describe_line(node: fx.Node) -> str:
 
 def describe_stack(stack: str) -> str:
     """Return the innermost line of a printed stack that is outside torch."""
-    lines = [match for match in iterate_stack(stack) if "/torch/" not in match[0]]
+    lines = [match for match in iterate_stack(stack) if not any(part in match[0] for part in OWN_FOLDERS)]
     if not lines:
         return ""
     path, number, source = lines[-1]

@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.errors import to_one_line
+from trainer.graph.build import build_function
 from trainer.graph.export import Exporter, TraceError, describe_stack
 from trainer.graph.initialization import compute_initial_tensors, record_construction
 from trainer.graph.schema import GraphError, Initialization, TracedArchitecture
@@ -54,7 +55,16 @@ def trace_architecture(module: Architecture, config: ArchitectureConfig) -> Trac
             passes.append(exporter.export_passes(model, mode, config.sequence_length))
     initialization = dataclasses.replace(initialization, constants=exporter.constants)
     verify_initialization(initialization, lambda: module.Model(config))
-    return TracedArchitecture(initialization, passes[0], passes[1], describe_recipe(module.recipe(config), config))
+    traced = TracedArchitecture(initialization, passes[0], passes[1], describe_recipe(module.recipe(config), config))
+    check_passes(traced)
+    return traced
+
+
+def check_passes(traced: TracedArchitecture) -> None:
+    """Raise `GraphError` unless the graphs can be built: they write to nothing stored, and evaluation is not random."""
+    for passes, allow_random in ((traced.training, True), (traced.evaluation, False)):
+        for graph in (passes.features, passes.logits):
+            build_function(graph, allow_random=allow_random)
 
 
 @contextmanager

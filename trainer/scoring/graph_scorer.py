@@ -203,7 +203,7 @@ def correct_for_later_tokens(
     alone = compute_alone(scorer, rows, drawn, progress, rng)
     again = compute_alone(scorer, rows, drawn[:REPEATED_DRAWS], progress, rng)
     found = estimate_correction(sample, alone - candidates[sample.positions], again - alone[:REPEATED_DRAWS])
-    share = len(places) / rows.mask.sum()
+    share = len(places) / int(rows.mask.sum())
     return Correction(found.nats * share, found.stderr * share, found.rounding * share)
 
 

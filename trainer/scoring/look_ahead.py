@@ -49,7 +49,7 @@ class Correction:
     @property
     def is_beyond_rounding(self) -> bool:
         """Whether the model uses later tokens: the correction is larger than four standard errors of rounding."""
-        return self.nats > 4 * max(self.rounding, 1e-7)
+        return bool(self.nats > 4 * max(self.rounding, 1e-7))
 
 
 def draw_positions(losses: Losses, reference: Losses, draws: int, rng: np.random.Generator) -> PositionSample:
