@@ -2,7 +2,7 @@
 
 Losses of an honest model are drawn from a distribution like that of real text; a cheating model has almost no loss at
 the positions where it reads the next token. Printed: how often the corrected loss equals the honest one within its
-95 % interval, and how large correction and interval are.
+interval of two standard errors, and how large correction and interval are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.scoring.look_ahead import DRAWS, draw_positions, estimate_correctio
 
 Losses = NDArray[np.float64]
 VOCABULARY = 32_768
-QUANTILE = 1.96
+QUANTILE = 2.0  # standard errors: what pages show as the interval
 SHARES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
 ROUNDING = {"float32": 1e-6, "bfloat16": 5e-3, "another device": 2e-3}  # standard deviation of a loss, in nats
 
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reference = "the baseline's losses" if has_baseline else "unigram frequencies"
         sys.stdout.write(f"\nReference: {reference}. {options.trials} trials of {options.tokens:,} tokens.\n\n")
         sys.stdout.write(
-            "| model | coverage of the 95 % interval | mean error | standard error | correction |\n"
+            "| model | coverage of ± 2 standard errors | mean error | standard error | correction |\n"
             "|---|---|---|---|---|\n"
         )
         for row in rows:
