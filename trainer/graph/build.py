@@ -76,6 +76,11 @@ def build_function(graph: Graph, *, allow_random: bool = True) -> GraphFunction:
     """Return a graph as a function. Raises `GraphError` for operators that are not allowed."""
     check_operators(graph, allow_random)
     check_writes(graph)
+    return translate(graph)
+
+
+def translate(graph: Graph) -> GraphFunction:
+    """Return a checked graph, or a region of one, as a function."""
     names = graph.list_stored_names()
     return GraphFunction(graph, GraphBuilder(graph, names).build(), names)
 
@@ -109,7 +114,7 @@ class GraphBuilder:
 
     def add_region(self, number: int, call: Call) -> fx.Node:
         assert call.graph is not None
-        function = build_function(call.graph)
+        function = translate(call.graph)
         name = f"region_{number}"
         setattr(self.regions, name, Region(call.operator, function))
         stored = tuple(self.values[f"@{name}"] for name in function.stored_names)
@@ -153,7 +158,11 @@ def find_operator(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def check_operators(graph: Graph, allow_random: bool) -> None:
+def describe_call(call: Call) -> str:
+    return call.module or "the model"
+
+
+def check_operators(graph: Graph, allow_random: bool, describe: Callable[[Call], str] = describe_call) -> None:
     """Raise `GraphError` if a call is not in the list, or draws random numbers where it may not."""
     for call in graph.iterate_calls():
         if call.graph is not None:
@@ -161,7 +170,10 @@ def check_operators(graph: Graph, allow_random: bool) -> None:
         if not is_allowed(call.operator):
             raise GraphError(f"the operator {call.operator} is not in the list")
         if not allow_random and is_random(call):
-            raise GraphError(f"{call.operator} draws random numbers, which evaluation may not")
+            raise GraphError(
+                f"{describe(call)} draws random numbers ({call.operator}), which evaluation may not: do it only"
+                " `if self.training`"
+            )
 
 
 def is_random(call: Call) -> bool:
@@ -174,25 +186,30 @@ def is_random(call: Call) -> bool:
 # --- writes -----------------------------------------------------------------------------------------------------------
 
 
-def check_writes(graph: Graph, owned: frozenset[str] = frozenset()) -> None:
+def check_writes(
+    graph: Graph, describe: Callable[[Call], str] = describe_call, owned: frozenset[str] = frozenset()
+) -> None:
     """Raise `GraphError` if a call writes to a stored tensor or an input, directly or through a view.
 
-    A graph is a function: what it changes in place must be a tensor of its own.
+    A graph is a function: what it changes in place must be a tensor of its own. `describe`: a call's place in messages.
+    `owned`: inputs of a region that are the outer graph's own.
     """
-    owners: dict[str, str] = {}  # a value -> what owns its memory
+    owners = {name: f"own {name}" for name in owned}  # a value -> what owns its memory
     for number, call in enumerate(graph.calls):
         name = f"%{number}"
         if call.graph is not None:
-            check_writes(call.graph)
+            passed = zip(call.graph.inputs, call.arguments, strict=True)
+            own = (f"%{i.name}" for i, value in passed if str(owners.get(value)).startswith("own "))
+            check_writes(call.graph, describe, frozenset(own))
             # A region may return its arguments: nothing that it returns is written to.
             owners[name] = "a region"
             continue
         for written in find_written(call):
             owner = owners.get(written, written)
             if not owner.startswith("own "):
-                where = call.module or "the model"
                 raise GraphError(
-                    f"{call.operator} in {where} writes to {owner.lstrip('%@')}: an architecture keeps no state"
+                    f"{describe(call)} writes to {owner.lstrip('%@')} ({call.operator}), and an"
+                    " architecture keeps no state: `clone()` what a pass changes"
                 )
         owners[name] = find_owner(call, owners) or f"own {number}"
 

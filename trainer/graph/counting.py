@@ -6,7 +6,7 @@ nothing is free. Attention counts as matrix products over all pairs of positions
 mask, as in torch's counter and in papers.
 
 A pass costs a part that does not depend on the number of rows (tables, products of weights) and a part for each row.
-Both come from counting one row and two rows.
+Both come from counting two rows and three rows: one row alone needs fewer copies, since its layout is that of no batch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,28 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.graph.model import GraphModel, get_stored_tensors
-from trainer.graph.operators import count_nothing, find_formula, iterate_tensors
+from trainer.graph.operators import (
+    Formula,
+    count_added_product,
+    count_convolution,
+    count_convolution_backward,
+    count_mm,
+    count_nothing,
+    find_formula,
+    iterate_tensors,
+)
 from trainer.graph.schema import GraphError
 from trainer.ops.attention import force_reference
 
-PRODUCTS = frozenset(
-    f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")
-)
-"""Operators that tensor cores compute: what a GPU's peak FLOP/s is about."""
+PRODUCTS: dict[str, Formula] = {
+    "aten::mm": count_mm,
+    "aten::bmm": count_mm,
+    "aten::addmm": count_added_product,
+    "aten::baddbmm": count_added_product,
+    "aten::convolution": count_convolution,
+    "aten::convolution_backward": count_convolution_backward,
+}
+"""Operators that tensor cores compute (what a GPU's peak FLOP/s is about) -> FLOPs without the addition of a bias."""
 
 
 @dataclass
@@ -72,12 +86,12 @@ class CostMeter(TorchDispatchMode):
         if formula is None:
             raise GraphError(f"{self.module or 'the model'} needs {func.name()}, whose cost is unknown")
         if formula is not count_nothing:
-            self.add(func.name().partition(".")[0], formula((*args, *kwargs.values()), result), args, result)
+            self.add(func.name().partition(".")[0], formula, (*args, *kwargs.values()), result)
         return result
 
-    def add(self, name: str, flops: int, args: tuple[Any, ...], result: Any) -> None:
-        moved = sum(tensor.nbytes for tensor in iterate_tensors((args, result)))
-        cost = Cost(flops, flops if name in PRODUCTS else 0, moved)
+    def add(self, name: str, formula: Formula, arguments: tuple[Any, ...], result: Any) -> None:
+        moved = sum(tensor.nbytes for tensor in iterate_tensors((arguments, result)))
+        cost = Cost(formula(arguments, result), PRODUCTS.get(name, count_nothing)(arguments, result), moved)
         self.total += cost
         self.by_operator[name] = self.by_operator.get(name, Cost()) + cost
         self.by_module[self.module] = self.by_module.get(self.module, Cost()) + cost
@@ -104,8 +118,8 @@ class TrainingCost:
 
 def count_training_cost(model: GraphModel) -> TrainingCost:
     """Count a model whose tensors are on the `meta` device. Raises `GraphError` for an operator of unknown cost."""
-    one, two = (run_meter(model, rows) for rows in (1, 2))
-    per_row = two.total - one.total
+    two, three = (run_meter(model, rows) for rows in (2, 3))
+    per_row = three.total - two.total
     model.eval()
     with torch.no_grad(), measuring() as evaluation:
         compute_loss(model, 1, evaluation)
@@ -113,12 +127,17 @@ def count_training_cost(model: GraphModel) -> TrainingCost:
     return TrainingCost(
         tokens_per_row=model.traced_length,
         per_row=per_row,
-        per_pass=one.total - per_row,
-        by_operator=one.by_operator,
-        by_module=one.by_module,
-        calls=dict(one.calls),
+        per_pass=two.total - per_row - per_row,
+        by_operator=extrapolate(two.by_operator, three.by_operator),
+        by_module=extrapolate(two.by_module, three.by_module),
+        calls=dict(two.calls),
         forward_per_row=evaluation.total,
     )
+
+
+def extrapolate(two: dict[str, Cost], three: dict[str, Cost]) -> dict[str, Cost]:
+    """Return what one row costs, from the costs of two rows and of three."""
+    return {name: cost + cost - three[name] for name, cost in two.items()}
 
 
 def run_meter(model: GraphModel, rows: int) -> CostMeter:
@@ -157,6 +176,7 @@ class AttributingInterpreter(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, meter: CostMeter) -> None:
         super().__init__(module)
         self.meter = meter
+        self.extra_traceback = False  # errors keep their message
 
     def run_node(self, n: fx.Node) -> Any:
         self.meter.module = n.meta.get("module", "")

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import base64
+import logging
+import math
 import operator
 import re
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._dynamo.exc import UserError
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
 
+from trainer.graph.advice import find_advice
+from trainer.graph.build import check_operators, check_writes
 from trainer.graph.operators import is_allowed
 from trainer.graph.schema import Call, Constant, Graph, GraphError, Input, Passes
 from trainer.models.base import LanguageModel
@@ -30,8 +41,21 @@ MAX_CONSTANT_BYTES = 64_000
 """Of all constants of an architecture. Larger tables are parameters or buffers, computed by the constructor."""
 
 
-OWN_FOLDERS = ("/torch/", "/trainer/graph/")
-"""Of lines that are not an architecture's."""
+OTHER_FILES = ("/torch/", "/site-packages/", "/lib/python3.", "/trainer/graph/", "/trainer/ops/")
+"""Parts of the paths of files that are not an architecture's."""
+
+NOT_LISTED = "it is not in the list of operators (trainer/graph/operators.py); compute it with others, or propose it"
+NOT_STORED = (
+    "uses a tensor that is neither a parameter nor a buffer (an attribute set without `register_buffer`, `.data`,"
+    " torch.func): register it, and use `detach()` instead of `.data`"
+)
+FIXED_SIZE = (
+    "turns the number of rows or positions into a fixed number: use `x.size(0)`, -1 or `unflatten` for sizes, and no"
+    " `if`, `assert`, `range` or loop over rows"
+)
+NO_CONTROL_FLOW = "use `torch.where`, or a loop of fixed length"
+NO_TRANSFORMS = "it is not an operator of tensors; write the computation without torch.vmap and torch.func"
+OWN_GENERATOR = "uses a random generator of its own, and the seed is the run's: remove `generator=`"
 
 
 class TraceError(GraphError):
@@ -61,6 +85,7 @@ class Exporter:
     """Turns torch's exported programs into graphs. All graphs of an architecture share its constants."""
 
     constants: dict[str, Constant] = field(default_factory=dict)
+    lines: dict[int, str] = field(default_factory=dict)  # source lines by the identity of a call
 
     def export_passes(self, model: LanguageModel, mode: FakeTensorMode, sequence_length: int) -> Passes:
         """Export features of `[batch, sequence_length]` tokens, and logits of `[batch, positions, width]` features.
@@ -71,33 +96,50 @@ class Exporter:
         with mode:
             # Sizes 2 and up: torch treats 0 and 1 as constants.
             tokens = torch.zeros(3, sequence_length, dtype=torch.int64)
-            with torch.no_grad():
-                width = model.features(tokens).size(-1)
-            features = torch.zeros(3, 5, width)
-        return Passes(
-            self.export(Features(model), "tokens", tokens, {0: batch}),
-            self.export(Logits(model), "features", features, {0: batch, 1: positions}),
-        )
+        features, result = self.export(Features(model), "tokens", tokens, {0: batch})
+        check_features(result, sequence_length)
+        with mode:
+            example = torch.zeros(3, 5, result.size(-1))
+        logits, _ = self.export(Logits(model), "features", example, {0: batch, 1: positions})
+        for graph in (features, logits):
+            check_operators(graph, allow_random=model.training, describe=self.describe_call)
+            check_writes(graph, describe=self.describe_call)
+        return Passes(features, logits)
 
-    def export(self, module: nn.Module, name: str, example: Tensor, sizes: dict[int, Any]) -> Graph:
-        """Export a module of one input. `sizes`: its dimensions of unknown size."""
-        program = torch.export.export(module, (example,), dynamic_shapes=(sizes,), strict=False)
-        program.graph.eliminate_dead_code()
+    def export(self, module: nn.Module, name: str, example: Tensor, sizes: dict[int, Any]) -> tuple[Graph, Tensor]:
+        """Export a module of one input; return its graph and its result without data.
+
+        `sizes`: the input's dimensions of unknown size.
+        """
+        program = export_program(module, example, sizes)
+        program.graph.eliminate_dead_code(is_impure_node=is_impure)
         signature = program.graph_signature
         if signature.buffers_to_mutate:
             changed = ", ".join(name.removeprefix("model.") for name in signature.buffers_to_mutate.values())
             raise TraceError(f"the forward pass writes to the buffer {changed}; an architecture keeps no state")
         stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         references = {node: f"@{target.removeprefix('model.')}" for node, target in stored.items()}
+        placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+        for node in signature.inputs_to_lifted_custom_objs:
+            raise TraceError(f"{describe_use(placeholders[node])} {OWN_GENERATOR}")
         for node, target in signature.inputs_to_lifted_tensor_constants.items():
-            references[node] = self.add_constant(program.constants[target])
+            references[node] = self.add_constant(program.constants[target], describe_use(placeholders[node]))
         shape = tuple(str(sizes[d].__name__) if d in sizes else int(example.shape[d]) for d in range(example.dim()))
         inputs = (Input(name, str(example.dtype).removeprefix("torch."), shape),)
-        return GraphExport(self, program.graph_module, references).build(inputs)
+        (output,) = program.graph.find_nodes(op="output")
+        return GraphExport(self, program.graph_module, references).build(inputs), output.args[0][0].meta["val"]
 
-    def add_constant(self, tensor: Tensor) -> str:
-        """Store a constant; return the reference to it."""
-        data = base64.b64encode(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).decode()
+    def describe_call(self, call: Call) -> str:
+        """Return the source line of a call, for messages."""
+        return self.lines.get(id(call)) or call.module or "the model"
+
+    def add_constant(self, tensor: Tensor, line: str) -> str:
+        """Store a constant; return the reference to it. `line`: where it is used, for messages."""
+        # The constructor and the passes run in modes that replace tensors by ones without data.
+        with _disable_current_modes():
+            if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                raise TraceError(f"{line} {NOT_STORED}")
+            data = base64.b64encode(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).decode()
         constant = Constant(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
         for name, other in self.constants.items():
             if other == constant:
@@ -107,10 +149,125 @@ class Exporter:
         total = sum(len(base64.b64decode(c.data)) for c in self.constants.values())
         if total > MAX_CONSTANT_BYTES:
             raise TraceError(
-                f"the architecture has {total:,} bytes of constant tensors, and {MAX_CONSTANT_BYTES:,} are allowed: "
-                "compute tables with torch operators, or make them parameters"
+                f"{line}: the architecture has {total:,} bytes of constant tensors, and {MAX_CONSTANT_BYTES:,} are"
+                " allowed: compute tables with torch operators, or make them parameters"
             )
         return f"@{name}"
+
+
+def check_features(result: Any, sequence_length: int) -> None:
+    """Raise `TraceError` unless `features` returns a tensor `[batch, sequence_length, width]`."""
+    if not isinstance(result, Tensor) or result.dim() != 3 or result.shape[1] != sequence_length:
+        shape = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise TraceError(f"features returns {shape} instead of [rows, {sequence_length}, width]")
+    if not isinstance(result.shape[2], int):
+        raise TraceError("the width of the features depends on the number of rows")
+
+
+def export_program(module: nn.Module, example: Tensor, sizes: dict[int, Any]) -> torch.export.ExportedProgram:
+    """Call torch's exporter. Raises `TraceError` for what would be lost, and for sizes that became numbers."""
+    with warnings.catch_warnings(record=True) as caught, refuse_untraceable(), recording_fixed_sizes() as lines:
+        warnings.simplefilter("always")
+        try:
+            program = torch.export.export(module, (example,), dynamic_shapes=(sizes,), strict=False)
+        except UserError as error:
+            if not any(lines):
+                raise
+            raise TraceError(f"{next(filter(None, lines))} {FIXED_SIZE}") from error
+    for warning in caught:
+        found = re.search(r"tensor attributes? (.*?) (was|were) assigned during export", str(warning.message))
+        # nn.LSTM and nn.GRU list their weights again in each call.
+        names = [name for name in found[1].split(", ") if "_flat_weights" not in name] if found else []
+        if names:
+            raise TraceError(
+                f"the forward pass keeps {', '.join(names).replace('self.model.', 'self.')} for later calls: an"
+                " architecture has no state, so pass tensors as arguments"
+            )
+    return program
+
+
+@contextmanager
+def recording_fixed_sizes() -> Iterator[list[str]]:
+    """Context manager: a list of the source lines at which torch replaces an unknown size by a number."""
+    lines: list[str] = []
+    replace = ShapeEnv._set_replacement
+
+    def record(self: ShapeEnv, symbol: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if value.is_number:
+            lines.append(describe_stack("".join(traceback.format_stack())))
+        return replace(self, symbol, value, *args, **kwargs)
+
+    with mock.patch.object(ShapeEnv, "_set_replacement", record):
+        yield lines
+
+
+@contextmanager
+def refuse_untraceable() -> Iterator[None]:
+    """While a model is traced: raise `TraceError` for calls that leave no trace; keep source lines, silence logs."""
+    seed = refuse("sets the random seed, which is the run's: remove it")
+    replaced = [
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse_own_gradient)),
+        *(mock.patch.object(owner, "manual_seed", seed) for owner in (torch, torch.random)),
+        mock.patch.object(torch, "compile", skip_compilation),
+        mock.patch.object(nn.init, "_no_grad_trunc_normal_", draw_truncated_normal),
+        # torch keeps functions named `forward` only.
+        mock.patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", keep_entry_frames),
+    ]
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    with ExitStack() as stack:
+        for patch in replaced:
+            stack.enter_context(patch)
+        stack.callback(setattr, logger, "disabled", logger.disabled)
+        logger.disabled = True
+        yield
+
+
+def refuse(reason: str) -> Callable[..., Any]:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise TraceError(reason)
+
+    return fail
+
+
+def skip_compilation(model: Any = None, **_: Any) -> Any:
+    """`torch.compile` while a model is traced: the trainer compiles the graph."""
+    return model if model is not None else lambda function: function
+
+
+def refuse_own_gradient(function: type, *args: Any, **kwargs: Any) -> Any:
+    if function.__module__.startswith("torch."):
+        raise TraceError(f"{function.__name__} of torch cannot be held by a graph: {NO_CONTROL_FLOW}")
+    raise TraceError(
+        f"{function.__name__} is an autograd.Function, and a graph has no gradients of its own: write the forward"
+        " computation only; for a straight-through gradient `x + (y - x).detach()`"
+    )
+
+
+def draw_truncated_normal(
+    tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """`nn.init.trunc_normal_` by the inverse of the distribution. Torch's own draws until all numbers are in the range,
+    a number of times that depends on them."""
+    low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
+    with torch.no_grad():
+        tensor.uniform_(low, high, generator=generator).erfinv_()
+        return tensor.mul_(std * math.sqrt(2)).add_(mean).clamp_(a, b)
+
+
+def keep_entry_frames(_tracer: Any, summary: traceback.StackSummary) -> traceback.StackSummary:
+    return traceback.StackSummary.from_list([frame for frame in summary if is_entry_file(frame.filename)])
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Return whether a call must stay although its result is not used: it writes, or a region with it does."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        regions = [getattr(node.graph.owning_module, str(a.target), None) for a in node.args if is_attribute(a)]
+        return any(is_impure(inner) for region in regions if region is not None for inner in region.graph.nodes)
+    return bool(node.is_impure())
+
+
+def is_attribute(value: Any) -> bool:
+    return isinstance(value, fx.Node) and value.op == "get_attr"
 
 
 class GraphExport:
@@ -146,10 +303,15 @@ class GraphExport:
             if name.partition("::")[2].partition(".")[0] in IGNORED_CALLS:
                 return
             if not is_allowed(name):
-                raise TraceError(f"{describe_line(node)} calls {name}, which is not in the list of operators")
+                raise TraceError(f"{describe_line(node)} calls {name}: {find_advice(name) or NOT_LISTED}")
+            if node.kwargs.get("generator") is not None:
+                raise TraceError(f"{describe_line(node)} {OWN_GENERATOR}")
             self.append(node, name, node.args, node.kwargs)
         else:
-            raise TraceError(f"{describe_line(node)} calls {target}, which is not an operator of tensors")
+            called = getattr(target, "__name__", str(target))
+            # Comparisons of sizes that depend on values come from `nonzero` and the like.
+            reason = find_advice("nonzero") if hasattr(operator, called) else NO_TRANSFORMS
+            raise TraceError(f"{describe_line(node)} calls {called}: {reason}")
 
     def add_region(self, node: fx.Node) -> None:
         name = str(node.target)
@@ -160,13 +322,15 @@ class GraphExport:
             _device, _dtype, is_enabled, _cache, inner, *operands = node.args
             region = "region::no_autocast"
         else:
-            raise TraceError(
-                f"{describe_line(node)} calls {name}, which graphs do not support: write a loop of fixed length"
-            )
-        if is_enabled:
-            raise TraceError(f"{describe_line(node)} turns gradients or autocast on; regions can only turn them off")
+            raise TraceError(f"{describe_line(node)} calls {name}, which graphs do not support: {NO_CONTROL_FLOW}")
         assert isinstance(inner, fx.Node)
         module = getattr(self.module, str(inner.target))
+        if is_enabled:
+            first = next((each for each in module.graph.nodes if each.op == "call_function"), node)
+            raise TraceError(
+                f"{describe_line(first)} is in a region that turns gradients or autocast on, and regions can only turn"
+                " them off: the run's precision decides"
+            )
         names = [placeholder.name for placeholder in module.graph.find_nodes(op="placeholder")]
         references: dict[str, str] = {}
         passed: list[Any] = []
@@ -178,14 +342,17 @@ class GraphExport:
                 passed.append(reference)
         inputs = tuple(Input(f"input_{number}") for number in range(len(passed)))
         graph = GraphExport(self.exporter, module, references).build(inputs)
-        self.references[node.name] = f"%{len(self.calls)}"
-        self.calls.append(Call(region, tuple(passed), None, find_module(node), graph))
+        self.add(node, Call(region, tuple(passed), None, find_module(node), graph))
 
     def append(self, node: fx.Node, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         encoded = tuple(self.encode(value, node) for value in arguments)
         kept = {key: self.encode(value, node) for key, value in keywords.items() if key != "pin_memory"}
+        self.add(node, Call(name, encoded, kept or None, find_module(node)))
+
+    def add(self, node: fx.Node, call: Call) -> None:
         self.references[node.name] = f"%{len(self.calls)}"
-        self.calls.append(Call(name, encoded, kept or None, find_module(node)))
+        self.calls.append(call)
+        self.exporter.lines[id(call)] = describe_line(node)
 
     def encode(self, value: Any, node: fx.Node) -> Any:
         """Return an argument as JSON (see `trainer.graph.schema`)."""
@@ -227,9 +394,19 @@ def describe_line(node: fx.Node) -> str:
     return describe_stack(node.meta.get("stack_trace") or "") or f"the operator {node.name}"
 
 
+def describe_use(placeholder: fx.Node) -> str:
+    """Return the source line of the first call that uses an input."""
+    return next((describe_line(user) for user in placeholder.users), "the model")
+
+
+def is_entry_file(path: str) -> bool:
+    """Return whether a line of this file can be the architecture's: it is not torch's, Python's or the tracer's."""
+    return not (path.startswith("<") or any(part in path for part in OTHER_FILES))
+
+
 def describe_stack(stack: str) -> str:
-    """Return the innermost line of a printed stack that is outside torch."""
-    lines = [match for match in iterate_stack(stack) if not any(part in match[0] for part in OWN_FOLDERS)]
+    """Return the innermost line of a printed stack that is in the architecture's file."""
+    lines = [match for match in iterate_stack(stack) if is_entry_file(match[0])]
     if not lines:
         return ""
     path, number, source = lines[-1]

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.graph.build import build_constants, build_function
-from trainer.graph.export import Exporter, TraceError, encode_value
+from trainer.graph.export import NOT_LISTED, OWN_GENERATOR, Exporter, TraceError, encode_value, refuse_untraceable
 from trainer.graph.operators import is_allowed
 from trainer.graph.schema import Call, Graph, Initialization, StoredTensor
 
@@ -32,12 +32,13 @@ class ConstructionRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.name().startswith("prim::"):
+        # Reading a number has succeeded, so it is known without data: `nn.init.trunc_normal_` reads its bounds.
+        if func.name().startswith("prim::") or func is torch.ops.aten._local_scalar_dense.default:
             return result
         if not is_allowed(func.name()):
-            raise TraceError(f"the constructor calls {func.name()}, which is not in the list of operators")
+            raise TraceError(f"the constructor calls {func.name()}: {NOT_LISTED}")
         if (kwargs or {}).get("generator") is not None:
-            raise TraceError("the constructor uses a random generator of its own; the seed is the run's")
+            raise TraceError(f"the constructor {OWN_GENERATOR}")
         self.record(func.name(), args, kwargs or {}, result)
         return result
 
@@ -64,7 +65,7 @@ class ConstructionRecorder(TorchDispatchMode):
             if id(value) not in self.references:
                 if isinstance(value, FakeTensor):
                     raise TraceError("the constructor uses a tensor that was made outside of it")
-                self.add_reference(value, self.exporter.add_constant(value))
+                self.add_reference(value, self.exporter.add_constant(value, "the constructor"))
             return self.references[id(value)]
         if isinstance(value, list | tuple):
             return [self.encode(item) for item in value]
@@ -76,13 +77,13 @@ def record_construction(
 ) -> tuple[nn.Module, Initialization]:
     """Run a constructor without data; return its module, whose tensors belong to `mode`, and what it computed."""
     recorder = ConstructionRecorder(exporter)
-    with mode, recorder:
+    with mode, recorder, refuse_untraceable():
         module = build()
     stored = list_stored_tensors(module)
     outputs = []
     for description, tensor in stored:
         if id(tensor) not in recorder.references:
-            raise TraceError(f"the constructor does not compute {description.name}")
+            raise TraceError(f"the constructor does not compute {description.name}: create it there with torch")
         outputs.append(recorder.references[id(tensor)])
     # Calls without a use stay: those that draw random numbers shift the later ones.
     graph = Graph((), tuple(recorder.calls), tuple(outputs))

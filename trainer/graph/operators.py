@@ -7,11 +7,15 @@ An operator that is not in `OPERATORS` does not load. Costs are counted where to
 |---|---|
 | view | none: no number is computed or moved |
 | composite | those of its parts |
-| element-wise, copy, factory, random, index | one per element written |
+| element-wise, copy, factory, random, gather | one per element written |
 | reduction, scan | one per element read |
+| scatter | one per element read or written |
+| search | log2 n per value looked up among n |
 | sort | n log2 n per row of n |
 | fourier | 5 n log2 n per transform of length n (Cooley and Tukey 1965, counted as in FFTW's benchmarks) |
 | product, convolution, ... | a formula of their own: twice the multiplications |
+
+Every formula is linear in the number of rows plus a constant, since `counting` measures one row and two.
 
 Backward passes call operators that a graph itself may not name; they are in `BACKWARD`.
 """
@@ -51,26 +55,73 @@ def count_written(arguments: tuple[Any, ...], result: Any) -> int:
 
 
 def count_read(arguments: tuple[Any, ...], result: Any) -> int:
-    """One per element of the arguments, and of the results if they are larger."""
-    return max(sum(tensor.numel() for tensor in iterate_tensors(arguments)), count_written(arguments, result))
+    """One per element of the arguments."""
+    return sum(tensor.numel() for tensor in iterate_tensors(arguments))
 
 
-def count_largest(arguments: tuple[Any, ...], result: Any) -> int:
-    """One per element of the largest tensor."""
-    return max((tensor.numel() for tensor in iterate_tensors((arguments, result))), default=0)
+def count_touched(arguments: tuple[Any, ...], result: Any) -> int:
+    """One per element of the arguments and of the results."""
+    return count_read(arguments, result) + count_written(arguments, result)
+
+
+def find_length(values: Tensor, dimension: int) -> int:
+    return values.shape[dimension] if values.dim() else 1
+
+
+def round_up_log(length: int) -> int:
+    """Return log2, rounded up, at least 1."""
+    return max(1, math.ceil(math.log2(max(2, length))))
 
 
 def count_sort(arguments: tuple[Any, ...], result: Any) -> int:
-    """`n log2 n` for each row of n elements along the longest dimension, which is at least the sorted one."""
+    """self, then flags and the dimension (the last one if there is none): `n log2 n` for each row of n elements."""
     values = arguments[0]
-    return values.numel() * max(1, math.ceil(math.log2(max(2, *values.shape)))) if values.numel() else 0
+    numbers = [value for value in arguments[1:] if isinstance(value, int) and not isinstance(value, bool)]
+    return values.numel() * round_up_log(find_length(values, numbers[0] if numbers else -1))
+
+
+def count_selection(arguments: tuple[Any, ...], result: Any) -> int:
+    """`topk`, `kthvalue`: self, k, dimension, ...: as sorting."""
+    values, dimension = arguments[0], arguments[2] if len(arguments) > 2 else -1
+    return values.numel() * round_up_log(find_length(values, dimension))
+
+
+def count_sort_of_all(arguments: tuple[Any, ...], result: Any) -> int:
+    """`median`, which may have no dimension: as sorting all elements if so."""
+    values = arguments[0]
+    return values.numel() * round_up_log(find_length(values, arguments[1]) if len(arguments) > 1 else values.numel())
+
+
+def count_bucketize(arguments: tuple[Any, ...], result: Any) -> int:
+    """self, boundaries."""
+    return result.numel() * round_up_log(arguments[1].shape[-1])
+
+
+def count_searchsorted(arguments: tuple[Any, ...], result: Any) -> int:
+    """boundaries, self."""
+    return result.numel() * round_up_log(arguments[0].shape[-1])
+
+
+def count_bag(arguments: tuple[Any, ...], result: Any) -> int:
+    """`_embedding_bag`: weight, indices, ...: a factor and an addition for each element that is read."""
+    return 2 * arguments[1].numel() * arguments[0].shape[-1]
+
+
+def count_bag_backward(arguments: tuple[Any, ...], result: Any) -> int:
+    """gradient, indices, ...: the table's gradient is cleared, then added to."""
+    return result.numel() + 2 * arguments[1].numel() * arguments[0].shape[-1]
+
+
+def count_bag_weights_backward(arguments: tuple[Any, ...], result: Any) -> int:
+    """gradient, weight, indices, ...: a dot product for each index."""
+    return 2 * arguments[2].numel() * arguments[1].shape[-1]
 
 
 def count_fourier(arguments: tuple[Any, ...], result: Any) -> int:
     """`_fft_r2c`, `_fft_c2r`, `_fft_c2c`: self, dimensions, ...: `5 n log2 n` for each transformed row."""
     values, dimensions = arguments[0], arguments[1]
     larger = max((values, result), key=lambda tensor: tensor.numel())
-    return sum(5 * larger.numel() * max(1, math.ceil(math.log2(max(2, larger.shape[d])))) for d in dimensions)
+    return sum(5 * larger.numel() * round_up_log(larger.shape[d]) for d in dimensions)
 
 
 def count_product(left: Tensor, right: Tensor) -> int:
@@ -82,8 +133,13 @@ def count_mm(arguments: tuple[Any, ...], result: Any) -> int:
     return count_product(arguments[0], arguments[1])
 
 
+def count_added_product(arguments: tuple[Any, ...], result: Any) -> int:
+    """The product of `addmm`, without the addition."""
+    return count_product(arguments[1], arguments[2])
+
+
 def count_addmm(arguments: tuple[Any, ...], result: Any) -> int:
-    return count_product(arguments[1], arguments[2]) + result.numel()
+    return count_added_product(arguments, result) + result.numel()
 
 
 def count_dot(arguments: tuple[Any, ...], result: Any) -> int:
@@ -126,6 +182,16 @@ def count_factorization(arguments: tuple[Any, ...], result: Any) -> int:
     return 4 * arguments[0].numel() * min(rows, columns)
 
 
+def count_triangular_solve(arguments: tuple[Any, ...], result: Any) -> int:
+    """`linalg_solve_triangular`: `n x n` matrix, right side: `n` for each element of the solution."""
+    return result.numel() * arguments[0].shape[-1]
+
+
+def count_triangular_solve_backward(arguments: tuple[Any, ...], result: Any) -> int:
+    """`triangular_solve`: right side, `n x n` matrix."""
+    return arguments[0].numel() * arguments[1].shape[-1]
+
+
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +210,7 @@ OPERATORS: dict[str, Formula] = {
     ),
     # element-wise
     **list_operators(
-        count_largest,
+        count_written,
         "add sub rsub mul div true_divide floor_divide remainder fmod neg abs sign sgn square pow sqrt rsqrt exp "
         "exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf "
         "erfc erfinv sigmoid logit relu relu6 leaky_relu elu gelu silu softplus hardtanh hardsigmoid hardshrink "
@@ -154,7 +220,7 @@ OPERATORS: dict[str, Formula] = {
         "bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ isnan isinf isfinite "
         "isclose nan_to_num lgamma digamma sinc hypot heaviside xlogy logaddexp logaddexp2 complex polar angle "
         "conj conj_physical resolve_conj resolve_neg tril triu positive deg2rad rad2deg i0 special_expit "
-        "special_erf ldexp copysign",
+        "special_erf ldexp copysign glu hardswish mish celu",
     ),
     # copies
     **list_operators(
@@ -162,7 +228,7 @@ OPERATORS: dict[str, Formula] = {
         "clone cat concat concatenate stack hstack vstack column_stack repeat tile roll flip fliplr flipud rot90 "
         "constant_pad_nd reflection_pad1d replication_pad1d copy fill zero slice_scatter select_scatter "
         "diagonal_scatter diag diag_embed im2col col2im upsample_nearest1d upsample_linear1d _to_copy "
-        "lift_fresh_copy expand_copy permute_copy diagonal_copy diagonal_copy",
+        "lift_fresh_copy expand_copy permute_copy diagonal_copy block_diag pixel_shuffle",
     ),
     # tensors of given values
     **list_operators(
@@ -178,20 +244,24 @@ OPERATORS: dict[str, Formula] = {
         "trace",
     ),
     # reading and writing at positions
+    **list_operators(count_written, "embedding gather index index_select take"),
     **list_operators(
-        count_largest,
-        "embedding gather index index_select index_add index_copy index_fill index_put scatter scatter_add "
-        "masked_scatter take bucketize searchsorted bincount",
+        count_touched, "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_scatter"
     ),
+    **list_operators(count_bucketize, "bucketize"),
+    **list_operators(count_searchsorted, "searchsorted"),
     # sorting
-    **list_operators(count_sort, "sort topk kthvalue median mode msort"),
+    **list_operators(count_sort, "sort mode"),
+    **list_operators(count_selection, "topk kthvalue"),
+    **list_operators(count_sort_of_all, "median"),
     # products
     **list_operators(count_mm, "mm bmm"),
     **list_operators(count_addmm, "addmm baddbmm addbmm"),
     **list_operators(count_dot, "dot vdot mv"),
     **list_operators(count_addmv, "addmv addr"),
     # linear algebra
-    **list_operators(count_factorization, "linalg_qr linalg_cholesky cholesky linalg_inv linalg_solve_triangular"),
+    **list_operators(count_factorization, "linalg_qr linalg_cholesky cholesky linalg_inv"),
+    **list_operators(count_triangular_solve, "linalg_solve_triangular"),
     # arithmetic of sizes, and the parts of a result with several tensors
     **{f"size::{name}": count_nothing for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "min", "max")},
     "result::item": count_nothing,
@@ -204,13 +274,12 @@ COMPOSITES = frozenset(
             count_nothing,
             "linear matmul einsum layer_norm group_norm rms_norm batch_norm instance_norm softmax log_softmax "
             "dropout feature_dropout alpha_dropout scaled_dot_product_attention lstm gru rnn_tanh rnn_relu "
-            "cosine_similarity pairwise_distance conv1d conv2d conv3d conv_transpose1d conv_transpose2d bilinear "
+            "cosine_similarity pairwise_distance msort conv1d conv2d conv3d conv_transpose1d conv_transpose2d bilinear "
             "embedding_bag outer inner tensordot kron chain_matmul linalg_multi_dot type_as to argsort meshgrid "
-            "block_diag fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 "
+            "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 "
             "fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift fft_ifftshift cdist linalg_norm "
             "linalg_matrix_norm nuclear_norm max_pool1d avg_pool1d adaptive_avg_pool1d pad one_hot "
-            "cross_entropy_loss nll_loss take_along_dim repeat_interleave scatter_reduce pixel_shuffle glu rrelu "
-            "celu selu hardswish mish prelu",
+            "cross_entropy_loss nll_loss take_along_dim repeat_interleave rrelu selu prelu _weight_norm",
         ),
         # Parts of models whose kernel the trainer chooses per device (`trainer.ops`).
         *(f"dailytrain::{name}" for name in ("attention", "norm", "rotate", "squared_relu", "softcap")),
@@ -240,24 +309,27 @@ BACKWARD: dict[str, Formula] = {
         "avg_pool2d_backward _weight_norm_interface _weight_norm_interface_backward",
     ),
     **list_operators(
-        count_largest,
+        count_written,
         "threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward "
         "softplus_backward hardtanh_backward hardsigmoid_backward hardswish_backward leaky_relu_backward "
         "log_sigmoid_forward log_sigmoid_backward mish_backward glu_backward _prelu_kernel _prelu_kernel_backward "
         "logit_backward native_dropout_backward rrelu_with_noise rrelu_with_noise_backward "
-        "embedding_dense_backward select_backward slice_backward diagonal_backward unfold_backward _index_put_impl "
-        "index_put _embedding_bag _embedding_bag_forward_only _embedding_bag_dense_backward "
-        "_embedding_bag_per_sample_weights_backward new_empty_strided empty_strided empty_permuted constant_pad_nd "
+        "select_backward slice_backward diagonal_backward unfold_backward new_empty_strided empty_strided "
+        "empty_permuted constant_pad_nd "
         "reflection_pad1d_backward softshrink_backward hardshrink_backward replication_pad1d_backward "
-        "upsample_nearest1d_backward upsample_linear1d_backward as_strided_scatter slice_scatter select_scatter "
-        "_fill_mem_eff_dropout_mask",
+        "upsample_nearest1d_backward upsample_linear1d_backward as_strided_scatter slice_scatter select_scatter",
     ),
+    **list_operators(count_touched, "embedding_dense_backward _index_put_impl index_put"),
+    **list_operators(count_bag, "_embedding_bag _embedding_bag_forward_only"),
+    **list_operators(count_bag_backward, "_embedding_bag_backward _embedding_bag_dense_backward"),
+    **list_operators(count_bag_weights_backward, "_embedding_bag_per_sample_weights_backward"),
     **list_operators(count_fourier, "_fft_r2c _fft_c2r _fft_c2c"),
     **list_operators(count_convolution, "convolution"),
     **list_operators(count_convolution_backward, "convolution_backward"),
     **list_operators(count_distances, "_cdist_forward _euclidean_dist"),
     **list_operators(count_distances_backward, "_cdist_backward"),
-    **list_operators(count_factorization, "triangular_solve linalg_inv_ex linalg_cholesky_ex geqrf orgqr"),
+    **list_operators(count_factorization, "linalg_inv_ex linalg_cholesky_ex geqrf orgqr"),
+    **list_operators(count_triangular_solve_backward, "triangular_solve"),
 }
 """Operators that others turn into, forward or backward. A graph may not name them."""
 
@@ -281,5 +353,5 @@ def find_formula(operator: Any) -> Formula | None:
     """Return the formula of an operator that torch computes; None if it has none. Point-wise ones need no entry."""
     formula = FORMULAS.get(strip_variant(operator.name()))
     if formula is None and torch.Tag.pointwise in operator.tags:
-        return count_largest
+        return count_written
     return formula

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import traceback
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.errors import to_one_line
-from trainer.graph.build import build_function
-from trainer.graph.export import Exporter, TraceError, describe_stack
+from trainer.graph.advice import find_advice
+from trainer.graph.build import UNINITIALIZED, build_constants, build_function
+from trainer.graph.export import Exporter, TraceError, describe_stack, draw_truncated_normal, skip_compilation
 from trainer.graph.initialization import compute_initial_tensors, record_construction
-from trainer.graph.schema import GraphError, Initialization, TracedArchitecture
+from trainer.graph.model import GraphModel
+from trainer.graph.schema import GraphError, TracedArchitecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, ParameterGroup, Recipe, Schedule
 
 MAX_VERIFIED_ELEMENTS = 500_000_000
 """Of stored tensors. Up to this the recorded constructor is compared with the real one, which needs their memory."""
+MAX_VERIFIED_PRODUCTS = 20_000_000_000
+"""Of elements and positions. Up to this the passes are compared too, which takes seconds."""
 VERIFICATION_SEED = 20
-
-ADVICE = {
-    r"DataDependentOutput|GuardOnDataDependent|aten\._local_scalar_dense|could not (guard|extract)": (
-        "a number is read from a tensor (`.item()`, `int(x)`, `if x > 0`), and a graph is the same for all values: "
-        "use `torch.where`, or compute with the tensor itself"
-    ),
-    r"DynamicOutputShape|aten\.nonzero|aten\.unique|masked_select|boolean": (
-        "the shape of a result depends on values (`nonzero`, `unique`, `x[mask]`), and shapes in a graph are fixed: "
-        "use `torch.where` or multiply by the mask"
-    ),
-    r"ConstraintViolation|[Ss]pecializ": (
-        "the number of rows or positions became a fixed number: use `x.size(0)` or `unflatten`, not "
-        "its value in the example"
-    ),
-    r"numpy|__array__": "a tensor leaves torch for numpy, which a graph cannot hold: use torch's function of that name",
-}
-"""Patterns of torch's messages -> what to write instead."""
 
 
 def trace_architecture(module: Architecture, config: ArchitectureConfig) -> TracedArchitecture:
@@ -54,9 +43,10 @@ def trace_architecture(module: Architecture, config: ArchitectureConfig) -> Trac
         with explain_errors("in the forward pass"):
             passes.append(exporter.export_passes(model, mode, config.sequence_length))
     initialization = dataclasses.replace(initialization, constants=exporter.constants)
-    verify_initialization(initialization, lambda: module.Model(config))
     traced = TracedArchitecture(initialization, passes[0], passes[1], describe_recipe(module.recipe(config), config))
     check_passes(traced)
+    with explain_errors("in the module"):
+        verify_trace(traced, lambda: module.Model(config), exporter)
     return traced
 
 
@@ -72,12 +62,14 @@ def explain_errors(place: str) -> Iterator[None]:
     """Turn what torch raises while it traces into a `TraceError` with the source line and what to write instead."""
     try:
         yield
-    except TraceError:
-        raise
+    except GraphError as error:
+        line = describe_stack(read_stack(error))
+        message = str(error) if not line or line in str(error) else f"{line}: {error}"
+        raise TraceError(message) from error
     except Exception as error:
         line = describe_stack(read_stack(error)) or place
         message = f"{type(error).__name__}: {to_one_line(error)}"
-        reason = next((advice for pattern, advice in ADVICE.items() if re.search(pattern, message)), message[:300])
+        reason = find_advice(f"{message} {line}") or message[:300]
         raise TraceError(f"{line}: {reason}") from error
 
 
@@ -86,23 +78,96 @@ def read_stack(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def verify_initialization(initialization: Initialization, build: Callable[[], nn.Module]) -> None:
-    """Raise `TraceError` unless the recorded constructor and the real one compute the same bits from one seed."""
-    if sum(tensor.number_of_elements for tensor in initialization.tensors) > MAX_VERIFIED_ELEMENTS:
+def verify_trace(traced: TracedArchitecture, build: Callable[[], LanguageModel], exporter: Exporter) -> None:
+    """Raise `TraceError` unless the graphs compute what the module does, from one seed, on random tokens.
+
+    This finds what leaves no trace: Python's and numpy's random numbers, state between calls, `torch.empty`.
+    """
+    elements = sum(tensor.number_of_elements for tensor in traced.initialization.tensors)
+    if elements > MAX_VERIFIED_ELEMENTS:
         return
-    with torch.random.fork_rng(devices=[]):
+    with (
+        torch.random.fork_rng(devices=[]),
+        filling_uninitialized_memory(),
+        mock.patch.object(torch, "compile", skip_compilation),
+    ):
         torch.manual_seed(VERIFICATION_SEED)
-        with torch.device("cpu"):
+        with torch.device("cpu"), mock.patch.object(nn.init, "_no_grad_trunc_normal_", draw_truncated_normal):
             model = build()
         torch.manual_seed(VERIFICATION_SEED)
-        replayed = compute_initial_tensors(initialization)
+        replayed = compute_initial_tensors(traced.initialization)
+        verify_initialization(model, replayed)
+        if elements * traced.recipe["sequence_length"] <= MAX_VERIFIED_PRODUCTS:
+            graph = GraphModel(traced, {**replayed, **build_constants(traced.initialization)})
+            for is_training in (True, False):
+                verify_pass(model.train(is_training), graph.train(is_training), traced, exporter)
+
+
+@contextmanager
+def filling_uninitialized_memory() -> Iterator[None]:
+    """Context manager: `torch.empty` returns NaN, and largest values for integers."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def verify_initialization(model: nn.Module, replayed: Mapping[str, Tensor]) -> None:
+    """Compare a module with the recorded constructor's tensors."""
     real = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in replayed.items():
-        if not torch.equal(tensor, real[name].detach()):
+        if torch.equal(tensor, real[name].detach()):
+            continue
+        if real[name].isnan().any():
+            raise TraceError(f"the constructor leaves {name} as `torch.empty` made it: use `torch.zeros`, or fill it")
+        raise TraceError(
+            f"the constructor computes other values for {name} each time, or sets them outside of torch:"
+            " use torch's random functions, and `copy_` under `torch.no_grad()` instead of assigning `.data`"
+        )
+
+
+def verify_pass(model: LanguageModel, graph: GraphModel, traced: TracedArchitecture, exporter: Exporter) -> None:
+    """Compare logits and, in training, gradients of a module and its graph."""
+    size = (2, traced.recipe["sequence_length"])
+    tokens = torch.randint(traced.recipe["vocabulary_size"], size)
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    results = []
+    for each in (model, graph):
+        torch.manual_seed(VERIFICATION_SEED)
+        with torch.set_grad_enabled(model.training):
+            logits = each.logits(each.features(tokens)).float()
+        if model.training:
+            each.zero_grad(set_to_none=True)
+            F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        results.append({"logits": logits.detach(), **{name: p.grad for name, p in each.named_parameters()}})
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(tensor, before[name]):
+            raise TraceError(f"the forward pass changes {name}: a pass writes to no parameter and no buffer")
+    for name, value in results[0].items():
+        other = results[1][name]
+        if value is other or (value is not None and other is not None and is_close(value, other)):
+            continue
+        passes = traced.training if model.training else traced.evaluation
+        calls = [*passes.features.iterate_calls(), *passes.logits.iterate_calls()]
+        empty = next((call for call in calls if call.name.removeprefix("aten::") in UNINITIALIZED), None)
+        if empty is not None and value is not None and value.isnan().any():
             raise TraceError(
-                f"the constructor computes other values for {name} each time, or sets them outside of torch:"
-                " use torch's random functions, and `copy_` under `torch.no_grad()` instead of assigning `.data`"
+                f"{exporter.describe_call(empty)} uses memory as `torch.empty` finds it: use `torch.zeros`, or fill it"
             )
+        raise TraceError(
+            f"in {'training' if model.training else 'evaluation'}, the module and its graph compute different"
+            f" {'logits' if name == 'logits' else 'gradients of ' + name}. A graph holds no numbers of Python or numpy"
+            " (`random`, counters), nothing kept between calls and no hooks: use torch's operators on the arguments of"
+            " the pass"
+        )
+
+
+def is_close(value: Tensor, other: Tensor) -> bool:
+    return value.shape == other.shape and torch.allclose(value, other, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:

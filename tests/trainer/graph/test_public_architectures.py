@@ -1,0 +1,290 @@
+"""Public architectures of different kinds: traced, compared with their modules, trained, counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.support.architectures import PUBLIC_ARCHITECTURES, load_public_architecture
+from trainer.graph.counting import count_training_cost, run_meter
+from trainer.graph.model import GraphModel, build_model, build_model_without_data
+from trainer.graph.schema import TracedArchitecture, parse_files
+from trainer.graph.trace import read_recipe, trace_architecture
+
+V, P = 96, 128  # tokens, and rows of an embedding or head
+T, D, W, H = 24, 2, 32, 2  # tokens in a row, depth, width, heads
+ROWS = 3
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "linear_attention": {"chunk": 8},
+    "gated_linear_attention": {"chunk": 8},
+    "delta_net": {"chunk": 8},
+    "ngram_hash_embeddings": {"rows": 64},
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm under autocast
+all_architectures = pytest.mark.parametrize("name", PUBLIC_ARCHITECTURES)
+
+
+def build_config(name: str) -> Any:
+    sized = load_public_architecture(name).Config.sized(D, V, T)
+    return dataclasses.replace(sized, width=W, **OVERRIDES.get(name, {}))  # type: ignore[type-var]
+
+
+@functools.cache
+def trace(name: str) -> TracedArchitecture:
+    """Trace once for all tests."""
+    return trace_architecture(load_public_architecture(name), build_config(name))
+
+
+def build_both(name: str) -> tuple[nn.Module, GraphModel]:
+    """Return the module and the graph model of one seed."""
+    torch.manual_seed(3)
+    module = load_public_architecture(name).Model(build_config(name))
+    torch.manual_seed(3)
+    return module, build_model(parse_files(trace(name).to_files()))
+
+
+def sample_tokens(seed: int = 0) -> Tensor:
+    return torch.randint(0, V, (ROWS, T), generator=torch.Generator().manual_seed(seed))
+
+
+def compute_gradients(model: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """Return the loss on random tokens and its gradients, from one random state."""
+    torch.manual_seed(5)
+    loss = F.cross_entropy(
+        model.logits(model.features(sample_tokens())).flatten(0, 1).float(), sample_tokens().flatten()
+    )
+    loss.backward()
+    return loss, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_equal_training(module: nn.Module, graph: GraphModel) -> None:
+    loss, gradients = compute_gradients(module)
+    graph_loss, graph_gradients = compute_gradients(graph)
+    assert torch.equal(loss, graph_loss)
+    assert list(gradients) == list(graph_gradients)
+    for name, gradient in gradients.items():
+        other = graph_gradients[name]
+        assert (gradient is None) == (other is None), name
+        assert gradient is None or torch.equal(gradient, other), name
+
+
+# --- behavior ---------------------------------------------------------------------------------------------------------
+
+
+@all_architectures
+def test_traced_files_round_trip(name: str) -> None:
+    files = trace(name).to_files()
+    again = parse_files(files)
+    assert again.to_files() == files
+    assert read_recipe(again) == load_public_architecture(name).recipe(build_config(name))
+
+
+@all_architectures
+def test_graph_model_trains_like_module_to_the_last_bit(name: str) -> None:
+    module, graph = build_both(name)
+    assert_equal_training(module, graph)
+    module.eval()
+    graph.eval()
+    with torch.no_grad():
+        assert torch.equal(module(sample_tokens()), graph(sample_tokens()))
+        # A graph pads short rows, so sums may have another order.
+        short = sample_tokens()[:, : T - 5]
+        torch.testing.assert_close(graph(short), module(short), rtol=1e-4, atol=1e-4)
+
+
+@all_architectures
+def test_graph_model_equals_module_under_bf16_autocast(name: str) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_equal_training(*build_both(name))
+
+
+@all_architectures
+def test_graph_model_learns_a_repeating_text(name: str) -> None:
+    torch.manual_seed(1)
+    model = build_model(trace(name))
+    text = torch.arange(ROWS * (T + 1)).remainder(7).view(ROWS, T + 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(30):
+        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+
+
+@all_architectures
+def test_graph_model_sees_no_later_token(name: str) -> None:
+    _, model = build_both(name)
+    model.eval()
+    tokens, changed, cut = sample_tokens(), sample_tokens(), T - 7
+    changed[:, cut:] = sample_tokens(seed=1)[:, cut:]
+    with torch.no_grad():
+        difference = (model(tokens) - model(changed)).abs().amax((0, 2))
+    # Fourier transforms mix all positions and cancel the later ones up to rounding.
+    assert difference[:cut].max() < (1e-5 if name in ("long_convolution", "hyena") else 1e-30)
+    assert difference[cut:].min() > 1e-3
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def linear(positions: int, inputs: int, outputs: int) -> int:
+    """A matrix product forward, and one for each of its two gradients."""
+    return 6 * positions * inputs * outputs
+
+
+def attend(length: int, width: int) -> int:
+    """Scores and weighted values of all pairs of positions."""
+    return 2 * linear(length, length, width)
+
+
+def attention(length: int, width: int) -> int:
+    """Attention with its projections."""
+    return linear(length, width, 3 * width) + attend(length, width) + linear(length, width, width)
+
+
+def mlp(length: int, width: int) -> int:
+    return 2 * linear(length, width, 4 * width)
+
+
+def block(length: int = T, width: int = W) -> int:
+    return attention(length, width) + mlp(length, width)
+
+
+HEAD = linear(T, W, P)
+CHUNK = 8
+SIZE, CHUNKS = W // H, T // CHUNK  # width of a head; chunks of a row
+
+
+def count_delta_net() -> int:
+    """In each chunk three products of `[C, C]` matrices, one for the gradient of the solved system. The first state is
+    zero and has no gradient; the last one is not computed."""
+    inside = 3 * linear(CHUNK, CHUNK, SIZE) * CHUNKS + 2 * CHUNK * CHUNK * 2 * SIZE * CHUNKS
+    states = 2 * CHUNK * SIZE * SIZE * (2 * (3 * CHUNKS - 1) + 3 * (CHUNKS - 1))
+    projections = linear(T, W, 3 * W) + linear(T, W, H) + linear(T, W, W)
+    return D * (projections + H * (inside + states) + mlp(T, W)) + HEAD
+
+
+def count_gated_linear_attention() -> int:
+    inside, states = 2 * linear(CHUNK, CHUNK, SIZE), 2 * linear(CHUNK, SIZE, SIZE)
+    projections = linear(T, W, 3 * W) + 2 * linear(T, W, 16) + 2 * linear(T, W, W)
+    return D * (projections + H * CHUNKS * (inside + states) + mlp(T, W)) + HEAD
+
+
+def count_linear_attention() -> int:
+    """Values have one column more, for the normalization."""
+    inside = linear(CHUNK, CHUNK, SIZE) + linear(CHUNK, CHUNK, SIZE + 1)
+    states = 2 * linear(CHUNK, SIZE, SIZE + 1)
+    return D * (4 * linear(T, W, W) + H * CHUNKS * (inside + states) + mlp(T, W)) + HEAD
+
+
+def count_mamba() -> int:
+    inner, rank, states, kernel = 2 * W, 2, 8, 4
+    convolution = linear(T + kernel - 1, inner, kernel)
+    select, step = linear(T, inner, rank + 2 * states), linear(T, rank, inner)
+    return D * (linear(T, W, 2 * inner) + convolution + select + step + linear(T, inner, W)) + HEAD
+
+
+def count_hyena() -> int:
+    """The filters do not depend on the row; their input has no gradient."""
+    inner, hidden, frequencies, kernel, order = 3 * W, 32, 8, 3, 2
+    filters = 4 * T * (1 + 2 * frequencies) * hidden + linear(T, hidden, hidden) + linear(T, hidden, order * W)
+    convolution = linear(T + kernel - 1, inner, kernel)
+    return D * (linear(T, W, inner) + convolution + filters + linear(T, W, W) + mlp(T, W)) + HEAD
+
+
+def count_recurrent_depth() -> int:
+    """6 repetitions of the core, of which 4 have a backward pass of twice the cost."""
+    core = linear(T, 2 * W, W) + D * block()
+    return 2 * block() + 4 * core + 2 * core // 3 + HEAD
+
+
+def count_multi_latent_attention() -> int:
+    latent, rotary = 16 * D, 16
+    projections = linear(T, W, W + H * rotary) + linear(T, W, latent + rotary) + linear(T, latent, 2 * W)
+    scores_and_values = linear(T, T, W + H * rotary) + linear(T, T, W)
+    return D * (projections + scores_and_values + linear(T, W, W) + mlp(T, W)) + HEAD
+
+
+def count_grouped_query_attention() -> int:
+    """One head of keys and values. The MLP has two products of 2 W columns and one back."""
+    projections = linear(T, W, W + 2 * SIZE) + linear(T, W, W)
+    return D * (projections + attend(T, W) + linear(T, W, 4 * W) + linear(T, 2 * W, W)) + HEAD
+
+
+def count_mixture_of_experts() -> int:
+    """Every place of every expert costs the same, whether it is taken or not."""
+    experts, hidden, places = 8, 128 * D, math.ceil(2.0 * 2 * T / 8)
+    return D * (attention(T, W) + linear(T, W, experts) + 2 * linear(experts * places, W, hidden)) + HEAD
+
+
+def count_product_key_memory() -> int:
+    """Two searches per token, each over two lists of 32 keys. Reading rows is no product."""
+    searches, keys, half = 2, 32, W // 2 // 2
+    return D * (attention(T, W) + linear(T, W, searches * 2 * half) + linear(T, searches * 2 * half, keys)) + HEAD
+
+
+def count_megabyte() -> int:
+    patch, local = 8, 32 * D
+    small = linear(T, W // patch, local) + T // patch * block(patch, local) + linear(T, local, P)
+    return D * block(T // patch, W) + small
+
+
+PRODUCT_FLOPS: dict[str, Callable[[], int]] = {
+    "alibi": lambda: D * block() + HEAD,
+    "grouped_query_attention": lambda: (
+        D * (linear(T, W, W + 2 * SIZE) + attend(T, W) + linear(T, W, W) + linear(T, W, 4 * W) + linear(T, 2 * W, W))
+        + HEAD
+    ),
+    "multi_latent_attention": count_multi_latent_attention,
+    "differential_attention": lambda: D * block() + HEAD,  # two maps, each of half the width
+    "primer": lambda: D * (block() + linear(T, 3 * W, 3)) + HEAD,
+    "albert": lambda: linear(T, 16 * D, W) + D * block() + linear(T, W, 16 * D) + linear(T, 16 * D, P),
+    "recurrent_depth": count_recurrent_depth,
+    "stochastic_depth": lambda: D * block() + HEAD,
+    "mixture_of_experts": count_mixture_of_experts,
+    "product_key_memory": count_product_key_memory,
+    "mixture_of_softmaxes": lambda: D * block() + linear(T, W, 4 * W) + linear(T, W, 4) + 4 * HEAD,
+    "ngram_hash_embeddings": lambda: D * block() + HEAD,
+    "megabyte": count_megabyte,
+    "linear_attention": count_linear_attention,
+    "gated_linear_attention": count_gated_linear_attention,
+    "delta_net": count_delta_net,
+    "mamba": count_mamba,
+    "lstm": lambda: D * 2 * linear(T, W, 4 * W) + HEAD,
+    "min_gru": lambda: D * (linear(T, W, 2 * W) + linear(T, W, W) + mlp(T, W)) + HEAD,
+    "long_convolution": lambda: D * (linear(T, W, 2 * W) + linear(T, W, W) + mlp(T, W)) + HEAD,
+    "hyena": count_hyena,
+    "gated_convolution": lambda: D * (linear(T, 4 * W, 2 * W) + linear(T, W, W)) + HEAD,
+    "gmlp": lambda: D * (linear(T, W, 4 * W) + linear(T, T, 2 * W) + linear(T, 2 * W, W)) + HEAD,
+}
+"""Matrix products and convolutions of one row, forward and backward."""
+
+
+@all_architectures
+def test_counted_products_equal_the_formula(name: str) -> None:
+    cost = count_training_cost(build_model_without_data(trace(name)))
+    products = cost.per_row.product_flops + cost.per_pass.product_flops
+    assert products == PRODUCT_FLOPS[name]()
+    others = cost.per_row.flops + cost.per_pass.flops - products
+    assert 0.005 * products < others < 1.5 * products
+    assert cost.per_pass.flops >= 0
+    assert 0.3 < cost.forward_per_row.product_flops / products < 0.45
+
+
+@all_architectures
+def test_counted_costs_are_linear_in_rows(name: str) -> None:
+    model = build_model_without_data(trace(name))
+    two, three, five = (run_meter(model, rows).total for rows in (2, 3, 5))
+    assert five == three + (three - two) + (three - two)
