@@ -7,11 +7,13 @@ import logging
 import math
 import operator
 import re
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -41,10 +43,12 @@ MAX_CONSTANT_BYTES = 64_000
 """Of all constants of an architecture. Larger tables are parameters or buffers, computed by the constructor."""
 
 
-OTHER_FILES = ("/torch/", "/site-packages/", "/lib/python3.", "/trainer/graph/", "/trainer/ops/")
-"""Parts of the paths of files that are not an architecture's."""
+PACKAGE = str(Path(__file__).parents[1])  # of the trainer
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
-NOT_LISTED = "it is not in the list of operators (trainer/graph/operators.py); compute it with others, or propose it"
+NOT_LISTED = (
+    ", which is not in the list of operators (trainer/graph/operators.py): compute it with others, or propose it"
+)
 NOT_STORED = (
     "uses a tensor that is neither a parameter nor a buffer (an attribute set without `register_buffer`, `.data`,"
     " torch.func): register it, and use `detach()` instead of `.data`"
@@ -303,7 +307,8 @@ class GraphExport:
             if name.partition("::")[2].partition(".")[0] in IGNORED_CALLS:
                 return
             if not is_allowed(name):
-                raise TraceError(f"{describe_line(node)} calls {name}: {find_advice(name) or NOT_LISTED}")
+                advice = find_advice(name)
+                raise TraceError(f"{describe_line(node)} calls {name}" + (f": {advice}" if advice else NOT_LISTED))
             if node.kwargs.get("generator") is not None:
                 raise TraceError(f"{describe_line(node)} {OWN_GENERATOR}")
             self.append(node, name, node.args, node.kwargs)
@@ -401,7 +406,9 @@ def describe_use(placeholder: fx.Node) -> str:
 
 def is_entry_file(path: str) -> bool:
     """Return whether a line of this file can be the architecture's: it is not torch's, Python's or the tracer's."""
-    return not (path.startswith("<") or any(part in path for part in OTHER_FILES))
+    if path.startswith(PACKAGE):
+        return path.startswith(f"{PACKAGE}/models/")
+    return not (path.startswith(("<", STANDARD_LIBRARY)) or "/site-packages/" in path)
 
 
 def describe_stack(stack: str) -> str:

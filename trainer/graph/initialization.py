@@ -36,7 +36,7 @@ class ConstructionRecorder(TorchDispatchMode):
         if func.name().startswith("prim::") or func is torch.ops.aten._local_scalar_dense.default:
             return result
         if not is_allowed(func.name()):
-            raise TraceError(f"the constructor calls {func.name()}: {NOT_LISTED}")
+            raise TraceError(f"the constructor calls {func.name()}{NOT_LISTED}")
         if (kwargs or {}).get("generator") is not None:
             raise TraceError(f"the constructor {OWN_GENERATOR}")
         self.record(func.name(), args, kwargs or {}, result)

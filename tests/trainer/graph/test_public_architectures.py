@@ -262,7 +262,7 @@ PRODUCT_FLOPS: dict[str, Callable[[], int]] = {
     "gated_linear_attention": count_gated_linear_attention,
     "delta_net": count_delta_net,
     "mamba": count_mamba,
-    "lstm": lambda: D * 2 * linear(T, W, 4 * W) + HEAD,
+    "lstm": lambda: D * (2 * linear(T, W, 4 * W) - 2 * W * 4 * W) + HEAD,  # the first state has no gradient
     "min_gru": lambda: D * (linear(T, W, 2 * W) + linear(T, W, W) + mlp(T, W)) + HEAD,
     "long_convolution": lambda: D * (linear(T, W, 2 * W) + linear(T, W, W) + mlp(T, W)) + HEAD,
     "hyena": count_hyena,

@@ -90,7 +90,7 @@ FEATURES = {
     "memory that is not filled": ("x = x + torch.empty(16)", r"as `torch.empty` finds it: use `torch.zeros`"),
     "an unlisted operator": (
         "x = x + torch.linalg.svdvals(x).sum()",
-        r"calls aten::linalg_svdvals: it is not in the list of operators",
+        r"calls aten::linalg_svdvals, which is not in the list of operators",
     ),
     "a large constant": ("x = x + torch.tensor([0.5] * 20000).sum()", r"80,000 bytes of constant.*64,000 are allowed"),
     "a generator": ("g = torch.Generator(); x = x + torch.rand(16, generator=g)", r"remove `generator=`"),
