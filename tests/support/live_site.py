@@ -113,9 +113,10 @@ class LiveSite:
         self.start("node", *command, **({"DAILYTRAIN_JOIN_TOKEN": token} if token else {}))
 
     def kill(self, name: str) -> None:
-        """SIGKILL: no farewell."""
-        self.processes[name].send_signal(signal.SIGKILL)
-        self.processes.pop(name).wait()
+        """Send SIGKILL to a part and the processes that it started, such as Celery beat."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
     def stop_all(self) -> None:
         self.stop_programs()
@@ -125,7 +126,7 @@ class LiveSite:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
     # --- talking to it ------------------------------------------------------------------------------------------------
