@@ -18,6 +18,7 @@ class InProcessModel:
 
     def __init__(self, run: RunFolder, model: torch.nn.Module) -> None:
         self.run, self.layout, self.model = run, ModelProcessClient(run, get_driver("none")).layout, model
+        self.sequence_length, self.max_tokens = run.sequence_length, self.layout.positions
 
     def wait_until_loaded(self) -> None: ...
 

@@ -13,20 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.cli.parser import Parser, add_device_flag, parse_positive_integer, resolve_device
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.errors import ExitCode, UserError, print_error
-from trainer.graph.model import build_model
-from trainer.graph.schema import TracedArchitecture, read_traced
-from trainer.graph.summary import describe_traced
 from trainer.sandbox import SandboxDriver, SandboxError, get_driver
 from trainer.scoring import benchmark_suite, bundle_scan, heldout_text, items
 from trainer.scoring.cost import TrainingCost
-from trainer.scoring.graph_scorer import GraphScore, GraphScorer, describe_checks, load_trained_model, score_graph
 from trainer.scoring.misbehavior import ModelMisbehaviorError
 from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.progress import show_progress
@@ -86,10 +80,7 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     tasks, missing = benchmark_suite.split_by_available_data(names, folder)
     run = RunFolder.open(options.run, options.checkpoint)
     if (run.folder / "graph").is_dir():
-        return score_traced_run(run, options, tasks, folder) | {
-            "suite_missing": missing,
-            "seconds": round(time.monotonic() - started, 3),
-        }
+        return {**score_traced_run(run, options, tasks, folder), "suite_missing": missing, "seconds": measure(started)}
     source = resolve_model_source(options.model_source)
     sandbox = select_sandbox(options.sandbox)
     with show_progress() as progress, contextlib.ExitStack() as clients:
@@ -118,57 +109,27 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     if options.items is not None:
         items.write_items(options.items, result.documents, questions)
     record = build_record(run, result, cost)
-    record |= {"suite": list_metrics(metrics), "suite_missing": missing}
-    return record | {"sandbox": sandbox.name, "seconds": round(time.monotonic() - started, 3)}
+    record |= {"suite": benchmark_suite.list_metrics(metrics), "suite_missing": missing}
+    return record | {"sandbox": sandbox.name, "seconds": measure(started)}
 
 
 def score_traced_run(
     run: RunFolder, options: argparse.Namespace, tasks: list[str], folder: Path | None
 ) -> dict[str, Any]:
     """Score the graphs of a run in this process. They are data: there is no sandbox."""
-    device = torch.device(resolve_device(options.device))
+    from trainer.scoring import graph_record  # imports torch, which the scorer of Python entries does without
+
+    device = resolve_device(options.device)
     with show_progress() as progress:
         progress("reading the text", 0)
         tokenizer, texts = load_text(run, options)
-        traced = read_traced(run.folder / "graph")
-        scorer = GraphScorer(load_trained_model(traced, run.checkpoint), device)
-        result = score_graph(
-            scorer,
-            GraphScorer(build_model(traced), device),
-            texts,
-            tokenizer.byte_lengths(),
-            tokenizer.end_of_text,
-            progress,
-        )
-        metrics: dict[str, benchmark_suite.Metrics] = {}
-        questions: list[benchmark_suite.Item] = []
-        if tasks:
-            assert folder is not None
-            metrics, questions = benchmark_suite.run_suite(
-                scorer, tokenizer, tasks, folder, options.suite_limit, progress
-            )
-    if options.items is not None:
-        items.write_items(options.items, result.documents, questions)
-    return build_traced_record(run, traced, result) | {"suite": list_metrics(metrics), "sandbox": "graph"}
+        suite = graph_record.Suite(tasks, folder, options.suite_limit)
+        return graph_record.score_traced_run(run, device, tokenizer, texts, suite, options.items, progress)
 
 
-def build_traced_record(run: RunFolder, traced: TracedArchitecture, result: GraphScore) -> dict[str, Any]:
-    summary = describe_traced(traced)
-    per_token = summary["flops_per_token"]
-    return {
-        **dataclasses.asdict(result.bits),
-        "arch": run.arch,
-        "graph": summary["hash"],
-        "parameters": run.parameters,
-        "train_flops": run.train_flops,
-        "train_seconds": run.train_seconds,
-        "train_tokens": run.train_tokens,
-        "flops_per_token": per_token,
-        "scoring_flops_per_token": summary["scoring_flops_per_token"],
-        "flops_void": "",
-        "step": run.step,
-        "checks": describe_checks(result),
-    }
+def measure(started: float) -> float:
+    """Return the seconds since a moment of the monotonic clock."""
+    return round(time.monotonic() - started, 3)
 
 
 def resolve_model_source(source: Path | None) -> Path | None:
@@ -222,13 +183,6 @@ def build_record(run: RunFolder, result: ModelScore, cost: TrainingCost) -> dict
         "step": run.step,
         "checks": result.checks,
     }
-
-
-def list_metrics(metrics: dict[str, benchmark_suite.Metrics]) -> dict[str, dict[str, list[float]]]:
-    """Return task -> metric -> [value, standard error], the normalized average last."""
-    average = benchmark_suite.average_normalized_scores(metrics)
-    rows = {**metrics, **({"average": {"normalised": average}} if average and len(metrics) > 1 else {})}
-    return {task: {name: list(pair) for name, pair in values.items()} for task, values in rows.items()}
 
 
 def compute_train_flops(run: RunFolder, cost: TrainingCost) -> float | None:

@@ -185,6 +185,13 @@ def average_normalized_scores(metrics_by_task: dict[str, Metrics]) -> tuple[floa
     return sum(value for value, _ in parts) / len(parts), math.sqrt(sum(error**2 for _, error in parts)) / len(parts)
 
 
+def list_metrics(metrics: dict[str, Metrics]) -> dict[str, dict[str, list[float]]]:
+    """Return task -> metric -> [value, standard error], the normalized average last."""
+    average = average_normalized_scores(metrics)
+    rows = {**metrics, **({"average": {"normalised": average}} if average and len(metrics) > 1 else {})}
+    return {task: {name: list(pair) for name, pair in values.items()} for task, values in rows.items()}
+
+
 def parse_metrics(result: dict[str, Any]) -> Metrics:
     """Join lm-eval's `acc,none` and `acc_stderr,none`."""
     metrics: Metrics = {}

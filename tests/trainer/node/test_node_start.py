@@ -41,7 +41,7 @@ def test_agent_start_costs_little_more_than_its_libraries(site: SmallSite, tmp_p
         terminate(node)
         command = [sys.executable, "-c", "import time, httpx, pydantic, cryptography, rich; print(time.process_time())"]
         libraries.append(float(subprocess.check_output(command)))
-    assert min(agent) < 3 * min(libraries)
+    assert min(agent) < 4 * min(libraries)  # importing torch would cost ten times as much
 
 
 def test_agent_without_a_sandbox_warns(site: SmallSite, node: Node) -> None:
