@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.graph.advice import find_advice
-from trainer.graph.build import check_operators, check_writes
+from trainer.graph.build import OWN_OPERATORS, check_operators, check_writes
 from trainer.graph.operators import is_allowed
 from trainer.graph.schema import Call, Constant, Graph, GraphError, Input, Passes
 from trainer.models.base import LanguageModel
@@ -33,11 +33,7 @@ from trainer.models.base import LanguageModel
 IGNORED_CALLS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "promote_types")
 """Calls that only check, and calls whose result is a constant."""
 
-SIZE_FUNCTIONS: dict[Any, str] = {
-    **{getattr(operator, name): name for name in ("add", "sub", "mul", "floordiv", "mod", "neg")},
-    torch.sym_min: "min",
-    torch.sym_max: "max",
-}
+SIZE_FUNCTIONS = {function: name for name, function in OWN_OPERATORS.items() if name.startswith("size::")}
 
 MAX_CONSTANT_BYTES = 64_000
 """Of all constants of an architecture. Larger tables are parameters or buffers, computed by the constructor."""
@@ -150,7 +146,7 @@ class Exporter:
                 return f"@{name}"
         name = f"constant_{len(self.constants)}"
         self.constants[name] = constant
-        total = sum(len(base64.b64decode(c.data)) for c in self.constants.values())
+        total = sum(c.number_of_bytes for c in self.constants.values())
         if total > MAX_CONSTANT_BYTES:
             raise TraceError(
                 f"{line}: the architecture has {total:,} bytes of constant tensors, and {MAX_CONSTANT_BYTES:,} are"
@@ -301,7 +297,7 @@ class GraphExport:
         elif target is operator.getitem:
             self.append(node, "result::item", node.args, {})
         elif target in SIZE_FUNCTIONS:
-            self.append(node, f"size::{SIZE_FUNCTIONS[target]}", node.args, node.kwargs)
+            self.append(node, SIZE_FUNCTIONS[target], node.args, node.kwargs)
         elif isinstance(target, torch._ops.OpOverload):
             name = target.name()
             if name.partition("::")[2].partition(".")[0] in IGNORED_CALLS:

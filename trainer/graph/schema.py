@@ -18,6 +18,7 @@ A region is a call with a `graph` of its own that runs under a condition: `regio
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
@@ -130,6 +131,10 @@ class Constant:
     dtype: str
     shape: tuple[int, ...]
     data: str  # base64 of the bytes, little-endian, in row-major order
+
+    @property
+    def number_of_bytes(self) -> int:
+        return len(base64.b64decode(self.data))
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections import Counter
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -15,8 +15,6 @@ from trainer.graph.counting import Cost, count_training_cost
 from trainer.graph.model import build_model_without_data
 from trainer.graph.schema import Graph, TracedArchitecture
 
-ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "int16": 2}
-SMALL_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "bool": 1}
 ROWS = 20  # of a printed table
 
 
@@ -24,7 +22,6 @@ def describe_traced(traced: TracedArchitecture) -> dict[str, Any]:
     """Return what `dailytrain graph --json` prints and the site shows. FLOPs are per token of training."""
     cost = count_training_cost(build_model_without_data(traced))
     tokens = cost.tokens_per_row
-    sizes = {**ITEM_BYTES, **SMALL_ITEM_BYTES}
     tensors = traced.initialization.tensors
     elements = {
         kind: sum(t.number_of_elements for t in tensors if t.kind == kind)
@@ -36,8 +33,8 @@ def describe_traced(traced: TracedArchitecture) -> dict[str, Any]:
         "sequence_length": tokens,
         "parameters": elements["parameter"],
         "state": elements["buffer"] + elements["non_persistent_buffer"],
-        "stored_bytes": sum(t.number_of_elements * sizes[t.dtype] for t in tensors),
-        "constant_bytes": sum(len(base64.b64decode(c.data)) for c in traced.initialization.constants.values()),
+        "stored_bytes": sum(t.number_of_elements * getattr(torch, t.dtype).itemsize for t in tensors),
+        "constant_bytes": sum(c.number_of_bytes for c in traced.initialization.constants.values()),
         "flops_per_token": (cost.per_row.flops + cost.per_pass.flops) / tokens,
         "product_flops_per_token": (cost.per_row.product_flops + cost.per_pass.product_flops) / tokens,
         "scoring_flops_per_token": cost.forward_per_row.flops / tokens,
