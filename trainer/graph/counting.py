@@ -12,7 +12,6 @@ Both come from counting two rows and three rows: one row alone needs fewer copie
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -72,9 +71,7 @@ class CostMeter(TorchDispatchMode):
         self.total = Cost()
         self.by_operator: dict[str, Cost] = {}
         self.by_module: dict[str, Cost] = {}
-        self.calls: Counter[str] = Counter()
         self.module = ""  # that the next operators belong to
-        self.largest_bytes = 0  # of one result
         self.attributed: set[Any] = set()  # nodes of the backward pass whose module is known
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,8 +92,6 @@ class CostMeter(TorchDispatchMode):
         self.total += cost
         self.by_operator[name] = self.by_operator.get(name, Cost()) + cost
         self.by_module[self.module] = self.by_module.get(self.module, Cost()) + cost
-        self.calls[name] += 1
-        self.largest_bytes = max(self.largest_bytes, *(tensor.nbytes for tensor in iterate_tensors(result)), 0)
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,6 @@ class TrainingCost:
     per_pass: Cost  # in addition, once for all rows of a step
     by_operator: dict[str, Cost]  # of one row
     by_module: dict[str, Cost]  # of one row, by the module that made the forward call
-    calls: dict[str, int]
     forward_per_row: Cost  # of evaluation, forward only
 
     def flops_per_token(self, rows_per_step: int) -> float:
@@ -130,7 +124,6 @@ def count_training_cost(model: GraphModel) -> TrainingCost:
         per_pass=two.total - per_row - per_row,
         by_operator=extrapolate(two.by_operator, three.by_operator),
         by_module=extrapolate(two.by_module, three.by_module),
-        calls=dict(two.calls),
         forward_per_row=evaluation.total,
     )
 
