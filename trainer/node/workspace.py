@@ -5,6 +5,7 @@
     work/<lease>/out        what the job writes (a training's run folder)
     work/<lease>/run        what the scorer reads
     work/<lease>/base       the run whose weights a training starts from
+    work/<lease>/graph      the traced architecture that is trained
     work/<lease>/scratch    temporary files of trusted code
 
 A folder that exists when an agent starts is a lease that the previous agent held when it was killed.
@@ -25,13 +26,14 @@ class Workspace:
         self.out = self.root / "out"
         self.run = self.root / "run"
         self.base = self.root / "base"
+        self.graph = self.root / "graph"
         self.scratch = self.root / "scratch"
         self.config = self.root / "config.json"
         self.output = self.root / "output.log"
 
     def create(self) -> None:
         remove_folder(self.root)
-        for folder in (self.release, self.source, self.out, self.run, self.base, self.scratch):
+        for folder in (self.release, self.source, self.out, self.run, self.base, self.graph, self.scratch):
             folder.mkdir(parents=True)
 
     def remove(self, keep_folder: bool = False) -> None:

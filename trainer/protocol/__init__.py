@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef, Sha256
+from trainer.protocol.files import GRAPH_FILES, BaseWeights, Checkpoint, DatasetPin, FileRef, GraphFiles, Sha256
 from trainer.protocol.lease import (
     Acknowledgment,
     BlobQuery,
@@ -71,6 +71,7 @@ from trainer.protocol.swarm import PeerAddress, SwarmOrder, WorkerOrder, WorkerR
 from trainer.protocol.version import VERSION, Message, encode_message, parse_lenient
 
 __all__ = [
+    "GRAPH_FILES",
     "VERSION",
     "Acknowledgment",
     "BaseWeights",
@@ -87,6 +88,7 @@ __all__ = [
     "GenerateOrder",
     "GenerateResult",
     "Gpu",
+    "GraphFiles",
     "Hardware",
     "Health",
     "Heartbeat",

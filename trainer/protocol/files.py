@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import hashlib
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.protocol.version import Message
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+GRAPH_FILES = ("init.json", "train.json", "eval.json", "recipe.json")
 
 
 class FileRef(Message):
@@ -35,6 +37,21 @@ class BaseWeights(Message):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")  # its name in `run.json`, under `from`
     run: FileRef  # its `run.json`
     checkpoint: Checkpoint
+
+
+class GraphFiles(Message):
+    """The files of a traced architecture (`trainer.graph`), and the hash that identifies it."""
+
+    hash: Sha256  # SHA-256 over the hexadecimal hashes of the files, in the order of `GRAPH_FILES`
+    files: tuple[FileRef, ...]
+
+    @model_validator(mode="after")
+    def _check_hash(self) -> Self:
+        if tuple(file.path for file in self.files) != GRAPH_FILES:
+            raise ValueError(f"the files of a graph are {', '.join(GRAPH_FILES)}")
+        if self.hash != hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest():
+            raise ValueError("the hash of the graph is not that of its files")
+        return self
 
 
 class DatasetPin(Message):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef
+from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef, GraphFiles
 from trainer.protocol.rephrase import RephraseOrder
 from trainer.protocol.swarm import SwarmOrder, WorkerOrder
 from trainer.protocol.version import VERSION, Message
@@ -28,6 +28,7 @@ class TrainOrder(Message):
     dataset: DatasetPin
     config: dict[str, Any]
     """The run's configuration, as in the TOML file of `dailytrain train` (without corpus, tokenizer and folders)."""
+    graph: GraphFiles | None = None  # what is trained; None: the Python of the entry, in the sandbox
     resume: Checkpoint | None = None
     probe: ProbeSpec | None = None
     base: BaseWeights | None = None  # What the run starts from; None: from scratch. Nodes ignore `from` in `config`.
@@ -38,6 +39,9 @@ class ScoreOrder(Message):
     dataset: DatasetPin
     run: FileRef  # `run.json` of the run
     checkpoint: Checkpoint
+    graph: GraphFiles | None = None  # as in the `TrainOrder` of that run
+    reference: FileRef | None = None
+    """Losses of the season's baseline on the same text (`losses.npy` of its own scoring), for the look-ahead check."""
     suite: tuple[str, ...] = ()  # lm-eval task names; a task whose data this node lacks is skipped and reported
     suite_limit: int | None = Field(default=None, ge=1)  # use only the first so many items of each task; None: all
 
@@ -48,18 +52,24 @@ class ReplayOrder(Message):
     kind: Literal["replay"] = "replay"
     dataset: DatasetPin
     config: dict[str, Any]  # as in the `TrainOrder` of that run
+    graph: GraphFiles | None = None  # likewise
     start: Checkpoint | None = None  # start of the segment; None: the initial weights
     base: BaseWeights | None = None  # as in that order
     claimed: Checkpoint  # End of the segment, as claimed by the other node. Never visible to the entry's code.
 
 
 class SmokeOrder(Message):
-    """Find an entry's mistakes on a CPU before it trains on a GPU (`trainer.smoke`)."""
+    """Trace an entry, and find its mistakes on a CPU before it trains on a GPU (`trainer.smoke`).
+
+    The result's files are those of `GraphFiles`, in the folder `graph`.
+    """
 
     kind: Literal["smoke"] = "smoke"
     config: dict[str, Any]
     """As in the `TrainOrder` of the run. Parameters are counted at this size; the test trains a small model."""
-    tokenizer: str  # as in a `DatasetPin`; determines the vocabulary size
+    tokenizer: str  # as in a `DatasetPin`
+    vocabulary_size: int | None = Field(default=None, ge=2)  # of the season's dataset; None: follows from `tokenizer`
+    trace_only: bool = False  # for code of the site: trains no small model
     memory_bytes: float | None = Field(default=None, gt=0)
     """GPU memory of the run's target machines, all GPUs together, or the job's memory limit; None: unknown."""
     peak: float | None = Field(default=None, gt=0)  # peak FLOP/s of those machines; None: unknown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -57,6 +57,7 @@ class SmokeResult(Message):
     """The entry's file in which it failed, with the line number and its text; empty: unknown."""
     line: int = Field(default=0, ge=0)
     code: str = Field(default="", max_length=200)
+    graph: dict[str, Any] | None = None  # of the run's model, as `dailytrain graph --json` prints; None: not traced
     hints: tuple[Annotated[str, Field(max_length=500)], ...] = Field(default=(), max_length=8)
     """Suggestions that are not errors."""
     parameters: Count | None = None  # this and the next six: of the run's model, not of the small one

@@ -16,7 +16,13 @@ from pydantic import ValidationError
 from trainer.errors import ExitCode
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, list_checkpoints
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
-from trainer.node.job_handlers.train import build_spec, download_base_weights, download_checkpoint, write_config
+from trainer.node.job_handlers.train import (
+    build_spec,
+    download_base_weights,
+    download_checkpoint,
+    download_graph,
+    write_config,
+)
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import Checkpoint, FileRef, ReplayOrder, ReplayResult
 from trainer.sandbox import Mount, get_driver
@@ -37,7 +43,7 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset = ensure_dataset(job, order.dataset)
     download_both_ends(job, order)
-    write_config(job, order.config, download_base_weights(job, order.base))
+    write_config(job, order.config, download_base_weights(job, order.base), download_graph(job, order.graph))
     recorded = job.workspace.root / "recorded_state.json"
     recorded.write_text(json.dumps(read_recorded_state(job.workspace.run / "claimed" / STATE_FILE)))
     arguments = ("--until", str(order.claimed.step), "--recorded-state", str(recorded))

@@ -46,6 +46,8 @@ def prepare_run_folder(job: Job, order: ScoreOrder, dataset: Path) -> None:
     """Create the run folder that the scorer reads."""
     run = job.workspace.run
     job.download(order.run, run / "run.json")
+    if order.graph:
+        job.download_all(order.graph.files, run / "graph")
     for folder in (run, job.workspace.out):
         shutil.copyfile(dataset / "tokenizer.json", folder / "tokenizer.json")
     files = [file for file in order.checkpoint.files if file.path != OPTIMIZER_FILE]

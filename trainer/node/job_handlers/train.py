@@ -1,4 +1,4 @@
-"""Training: the entry's code in the sandbox, with its dataset, configuration and starting weights."""
+"""Training: a traced architecture, or an entry's code in the sandbox, with data, configuration and initial weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import BaseWeights, Checkpoint, ProbeResults, TrainOrder
+from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeResults, TrainOrder
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
@@ -50,8 +50,8 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset, out = ensure_dataset(job, order.dataset), job.workspace.out
     last_step = download_checkpoint(job, order.resume) if order.resume else -1
-    base_folder = download_base_weights(job, order.base)
-    write_config(job, order.config | choose_devices(order.config, len(job.context.slot.gpus)), base_folder)
+    config = order.config | choose_devices(order.config, len(job.context.slot.gpus))
+    write_config(job, config, download_base_weights(job, order.base), download_graph(job, order.graph))
     before = probes.run_probe(job, order.probe, "preparing") if order.probe else None
     senders = (MetricsSender(job), CheckpointSender(job, last_step))
     outcome = read_outcome(job.run_process(job.context.sandbox, build_spec(job, dataset), senders), out)
@@ -82,10 +82,20 @@ def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, int]:
     return {"devices": max(count for count in range(1, gpus + 1) if batch % count == 0)}
 
 
-def write_config(job: Job, config: dict[str, Any], base_folder: Path | None) -> None:
-    """Write the run's configuration. Only the order can set the weights to start from, not the entry."""
-    config = {name: value for name, value in config.items() if name != "from"}
-    job.workspace.config.write_text(json.dumps(config | ({"from": str(base_folder)} if base_folder else {})))
+def write_config(job: Job, config: dict[str, Any], base_folder: Path | None, graph: Path | None) -> None:
+    """Write the run's configuration. Only the order can set the weights to start from and the graph, not the entry."""
+    fixed = {"from", "graph"} if graph is None else {"from", "graph", "model"}  # a graph has the sizes of the model
+    config = {name: value for name, value in config.items() if name not in fixed}
+    paths = {"from": base_folder, "graph": graph}
+    job.workspace.config.write_text(json.dumps(config | {name: str(path) for name, path in paths.items() if path}))
+
+
+def download_graph(job: Job, graph: GraphFiles | None) -> Path | None:
+    """Download a traced architecture; return its folder."""
+    if graph is None:
+        return None
+    job.download_all(graph.files, job.workspace.graph)
+    return job.workspace.graph
 
 
 def download_base_weights(job: Job, base: BaseWeights | None) -> Path | None:
@@ -116,7 +126,8 @@ def build_spec(
     work = job.workspace
     command = [*PYTHON_COMMAND, "-m", module, *arguments]
     command += ["--config", str(work.config), "--dataset", str(dataset), "--out", str(work.out)]
-    mounts = [Mount(work.source), Mount(work.config), Mount(work.base), Mount(work.out, writable=True)]
+    mounts = [Mount(path) for path in (work.source, work.config, work.base, work.graph)]
+    mounts.append(Mount(work.out, writable=True))
     mounts += [*extra_mounts, *mount_training_files(dataset)]
     return SandboxSpec(command, build_entry_environment(job), mounts, work.out, job.limits)
 
