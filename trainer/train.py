@@ -21,8 +21,6 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DamagedDatasetError
 from trainer.distributed import launch
 from trainer.errors import ModelError, UserError
-from trainer.models import ARCHITECTURES
-from trainer.training.entry_integrity import BASE, EntryIntegrity
 from trainer.training.interruption import StopRequest
 from trainer.training.loop import fit_and_finish
 from trainer.training.setup import build_run
@@ -46,13 +44,12 @@ def run_training(config: TrainConfig, console: Console, stop: StopRequest) -> in
     """Build the run, train it and return the exit code. `UserError`s are raised, other failures are reported."""
     try:
         (config.out / "failure.json").unlink(missing_ok=True)
-        with EntryIntegrity(ARCHITECTURES.get(config.arch, BASE)) as integrity:
-            run = build_run(config, console, integrity)
-            try:
-                return fit_and_finish(run, console, stop)
-            finally:
-                run.loader.close()
-                run.writer.close()
+        run = build_run(config, console)
+        try:
+            return fit_and_finish(run, console, stop)
+        finally:
+            run.loader.close()
+            run.writer.close()
     except Exception as error:
         if isinstance(error, UserError) and not isinstance(error, DamagedDatasetError):
             raise

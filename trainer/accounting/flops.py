@@ -1,15 +1,11 @@
-"""Count a model's training FLOPs: a forward and backward pass through torch's `FlopCounterMode`.
+"""Count the training FLOPs of a Python model: a forward and backward pass through torch's `FlopCounterMode`.
 
 Matrix products (2nkm for n x k and k x m), convolutions and attention count. Attention counts as if every position saw
 every other, regardless of causality, windows and kernel, as in torch's counter and in papers. Element-wise work is not
 counted.
 
-Work that the counter cannot see makes the count void, with a reason: an operator without a formula (`FORMULAS` has
-those of custom kernels), or a tensor that leaves torch, to numpy or to machine code.
-
-Not covered: code that finds the counter in its own interpreter and hides from it; work in other threads, which an
-architecture must not start (`trainer.training.entry_integrity`). `trainer.accounting.plausibility` also checks the
-count against the run's time, measured from outside.
+An operator without a formula makes the count void (`FORMULAS` has those of custom kernels). The FLOPs of a traced
+architecture are counted from its graphs, by `trainer.graph.counting`.
 """
 
 from __future__ import annotations
@@ -17,8 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -26,12 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.accounting.peak_flops import lookup_peak_flops
-from trainer.accounting.plausibility import CHANGES, LEAVES_TORCH, NO_FORMULA
+from trainer.accounting.plausibility import NO_FORMULA
 from trainer.models.base import LanguageModel
 from trainer.ops.attention import force_reference
 
@@ -134,17 +128,6 @@ HEAVY_OPERATORS = re.compile(
 KNOWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional")
 """Namespaces of operators whose work is known: torch's own, and communication."""
 
-EXPORTING_NAMES = frozenset(
-    (
-        *("numpy", "__array__", "tolist", "__dlpack__", "share_memory_", "storage", "untyped_storage"),
-        *("data_ptr", "const_data_ptr", "mutable_data_ptr", "_typed_storage", "__cuda_array_interface__"),
-    )
-)
-"""Names that export a tensor's values, or their address, from torch."""
-
-TOLERANCE = 0.05
-"""Relative difference allowed between two counts: in a mixture of experts the work depends slightly on the text."""
-
 
 @dataclass(frozen=True)
 class FlopCount:
@@ -175,22 +158,6 @@ class UnknownOperatorDetector(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class TensorExportDetector(TorchFunctionMode):
-    """Records when a tensor's values leave torch. Lists of integers are allowed: they control, but do not compute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        # A property's getter is called `__get__`.
-        name = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
-        if name in EXPORTING_NAMES and not (name == "tolist" and not args[0].is_floating_point()):
-            self.names.add(name)
-        return func(*args, **(kwargs or {}))
-
-
 def get_registered_formulas() -> dict[Any, Callable[..., int]]:
     """Return `FORMULAS` by torch's operators `namespace::name`, of those that exist here."""
     split = {tuple(name.split("::")): formula for name, formula in FORMULAS.items()}
@@ -198,40 +165,17 @@ def get_registered_formulas() -> dict[Any, Callable[..., int]]:
     return {operator: formula for operator, formula in operators.items() if operator is not None}
 
 
-class FlopMeter(FlopCounterMode):
-    """Context manager that counts FLOPs with our formulas."""
-
-    def __init__(self) -> None:
-        super().__init__(display=False, custom_mapping=get_registered_formulas())
-
-    @property
-    def flops(self) -> int:
-        return self.get_total_flops()
-
-
 def count_flops(model: LanguageModel, tokens: Tensor) -> FlopCount:
     """Count a forward and backward pass over `tokens [B, T]`. Leaves gradients empty."""
-    meter = FlopMeter()
-    unknown, exported = UnknownOperatorDetector(set(meter.flop_registry)), TensorExportDetector()
-    with ExitStack() as stack:
-        # Attention as matrix products, ours and torch's, unless the model selects another kernel.
-        stack.enter_context(force_reference())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        for mode in (unknown, meter, exported):
-            stack.enter_context(mode)
+    counter = FlopCounterMode(display=False, custom_mapping=get_registered_formulas())
+    unknown = UnknownOperatorDetector(set(counter.flop_registry))
+    # Attention as matrix products, ours and torch's, unless the model selects another kernel.
+    with force_reference(), sdpa_kernel(SDPBackend.MATH), unknown, counter:
         # As in training, which does not call the model's `forward`.
         model.logits(model.features(tokens)).float().logsumexp(-1).sum().backward()
     model.zero_grad(set_to_none=True)
-    void = NO_FORMULA if unknown.names else LEAVES_TORCH if exported.names else ""
-    return FlopCount(meter.flops / tokens.numel(), void, tuple(sorted(unknown.names | exported.names)))
-
-
-def recount_flops(before: FlopCount, model: LanguageModel, tokens: Tensor) -> FlopCount:
-    """Count again later in training. A different result makes the first count void."""
-    now = count_flops(model, tokens)
-    if not before.void and not now.void and abs(now.per_token / before.per_token - 1) > TOLERANCE:
-        return replace(before, void=CHANGES)
-    return before if before.void else replace(before, void=now.void, names=now.names)
+    names = tuple(sorted(unknown.names))
+    return FlopCount(counter.get_total_flops() / tokens.numel(), NO_FORMULA if names else "", names)
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:

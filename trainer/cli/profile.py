@@ -25,8 +25,6 @@ from trainer.cli.parser import Parser
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ExitCode, ModelError, print_error
-from trainer.models import ARCHITECTURES
-from trainer.training import entry_integrity
 from trainer.training.run import Run
 from trainer.training.setup import build_run
 
@@ -51,12 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def profile_config(config: TrainConfig, steps: int) -> dict[str, Any]:
     """Build the run as training does and measure some of its steps."""
     trace = config.out / "trace.json.gz"
-    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, entry_integrity.BASE)) as integrity:
-        run = build_run(config, Console(stderr=True), integrity)
-        try:
-            return {**describe_run(run), "steps": steps, **profile_run(run, steps, trace), "trace": str(trace)}
-        finally:
-            run.loader.close()
+    run = build_run(config, Console(stderr=True))
+    try:
+        return {**describe_run(run), "steps": steps, **profile_run(run, steps, trace), "trace": str(trace)}
+    finally:
+        run.loader.close()
 
 
 def describe_run(run: Run) -> dict[str, Any]:

@@ -38,7 +38,6 @@ from trainer.errors import ModelError, attribute_to_model, to_one_line
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
 from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
-from trainer.training import entry_integrity
 from trainer.training.loop import fit_and_finish
 from trainer.training.model_sources import configure_model
 from trainer.training.setup import build_run
@@ -125,24 +124,17 @@ def run_smoke_test(options: argparse.Namespace, flags: list[str], report: Report
     report.enter_stage("imports")
     full = parse_config([*flags, "--arch", name, "--out", str(out)])
     small = shrink_config(full, options)
-    with entry_integrity.EntryIntegrity(
-        ARCHITECTURES.get(PRESETS.get(name, (name,))[0], entry_integrity.BASE)
-    ) as integrity:
-        module, import_flops = import_architecture(name)
-        run = build_run(small, Console(stderr=True, quiet=True), integrity)
-        try:
-            step = run.flops_per_token * run.resolved.tokens_per_step
-            entry_integrity.check_early_flops(import_flops, step)
-            size = (run.resolved.depth, run.resolved.sequence_length)
-            report.enter_stage(
-                "sizes", small_parameters=flops.count_parameters(run.raw_model)["total"], small_size=size
-            )
-            report.enter_stage("trains", **measure_full_size(module, full, run.dataset.tokenizer, report))
-            hint_uncounted_flops(run.flop_count, report)
-            train_small_model(run, options, report)
-        finally:
-            run.loader.close()
-            run.writer.close()
+    module = import_architecture(name)
+    run = build_run(small, Console(stderr=True, quiet=True))
+    try:
+        size = (run.resolved.depth, run.resolved.sequence_length)
+        report.enter_stage("sizes", small_parameters=flops.count_parameters(run.raw_model)["total"], small_size=size)
+        report.enter_stage("trains", **measure_full_size(module, full, run.dataset.tokenizer, report))
+        hint_uncounted_flops(run.flop_count, report)
+        train_small_model(run, options, report)
+    finally:
+        run.loader.close()
+        run.writer.close()
 
 
 def shrink_config(full: TrainConfig, options: argparse.Namespace) -> TrainConfig:
@@ -162,17 +154,16 @@ def shrink_config(full: TrainConfig, options: argparse.Namespace) -> TrainConfig
     return dataclasses.replace(tiny, preset=None, model={**tiny.model, **fields}, recipe=full.recipe)
 
 
-def import_architecture(name: str) -> tuple[Architecture, float]:
-    """Return the architecture, and the FLOPs that its import computed."""
+def import_architecture(name: str) -> Architecture:
     if name not in ARCHITECTURES and name not in PRESETS:
         load_architecture(name)  # raises an error that lists the known ones
-    with attribute_to_model(f"while the architecture {name} was imported"), flops.FlopMeter() as meter:
+    with attribute_to_model(f"while the architecture {name} was imported"):
         module = load_architecture(name)
     missing = [name for name in REQUIRED_NAMES if not hasattr(module, name)]
     if missing:
         file = ARCHITECTURES[name].replace(".", "/") + ".py"
         raise ModelError(f"{file} has no {missing[0]}: an architecture has a Config, a Model and a recipe.")
-    return module, meter.flops
+    return module
 
 
 # --- the full size ----------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ Memory for activations falls to about the blocks' inputs. Work grows by the bloc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 from torch.utils.checkpoint import checkpoint
@@ -19,14 +17,3 @@ def enable_activation_checkpointing(model: LanguageModel) -> None:
     """Enable it for every block. Names of parameters do not change."""
     for block in model.repeated_blocks():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-
-@contextmanager
-def disable_activation_checkpointing(model: LanguageModel) -> Iterator[None]:
-    """Context manager that disables it."""
-    changed = {block: vars(block).pop("forward") for block in model.repeated_blocks() if "forward" in vars(block)}
-    try:
-        yield
-    finally:
-        for block, forward in changed.items():
-            block.forward = forward

@@ -20,22 +20,19 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.accounting import flops
 from trainer.accounting.budget import Budget
 from trainer.checkpoint.store import get_checkpoint_path
-from trainer.data.loader import IGNORE_INDEX, iterate_in_order
+from trainer.data.loader import IGNORE_INDEX
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
 from trainer.errors import RESUME_HINT, ExitCode, ModelError, TrainingInterrupted, attribute_to_model
 from trainer.optim import optimizers as optim
-from trainer.training.activation_checkpointing import disable_activation_checkpointing
 from trainer.training.checkpointing import save_checkpoint, write_result
 from trainer.training.evaluation import evaluate
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.interruption import StopRequest
 from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
-from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import MetricsWindow, Run
 
 if TYPE_CHECKING:
@@ -55,7 +52,6 @@ def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
             folder = save_checkpoint(run)
             progress.print_line(f"interrupted after saving {folder.name}. {RESUME_HINT}")
             return ExitCode.INTERRUPTED
-        run.integrity.check()
         folder = get_checkpoint_path(run.config.out, run.usage.steps)
         run.writer.wait()
         if run.last_checkpoint != folder:
@@ -84,8 +80,6 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
             values = (loss, seconds, stop.is_requested, is_due)
             loss, seconds, must_stop, is_due = average_across_processes(run.fabric, values)
             charge_step(run, loss, seconds)
-            if run.integrity.is_check_due(before, run.fraction):
-                recheck_integrity(run)
             if crosses_interval(before, run.fraction, TRAIN_LINES):
                 write_train_line(run, norm, metrics, progress)
             if crosses_interval(before, run.fraction, run.resolved.evaluations):
@@ -198,22 +192,6 @@ def update_weights(
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], clip / norm)
     for optimizer in optimizers:
         optimizer.step()
-
-
-def recheck_integrity(run: Run) -> None:
-    """Check that the loop is unchanged and that a forward pass costs the FLOPs counted. All state is restored."""
-    run.integrity.check()
-    if run.resolved.is_sharded:
-        return  # no process has the whole model
-    row, _ = next(iterate_in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
-    row = row[:, : run.resolved.chunk_tokens].to(run.fabric.device)
-    random_state = get_random_state()
-    buffers = [(buffer, buffer.clone()) for buffer in run.raw_model.buffers()]
-    with attribute_to_model("while its FLOPs were counted again"), disable_activation_checkpointing(run.raw_model):
-        run.flop_count = flops.recount_flops(run.flop_count, run.raw_model, row)
-    for buffer, value in buffers:
-        buffer.copy_(value)
-    restore_random_state(random_state)
 
 
 def charge_step(run: Run, loss: float, seconds: float) -> None:

@@ -41,7 +41,6 @@ class BuiltModel:
     fields: Mapping[str, Any]  # of the architecture's Config
     lineage: dict[str, Any] | None = None
     traced: TracedArchitecture | None = None
-    flops: float = 0.0  # computed by the architecture before training
 
     @property
     def graph_hash(self) -> str | None:
@@ -54,16 +53,15 @@ class PythonSource:
 
     name: str
     module: Architecture
-    import_flops: float  # computed by its import
 
     @classmethod
     def load(cls, name: str) -> Self:
         """Import the architecture. Raises `UserError` for an unknown name, `ModelError` for broken Python."""
         if name not in ARCHITECTURES:
             load_architecture(name)  # raises a `UserError` that names the known ones
-        with attribute_to_model(f"while the architecture {name} was imported"), flops.FlopMeter() as meter:
+        with attribute_to_model(f"while the architecture {name} was imported"):
             module = load_architecture(name)
-        return cls(name, module, meter.flops)
+        return cls(name, module)
 
     def build(
         self,
@@ -77,7 +75,7 @@ class PythonSource:
         inherited = get_inherited_fields(base, self.name)
         model_config = configure_model(self.module, config, resolved, tokenizer, vocabulary_size, inherited)
         seed_everything(config.seed)
-        with attribute_to_model("while the model was built"), flops.FlopMeter() as meter:
+        with attribute_to_model("while the model was built"):
             model = self.module.Model(model_config)
             recipe = self.module.recipe(model_config)
         lineage = None if base is None else load_base_weights(model, base, tokenizer, self.name)
@@ -87,7 +85,7 @@ class PythonSource:
         recipe = override_recipe(recipe, config.recipe)
         optim.check_installed(recipe)
         fields = dataclasses.asdict(model_config)  # type: ignore[call-overload]
-        return BuiltModel(model, recipe, fields, lineage, flops=self.import_flops + meter.flops)
+        return BuiltModel(model, recipe, fields, lineage)
 
     def count_flops(self, model: LanguageModel, row: Tensor, rows_per_step: int) -> FlopCount:
         """Count a forward and backward pass over `row [1, T]`."""

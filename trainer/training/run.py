@@ -19,7 +19,6 @@ from trainer.data.dataset import Dataset
 from trainer.data.prefetch import PrefetchLoader
 from trainer.graph.schema import TracedArchitecture
 from trainer.models.base import LanguageModel, Recipe
-from trainer.training.entry_integrity import EntryIntegrity
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.objective import Objective
 
@@ -50,7 +49,6 @@ class Run:
     optimizers: list[Optimizer]
     recipe: Recipe
     flop_count: FlopCount
-    integrity: EntryIntegrity
     spike_filter: GradientSpikeFilter
     loader: PrefetchLoader
     identity: dict[str, Any]  # see `trainer.training.identity`

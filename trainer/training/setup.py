@@ -20,7 +20,7 @@ from trainer.errors import ModelError, attribute_to_model
 from trainer.models.base import LanguageModel, Recipe
 from trainer.optim import muon
 from trainer.optim import optimizers as optim
-from trainer.training import compilation, entry_integrity, precision
+from trainer.training import compilation, precision
 from trainer.training.activation_checkpointing import enable_activation_checkpointing
 from trainer.training.checkpointing import check_run_folder, log_run_summary, resume_run, write_run_json
 from trainer.training.compilation import is_writable
@@ -34,7 +34,7 @@ from trainer.training.random_state import seed_everything
 from trainer.training.run import Run
 
 
-def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.EntryIntegrity) -> Run:
+def build_run(config: TrainConfig, console: Console) -> Run:
     """Return the run, ready to train or resumed from its checkpoint. Raise `UserError` for bad input."""
     device = select_device(config.device, config.devices)
     torch.set_num_threads(config.threads or max(1, count_cores() // config.devices))
@@ -58,7 +58,6 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
         flop_count = source.count_flops(raw_model, row, resolved.batch)
-    entry_integrity.check_early_flops(built.flops, flop_count.per_token * resolved.tokens_per_step)
     objective = prepare_objective(raw_model, built.recipe, resolved)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
@@ -77,7 +76,6 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
         optimizers=optimizers,
         recipe=built.recipe,
         flop_count=flop_count,
-        integrity=integrity,
         spike_filter=GradientSpikeFilter(resolved.spikes),
         loader=build_loader(
             dataset,
@@ -97,8 +95,6 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
         lineage=built.lineage,
         peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
     )
-    integrity.extend_snapshot(type(fabric), *map(type, optimizers))
-    integrity.check()
     check_run_folder(run)
     resume_run(run, console)
     warm_up(run, console, row, can_choose=config.train.micro_batch is None and "micro_batch" not in saved)

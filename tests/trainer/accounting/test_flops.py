@@ -1,8 +1,7 @@
-"""FLOP counts equal closed forms for every kernel, and are void for work that the counter cannot see."""
+"""FLOP counts equal closed forms for every kernel, and are void for operators without a formula."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,24 +89,16 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 product.register_autograd(lambda context, gradient: (gradient, None))
 
-HIDDEN = {
-    "a kernel without a formula": (lambda model, x: product(x, model.weight), plausibility.NO_FORMULA),
-    "an operator of torch without a formula": (lambda model, x: torch.fft.fft(x).real, plausibility.NO_FORMULA),
-    "numpy": (
-        lambda model, x: x + torch.from_numpy(x.detach().numpy() @ np.ones((8, 8), "f")),
-        plausibility.LEAVES_TORCH,
-    ),
-    "an address": (lambda model, x: x + 0 * x.data_ptr(), plausibility.LEAVES_TORCH),
-    "lists of numbers": (lambda model, x: x + torch.tensor(x.detach().tolist()), plausibility.LEAVES_TORCH),
-    "dlpack": (lambda model, x: x + torch.from_dlpack(x.detach()), plausibility.LEAVES_TORCH),
+WITHOUT_FORMULA = {
+    "a custom kernel": lambda model, x: product(x, model.weight),
+    "an operator of torch": lambda model, x: torch.fft.fft(x).real,
 }
 
 
-@pytest.mark.parametrize("name", HIDDEN)
-def test_count_flops_of_invisible_work_is_void(name):
-    middle, sentence = HIDDEN[name]
-    found = count_with(middle)
-    assert found.void == sentence
+@pytest.mark.parametrize("name", WITHOUT_FORMULA)
+def test_count_flops_of_operator_without_formula_is_void(name):
+    found = count_with(WITHOUT_FORMULA[name])
+    assert found.void == plausibility.NO_FORMULA
     assert found.names
 
 
@@ -127,25 +118,10 @@ def test_count_parameters_counts_tied_embedding_once():
     )
 
 
-def test_recount_flops_after_change_makes_count_void():
-    model = SmallModel(lambda model, x: x)
-    tokens = torch.randint(0, 50, (1, 16))
-    first = flops.count_flops(model, tokens)
-    assert flops.recount_flops(first, model, tokens) == first
-    model.middle = lambda model, x: x @ model.weight
-    assert flops.recount_flops(first, model, tokens) == flops.FlopCount(first.per_token, plausibility.CHANGES)
-
-
 def test_count_flops_ignores_overridden_forward():
     model = SmallModel(lambda model, x: x @ model.weight)
     model.forward = lambda tokens: model.head(model.embedding(tokens))
     assert flops.count_flops(model, torch.randint(0, 50, (1, 16))).per_token == BASE_FLOPS + 6 * 64
-
-
-def test_flop_meter_counts_matrix_products():
-    with flops.FlopMeter() as meter:
-        torch.ones(4, 5) @ torch.ones(5, 6)
-    assert meter.flops == 2 * 4 * 5 * 6
 
 
 def test_find_peak_flops_of_a_cpu_is_measured() -> None:

@@ -23,7 +23,7 @@ from trainer.graph.schema import GraphError, TracedArchitecture, parse_files
 from trainer.graph.trace import trace_architecture
 
 V, T = 64, 16
-CHEATS = Path(__file__).parents[1] / "training" / "cheats"
+CHEATS = Path(__file__).parent / "cheats"
 
 
 @pytest.fixture(scope="module", autouse=True)
