@@ -190,7 +190,7 @@ def create_track(content: Mapping[str, Any]) -> Track:
     season = Season.objects.create(name="Demo season", active=False, **content["season"])
     track = Track(
         slug="small", name="Demo: 0.4 teraFLOPs on one core", description=ABOUT, season=season, expected_seconds=30.0,
-        is_default=True, seeds=3, probe_seconds=0.0,
+        is_default=True, is_traced=False, seeds=3, probe_seconds=0.0,
         **{name: content[name] for name in ("budget", "config", "ladder", "suite", "suite_limit")},
     )  # fmt: skip
     track.full_clean()

@@ -5,6 +5,7 @@ from leaderboard.models.curves import CurvePoint, Sample, Score
 from leaderboard.models.entries import Entry
 from leaderboard.models.generations import Generation
 from leaderboard.models.github import Delivery, Installation, PullRequest
+from leaderboard.models.graphs import TracedGraph
 from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
 from leaderboard.models.notebooks import NotebookPart
@@ -45,6 +46,7 @@ __all__ = [
     "Subscription",
     "Swarm",
     "SwarmEvent",
+    "TracedGraph",
     "Track",
     "TrackHours",
 ]

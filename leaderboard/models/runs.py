@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from leaderboard.models.dicts import build_dict
 from leaderboard.models.entries import Entry
+from leaderboard.models.graphs import TracedGraph
 from leaderboard.models.seasons import Season, Track
 from leaderboard.recomputation import request_recomputation
 from scheduler.models import Checkpoint, Job
@@ -186,6 +187,14 @@ class Run(models.Model):
         on_delete=models.PROTECT,
         related_name="+",
         help_text="Checkpoint of `start_run`. Null: its final one.",
+    )
+    graph = models.ForeignKey(
+        TracedGraph,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="runs",
+        help_text="Trained instead of the entry's Python.",
     )
     node_name = models.CharField(max_length=80, blank=True)
     node_class = models.CharField(max_length=120, blank=True)

@@ -32,6 +32,7 @@ RUNGS = (1 / 64, 64)
 """Smallest and largest rung, as parts of the budget."""
 
 
+CAPS = ("parameters", "stored_bytes", "constant_bytes", "source_bytes", "scoring_flops")
 SWARM_SIZES = {"stages", "workers", "minimum"}
 MOST_SEATS = 64
 
@@ -40,6 +41,11 @@ class SeasonQuerySet(models.QuerySet["Season"]):
     def current(self) -> Season | None:
         """Return the season of new tracks."""
         return self.filter(active=True).order_by("-started_at").first()
+
+
+def build_caps() -> dict[str, float]:
+    """Return the caps of a new season."""
+    return {"constant_bytes": 64_000, "source_bytes": 20_000, "scoring_flops": 4}
 
 
 class Season(models.Model):
@@ -54,6 +60,15 @@ class Season(models.Model):
     dataset_hash = models.CharField(
         max_length=64, blank=True, help_text="Empty until `manage.py prepare_season` has built the dataset."
     )
+    vocabulary_size = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Tokens of the prepared dataset's vocabulary."
+    )
+    caps = models.JSONField(
+        default=build_caps,
+        blank=True,
+        help_text="Limits of traced entries: parameters, stored_bytes, constant_bytes, source_bytes (compressed, "
+        "beyond main's own files), scoring_flops (per token, times the baseline's). A missing one is no limit.",
+    )
     baseline = models.ForeignKey(
         "Entry", null=True, blank=True, on_delete=models.PROTECT, related_name="+", help_text="A pinned commit."
     )
@@ -67,6 +82,11 @@ class Season(models.Model):
         super().save(*args, **kwargs)
         for track_id in self.tracks.values_list("pk", flat=True):
             request_recomputation(track_id)
+
+    def clean(self) -> None:
+        known = isinstance(self.caps, dict) and set(self.caps) <= set(CAPS)
+        if not known or not all(is_number(cap) and cap > 0 for cap in self.caps.values()):
+            raise ValidationError({"caps": f"A table of numbers above 0 by name: {', '.join(CAPS)}."})
 
     @property
     def is_prepared(self) -> bool:
@@ -150,6 +170,17 @@ def check_swarm(track: Track) -> None:
         raise ValueError("swarm: its budget is a number of steps, such as 2000steps")
     if track.ladder or track.trial or track.releases or track.start_run_id:
         raise ValueError("swarm: its track has no ladder, no trial, no releases and starts from scratch")
+
+
+def check_traced(track: Track) -> None:
+    """Raise ValueError if the runs of a traced track could not train a graph."""
+    if not track.is_traced:
+        return
+    train = track.config.get("train", {})
+    if track.kind == Track.Kind.SWARM or track.start_run_id or track.config.get("devices", 1) != 1:
+        raise ValueError("is_traced: a swarm, a start run and several devices need the Python of an architecture")
+    if train.get("chunk") or train.get("activation_checkpointing") or train.get("precision") == "fp8":
+        raise ValueError("is_traced: chunk, activation_checkpointing and fp8 need the Python of an architecture")
 
 
 def is_number(value: object) -> bool:
@@ -261,6 +292,11 @@ class Track(models.Model):
         validators=[MaxValueValidator(50)],
         help_text="Keep and publish a run’s weights every so many percent of its budget; 0: only at its end.",
     )
+    is_traced = models.BooleanField(
+        default=True,
+        help_text="Architectures are traced once, in a sandbox, and nodes train the graphs. Nothing else ranks. Not "
+        "for swarms, start runs and several devices.",
+    )
     hours_zone = models.CharField(
         max_length=64, default="UTC", validators=[known_zone], help_text="IANA time zone of the track's hours."
     )
@@ -325,6 +361,7 @@ class Track(models.Model):
             check_ladder(self.ladder)
             check_trial(self.trial, self.ladder)
             check_swarm(self)
+            check_traced(self)
             Budget.parse(self.trial_budget or self.budget)
             self.rungs()
             self.check_start()

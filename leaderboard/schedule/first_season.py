@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Entry, Season, Track
+from leaderboard.models.seasons import build_caps
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler.models import Event
@@ -22,6 +23,7 @@ SEASON: dict[str, Any] = {
     "corpus": "python-library",
     "tokenizer": "bpe:8192",
     "limit_bytes": 16 * 2**20,  # what `dailytrain train` takes for a short CPU run: one preparation serves both
+    "caps": {**build_caps(), "parameters": 100_000_000, "stored_bytes": 400_000_000},
 }
 SEASON_NAME = "Season 0"
 TRACK: dict[str, Any] = {
@@ -74,14 +76,15 @@ def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
 
     Raises SetupError if the hash differs from the pinned one: then this machine's corpus is another one.
     """
-    dataset_hash = build_dataset(season, show_progress)
+    dataset_hash, vocabulary_size = build_dataset(season, show_progress)
     if season.dataset_hash and dataset_hash != season.dataset_hash:
         raise SetupError(
             f"{season.corpus} gives dataset {dataset_hash[:12]} here, but {season} is pinned to "
             f"{season.dataset_hash[:12]}. Use the earlier Python version and corpus, or create a new season."
         )
     with transaction.atomic():
-        pinned = Season.objects.filter(pk=season.pk, dataset_hash="").update(dataset_hash=dataset_hash)
+        unpinned = Season.objects.filter(pk=season.pk, dataset_hash="")
+        pinned = unpinned.update(dataset_hash=dataset_hash, vocabulary_size=vocabulary_size)
         season.refresh_from_db()
         if pinned:
             Event.record(runs.SITE, season, f"Dataset prepared and pinned: {dataset_hash[:12]}.")
@@ -89,8 +92,8 @@ def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
     return pinned == 1
 
 
-def build_dataset(season: Season, show_progress: bool) -> str:
-    """Return the hash of the season's dataset. The subprocess keeps torch and tokenizers out of the site."""
+def build_dataset(season: Season, show_progress: bool) -> tuple[str, int]:
+    """Return hash and vocabulary size of the season's dataset. The subprocess keeps tokenizers out of the site."""
     command = [sys.executable, "-m", "trainer.cli", "prepare", "--json"]
     command += ["--corpus", season.corpus, "--tokenizer", season.tokenizer]
     if season.limit_bytes is not None:
@@ -102,9 +105,10 @@ def build_dataset(season: Season, show_progress: bool) -> str:
     if result.returncode != 0:
         errors = (result.stderr or "").strip().splitlines()
         raise SetupError(errors[-1] if errors else f"The dataset of {season} could not be prepared (see above).")
-    dataset_hash = str(json.loads(result.stdout)["hash"])
+    dataset = json.loads(result.stdout)
+    dataset_hash = str(dataset["hash"])
     assert re.fullmatch("[0-9a-f]{64}", dataset_hash), dataset_hash
-    return dataset_hash
+    return dataset_hash, int(dataset["vocabulary_size"])
 
 
 def set_up_site(*, main_only: bool = False) -> Track:

@@ -85,6 +85,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 48 * GIB, "disk_bytes": 120 * GIB},
+        "is_traced": False,
         "probe_seconds": 0.0,  # a run on several devices cannot be compared with one on one
     },
     "large-4x80gb": {
@@ -102,6 +103,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 128 * GIB, "disk_bytes": 300 * GIB},
+        "is_traced": False,
         "probe_seconds": 0.0,
     },
     "large-8x80gb": {
@@ -119,6 +121,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
+        "is_traced": False,
         "probe_seconds": 0.0,
     },
     "long-run-8x80gb": {
@@ -136,6 +139,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
+        "is_traced": False,
         "probe_seconds": 0.0,
         "releases": 10,
     },
@@ -160,6 +164,7 @@ def create_track(
     values = {**TEMPLATES[template], **({"name": name} if name else {})}
     checkpoint = initial_weights.get_checkpoint_at(start, step) if start and step is not None else None
     track = Track(slug=slug, season=season, start_run=start, start_checkpoint=checkpoint, **values)
+    track.is_traced = track.is_traced and start is None
     track.full_clean()
     track.save()
     return track

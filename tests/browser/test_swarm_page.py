@@ -33,7 +33,14 @@ def scene() -> Swarm:
     """A run of two stages at its sixtieth step: six machines came, one left, one was banned, one moved."""
     season = Season.objects.create(name="Season 0", corpus="fineweb-edu", tokenizer="bpe:512", dataset_hash="d" * 64)
     sizes = {"stages": 2, "workers": 3}
-    told = {"budget": "200steps", "expected_seconds": 4000, "kind": "swarm", "swarm": sizes, "is_default": True}
+    told = {
+        "budget": "200steps",
+        "expected_seconds": 4000,
+        "kind": "swarm",
+        "swarm": sizes,
+        "is_default": True,
+        "is_traced": False,
+    }
     track = Track.objects.create(slug="together", name="Together", season=season, **told)
     made = {"architecture": "gpt", "track": track, "kind": Entry.Kind.MAIN, "state": Entry.State.APPROVED}
     entry = Entry.objects.create(title="Everybody's GPT", repository="https://example.org/r", sha="a" * 40, **made)

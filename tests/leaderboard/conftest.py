@@ -131,6 +131,7 @@ def track(site: Any, db: None) -> Track:
         suite_limit=25,
         is_default=True,
         nightly=True,
+        is_traced=False,
     )
 
 

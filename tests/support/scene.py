@@ -38,6 +38,7 @@ def track(**fields: Any) -> Track:
         "description": "Small models, one processor, three minutes.",
         "is_default": True,
         "nightly": True,
+        "is_traced": False,
     }
     return Track.objects.create(**{**values, **fields})
 

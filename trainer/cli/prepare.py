@@ -49,6 +49,7 @@ def build_json(dataset: Dataset) -> dict[str, object]:
     return {
         "path": str(dataset.folder),
         "hash": dataset.hash,
+        "vocabulary_size": dataset.tokenizer.vocabulary_size,
         "tokenizer_sha256": dataset.manifest["tokenizer"]["sha256"],
         "splits": {
             name: {count: split[count] for count in ("documents", "tokens", "bytes")}

@@ -87,6 +87,7 @@ def test_the_dataset_is_prepared_pinned_and_what_waited_is_queued(dictionary: No
     say("prepare_season", verbosity=0)
     season = Season.objects.get()
     assert len(season.dataset_hash) == 64
+    assert season.vocabulary_size == 300
     queued = [run.entry.architecture for run in Run.objects.queued()]
     assert queued == ["gpt", "smear", "litgpt", "nanogpt"]
     assert Job.objects.count() == 4

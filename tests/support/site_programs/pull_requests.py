@@ -18,8 +18,9 @@ def create_small_track() -> str:
     call_command("install_schedule", verbosity=0)
     season = Season.objects.create(name="Test", corpus="python-library", tokenizer="bpe:512", dataset_hash="d" * 64)
     Track.objects.create(
-        slug="small", name="Small", season=season, budget="20steps", expected_seconds=10, is_default=True
-    )
+        slug="small", name="Small", season=season, budget="20steps", expected_seconds=10, is_default=True,
+        is_traced=False,
+    )  # fmt: skip
     every_second, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
     tasks = PeriodicTask.objects.filter(task__regex=f"({'|'.join(FAST_TASKS)})$")
     assert tasks.update(interval=every_second) == len(FAST_TASKS)

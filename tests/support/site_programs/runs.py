@@ -29,6 +29,7 @@ def create_tiny_track(text: str, budget: str, password: str) -> None:
         budget=budget,
         expected_seconds=60,
         is_default=True,
+        is_traced=False,
         config={"threads": 1, "checkpoint_every": "20steps", "model": model, "train": train},
         limits={"memory_bytes": 4 * 2**30, "disk_bytes": 2**28},
         probe_seconds=0.2,

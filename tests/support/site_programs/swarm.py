@@ -24,6 +24,7 @@ def create_swarm_run(text: str, repository: str, steps: int) -> dict[str, Any]:
         expected_seconds=30,
         probe_seconds=0,
         kind="swarm",
+        is_traced=False,
         swarm={"stages": 2, "workers": 1, "minimum": 1, "patience": 60},
         is_default=True,
         config={

@@ -155,7 +155,8 @@ def test_hours_give_that_part_of_the_budget(pull: Conversation) -> None:
 
 
 def test_another_track_is_entered_too_and_goes_along_with_a_push(pull: Conversation, track: Track) -> None:
-    Track.objects.create(slug="day", name="Day", season=track.season, budget="24h", expected_seconds=86_400)
+    fields = {"budget": "24h", "expected_seconds": 86_400, "is_traced": False}
+    Track.objects.create(slug="day", name="Day", season=track.season, **fields)
     pull.say("ada", "/train Day")
     assert sorted(entry.track.slug for entry in Entry.objects.all()) == ["day", "small"]
     assert "### Small" in pull.comment

@@ -166,7 +166,8 @@ def test_of_two_changes_within_a_second_github_is_asked_which_was_last(pull: Con
 
 
 def test_editing_the_track_enters_for_the_other_one(pull: Conversation, track: Track) -> None:
-    Track.objects.create(slug="day", name="Day", season=track.season, budget="24h", expected_seconds=86_400)
+    fields = {"budget": "24h", "expected_seconds": 86_400, "is_traced": False}
+    Track.objects.create(slug="day", name="Day", season=track.season, **fields)
     pull.open()
     pull.change("edited", body=BODY.replace("small", "day"))
     assert [(entry.track.slug, entry.state) for entry in Entry.objects.order_by("pk")] == [
