@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
 
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError
 
 from scheduler.models import Node
+from scheduler.poll_queries import LAST_SEEN_COLUMNS, update_last_seen
 
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.2
 """From the first node in the buffer to the UPDATE. A process that dies loses what its nodes send again soon."""
-COLUMNS = ("last_seen", "hardware", "health")
 
 
 class LastSeenBuffer:
-    """Nodes whose `COLUMNS` are not yet written. Thread-safe."""
+    """Nodes whose `LAST_SEEN_COLUMNS` are not yet written. Thread-safe."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, Node] = {}
@@ -29,7 +28,7 @@ class LastSeenBuffer:
 
     def add(self, node: Node) -> None:
         with self._lock:
-            self._nodes[node.pk] = Node(pk=node.pk, **{name: getattr(node, name) for name in COLUMNS})
+            self._nodes[node.pk] = Node(pk=node.pk, **{name: getattr(node, name) for name in LAST_SEEN_COLUMNS})
 
     def clear(self) -> list[Node]:
         """Empty the buffer and return its nodes."""
@@ -41,14 +40,6 @@ class LastSeenBuffer:
         """Write the nodes; log and drop them if the database fails."""
         nodes = self.clear()
         try:
-            save_last_seen(nodes)
+            update_last_seen(nodes)
         except DatabaseError:
             logger.exception("The last-seen times of %d nodes were not saved", len(nodes))
-
-
-def save_last_seen(nodes: Collection[Node]) -> None:
-    """Write the `COLUMNS` of nodes. Locks their rows in the order of ids, so that two processes cannot deadlock."""
-    with transaction.atomic():
-        rows = Node.objects.filter(pk__in=[node.pk for node in nodes]).order_by("pk").select_for_update()
-        known = set(rows.values_list("pk", flat=True))
-        Node.objects.bulk_update([node for node in nodes if node.pk in known], COLUMNS)

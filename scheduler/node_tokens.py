@@ -15,10 +15,10 @@ from typing import Literal
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Q
 from django.utils import timezone
 
-from scheduler import rate_limits
+from scheduler import poll_queries, rate_limits
 from scheduler.errors import ForbiddenError, UnauthorizedError
 from scheduler.models import Event, JoinToken, Lease, Node
 from trainer import protocol
@@ -134,8 +134,7 @@ def authenticate_node(token: str) -> Node:
 
 def get_node_by_token(token: str) -> Node:
     """Return the node of this token, with the annotation `has_lease`. Raises UnauthorizedError or ForbiddenError."""
-    active = Lease.objects.filter(node=OuterRef("pk"), state=Lease.State.ACTIVE)
-    node = Node.objects.filter(token_hash=hash_token(token)).annotate(has_lease=Exists(active)).first()
+    node = poll_queries.find_node(hash_token(token))
     if node is None:
         if token.startswith("dtn_lease_"):
             raise ForbiddenError("This is a lease's token. This call needs the node's token.")

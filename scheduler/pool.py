@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from scheduler import last_seen
+from scheduler import last_seen, poll_queries
 from scheduler.models import Event, Node
 from scheduler.transitions import transition
 from trainer import protocol
@@ -66,7 +66,7 @@ def record_poll(
         node.save(update_fields=["last_seen", "hardware", "health", "labels", "slots"])
     elif is_changed or is_stale:
         if buffer is None or is_back:
-            last_seen.save_last_seen([node])
+            poll_queries.update_last_seen([node])
         else:
             buffer.add(node)
     if is_back:

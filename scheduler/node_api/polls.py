@@ -16,6 +16,7 @@ from scheduler import (
     node_slots,
     node_tokens,
     node_vetting,
+    poll_queries,
     pool,
 )
 from scheduler.models import Job, Node, Window
@@ -110,7 +111,7 @@ class PollSession:
     def build_node_slot(self, now: datetime) -> matching.NodeSlot:
         """Return the polling slot. Its owner's windows are read once for each poll."""
         if self.windows is None:
-            self.windows = node_slots.load_windows(self.node)
+            self.windows = poll_queries.load_windows(self.node)
         message = self.message
         return node_slots.build_node_slot(self.node, now, slot=message.lane, slots=message.lanes, windows=self.windows)
 

@@ -84,7 +84,7 @@ def test_flush_costs_a_fixed_number_of_queries(
     for node in reversed(nodes):
         node.last_seen = now
         buffer.add(node)
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(3):
         buffer.flush()
     assert {row.last_seen for row in rows(*nodes)} == {now}
 
@@ -99,7 +99,7 @@ def test_flush_that_fails_drops_the_nodes_and_logs(
 
     buffer = LastSeenBuffer()
     buffer.add(online("loco"))
-    monkeypatch.setattr(last_seen, "save_last_seen", fail)
+    monkeypatch.setattr(last_seen, "update_last_seen", fail)
     buffer.flush()
     assert not buffer
     assert "of 1 nodes" in caplog.text
