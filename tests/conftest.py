@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import subprocess
@@ -45,6 +46,12 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 # Not the Redis of REDIS_URL, which other processes use too: a fixture clears the cache.
 settings.CACHES["default"] = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the default takes 0.4 s a password
+
+
+def pytest_collection_finish() -> None:
+    """Keep the imported modules out of garbage collections, of which each training run asks for some."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

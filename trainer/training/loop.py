@@ -94,7 +94,13 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Pause Python's garbage collector, which would stop training for up to half a second and find nothing."""
+    """Pause Python's garbage collector, which would stop training for up to half a second and find nothing.
+
+    Without effect if the caller has frozen objects itself.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     gc.disable()
