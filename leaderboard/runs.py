@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import initial_weights, permissions
+from leaderboard import graphs, initial_weights, permissions
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.rankings import trust
 from leaderboard.schedule import track_hours
@@ -78,8 +78,8 @@ def queue_run(
 ) -> bool:
     """Queue a waiting run of an approved entry, once; return whether this call did.
 
-    Without a priority it has that of its purpose. The run waits until the season's dataset is prepared and the entry's
-    smoke run is over; then `queue_waiting` or the smoke run's handler calls this again.
+    Without a priority it has that of its purpose. The run waits until the season's dataset is prepared, the entry's
+    smoke run is over and its graph is traced; then `queue_waiting` or the smoke run's handler calls this again.
     """
     entry = run.entry
     if entry.state != Entry.State.APPROVED:
@@ -89,13 +89,11 @@ def queue_run(
             "The machines of a swarm run the site's own code only, and this entry brings code of its own: nothing was"
             " queued. Its architecture can run here once it is on main."
         )
-    is_in_smoke_run = entry.smoke_job is not None and entry.smoke_job.state not in transitions.FINAL_STATES
-    if not run.season.is_prepared or is_in_smoke_run:
-        awaited = "for its smoke run" if run.season.is_prepared else "until the season's dataset is prepared"
-        waiting = Run.objects.filter(pk=run.pk, state=Run.State.WAITING)
-        waiting.update(reason=f"Approved; waits {awaited}.", revision=F("revision") + 1)
-        return False
     release = release or storage.store_release()
+    if awaited := prepare_run(run, release):
+        waiting = Run.objects.filter(pk=run.pk, state=Run.State.WAITING)
+        waiting.update(reason=f"Approved; waits {awaited}.", graph=run.graph, revision=F("revision") + 1)
+        return False
     with transaction.atomic():
         if not run.change_state(
             Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, message="Queued for training.", reason=""
@@ -103,8 +101,28 @@ def queue_run(
             return False
         chosen = {} if priority is None else {"priority": priority}
         run.job = Job.objects.create(**{**build_train_job(run, release), **chosen})
-        run.save(update_fields=["job"])
+        run.save(update_fields=["job", "graph"])
     return True
+
+
+def prepare_run(run: Run, release: Blob) -> str:
+    """Request the run's graph if it trains one; return what the run still waits for, or ""."""
+    if not run.season.is_prepared:
+        return "until the season's dataset is prepared"
+    if graphs.needs_graph(run):
+        run.graph = graphs.request_graph(run, get_configuration(run), release)
+        if run.graph.is_pending:
+            return "for the smoke run that traces it"
+    smoke_job = run.entry.smoke_job
+    is_in_smoke_run = smoke_job is not None and smoke_job.state not in transitions.FINAL_STATES
+    return "for its smoke run" if is_in_smoke_run else ""
+
+
+def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> bool:
+    """End a run that has not been queued; return whether this call did."""
+    fields = {"reason": reason[:500], "cause": cause, "finished_at": timezone.now()}
+    message = f"Failed: {reason}"
+    return run.change_state(Run.State.FAILED, since=[Run.State.WAITING], actor=SITE, message=message, **fields)
 
 
 def queue_waiting(season: Season, *, actor: str = SITE) -> int:
@@ -131,13 +149,12 @@ def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
         "impact": run.entry.impact,
         "expected_seconds": run.expected_seconds,
         "author": run.entry.author,
-        "needs_sandbox": needs_sandbox(run),
+        **get_code(run),
         "checkpoint_seconds": run.expected_seconds if is_notebook(run) else get_checkpoint_seconds(run),
         "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
         **get_needs(run, limits),
         **track_hours.get_job_columns(run),
         "release": release,
-        "entry": run.entry.bundle,
         "limits": limits.model_dump(),
         **(trust.build_unrelated_constraints(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
         **(build_coordinator_fields(run, limits) if run.is_swarm else {}),
@@ -150,8 +167,6 @@ def build_coordinator_fields(run: Run, limits: protocol.JobLimits) -> dict[str, 
         **get_scoring_needs(run, limits),
         "kind": "swarm",
         "needs_trusted": True,
-        "needs_sandbox": False,
-        "entry": None,
         "needs_gpus": 0,
         "needs_gpu_memory_bytes": 0,
         "limits": get_swarm_limits(limits).model_dump(),
@@ -161,6 +176,13 @@ def build_coordinator_fields(run: Run, limits: protocol.JobLimits) -> dict[str, 
 def get_swarm_limits(limits: protocol.JobLimits) -> protocol.JobLimits:
     """Return the limits of one process of a swarm. The daemon for its connections has many threads."""
     return limits.model_copy(update={"processes": max(limits.processes, SWARM_PROCESSES)})
+
+
+def get_code(run: Run) -> dict[str, Any]:
+    """Return the fields of the code that a job runs. Graphs and swarms need no file of the entry, and no sandbox."""
+    if run.graph_id is not None or run.is_swarm:
+        return {"entry": None, "needs_sandbox": False}
+    return {"entry": run.entry.bundle, "needs_sandbox": needs_sandbox(run)}
 
 
 def get_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
@@ -211,9 +233,14 @@ def merge_configs(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 def get_configuration(run: Run) -> dict[str, Any]:
     """Return the run's configuration: the track's, the entry's, a trial's, and what only the site sets."""
-    site = {"arch": run.entry.architecture, "budget": run.budget, "seed": run.seed}
     trial = run.track.trial.get("config", {}) if run.is_trial else {}
-    return merge_configs(run.track.config, run.entry.config, trial, site)
+    site = {"budget": run.budget, "seed": run.seed}
+    return merge_configs(get_entry_configuration(run.entry, run.track), trial, site)
+
+
+def get_entry_configuration(entry: Entry, track: Track) -> dict[str, Any]:
+    """Return the configuration of an entry's runs with the whole budget, without a seed."""
+    return merge_configs(track.config, entry.config, {"arch": entry.architecture, "budget": track.budget})
 
 
 def is_notebook(run: Run) -> bool:
@@ -276,9 +303,8 @@ def build_score_job(run: Run) -> dict[str, Any]:
         "author": run.entry.author,
         "needs_trusted": True,
         **get_scoring_needs(run, limits),
-        "needs_sandbox": needs_sandbox(run),
+        **get_code(run),
         "release": run.job.release,
-        "entry": None if run.is_swarm else run.entry.bundle,
         "limits": limits.model_dump(),
     }
 
@@ -292,13 +318,16 @@ def get_scoring_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
 def retry_run(run: Run, *, actor: str) -> None:
     """Continue a run that failed because of the infrastructure, with its seed, from its last checkpoint.
 
-    A run that was trained but not scored is scored again.
+    A run that was trained but not scored is scored again. One whose graph was not traced waits for another trace.
     """
     if run.state != Run.State.FAILED or run.cause != "infrastructure":
         raise RunError("Only a run that failed because of the infrastructure goes on with its seed.")
-    assert run.job is not None, "a failed run had a job"
     failed = [Run.State.FAILED]
     cleared: dict[str, Any] = {"reason": "", "cause": "", "finished_at": None}
+    if run.job is None:
+        if run.change_state(Run.State.WAITING, since=failed, actor=actor, message="To be traced again.", **cleared):
+            queue_run(run, actor=actor)
+        return
     with transaction.atomic():
         if run.checkpoint_id is not None:
             message = "To be scored again."

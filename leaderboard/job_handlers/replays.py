@@ -20,7 +20,7 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import initial_weights, runs
+from leaderboard import graphs, initial_weights, runs
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from leaderboard.sanitize import plain_text
@@ -132,6 +132,7 @@ class ReplayHandler(JobKind):
         return protocol.ReplayOrder(
             dataset=replay.run.season.dataset(),
             config=runs.get_configuration(replay.run),
+            graph=graphs.get_files(replay.run.graph),
             start=start,
             base=initial_weights.get_initial_weights(replay.run),
             claimed=protocol.Checkpoint.model_validate(replay.claimed.manifest),

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import runs
+from leaderboard import graphs, runs
 from leaderboard.initial_weights import RUN_FILE, get_run_file
 from leaderboard.job_handlers.train import cancel_run, describe_outcome, fail_run
 from leaderboard.models import Publication, Run, Score
@@ -23,8 +23,11 @@ from leaderboard.rankings.score_validation import Verdict
 from leaderboard.sanitize import plain_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Event, Job, Lease
+from scheduler.models import Event, Job, JobFile, Lease
 from trainer import protocol
+
+LOSSES_FILE = "losses.npy"
+"""What a score job leaves: the loss of each token."""
 
 
 def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) -> protocol.ScoreOrder:
@@ -34,9 +37,19 @@ def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) 
         dataset=run.season.dataset(),
         run=storage.build_file_reference(file.blob, RUN_FILE),
         checkpoint=protocol.Checkpoint.model_validate(manifest),
+        graph=graphs.get_files(run.graph),
+        reference=find_reference_losses(run),
         suite=tuple(suite),
         suite_limit=run.track.suite_limit,
     )
+
+
+def find_reference_losses(run: Run) -> protocol.FileRef | None:
+    """Return the losses of the first scored run of the season's baseline on the track, with the whole budget."""
+    scored = Run.objects.scored(run.track).filter(season=run.season, entry=run.season.baseline_id)
+    files = JobFile.objects.filter(job__scored_run__in=scored.filter(budget=run.track.budget), path=LOSSES_FILE)
+    file = files.select_related("blob").order_by("job").first()
+    return storage.build_file_reference(file.blob, LOSSES_FILE) if file else None
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Jobs of kind `smoke`: the handler of smoke runs. `leaderboard.submissions.smoke_tests` queues them."""
+"""Jobs of kind `smoke`: an entry is traced and tested. `leaderboard.submissions.smoke_tests` queues the tests.
+
+`leaderboard.graphs` stores the graph. The outcome is the entry's if the job is its smoke test.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any
 from django.db.models import F
 from pydantic import ValidationError
 
-from leaderboard import runs
-from leaderboard.models import Entry, Run
+from leaderboard import graphs, runs
+from leaderboard.models import Entry, Run, TracedGraph
 from leaderboard.sanitize import plain_json, plain_text
 from leaderboard.submissions.smoke_tests import get_peak_flops
 from scheduler import matching
@@ -18,19 +21,21 @@ from scheduler.models import Blob, Job
 from scheduler.transitions import transition
 from trainer import protocol
 
+AFTER_FAILURE = "Approved, but its smoke run failed: {} Approve it again to train it anyway."
+
 
 class SmokeTestHandler(JobKind):
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SmokeOrder:
-        entry = Entry.objects.select_related("track__season").get(smoke_job=job)
-        track = entry.track
-        needs = matching.parse_labels(tuple(track.needs_labels))
+        graph = get_graph(job)
+        needs = matching.parse_labels(tuple(graph.track.needs_labels))
         names_gpu = any(matching.MODEL_LABEL.fullmatch(label) for label in needs.names)  # of unknown memory
-        memory_bytes = needs.gpus * needs.gpu_memory_bytes or track.training_limits().memory_bytes
-        site = {"arch": entry.architecture, "budget": track.budget}
+        memory_bytes = needs.gpus * needs.gpu_memory_bytes or graph.track.training_limits().memory_bytes
         device = {"device": "cuda"} if needs.gpus or names_gpu else {}
         return protocol.SmokeOrder(
-            config=runs.merge_configs(device, track.config, entry.config, site),
-            tokenizer=track.season.tokenizer,
+            config={**device, **graph.config},
+            tokenizer=graph.season.tokenizer,
+            vocabulary_size=graph.season.vocabulary_size,
+            trace_only=graph.entry.smoke_job_id != job.pk,
             memory_bytes=None if names_gpu and not needs.gpus else float(memory_bytes),
             peak=get_peak_flops(needs),
         )
@@ -41,7 +46,8 @@ class SmokeTestHandler(JobKind):
         except ValidationError:
             record_outcome(job, None, "The smoke run's answer is invalid; it says nothing about this commit.")
             return
-        record_outcome(job, found.passed, found.sentence, plain_json(found.model_dump(mode="json")))
+        numbers = plain_json(found.model_dump(mode="json", exclude={"graph"}))
+        record_outcome(job, found.passed, found.sentence, numbers, found.graph)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         if cause == "model":
@@ -50,25 +56,48 @@ class SmokeTestHandler(JobKind):
             record_outcome(job, None, f"The smoke run could not run, which says nothing about this commit: {reason}")
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
+        for run in get_graph(job).runs.filter(state=Run.State.WAITING):
+            runs.cancel_run(run, reason, runs.SITE)
         record_outcome(job, None, f"The smoke run was cancelled: {reason}")
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         summaries = {}
-        for entry in Entry.objects.filter(smoke_job__in=jobs):
-            title = f"Smoke run of {entry.title}"
-            summaries[entry.smoke_job_id or 0] = JobSummary(title, entry.get_absolute_url(), entry.smoke_sentence)
+        for graph in TracedGraph.objects.filter(job__in=jobs).select_related("entry"):
+            entry = graph.entry
+            outcome = entry.smoke_sentence if entry.smoke_job_id == graph.job_id else graph.problem
+            summaries[graph.job_id] = JobSummary(f"Smoke run of {entry.title}", entry.get_absolute_url(), outcome)
         return summaries
 
 
-def record_outcome(job: Job, passed: bool | None, message: str, numbers: dict[str, Any] | None = None) -> None:
-    """Store the outcome and let an approved entry's runs continue. `passed` is None if it says nothing.
+def get_graph(job: Job) -> TracedGraph:
+    return TracedGraph.objects.select_related("entry", "track", "season", "job").get(job=job)
+
+
+def record_outcome(
+    job: Job,
+    passed: bool | None,
+    message: str,
+    numbers: dict[str, Any] | None = None,
+    summary: dict[str, Any] | None = None,
+) -> None:
+    """Store the outcome and the graph, and let the entry's runs continue. `passed` is None if it says nothing.
 
     Requires the transaction that ends the job.
     """
-    message = plain_text(message, 500)
-    entry = Entry.objects.select_for_update().filter(smoke_job=job).first()
-    if entry is None:
-        return  # a newer smoke run has replaced this one
+    message, graph = plain_text(message, 500), get_graph(job)
+    graphs.store_trace(graph, summary, "" if passed else message)
+    entry = Entry.objects.select_for_update().get(pk=graph.entry_id)
+    if entry.smoke_job_id == job.pk:
+        store_smoke_result(entry, passed, message, numbers or {})
+    cause: protocol.Cause = "infrastructure" if passed is None else "model"
+    if graph.problem:
+        for run in graph.runs.filter(state=Run.State.WAITING):
+            runs.fail_waiting_run(run, cause, graph.problem)
+    if entry.state == Entry.State.APPROVED:
+        queue_waiting_runs(entry, job.release)
+
+
+def store_smoke_result(entry: Entry, passed: bool | None, message: str, numbers: dict[str, Any]) -> None:
     verdict = {True: "passed", False: "failed", None: "without a verdict"}[passed]
     transition(
         entry,
@@ -76,19 +105,18 @@ def record_outcome(job: Job, passed: bool | None, message: str, numbers: dict[st
         since=[entry.state],
         actor=runs.SITE,
         message=f"Smoke run {verdict}: {message}",
-        smoke={**(numbers or {}), "passed": passed},
+        smoke={**numbers, "passed": passed},
         smoke_sentence=message,
     )
-    if entry.state == Entry.State.APPROVED:
-        queue_waiting_runs(entry, job.release, passed)
+    entry.refresh_from_db()
 
 
-def queue_waiting_runs(entry: Entry, release: Blob, passed: bool | None) -> None:
-    """Queue the runs that wait for the smoke run. After a failure they wait until a maintainer approves again."""
+def queue_waiting_runs(entry: Entry, release: Blob) -> None:
+    """Queue the runs that wait for a smoke run. After a failed test they wait until a maintainer approves again."""
     waiting = entry.runs.select_related("entry", "track", "season").filter(state=Run.State.WAITING)
-    if passed is False:
-        reason = f"Approved, but its smoke run failed: {entry.smoke_sentence} Approve it again to train it anyway."
-        waiting.update(reason=reason[:500], revision=F("revision") + 1)
+    if entry.smoke.get("passed") is False:
+        reason = AFTER_FAILURE.format(entry.smoke_sentence)[:500]
+        waiting.update(reason=reason, revision=F("revision") + 1)
         return
     for run in waiting:
         runs.queue_run(run, release=release)

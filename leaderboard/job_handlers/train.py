@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import initial_weights, runs
+from leaderboard import graphs, initial_weights, runs
 from leaderboard.initial_weights import RUN_FILE
 from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
@@ -57,6 +57,7 @@ class TrainHandler(JobKind):
         return protocol.TrainOrder(
             dataset=run.season.dataset(),
             config=runs.get_configuration(run),
+            graph=graphs.get_files(run.graph),
             resume=resume,
             probe=speed_probes.build_probe_spec(run.track),
             base=initial_weights.get_initial_weights(run),

@@ -89,6 +89,9 @@ class Entry(models.Model):
         max_length=40, blank=True, help_text="Merge base with `main`. Empty if there is no common history."
     )
     changed_files = models.JSONField(default=list, blank=True, help_text="Paths that differ from `base_sha`.")
+    source_bytes = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Compressed size of `trainer/models/`, less that of main's own files."
+    )
     notebooks = models.JSONField(
         default=list,
         blank=True,

@@ -6,7 +6,7 @@ from django.db import models
 from django.utils import timezone
 
 from leaderboard.models.entries import Entry
-from leaderboard.models.seasons import Season
+from leaderboard.models.seasons import Season, Track
 from scheduler.models import Job
 
 
@@ -23,6 +23,7 @@ class TracedGraph(models.Model):
     """
 
     entry = models.ForeignKey(Entry, on_delete=models.CASCADE, related_name="graphs")
+    track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="+")
     season = models.ForeignKey(Season, on_delete=models.PROTECT, related_name="+")
     config = models.JSONField(default=dict, help_text="Traced configuration, with the budget of its first run.")
     config_hash = models.CharField(max_length=64, help_text="Hash of the part of `config` that changes the graph.")
@@ -38,7 +39,7 @@ class TracedGraph(models.Model):
 
     class Meta:
         ordering = ["pk"]
-        indexes = [models.Index(fields=["entry", "season", "config_hash"])]
+        indexes = [models.Index(fields=["entry", "track", "config_hash"])]
 
     def __str__(self) -> str:
         return self.hash[:12] or f"graph {self.pk}"

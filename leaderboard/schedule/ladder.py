@@ -89,8 +89,8 @@ def fill_ladder(track: Track) -> int:
 
 
 def count_waiting(track: Track) -> int:
-    jobs = {"job__state": Job.State.QUEUED, "job__priority": Job.Priority.LADDER}
-    return Run.objects.filter(track=track, **jobs).count()
+    queued = Q(job__state=Job.State.QUEUED, job__priority=Job.Priority.LADDER)
+    return Run.objects.filter(queued | Q(state=Run.State.WAITING, purpose=Run.Purpose.LADDER), track=track).count()
 
 
 def retry_broken(track: Track) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import runs
+from leaderboard import graphs, runs
 from leaderboard.formatting import compact, duration, power
 from leaderboard.models import Entry, Run, Track
 from leaderboard.submissions import smoke_tests
@@ -101,6 +101,8 @@ def get_full_budget_job(entry: Entry) -> Job:
     if run is not None and run.job is not None:
         return run.job
     run = Run(entry=entry, track=track, season=track.season, budget=track.budget, seed=0)
+    if graphs.needs_graph(run):
+        run.graph = entry.graphs.usable().last()
     return Job(**runs.build_train_job(run, None), queued_at=timezone.now())
 
 

@@ -6,21 +6,16 @@ that was approved before stays approved, and its runs wait for the smoke run to 
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.conf import settings
 from django.db import transaction
 
-from leaderboard import runs
+from leaderboard import graphs, runs
 from leaderboard.models import Entry
 from scheduler import matching, storage
 from scheduler.models import Blob, Job
 from scheduler.transitions import FINAL_STATES, cancel_job, transition
-from trainer import protocol
 from trainer.accounting import peak_flops
 
-EXPECTED_SECONDS = 90.0
-LIMITS = protocol.JobLimits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
 OPEN_STATES = (Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED)
 SMOKE_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.OPEN)  # entries with an architecture that has not been reviewed
 
@@ -61,10 +56,11 @@ def queue_smoke_test(
         return None
     release = release or storage.store_release()
     with transaction.atomic():
-        entry = Entry.objects.select_for_update(of=("self",)).select_related("track", "smoke_job").get(pk=entry.pk)
+        rows = Entry.objects.select_for_update(of=("self",)).select_related("track__season", "smoke_job")
+        entry = rows.get(pk=entry.pk)
         if is_running(entry) or entry.state not in OPEN_STATES:
             return None
-        job = Job.objects.create(**build_smoke_job(entry, release))
+        job = graphs.queue_trace(entry, entry.track, runs.get_entry_configuration(entry, entry.track), release).job
         transition(
             entry,
             Entry.State.SMOKE if entry.state == Entry.State.PROPOSED else entry.state,
@@ -78,30 +74,10 @@ def queue_smoke_test(
     return job
 
 
-def build_smoke_job(entry: Entry, release: Blob) -> dict[str, Any]:
-    """Return the fields of the job. Code that is not approved runs only on trusted nodes, in the sandbox."""
-    return {
-        "kind": "smoke",
-        "priority": Job.Priority.SCORE,  # short, and its author waits
-        "impact": entry.impact,
-        "expected_seconds": EXPECTED_SECONDS,
-        "author": entry.author,
-        "needs_sandbox": True,
-        "needs_trusted": entry.state != Entry.State.APPROVED,
-        "track": entry.track.slug,
-        "from_core": runs.is_core(entry),
-        "max_attempts": 3,
-        "needs_memory_bytes": LIMITS.memory_bytes,
-        "needs_disk_bytes": LIMITS.disk_bytes,
-        "release": release,
-        "entry": entry.bundle,
-        "limits": LIMITS.model_dump(),
-    }
-
-
 def cancel_smoke_test(entry: Entry, reason: str, actor: str) -> None:
-    if entry.smoke_job is not None:
-        cancel_job(entry.smoke_job, actor, reason)
+    """Cancel all jobs that trace the entry."""
+    for graph in entry.graphs.filter(hash="", problem="").select_related("job"):
+        cancel_job(graph.job, actor, reason)
 
 
 def get_peak_flops(needs: matching.LabelNeeds) -> float | None:

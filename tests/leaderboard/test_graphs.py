@@ -1,0 +1,243 @@
+"""On a traced track a run waits for its graph, trains it without a sandbox, and shares it with runs of equal sizes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from leaderboard import graphs, runs
+from leaderboard.job_handlers import replays
+from leaderboard.models import Entry, Run, TracedGraph, Track
+from leaderboard.schedule import ladder
+from leaderboard.submissions import intake, smoke_tests
+from scheduler import storage, transitions
+from scheduler.job_kinds import get_job_kind
+from scheduler.models import Job, JobFile, Node
+from scheduler.retention import delete_expired
+from tests.leaderboard.conftest import Repository, finish, lease, upload
+from tests.support.graph_jobs import finish_smoke_job, finish_trace, leave_graph
+from tests.support.nights import MONDAY, tonight
+from trainer import protocol
+
+
+@pytest.fixture
+def traced_track(track: Track) -> Track:
+    track.is_traced = True
+    track.save()
+    track.season.vocabulary_size = 512
+    track.season.save()
+    return track
+
+
+@pytest.fixture
+def waiting_run(traced_track: Track, idea: Entry) -> Run:
+    """The run of an approved entry, which waits for its graph."""
+    (made,) = intake.approve_entry(idea, idea.sha, None)
+    return made
+
+
+def build_order(job: Job | None) -> Any:
+    assert job is not None
+    return get_job_kind(job).build_order(job, None)
+
+
+def test_run_waits_for_the_smoke_job_that_traces_it(waiting_run: Run) -> None:
+    waiting_run.refresh_from_db()
+    assert (waiting_run.state, waiting_run.job) == ("waiting", None)
+    assert waiting_run.reason == "Approved; waits for the smoke run that traces it."
+    job = Job.objects.get()
+    assert (job.kind, job.needs_trusted, job.needs_sandbox) == ("smoke", True, True)
+    assert (waiting_run.graph, waiting_run.entry.smoke_job) == (job.traced_graph, job)
+    order = build_order(job)
+    assert (order.vocabulary_size, order.trace_only) == (512, False)
+    assert order.config == {**waiting_run.track.config, "arch": "smear", "budget": "20steps"}
+
+
+def test_traced_run_gets_the_graph_and_no_file_of_the_entry(waiting_run: Run, node: Node) -> None:
+    run = finish_trace(waiting_run)
+    assert run.state == "queued"
+    assert run.graph is not None
+    order = build_order(run.job)
+    assert order.graph.hash == run.graph.hash
+    assert [file.path for file in order.graph.files] == list(protocol.GRAPH_FILES)
+    run = finish(run, node)
+    assert build_order(run.score_job).graph == order.graph
+    for job in (run.job, run.score_job):
+        assert job is not None
+        assert (job.entry, job.needs_sandbox) == (None, False)
+
+
+def test_replay_order_has_the_graph(waiting_run: Run, node: Node) -> None:
+    run = finish_trace(waiting_run)
+    assert run.job is not None
+    lease(run.job, node)
+    for step in (10, 20):
+        upload(run.job, step)
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    run.refresh_from_db()
+    replay = replays.request_replay(run, actor="mara")
+    assert replay.job is not None
+    assert (replay.job.entry, replay.job.needs_sandbox) == (None, False)
+    assert build_order(replay.job).graph == graphs.get_files(run.graph)
+
+
+def test_runs_of_equal_sizes_share_a_graph_and_others_have_their_own(waiting_run: Run) -> None:
+    run = finish_trace(waiting_run)
+    again = runs.rerun(run, actor="mara")
+    half = runs.make_run(run.entry, run.track, budget="10steps")
+    runs.queue_run(half)
+    assert {again.graph, half.graph} == {run.graph}
+    assert again.state == half.state == "queued"
+    Track.objects.update(trial={"part": 0.25, "config": {"model": {"depth": 1}}})
+    run.track.refresh_from_db()
+    trial = runs.make_run(run.entry, run.track, budget=run.track.trial_budget)
+    runs.queue_run(trial)
+    assert trial.graph != run.graph
+    assert trial.graph is not None
+    assert build_order(trial.graph.job).trace_only, "the entry has had its smoke test"
+    assert finish_trace(trial).state == "queued"
+
+
+@pytest.mark.parametrize(
+    ("config", "is_equal"),
+    [
+        ({"seed": 7, "budget": "1s", "threads": 1, "train": {"sequence_length": 64, "batch": 2}}, True),
+        ({"train": {"sequence_length": 32}}, False),
+        ({"model": {"depth": 3}}, False),
+        ({"model": {"depth": 2, "width": 32}}, False),
+        ({"arch": "gpt"}, False),
+        ({"recipe": {"clip": 1.0}}, False),
+    ],
+)
+def test_config_hash_depends_on_what_changes_the_graph(config: dict[str, Any], is_equal: bool) -> None:
+    base = {"arch": "smear", "model": {"depth": 2}, "train": {"sequence_length": 64}, "seed": 1, "budget": "20steps"}
+    assert (graphs.hash_config({**base, **config}) == graphs.hash_config(base)) is is_equal
+
+
+def test_config_hash_without_sizes_depends_on_the_budget() -> None:
+    first, second = ({"arch": "gpt", "budget": budget} for budget in ("60s", "24h"))
+    assert graphs.hash_config(first) != graphs.hash_config(second)
+
+
+def test_failed_trace_fails_the_run_with_its_reason(waiting_run: Run) -> None:
+    job = Job.objects.get()
+    sentence = "smear.py:12: `.item()` reads a value: use torch.where."
+    finish_smoke_job(job, {"passed": False, "sentence": sentence, "checks": []})
+    waiting_run.refresh_from_db()
+    assert (waiting_run.state, waiting_run.cause, waiting_run.reason) == ("failed", "model", sentence)
+
+
+def test_smoke_run_without_graph_files_fails_the_run(waiting_run: Run) -> None:
+    finish_smoke_job(Job.objects.get(), {"passed": True, "sentence": "It is sound.", "checks": [], "graph": {}})
+    waiting_run.refresh_from_db()
+    assert (waiting_run.state, waiting_run.reason) == ("failed", graphs.NO_GRAPH)
+
+
+def test_graph_with_a_forged_hash_is_not_stored(waiting_run: Run) -> None:
+    job = Job.objects.get()
+    summary = {**leave_graph(job), "hash": "a" * 64}
+    finish_smoke_job(job, {"passed": True, "sentence": "It is sound.", "checks": [], "graph": summary})
+    assert not TracedGraph.objects.usable().exists()
+
+
+def test_lost_trace_can_be_retried(waiting_run: Run, node: Node) -> None:
+    job = Job.objects.get()
+    lease(job, node)
+    transitions.fail_job(job, "node:cellar", "infrastructure", "The node was lost.")
+    waiting_run.refresh_from_db()
+    assert (waiting_run.state, waiting_run.cause) == ("failed", "infrastructure")
+    runs.retry_run(waiting_run, actor="mara")
+    waiting_run.refresh_from_db()
+    assert waiting_run.state == "waiting"
+    assert finish_trace(waiting_run).state == "queued"
+
+
+def test_failed_smoke_test_of_a_traceable_entry_leaves_the_decision_to_a_maintainer(waiting_run: Run) -> None:
+    run = finish_trace(waiting_run, passed=False, sentence="The loss does not fall.")
+    assert run.state == "waiting"
+    assert "Approve it again to train it anyway" in run.reason
+    (run,) = intake.approve_entry(run.entry, run.entry.sha, None)
+    assert run.state == "queued"
+
+
+def test_smoke_test_before_approval_traces_for_the_run(traced_track: Track, idea: Entry) -> None:
+    job = smoke_tests.queue_smoke_test(idea, is_vouched=True)
+    assert job is not None
+    assert job.needs_trusted
+    finish_smoke_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": leave_graph(job)})
+    idea.refresh_from_db()
+    (run,) = intake.approve_entry(idea, idea.sha, None)
+    assert (run.state, run.graph) == ("queued", job.traced_graph)
+    assert Job.objects.filter(kind="smoke").count() == 1
+
+
+def test_graph_of_another_vocabulary_is_traced_again(traced_track: Track, idea: Entry) -> None:
+    job = smoke_tests.queue_smoke_test(idea, is_vouched=True)
+    assert job is not None
+    summary = leave_graph(job, vocabulary_size=8192)
+    finish_smoke_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": summary})
+    idea.refresh_from_db()
+    (run,) = intake.approve_entry(idea, idea.sha, None)
+    assert run.state == "waiting"
+    assert finish_trace(run).state == "queued"
+
+
+def test_withdrawal_cancels_the_trace_and_the_run(waiting_run: Run) -> None:
+    intake.withdraw_entry(waiting_run.entry)
+    waiting_run.refresh_from_db()
+    assert (waiting_run.state, Job.objects.get().state) == ("cancelled", "cancelled")
+
+
+def test_main_is_only_traced_and_needs_no_sandbox(traced_track: Track) -> None:
+    night = tonight(MONDAY)
+    assert night.run is not None
+    job = Job.objects.get()
+    assert (job.kind, job.needs_trusted, job.needs_sandbox) == ("smoke", True, False)
+    assert build_order(job).trace_only
+    assert night.run.entry.smoke_job is None
+    assert finish_trace(night.run).state == "queued"
+
+
+def test_ladder_does_not_pile_up_runs_that_wait_for_a_graph(traced_track: Track) -> None:
+    night = tonight(MONDAY)
+    assert night.run is not None
+    traced_track.season.baseline = night.run.entry
+    traced_track.season.save()
+    traced_track.ladder = {"rungs": [0.5, 1], "seeds": 3}
+    traced_track.save()
+    assert sum(ladder.fill_ladder(traced_track) for _ in range(3)) == ladder.WAITING_AT_ONCE
+    assert Run.objects.filter(purpose="ladder", state="waiting").count() == ladder.WAITING_AT_ONCE
+    finish_trace(night.run)
+    assert not Run.objects.filter(state="waiting").exists()
+    assert len(set(Run.objects.values_list("graph", flat=True))) == 1
+
+
+def test_open_entry_and_rewind_train_python(waiting_run: Run, node: Node) -> None:
+    run = finish(finish_trace(waiting_run), node)
+    rewound = Run(entry=run.entry, track=run.track, season=run.season, start_run=run)
+    assert not graphs.needs_graph(rewound)
+    run.entry.kind = Entry.Kind.OPEN
+    assert not graphs.needs_graph(run)
+
+
+def test_score_order_names_the_baselines_losses(waiting_run: Run, node: Node) -> None:
+    run = finish(finish_trace(waiting_run), node)
+    assert run.score_job is not None
+    assert build_order(run.score_job).reference is None
+    losses = storage.store_bytes(b"losses")
+    JobFile.objects.create(job=run.score_job, path="losses.npy", blob=losses)
+    run.season.baseline = run.entry
+    run.season.save()
+    again = finish(runs.rerun(run, actor="mara"), node)
+    assert build_order(again.score_job).reference == storage.build_file_reference(losses, "losses.npy")
+
+
+def test_retention_keeps_the_files_of_a_graph(waiting_run: Run, main: Repository) -> None:
+    run = finish_trace(waiting_run)
+    delete_expired(timezone.now() + timedelta(days=400))
+    files = graphs.get_files(run.graph)
+    assert files is not None
+    assert JobFile.objects.filter(blob__in=[file.sha256 for file in files.files]).count() == 4
