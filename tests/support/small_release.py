@@ -77,20 +77,24 @@ print(json.dumps(made))
 SCORE = """
 import json, sys
 from pathlib import Path
-import trainer.models.gpt as pure
+from trainer.models import gpt
 
-options = dict(zip(sys.argv[2::2], sys.argv[3::2])) if "--json" not in sys.argv else {
-    word: sys.argv[i + 1] for i, word in enumerate(sys.argv[:-1]) if word.startswith("--")}
+words = sys.argv[1:]
+options = {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
 run = Path(sys.argv[1])
-weights = sorted(run.glob("checkpoints/*/*"))
 sys.stderr.write("scoring" + chr(10))
 if json.loads((run / "run.json").read_text()).get("cheats"):
     print(json.dumps({"failed": "The model looks ahead."}))
     raise SystemExit(3)
+reference = None
+if "--items" in options:
+    Path(options["--items"]).write_text("items")
+    Path(options["--items"]).with_name("losses.npy").write_text("losses")
+    reference = Path(options["--reference"]).read_text()
 print(json.dumps({
-    "bits_per_byte": 1.5, "files": [path.name for path in weights], "scorer_imports": pure.NAME,
-    "model_source": (Path(options["--model-source"]) / "trainer/models/gpt.py").read_text(),
-    "sandbox": options["--sandbox"], "suite": options.get("--suite"),
+    "bits_per_byte": 1.5, "files": sorted(path.name for path in run.glob("checkpoints/*/*")),
+    "architecture": gpt.NAME, "graph": sorted(path.name for path in run.glob("graph/*")),
+    "reference": reference, "suite": options.get("--suite"),
     "test": (Path(options["--dataset"]) / "test" / "00000.bin").read_text(),
     "tokenizer": (run / "tokenizer.json").exists(),
 }))

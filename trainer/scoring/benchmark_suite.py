@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from trainer.errors import UserError
-from trainer.scoring.misbehavior import MetricOverflowError
+from trainer.errors import ModelError, UserError
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
-    from trainer.scoring.logits import LogitsSource
+    from trainer.scoring.model_scorer import ModelScorer
 
 BOOTSTRAPS = 1000  # resamples for the standard error of a metric without a formula (perplexity)
 HUB = Path("hub")  # instead of a folder: read tasks from the Hub
@@ -133,14 +132,14 @@ def split_by_available_data(names: Sequence[str], folder: Path | None) -> tuple[
 
 
 def run_suite(
-    client: LogitsSource,
+    scorer: ModelScorer,
     tokenizer: Tokenizer,
     names: Sequence[str],
     folder: Path,
     limit: int | None,
     progress: Callable[[str, float], None],
 ) -> tuple[dict[str, Metrics], list[Item]]:
-    """Return metrics and items of each task, over the first `limit` questions of its parts; `client` is loaded."""
+    """Return metrics and items of each task, over the first `limit` questions of its parts."""
     with _silence_lm_eval(offline=folder != HUB):
         # Imported here: it takes a second, and most runs are scored without the suite.
         import lm_eval.tasks
@@ -153,12 +152,13 @@ def run_suite(
         # Indexing all of lm-eval's tasks takes six seconds, so only a few folders are indexed.
         folders = [Path(lm_eval.tasks.__file__).parent / name for name in FOLDERS]
         tasks = TaskManager(include_defaults=False, include_path=folders).load([{"group": "suite", "task": members}])
-        model = LmEvalModel(client, tokenizer, progress)
+        model = LmEvalModel(scorer, tokenizer, progress)
         try:
             evaluation = evaluate(model, tasks, limit=limit, log_samples=True, bootstrap_iters=BOOTSTRAPS)
         except OverflowError:
-            raise MetricOverflowError from None
-        client.check_unchanged()
+            raise ModelError(
+                "The model finds a benchmark's answers so unlikely that the benchmark's metrics overflow."
+            ) from None
     results = evaluation["results"]
     metrics = {name: average_metrics([parse_metrics(results[member.task]) for member in SUITE[name]]) for name in names}
     samples = evaluation["samples"]

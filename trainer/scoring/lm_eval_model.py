@@ -1,8 +1,7 @@
-"""Adapter that lets lm-eval use a model process."""
+"""Adapter that lets lm-eval use a scorer."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,25 +9,24 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
-from trainer.scoring.logits import score_targets
-from trainer.scoring.windows import batch_rows, cut_windows, pad_rows, round_row_length
+from trainer.scoring.windows import cut_windows, pad_rows
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
-    from trainer.scoring.logits import LogitsSource
+    from trainer.scoring.model_scorer import ModelScorer
 
 TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]  # ((context, continuation), their tokens)
 
 
 class LmEvalModel(TemplateLM):
-    """Log-likelihoods from a model process. As in lm-eval's own models, a text that is too long is cut on the left."""
+    """Log-likelihoods from a scorer. As in lm-eval's own models, a text that is too long is cut on the left."""
 
-    def __init__(self, client: LogitsSource, tokenizer: Tokenizer, progress: Callable[[str, float], None]) -> None:
+    def __init__(self, scorer: ModelScorer, tokenizer: Tokenizer, progress: Callable[[str, float], None]) -> None:
         super().__init__()
-        self._client = client
+        self._scorer = scorer
         self._tokenizer = tokenizer
         self._progress = progress
-        self._length = client.sequence_length
+        self._length = scorer.sequence_length
 
     @property
     def eot_token_id(self) -> int:
@@ -41,23 +39,19 @@ class LmEvalModel(TemplateLM):
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenizedRequest], **kwargs: Any) -> list[tuple[float, bool]]:
-        rows, counts = [], []
-        for _, context, continuation in requests:
+        results = []
+        for number, (_, context, continuation) in enumerate(requests, 1):
             row = np.array((context + continuation)[-(self._length + 1) :], np.int64)
-            rows.append(row)
-            counts.append(min(len(continuation), len(row) - 1))
-        results: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
-        sizes = [round_row_length(len(row) - 1, self._length) for row in rows]
-        for group in batch_rows(sizes, self._client.max_tokens, random.Random(0)):
-            logits = self._client.get_logits(
-                pad_rows([rows[i][:-1] for i in group], sizes[group[0]], self.eot_token_id)
-            )
-            for i, row_logits in zip(group, logits, strict=True):
-                end = len(rows[i]) - 1
-                scores = score_targets(row_logits[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
-                results[i] = float(scores.log_probabilities.sum()), bool(scores.greedy.all())
-            self._progress("benchmarks", 0)
+            results.append(self._score_end(row, min(len(continuation), len(row) - 1)))
+            self._progress("benchmarks", number / len(requests))
         return results
+
+    def _score_end(self, row: np.ndarray[Any, np.dtype[np.int64]], count: int) -> tuple[float, bool]:
+        """Return log-likelihood and greediness of the last `count` tokens of a row."""
+        inputs, targets = (pad_rows([part], self._length, self.eot_token_id) for part in (row[:-1], row[1:]))
+        scores = self._scorer.score_rows(inputs, targets)
+        end = len(row) - 1
+        return -float(scores.nats[0, end - count : end].sum()), bool(scores.is_greedy[0, end - count : end].all())
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[float]:
         """Score whole texts, in the same windows as bits per byte."""
@@ -80,8 +74,9 @@ class LmEvalModel(TemplateLM):
         generated: list[int] = []
         text = ""
         while len(generated) < int(settings.get("max_gen_toks", 256)):
-            logits = self._client.get_logits(np.array([(tokens + generated)[-self._length :]], np.int64))
-            token = int(logits[0, -1].argmax())
+            row = np.array((tokens + generated)[-self._length :], np.int64)
+            padded = pad_rows([row], self._length, self.eot_token_id)[0]
+            token = int(self._scorer.compute_logits_at(padded, len(row) - 1).argmax())
             if token == self.eot_token_id:
                 break
             generated.append(token)

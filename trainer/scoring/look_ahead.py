@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-DRAWS = 4096
+DRAWS = 4096  # of a long text
+TOKENS_PER_DRAW = 4  # of a short one, whose own sampling error is larger
 UNIFORM_SHARE = 0.5  # of the draws
 UNSEEN_DRAWS = 2.6
 """Draws of a dear position that may have been missed, added to the variance: with 3 expected, none is drawn in 5 % of
@@ -50,6 +51,11 @@ class Correction:
     def is_beyond_rounding(self) -> bool:
         """Whether the model uses later tokens: the correction is larger than four standard errors of rounding."""
         return bool(self.nats > 4 * max(self.rounding, 1e-7))
+
+
+def choose_draws(positions: int) -> int:
+    """Return how many of a text's positions are drawn."""
+    return max(2, min(DRAWS, positions // TOKENS_PER_DRAW))
 
 
 def draw_positions(losses: Losses, reference: Losses, draws: int, rng: np.random.Generator) -> PositionSample:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
+import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from tests.support.scoring_models import documents, needs_sandbox, write_run
+from tests.support import peeking_model
+from tests.support.scored_runs import build_gpt, documents, write_checkpoint, write_run
 from trainer.cli.main import main
+from trainer.models import ARCHITECTURES
 
 
 def held_out_file(folder: Path) -> Path:
@@ -21,71 +25,98 @@ def held_out_file(folder: Path) -> Path:
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
-    text = held_out_file(folder)
-    return ["score", str(folder), "--corpus", f"files:{text}", "--model-source", str(folder / "source"), *more]
+    return ["score", str(folder), "--corpus", f"files:{held_out_file(folder)}", *more]
 
 
-@needs_sandbox
-def test_score_prints_one_json_object_and_imports_no_model(tmp_path):
+def read_output(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return record
+
+
+def test_score_prints_one_json_object(tmp_path, capsys):
     folder = write_run(tmp_path / "run")
-    code = (
-        "import sys; from trainer.cli.main import main; code = main(sys.argv[1:]);"
-        "assert not {'torch', 'trainer.models', 'trainer.train', 'trainer.checkpoint.store'} & set(sys.modules);"
-        "sys.exit(code)"
-    )
-    command = [sys.executable, "-c", code, *arguments(folder, "--json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert record["arch"] == "strange"
-    assert record["parameters"] == 2 * 8 * 300
-    assert (record["train_tokens"], record["train_seconds"], record["step"]) == (1000, 1.5, 10)
-    assert (record["parameters_embedding"], record["parameters_non_embedding"]) == (8 * 300, 8 * 300)
-    assert (record["flops_per_token"], record["flops_void"]) == (6 * 8 * 300, "")
-    assert record["train_flops"] == 1000 * record["flops_per_token"], "counted, not as reported"
+    assert main(arguments(folder, "--json")) == 0
+    record = read_output(capsys)
+    assert (record["arch"], record["step"]) == ("gpt", 10)
+    assert (record["train_tokens"], record["train_seconds"], record["train_flops"]) == (1000, 1.5, 2.5e6)
+    assert record["parameters_embedding"] + record["parameters_non_embedding"] == record["parameters"]
+    assert (record["flops_per_token"], record["flops_void"]) == (2500, "")
     assert record["bytes"] == sum(len(document.text.encode()) for document in documents())
     assert record["documents"] == len(documents())
     bits = record["nats_per_token"] * record["tokens"] / math.log(2) / record["bytes"]
     assert record["bits_per_byte"] == pytest.approx(bits)
     assert 0 < record["stderr"] < record["bits_per_byte"]
-    assert set(record["checks"]) == {"prefix", "causality", "order", "memory"}
-    assert (record["suite"], record["suite_missing"], record["sandbox"]) == ({}, [], "bubblewrap")
+    assert set(record["checks"]) == {"look_ahead", "untrained"}
+    assert (record["suite"], record["suite_missing"]) == ({}, [])
 
 
-@needs_sandbox
-def test_cheat_prints_its_error_and_nothing_else(tmp_path, capsys):
-    folder = write_run(tmp_path / "run", "return self.push(self.honest(tokens), tokens, 5.0)")
+def test_losses_of_a_score_are_the_reference_of_the_next(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    assert main(arguments(folder, "--json", "--items", str(tmp_path / "items.jsonl.gz"))) == 0
+    first = read_output(capsys)
+    losses = np.load(tmp_path / "losses.npy")
+    assert losses.shape == (first["tokens"],)
+    assert losses.mean(dtype=np.float64) == pytest.approx(first["nats_per_token"], rel=1e-3)
+    assert main(arguments(folder, "--json", "--reference", str(tmp_path / "losses.npy"))) == 0
+    errors = [found["checks"]["look_ahead"]["stderr"] for found in (first, read_output(capsys))]
+    assert errors[1] < errors[0]
+
+
+def test_reference_of_another_text_is_ignored(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    np.save(tmp_path / "losses.npy", np.ones(7, np.float16))
+    assert main(arguments(folder, "--json", "--reference", str(tmp_path / "losses.npy"))) == 0
+    assert "losses.npy is ignored" in capsys.readouterr().err
+
+
+def test_model_of_infinite_logits_prints_its_error_and_nothing_else(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    checkpoint = folder / "checkpoints" / "step-00000010"
+    shutil.rmtree(checkpoint)
+    model = build_gpt()
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.inf)
+    write_checkpoint(checkpoint, model)
     assert main(arguments(folder, "--json")) == 3
     output, errors = capsys.readouterr()
-    assert list(json.loads(output)) == ["failed"]
-    assert "looks ahead" in json.loads(output)["failed"]
-    assert "looks ahead" in errors
+    assert json.loads(output) == {"failed": "The model returned NaN or infinite logits."}
+    assert "NaN or infinite" in errors
+
+
+def test_untrained_model_that_looks_ahead_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "peeking", "tests.support.peeking_model")
+    folder = write_run(tmp_path / "run", "peeking")
+    run = json.loads((folder / "run.json").read_text())
+    run["model"] = {name: run["model"][name] for name in ("vocabulary_size", "sequence_length")}
+    (folder / "run.json").write_text(json.dumps(run))
+    checkpoint = folder / "checkpoints" / "step-00000010"
+    shutil.rmtree(checkpoint)
+    write_checkpoint(checkpoint, peeking_model.Model(peeking_model.Config(**run["model"])))
+    assert main(arguments(folder, "--json")) == 3
+    assert "knowledge that was not trained" in read_output(capsys)["failed"]
 
 
 def test_score_without_json_prints_table(tmp_path, capsys):
     folder = write_run(tmp_path / "run")
-    assert main(arguments(folder, "--sandbox", "none", "--limit-tokens", "500")) == 0
+    assert main(arguments(folder, "--limit-tokens", "500")) == 0
     output = capsys.readouterr().out
     assert "bits per byte" in output
     assert "500 tokens" in output
-    assert "strange, 4,800 parameters, step 10" in output
+    assert "within rounding" in output
 
 
 MISTAKES = {
     "no text": ("RUN", "one of the arguments --corpus --dataset is required"),
     "two texts": ("RUN TEXT --dataset x", "not allowed with"),
     "no run": ("RUN/nowhere TEXT", "There is no run folder"),
-    "not a run": ("RUN/source TEXT", "run.json is missing"),
+    "not a run": ("RUN/checkpoints TEXT", "run.json is missing"),
     "no such corpus": ("RUN --corpus wikipedia", "wikipedia"),
     "no such file": ("RUN --corpus files:nothing-here.txt", "nothing-here.txt"),
-    "no such dataset": ("RUN --dataset RUN/source", "manifest.json"),
+    "no such dataset": ("RUN --dataset RUN/checkpoints", "manifest.json"),
     "unknown task": ("RUN TEXT --suite chess", "no task 'chess'"),
-    "unknown sandbox": ("RUN TEXT --sandbox bag", "bag"),
-    "docker": ("RUN TEXT --sandbox docker", "docker"),
     "a limit of nothing": ("RUN TEXT --limit-tokens 0", "at least 1"),
     "a limit that is no number": ("RUN TEXT --limit-tokens some", "some"),
-    "no model source": ("RUN TEXT --model-source RUN/nowhere", "no trainer/ package"),
-    "a job without a sandbox": ("RUN TEXT --job", "requires --sandbox"),
+    "no such reference": ("RUN TEXT --reference RUN/run.json", "holds no losses"),
     "no such checkpoint": ("RUN TEXT --checkpoint RUN/nowhere", "manifest.json is missing"),
 }
 
@@ -152,7 +183,7 @@ DAMAGE = {
 def test_damaged_run_is_one_line_error(name, tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     damage(folder, name)
-    assert main(arguments(folder, "--json", "--sandbox", "none")) == 2
+    assert main(arguments(folder, "--json")) == 2
     output, errors = capsys.readouterr()
     lines = [line for line in errors.splitlines() if "reading the text" not in line]
     assert output == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 
@@ -104,39 +105,61 @@ def test_checkpoint_sender_keeps_the_newest_two(site: SmallSite, node: Node) -> 
     wait_until_finished(site, lease)
 
 
-def score(site: SmallSite, **run: object) -> protocol.JobSpec:
+def score(site: SmallSite, graph: bool = False, entry: bool = True, **run: object) -> protocol.JobSpec:
     files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
+    traced = tuple(site.blob(b"{}", name) for name in protocol.GRAPH_FILES)
+    digest = hashlib.sha256("".join(file.sha256 for file in traced).encode()).hexdigest()
     order = protocol.ScoreOrder(
         dataset=build_dataset_pin(),
         run=site.blob(json.dumps(run).encode(), "run.json"),
         checkpoint=protocol.Checkpoint(step=20, files=files),
+        graph=protocol.GraphFiles(hash=digest, files=traced) if graph else None,
+        reference=site.blob(b"losses", "losses.npy"),
         suite=("blimp", "lambada_openai"),
     )
-    return build_job(site, order)
+    return build_job(site, order, entry)
 
 
-def test_scoring_job_runs_the_sites_scorer(site: SmallSite, node: Node) -> None:
+SCORED = {
+    "bits_per_byte": 1.5,
+    "files": ["manifest.json", "model.safetensors"],
+    "architecture": "baseline",
+    "reference": "losses",
+    "suite": "blimp,lambada_openai",
+    "test": "test",
+    "tokenizer": True,
+}
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_scoring_job_without_entry_code_runs_the_release(site: SmallSite, node: Node, graph: bool) -> None:
+    lease = site.add(score(site, graph, entry=False))
+    node.start()
+    held = wait_until_finished(site, lease)
+    assert held.finish is not None
+    assert held.finish.outcome == "done", held.finish.reason + held.log
+    assert held.finish.result == {**SCORED, "graph": sorted(protocol.GRAPH_FILES) if graph else []}
+    assert [file.path for file in held.finish.files] == ["items.jsonl.gz", "losses.npy", "tokenizer.json"]
+    assert held.log == "scoring\n"
+
+
+def test_scoring_job_with_entry_code_lets_only_numbers_out(site: SmallSite, node: Node) -> None:
     lease = site.add(score(site))
     node.start()
     held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason + held.log
-    assert held.finish.result == {
-        "bits_per_byte": 1.5,
-        "files": ["manifest.json", "model.safetensors"],
-        "scorer_imports": "baseline",
-        "model_source": 'NAME = "entry"\n',
-        "sandbox": "bubblewrap",
-        "suite": "blimp,lambada_openai",
-        "test": "test",
-        "tokenizer": True,
-    }
-    assert held.log == "scoring\n"
+    assert held.finish.result == {"bits_per_byte": 1.5, "tokenizer": True}
+    assert [file.path for file in held.finish.files] == ["tokenizer.json"]
+    assert held.log == ""
 
 
-def test_scoring_of_a_misbehaving_model_fails_with_a_reason(site: SmallSite, node: Node) -> None:
-    lease = site.add(score(site, cheats=True))
+@pytest.mark.parametrize(
+    ("entry", "reason"), [(False, "The model looks ahead."), (True, "The entry's Python could not be scored.")]
+)
+def test_refused_model_fails_with_a_reason(site: SmallSite, node: Node, entry: bool, reason: str) -> None:
+    lease = site.add(score(site, entry=entry, cheats=True))
     node.start()
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
-    assert (finish.outcome, finish.cause, finish.reason) == ("failed", "model", "The model looks ahead.")
+    assert (finish.outcome, finish.cause, finish.reason) == ("failed", "model", reason)

@@ -82,7 +82,8 @@ def test_run_json_records_lora(adapted_run: Path) -> None:
 
 
 def test_load_model_merges_adapters(adapted_run: Path) -> None:
-    from trainer.scoring.model_process import load_model
+    from trainer.scoring.python_models import load_python_models
+    from trainer.scoring.run_folder import RunFolder
 
     folder = find_latest_checkpoint(adapted_run)
     assert folder is not None
@@ -97,7 +98,9 @@ def test_load_model_merges_adapters(adapted_run: Path) -> None:
     with torch.no_grad():
         wanted = adapted(tokens)
         torch.testing.assert_close(plain(tokens), wanted, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(load_model(adapted_run, folder)(tokens), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            load_python_models(RunFolder.open(adapted_run)).trained(tokens), wanted, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_lora_run_resumes_exactly(train: Train, adapted_run: Path, tiny_run: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""lm-eval's tasks on a model process."""
+"""lm-eval's tasks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.paths import DATA
-from tests.support.scoring_models import needs_sandbox, words, write_run
+from tests.support.scored_runs import LENGTH, build_gpt, build_scorer, words, write_run
 from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.sandbox import get_driver
 from trainer.scoring import benchmark_suite, items
 from trainer.scoring.lm_eval_model import LmEvalModel
-from trainer.scoring.logits import score_targets
-from trainer.scoring.model_client import ModelProcessClient
-from trainer.scoring.run_folder import RunFolder
 
-pytestmark = [needs_sandbox, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ITEMS = 6
 
@@ -64,8 +61,6 @@ def score_suite(run: Path, data: Path, names: str, limit: int) -> subprocess.Com
     command += [
         "--items",
         str(run / "items.jsonl.gz"),
-        "--model-source",
-        str(run / "source"),
         "--suite",
         names,
         "--suite-limit",
@@ -103,25 +98,25 @@ def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
 
 def test_log_likelihoods_match_the_logits(tmp_path):
     folder = write_run(tmp_path / "run")
-    run, tokenizer = RunFolder.open(folder), load_tokenizer(folder / "tokenizer.json")
-    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=folder / "source") as client:
-        client.wait_until_loaded()
-        model = LmEvalModel(client, tokenizer, lambda stage, done: None)
-        pairs = [(words(i, 3 + 4 * i).strip(), " " + words(50 + i, 1 + i).strip()) for i in range(8)]
-        found = model.loglikelihood([Request(pair) for pair in pairs])
-        for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
-            start, whole = tokenizer.encode(context), tokenizer.encode(context + continuation)
-            tail = min(len(whole) - len(start), run.sequence_length)
-            row = np.array(whole[-run.sequence_length - 1 :])
-            logits = client.get_logits(row[None, :-1])[0, -tail:]
-            exact = score_targets(logits, row[-tail:])
-            assert value == pytest.approx(exact.log_probabilities.sum(), abs=1e-4)
-            assert greedy == exact.greedy.all()
-        rolled = model.loglikelihood_rolling([Request((words(3, 60),))])
-        assert rolled[0] < 0
-        text = model.generate_until([Request((words(3, 60), {"until": ["."], "max_gen_toks": 5}))])
-        assert "." not in text[0]
-        assert text == model.generate_until([Request((words(3, 60), {"until": "none", "max_gen_toks": 5}))])
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    network = build_gpt(tokenizer.vocabulary_size)
+    model = LmEvalModel(build_scorer(network), tokenizer, lambda stage, done: None)
+    pairs = [(words(i, 3 + 4 * i).strip(), " " + words(50 + i, 1 + i).strip()) for i in range(8)]
+    found = model.loglikelihood([Request(pair) for pair in pairs])
+    for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
+        start, whole = tokenizer.encode(context), tokenizer.encode(context + continuation)
+        tail = min(len(whole) - len(start), LENGTH)
+        row = torch.tensor(whole[-LENGTH - 1 :])
+        with torch.inference_mode():
+            logits = network(row[None, :-1])[0, -tail:].double()
+        exact = logits.log_softmax(-1).gather(-1, row[-tail:, None])
+        assert value == pytest.approx(float(exact.sum()), abs=1e-4)
+        assert greedy == bool((logits.argmax(-1) == row[-tail:]).all())
+    rolled = model.loglikelihood_rolling([Request((words(3, 60),))])
+    assert rolled[0] < 0
+    text = model.generate_until([Request((words(3, 60), {"until": ["."], "max_gen_toks": 5}))])
+    assert "." not in text[0]
+    assert text == model.generate_until([Request((words(3, 60), {"until": "none", "max_gen_toks": 5}))])
 
 
 class Request:

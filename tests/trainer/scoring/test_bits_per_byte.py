@@ -1,4 +1,4 @@
-"""Log-probabilities, bits per byte and its standard error."""
+"""Bits per byte and its standard error."""
 
 from __future__ import annotations
 
@@ -8,38 +8,6 @@ import numpy as np
 import pytest
 
 from trainer.scoring.bits_per_byte import BitsPerByte, block_stderr, ratio_stderr
-from trainer.scoring.logits import log_softmax, score_targets
-from trainer.scoring.misbehavior import NonFiniteLogitsError
-
-
-def test_log_probabilities_match_softmax_in_double_precision():
-    rng = np.random.default_rng(1)
-    logits = (rng.normal(size=(300, 5000)) * 20).astype(np.float32)
-    targets = rng.integers(0, 5000, 300)
-    exact = logits.astype(np.float64)
-    exact -= np.log(np.exp(exact - exact.max(1, keepdims=True)).sum(1, keepdims=True)) + exact.max(1, keepdims=True)
-    found = score_targets(logits, targets)
-    np.testing.assert_allclose(found.log_probabilities, exact[np.arange(300), targets], atol=1e-5)
-    np.testing.assert_allclose(log_softmax(logits), exact, atol=1e-5)
-    assert found.greedy.tolist() == (logits.argmax(1) == targets).tolist()
-
-
-def test_unnormalised_logits_gain_nothing():
-    logits = np.random.default_rng(2).normal(size=(4, 50)).astype(np.float32)
-    targets = np.zeros(4, np.int64)
-    shifted = score_targets(logits + 1000, targets).log_probabilities
-    np.testing.assert_allclose(shifted, score_targets(logits, targets).log_probabilities, atol=1e-3)
-    assert (score_targets(logits * 0 + 1e30, targets).log_probabilities <= 0).all()
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_logits_with_one_non_finite_number_are_refused(bad):
-    logits = np.zeros((200, 1000), np.float32)
-    logits[173, 311] = bad
-    with pytest.raises(NonFiniteLogitsError):
-        score_targets(logits, np.zeros(200, np.int64))
-    with pytest.raises(NonFiniteLogitsError):
-        log_softmax(logits[170:180])
 
 
 def test_bits_per_byte_is_nats_over_bytes_and_ln_2():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.in_process_scorer import InProcessModel, write_and_open_run
-from tests.support.scoring_models import words
+from tests.support.scored_runs import build_scorer, words, write_run
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import litgpt
 from trainer.scoring.lm_eval_model import LmEvalModel
+from trainer.scoring.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,7 +57,7 @@ def test_pythia_14m_log_likelihoods_equal_hflm_item_by_item(tmp_path):
     from lm_eval.models.huggingface import HFLM
     from transformers import PreTrainedTokenizerFast
 
-    run = write_and_open_run(tmp_path / "run")
+    run = RunFolder.open(write_run(tmp_path / "run"))
     torch.manual_seed(1)
     model = litgpt.Model(litgpt.Config(run.vocabulary_size, run.sequence_length, name="pythia-14m")).eval()
     for parameter in model.parameters():
@@ -73,7 +73,7 @@ def test_pythia_14m_log_likelihoods_equal_hflm_item_by_item(tmp_path):
         batch_size=4,
         device="cpu",
     )
-    ours = LmEvalModel(InProcessModel(run, model), tokenizer, lambda stage, done: None)
+    ours = LmEvalModel(build_scorer(model), tokenizer, lambda stage, done: None)
     pairs = [(words(i, 1 + i).strip(), " " + words(70 + i, 1 + i % 4).strip()) for i in range(24)]
     pairs.append(("", words(99, 3).strip()))
     requests = [Request(pair) for pair in pairs]

@@ -1,30 +1,34 @@
-"""Scoring: the site's scorer, from the pure release. It starts the model, with the entry's code, in the sandbox."""
+"""Scoring: `dailytrain score` with a run's graphs, or with the Python of its architecture.
+
+Graphs and our own architectures run as trusted code from the release. The Python of an entry runs in the sandbox, which
+contains the held-out text: only numbers leave it, and they are advisory.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import ExitCode
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER
-from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
+from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, build_trusted_spec, ensure_dataset
 from trainer.node.job_handlers.train import OPTIMIZER_FILE
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import ScoreOrder
-from trainer.sandbox import get_driver
+from trainer.sandbox import Mount, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
 
 ACTIVITY = "scoring"
-FILES = ("items.jsonl.gz", "tokenizer.json")
-"""Uploaded with the result: for comparing two runs item by item, and for publishing the weights."""
+TOKENIZER_FILE = "tokenizer.json"
+ITEMS_FILE = "items.jsonl.gz"
+FILES = (ITEMS_FILE, "losses.npy", TOKENIZER_FILE)
+"""Uploaded with the result: for comparing two runs item by item, as a reference, and for publishing the weights."""
 OUTPUT_BYTES = 4 << 20
-SCORER_PROCESSES = 16  # of the scorer and its sandboxes, in addition to the model's
 
 
 def run(job: Job) -> JobOutcome:
@@ -33,13 +37,59 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset = ensure_dataset(job, order.dataset)
     prepare_run_folder(job, order, dataset)
+    command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(dataset)]
+    command += ["--json", "--device", "auto"]
+    is_trusted = order.graph is not None or job.spec.entry is None
+    return score_trusted_code(job, order, command) if is_trusted else score_entry_code(job, dataset, command)
+
+
+def score_trusted_code(job: Job, order: ScoreOrder, command: list[str]) -> JobOutcome:
+    """Score with the site's release: no code of an entry runs."""
     output = job.workspace.scratch / "output.json"
-    limits = replace(job.limits, processes=job.limits.processes + SCORER_PROCESSES)
-    spec = build_trusted_spec(job, build_command(job, order, dataset), limits)
+    spec = build_trusted_spec(job, command + build_trusted_flags(job, order), job.limits)
     process = job.run_process(get_driver("none"), spec, output=output)
     if process.limit_error is not None:
         raise JobFailedError(f"The scoring was ended. {process.limit_error}", "model")
-    return read_outcome(process.poll(), output)
+    code, result = process.poll(), read_output(output)
+    if code == ExitCode.OK and result is not None:
+        return JobOutcome("done", result=result, files=FILES)
+    if code == ExitCode.MODEL_ERROR and result is not None:
+        reason = sanitize_line(result.get("failed")) or "The model could not be scored."
+        return JobOutcome("failed", reason, "model")
+    return JobOutcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")
+
+
+def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:
+    flags = ["--items", str(job.workspace.out / ITEMS_FILE)]
+    if order.reference:
+        reference = job.workspace.scratch / "reference.npy"
+        job.download(order.reference, reference)
+        flags += ["--reference", str(reference)]
+    if order.suite:
+        flags += ["--suite", ",".join(order.suite)]
+    if order.suite_limit:
+        flags += ["--suite-limit", str(order.suite_limit)]
+    if (folder := find_evaluation_data()) is not None:
+        flags += ["--eval-data", str(folder)]
+    return flags
+
+
+def score_entry_code(job: Job, dataset: Path, command: list[str]) -> JobOutcome:
+    """Score with the entry's Python in the sandbox, without network. Its log is dropped: it could hold the text."""
+    work = job.workspace
+    mounts = [Mount(work.source), Mount(work.run), Mount(dataset), Mount(work.scratch, writable=True)]
+    environment = build_entry_environment(job) | {"TMPDIR": str(work.scratch)}
+    silent = ["/bin/sh", "-c", 'exec "$@" 2>/dev/null', "sh", *command]
+    output = work.root / "output.json"
+    spec = SandboxSpec(silent, environment, mounts, work.scratch, job.limits)
+    process = job.run_process(job.context.sandbox, spec, output=output)
+    if process.limit_error is not None:
+        raise JobFailedError(f"The scoring was ended. {process.limit_error}", "model")
+    result = read_output(output)
+    if process.poll() != ExitCode.OK or result is None:
+        return JobOutcome("failed", "The entry's Python could not be scored.", "model")
+    numbers = {name: value for name, value in result.items() if isinstance(value, int | float)}
+    return JobOutcome("done", result=numbers, files=(TOKENIZER_FILE,))
 
 
 def prepare_run_folder(job: Job, order: ScoreOrder, dataset: Path) -> None:
@@ -49,22 +99,9 @@ def prepare_run_folder(job: Job, order: ScoreOrder, dataset: Path) -> None:
     if order.graph:
         job.download_all(order.graph.files, run / "graph")
     for folder in (run, job.workspace.out):
-        shutil.copyfile(dataset / "tokenizer.json", folder / "tokenizer.json")
+        shutil.copyfile(dataset / TOKENIZER_FILE, folder / TOKENIZER_FILE)
     files = [file for file in order.checkpoint.files if file.path != OPTIMIZER_FILE]
     job.download_all(files, run / CHECKPOINTS_FOLDER / f"step-{order.checkpoint.step:08d}")
-
-
-def build_command(job: Job, order: ScoreOrder, dataset: Path) -> list[str]:
-    command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(dataset)]
-    command += ["--json", "--job", "--sandbox", job.context.sandbox.name, "--model-source", str(job.workspace.source)]
-    command += ["--items", str(job.workspace.out / FILES[0])]
-    if order.suite:
-        command += ["--suite", ",".join(order.suite)]
-    if order.suite_limit:
-        command += ["--suite-limit", str(order.suite_limit)]
-    if (folder := find_evaluation_data()) is not None:
-        command += ["--eval-data", str(folder)]
-    return command
 
 
 def find_evaluation_data() -> Path | None:
@@ -73,11 +110,6 @@ def find_evaluation_data() -> Path | None:
     return folder if data and (folder := Path(data) / "eval").is_dir() else None
 
 
-def read_outcome(code: int | None, output: Path) -> JobOutcome:
-    result = parse_json_object(output.read_bytes()[: OUTPUT_BYTES + 1], OUTPUT_BYTES)
-    if code == 0 and result is not None:
-        return JobOutcome("done", result=result, files=FILES)
-    if code == ExitCode.MODEL_ERROR and result is not None:
-        reason = sanitize_line(result.get("failed")) or "The model did not pass the scorer's checks."
-        return JobOutcome("failed", reason, "model")
-    return JobOutcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")
+def read_output(output: Path) -> dict[str, Any] | None:
+    with output.open("rb") as file:
+        return parse_json_object(file.read(OUTPUT_BYTES + 1), OUTPUT_BYTES)

@@ -1,4 +1,4 @@
-"""Scoring a graph in one process: the same numbers as any other way, and none of what a later token gives away."""
+"""Scoring in one process: the same numbers for a graph and its Python, and nothing gained from later tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support import peeking_model
+from tests.support.scored_runs import build_scorer, make_texts, score_tokens
 from tests.support.tiny import TINY
 from trainer.cli.main import main
 from trainer.graph.model import build_model
 from trainer.graph.trace import trace_architecture
-from trainer.scoring.graph_scorer import GraphScore, GraphScorer, score_graph
+from trainer.models.base import LanguageModel
 from trainer.scoring.heldout_text import EncodedDocument
+from trainer.scoring.text_score import TextScore, score_text
 
 V, T = 64, 32
 TRAIN = (
@@ -25,37 +28,25 @@ TRAIN = (
 )
 
 
-def build_scorer(every: int) -> GraphScorer:
+def score(every: int) -> TextScore:
     torch.manual_seed(0)
     traced = trace_architecture(peeking_model, peeking_model.Config(V, T, every))  # type: ignore[arg-type]
-    return GraphScorer(build_model(traced), torch.device("cpu"))
-
-
-def make_texts(documents: int = 60) -> list[EncodedDocument]:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(5, 3 * T, size=documents)
-    return [EncodedDocument(rng.integers(0, V, size=n), int(n)) for n in lengths]
-
-
-def score(every: int) -> GraphScore:
-    scorer = build_scorer(every)
-    ones = np.ones(V, np.int64)
-    return score_graph(scorer, scorer, make_texts(), ones, 0, lambda *_: None, rng=np.random.default_rng(1))
+    return score_tokens(build_scorer(build_model(traced), T), make_texts(V))
 
 
 @pytest.fixture(scope="module")
-def honest() -> GraphScore:
+def honest() -> TextScore:
     return score(0)
 
 
-def test_correction_of_causal_graph_is_rounding(honest: GraphScore) -> None:
+def test_correction_of_causal_graph_is_rounding(honest: TextScore) -> None:
     assert abs(honest.correction.nats) < 1e-6
     assert not honest.correction.is_beyond_rounding
     assert honest.bits.bits_per_byte == pytest.approx(honest.bits_per_byte_uncorrected, abs=1e-6)
 
 
 @pytest.mark.parametrize("every", [1, 2, 8])
-def test_graph_that_looks_ahead_gains_nothing(every: int, honest: GraphScore) -> None:
+def test_graph_that_looks_ahead_gains_nothing(every: int, honest: TextScore) -> None:
     found = score(every)
     assert found.bits_per_byte_uncorrected < honest.bits_per_byte_uncorrected
     assert found.correction.is_beyond_rounding
@@ -64,8 +55,8 @@ def test_graph_that_looks_ahead_gains_nothing(every: int, honest: GraphScore) ->
     assert sum(bits for bits, _ in found.documents) / found.bits.bytes == pytest.approx(found.bits.bits_per_byte)
 
 
-def test_score_counts_every_token_once(honest: GraphScore) -> None:
-    texts = make_texts()
+def test_score_counts_every_token_once(honest: TextScore) -> None:
+    texts = make_texts(V)
     assert honest.bits.tokens == sum(len(text.tokens) for text in texts) == len(honest.losses)
     assert honest.bits.documents == len(texts)
 
@@ -81,7 +72,7 @@ def traced_run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder / "run"
 
 
-def test_score_of_traced_run_needs_no_sandbox_and_no_python(
+def test_score_of_traced_run_needs_no_python(
     traced_run: Path, corpus_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "trainer.models.gpt", None)  # any import of it would fail
@@ -106,6 +97,40 @@ def test_score_of_traced_run_equals_score_of_the_same_python(
     for run in (traced_run, tmp_path):
         capsys.readouterr()
         corpus = f"files:{corpus_folder}/00*.txt"
-        assert main(["score", str(run), "--corpus", corpus, "--json", "--sandbox", "none"]) == 0
+        assert main(["score", str(run), "--corpus", corpus, "--json"]) == 0
         scores.append(json.loads(capsys.readouterr().out)["bits_per_byte"])
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
+class FrequencyModel(LanguageModel):
+    """Predicts each token from a table of the text's own pairs: knowledge that was not trained."""
+
+    def __init__(self, texts: list[EncodedDocument]) -> None:
+        super().__init__()
+        counts = torch.full((V, V), 1e-3)
+        for text in texts:
+            counts[text.tokens[:-1], text.tokens[1:]] += 1
+        self.table = counts.log()
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return self.table[tokens]
+
+    def logits(self, features: Tensor) -> Tensor:
+        return features
+
+
+def test_untrained_model_that_knows_the_text_is_found(honest: TextScore) -> None:
+    texts = make_texts(V)
+    found = score_tokens(build_scorer(FrequencyModel(texts), T), texts)
+    assert found.untrained.is_better
+    assert found.untrained.bits_per_byte < found.untrained.unigram_bits_per_byte
+    assert not honest.untrained.is_better
+
+
+def test_reference_of_another_model_makes_the_correction_more_exact(honest: TextScore) -> None:
+    torch.manual_seed(0)
+    traced = trace_architecture(peeking_model, peeking_model.Config(V, T, 0))  # type: ignore[arg-type]
+    scorer = build_scorer(build_model(traced), T)
+    rng, ones = np.random.default_rng(1), np.ones(V, np.int64)
+    found = score_text(scorer, scorer, make_texts(V), ones, 0, lambda *_: None, honest.losses + 1e-3, rng)
+    assert found.correction.stderr < honest.correction.stderr / 10

@@ -1,0 +1,84 @@
+"""Losses of single rows, and rows whose later tokens are replaced."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.scored_runs import LENGTH, VOCABULARY, build_gpt, build_scorer
+from trainer.errors import ModelError
+from trainer.models.base import LanguageModel
+from trainer.scoring.model_scorer import ModelScorer, replace_later_tokens
+
+
+class FixedLogits(LanguageModel):
+    """Returns the same logits for every token."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.fixed = logits
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return tokens[..., None]
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.fixed.expand(*features.shape[:2], -1)
+
+
+def draw_tokens(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, VOCABULARY, shape)
+
+
+def test_losses_equal_cross_entropy_of_the_model() -> None:
+    model = build_gpt()
+    rows = draw_tokens(3, LENGTH + 1)
+    found = build_scorer(model).score_rows(rows[:, :-1], rows[:, 1:])
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(rows[:, :-1])).double()
+    exact = -logits.log_softmax(-1).gather(-1, torch.from_numpy(rows[:, 1:, None]))[..., 0].numpy()
+    np.testing.assert_allclose(found.nats, exact, atol=1e-5)
+    assert found.is_greedy.tolist() == (logits.argmax(-1).numpy() == rows[:, 1:]).tolist()
+
+
+def test_losses_at_positions_equal_those_of_whole_rows() -> None:
+    scorer, rows, positions = build_scorer(build_gpt()), draw_tokens(4, LENGTH + 1), np.array([0, 3, 17, LENGTH - 1])
+    whole = scorer.score_rows(rows[:, :-1], rows[:, 1:]).nats[np.arange(4), positions]
+    found = scorer.score_positions(rows[:, :-1], positions, rows[np.arange(4), positions + 1])
+    np.testing.assert_allclose(found.nats, whole, atol=1e-6)
+
+
+def test_unnormalized_logits_gain_nothing() -> None:
+    scorer = ModelScorer(FixedLogits(torch.full((1, 1, 50), 1e30)), torch.device("cpu"), 4)
+    nats = scorer.score_rows(np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)).nats
+    np.testing.assert_allclose(nats, math.log(50), atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
+    logits = torch.zeros(1, 1, 50)
+    logits[..., 31] = bad
+    scorer = ModelScorer(FixedLogits(logits), torch.device("cpu"), 4)
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        scorer.score_rows(np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64))
+
+
+def test_logits_of_too_few_positions_are_refused() -> None:
+    class LastOnly(FixedLogits):
+        def features(self, tokens: Tensor) -> Tensor:
+            return tokens[:, -1:, None]
+
+    with pytest.raises(ModelError, match="one row of logits"):
+        ModelScorer(LastOnly(torch.zeros(1, 1, 50)), torch.device("cpu"), 4)
+
+
+def test_replaced_rows_keep_tokens_up_to_their_position() -> None:
+    rows, text = draw_tokens(6, LENGTH), np.array([301, 302])
+    positions = np.arange(6) * 5
+    found = replace_later_tokens(rows, positions, text, np.random.default_rng(0))
+    for row, changed, position in zip(rows, found, positions, strict=True):
+        assert changed[: position + 1].tolist() == row[: position + 1].tolist()
+        assert set(changed[position + 1 :]) <= {301, 302}
