@@ -10,10 +10,8 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import graphs, initial_weights, permissions
+from leaderboard import graphs, initial_weights, permissions, track_hours, unrelated_nodes
 from leaderboard.models import Entry, Run, Season, Track
-from leaderboard.rankings import trust
-from leaderboard.schedule import track_hours
 from scheduler import matching, storage, transitions
 from scheduler.models import Blob, Event, Job
 from trainer import protocol
@@ -156,7 +154,7 @@ def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
         **track_hours.get_job_columns(run),
         "release": release,
         "limits": limits.model_dump(),
-        **(trust.build_unrelated_constraints(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
+        **(unrelated_nodes.build_job_constraints(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
         **(build_coordinator_fields(run, limits) if run.is_swarm else {}),
     }
 

@@ -8,14 +8,14 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import events, outbox
+from leaderboard import events, outbox, track_hours
 from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, score, swarm, train
 from leaderboard.models import Track
 from leaderboard.notifications import delivery
 from leaderboard.publishing import datasets, releases
 from leaderboard.rankings import confirmations, standings_store
-from leaderboard.schedule import ladder, track_hours
+from leaderboard.schedule import ladder
 from leaderboard.schedule.monthly import start_monthly_runs
 from leaderboard.schedule.nightly import start_nightly_runs
 

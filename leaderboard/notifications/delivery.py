@@ -1,6 +1,6 @@
 """Queues a notice for each subscriber in the outbox, in the transaction of its cause; a worker sends it.
 
-Events of nodes and entries cause notices (`notify_about_events`); records and the morning report are queued directly.
+Events of nodes and entries cause notices (`notify_about_events`); the morning report is queued directly.
 A notice is sent once, or twice if the worker dies while sending. Webhooks carry the delivery id.
 """
 
@@ -21,6 +21,7 @@ from leaderboard.notifications import email_links
 from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.message import DeliveryError, Message
 from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval
+from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
 from scheduler.models import Event, Node
 from scheduler.pool import OFFLINE_REASON
 
@@ -40,6 +41,9 @@ def notify_about_events(events: Sequence[Event]) -> None:
     for event in nodes:
         if event.target_id in offline:
             notify_subscribers("node", event.pk)
+    for event in events:
+        if event.target_kind == "entry" and event.sentence == RECORD_CONFIRMED:
+            notify_subscribers("record", event.target_id)
     entries = {event.target_id for event in events if event.target_kind == "entry"}
     for entry in Entry.objects.proposed().filter(pk__in=entries):
         if is_waiting_for_approval(entry):

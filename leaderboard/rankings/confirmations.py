@@ -17,10 +17,9 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from leaderboard import runs
+from leaderboard import runs, unrelated_nodes
 from leaderboard.models import Entry, Run, Track
 from leaderboard.models.standings import get_entry_name
-from leaderboard.notifications import delivery
 from leaderboard.rankings import bounties, trust
 from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED, ScoredRun
 from leaderboard.rankings.standings import TrackStandings, load_scored_runs, rank_entries
@@ -44,7 +43,7 @@ def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
     """Queue the entry's confirmation runs, once, and return them."""
     if entry.kind not in RECORD_KINDS or entry.state != Entry.State.APPROVED:
         raise ConfirmationError(f"{entry.title} is {entry.kind} and {entry.state}: it cannot hold a record.")
-    if not trust.find_related_nodes(entry):
+    if not unrelated_nodes.find_related_nodes(entry):
         raise ConfirmationError(f"{entry.title} has not been trained yet: there is nothing to confirm.")
     with transaction.atomic():
         Entry.objects.select_for_update().get(pk=entry.pk)
@@ -95,7 +94,7 @@ def find_candidates(track: Track) -> list[Entry]:
     return [
         entry
         for entry in fresh.select_related("track__season").order_by("pk")
-        if would_be_record(standings, entry.pk, record) and trust.find_unrelated_nodes(entry).exists()
+        if would_be_record(standings, entry.pk, record) and unrelated_nodes.find_unrelated_nodes(entry).exists()
     ]
 
 
@@ -202,7 +201,6 @@ def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> 
     set_trust(get_first_runs(entry), Run.Trust.REPLICATED, REPLICATED)
     set_trust(confirming, Run.Trust.RECORD, "A record.")
     bounties.claim_bounties(entry)
-    delivery.notify_subscribers("record", entry.pk)
 
 
 def get_full_budget_runs(entry: Entry) -> QuerySet[Run]:

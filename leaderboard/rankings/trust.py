@@ -12,16 +12,13 @@ All changes are conditional UPDATEs with an event; only a maintainer ends `dispu
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 
-from leaderboard.models import Entry, Replay, Run
+from leaderboard.models import Replay, Run
 from leaderboard.recomputation import request_recomputation
 from scheduler import node_vetting
-from scheduler.models import Event, Job, Lease, Node
+from scheduler.models import Event, Job, Node
 
 RELIABLE = (Run.Trust.SCORED, Run.Trust.REPLICATED, Run.Trust.RECORD)
 """Trust of runs that multipliers are computed from."""
@@ -53,37 +50,6 @@ def change_trust(run: Run, to: Run.Trust, since: tuple[Run.Trust, ...], actor: s
     if moved and sentence:
         Event.record(actor, run, sentence)
     return moved == 1
-
-
-# --- who may check whom ---------------------------------------------------------------------------------------------
-
-
-def find_related_nodes(entry: Entry) -> list[int]:
-    """Return the ids of the nodes that trained the entry, confirmations excepted."""
-    trained = entry.runs.exclude(purpose=Run.Purpose.CONFIRMATION).values("job")
-    return sorted(Lease.objects.filter(job__in=trained).values_list("node", flat=True).distinct())
-
-
-def find_related_people(entry: Entry) -> list[int]:
-    """Return the user ids of its author, of who entered it, and of the owners of its nodes."""
-    people = User.objects.filter(
-        Q(pk=entry.requested_by_id) | Q(username__iexact=entry.author) | Q(node__in=find_related_nodes(entry))
-    )
-    return sorted(people.values_list("pk", flat=True).distinct())
-
-
-def build_unrelated_constraints(entry: Entry) -> dict[str, Any]:
-    """Return the fields of a job for trusted nodes unrelated to the entry."""
-    return {
-        "needs_trusted": True,
-        "excluded_nodes": find_related_nodes(entry),
-        "excluded_owners": find_related_people(entry),
-    }
-
-
-def find_unrelated_nodes(entry: Entry) -> QuerySet[Node]:
-    nodes = Node.objects.filter(trusted=True).exclude(state=Node.State.BANNED).exclude(pk__in=find_related_nodes(entry))
-    return nodes.filter(Q(owner=None) | ~Q(owner__in=find_related_people(entry)))
 
 
 # --- provisional or scored -------------------------------------------------------------------------------------------

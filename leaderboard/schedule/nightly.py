@@ -15,7 +15,6 @@ from django.db import transaction
 from django.utils import timezone
 
 from leaderboard import runs
-from leaderboard.integrations.github import commit_status
 from leaderboard.models import Entry, Night, Run, Track
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, repositories
@@ -91,7 +90,6 @@ def start_night(track: Track, day: date, head: MainHead) -> Night | None:
             else:
                 train_baseline(night, head, release)
             night.problem = head.problem[:300]
-            commit_status.enqueue_status(night.sha)
             night.sentence = f"{night.sentence}{describe_missing_node(night.run)}"
         night.sentence = night.sentence[:500]
         night.save()

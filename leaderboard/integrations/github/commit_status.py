@@ -25,9 +25,12 @@ def enqueue_status(sha: str) -> None:
 
 
 def update_nightly_checks(events: Sequence[Event]) -> None:
-    changed = {event.target_id for event in events if event.target_kind == "run"}
-    nightly = Run.objects.filter(pk__in=changed, purpose=Run.Purpose.NIGHTLY)
-    for sha in sorted(set(nightly.values_list("entry__sha", flat=True))):
+    """Listener of Events: of a track when its night begins, of a nightly run afterwards."""
+    runs = {event.target_id for event in events if event.target_kind == "run"}
+    tracks = {event.target_id for event in events if event.target_kind == "track"}
+    nightly = Run.objects.filter(pk__in=runs, purpose=Run.Purpose.NIGHTLY)
+    nights = [Night.objects.filter(track=track).first() for track in tracks]
+    for sha in sorted({*nightly.values_list("entry__sha", flat=True), *(night.sha for night in nights if night)}):
         enqueue_status(sha)
 
 

@@ -129,6 +129,7 @@ def test_a_record_is_told_with_its_multiplier(full_track: Track) -> None:
     subscribe(person("late"), "morning")
     better = entry(full_track, 1.3)
     confirm(better, 1.3)
+    events.announce_events()
     assert told("record") == [("vera", str(better.pk))]
     message = TOPICS["record"].compose(str(better.pk))
     assert message

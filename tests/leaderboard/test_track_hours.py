@@ -7,9 +7,8 @@ from datetime import UTC, datetime, time, timedelta
 import pytest
 from django.core.exceptions import ValidationError
 
-from leaderboard import runs
+from leaderboard import runs, track_hours
 from leaderboard.models import Entry, Run, Track, TrackHours
-from leaderboard.schedule import track_hours
 from leaderboard.submissions import intake
 from scheduler.models import Job
 from tests.leaderboard.conftest import lease
