@@ -54,8 +54,9 @@ def try_idea(options: argparse.Namespace, flags: Sequence[str]) -> int:
         dataset=dataset.hash,
         preset=PRESET,
         folder=options.home,
+        eager=options.eager,
     )
-    records = run_plan(plan, TrialRunner(dataset.folder, PRESET, options.jobs))
+    records = run_plan(plan, TrialRunner(dataset.folder, PRESET, options.jobs, options.eager))
     comparison = compare_records(plan, records, options.axis)
     plot = LossPlot.from_comparison(comparison, parse_results(records))
     picture = save_results(plan, records, comparison, plot, options.home)
@@ -138,6 +139,7 @@ def build_parser() -> Parser:
         metavar="DIR",
         help="where it keeps its files (%(default)s)",
     )
+    add("--eager", action="store_true", help="train Python modules, for debugging, instead of traced graphs")
     add("--json", action="store_true", help="print JSON")
     return parser
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FROM_HELP = """Weights to start from: a run, one of its checkpoints, or a checkpoint folder of litgpt's. Its
 architecture, row length and tokenizer are the defaults."""
+EAGER_HELP = "Train the Python module of `arch`, for debugging, instead of graphs traced from it."
 TEXT_FIELDS = ("corpus", "tokenizer", "limit_bytes")  # what a prepared dataset replaces
 
 
@@ -61,7 +62,8 @@ def build_parser(prog: str) -> jsonargparse.ArgumentParser:
     parser.add_argument("--from", type=Path, metavar="FOLDER", help=FROM_HELP)
     parser.add_argument("--step", type=int, metavar="N", help="With --from a run: its checkpoint of step N.")
     parser.add_argument("--version", type=float, metavar="V", help="Short for --model.version, as rwkv5 has.")
-    parser.add_class_arguments(TrainConfig, None, skip={"from_"})
+    parser.add_argument("--eager", action="store_true", help=EAGER_HELP)
+    parser.add_class_arguments(TrainConfig, None, skip={"from_", "eager"})
     return parser
 
 

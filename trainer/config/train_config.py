@@ -113,6 +113,8 @@ class TrainConfig:
     """Architecture: a name from `dailytrain arch list`."""
     graph: Path | None = None
     """A folder of `dailytrain trace`: train its graphs instead of the Python of `arch`."""
+    eager: bool = False
+    """Train the Python module of `arch`, for debugging, instead of graphs traced from it."""
     budget: str = "60s"
     """What training may use: 24h, 15s, 3B-tokens, 500steps or 1e19flops. Evaluation and checkpoints are not charged."""
     seed: int = 1
@@ -155,6 +157,8 @@ class TrainConfig:
             raise ConfigError("graph fixes the model: leave out model, --from, train.chunk and sharded strategies")
         if self.graph and (self.train.activation_checkpointing or self.train.precision == "fp8"):
             raise ConfigError("a graph has no modules for train.activation_checkpointing or train.precision fp8")
+        if self.graph and self.eager:
+            raise ConfigError("graph has no Python module to train with --eager: leave out one of them")
         if self.lora.rank and self.from_ is None:
             raise ConfigError("lora.rank needs --from: adapters fine-tune a trained model")
         if self.keep < 1 or self.devices < 1 or (self.threads is not None and self.threads < 1):

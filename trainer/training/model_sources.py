@@ -1,14 +1,14 @@
-"""Where a run's model comes from: the Python of an architecture, or the graphs of a traced one."""
+"""Where a run's model comes from: graphs, traced from the Python of an architecture or given, or that Python itself."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
+from rich.console import Console
 from torch import Tensor
 
 from trainer import errors
@@ -19,17 +19,19 @@ from trainer.config.recipe_overrides import override_recipe
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.data.tokenizer import Tokenizer
-from trainer.errors import attribute_to_model
+from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
 from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.schema import TracedArchitecture, read_traced
-from trainer.graph.trace import read_recipe
+from trainer.graph.schema import GraphError, TracedArchitecture, read_traced
+from trainer.graph.trace import read_recipe, trace_architecture
 from trainer.models import ARCHITECTURES, PRESETS, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import lora
 from trainer.optim import optimizers as optim
 from trainer.training.finetune import load_base_weights
 from trainer.training.random_state import seed_everything
+
+EAGER_HINT = "`--eager` trains the Python module for debugging"
 
 
 @dataclass(frozen=True)
@@ -40,45 +42,105 @@ class BuiltModel:
     recipe: Recipe
     fields: Mapping[str, Any]  # of the architecture's Config
     lineage: dict[str, Any] | None = None
-    traced: TracedArchitecture | None = None
+    traced: TracedArchitecture | None = None  # None: the model is the architecture's module
 
     @property
     def graph_hash(self) -> str | None:
         return self.traced and self.traced.compute_hash()
 
+    def count_flops(self, row: Tensor, rows_per_step: int) -> FlopCount:
+        """Count a forward and backward pass: of the joint graph, or of the module over `row [1, T]`."""
+        if self.traced is None:
+            return flops.count_flops(self.model, row)
+        cost = count_training_cost(build_model_without_data(self.traced))
+        return FlopCount(cost.flops_per_token(rows_per_step))
+
 
 @dataclass(frozen=True)
-class PythonSource:
-    """An architecture's module."""
+class ModelSource:
+    """What a run's model is built from."""
 
-    name: str
-    module: Architecture
+    config: TrainConfig
+    resolved: ResolvedConfig
+    saved: Mapping[str, Any]  # identity of the run that is resumed; empty for a new one
+    module: Architecture | None  # None: `config.graph` is trained, and no Python of an architecture runs
 
-    @classmethod
-    def load(cls, name: str) -> Self:
-        """Import the architecture. Raises `UserError` for an unknown name, `ModelError` for broken Python."""
-        if name not in ARCHITECTURES:
-            load_architecture(name)  # raises a `UserError` that names the known ones
-        with attribute_to_model(f"while the architecture {name} was imported"):
-            module = load_architecture(name)
-        return cls(name, module)
-
-    def build(
-        self,
-        config: TrainConfig,
-        resolved: ResolvedConfig,
-        tokenizer: Tokenizer,
-        vocabulary_size: int,
-        base: BaseCheckpoint | None,
-    ) -> BuiltModel:
+    def build(self, tokenizer: Tokenizer, vocabulary_size: int, base: BaseCheckpoint | None) -> BuiltModel:
         """Build the model from the run's seed, with the weights of the base checkpoint and adapters, if any."""
-        inherited = get_inherited_fields(base, self.name)
-        model_config = configure_model(self.module, config, resolved, tokenizer, vocabulary_size, inherited)
+        if self.module is None:
+            assert self.config.graph is not None
+            traced = read_traced(self.config.graph)
+            self.check_sizes(traced, vocabulary_size)
+            return self.build_from_graphs(traced, traced.recipe["model"])
+        inherited = get_inherited_fields(base, self.config.arch)
+        model_config = configure_model(self.module, self.config, self.resolved, tokenizer, vocabulary_size, inherited)
+        if self.explain_eager() is None:
+            fields = dataclasses.asdict(model_config)  # type: ignore[call-overload]
+            return self.build_from_graphs(self.read_saved_graphs() or self.trace(model_config), fields)
+        return self.build_from_module(self.module, model_config, tokenizer, base)
+
+    def explain_eager(self) -> str | None:
+        """Return why the architecture's module is trained instead of graphs; None if graphs are."""
+        config = self.config
+        if config.graph is not None:
+            return None
+        reasons = {
+            "--eager": config.eager,
+            "a sharded strategy": self.resolved.is_sharded,
+            "--from": config.from_ is not None,
+            "train.chunk": bool(config.train.chunk),
+            "train.precision fp8": config.train.precision == "fp8",
+            "train.activation_checkpointing": config.train.activation_checkpointing,
+            "an architecture of a fixed size": config.arch in PRESETS,
+            "the run began with it": bool(self.saved) and self.saved.get("graph") is None,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def print_choice(self, built: BuiltModel, console: Console) -> None:
+        """Print whether graphs or the module are trained."""
+        line = f"training the graphs {built.graph_hash}" if built.traced else "training the Python module"
+        reason = self.explain_eager()
+        console.print(f"{line} ({reason})" if reason else line, highlight=False, soft_wrap=True)
+
+    def read_saved_graphs(self) -> TracedArchitecture | None:
+        """Return the graphs of the run that is resumed; None if there is none."""
+        folder = self.config.out / "graph"
+        return read_traced(folder) if self.saved and folder.is_dir() else None
+
+    def trace(self, model_config: ArchitectureConfig) -> TracedArchitecture:
+        assert self.module is not None
+        with attribute_to_model("while the architecture was traced"):
+            try:
+                return trace_architecture(self.module, model_config)
+            except GraphError as error:
+                raise ModelError(f"{self.config.arch} cannot be traced: {error}. {EAGER_HINT}.") from None
+
+    def check_sizes(self, traced: TracedArchitecture, vocabulary_size: int) -> None:
+        """Raise `ConfigError` if the graphs were traced for other sizes."""
+        sizes = {"vocabulary_size": vocabulary_size, "sequence_length": self.resolved.sequence_length}
+        for name, value in sizes.items():
+            if traced.recipe.get(name) != value:
+                raise ConfigError(
+                    f"the graph was traced for {name} {traced.recipe.get(name)}, and this run has {value}"
+                )
+
+    def build_from_graphs(self, traced: TracedArchitecture, fields: Mapping[str, Any]) -> BuiltModel:
+        seed_everything(self.config.seed)
+        with attribute_to_model("while the model was built"):
+            model = build_model(traced)
+        recipe = override_recipe(read_recipe(traced), self.config.recipe)
+        optim.check_installed(recipe)
+        return BuiltModel(model, recipe, fields, traced=traced)
+
+    def build_from_module(
+        self, module: Architecture, model_config: ArchitectureConfig, tokenizer: Tokenizer, base: BaseCheckpoint | None
+    ) -> BuiltModel:
+        config = self.config
         seed_everything(config.seed)
         with attribute_to_model("while the model was built"):
-            model = self.module.Model(model_config)
-            recipe = self.module.recipe(model_config)
-        lineage = None if base is None else load_base_weights(model, base, tokenizer, self.name)
+            model = module.Model(model_config)
+            recipe = module.recipe(model_config)
+        lineage = None if base is None else load_base_weights(model, base, tokenizer, config.arch)
         if config.lora.rank:
             lora.add_adapters(model, config.lora, model_config.vocabulary_size)
             recipe = lora.build_adapter_recipe(recipe, config.lora)
@@ -87,45 +149,20 @@ class PythonSource:
         fields = dataclasses.asdict(model_config)  # type: ignore[call-overload]
         return BuiltModel(model, recipe, fields, lineage)
 
-    def count_flops(self, model: LanguageModel, row: Tensor, rows_per_step: int) -> FlopCount:
-        """Count a forward and backward pass over `row [1, T]`."""
-        return flops.count_flops(model, row)
+
+def open_source(config: TrainConfig, resolved: ResolvedConfig, saved: Mapping[str, Any]) -> ModelSource:
+    """Import the architecture, unless a graph is given.
+
+    Raises `UserError` for an unknown name, `ModelError` for broken Python.
+    """
+    return ModelSource(config, resolved, saved, None if config.graph else import_architecture(config.arch))
 
 
-@dataclass(frozen=True)
-class GraphSource:
-    """A traced architecture: none of its Python runs."""
-
-    traced: TracedArchitecture
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        return cls(read_traced(folder))
-
-    def build(
-        self,
-        config: TrainConfig,
-        resolved: ResolvedConfig,
-        tokenizer: Tokenizer,
-        vocabulary_size: int,
-        base: BaseCheckpoint | None,
-    ) -> BuiltModel:
-        """Build the model from the run's seed. Raises `ConfigError` if it was traced for other sizes."""
-        fields = self.traced.recipe
-        for name, value in (("vocabulary_size", vocabulary_size), ("sequence_length", resolved.sequence_length)):
-            if fields.get(name) != value:
-                raise ConfigError(f"the graph was traced for {name} {fields.get(name)}, and this run has {value}")
-        seed_everything(config.seed)
-        with attribute_to_model("while the model was built"):
-            model = build_model(self.traced)
-        recipe = override_recipe(read_recipe(self.traced), config.recipe)
-        optim.check_installed(recipe)
-        return BuiltModel(model, recipe, fields["model"], traced=self.traced)
-
-    def count_flops(self, model: LanguageModel, row: Tensor, rows_per_step: int) -> FlopCount:
-        """Count the joint forward and backward graph, without computing it."""
-        cost = count_training_cost(build_model_without_data(self.traced))
-        return FlopCount(cost.flops_per_token(rows_per_step))
+def import_architecture(name: str) -> Architecture:
+    if name not in ARCHITECTURES:
+        load_architecture(name)  # raises a `UserError` that names the known ones
+    with attribute_to_model(f"while the architecture {name} was imported"):
+        return load_architecture(name)
 
 
 def configure_model(

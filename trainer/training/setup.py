@@ -28,7 +28,7 @@ from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.identity import describe_identity, read_saved_identity
 from trainer.training.metrics import build_logger
 from trainer.training.micro_batch import warm_up
-from trainer.training.model_sources import GraphSource, PythonSource
+from trainer.training.model_sources import open_source
 from trainer.training.objective import Objective
 from trainer.training.random_state import seed_everything
 from trainer.training.run import Run
@@ -39,9 +39,10 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     device = select_device(config.device, config.devices)
     torch.set_num_threads(config.threads or max(1, count_cores() // config.devices))
     compilation.set_cache_folder()
-    saved = read_saved_identity(config.out).get("train", {})
-    resolved = resolve_config(config, device, choose_machine_fields(config, device, saved))
-    source = GraphSource.read(config.graph) if config.graph else PythonSource.load(config.arch)
+    saved = read_saved_identity(config.out)
+    saved_fields = saved.get("train", {})
+    resolved = resolve_config(config, device, choose_machine_fields(config, device, saved_fields))
+    source = open_source(config, resolved, saved)
     logger = build_logger(config.logger, config.out)
     base = None if config.from_ is None else find_base_checkpoint(config.from_)
     dataset = open_training_dataset(config, device)
@@ -50,14 +51,15 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
     fabric = build_fabric(resolved.device, resolved.devices, resolved.strategy, resolved.precision, logger)
     dataset.verify(("train", "dev"), fabric.global_rank, fabric.world_size)  # each process reads its share
-    built = source.build(config, resolved, dataset.tokenizer, vocabulary_size, base)
+    built = source.build(dataset.tokenizer, vocabulary_size, base)
+    source.print_choice(built, console)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
     raw_model = built.model.to(fabric.device)
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        flop_count = source.count_flops(raw_model, row, resolved.batch)
+        flop_count = built.count_flops(row, resolved.batch)
     objective = prepare_objective(raw_model, built.recipe, resolved)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
@@ -97,7 +99,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     )
     check_run_folder(run)
     resume_run(run, console)
-    warm_up(run, console, row, can_choose=config.train.micro_batch is None and "micro_batch" not in saved)
+    warm_up(run, console, row, can_choose=config.train.micro_batch is None and "micro_batch" not in saved_fields)
     write_run_json(run)
     log_run_summary(run, console)
     return run

@@ -23,7 +23,7 @@ RUNGS = (0.25, 0.5, 1.0, 2.0)
 BUDGET = "4e12flops"  # half a minute on two cores: the ladder takes some minutes once, an idea about two
 SEEDS = 3
 FINGERPRINT_DIGITS = 10  # hexadecimal digits of the hash in a folder's name
-SHARED_PACKAGES = ("accounting", "config", "data", "distributed", "ops", "optim", "training")
+SHARED_PACKAGES = ("accounting", "config", "data", "distributed", "graph", "ops", "optim", "training")
 
 
 class PlanError(UserError):
@@ -67,9 +67,17 @@ class TrialPlan:
 
 
 def plan_trials(
-    idea: Entry, *, budget: str, rungs: Sequence[float], seeds: int, dataset: str, preset: str, folder: Path
+    idea: Entry,
+    *,
+    budget: str,
+    rungs: Sequence[float],
+    seeds: int,
+    dataset: str,
+    preset: str,
+    folder: Path,
+    eager: bool = False,
 ) -> TrialPlan:
-    """Plan the trials of an idea and the baseline. `dataset` is a hash."""
+    """Plan the trials of an idea and the baseline. `dataset` is a hash; `eager`: they train Python modules."""
     full, baseline = Budget.parse(budget), Entry(arch=BASELINE)
     if len(set(rungs)) < 2 or 1.0 not in rungs or min(rungs) <= 0:
         raise PlanError("a ladder needs the rung 1 and at least one other, all above 0: for example 0.25,0.5,1,2")
@@ -78,7 +86,7 @@ def plan_trials(
     shares = sorted(set(rungs), key=lambda share: (share != 1, share))
 
     def build_trials(entry: Entry, shares_of_entry: Iterable[float]) -> list[Trial]:
-        entry_folder = folder / f"{entry.arch}-{compute_fingerprint(entry, dataset, preset)}"
+        entry_folder = folder / f"{entry.arch}-{compute_fingerprint(entry, dataset, preset, eager)}"
         return [
             Trial(
                 entry=entry,
@@ -95,9 +103,9 @@ def plan_trials(
     return TrialPlan(baseline=baseline, idea=idea, trials=(*build_trials(baseline, shares), *ideas))
 
 
-def compute_fingerprint(entry: Entry, dataset: str, preset: str) -> str:
+def compute_fingerprint(entry: Entry, dataset: str, preset: str, eager: bool) -> str:
     """Return a short hash of what an entry's numbers depend on, except budget and seed."""
-    digest = hashlib.sha256(json.dumps([entry.flags, dataset, preset]).encode())
+    digest = hashlib.sha256(json.dumps([entry.flags, dataset, preset, eager]).encode())
     for file in sorted({*list_shared_sources(), find_source(entry.arch)}):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:FINGERPRINT_DIGITS]

@@ -32,6 +32,7 @@ class TrialRunner:
     dataset: Path
     preset: str
     jobs: int  # runs at a time, one thread each: for small models faster than one run on all cores
+    eager: bool = False  # train Python modules instead of graphs
     is_stopping: bool = False
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -73,6 +74,7 @@ class TrialRunner:
             *("--arch", trial.entry.arch, "--budget", trial.budget, "--seed", str(trial.seed), "--threads", "1"),
             *("--train.sample_tokens", "0", "--train.evaluations", "1"),
             *trial.entry.flags,
+            *(["--eager"] if self.eager else []),
         ]
 
     def run_module(self, command: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ def read_numbers(out: Path) -> list[dict[str, object]]:
 def test_training_from_graph_equals_training_from_python(
     graph_folder: Path, dataset_folder: Path, tmp_path: Path
 ) -> None:
-    python = ("--arch", "gpt", "--model.depth", 2, "--model.width", 32, "--model.heads", 2)
+    python = ("--eager", "--arch", "gpt", "--model.depth", 2, "--model.width", 32, "--model.heads", 2)
     assert start(tmp_path / "python", dataset_folder, *python) == 0
     assert start(tmp_path / "graph", dataset_folder, "--graph", graph_folder) == 0
     assert read_numbers(tmp_path / "graph") == read_numbers(tmp_path / "python")

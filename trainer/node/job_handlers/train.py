@@ -84,8 +84,8 @@ def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, int]:
 
 def write_config(job: Job, config: dict[str, Any], base_folder: Path | None, graph: Path | None) -> None:
     """Write the run's configuration. Only the order can set the weights to start from and the graph, not the entry."""
-    fixed = {"from", "graph"} if graph is None else {"from", "graph", "model"}  # a graph has the sizes of the model
-    config = {name: value for name, value in config.items() if name not in fixed}
+    fixed = {"from", "graph", "eager"} | ({"model"} if graph else set())  # a graph has the sizes of the model
+    config = {name: value for name, value in config.items() if name not in fixed} | ({} if graph else {"eager": True})
     paths = {"from": base_folder, "graph": graph}
     job.workspace.config.write_text(json.dumps(config | {name: str(path) for name, path in paths.items() if path}))
 
