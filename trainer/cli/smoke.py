@@ -108,8 +108,7 @@ def run_smoke_test(options: argparse.Namespace, flags: Sequence[str], print_chec
         with open_log(options) as output:
             report, checks = run_child(options, flags, limits, sandbox, dataset, out, output, print_check)
             if checks[-1].passed:
-                source = options.model_source.resolve() if options.model_source else None
-                checks.append(check_causality(out, private, dataset, sandbox, source, output if options.job else None))
+                checks.append(check_causality(out, private, dataset))
                 print_check(checks[-1])
         return build_record(report, checks, read_losses(out), sandbox.name, time.monotonic() - started)
 

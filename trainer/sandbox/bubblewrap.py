@@ -71,7 +71,7 @@ class BubblewrapProcess(SandboxProcess):
         words = [*build_bwrap_arguments(self._spec, writing), *build_inner_command(self._spec)]
         command = words if self._group is None else self._group.wrap_command(words)
         try:
-            popen = self._spawn(command, pass_fds=[*self._spec.pass_fds, writing])
+            popen = self._spawn(command, pass_fds=[writing])
         except SandboxError:
             os.close(reading)
             self._remove_group()

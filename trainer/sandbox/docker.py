@@ -36,8 +36,6 @@ class DockerDriver:
         return None if problem is None else f"Docker does not work here: {problem}"
 
     def start(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> SandboxProcess:
-        if spec.pass_fds:
-            raise SandboxError("The docker sandbox cannot pass open files: use bubblewrap for scoring.")
         return DockerProcess(spec, stdout, stderr).start()
 
     def remove_stale_containers(self) -> None:

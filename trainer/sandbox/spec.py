@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -48,8 +48,6 @@ class SandboxSpec:
     mounts: Sequence[Mount]  # besides these, only the interpreter's own folders are visible
     folder: Path  # working directory of the command
     limits: ResourceLimits
-    pass_fds: Sequence[int] = field(default=())
-    """File descriptors that the command inherits under the same numbers. Not supported by docker."""
 
 
 class SandboxDriver(Protocol):

@@ -34,7 +34,7 @@ class UnsandboxedProcess(SandboxProcess):
         spec, defaults = self._spec, {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home())}
         environment = {**defaults, "LANG": "C.UTF-8", **spec.environment}
         command = [*build_command_prefix(), *spec.command]
-        return self._spawn(command, env=environment, cwd=spec.folder, pass_fds=spec.pass_fds)
+        return self._spawn(command, env=environment, cwd=spec.folder)
 
     def terminate(self) -> None:
         if self.poll() is None:

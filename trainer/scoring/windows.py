@@ -1,17 +1,15 @@
-"""Documents cut into windows, and windows batched into requests.
+"""Documents cut into windows, and windows padded to rows.
 
 The policy: a document of tokens d1..dn is read as end-of-text, d1, ..., dn, and every d is predicted exactly once. The
 windows are as long as the model's training rows, T, and do not overlap: the first sees end-of-text, d1..d(T-1), each
 later one begins with the last token of the one before. So a token is predicted from at most T tokens, and from few at
 the start of a window, as for every entry. This is lm-eval's rolling window with `context_len=1`. Overlapping windows
-would improve every score a little, cost more, and show a later window's text in an earlier one, which breaks the
-prefix check. The closing end-of-text is not predicted: it has no bytes.
+would improve every score a little and cost more. The closing end-of-text is not predicted: it has no bytes.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,29 +33,6 @@ def cut_windows(document: int, tokens: NDArray[np.int64], end_of_text: int, leng
     row = np.concatenate([[end_of_text], tokens]).astype(np.int64)
     starts = range(0, len(tokens), length)
     return [TextWindow(document, row[i : i + length][: len(tokens) - i], row[i + 1 : i + 1 + length]) for i in starts]
-
-
-def round_row_length(count: int, length: int) -> int:
-    """Return the length to which a row of `count` tokens is padded: one of eight up to `length`.
-
-    A row has the same length in every batch, so padding and batch composition are separate effects. Few shapes also
-    suit compilers.
-    """
-    step = -(-length // 8)
-    return min(length, -(-count // step) * step)
-
-
-def batch_rows(lengths: Sequence[int], max_tokens: int, rng: random.Random) -> Iterator[list[int]]:
-    """Yield indices of rows of one length, in batches of at most `max_tokens`, in random order."""
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], rng.random()))
-    batches: list[list[int]] = []
-    for i in order:
-        if batches and lengths[batches[-1][0]] == lengths[i] and (len(batches[-1]) + 1) * lengths[i] <= max_tokens:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    rng.shuffle(batches)
-    yield from batches
 
 
 def pad_rows(rows: Sequence[NDArray[np.int64]], length: int, padding: int) -> NDArray[np.int64]:

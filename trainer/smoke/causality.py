@@ -1,61 +1,58 @@
-"""The causality check of a smoke test: the scorer's checks on the small model."""
+"""The causality check of a smoke test: the scorer's look-ahead correction of the small model's graphs."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import IO, Any
+
+import torch
 
 from trainer.data.dataset import Dataset
-from trainer.sandbox import SandboxDriver
+from trainer.errors import ModelError
+from trainer.graph.schema import FILES, GraphError, read_traced
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file
-from trainer.scoring import heldout_text, misbehavior
-from trainer.scoring.model_client import ModelProcessClient, Timeouts
+from trainer.scoring import heldout_text
+from trainer.scoring.model_scorer import ModelScorer
 from trainer.scoring.run_folder import RunFolder, RunFolderError
-from trainer.scoring.scorer import score_model
+from trainer.scoring.scored_models import load_graph_models
+from trainer.scoring.text_score import score_text
 from trainer.smoke.findings import SmokeCheck
 
 TOKENS = 4096  # of the text that is scored
-TIMEOUTS = Timeouts(load=120, reply=60, wall=600)
 
 
-def check_causality(
-    out: Path,
-    private: Path,
-    dataset: Dataset,
-    driver: SandboxDriver,
-    source: Path | None,
-    output: IO[bytes] | None = None,
-) -> SmokeCheck:
+def check_causality(out: Path, private: Path, dataset: Dataset) -> SmokeCheck:
     """Check the run that the sandbox wrote to `out`; `private`: an empty folder that the sandbox cannot access."""
     try:
         copy_run(out, private)
         run = RunFolder.open(private)
-    except (OSError, UnsafeFileError, RunFolderError):
-        return SmokeCheck("causal", False, "The training wrote no model to check.")
+        models = load_graph_models(read_traced(private / "graph"), run)
+    except (OSError, UnsafeFileError, RunFolderError, GraphError):
+        return SmokeCheck(
+            "causal", False, "It left no model and no graphs to check: `dailytrain trace` says what cannot be traced."
+        )
     texts = heldout_text.load_test_split(dataset, TOKENS)
-    clients = [ModelProcessClient(run, driver, model_source=source, timeouts=TIMEOUTS, output=output) for _ in range(2)]
     try:
-        with clients[0] as probe, clients[1] as full:
-            lengths = dataset.tokenizer.byte_lengths()
-            score = score_model(probe, full, texts, lengths, dataset.tokenizer.end_of_text, lambda *_: None)
-    except misbehavior.ModelMisbehaviorError as error:
-        return SmokeCheck("causal", False, error.sentence + (f" ({error.detail})" if error.detail else ""))
-    return SmokeCheck("causal", True, summarize(score.checks))
-
-
-def summarize(checks: dict[str, Any]) -> str:
-    cuts = checks["prefix"]["cuts"]
-    return f"{cuts} texts that end early get the same predictions as the whole ones, in any order"
+        trained, untrained = (ModelScorer(model, torch.device("cpu"), run.sequence_length) for model in models)
+        lengths = dataset.tokenizer.byte_lengths()
+        found = score_text(trained, untrained, texts, lengths, dataset.tokenizer.end_of_text, lambda *_: None)
+    except ModelError as error:
+        return SmokeCheck("causal", False, str(error))
+    nats = found.correction.nats
+    if found.correction.is_beyond_rounding:
+        sentence = "The model's predictions depend on tokens that come after them"
+        return SmokeCheck("causal", False, f"{sentence}: without those it loses {nats:.2g} nats a token more.")
+    return SmokeCheck("causal", True, f"without later tokens it loses {nats:+.1g} nats a token more: rounding")
 
 
 def copy_run(out: Path, private: Path) -> None:
-    """Copy the files of the newest checkpoint out of an untrusted folder."""
+    """Copy the graphs and the files of the newest checkpoint out of an untrusted folder."""
     steps = [name for name in list_folder(out, "checkpoints") if name.startswith("step-")]
     if not steps:
         raise UnsafeFileError("There is no checkpoint.")
     folder = f"checkpoints/{max(steps)}"
-    for name in ("run.json", *(f"{folder}/{file}" for file in ("manifest.json", "model.safetensors", "state.json"))):
+    names = ["run.json", *(f"{folder}/{file}" for file in ("manifest.json", "model.safetensors", "state.json"))]
+    for name in [*names, *(f"graph/{file}" for file in FILES)]:
         target = private / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with open_file(out, name) as source, target.open("wb") as copy:

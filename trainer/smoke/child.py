@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from trainer.config.resolve import resolve_config
 from trainer.config.train_config import TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model, to_one_line
+from trainer.graph.schema import GraphError
+from trainer.graph.trace import trace_architecture
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
 from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
@@ -132,6 +135,8 @@ def run_smoke_test(options: argparse.Namespace, flags: list[str], report: Report
         report.enter_stage("trains", **measure_full_size(module, full, run.dataset.tokenizer, report))
         hint_uncounted_flops(run.flop_count, report)
         train_small_model(run, options, report)
+        with suppress(GraphError):  # the causality check fails without graphs
+            trace_architecture(module, module.Config(**run.identity["model"])).write(out / "graph")  # type: ignore[call-arg]
     finally:
         run.loader.close()
         run.writer.close()

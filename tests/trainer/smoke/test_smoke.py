@@ -66,6 +66,7 @@ def recipe(config):
     return Recipe((ParameterGroup("all", ("*",), "adamw", learning_rate=0.03),))
 '''
 PEEKS = ("        return x\n", "        return x + torch.cat((x[:, 1:], 0 * x[:, :1]), 1)\n")
+STATELESS = ("        self.steps += len(tokens) == 4\n", "")
 NAME = "smoked_idea"
 Smoke = Callable[..., tuple[list[SmokeCheck], dict[str, Any]]]
 
@@ -253,7 +254,7 @@ def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
         pytest.skip(reason)
     source = tmp_path / "source"
     shutil.copytree(Path(trainer.__file__).parent, source / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
-    (source / "trainer/models/peeker.py").write_text(SOUND.replace(*PEEKS))
+    (source / "trainer/models/peeker.py").write_text(SOUND.replace(*PEEKS).replace(*STATELESS))
     dictionary = source / "trainer/models/__init__.py"
     dictionary.write_text(
         dictionary.read_text().replace('    "gpt"', '    "peeker": "trainer.models.peeker",\n    "gpt"', 1)
