@@ -70,11 +70,13 @@ def load_scales(table: StandingsTable, entry: int) -> list[AtScale]:
 
 def find_runs_of_other_budgets(standings: TrackStandings) -> list[ScoredRun]:
     """Return reliable runs that the board leaves out for their budget: monthly ones, rungs of confirmed entries."""
-    is_void = "flops_void" if standings.axis == "flops" else "seconds_void"
     return [
         run
         for run, _ in standings.left_out
-        if run.budget != standings.track.budget and run.trust not in EXCLUDED_TRUST and not getattr(run, is_void)
+        if run.budget != standings.track.budget
+        and run.trust not in EXCLUDED_TRUST
+        and not run.lacks_graph
+        and not (standings.axis == "seconds" and run.seconds_void)
     ]
 
 

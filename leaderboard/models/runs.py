@@ -216,7 +216,8 @@ class Run(models.Model):
     parameters_embedding = models.BigIntegerField(null=True, blank=True, help_text="Parameters in embedding tables.")
     train_flops = models.FloatField(null=True, blank=True)
     train_seconds = models.FloatField(null=True, blank=True)
-    checks = models.JSONField(default=dict, blank=True, help_text="Results of the scorer's checks against cheating.")
+    scoring_flops_per_token = models.FloatField(null=True, blank=True)
+    checks = models.JSONField(default=dict, blank=True, help_text="Look-ahead correction and untrained score.")
     suite_missing = models.JSONField(
         default=list, blank=True, help_text="lm-eval tasks whose data the scoring node lacked."
     )
@@ -237,9 +238,6 @@ class Run(models.Model):
     )
     seconds_void = models.CharField(
         max_length=300, blank=True, help_text="Why its seconds do not count. Empty if they count."
-    )
-    flops_void = models.CharField(
-        max_length=300, blank=True, help_text="Why its FLOPs do not count. Empty if they count."
     )
 
     created_at = models.DateTimeField(default=timezone.now)
@@ -281,6 +279,11 @@ class Run(models.Model):
     @property
     def is_swarm(self) -> bool:
         return self.track.kind == Track.Kind.SWARM
+
+    @property
+    def lacks_graph(self) -> bool:
+        """Whether it cannot rank, since its track compares graphs and it trained Python."""
+        return self.track.is_traced and self.graph_id is None and self.state not in self.NOT_STARTED
 
     @property
     def part(self) -> float:

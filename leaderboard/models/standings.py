@@ -155,6 +155,8 @@ class Standing(models.Model):
         max_length=300, blank=True, help_text="Why its time does not count; empty unless that is so of all its runs."
     )
 
+    left_out = models.CharField(max_length=300, blank=True, help_text="Why none of its runs counts. Empty: one does.")
+
     class Meta:
         ordering = ["position"]
         constraints = [

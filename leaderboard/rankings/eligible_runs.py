@@ -17,6 +17,7 @@ from trainer.scoring.multiplier import Axis
 
 EXCLUDED_TRUST = {Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.", Run.Trust.DISPUTED: "It is disputed."}
 """Trust of runs that are shown and not compared, and why."""
+NO_GRAPH = "It was not trained from a graph, and this track compares graphs only."
 RECORD_CONFIRMED = "A record: its confirmation runs alone are clearly over the baseline and the record before."
 """`Entry.confirmation` of an entry that became the record. It stays when another entry takes the record."""
 
@@ -34,7 +35,6 @@ class ScoredRun:
     seconds: float | None
     seconds_void: str
     """Why its seconds do not count; empty where they do."""
-    flops_void: str = ""
     node_class: str
     trust: str
     parameters: int | None
@@ -49,6 +49,14 @@ class ScoredRun:
     average: float | None = None
     """Over the track's lm-eval tasks, from 0 (chance) to 1 (all correct)."""
     confirmation: str = ""
+    is_traced: bool = False
+    """Whether its track compares graphs."""
+    graph: str | None = None
+    """Hash of the graph that was trained."""
+
+    @property
+    def lacks_graph(self) -> bool:
+        return self.is_traced and not self.graph
 
     @property
     def page(self) -> str:
@@ -62,7 +70,7 @@ class ScoredRun:
 RUN_COLUMNS: dict[str, str] = {
     # field of Judged: column of Run
     **{name: name for name in ("purpose", "seed", "budget", "bits_per_byte", "seconds_void", "node_class", "trust")},
-    **{name: name for name in ("flops_void", "parameters", "finished_at")},
+    **{name: name for name in ("parameters", "finished_at")},
     "run": "pk",
     "entry": "entry_id",
     "stderr": "bits_per_byte_stderr",
@@ -72,6 +80,8 @@ RUN_COLUMNS: dict[str, str] = {
     "seconds": "train_seconds",
     **{name: f"entry__{name}" for name in ("title", "architecture", "author", "kind", "sha", "repository")},
     "confirmation": "entry__confirmation",
+    "is_traced": "track__is_traced",
+    "graph": "graph__hash",
 }
 
 
@@ -86,7 +96,6 @@ class RecordDict(TypedDict):
     run: int
     title: str
     budget: str
-    flops_void: str
     seconds_void: str
 
 
@@ -100,7 +109,6 @@ def to_record(run: ScoredRun) -> RecordDict:
         "run": run.run,
         "title": run.title,
         "budget": run.budget,
-        "flops_void": run.flops_void,
         "seconds_void": run.seconds_void,
     }
 
@@ -122,13 +130,15 @@ def select_eligible_runs(
     for run in judged:
         if run.purpose == Run.Purpose.MONTHLY:
             left_out.append((run, "It ran on the monthly train, with more than the track's budget."))
+        elif run.lacks_graph:
+            left_out.append((run, NO_GRAPH))
         elif run.trust in EXCLUDED_TRUST:
             left_out.append((run, EXCLUDED_TRUST[Run.Trust(run.trust)]))
         elif confirming[run.entry] >= confirmations and not is_confirmation(run):
             left_out.append((run, "Its entry is judged by its confirmation runs alone."))
         else:
-            flops = None if run.flops_void else run.flops or None
-            counted.append(replace(run, flops=flops, seconds=None if run.seconds_void else run.seconds or None))
+            seconds = None if run.seconds_void else run.seconds or None
+            counted.append(replace(run, flops=run.flops or None, seconds=seconds))
     return counted, left_out
 
 

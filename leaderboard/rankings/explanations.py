@@ -62,6 +62,8 @@ def describe_verdict(row: Standing, table: StandingsTable) -> str:
     estimate = row.estimate
     if row.trust in EXCLUDED_TRUST:
         return f"{row.get_trust_display().lower()}: not compared"
+    if row.left_out:
+        return "not compared"
     if estimate is None or estimate.verdict in LADDER_VERDICTS:
         return ""
     if estimate.verdict is MultiplierVerdict.VOID and row.seconds_void:
@@ -122,6 +124,8 @@ def describe_standing(row: Standing, table: StandingsTable) -> str:
     estimate = row.estimate
     if row.trust in EXCLUDED_TRUST:
         return f"{row.bits_per_byte:.4f} bits per byte, not compared: {TRUST_MEANINGS[Run.Trust(row.trust)]}"
+    if row.left_out:
+        return f"{row.bits_per_byte:.4f} bits per byte, not compared: {row.left_out}"
     if estimate is None:
         return f"{row.bits_per_byte:.4f} bits per byte. {table.problem}"
     where = f"at {budget(table.budget)}"
@@ -153,6 +157,8 @@ def suggest_next_step(row: Standing, table: StandingsTable) -> str:
     estimate = row.estimate
     if row.trust in EXCLUDED_TRUST:
         return "A stretch of it is trained again elsewhere, or a maintainer looks into it."
+    if row.left_out:
+        return ""
     if not table.rungs_wanted or table.rungs_done < table.rungs_wanted:
         return describe_ladder_progress(table)
     if estimate is None or row.is_baseline:

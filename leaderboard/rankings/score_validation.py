@@ -34,7 +34,7 @@ class Verdict(BaseModel):
     parameters_embedding: Annotated[int, Field(ge=0, le=2**53)] | None = None
     train_flops: Finite
     flops_per_token: Finite | None = None
-    flops_void: Annotated[str, Field(max_length=300)] = ""
+    scoring_flops_per_token: Finite | None = None
     train_seconds: Finite
     checks: dict[str, Any] = {}
     suite: dict[str, dict[str, Any]] = {}
@@ -47,6 +47,7 @@ class Verdict(BaseModel):
             "parameters": self.parameters,
             "parameters_embedding": self.parameters_embedding,
             "checks": plain_json(self.checks),
+            "scoring_flops_per_token": self.scoring_flops_per_token,
             "suite_missing": [plain_text(name, 100) for name in self.suite_missing[:100]],
         }
 

@@ -71,6 +71,8 @@ class EntryStanding:
     is_baseline: bool
     estimate: EntryMultiplier | None = None
     """None where the track has no multipliers, or the entry is not compared."""
+    left_out: str = ""
+    """Why none of its runs is eligible; empty if one is."""
 
     @property
     def latest(self) -> ScoredRun:
@@ -181,7 +183,7 @@ def rank_entries(track: Track, scored: Sequence[ScoredRun], axis: Axis = "flops"
         baseline=baseline,
         eligible=tuple(eligible),
         left_out=tuple(left_out),
-        rows=tuple(build_rows(select_shown_runs(eligible, left_out), track.budget, baseline, comparison)),
+        rows=tuple(build_rows(eligible, left_out, track.budget, baseline, comparison)),
         comparison=comparison,
         problem=problem,
     )
@@ -218,11 +220,16 @@ def select_shown_runs(eligible: Sequence[ScoredRun], left_out: Sequence[tuple[Sc
 
 
 def build_rows(
-    runs: Sequence[ScoredRun], budget: str, baseline: int | None, comparison: TrackComparison | None
+    eligible: Sequence[ScoredRun],
+    left_out: Sequence[tuple[ScoredRun, str]],
+    budget: str,
+    baseline: int | None,
+    comparison: TrackComparison | None,
 ) -> list[EntryStanding]:
     """Return a row for each entry with the whole budget, by rank, multiplier and loss."""
+    reasons = {run.run: reason for run, reason in left_out}
     own: dict[int, list[ScoredRun]] = defaultdict(list)
-    for run in runs:
+    for run in select_shown_runs(eligible, left_out):
         if run.budget == budget:
             own[run.entry].append(run)
     rows = [
@@ -231,6 +238,7 @@ def build_rows(
             runs=tuple(sorted(found, key=lambda run: -run.run)),
             is_baseline=entry == baseline,
             estimate=comparison.by_name.get(get_entry_name(entry)) if comparison else None,
+            left_out=reasons.get(found[0].run, ""),
         )
         for entry, found in own.items()
     ]

@@ -38,7 +38,15 @@ OPTIONAL_FIELDS = (
 def compute_version(track: Track) -> str:
     """Return a fingerprint of the track's scored runs and rules. One query."""
     runs = Run.objects.scored(track).order_by().aggregate(count=Count("pk"), last=Max("pk"), revisions=Sum("revision"))
-    rules = (track.season_id, track.season.baseline_id, track.budget, track.ladder, track.seeds, track.confirmations)
+    rules = (
+        track.season_id,
+        track.season.baseline_id,
+        track.budget,
+        track.ladder,
+        track.seeds,
+        track.confirmations,
+        track.is_traced,
+    )
     return hashlib.sha256(repr((sorted(runs.items()), rules)).encode()).hexdigest()
 
 
@@ -168,6 +176,7 @@ def build_row(
         tokens=mean(run.tokens or None for run in runs),
         tokens_per_second=mean(run.tokens / run.seconds if run.tokens and run.seconds else None for run in runs),
         seconds_void=void_reasons[0] if all(void_reasons) else "",
+        left_out=row.left_out,
         **(build_estimate_fields(row.estimate, titles, standings.baseline) if row.estimate else {}),
         is_record=is_record(row),
     )

@@ -13,7 +13,6 @@ from django.db.models import Min
 
 from leaderboard import runs
 from leaderboard.models import Entry, Month, Run, Track
-from leaderboard.rankings.eligible_runs import EXCLUDED_TRUST
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule import nightly
 from scheduler import storage
@@ -78,7 +77,7 @@ def choose_best_entries(track: Track, since: datetime) -> list[Entry]:
     entries = Entry.objects.approved().filter(track=track).annotate(arrived=first_arrival)
     fresh = {entry.pk: entry for entry in entries.filter(arrived__gt=since) if entry.pk != track.season.baseline_id}
     rows = compute_standings(track).rows
-    found = [fresh[row.entry] for row in rows if row.entry in fresh and row.trust not in EXCLUDED_TRUST]
+    found = [fresh[row.entry] for row in rows if row.entry in fresh and not row.left_out]
     mains = [entry.pk for entry in found if entry.kind == Entry.Kind.MAIN]
     return list(islice((entry for entry in found if entry.pk not in mains[1:]), track.monthly))
 

@@ -85,19 +85,30 @@ def is_moving(run: Run) -> bool:
 
 
 @register.filter
-def checks_in_words(run: Run) -> list[str]:
-    """Describe the scorer's checks against cheating, all of which a finished run has passed."""
-    prefix, causality, order = (run.checks.get(name) or {} for name in ("prefix", "causality", "order"))
-    sentences = []
-    if cuts := prefix.get("cuts"):
-        sentences.append(f"At {cuts} secret places it saw only the text before, and answered as it did with all of it.")
-    if caught := (prefix.get("catch_probability") or {}).get("0.1"):
-        sentences.append(f"Looking ahead at one place in ten would have been caught with probability {caught:.0%}.")
-    if changes := causality.get("changes"):
-        sentences.append(f"{changes} changes of later words left its earlier answers alone.")
-    if rows := order.get("rows"):
-        sentences.append(f"{rows} answers were the same in a different batch order and composition.")
-    return sentences
+def look_ahead(run: Run) -> str:
+    """Describe the correction for later tokens that the scorer added to the score; empty if it made none."""
+    found = run.checks.get("look_ahead") or {}
+    if found.get("nats_per_token") is None:
+        return ""
+    nats, error = signed(found["nats_per_token"]), formatting.decimals(found.get("stderr"), 4)
+    correction = f"{nats} ± {error} nats per token"
+    if not found.get("is_beyond_rounding"):
+        return f"{correction}, which is rounding"
+    without = formatting.decimals(found.get("bits_per_byte_uncorrected"), 4)
+    return f"{correction}: it reads later tokens, and would score {without} bits per byte without the correction"
+
+
+@register.filter
+def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield what the scorer found beside the scores."""
+    if correction := look_ahead(run):
+        yield "Look-ahead correction", correction
+    untrained = run.checks.get("untrained") or {}
+    if (bits := untrained.get("bits_per_byte")) is not None:
+        unigram = formatting.decimals(untrained.get("unigram_bits_per_byte"), 4)
+        yield "Untrained", f"{bits:.4f} bits per byte; the text’s token frequencies alone {unigram}"
+    if run.scoring_flops_per_token:
+        yield "Cost of scoring", f"{formatting.power(run.scoring_flops_per_token, 3)} FLOPs per token"
 
 
 @register.filter

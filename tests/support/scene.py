@@ -151,9 +151,8 @@ def scored(entry: Entry, bits_per_byte: float, stderr: float, steps: int = 900, 
         "trained_at": now - timedelta(hours=20, minutes=1),
         "finished_at": now - timedelta(hours=20),
         "checks": {
-            "prefix": {"cuts": 32, "max_difference": 1.1e-6, "catch_probability": {"0.1": 0.966}},
-            "causality": {"changes": 16, "max_difference": 0.0},
-            "order": {"rows": 256, "max_difference": 9e-7},
+            "look_ahead": {"nats_per_token": 1.1e-6, "stderr": 4e-6, "is_beyond_rounding": False},
+            "untrained": {"bits_per_byte": 3.8412, "unigram_bits_per_byte": 3.2207},
         },
         "config": {"environment": {"python": "3.11.2", "torch": "2.13.0+cpu"}, "dataset": {"hash": "9f2c" * 16}},
     }

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from leaderboard.models import Entry, Run, Track
 from leaderboard.rankings import explanations
-from leaderboard.rankings.eligible_runs import ScoredRun, select_eligible_runs, void_other_node_classes
+from leaderboard.rankings.eligible_runs import NO_GRAPH, ScoredRun, select_eligible_runs, void_other_node_classes
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.rankings.standings_store import load_standings
 from tests.support import boards, scene
+from tests.support.graph_jobs import store_graph
 from trainer.scoring.multiplier import Axis, EntryMultiplier, MultiplierVerdict
 
 pytestmark = pytest.mark.django_db
@@ -71,6 +72,24 @@ def test_what_cannot_be_relied_on_is_left_out_with_the_reason() -> None:
     assert row
     assert row.estimate is None
     assert explanations.describe_verdict(row, stored) == "provisional: not compared"
+
+
+def test_run_without_a_graph_does_not_rank_on_a_traced_track() -> None:
+    track, entries = boards.board()
+    for entry in entries.values():
+        if entry.title != "Level":
+            entry.runs.update(graph=store_graph(entry))
+    Track.objects.update(is_traced=True)
+    track.refresh_from_db()
+    (python_run,) = entries["Level"].runs.all()
+    table = compute_standings(track)
+    assert [(run.run, reason) for run, reason in table.left_out] == [(python_run.pk, NO_GRAPH)]
+    assert estimate(track, entries["Better"]).verdict is MultiplierVerdict.BETTER
+    stored = load_standings(track)
+    row = stored.get_row(entries["Level"].pk)
+    assert row is not None
+    assert (row.estimate, row.rank, explanations.describe_verdict(row, stored)) == (None, None, "not compared")
+    assert explanations.describe_standing(row, stored).endswith(f"not compared: {NO_GRAPH}")
 
 
 def test_confirmation_runs_alone_judge_an_entry_that_has_all_of_them() -> None:

@@ -9,12 +9,30 @@ import pytest
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard.models import CurvePoint, Run, Sample
+from leaderboard.models import CurvePoint, Run, Sample, Track
 from scheduler.models import LogChunk
 from tests.leaderboard.views.test_page_board import words
 from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
+
+
+def test_finished_run_that_reads_later_tokens_says_so(client: Client) -> None:
+    peeker = scene.night()["best"]
+    found = {"nats_per_token": 0.41, "stderr": 0.02, "is_beyond_rounding": True, "bits_per_byte_uncorrected": 1.2}
+    Run.objects.filter(pk=peeker.pk).update(checks={"look_ahead": found}, scoring_flops_per_token=2.5e6)
+    page = words(client.get(peeker.get_absolute_url()).content)
+    assert "It reads later tokens, and its score is corrected for that: +0.4100 ± 0.0200 nats per token" in page
+    assert "would score 1.2000 bits per byte without the correction" in page
+    assert "2.5 × 10⁶ FLOPs per token" in page
+
+
+def test_finished_run_without_a_graph_says_that_it_does_not_rank(client: Client) -> None:
+    best = scene.night()["best"]
+    assert "does not rank" not in words(client.get(best.get_absolute_url()).content)
+    Track.objects.update(is_traced=True)
+    page = words(client.get(best.get_absolute_url()).content)
+    assert "It does not rank. It was not trained from a graph." in page
 
 
 def test_a_finished_run_shows_verdict_provenance_and_scores(client: Client) -> None:
@@ -28,7 +46,8 @@ def test_a_finished_run_shows_verdict_provenance_and_scores(client: Client) -> N
     assert "2.13.0+cpu" in page
     assert "blimp/acc 0.6213 0.0121 1.6 k" in page
     assert "It is on the board. site" in page
-    assert "caught with probability 97%" in page
+    assert "Look-ahead correction +0.0000 ± 0.0000 nats per token, which is rounding" in page
+    assert "Untrained 3.8412 bits per byte; the text’s token frequencies alone 3.2207" in page
 
 
 def test_a_failed_run_says_why_and_whose_fault_it_was(client: Client) -> None:

@@ -81,7 +81,6 @@ def test_the_records_are_plain_and_say_where_they_come_from(client: Client) -> N
         "run": void.pk,
         "title": "Level",
         "budget": "1e13flops",
-        "flops_void": "",
         "seconds_void": "Its node's speed changed by +3.0%.",
     }
     assert found["left_out"] == [{"run": out.pk, "reason": "It is disputed."}]
