@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import lzma
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from leaderboard import permissions, runs
+from leaderboard import caps, permissions, runs
 from leaderboard.models import Entry, PullRequest, Run, Track
 from leaderboard.submissions import notebook_series, repositories, smoke_tests
 from leaderboard.submissions.notebook_cells import NotebookError
@@ -47,8 +48,7 @@ class IntakeError(ValueError):
 class CommitSummary:
     """What an entry needs of a commit. Read it outside of transactions: git is slow.
 
-    `changes_contract`: code that all architectures share differs from main's. It runs before the trainer isolates its
-    loop.
+    `changes_contract`: code that all architectures share differs from main's. `source_bytes`: see `measure_source`.
     """
 
     repository: str
@@ -60,6 +60,7 @@ class CommitSummary:
     bundle: bytes
     architectures: dict[str, str]
     changes_contract: bool = False
+    source_bytes: int = 0
 
     @property
     def kind(self) -> Entry.Kind:
@@ -96,6 +97,7 @@ def fetch_commit(repository: str, revision: str) -> CommitSummary:
 def summarize_commit(source: Mirror, sha: str) -> CommitSummary:
     sources = source.read_model_files(sha)
     base = source.find_merge_base(sha)
+    before = {} if base is None else source.read_model_files(base)
     author, subject = source.read_author_and_subject(sha)
     return CommitSummary(
         repository=source.address,
@@ -106,8 +108,16 @@ def summarize_commit(source: Mirror, sha: str) -> CommitSummary:
         changed_files=source.list_changed_files(sha, base),
         bundle=repositories.pack_bundle(sources),
         architectures=parse_architectures(sources),
-        changes_contract=base is not None and changes_contract(sources, source.read_model_files(base)),
+        changes_contract=base is not None and changes_contract(sources, before),
+        source_bytes=measure_source(sources, before),
     )
+
+
+def measure_source(sources: Mapping[str, bytes], before: Mapping[str, bytes]) -> int:
+    """Return how many bytes changed files add to main's files, compressed together."""
+    known = b"".join(before[path] for path in sorted(before))
+    changed = b"".join(sources[path] for path in sorted(sources) if sources[path] != before.get(path))
+    return max(len(lzma.compress(known + changed)) - len(lzma.compress(known)), 0)
 
 
 def changes_contract(sources: Mapping[str, bytes], before: Mapping[str, bytes]) -> bool:
@@ -196,6 +206,9 @@ def submit_entry(
         notebooks = [part.model_dump() for part in series.parts]
     else:
         architecture = choose_architecture(commit, architecture)
+    excess = caps.explain_source_excess(track.season, commit.source_bytes)
+    if excess and track.is_traced and kind == Entry.Kind.ARCHITECTURE:
+        raise IntakeError(excess)
     return store_entry(
         commit,
         architecture,
@@ -244,6 +257,7 @@ def store_entry(commit: CommitSummary, architecture: str, track: Track, *, actor
                 **fields,
                 "bundle": bundle,
                 "base_sha": commit.base_sha,
+                "source_bytes": commit.source_bytes,
                 "changed_files": commit.changed_files[: repositories.LISTED_FILES],
             },
         )

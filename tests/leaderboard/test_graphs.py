@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from typing import Any
 
@@ -13,12 +14,13 @@ from leaderboard.job_handlers import replays
 from leaderboard.models import Entry, Run, TracedGraph, Track
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, smoke_tests
+from leaderboard.submissions.intake import IntakeError
 from scheduler import storage, transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, JobFile, Node
 from scheduler.retention import delete_expired
 from tests.leaderboard.conftest import Repository, finish, lease, upload
-from tests.support.graph_jobs import finish_smoke_job, finish_trace, leave_graph
+from tests.support.graph_jobs import finish_smoke_job, finish_trace, leave_graph, store_graph
 from tests.support.nights import MONDAY, tonight
 from trainer import protocol
 
@@ -241,3 +243,47 @@ def test_retention_keeps_the_files_of_a_graph(waiting_run: Run, main: Repository
     files = graphs.get_files(run.graph)
     assert files is not None
     assert JobFile.objects.filter(blob__in=[file.sha256 for file in files.files]).count() == 4
+
+
+# --- caps -------------------------------------------------------------------------------------------------------------
+
+
+def test_graph_over_a_cap_fails_the_run_and_says_by_how_much(waiting_run: Run) -> None:
+    waiting_run.season.caps = {"parameters": 100_000, "stored_bytes": 1_000_000}
+    waiting_run.season.save()
+    run = finish_trace(waiting_run)
+    assert (run.state, run.cause) == ("failed", "model")
+    assert run.reason == "120,000 parameters: 20,000 over the season's cap of 100,000."
+
+
+def test_scoring_flops_are_capped_relative_to_the_baseline(waiting_run: Run) -> None:
+    fields = {"kind": "main", "title": "main", "architecture": "gpt", "sha": "b" * 40}
+    baseline = Entry.objects.create(track=waiting_run.track, **fields)
+    store_graph(baseline, scoring_flops_per_token=100_000.0)
+    waiting_run.season.baseline = baseline
+    waiting_run.season.caps = {"scoring_flops": 2}
+    waiting_run.season.save()
+    run = finish_trace(waiting_run)
+    assert run.reason == "2.5 times the baseline's FLOPs per scored token: 0.5 over the season's cap of 2."
+
+
+def test_main_has_no_caps(traced_track: Track) -> None:
+    traced_track.season.caps = {"parameters": 1}
+    traced_track.season.save()
+    night = tonight(MONDAY)
+    assert night.run is not None
+    assert finish_trace(night.run).state == "queued"
+
+
+def test_source_beyond_the_cap_is_refused_at_intake(main: Repository, traced_track: Track) -> None:
+    noise = "".join(f"# {random.Random(line).getrandbits(400):x}\n" for line in range(400))
+    fork = main.fork(main.path.with_name("fork"))
+    sha = fork.commit("Words", {"trainer/models/smear.py": noise})
+    with pytest.raises(IntakeError, match=r"compressed bytes of source beyond main's: [\d,]+ over the season's cap"):
+        intake.submit_entry(str(fork.path), sha, "Words", "smear", traced_track)
+
+
+def test_unchanged_source_measures_nothing() -> None:
+    files = {"trainer/models/gpt.py": b"class Model:\n    pass\n" * 20}
+    assert intake.measure_source(files, files) == 0
+    assert 0 < intake.measure_source({**files, "trainer/models/new.py": b"class Model:\n    x = 1\n"}, files) < 100
