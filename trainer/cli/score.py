@@ -116,10 +116,18 @@ def print_record(record: dict[str, Any]) -> None:
 
 def describe_check_lines(record: dict[str, Any]) -> list[tuple[str, str]]:
     found, untrained = record["checks"]["look_ahead"], record["checks"]["untrained"]
+    suite = [
+        (
+            f"later tokens, {task}",
+            ", ".join(f"{name} {value:+.1e} ± {error:.1e}" for name, (value, error) in pairs.items()),
+        )
+        for task, pairs in record["checks"]["suite"].items()
+    ]
     verdict = "uses later tokens" if found["is_beyond_rounding"] else "within rounding"
     return [
         ("later tokens", f"{found['nats_per_token']:+.1e} ± {found['stderr']:.1e} nats a token: {verdict}"),
         ("untrained", f"{untrained['bits_per_byte']:.4f}, unigram {untrained['unigram_bits_per_byte']:.4f}"),
+        *suite,
     ]
 
 

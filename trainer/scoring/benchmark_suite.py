@@ -15,8 +15,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
+
+import numpy as np
 
 from trainer.errors import ModelError, UserError
 
@@ -25,12 +27,22 @@ if TYPE_CHECKING:
     from trainer.scoring.model_scorer import ModelScorer
 
 BOOTSTRAPS = 1000  # resamples for the standard error of a metric without a formula (perplexity)
+CHECKED_ITEMS = 32  # questions of each task that are answered again without later tokens
 HUB = Path("hub")  # instead of a folder: read tasks from the Hub
 
 Metrics = dict[str, tuple[float, float]]  # metric -> (value, standard error)
+Samples = list[dict[str, Any]]  # lm-eval's records of a task's questions
 
 Item = dict[str, Any]
 """Scores of one question: `task`, `item` (its number), the metrics, `log_likelihoods` of the answers."""
+
+
+class SuiteResult(NamedTuple):
+    """What a model reached in each task."""
+
+    metrics: dict[str, Metrics]  # corrected for later tokens
+    corrections: dict[str, Metrics]
+    items: list[Item]  # as answered, with later tokens
 
 
 class UnknownBenchmarkError(UserError):
@@ -138,8 +150,13 @@ def run_suite(
     folder: Path,
     limit: int | None,
     progress: Callable[[str, float], None],
-) -> tuple[dict[str, Metrics], list[Item]]:
-    """Return metrics and items of each task, over the first `limit` questions of its parts."""
+) -> SuiteResult:
+    """Answer the first `limit` questions of each part of each task, and a random subset again without later tokens.
+
+    The corrected metric is that of all questions, plus the mean over the subset of what changes for a question without
+    later tokens. Its expectation is the metric that the model has without later tokens, whatever it does with them. The
+    subset's sampling error is part of the metric's standard error.
+    """
     with _silence_lm_eval(offline=folder != HUB):
         # Imported here: it takes a second, and most runs are scored without the suite.
         import lm_eval.tasks
@@ -155,14 +172,62 @@ def run_suite(
         model = LmEvalModel(scorer, tokenizer, progress)
         try:
             evaluation = evaluate(model, tasks, limit=limit, log_samples=True, bootstrap_iters=BOOTSTRAPS)
+            samples = evaluation["samples"]
+            chosen = choose_items(names, samples)
+            model.replaces_later_tokens = True
+            alone = evaluate(model, tasks, samples=chosen, log_samples=True, bootstrap_iters=0)["samples"]
         except OverflowError:
             raise ModelError(
                 "The model finds a benchmark's answers so unlikely that the benchmark's metrics overflow."
             ) from None
-    results = evaluation["results"]
-    metrics = {name: average_metrics([parse_metrics(results[member.task]) for member in SUITE[name]]) for name in names}
-    samples = evaluation["samples"]
-    return metrics, [build_item(name, m, sample) for name in names for m in SUITE[name] for sample in samples[m.task]]
+    metrics, corrections = {}, {}
+    for name in names:
+        plain = [parse_metrics(evaluation["results"][member.task]) for member in SUITE[name]]
+        found = [
+            compute_corrections(m, samples[part.task], alone[part.task])
+            for m, part in zip(plain, SUITE[name], strict=True)
+        ]
+        corrections[name] = average_metrics(found)
+        metrics[name] = average_metrics([add_corrections(*pair) for pair in zip(plain, found, strict=True)])
+    questions = [build_item(name, m, sample) for name in names for m in SUITE[name] for sample in samples[m.task]]
+    return SuiteResult(metrics, corrections, questions)
+
+
+def choose_items(names: Sequence[str], samples: dict[str, Samples]) -> dict[str, list[int]]:
+    """Return the numbers of random questions of each part."""
+    rng = np.random.default_rng()
+    chosen = {}
+    for name in names:
+        for member in SUITE[name]:
+            numbers = [sample["doc_id"] for sample in samples[member.task]]
+            count = min(len(numbers), max(2, CHECKED_ITEMS // len(SUITE[name])))
+            chosen[member.task] = sorted(int(number) for number in rng.choice(numbers, count, replace=False))
+    return chosen
+
+
+def compute_corrections(metrics: Metrics, samples: Samples, alone: Samples) -> Metrics:
+    """Return what has to be added to each metric of a part, and its standard error.
+
+    `samples`: all questions; `alone`: a random subset, answered without later tokens. A metric is the mean of its
+    values for single questions, except perplexity: exp(-mean of log-likelihoods).
+    """
+    by_number = {sample["doc_id"]: sample for sample in samples}
+    corrections: Metrics = {}
+    for name, (value, _) in metrics.items():
+        changes = np.array([sample[name] - by_number[sample["doc_id"]][name] for sample in alone], float)
+        rest = 1 - len(alone) / len(samples)  # share of the questions that are not in the subset
+        error = math.sqrt(float(changes.var(ddof=1)) / len(changes) * rest) if len(changes) > 1 else 0.0
+        mean = float(changes.mean())
+        is_mean = name != "perplexity"
+        corrections[name] = (mean, error) if is_mean else (value * math.expm1(-mean), value * math.exp(-mean) * error)
+    return corrections
+
+
+def add_corrections(metrics: Metrics, corrections: Metrics) -> Metrics:
+    return {
+        name: (value + corrections[name][0], math.hypot(error, corrections[name][1]))
+        for name, (value, error) in metrics.items()
+    }
 
 
 def build_item(name: str, member: BenchmarkTask, sample: dict[str, Any]) -> Item:
@@ -185,9 +250,9 @@ def average_normalized_scores(metrics_by_task: dict[str, Metrics]) -> tuple[floa
     return sum(value for value, _ in parts) / len(parts), math.sqrt(sum(error**2 for _, error in parts)) / len(parts)
 
 
-def list_metrics(metrics: dict[str, Metrics]) -> dict[str, dict[str, list[float]]]:
+def list_metrics(metrics: dict[str, Metrics], has_average: bool = True) -> dict[str, dict[str, list[float]]]:
     """Return task -> metric -> [value, standard error], the normalized average last."""
-    average = average_normalized_scores(metrics)
+    average = average_normalized_scores(metrics) if has_average else None
     rows = {**metrics, **({"average": {"normalised": average}} if average and len(metrics) > 1 else {})}
     return {task: {name: list(pair) for name, pair in values.items()} for task, values in rows.items()}
 

@@ -9,11 +9,12 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
+from trainer.scoring.model_scorer import TargetScores, replace_later_tokens
 from trainer.scoring.windows import cut_windows, pad_rows
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
-    from trainer.scoring.model_scorer import ModelScorer
+    from trainer.scoring.model_scorer import ModelScorer, Tokens
 
 TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]  # ((context, continuation), their tokens)
 
@@ -27,6 +28,9 @@ class LmEvalModel(TemplateLM):
         self._tokenizer = tokenizer
         self._progress = progress
         self._length = scorer.sequence_length
+        self._rng = np.random.default_rng()
+        self.replaces_later_tokens = False
+        """Whether each token of a continuation is scored in a pass of its own, with every later token replaced."""
 
     @property
     def eot_token_id(self) -> int:
@@ -39,19 +43,24 @@ class LmEvalModel(TemplateLM):
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenizedRequest], **kwargs: Any) -> list[tuple[float, bool]]:
+        rows = [np.array((context + tokens)[-(self._length + 1) :], np.int64) for _, context, tokens in requests]
+        text = np.concatenate(rows)
         results = []
-        for number, (_, context, continuation) in enumerate(requests, 1):
-            row = np.array((context + continuation)[-(self._length + 1) :], np.int64)
-            results.append(self._score_end(row, min(len(continuation), len(row) - 1)))
-            self._progress("benchmarks", number / len(requests))
+        for number, (row, (_, _, continuation)) in enumerate(zip(rows, requests, strict=True), 1):
+            positions = np.arange(len(row) - 1)[-len(continuation) :]
+            scores = self._score(row, positions, text)
+            results.append((-float(scores.nats.sum()), bool(scores.is_greedy.all())))
+            self._progress("benchmarks", number / len(rows))
         return results
 
-    def _score_end(self, row: np.ndarray[Any, np.dtype[np.int64]], count: int) -> tuple[float, bool]:
-        """Return log-likelihood and greediness of the last `count` tokens of a row."""
+    def _score(self, row: Tokens, positions: Tokens, text: Tokens) -> TargetScores:
+        """Score what follows some positions of a row. `text`: tokens that can replace others."""
         inputs, targets = (pad_rows([part], self._length, self.eot_token_id) for part in (row[:-1], row[1:]))
+        if self.replaces_later_tokens:
+            copies = replace_later_tokens(inputs.repeat(len(positions), axis=0), positions, text, self._rng)
+            return self._scorer.score_positions(copies, positions, targets[0, positions])
         scores = self._scorer.score_rows(inputs, targets)
-        end = len(row) - 1
-        return -float(scores.nats[0, end - count : end].sum()), bool(scores.is_greedy[0, end - count : end].all())
+        return TargetScores(scores.nats[0, positions], scores.is_greedy[0, positions])
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[float]:
         """Score whole texts, in the same windows as bits per byte."""

@@ -60,17 +60,16 @@ def score_run(
             "The untrained model predicts the held-out text better than the text's own token frequencies do:"
             " it holds knowledge that was not trained."
         )
-    metrics: dict[str, benchmark_suite.Metrics] = {}
-    questions: list[benchmark_suite.Item] = []
+    answers = benchmark_suite.SuiteResult({}, {}, [])
     if suite.tasks:
         assert suite.folder is not None
-        metrics, questions = benchmark_suite.run_suite(
-            trained, tokenizer, suite.tasks, suite.folder, suite.limit, progress
-        )
+        answers = benchmark_suite.run_suite(trained, tokenizer, suite.tasks, suite.folder, suite.limit, progress)
     if items_path is not None:
-        items.write_items(items_path, result.documents, questions)
+        items.write_items(items_path, result.documents, answers.items)
         np.save(items_path.with_name(LOSSES_FILE), result.losses.astype(np.float16))
-    return {**build_record(run, result), **facts, "suite": benchmark_suite.list_metrics(metrics)}
+    record = {**build_record(run, result), **facts, "suite": benchmark_suite.list_metrics(answers.metrics)}
+    record["checks"]["suite"] = benchmark_suite.list_metrics(answers.corrections, has_average=False)
+    return record
 
 
 def load_models(run: RunFolder) -> tuple[ScoredModels, dict[str, Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support import peeking_model
 from tests.support.paths import DATA
 from tests.support.scored_runs import LENGTH, build_gpt, build_scorer, words, write_run
 from trainer.data.tokenizer_spec import load_tokenizer
@@ -78,6 +79,9 @@ def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
     record = json.loads(done.stdout)
     assert record["suite_missing"] == ["lambada_openai"]
     assert set(record["suite"]) == {"blimp", "hellaswag", "average"}
+    assert record["checks"]["suite"].keys() == {"blimp", "hellaswag"}
+    for corrections in record["checks"]["suite"].values():
+        assert all(pair == [0, 0] for pair in corrections.values()), "causal"
     average, error = record["suite"].pop("average")["normalised"]
     assert average == pytest.approx(
         (2 * record["suite"]["blimp"]["acc"][0] - 1) / 2
@@ -124,6 +128,40 @@ class Request:
 
     def __init__(self, args: tuple) -> None:
         self.args = args
+
+
+def test_log_likelihoods_without_later_tokens_correct_a_peeker(tmp_path):
+    tokenizer = load_tokenizer(write_run(tmp_path / "run") / "tokenizer.json")
+    torch.manual_seed(0)
+    network = peeking_model.Model(peeking_model.Config(tokenizer.vocabulary_size, LENGTH))
+    pairs = [(words(i, 5).strip(), " " + words(50 + i, 3).strip()) for i in range(6)]
+    results = []
+    for model, replaces in ((network, False), (network, True), (build_gpt(tokenizer.vocabulary_size), True)):
+        adapter = LmEvalModel(build_scorer(model), tokenizer, lambda stage, done: None)
+        adapter.replaces_later_tokens = replaces
+        results.append([value for value, _ in adapter.loglikelihood([Request(pair) for pair in pairs])])
+    peeking, corrected, honest = map(np.array, results)
+    assert (corrected < peeking - 20).all(), "it trusts the replaced tokens"
+    adapter = LmEvalModel(build_scorer(build_gpt(tokenizer.vocabulary_size)), tokenizer, lambda stage, done: None)
+    plain = [value for value, _ in adapter.loglikelihood([Request(pair) for pair in pairs])]
+    np.testing.assert_allclose(honest, plain, atol=1e-4)
+
+
+def test_corrected_metric_is_unbiased_and_its_error_honest():
+    rng = np.random.default_rng(0)
+    full = [{"doc_id": i, "acc": 1.0, "perplexity": -1.0} for i in range(200)]
+    true = [{"doc_id": i, "acc": float(i % 4 > 0), "perplexity": -2.0 - (i % 4)} for i in range(200)]
+    values, errors, perplexities = [], [], []
+    for _ in range(500):
+        alone = [true[i] for i in rng.choice(200, 32, replace=False)]
+        plain = {"acc": (1.0, 0.0), "perplexity": (float(np.exp(1)), 0.0)}
+        found = benchmark_suite.add_corrections(plain, benchmark_suite.compute_corrections(plain, full, alone))
+        values.append(found["acc"][0])
+        errors.append(found["acc"][1])
+        perplexities.append(found["perplexity"][0])
+    assert np.mean(values) == pytest.approx(0.75, abs=0.01)
+    assert np.std(values) == pytest.approx(np.mean(errors), rel=0.1)
+    assert np.mean(perplexities) == pytest.approx(np.exp(3.5), rel=0.05)
 
 
 def test_real_benchmarks_are_read_from_local_files(tmp_path):
