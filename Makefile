@@ -6,8 +6,9 @@ TESTS ?=
 MARKERS ?= not slow and not browser
 TEMPLATES = $$(git ls-files 'templates/*.html' '*/templates/*.html')
 # A file's tests run in one process, because they share fixtures. Files start in their order: the slowest are in the
-# first folder, tests/acceptance.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+# first folder, tests/acceptance. Three processes for two cores, since many tests wait for processes and sockets.
+WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -44,7 +45,7 @@ test-services: install  ## the tests that use a database or Redis, on those of D
 
 coverage: install  ## lines and branches that the quick tests run; all tests: make coverage MARKERS=
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses auto --dist loadfile -m "$(MARKERS)" $(TESTS)
+	$(BIN)/coverage run -m pytest --numprocesses $(WORKERS) --dist loadfile -m "$(MARKERS)" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -293,6 +293,7 @@ def check_nothing_was_lost(job: Job, folder: Path, interruptions: int) -> None:
     assert all(lease.seconds <= most + 0.1 for lease, most in zip(leases, wall, strict=True))
 
 
+@pytest.mark.slow
 def test_job_of_switched_off_node_resumes_elsewhere(machine: Start, job: Job, tmp_path: Path) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", 2 * EVERY))
@@ -307,6 +308,7 @@ def test_job_of_switched_off_node_resumes_elsewhere(machine: Start, job: Job, tm
     check_nothing_was_lost(job, tmp_path, interruptions=1)
 
 
+@pytest.mark.slow
 def test_suspended_node_returns_after_job_moved(machine: Start, job: Job, tmp_path: Path) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", EVERY))
@@ -324,6 +326,7 @@ def test_suspended_node_returns_after_job_moved(machine: Start, job: Job, tmp_pa
     assert cellar.process.wait(20) == 0, "it went on, and leaves as ever"
 
 
+@pytest.mark.slow
 def test_job_moves_at_window_end_without_repeated_work(machine: Start, job: Job, tmp_path: Path) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", EVERY))

@@ -55,6 +55,7 @@ def test_check_with_production_settings_passes(environment: dict[str, str]) -> N
     assert "dailytrain.W002" not in manage(environment, "check", "--deploy")
 
 
+@pytest.mark.slow
 def test_migrate_with_production_settings_creates_tables(environment: dict[str, str], tmp_path: Path) -> None:
     assert "Applying mfa.0001_initial... OK" in manage(environment, "migrate")
     assert (tmp_path / "throwaway.sqlite3").stat().st_size > 0

@@ -6,6 +6,7 @@ import re
 from collections import Counter, deque
 from urllib.parse import urldefrag, urlsplit
 
+import pytest
 from django.test import Client
 
 from leaderboard import demo
@@ -47,6 +48,7 @@ def find_other_dates(content: bytes) -> list[str]:
     return [match.group() for match in OTHER_DATE.finditer(" ".join(text.split()))]
 
 
+@pytest.mark.slow
 def test_public_pages_of_the_demo_are_valid_html_with_one_date_format(client: Client, db: None) -> None:
     demo.seed_demo()
     queue, seen, variants = deque(START_PAGES), set(START_PAGES), dict.fromkeys(START_PAGES, 1)

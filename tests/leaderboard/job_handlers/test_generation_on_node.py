@@ -79,6 +79,7 @@ def answered(client: Client, prompt: str, run: Run) -> Generation:
     raise AssertionError("nobody answered")
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_prompt_is_answered_in_the_sandbox_and_the_weights_stay_on_the_node(
     site: Any, live_server: Any, client: Client, tmp_path: Path

@@ -44,6 +44,7 @@ def arrive(run: Run) -> Run:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_two_parts_run_in_the_sandbox_and_are_shown(
     main: Repository, track: Track, live_server: Any, client: Client, tmp_path: Path

@@ -176,6 +176,7 @@ class Killed(BaseException):
     """As a process that is killed: nothing gets to tidy up."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_publish_killed_at_any_request_goes_on_and_commits_once(
     hub: Hub, finished: Run, monkeypatch: pytest.MonkeyPatch, moment: str

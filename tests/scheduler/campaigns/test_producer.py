@@ -203,6 +203,7 @@ def run_and_kill(what: str, campaign: Campaign, root: Path, times: int) -> None:
         process.stdout.close()
 
 
+@pytest.mark.slow
 def test_killed_producer_loses_and_repeats_nothing(transactional_db: None, settings: Any, tmp_path: Path) -> None:
     documents = [build_document(number) for number in range(60)]
     campaign = make_campaign(settings, tmp_path, documents, chunks_per_packet=4)
@@ -213,6 +214,7 @@ def test_killed_producer_loses_and_repeats_nothing(transactional_db: None, setti
     assert campaign.chunk_count == sum(len(packet.chunks) for packet in campaign.packets.all())
 
 
+@pytest.mark.slow
 def test_killed_shard_writer_loses_and_repeats_nothing(transactional_db: None, settings: Any, tmp_path: Path) -> None:
     campaign = fill_campaign(
         make_campaign(settings, tmp_path, [build_document(n) for n in range(12)], rows_per_shard=5)

@@ -101,6 +101,7 @@ def test_evaluations_and_samples_equal_single_process(tmp_path: Path, batches: B
         assert loss == pytest.approx(reference.run_step(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_leaving_worker_goes_between_two_steps(tmp_path: Path, dataset_folder: Path) -> None:
     """`leave` is the handler of SIGTERM. It is called in the first step, whose micro-batches do not run again."""
     dataset, steps = Dataset.open(dataset_folder), 60

@@ -54,6 +54,7 @@ def train_single_process(config: SwarmConfig, dataset: Dataset) -> tuple[float, 
     return last, stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["bf16", "fp16"])
 def test_16_bit_messages_keep_the_loss_within_one_percent(wire: str, dataset_folder: Path, tmp_path: Path) -> None:
     dataset = Dataset.open(dataset_folder)

@@ -182,6 +182,7 @@ def dev_loss(dataset: Dataset, run: Path) -> float:
     return float(torch.stack(nats).double().mean())
 
 
+@pytest.mark.slow
 def test_step_on_two_devices_with_prompts_equals_single_device(dataset: Dataset, tmp_path: Path) -> None:
     """Devices have different numbers of learned targets; the step's mean is over all of them."""
     from trainer.train import main
