@@ -27,12 +27,20 @@ class CappedValue:
     def is_over(self) -> bool:
         return self.cap is not None and self.value > self.cap
 
+    @property
+    def written(self) -> str:
+        return format_number(self.value)
+
+    @property
+    def written_cap(self) -> str:
+        return "" if self.cap is None else format_number(self.cap)
+
     def explain(self) -> str:
         """Return for example "120,000 parameters: 20,000 over the season's cap of 100,000."; empty within the cap."""
         if self.cap is None or not self.is_over:
             return ""
-        value, excess, cap = (format_number(number) for number in (self.value, self.value - self.cap, self.cap))
-        return f"{value} {self.label}: {excess} over the season's cap of {cap}."
+        excess = format_number(self.value - self.cap)
+        return f"{self.written} {self.label}: {excess} over the season's cap of {self.written_cap}."
 
 
 def format_number(number: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
 from django.db import models, transaction
 from django.db.models import Count, F, FilteredRelation, Q, Sum
@@ -56,6 +56,7 @@ class RunDict(LiveDict):
     purpose: str
     seed: int
     budget: str
+    graph: str | None
     parameters: int | None
     train_flops: float | None
     train_seconds: float | None
@@ -69,7 +70,7 @@ class RunDict(LiveDict):
 class RunQuerySet(models.QuerySet["Run"]):
     def with_entry(self) -> RunQuerySet:
         """Select what `to_dict` and the rows of tables need."""
-        return self.select_related("entry", "track", "season")
+        return self.select_related("entry", "track", "season").annotate(graph_hash=F("graph__hash"))
 
     def with_job(self) -> RunQuerySet:
         return self.select_related("entry", "track", "season", "job")
@@ -319,6 +320,12 @@ class Run(models.Model):
                 request_recomputation(self.track_id)
         return changed
 
+    def get_graph_hash(self) -> str | None:
+        """Return the hash of its graph, without a query if `with_entry()` has selected it."""
+        if "graph_hash" in vars(self):
+            return cast("str | None", vars(self)["graph_hash"])
+        return self.graph.hash if self.graph else None
+
     def live_dict(self) -> LiveDict:
         return build_dict(self, LiveDict, node=self.node_name, seconds_left=self.seconds_left)
 
@@ -335,5 +342,6 @@ class Run(models.Model):
             repository=entry.public_repository,
             track=self.track.slug,
             season=self.season.name,
+            graph=self.get_graph_hash(),
             page=self.get_absolute_url(),
         )

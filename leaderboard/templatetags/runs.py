@@ -170,6 +170,8 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     yield "Commit", run.entry.sha
     if run.entry.public_repository:
         yield "Repository", run.entry.public_repository
+    if run.graph is not None:
+        yield "Graph", run.graph.hash
     yield "Seed", run.seed
     yield "Budget", f"{formatting.budget(run.budget)}, {formatting.share(run.part)}"
     yield "Dataset", f"{run.season.corpus}, {run.season.tokenizer}"

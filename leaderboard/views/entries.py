@@ -14,6 +14,7 @@ from django.views.decorators.http import condition, require_safe
 from leaderboard.board.query import parse_axis
 from leaderboard.board.scales import AtScale, draw_scales, load_scales
 from leaderboard.charts.multiplier_charts import build_whisker, scale_of_row
+from leaderboard.graph_comparison import build_graph_view
 from leaderboard.models import Entry, Run, Standing, StandingsTable
 from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings.standings_store import load_results, load_standings, refresh_standings
@@ -54,6 +55,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "axes": AXES,
         "standings": table,
         **build_row_context(rows.get(found.pk)),
+        "graph": build_graph_view(found),
         "smoking": smoke_tests.is_running(found),
         "estimate": estimates.estimate_run(found) if estimates.is_before_start(found) else None,
         "events": list(Event.objects.about(found)),

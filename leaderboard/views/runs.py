@@ -104,7 +104,8 @@ def render_notebook(request: HttpRequest, run: Run) -> HttpResponse:
 
 def load_runs(run_id: int, *others: int) -> dict[int, Any]:
     """Return a run and others that exist by id, with the page's revision. Raises Http404 without the first."""
-    runs = Run.objects.with_job().select_related("checkpoint").filter(Q(pk=run_id) | Q(pk__in=others))
+    runs = Run.objects.with_job().select_related("checkpoint", "graph")
+    runs = runs.defer("graph__summary", "graph__config").filter(Q(pk=run_id) | Q(pk__in=others))
     runs = runs.annotate(latest_event=LATEST_EVENT, latest_standings=LATEST_COMPUTATION)
     found = {run.pk: run for run in runs}
     if run_id not in found:

@@ -8,11 +8,13 @@ import pytest
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
+from leaderboard.graph_comparison import compare_listings, describe_calls
 from leaderboard.models import Entry, Run, Track
 from leaderboard.submissions import intake
 from tests.leaderboard.conftest import Repository
 from tests.leaderboard.views.test_page_board import words
 from tests.support import boards, scene
+from tests.support.graph_jobs import store_graph
 
 pytestmark = pytest.mark.django_db
 
@@ -50,6 +52,36 @@ def test_it_takes_few_queries_however_many_runs(
 
     with django_assert_max_num_queries(10):
         client.get(entries["Better"].get_absolute_url())
+
+
+def test_graph_of_an_entry_is_compared_with_mains(client: Client) -> None:
+    track, entries = boards.board()
+    Track.objects.update(is_traced=True)
+    track.season.caps = {"parameters": 100_000}
+    track.season.save()
+    store_graph(entries["baseline"])
+    calls = {"features": {"aten::linear": 6, "aten::cumsum": 2}, "logits": {"aten::linear": 1}}
+    graph = store_graph(entries["Better"], calls=calls, flops_per_token=880_000.0, scoring_flops_per_token=250_000.0)
+    page = words(client.get(entries["Better"].get_absolute_url()).content)
+    assert graph.hash in page
+    assert "FLOPs per token of training 8.8 × 10⁵ 8.0 × 10⁵ +10.0 %" in page
+    assert "FLOPs per token of scoring 2.5 × 10⁵ 2.5 × 10⁵ equal" in page
+    assert "parameters 120,000 100,000" in page
+    assert "aten::linear 7 −2 79.5 %" in page
+    assert "aten::cumsum 2 +2 0.0 %" in page
+    detail = client.get(f"/api/v1/entries/{entries['Better'].pk}").json()
+    assert detail["graph"]["hash"] == graph.hash
+
+
+def test_calls_of_two_graphs_are_compared_line_by_line() -> None:
+    one = {"features": {"calls": [{"operator": "aten::linear", "module": "blocks.0"}, {"operator": "aten::add"}]}}
+    other = {"features": {"calls": [{"operator": "aten::linear", "module": "blocks.0"}, {"operator": "aten::mul"}]}}
+    (hunk,) = compare_listings(*(list(describe_calls(content)) for content in (one, other)))
+    assert [(line.kind, line.text) for line in hunk.lines] == [
+        ("same", "aten::linear  blocks.0"),
+        ("removed", "aten::add"),
+        ("added", "aten::mul"),
+    ]
 
 
 @pytest.fixture
