@@ -154,6 +154,10 @@ config = json.loads(Path(options["--config"]).read_text())
 sys.stderr.write("smoking" + chr(10))
 if config.get("breaks"):
     raise SystemExit(1)
+graph = Path(options["--graph-out"])
+graph.mkdir()
+for name in ("init", "train", "eval", "recipe"):
+    (graph / (name + ".json")).write_text(options["--vocabulary-size"])
 entry = (Path(options["--model-source"]) / "trainer/models/gpt.py").read_text().strip()
 said = {name: options.get(name) for name in ("--sandbox", "--tokenizer", "--memory-bytes", "--peak")}
 passed = not config.get("fails")

@@ -8,38 +8,47 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-
-from pydantic import ValidationError
 
 import trainer
 from trainer.cli.parser import Parser, parse_positive_integer
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.errors import ExitCode, UserError, print_error
+from trainer.errors import ExitCode, ModelError, UserError, print_error
 from trainer.sandbox import Mount, ResourceLimits, SandboxDriver, SandboxError, SandboxSpec, get_driver
-from trainer.sandbox.safe_files import UnsafeFileError, open_file, read_json_object
-from trainer.smoke import findings
-from trainer.smoke.causality import check_causality
-from trainer.smoke.findings import SmokeCheck, SmokeLimits
-from trainer.smoke.report import DevLine, Measurements, ParameterCounts, SmokeReport
+from trainer.sandbox.safe_files import read_json_object
+from trainer.smoke.findings import (
+    CheckName,
+    SmokeCheck,
+    SmokeLimits,
+    check_causality,
+    check_learning,
+    check_size,
+    check_start,
+    describe_failure,
+    explain_kill,
+    list_hints,
+    lower,
+)
+from trainer.smoke.report import BoxReport
+from trainer.smoke.small_model import TrainingResult, open_small_model
 from trainer.smoke.terminal import print_conclusion, show_checks
+from trainer.smoke.traced_files import FullSize, measure_full_size, read_box_graphs
 
 COMMAND = "dailytrain smoke"
-CORPUS, TOKENIZER, VOCABULARY, LIMIT_BYTES = "python-library", "bpe:512", 512, 2**20
+CORPUS, TOKENIZER, LIMIT_BYTES = "python-library", "bpe:512", 2**20
 """Of the small dataset: text that comes with every Python."""
-DATASET_FILES = ("manifest.json", "tokenizer.json", "train", "dev")
 STEPS = 200
 SECONDS = 120.0
 LIMITS = ResourceLimits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6, processes=48)
-"""Of the sandboxed process."""
+"""Of the tracing box."""
 MAX_REPORT_BYTES = 100_000
-POLL_SECONDS = 0.1
-EXIT_SECONDS = 10.0  # from the last report to the end of the process
 DEFAULT_SIZE = ("--preset", "daily-h100")  # the full size that is counted by default
-COMMAND_LINE_STAGES = ("imports", "sizes")  # stages in which a user error comes from the command line
+PASSED = "It imports, traces, fits, learns and sees no later token."
+TRACED = "It imports, traces and fits."
 
 PrintCheck = Callable[[SmokeCheck], None]
 
@@ -67,8 +76,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     """Return our own options, and the flags of `dailytrain train`."""
     parser = Parser(
         prog=COMMAND,
-        description="Find most mistakes of an architecture in a minute, on the CPU: does it import, answer in the "
-        "right shape, fit, learn, and see no later token?",
+        description="Find most mistakes of an architecture in a minute, on the CPU: does it import, trace as graphs, "
+        "fit, learn, and see no later token?",
         epilog="Further options are those of dailytrain train: the size that is counted (--preset, --model.depth, "
         "--config FILE; default: daily-h100).",
         allow_abbrev=False,
@@ -78,10 +87,13 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--json", action="store_true", help="print JSON")
     add("--sandbox", default="auto", help="auto, bubblewrap or none (auto: bubblewrap where it works)")
     add("--steps", type=parse_positive_integer, default=STEPS, help=f"optimizer steps of the small model ({STEPS})")
-    add("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)
+    add("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)  # CPU time of the small model
     add("--config", type=Path, help="TOML or JSON file, as for dailytrain train: the size that is counted")
     add("--memory-bytes", type=float, help="memory of the target machine")
     add("--peak", type=float, help="FLOP/s of the target machine")
+    add("--vocabulary-size", type=parse_positive_integer, metavar="N", help="of the full size (as the tokenizer's)")
+    add("--graph-out", type=Path, metavar="DIR", help="write the graphs of the full size to this folder")
+    add("--trace-only", action="store_true", help="train no small model")
     add("--model-source", type=Path, help="a folder with a trainer/ package that has the model's code")
     add("--data", type=Path, help=argparse.SUPPRESS)
     add("--job", action="store_true", help="started by a node: prints no checks, the log goes to stderr")
@@ -94,23 +106,81 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Findings:
+    """What a smoke test has found so far."""
+
+    report: BoxReport
+    checks: list[SmokeCheck] = field(default_factory=list)
+    full_size: FullSize | None = None
+    training: TrainingResult | None = None
+
+    @property
+    def failed(self) -> SmokeCheck | None:
+        return next((check for check in self.checks if not check.passed), None)
+
+
 def run_smoke_test(options: argparse.Namespace, flags: Sequence[str], print_check: PrintCheck) -> dict[str, Any]:
     """Return the record that `--json` prints."""
     started = time.monotonic()
     sandbox = select_sandbox(options.sandbox)
-    limits = SmokeLimits(options.arch, options.steps, options.seconds, options.memory_bytes, options.peak)
     with tempfile.TemporaryDirectory(prefix="smoke-") as folder:
-        root = Path(folder).resolve()
-        out, private = root / "out", root / "run"
+        out, private = Path(folder).resolve() / "out", Path(folder).resolve() / "private"
         out.mkdir()
-        private.mkdir()
         dataset = prepare_dataset(CORPUS, TOKENIZER, options.data, LIMIT_BYTES)
         with open_log(options) as output:
-            report, checks = run_child(options, flags, limits, sandbox, dataset, out, output, print_check)
-            if checks[-1].passed:
-                checks.append(check_causality(out, private, dataset))
-                print_check(checks[-1])
-        return build_record(report, checks, read_losses(out), sandbox.name, time.monotonic() - started)
+            report, box_failure = trace_in_box(options, flags, sandbox, dataset.tokenizer.vocabulary_size, out, output)
+        findings = Findings(report)
+        for check in iterate_checks(options, findings, box_failure, dataset, out, private):
+            findings.checks.append(check)
+            print_check(check)
+            if not check.passed:
+                break
+    return build_record(findings, dataset.tokenizer.vocabulary_size, sandbox.name, time.monotonic() - started)
+
+
+def iterate_checks(
+    options: argparse.Namespace,
+    findings: Findings,
+    box_failure: SmokeCheck | None,
+    dataset: Dataset,
+    out: Path,
+    private: Path,
+) -> Generator[SmokeCheck]:
+    """Yield the checks, the last one failed or not, and store measurements in `findings`.
+
+    `out`: what the tracing box wrote; `private`: a folder that it cannot access.
+    """
+    limits = SmokeLimits(options.steps, options.memory_bytes, options.peak)
+    name: CheckName = "starts"
+    try:
+        with ExitStack() as stack:
+            if box_failure is not None and box_failure.name == "starts":
+                yield box_failure
+                return
+            small = None
+            if not options.trace_only:
+                traced = read_box_graphs(out, "small")
+                small = stack.enter_context(open_small_model(traced, dataset, private, options.steps))
+            yield check_start(small and small.parameters)
+            name = "fits"
+            if box_failure is not None:
+                yield box_failure
+                return
+            traced = read_box_graphs(out, "graph")
+            findings.full_size = measure_full_size(traced)
+            if options.graph_out:
+                traced.write(options.graph_out)
+            yield check_size(findings.report, findings.full_size, limits)
+            if small is None:
+                return
+            name = "learns"
+            findings.training = small.train(options.seconds)
+            yield check_learning(findings.training, limits)
+            name = "causal"
+            yield check_causality(small.measure_look_ahead())
+    except ModelError as error:
+        yield SmokeCheck(name, False, f"{str(error).rstrip('.')}.")
 
 
 def select_sandbox(name: str) -> SandboxDriver:
@@ -132,66 +202,58 @@ def open_log(options: argparse.Namespace) -> Iterator[IO[bytes]]:
         yield devnull
 
 
-def run_child(
+def trace_in_box(
     options: argparse.Namespace,
     flags: Sequence[str],
-    limits: SmokeLimits,
     sandbox: SandboxDriver,
-    dataset: Dataset,
+    small_vocabulary_size: int,
     out: Path,
     output: IO[bytes],
-    print_check: PrintCheck,
-) -> tuple[SmokeReport, list[SmokeCheck]]:
-    """Run the sandboxed process; return its report and the checks, printing each as it is decided."""
-    process = sandbox.start(build_child_spec(options, flags, dataset, out), stdout=output, stderr=output)
-    checks: list[SmokeCheck] = []
+) -> tuple[BoxReport, SmokeCheck | None]:
+    """Trace the architecture in the sandbox; return its report and the failed check, if any."""
+    spec = build_box_spec(options, flags, small_vocabulary_size, out)
+    process = sandbox.start(spec, stdout=output, stderr=output)
     try:
-        while True:
-            code = process.wait(POLL_SECONDS)
-            report = SmokeReport.model_validate(read_json_object(out, "smoke.json", MAX_REPORT_BYTES) or {})
-            for check in findings.decide_checks(report, read_losses(out), limits)[len(checks) :]:
-                if report.failure:
-                    raise_other_faults(options, report, process.wait(EXIT_SECONDS))
-                checks.append(check)
-                print_check(check)
-            if checks and not checks[-1].passed:
-                break
-            if code is not None:
-                break
+        process.wait()
     finally:
         code = process.kill()
-    if (checks and not checks[-1].passed) or report.stage == "done":
-        return report, checks
-    end = findings.explain_kill(report.stage, process.limit_error, code)
-    if end is None:
+    report = BoxReport.model_validate(read_json_object(out, "smoke.json", MAX_REPORT_BYTES) or {})
+    if report.failure:
+        raise_other_faults(options, report, code)
+        return report, describe_failure(report)
+    if report.stage == "done" and code == ExitCode.OK:
+        return report, None
+    killed = explain_kill(report.stage, process.limit_error, code)
+    if killed is None:
         raise SmokeTestError(f"the smoke test failed on this machine (exit code {code}): {get_reason(report)}")
-    print_check(end)
-    return report, [*checks, end]
+    return report, killed
 
 
-def raise_other_faults(options: argparse.Namespace, report: SmokeReport, code: int | None) -> None:
+def raise_other_faults(options: argparse.Namespace, report: BoxReport, code: int | None) -> None:
     """Raise `SmokeTestError` for a failure of this machine, and `UserError` for one of the command line.
 
     A job's command line belongs to its entry, so its errors are findings.
     """
     if code == ExitCode.INFRASTRUCTURE:
         raise SmokeTestError(f"the smoke test failed on this machine: {get_reason(report)}")
-    if code == ExitCode.USER_ERROR and not options.job and report.stage in COMMAND_LINE_STAGES:
-        raise UserError(findings.lower(get_reason(report)))
+    if code == ExitCode.USER_ERROR and not options.job:
+        raise UserError(lower(get_reason(report)))
 
 
-def get_reason(report: SmokeReport) -> str:
+def get_reason(report: BoxReport) -> str:
     return report.failure.reason if report.failure else "it reported nothing"
 
 
-def build_child_spec(options: argparse.Namespace, flags: Sequence[str], dataset: Dataset, out: Path) -> SandboxSpec:
+def build_box_spec(
+    options: argparse.Namespace, flags: Sequence[str], small_vocabulary_size: int, out: Path
+) -> SandboxSpec:
     source = options.model_source or Path(trainer.__file__).resolve().parent.parent
     root = source.resolve()
-    command = [sys.executable, "-s", "-P", "-m", "trainer.smoke.child", "--arch", options.arch]
-    command += ["--small-dataset", str(dataset.folder), "--out", str(out)]
-    command += ["--steps", str(options.steps), "--seconds", str(options.seconds), *flags]
+    command = [sys.executable, "-s", "-P", "-m", "trainer.smoke.child", "--arch", options.arch, "--out", str(out)]
+    command += ["--small-vocabulary-size", str(small_vocabulary_size), *flags]
+    command += ["--vocabulary-size", str(options.vocabulary_size)] if options.vocabulary_size else []
+    command += ["--trace-only"] if options.trace_only else []
     mounts = [Mount(root / "trainer"), Mount(out, writable=True)]
-    mounts += [Mount(dataset.folder / name) for name in DATASET_FILES if (dataset.folder / name).exists()]
     if options.config:
         file = options.config.resolve()
         if not file.is_file():
@@ -207,39 +269,30 @@ def build_child_spec(options: argparse.Namespace, flags: Sequence[str], dataset:
     return SandboxSpec(command, environment, mounts, out, LIMITS)
 
 
-def read_losses(out: Path) -> list[float]:
-    """Return the dev losses so far, in nats per token."""
-    try:
-        with open_file(out, "metrics.jsonl") as file:
-            lines = file.read(MAX_REPORT_BYTES).splitlines()
-    except (OSError, UnsafeFileError):
-        return []
-    losses = []
-    for line in lines:
-        with suppress(ValidationError):  # other lines, and an incomplete last one
-            losses.append(DevLine.model_validate_json(line).loss)
-    return losses
-
-
-def build_record(
-    report: SmokeReport, checks: Sequence[SmokeCheck], losses: Sequence[float], sandbox: str, seconds: float
-) -> dict[str, Any]:
+def build_record(findings: Findings, vocabulary_size: int, sandbox: str, seconds: float) -> dict[str, Any]:
     """Return what `protocol.SmokeResult` has, as the site shows it."""
-    count = report.parameters or ParameterCounts()
-    failed = next((check for check in checks if not check.passed), None)
+    report, size, training, failed = findings.report, findings.full_size, findings.training, findings.failed
+    names = [check.name for check in findings.checks]
     return {
         "passed": failed is None,
-        "sentence": failed.text if failed else "It imports, fits, learns and sees no later token.",
-        "checks": [{"name": check.name, "passed": check.passed, "text": check.text} for check in checks],
+        "sentence": failed.text if failed else PASSED if "causal" in names else TRACED,
+        "checks": [{"name": check.name, "passed": check.passed, "text": check.text} for check in findings.checks],
         "file": failed.file if failed else "",
         "line": failed.line if failed else 0,
         "code": failed.code if failed else "",
-        "hints": findings.list_hints(report, losses, VOCABULARY),
-        "parameters": count.total,
-        "parameters_embedding": count.embedding,
-        **report.model_dump(include=set(Measurements.model_fields)),
-        "first_loss": losses[0] if losses else None,
-        "last_loss": losses[-1] if losses else None,
+        "graph": size and size.summary,
+        "hints": list_hints(report, training, vocabulary_size),
+        "parameters": size and size.summary["parameters"],
+        "parameters_embedding": size and size.parameters_embedding,
+        "flops_per_token": size and size.summary["flops_per_token"],
+        "state_bytes": size and size.state_bytes,
+        **report.model_dump(include={"depth", "sequence_length", "tokens_per_step"}),
+        "steps": training and training.steps,
+        "train_seconds": training and training.train_seconds,
+        "tokens_per_second": training and training.tokens_per_second,
+        "memory_bytes": training and training.memory_bytes,
+        "first_loss": training and training.losses[0],
+        "last_loss": training and training.losses[-1],
         "sandbox": sandbox,
         "seconds": round(seconds, 1),
     }

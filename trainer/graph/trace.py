@@ -24,10 +24,11 @@ from trainer.graph.model import GraphModel
 from trainer.graph.schema import GraphError, TracedArchitecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, ParameterGroup, Recipe, Schedule
 
-MAX_VERIFIED_ELEMENTS = 500_000_000
+MAX_VERIFIED_ELEMENTS = 100_000_000
 """Of stored tensors. Up to this the recorded constructor is compared with the real one, which needs their memory."""
 MAX_VERIFIED_PRODUCTS = 20_000_000_000
 """Of elements and positions. Up to this the passes are compared too, which takes seconds."""
+MAX_VERIFIED_LOGITS = 2**23  # of a row; likewise
 VERIFICATION_SEED = 20
 
 
@@ -97,7 +98,9 @@ def verify_trace(traced: TracedArchitecture, build: Callable[[], LanguageModel],
         torch.manual_seed(VERIFICATION_SEED)
         replayed = compute_initial_tensors(traced.initialization)
         verify_initialization(model, replayed)
-        if elements * traced.recipe["sequence_length"] <= MAX_VERIFIED_PRODUCTS:
+        length = traced.recipe["sequence_length"]
+        logits = length * traced.recipe["vocabulary_size"]
+        if elements * length <= MAX_VERIFIED_PRODUCTS and logits <= MAX_VERIFIED_LOGITS:
             graph = GraphModel(traced, {**replayed, **build_constants(traced.initialization)})
             for is_training in (True, False):
                 verify_pass(model.train(is_training), graph.train(is_training), traced, exporter)

@@ -1,7 +1,7 @@
-"""The sandboxed process of a smoke test, which imports the architecture: `python -m trainer.smoke.child`.
+"""The tracing box of a smoke test: `python -m trainer.smoke.child` imports an architecture in a sandbox and traces it.
 
-It writes its report to `smoke.json` and updates it as it proceeds: stage, measurements, and a failure if there is one.
-The run that it trains is in the same folder, like one of `dailytrain train`, for the scorer's checks.
+It has no data. It leaves the graphs of a small model in `small/`, those of the full size in `graph/`, and `smoke.json`,
+which it updates at every stage: sizes, hints, and a failure if there is one.
 """
 
 from __future__ import annotations
@@ -9,65 +9,32 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import linecache
-import resource
+import re
 import sys
-import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
-
 from trainer import errors
-from trainer.accounting import flops
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
-from trainer.config.resolve import resolve_config
+from trainer.config.resolve import ResolvedConfig, resolve_config
 from trainer.config.train_config import TrainConfig
-from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model, to_one_line
-from trainer.graph.schema import GraphError
-from trainer.graph.trace import trace_architecture
+from trainer.graph.schema import GraphError, TracedArchitecture
+from trainer.graph.trace import read_recipe, trace_architecture
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
-from trainer.models.base import Architecture, Recipe
-from trainer.optim import optimizers
-from trainer.training.loop import fit_and_finish
+from trainer.models.base import Architecture
 from trainer.training.model_sources import configure_model
-from trainer.training.setup import build_run
 
 REPORT_FILE = "smoke.json"
 REQUIRED_NAMES = ("Config", "Model", "recipe")  # defined by every architecture
-STATE_BYTES = {"muon": 4, "adamw": 8, "adamw8bit": 2}
-"""Bytes of optimizer state per parameter; weights and gradients take four each."""
 DEFAULT_VOCABULARY_SIZE = 32768  # used if the tokenizer is a file outside the sandbox
-FAKE_TENSOR_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
-BUILD_ERRORS = (ValueError, AssertionError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
-"""Raised by mistakes in shapes while a model is built."""
-
-
-class CpuDeadline:
-    """Stops the training loop after some CPU time, with the interface of `StopRequest`.
-
-    CPU time, since other processes may be busy on this machine.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.is_graceful = False
-        self._end = time.process_time() + seconds
-
-    @property
-    def is_requested(self) -> bool:
-        return time.process_time() > self._end
+GPT2_VOCABULARY_SIZE = 50257  # its end-of-text token is the last one; of other tokenizers it is the first
+LOCATION = re.compile(r"(\w+\.py), line (\d+)(?: \(`(.*?)`\))?:? (.*)", re.DOTALL)
+"""The place at which a `GraphError` begins, and its reason."""
 
 
 class ReportWriter:
@@ -88,23 +55,44 @@ class ReportWriter:
         self._report["failure"] = {"reason": reason, **locate_in_architecture(error)}
         atomic_write_json(self._file, self._report)
 
+    def set_trace_failure(self, failure: UntraceableError) -> None:
+        location = LOCATION.fullmatch(str(failure.error))
+        if location is None:
+            self.set_failure(f"{failure}: {failure.error}", failure.error)
+            return
+        file, line, text, reason = location.groups()
+        place = {"file": f"trainer/models/{file}", "line": int(line), "text": text or ""}
+        self._report["failure"] = {"reason": f"{failure}: {reason}", **place}
+        atomic_write_json(self._file, self._report)
+
+
+class UntraceableError(Exception):
+    """An architecture cannot be traced at one of the two sizes."""
+
+    def __init__(self, message: str, error: GraphError) -> None:
+        super().__init__(message)
+        self.error = error
+
 
 def main(argv: Sequence[str]) -> int:
     """Return the exit code, as `trainer.train` does."""
     parser = argparse.ArgumentParser(prog="trainer.smoke.child", add_help=False)
-    parser.add_argument("--small-dataset", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--arch", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--small-vocabulary-size", type=int, required=True)
+    parser.add_argument("--vocabulary-size", type=int)
+    parser.add_argument("--trace-only", action="store_true")
     options, flags = parser.parse_known_args(argv)
     report = ReportWriter(options.out)
     try:
-        run_smoke_test(options, flags, report)
+        trace_both_sizes(options, flags, report)
+    except UntraceableError as failure:
+        report.set_trace_failure(failure)
+        return errors.ExitCode.MODEL_ERROR
     except ModelError as failure:
         if not errors.is_expected(failure):
             traceback.print_exception(failure.__cause__ or failure)
-        report.set_failure(format_model_error(failure), failure.__cause__)
+        report.set_failure(str(failure), failure.__cause__)
         return errors.ExitCode.MODEL_ERROR
     except UnknownArchitectureError as error:
         report.set_failure(f"{capitalize(error)}. A new one needs its line in the dict of trainer/models/__init__.py.")
@@ -121,42 +109,22 @@ def main(argv: Sequence[str]) -> int:
     return errors.ExitCode.OK
 
 
-def run_smoke_test(options: argparse.Namespace, flags: list[str], report: ReportWriter) -> None:
-    """Run all stages, the fastest first."""
-    name, out = options.arch, options.out
+def trace_both_sizes(options: argparse.Namespace, flags: list[str], report: ReportWriter) -> None:
+    """Trace the small model, then the full size."""
     report.enter_stage("imports")
-    full = parse_config([*flags, "--arch", name, "--out", str(out)])
-    small = shrink_config(full, options)
-    module = import_architecture(name)
-    run = build_run(small, Console(stderr=True, quiet=True))
-    try:
-        size = (run.resolved.depth, run.resolved.sequence_length)
-        report.enter_stage("sizes", small_parameters=flops.count_parameters(run.raw_model)["total"], small_size=size)
-        report.enter_stage("trains", **measure_full_size(module, full, run.dataset.tokenizer, report))
-        hint_uncounted_flops(run.flop_count, report)
-        train_small_model(run, options, report)
-        with suppress(GraphError):  # the causality check fails without graphs
-            trace_architecture(module, module.Config(**run.identity["model"])).write(out / "graph")  # type: ignore[call-arg]
-    finally:
-        run.loader.close()
-        run.writer.close()
-
-
-def shrink_config(full: TrainConfig, options: argparse.Namespace) -> TrainConfig:
-    """Return the tiny configuration that is trained, with the recipe and all fields of the model except sizes."""
-    flags = {
-        "--preset": "tiny",
-        "--arch": options.arch,
-        "--dataset": options.small_dataset,
-        "--out": options.out,
-        "--budget": f"{options.steps}steps",
-        "--checkpoint-every": f"{options.steps}steps",
-        "--train.sample-tokens": 0,
-        "--train.evaluations": 2,
-    }
-    tiny = parse_config([f"{name}={value}" for name, value in flags.items()])
-    fields = {name: value for name, value in full.model.items() if type(value) is not int}
-    return dataclasses.replace(tiny, preset=None, model={**tiny.model, **fields}, recipe=full.recipe)
+    full = parse_config([*flags, "--arch", options.arch, "--out", str(options.out)])
+    module = import_architecture(options.arch)
+    if not options.trace_only:
+        small = shrink_config(full)
+        traced = trace_at_size(module, small, options.small_vocabulary_size, 0, "It cannot be traced")
+        override_traced_recipe(traced, full).write(options.out / "small")
+    resolved = resolve_full_size(full)
+    report.enter_stage("sizes", **describe_size(full, resolved))
+    vocabulary_size = options.vocabulary_size or get_vocabulary_size(full, report)
+    message = f"At its full size (depth {resolved.depth}, {resolved.sequence_length} tokens a row) it cannot be traced"
+    traced = trace_at_size(module, full, vocabulary_size, get_end_of_text(full), message)
+    traced.write(options.out / "graph")
+    report.enter_stage("done")
 
 
 def import_architecture(name: str) -> Architecture:
@@ -171,40 +139,45 @@ def import_architecture(name: str) -> Architecture:
     return module
 
 
-# --- the full size ----------------------------------------------------------------------------------------------------
+def trace_at_size(
+    module: Architecture, config: TrainConfig, vocabulary_size: int, end_of_text: int, message: str
+) -> TracedArchitecture:
+    """Return the graphs at the configured size. `message`: of the error if it cannot be traced."""
+    model_config = configure_model(module, config, resolve_full_size(config), end_of_text, vocabulary_size)
+    try:
+        return trace_architecture(module, model_config)
+    except GraphError as error:
+        raise UntraceableError(message, error) from error
 
 
-def measure_full_size(
-    module: Architecture, config: TrainConfig, tokenizer: Tokenizer, report: ReportWriter
-) -> dict[str, Any]:
-    """Return the measurements of the model at its configured size, on fake tensors (without data)."""
-    resolved = resolve_config(config, "cuda" if config.device == "cuda" else "cpu")
-    size = f"depth {resolved.depth}, {resolved.sequence_length} tokens a row"
-    shape = {"depth": resolved.depth, "sequence_length": resolved.sequence_length}
-    numbers: dict[str, Any] = {
-        **shape,
-        "preset": config.preset,
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def shrink_config(full: TrainConfig) -> TrainConfig:
+    """Return the tiny configuration that is trained, with all fields of the model except sizes."""
+    tiny = parse_config(["--preset", "tiny", "--arch", full.arch, "--out", str(full.out)])
+    fields = {name: value for name, value in full.model.items() if type(value) is not int}
+    return dataclasses.replace(tiny, preset=None, model={**tiny.model, **fields})
+
+
+def override_traced_recipe(traced: TracedArchitecture, config: TrainConfig) -> TracedArchitecture:
+    """Return the graphs with the recipe that the configuration asks for."""
+    recipe = override_recipe(read_recipe(traced), config.recipe)
+    return dataclasses.replace(traced, recipe={**traced.recipe, "recipe": dataclasses.asdict(recipe)})
+
+
+def resolve_full_size(config: TrainConfig) -> ResolvedConfig:
+    return resolve_config(config, "cuda" if config.device == "cuda" else "cpu")
+
+
+def describe_size(config: TrainConfig, resolved: ResolvedConfig) -> dict[str, Any]:
+    return {
+        "depth": resolved.depth,
+        "sequence_length": resolved.sequence_length,
         "tokens_per_step": resolved.tokens_per_step,
+        "preset": config.preset,
         "budget": str(config.parsed_budget),
     }
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        try:
-            model_config = configure_model(module, config, resolved, tokenizer, get_vocabulary_size(config, report))
-            model = module.Model(model_config)
-            recipe = override_recipe(module.recipe(model_config), config.recipe)
-            numbers |= {"parameters": flops.count_parameters(model), "state_bytes": count_state_bytes(model, recipe)}
-        except FAKE_TENSOR_ERRORS as error:
-            report.add_hint(f"Its full size could not be counted beforehand ({type(error).__name__}).")
-            return numbers
-        except BUILD_ERRORS as error:
-            reason = f"{type(error).__name__}: {to_one_line(error)}"
-            raise ModelError(f"At its full size ({size}) it cannot be built: {reason}") from error
-        try:
-            counted = flops.count_flops(model, torch.zeros(1, resolved.sequence_length, dtype=torch.int64))
-        except Exception as error:  # fake tensors do not support every operation
-            report.add_hint(f"The FLOPs of its full size could not be counted beforehand ({type(error).__name__}).")
-            return numbers
-    return {**numbers, "flops_per_token": counted.per_token}
 
 
 def get_vocabulary_size(config: TrainConfig, report: ReportWriter) -> int:
@@ -213,41 +186,18 @@ def get_vocabulary_size(config: TrainConfig, report: ReportWriter) -> int:
     if kind == "bpe" and rest.isdigit():
         return int(rest)
     if kind == "gpt2":
-        return 50257
+        return GPT2_VOCABULARY_SIZE
     if config.tokenizer:
         report.add_hint(f"Counted for a vocabulary of {DEFAULT_VOCABULARY_SIZE:,}: the tokenizer is not here.")
     return DEFAULT_VOCABULARY_SIZE
 
 
-def count_state_bytes(model: torch.nn.Module, recipe: Recipe) -> int:
-    """Return the bytes of weights, gradients and optimizer states, without activations."""
-    groups = optimizers.assign_parameters(model, recipe)
-    states = sum(STATE_BYTES[group.optimizer] * p.numel() for group, members in groups for p in members.values())
-    return states + sum((8 if p.requires_grad else 4) * p.numel() for p in model.parameters())
+def get_end_of_text(config: TrainConfig) -> int:
+    """Return the end-of-text token of the configured tokenizer."""
+    return GPT2_VOCABULARY_SIZE - 1 if (config.tokenizer or "").startswith("gpt2") else 0
 
 
-def hint_uncounted_flops(counted: flops.FlopCount, report: ReportWriter) -> None:
-    if counted.void:
-        names = f" ({', '.join(counted.names)})" if counted.names else ""
-        report.add_hint(f"{counted.void.rstrip('.')}{names}. It can be trained, but cannot set a record by FLOPs.")
-
-
-# --- the small model --------------------------------------------------------------------------------------------------
-
-
-def train_small_model(run: Any, options: argparse.Namespace, report: ReportWriter) -> None:
-    started = time.process_time()
-    code = fit_and_finish(run, Console(stderr=True, quiet=True), CpuDeadline(options.seconds))  # type: ignore[arg-type]
-    report.enter_stage(
-        "trains" if code == errors.ExitCode.INTERRUPTED else "done",
-        steps=run.usage.steps,
-        train_seconds=round(time.process_time() - started, 3),
-        tokens_per_second=run.usage.tokens / max(run.usage.seconds, 1e-9),
-        memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
-
-
-# --- errors --------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def locate_in_architecture(error: BaseException | None) -> dict[str, Any]:
@@ -266,13 +216,6 @@ def locate_in_architecture(error: BaseException | None) -> dict[str, Any]:
         "line": line,
         "text": linecache.getline(file, line).strip()[:200],
     }
-
-
-def format_model_error(failure: ModelError) -> str:
-    """Return the message, without the advice for large models."""
-    if errors.is_out_of_memory(failure.__cause__):
-        return f"{str(failure).partition(':')[0]}, at a small size already"
-    return str(failure)
 
 
 def capitalize(error: BaseException) -> str:

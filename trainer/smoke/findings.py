@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from trainer.accounting.budget import Budget, BudgetError
 from trainer.errors import CRASH_SIGNALS
-from trainer.smoke.report import STAGES, SmokeReport, Stage
+from trainer.scoring.look_ahead import Correction
+from trainer.smoke.report import BoxReport, Stage
+from trainer.smoke.small_model import TrainingResult
+from trainer.smoke.traced_files import FullSize
 
 CheckName = Literal["starts", "fits", "learns", "causal"]
 CHECKS: tuple[CheckName, ...] = ("starts", "fits", "learns", "causal")
@@ -19,11 +21,12 @@ MIN_LOSS_DECREASE = 0.2
 soon, are worth 1."""
 MIN_STEPS = 100  # a budget for fewer steps indicates a mistake in a size
 SYNTAX_ERROR_SUFFIX = re.compile(r" \([^()]*\.py, line \d+\)$")  # the location at the end of a SyntaxError's message
+STAGE_CHECKS: dict[Stage, CheckName] = {"imports": "starts", "sizes": "fits", "done": "fits"}
+"""The check that fails if the tracing box fails at this stage."""
 ACTIVITIES = {
-    "imports": "while it was imported and built",
-    "sizes": "while its full size was counted",
-    "trains": "while the small model was trained",
-    "done": "after it was trained",
+    "imports": "while it was imported and traced",
+    "sizes": "while its full size was traced",
+    "done": "after it was traced",
 }
 
 
@@ -41,34 +44,13 @@ class SmokeCheck:
 class SmokeLimits:
     """Limits that a smoke test checks against."""
 
-    arch: str
-    steps: int
-    seconds: float  # CPU time that the steps may take
+    steps: int  # of the small model
     memory_bytes: float | None = None  # of the target machines; None: unknown
     peak: float | None = None  # FLOP/s of the target machines
 
 
-def decide_checks(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits) -> list[SmokeCheck]:
-    """Return the checks that the report decides so far, up to the first failure."""
-    reached = STAGES.index(report.stage)
-    failed = describe_failure(report, get_check_name(report.stage))
-    checks: list[SmokeCheck] = []
-    for check in (check_start, check_size, check_learning)[:reached]:
-        checks.append(check(report, losses, limits))
-        if not checks[-1].passed:
-            return checks
-    if report.stage == "trains" and report.steps is not None and failed is None:
-        return [*checks, check_learning(report, losses, limits)]  # the time limit ended the training
-    return checks if failed is None else [*checks, failed]
-
-
-def get_check_name(stage: Stage) -> CheckName:
-    """Return the check that fails if the process fails at this stage."""
-    return CHECKS[min(STAGES.index(stage), 2)]
-
-
-def describe_failure(report: SmokeReport, name: CheckName) -> SmokeCheck | None:
-    """Return the failed check of a reported error."""
+def describe_failure(report: BoxReport) -> SmokeCheck | None:
+    """Return the failed check of an error in the tracing box."""
     failure = report.failure
     if failure is None:
         return None
@@ -76,12 +58,12 @@ def describe_failure(report: SmokeReport, name: CheckName) -> SmokeCheck | None:
     reason = failure.reason or "It failed without a reason."
     reason = SYNTAX_ERROR_SUFFIX.sub("", reason) if failure.file else reason
     sentence = f"{reason.rstrip('.')}{location}."
-    return SmokeCheck(name, False, sentence, failure.file, failure.line, failure.text)
+    return SmokeCheck(STAGE_CHECKS[report.stage], False, sentence, failure.file, failure.line, failure.text)
 
 
 def explain_kill(stage: Stage, exceeded: str | None, code: int | None) -> SmokeCheck | None:
     """Return the check during which the process was killed; None if the architecture was not the cause."""
-    name, activity = get_check_name(stage), ACTIVITIES[stage]
+    name, activity = STAGE_CHECKS[stage], ACTIVITIES[stage]
     if exceeded is not None and "of memory" in exceeded:
         return SmokeCheck(name, False, f"Out of memory {activity}: {lower(exceeded)}")
     if exceeded is not None and "longer than" in exceeded:
@@ -93,16 +75,18 @@ def explain_kill(stage: Stage, exceeded: str | None, code: int | None) -> SmokeC
     return None
 
 
-def check_start(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
-    count = report.small_parameters
-    size = f"a small one of {count:,.0f} parameters" if count is not None else "a small one"
-    return SmokeCheck("starts", True, f"it imports, and {size} answers in the right shape")
+def check_start(small_parameters: int | None) -> SmokeCheck:
+    """`small_parameters`: None if no small model is trained."""
+    if small_parameters is None:
+        return SmokeCheck("starts", True, "it imports")
+    text = f"it imports and traces, and a small one of {small_parameters:,} parameters answers in the right shape"
+    return SmokeCheck("starts", True, text)
 
 
-def check_size(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
+def check_size(report: BoxReport, size: FullSize, limits: SmokeLimits) -> SmokeCheck:
     """Check the full size against the target machine and budget."""
-    state, flops, step = report.state_bytes, report.flops_per_token, report.tokens_per_step
-    if limits.memory_bytes is not None and state is not None and state > limits.memory_bytes:
+    state, flops, step = size.state_bytes, size.summary["flops_per_token"], report.tokens_per_step
+    if limits.memory_bytes is not None and state > limits.memory_bytes:
         return SmokeCheck(
             "fits",
             False,
@@ -117,7 +101,7 @@ def check_size(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits
             f"Too many FLOPs a token for the track: at {flops:.2g} its budget of {report.budget} pays for "
             f"{steps:,.0f} steps of {step:,.0f} tokens at most, and it needs at least {MIN_STEPS} to learn anything.",
         )
-    return SmokeCheck("fits", True, describe_size(report))
+    return SmokeCheck("fits", True, describe_size(report, size))
 
 
 def count_affordable_steps(budget: str, flops: float | None, tokens: float | None, peak: float | None) -> float | None:
@@ -133,48 +117,55 @@ def count_affordable_steps(budget: str, flops: float | None, tokens: float | Non
     return math.floor((parsed.amount if parsed.kind == "flops" else parsed.amount * (peak or 0)) / (flops * tokens))
 
 
-def describe_size(report: SmokeReport) -> str:
+def describe_size(report: BoxReport, size: FullSize) -> str:
     """Return a description of the full size."""
-    count, flops = report.parameters, report.flops_per_token
-    if count is None or count.total is None:
-        return "its size could not be counted beforehand"
     text = f"as {report.preset} " if report.preset else ""
-    text += f"{format_count(count.total)} parameters"
-    text += f", {format_count(count.embedding)} of them embeddings" if count.embedding else ""
-    return text + (f"; {format_si(flops)}FLOPs a token" if flops is not None else "")
+    text += f"{format_count(size.summary['parameters'])} parameters"
+    text += f", {format_count(size.parameters_embedding)} of them embeddings" if size.parameters_embedding else ""
+    return text + f"; {format_si(size.summary['flops_per_token'])}FLOPs a token"
 
 
-def check_learning(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
-    steps, seconds = report.steps, report.train_seconds
-    if steps is None or seconds is None or report.tokens_per_second is None or not losses:
-        return SmokeCheck("learns", False, "The training ended without a result.")
+def check_learning(result: TrainingResult, limits: SmokeLimits) -> SmokeCheck:
+    steps, seconds = result.steps, result.train_seconds
     if steps < limits.steps:
         return SmokeCheck(
             "learns",
             False,
-            f"Too slow: {steps:,.0f} of {limits.steps} small steps in {seconds:,.0f} s of one core, where the baseline "
+            f"Too slow: {steps:,} of {limits.steps} small steps in {seconds:,.0f} s of one core, where the baseline "
             "takes under ten for all of them. Is there a loop over positions that could be one product?",
         )
-    first, last = losses[0], losses[-1]
+    first, last = result.losses[0], result.losses[-1]
     if last > first - MIN_LOSS_DECREASE:
         return SmokeCheck(
             "learns",
             False,
-            f"The loss does not fall: {first:.2f} nats a token before training, {last:.2f} after {steps:,.0f} steps. "
+            f"The loss does not fall: {first:.2f} nats a token before training, {last:.2f} after {steps:,} steps. "
             "Look at the recipe's learning rates, and whether gradients reach every part.",
         )
     return SmokeCheck(
-        "learns", True, f"loss {first:.2f} → {last:.2f} nats a token in {steps:,.0f} steps, {seconds:.0f} s of one core"
+        "learns", True, f"loss {first:.2f} → {last:.2f} nats a token in {steps:,} steps, {seconds:.0f} s of one core"
     )
 
 
-def list_hints(report: SmokeReport, losses: Sequence[float], vocabulary: int) -> list[str]:
+def check_causality(correction: Correction) -> SmokeCheck:
+    """Check what the trained small model loses without later tokens."""
+    if correction.is_beyond_rounding:
+        sentence = "The model's predictions depend on tokens that come after them"
+        return SmokeCheck(
+            "causal", False, f"{sentence}: without those it loses {correction.nats:.2g} nats a token more."
+        )
+    return SmokeCheck(
+        "causal", True, f"without later tokens it loses {correction.nats:+.1g} nats a token more: rounding"
+    )
+
+
+def list_hints(report: BoxReport, result: TrainingResult | None, vocabulary_size: int) -> list[str]:
     """Return warnings about what is not a failure."""
     hints = (report.hints or [])[:5]
-    uniform = math.log(vocabulary)
-    if losses and losses[0] > uniform + 1:
+    uniform = math.log(vocabulary_size)
+    if result is not None and result.losses[0] > uniform + 1:
         hints.append(
-            f"It starts at {losses[0]:.1f} nats a token, where a uniform guess is {uniform:.1f}: a smaller "
+            f"It starts at {result.losses[0]:.1f} nats a token, where a uniform guess is {uniform:.1f}: a smaller "
             "initialization of the head saves those steps."
         )
     return [hint for hint in hints if hint]

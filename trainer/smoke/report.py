@@ -1,16 +1,16 @@
-"""The report of the sandboxed process. It is untrusted: an unusable value becomes the field's default or None."""
+"""The report of the tracing box. It is untrusted: an unusable value becomes the field's default or None."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from trainer.sandbox.safe_files import sanitize_line
 
-Stage = Literal["imports", "sizes", "trains", "done"]
-STAGES: tuple[Stage, ...] = get_args(Stage)  # the first three checks, then the end
+Stage = Literal["imports", "sizes", "done"]
+"""It imports the architecture and traces a small model; it traces the full size; it is done."""
 
 
 def replace_invalid(default: Any, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -37,37 +37,12 @@ class ReportedFailure(BaseModel):
     text: ShortLine = ""
 
 
-class ParameterCounts(BaseModel):
-    total: Number = None
-    embedding: Number = None
-
-
-class Measurements(BaseModel):
-    """Measurements that the result of a smoke test repeats."""
-
-    flops_per_token: Number = None
-    state_bytes: Number = None
-    tokens_per_step: Number = None
-    depth: Number = None
-    sequence_length: Number = None
-    steps: Number = None
-    train_seconds: Number = None
-    tokens_per_second: Number = None
-    memory_bytes: Number = None
-
-
-class SmokeReport(Measurements):
+class BoxReport(BaseModel):
     stage: Annotated[Stage, WrapValidator(partial(replace_invalid, "imports"))] = "imports"
     failure: Annotated[ReportedFailure | None, NONE_IF_INVALID] = None
     hints: Annotated[list[Hint] | None, NONE_IF_INVALID] = None
-    small_parameters: Number = None
-    parameters: Annotated[ParameterCounts | None, NONE_IF_INVALID] = None
+    depth: Number = None
+    sequence_length: Number = None
+    tokens_per_step: Number = None
     preset: ShortLine = ""
     budget: ShortLine = ""
-
-
-class DevLine(BaseModel):
-    """An evaluation in `metrics.jsonl`."""
-
-    kind: Literal["dev"]
-    loss: PositiveNumber

@@ -14,7 +14,7 @@ from rich.text import Text
 from trainer.smoke.findings import CHECKS, SmokeCheck
 
 ACTIVITIES = {
-    "starts": "importing it, building a small one",
+    "starts": "importing and tracing it, building a small one",
     "fits": "counting its full size",
     "learns": "training a small one",
     "causal": "checking that it does not look ahead",

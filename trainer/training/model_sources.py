@@ -70,10 +70,12 @@ class ModelSource:
         if self.module is None:
             assert self.config.graph is not None
             traced = read_traced(self.config.graph)
-            self.check_sizes(traced, vocabulary_size)
+            self.check_sizes(traced, tokenizer, vocabulary_size)
             return self.build_from_graphs(traced, traced.recipe["model"])
         inherited = get_inherited_fields(base, self.config.arch)
-        model_config = configure_model(self.module, self.config, self.resolved, tokenizer, vocabulary_size, inherited)
+        model_config = configure_model(
+            self.module, self.config, self.resolved, tokenizer.end_of_text, vocabulary_size, inherited
+        )
         if self.explain_eager() is None:
             fields = dataclasses.asdict(model_config)  # type: ignore[call-overload]
             return self.build_from_graphs(self.read_saved_graphs() or self.trace(model_config), fields)
@@ -115,14 +117,17 @@ class ModelSource:
             except GraphError as error:
                 raise ModelError(f"{self.config.arch} cannot be traced: {error}. {EAGER_HINT}.") from None
 
-    def check_sizes(self, traced: TracedArchitecture, vocabulary_size: int) -> None:
-        """Raise `ConfigError` if the graphs were traced for other sizes."""
-        sizes = {"vocabulary_size": vocabulary_size, "sequence_length": self.resolved.sequence_length}
-        for name, value in sizes.items():
-            if traced.recipe.get(name) != value:
-                raise ConfigError(
-                    f"the graph was traced for {name} {traced.recipe.get(name)}, and this run has {value}"
-                )
+    def check_sizes(self, traced: TracedArchitecture, tokenizer: Tokenizer, vocabulary_size: int) -> None:
+        """Raise `ConfigError` if the graphs were traced for other sizes or another end-of-text token."""
+        expected = {
+            "vocabulary_size": vocabulary_size,
+            "sequence_length": self.resolved.sequence_length,
+            "end_of_text": tokenizer.end_of_text,
+        }
+        given = {"end_of_text": tokenizer.end_of_text, **traced.recipe["model"]}
+        for name, value in expected.items():
+            if given.get(name) != value:
+                raise ConfigError(f"the graph was traced for {name} {given.get(name)}, and this run has {value}")
 
     def build_from_graphs(self, traced: TracedArchitecture, fields: Mapping[str, Any]) -> BuiltModel:
         seed_everything(self.config.seed)
@@ -169,7 +174,7 @@ def configure_model(
     module: Architecture,
     config: TrainConfig,
     resolved: ResolvedConfig,
-    tokenizer: Tokenizer,
+    end_of_text: int,
     vocabulary_size: int,
     inherited: Mapping[str, Any] = MappingProxyType({}),
 ) -> ArchitectureConfig:
@@ -190,8 +195,8 @@ def configure_model(
         default = getattr(sized, name)
         if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
             raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
-    end_of_text = {"end_of_text": tokenizer.end_of_text} if "end_of_text" in fields else {}
+    special_tokens = {"end_of_text": end_of_text} if "end_of_text" in fields else {}
     try:
-        return dataclasses.replace(sized, **overrides, **end_of_text)
+        return dataclasses.replace(sized, **overrides, **special_tokens)
     except ValueError as error:
         raise ConfigError(errors.to_one_line(error)) from error

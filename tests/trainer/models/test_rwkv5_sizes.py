@@ -49,7 +49,9 @@ def test_configure_preset_with_depth_keeps_preset_size() -> None:
     config = TrainConfig(Path("run"), arch="rwkv5-tiny", model={"depth": 2, "version": 5.1}, budget="1steps")
     tokenizer = train_bpe(["The night train leaves at nine. " * 20], 280)
     resolved = resolve_config(config, "cpu")
-    made = configure_model(load_architecture("rwkv5-tiny"), config, resolved, tokenizer, tokenizer.vocabulary_size)
+    made = configure_model(
+        load_architecture("rwkv5-tiny"), config, resolved, tokenizer.end_of_text, tokenizer.vocabulary_size
+    )
     assert isinstance(made, rwkv5.Config)
     assert (made.depth, made.width, made.version) == (4, 256, 5.1)
 

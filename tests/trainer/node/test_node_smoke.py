@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("confined")
 
 
 def ask(site: SmallSite, **config: object) -> int:
-    order = protocol.SmokeOrder(config={"arch": "waves", **config}, tokenizer="bpe:256", memory_bytes=8e10)
+    order = protocol.SmokeOrder(
+        config={"arch": "waves", **config}, tokenizer="bpe:256", vocabulary_size=256, memory_bytes=8e10
+    )
     return site.add(build_job(site, order))
 
 
@@ -37,6 +39,7 @@ def test_smoke_job_runs_the_sites_code(site: SmallSite, node: Node) -> None:
     assert nonsense is not None
     assert nonsense.reason == "The smoke run's result is malformed."
     assert site.leases[leases[0]].log == "smoking\n"
+    assert [file.path for file in sound.files] == [f"graph/{name}" for name in protocol.GRAPH_FILES]
 
 
 def test_smoke_job_with_docker_raises() -> None:

@@ -8,6 +8,8 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,18 @@ import pytest
 import trainer
 from trainer.cli import smoke as command
 from trainer.cli.main import main
-from trainer.errors import ExitCode, UserError
+from trainer.cli.smoke import Findings
+from trainer.data.dataset import Dataset
+from trainer.errors import ExitCode, ModelError, UserError
+from trainer.graph.schema import FILES, read_traced
 from trainer.models import ARCHITECTURES
+from trainer.protocol import SmokeResult
 from trainer.sandbox import get_driver
-from trainer.smoke import child, findings
-from trainer.smoke.findings import SmokeCheck, SmokeLimits
-from trainer.smoke.report import SmokeReport
+from trainer.smoke import child
+from trainer.smoke.findings import SmokeLimits, check_size, describe_failure, explain_kill, list_hints
+from trainer.smoke.report import BoxReport
+from trainer.smoke.small_model import TrainingResult
+from trainer.smoke.traced_files import read_box_graphs
 
 SOUND = '''"""An idea."""
 
@@ -54,7 +62,6 @@ class Model(LanguageModel):
         self.steps = 0
 
     def features(self, tokens):
-        self.steps += len(tokens) == 4
         x = self.embedding(tokens)
         return x
 
@@ -66,22 +73,19 @@ def recipe(config):
     return Recipe((ParameterGroup("all", ("*",), "adamw", learning_rate=0.03),))
 '''
 PEEKS = ("        return x\n", "        return x + torch.cat((x[:, 1:], 0 * x[:, :1]), 1)\n")
-STATELESS = ("        self.steps += len(tokens) == 4\n", "")
 NAME = "smoked_idea"
-Smoke = Callable[..., tuple[list[SmokeCheck], dict[str, Any]]]
+Smoke = Callable[..., Findings]
 
 
 @pytest.fixture
 def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Smoke]:
-    """Run the sandboxed part in this process; return its checks and its report."""
+    """Trace in this process, then check; return the findings."""
     folder, out = tmp_path / "trainer" / "models", tmp_path / "out"
     folder.mkdir(parents=True)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setitem(ARCHITECTURES, NAME, NAME)
 
-    def run_smoke(
-        *changes: tuple[str, str], seconds: float = 100, arch: str = NAME, **bounds: Any
-    ) -> tuple[list[SmokeCheck], Any]:
+    def run_smoke(*changes: tuple[str, str], arch: str = NAME, **options: Any) -> Findings:
         text = SOUND
         for old, new in changes:
             assert old in text
@@ -89,23 +93,51 @@ def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch)
         (folder / f"{NAME}.py").write_text(text)
         importlib.invalidate_caches()
         out.mkdir()
-        flags = ["--preset", "cpu-ladder", "--arch", arch, "--small-dataset", str(dataset_folder), "--out", str(out)]
-        child.main([*flags, "--steps", "40", "--seconds", str(seconds)])
-        report = json.loads((out / "smoke.json").read_text())
-        limits = SmokeLimits(arch, 40, seconds, **bounds)
-        return findings.decide_checks(SmokeReport(**report), command.read_losses(out), limits), report
+        dataset = Dataset.open(dataset_folder)
+        flags = ["--preset", "cpu-ladder", "--arch", arch, "--out", str(out), "--small-vocabulary-size", "320"]
+        child.main([*flags, *(["--trace-only"] if options.get("trace_only") else [])])
+        findings = Findings(BoxReport.model_validate_json((out / "smoke.json").read_bytes()))
+        defaults = {"steps": 40, "seconds": 100, "memory_bytes": None, "peak": None, "trace_only": False}
+        given = argparse.Namespace(**{**defaults, "graph_out": tmp_path / "graph", **options})
+        failed = describe_failure(findings.report)
+        with closing(command.iterate_checks(given, findings, failed, dataset, out, tmp_path / "private")) as checks:
+            for check in checks:
+                findings.checks.append(check)
+                if not check.passed:
+                    break
+        return findings
 
     yield run_smoke
     sys.modules.pop(NAME, None)
 
 
-def test_sound_architecture_passes_all_checks(smoke: Smoke) -> None:
-    checks, report = smoke()
-    assert [(check.name, check.passed) for check in checks] == [("starts", True), ("fits", True), ("learns", True)]
-    assert report["parameters"] == {"total": 2 * 16 * 8192, "embedding": 16 * 8192, "non_embedding": 16 * 8192}
-    assert report["flops_per_token"] == 6 * 16 * 8192
-    assert report["state_bytes"] == 16 * 2 * 16 * 8192
-    assert report["hints"] == []
+def test_sound_architecture_passes_all_checks(smoke: Smoke, tmp_path: Path) -> None:
+    found = smoke()
+    assert [(check.name, check.passed) for check in found.checks] == [
+        *(("starts", True), ("fits", True), ("learns", True), ("causal", True))
+    ]
+    assert found.full_size is not None
+    assert found.full_size.parameters_embedding == 16 * 8192
+    assert found.full_size.state_bytes == 16 * 2 * 16 * 8192
+    assert found.full_size.summary["product_flops_per_token"] == 6 * 16 * 8192
+    assert found.report.hints == []
+    assert read_traced(tmp_path / "graph").compute_hash() == found.full_size.summary["hash"]
+    record = command.build_record(found, 320, "none", 1.0)
+    SmokeResult.model_validate(record)
+    assert record["parameters"] == 2 * 16 * 8192
+
+
+def test_trace_only_trains_no_small_model(smoke: Smoke, tmp_path: Path) -> None:
+    found = smoke(trace_only=True)
+    assert [(check.name, check.passed) for check in found.checks] == [("starts", True), ("fits", True)]
+    assert command.build_record(found, 320, "none", 1.0)["sentence"] == "It imports, traces and fits."
+    assert (tmp_path / "graph" / "train.json").is_file()
+
+
+def test_model_that_looks_ahead_fails(smoke: Smoke) -> None:
+    found = smoke(PEEKS, steps=60)
+    assert [check.passed for check in found.checks] == [True, True, True, False]
+    assert found.checks[-1].text.startswith("The model's predictions depend on tokens that come after them")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +163,12 @@ def test_sound_architecture_passes_all_checks(smoke: Smoke) -> None:
             "starts",
             "ZeroDivisionError: integer division or modulo by zero (",
         ),
-        (("self.steps = 0", "{}['steps']"), "starts", "KeyError while the model was built: 'steps' ("),
+        (("self.steps = 0", "{}['steps']"), "starts", "It cannot be traced: KeyError: 'steps' ("),
+        (
+            ("        return x\n", "        return x * (2 if x.sum() > 0 else 1)\n"),
+            "starts",
+            "use `torch.where`, or compute with the tensor itself (",
+        ),
         (
             ("config.vocabulary_size, bias", "config.vocabulary_size + 1, bias"),
             "starts",
@@ -141,67 +178,64 @@ def test_sound_architecture_passes_all_checks(smoke: Smoke) -> None:
         (
             ("self.steps = 0", "self.steps = 0\n        assert config.vocabulary_size < 8000, 'too many words'"),
             "fits",
-            f"it cannot be built: AssertionError: too many words (trainer/models/{NAME}.py, line 30).",
+            f"it cannot be traced: AssertionError: too many words (trainer/models/{NAME}.py, line 30).",
         ),
-        (
-            ("        return x\n", "        return x * (float('nan') if self.steps > 8 else 1)\n"),
-            "learns",
-            "The loss became nan at step ",
-        ),
-        (
-            ("        return x\n", "        torch.empty(2**50) if self.steps > 8 else 0\n        return x\n"),
-            "learns",
-            "Out of memory in a forward pass, at a small size already (trainer/models/",
-        ),
+        (("learning_rate=0.03", "learning_rate=1e30"), "learns", "The loss became nan at step "),
         (("learning_rate=0.03", "learning_rate=0.0"), "learns", "The loss does not fall: 5.78 nats a token before"),
     ],
 )
 def test_mistake_fails_its_check_with_message(smoke: Smoke, change: tuple[str, str], name: str, sentence: str) -> None:
-    checks, _ = smoke(change)
+    checks = smoke(change).checks
     assert [check.passed for check in checks] == [*[True] * (len(checks) - 1), False]
     assert checks[-1].name == name
     assert sentence in checks[-1].text
 
 
 def test_failed_line_is_reported(smoke: Smoke) -> None:
-    checks, _ = smoke(("self.steps = 0", "self.steps = config.steps"))
-    assert (checks[-1].file, checks[-1].line) == (f"trainer/models/{NAME}.py", 29)
-    assert checks[-1].code == "self.steps = config.steps"
+    (check,) = smoke(("self.steps = 0", "self.steps = config.steps")).checks
+    assert (check.file, check.line) == (f"trainer/models/{NAME}.py", 29)
+    assert check.code == "self.steps = config.steps"
 
 
 def test_unknown_architecture_lists_known_ones(smoke: Smoke) -> None:
-    checks, _ = smoke(arch="wave")
-    assert checks[-1].text.startswith("There is no architecture 'wave'; the known ones are gpt, ")
-    assert "trainer/models/__init__.py" in checks[-1].text
+    (check,) = smoke(arch="wave").checks
+    assert check.text.startswith("There is no architecture 'wave'; the known ones are gpt, ")
+    assert "trainer/models/__init__.py" in check.text
 
 
 def test_slow_training_is_stopped(smoke: Smoke) -> None:
-    checks, _ = smoke(seconds=0)
-    assert checks[-1].text.startswith("Too slow: 1 of 40 small steps in ")
+    assert smoke(seconds=0).checks[-1].text.startswith("Too slow: 1 of 40 small steps in ")
 
 
 def test_unaffordable_size_fails(smoke: Smoke) -> None:
-    checks, report = smoke(memory_bytes=1e6)
-    assert checks[-1].text.startswith("Too many parameters for the track: weights, gradients and optimizer alone take")
-    report |= {"budget": "24h", "flops_per_token": 1e15}
-    unfinished = SmokeReport(**report | {"stage": "trains", "steps": None})
-    (_, fits) = findings.decide_checks(unfinished, [], SmokeLimits(NAME, 40, 100, peak=1e15))
+    found = smoke(memory_bytes=1e6)
+    sentence = "Too many parameters for the track: weights, gradients and optimizer alone take"
+    assert found.checks[-1].text.startswith(sentence)
+    report = found.report.model_copy(update={"budget": "24h"})
+    assert found.full_size is not None
+    size = replace(found.full_size, summary={**found.full_size.summary, "flops_per_token": 1e15})
+    fits = check_size(report, size, SmokeLimits(40, peak=1e15))
     assert fits.text.startswith("Too many FLOPs a token for the track: at 1e+15 its budget of 24h pays for 42 steps of")
 
 
-def test_non_fatal_findings_are_hints(smoke: Smoke) -> None:
-    checks, report = smoke(
-        ("std=0.01", "std=1.0"),
-        ("x = self.embedding(tokens)", "x = self.embedding(tokens) * x_scale(tokens)"),
-        (
-            "class Model",
-            "def x_scale(tokens):\n    return torch.fft.fft(tokens.float()).real.mean() * 0 + 1\n\n\nclass Model",
-        ),
-    )
-    assert checks[-1].passed
-    hints = findings.list_hints(SmokeReport(**report), [9.0, 5.0], 320)
-    assert any("cannot set a record by FLOPs" in hint for hint in hints)
-    assert any("It starts at 9.0 nats a token, where a uniform guess is 5.8" in hint for hint in hints)
+def test_graphs_of_the_box_are_not_trusted(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="left no graphs"):
+        read_box_graphs(tmp_path, "graph")
+    (tmp_path / "graph").mkdir()
+    for name in FILES:
+        (tmp_path / "graph" / name).write_text('{"version": 1}')
+    with pytest.raises(ModelError, match="graphs are not valid"):
+        read_box_graphs(tmp_path, "graph")
+    (tmp_path / "graph" / FILES[0]).unlink()
+    (tmp_path / "graph" / FILES[0]).symlink_to("/etc/passwd")
+    with pytest.raises(ModelError, match="left no graphs"):
+        read_box_graphs(tmp_path, "graph")
+
+
+def test_high_first_loss_is_a_hint() -> None:
+    training = TrainingResult(40, 1.0, 1.0, 1, (9.0, 5.0))
+    (hint,) = list_hints(BoxReport(), training, 320)
+    assert hint.startswith("It starts at 9.0 nats a token, where a uniform guess is 5.8")
 
 
 def test_plain_value_error_of_setup_is_no_user_error(
@@ -211,7 +245,7 @@ def test_plain_value_error_of_setup_is_no_user_error(
         raise ValueError("a bug")
 
     monkeypatch.setattr(child, "parse_config", raise_value_error)
-    options = ["--arch", "gpt", "--small-dataset", "x", "--out", str(tmp_path), "--steps", "1", "--seconds", "1"]
+    options = ["--arch", "gpt", "--out", str(tmp_path), "--small-vocabulary-size", "320"]
     assert child.main(options) == ExitCode.INFRASTRUCTURE
     assert "Traceback" in capsys.readouterr().err
 
@@ -219,32 +253,26 @@ def test_plain_value_error_of_setup_is_no_user_error(
 @pytest.mark.parametrize(
     ("exceeded", "code", "sentence"),
     [
-        ("It used more than 3.0 GB of memory.", 137, "Out of memory while the small model was trained: it used more"),
-        ("It ran longer than 900 seconds.", 137, "Too slow: it ran longer than 900 seconds while the small model"),
-        (
-            "It created more than 50,000 files.",
-            137,
-            "It exceeded its limits while the small model was trained: it",
-        ),
-        (None, 139, "It crashed with a segmentation fault while the small model was trained."),
+        ("It used more than 3.0 GB of memory.", 137, "Out of memory while its full size was traced: it used more"),
+        ("It ran longer than 900 seconds.", 137, "Too slow: it ran longer than 900 seconds while its full size"),
+        ("It created more than 50,000 files.", 137, "It exceeded its limits while its full size was traced: it"),
+        (None, 139, "It crashed with a segmentation fault while its full size was traced."),
     ],
 )
 def test_killed_process_is_explained(exceeded: str | None, code: int, sentence: str) -> None:
-    found = findings.explain_kill("trains", exceeded, code)
+    found = explain_kill("sizes", exceeded, code)
     assert found is not None
     assert found.text.startswith(sentence)
-    assert findings.explain_kill("trains", None, 1) is None, "that was this machine"
+    assert explain_kill("sizes", None, 1) is None, "that was this machine"
 
 
 def test_malformed_report_is_not_trusted() -> None:
-    values = {"stage": "done", "steps": "many", "budget": 7, "parameters": [1], "hints": 3, "failure": {"line": "x"}}
-    checks = findings.decide_checks(SmokeReport.model_validate(values), [], SmokeLimits("x", 10, 10))
-    assert [check.passed for check in checks] == [True, True, False]
-    numbers = {"parameters": {"total": float("inf")}, "steps": True, "depth": -1, "state_bytes": 10**400, "stage": []}
-    report = SmokeReport.model_validate(numbers)
-    record = command.build_record(report, checks, [], "none", 1.0)
-    assert [record[name] for name in ("parameters", "steps", "depth", "state_bytes")] == [None] * 4
-    assert report.stage == "imports"
+    values = {"stage": [], "depth": -1, "tokens_per_step": True, "budget": 7, "hints": 3, "failure": {"line": "x"}}
+    report = BoxReport.model_validate(values)
+    assert (report.stage, report.depth, report.tokens_per_step, report.hints) == ("imports", None, None, None)
+    found = describe_failure(report)
+    assert found is not None
+    assert (found.name, found.line) == ("starts", 0)
 
 
 def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
@@ -254,7 +282,7 @@ def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
         pytest.skip(reason)
     source = tmp_path / "source"
     shutil.copytree(Path(trainer.__file__).parent, source / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
-    (source / "trainer/models/peeker.py").write_text(SOUND.replace(*PEEKS).replace(*STATELESS))
+    (source / "trainer/models/peeker.py").write_text(SOUND.replace(*PEEKS))
     dictionary = source / "trainer/models/__init__.py"
     dictionary.write_text(
         dictionary.read_text().replace('    "gpt"', '    "peeker": "trainer.models.peeker",\n    "gpt"', 1)
@@ -270,7 +298,7 @@ def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
 def test_command_line_error_is_no_finding() -> None:
     person, agent = argparse.Namespace(job=False), argparse.Namespace(job=True)
     reason = "There is no architecture 'wave'; the known ones are gpt."
-    report = SmokeReport.model_validate({"stage": "imports", "failure": {"reason": reason}})
+    report = BoxReport.model_validate({"stage": "imports", "failure": {"reason": reason}})
     with pytest.raises(UserError, match="there is no architecture 'wave'"):
         command.raise_other_faults(person, report, ExitCode.USER_ERROR)
     command.raise_other_faults(agent, report, ExitCode.USER_ERROR)

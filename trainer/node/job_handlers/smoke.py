@@ -1,4 +1,4 @@
-"""Smoke test: the site's own `dailytrain smoke`, from the pure release. It starts the entry's code in the sandbox."""
+"""Smoke test: the site's own `dailytrain smoke`, from the pure release. It traces the entry's code in the sandbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from trainer.errors import ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec
 from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import SmokeOrder, SmokeResult
+from trainer.protocol import GRAPH_FILES, SmokeOrder, SmokeResult
 from trainer.sandbox import get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from trainer.node.job import Job
 
 ACTIVITY = "smoke run"
-OUTPUT_BYTES = 100_000
+OUTPUT_BYTES = 2_000_000  # of the summary of a graph, mostly
+GRAPH_FOLDER = "graph"  # of the result files
 COMPLETED_CODES = (ExitCode.OK, ExitCode.MODEL_ERROR)  # exit codes of a completed smoke test: passed or failed
 
 
@@ -44,14 +45,17 @@ def build_command(job: Job, order: SmokeOrder) -> list[str]:
     command += ["--sandbox", get_sandbox_name(job), "--model-source", str(work.source)]
     command += ["--data", str(work.scratch / "data")]
     command += ["--memory-bytes", str(order.memory_bytes)] if order.memory_bytes else []
-    return command + (["--peak", str(order.peak)] if order.peak else [])
+    command += ["--peak", str(order.peak)] if order.peak else []
+    command += ["--vocabulary-size", str(order.vocabulary_size)] if order.vocabulary_size else []
+    command += ["--trace-only"] if order.trace_only else []
+    return [*command, "--graph-out", str(work.out / GRAPH_FOLDER)]
 
 
 def get_sandbox_name(job: Job) -> str:
-    """Return the node's sandbox; raise `JobFailedError` for docker, which cannot pass open files to the model."""
+    """Return the node's sandbox; raise `JobFailedError` for docker, which the command does not know."""
     name = job.context.sandbox.name
     if name == "docker":
-        raise JobFailedError("A smoke run needs bubblewrap: docker cannot pass open files to the model's process.")
+        raise JobFailedError("A smoke run needs bubblewrap, and this node uses docker.")
     return name
 
 
@@ -61,6 +65,7 @@ def read_outcome(code: int | None, output: bytes) -> JobOutcome:
     if code not in COMPLETED_CODES or result is None:
         raise JobFailedError(f"The smoke run could not work on this node (exit code {code}); the log says why.")
     try:
-        return JobOutcome("done", result=SmokeResult.model_validate(result).model_dump())
+        checked = SmokeResult.model_validate(result).model_dump()
     except ValidationError as error:
         raise JobFailedError("The smoke run's result is malformed.") from error
+    return JobOutcome("done", result=checked, files=tuple(f"{GRAPH_FOLDER}/{name}" for name in GRAPH_FILES))

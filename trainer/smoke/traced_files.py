@@ -1,0 +1,78 @@
+"""Read the graphs that the tracing box left, and measure the full size. They are foreign data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainer.errors import ModelError, attribute_to_model
+from trainer.graph.build import build_function
+from trainer.graph.model import build_model_without_data
+from trainer.graph.schema import FILES, MAX_FILE_BYTES, GraphError, TracedArchitecture, parse_files
+from trainer.graph.summary import describe_traced
+from trainer.graph.trace import check_passes, read_recipe
+from trainer.models.base import Recipe
+from trainer.optim import optimizers
+from trainer.sandbox.safe_files import UnsafeFileError, open_file
+
+STATE_BYTES = {"muon": 4, "adamw": 8, "adamw8bit": 2}
+"""Bytes of optimizer state per parameter; weights and gradients take four each."""
+
+
+@dataclass(frozen=True)
+class FullSize:
+    """What the graphs of the full size contain and cost."""
+
+    summary: dict[str, Any]  # see `trainer.graph.summary`
+    parameters_embedding: int
+    state_bytes: int  # of weights, gradients and optimizer states, without activations
+
+
+def read_box_graphs(out: Path, name: str) -> TracedArchitecture:
+    """Return the graphs in a folder that the sandbox wrote. Raise `ModelError`."""
+    files: dict[str, bytes] = {}
+    try:
+        for file in FILES:
+            with open_file(out, f"{name}/{file}") as stream:
+                files[file] = stream.read(MAX_FILE_BYTES + 1)
+            if len(files[file]) > MAX_FILE_BYTES:
+                raise ModelError(f"{file} has more than {MAX_FILE_BYTES:,} bytes.")
+        traced = parse_files(files)
+        check_passes(traced)
+        build_function(traced.initialization.graph)
+    except (OSError, UnsafeFileError) as error:
+        raise ModelError("It left no graphs.") from error
+    except GraphError as error:
+        raise ModelError(f"Its graphs are not valid: {error}.") from error
+    return traced
+
+
+def measure_full_size(traced: TracedArchitecture) -> FullSize:
+    """Count parameters, FLOPs and memory without computing the graphs. Raise `ModelError`."""
+    with attribute_to_model("while its full size was counted"):
+        try:
+            summary, model, recipe = describe_traced(traced), build_model_without_data(traced), read_recipe(traced)
+            return FullSize(summary, count_embedding_parameters(traced), count_state_bytes(model, recipe))
+        except ValueError as error:
+            raise ModelError(f"At its full size, {error}.") from error
+
+
+def count_embedding_parameters(traced: TracedArchitecture) -> int:
+    """Return the parameters of lookup tables, also if the head shares them."""
+    calls = [call for call in traced.training.features.iterate_calls() if call.name == "aten::embedding"]
+    tables = {call.arguments[0] for call in calls}
+    return sum(
+        math.prod(tensor.shape)
+        for tensor in traced.initialization.tensors
+        if tensor.kind == "parameter" and not tables.isdisjoint(f"@{n}" for n in (tensor.name, *tensor.other_names))
+    )
+
+
+def count_state_bytes(model: nn.Module, recipe: Recipe) -> int:
+    groups = optimizers.assign_parameters(model, recipe)
+    states = sum(STATE_BYTES[group.optimizer] * p.numel() for group, members in groups for p in members.values())
+    return states + sum(8 * p.numel() for p in model.parameters())
