@@ -26,6 +26,7 @@ LISTED_FILE = f"{FOLDER}/train.json"
 MAX_FILE_BYTES = 8 * 2**20
 MAX_CALLS = 4000  # of a graph whose calls are compared line by line
 MAX_OPERATORS = 40
+MAX_SHARES = 8
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "flops_per_token": ("FLOPs per token of training", partial(power, digits=3)),
     "scoring_flops_per_token": ("FLOPs per token of scoring", partial(power, digits=3)),
@@ -47,12 +48,14 @@ class CostRow:
 
 @dataclass(frozen=True)
 class OperatorRow:
+    """How often the forward pass calls an operator."""
+
     name: str
     calls: int
     main_calls: int | None
     """None: there is nothing to compare with."""
-    share: float
-    """Of the training FLOPs."""
+    percent: float
+    """Length of its bar."""
 
     @property
     def change(self) -> int:
@@ -62,9 +65,13 @@ class OperatorRow:
     def signed_change(self) -> str:
         return f"{self.change:+d}".replace("-", "−") if self.change else ""
 
-    @property
-    def percent(self) -> float:
-        return round(100 * self.share, 1)
+
+@dataclass(frozen=True)
+class ShareRow:
+    """A computed operator's part of the training FLOPs, in per cent."""
+
+    name: str
+    percent: float
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class GraphView:
     main: TracedGraph | None
     costs: list[CostRow]
     capped: list[CappedValue]
+    shares: list[ShareRow]
     operators: list[OperatorRow]
     changes: list[Hunk]
 
@@ -90,6 +98,7 @@ def build_graph_view(entry: Entry) -> GraphView | None:
         main=main,
         costs=[build_cost(name, graph, main) for name in COSTS if name in graph.summary],
         capped=[value for value in caps.list_values(graph) if value.cap is not None],
+        shares=list_shares(graph.summary),
         operators=list_operators(graph.summary, main.summary if main else None),
         changes=list_changes(graph, main) if main else [],
     )
@@ -112,20 +121,27 @@ def format_change(value: float, reference: float | None) -> str:
         return ""
     if value == reference:
         return "equal"
-    return f"{value / reference - 1:+.1%}".replace("%", f"{SPACE}%").replace("-", "−") if reference else ""
+    return f"{100 * (value / reference - 1):+.3g}{SPACE}%".replace("-", "−") if reference else ""
+
+
+def list_shares(summary: Mapping[str, Any]) -> list[ShareRow]:
+    """Return the dearest operators, forward and backward."""
+    total = summary.get("flops_per_token") or 1.0
+    rows = [ShareRow(cost["name"], round(100 * cost["flops_per_token"] / total, 1)) for cost in summary["operators"]]
+    return [row for row in rows[:MAX_SHARES] if row.percent]
 
 
 def list_operators(summary: Mapping[str, Any], main: Mapping[str, Any] | None) -> list[OperatorRow]:
-    """Return the operators of the forward pass, dearest first, with those that only main has."""
+    """Return the operators of the forward pass, the most frequent first, with those that only main has."""
     calls, main_calls = count_calls(summary), count_calls(main) if main else None
-    total = summary.get("flops_per_token") or 1.0
-    costs = {cost["name"]: cost["flops_per_token"] / total for cost in summary.get("operators", [])}
-    names = sorted({*calls, *(main_calls or {})}, key=lambda name: (-costs.get(name, 0.0), -calls[name], name))
-    rows = [
-        OperatorRow(name, calls[name], None if main_calls is None else main_calls[name], costs.get(name, 0.0))
-        for name in names
+    most = max(calls.values(), default=0) or 1
+    names = sorted({*calls, *(main_calls or {})}, key=lambda name: (-calls[name], name))
+    return [
+        OperatorRow(
+            name, calls[name], None if main_calls is None else main_calls[name], round(100 * calls[name] / most, 1)
+        )
+        for name in names[:MAX_OPERATORS]
     ]
-    return rows[:MAX_OPERATORS]
 
 
 def count_calls(summary: Mapping[str, Any]) -> Counter[str]:

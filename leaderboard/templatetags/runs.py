@@ -95,7 +95,7 @@ def look_ahead(run: Run) -> str:
     if not found.get("is_beyond_rounding"):
         return f"{correction}, which is rounding"
     without = formatting.decimals(found.get("bits_per_byte_uncorrected"), 4)
-    return f"{correction}: it reads later tokens, and would score {without} bits per byte without the correction"
+    return f"{correction}; without it the score would be {without} bits per byte"
 
 
 @register.filter

@@ -22,8 +22,8 @@ def test_finished_run_that_reads_later_tokens_says_so(client: Client) -> None:
     found = {"nats_per_token": 0.41, "stderr": 0.02, "is_beyond_rounding": True, "bits_per_byte_uncorrected": 1.2}
     Run.objects.filter(pk=peeker.pk).update(checks={"look_ahead": found}, scoring_flops_per_token=2.5e6)
     page = words(client.get(peeker.get_absolute_url()).content)
-    assert "It reads later tokens, and its score is corrected for that: +0.4100 ± 0.0200 nats per token" in page
-    assert "would score 1.2000 bits per byte without the correction" in page
+    assert "It reads later tokens. Its score is corrected for that by +0.4100 ± 0.0200 nats per token" in page
+    assert "without it the score would be 1.2000 bits per byte" in page
     assert "2.5 × 10⁶ FLOPs per token" in page
 
 
