@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trainer.graph.operators import RANDOM_OPERATORS, is_allowed, strip_variant
-from trainer.graph.schema import Call, Constant, Graph, GraphError, Initialization
+from trainer.graph.schema import Call, Constant, Graph, GraphError, Initialization, TracedArchitecture
 from trainer.ops.attention import attention
 from trainer.ops.elementwise import norm, rotate, softcap, squared_relu
 
@@ -261,3 +261,10 @@ def decode_constant(name: str, constant: Constant) -> Tensor:
         return flat.clone().reshape(constant.shape)
     except (RuntimeError, ValueError) as error:
         raise GraphError(f"the constant {name} does not have the bytes of {constant.shape}") from error
+
+
+def check_passes(traced: TracedArchitecture) -> None:
+    """Raise `GraphError` unless the graphs can be built: they write to nothing stored, and evaluation is not random."""
+    for passes, allow_random in ((traced.training, True), (traced.evaluation, False)):
+        for graph in (passes.features, passes.logits):
+            build_function(graph, allow_random=allow_random)

@@ -7,7 +7,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import torch
@@ -17,12 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.errors import to_one_line
 from trainer.graph.advice import find_advice
-from trainer.graph.build import UNINITIALIZED, build_constants, build_function
+from trainer.graph.build import UNINITIALIZED, build_constants, check_passes
+from trainer.graph.construction import record_construction
 from trainer.graph.export import Exporter, TraceError, describe_stack, draw_truncated_normal, skip_compilation
-from trainer.graph.initialization import compute_initial_tensors, record_construction
+from trainer.graph.initialization import compute_initial_tensors
 from trainer.graph.model import GraphModel
+from trainer.graph.recipe import describe_recipe
 from trainer.graph.schema import GraphError, TracedArchitecture
-from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, ParameterGroup, Recipe, Schedule
+from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 
 MAX_VERIFIED_ELEMENTS = 100_000_000
 """Of stored tensors. Up to this the recorded constructor is compared with the real one, which needs their memory."""
@@ -49,13 +50,6 @@ def trace_architecture(module: Architecture, config: ArchitectureConfig) -> Trac
     with explain_errors("in the module"):
         verify_trace(traced, lambda: module.Model(config), exporter)
     return traced
-
-
-def check_passes(traced: TracedArchitecture) -> None:
-    """Raise `GraphError` unless the graphs can be built: they write to nothing stored, and evaluation is not random."""
-    for passes, allow_random in ((traced.training, True), (traced.evaluation, False)):
-        for graph in (passes.features, passes.logits):
-            build_function(graph, allow_random=allow_random)
 
 
 @contextmanager
@@ -171,26 +165,3 @@ def verify_pass(model: LanguageModel, graph: GraphModel, traced: TracedArchitect
 
 def is_close(value: Tensor, other: Tensor) -> bool:
     return value.shape == other.shape and torch.allclose(value, other, rtol=1e-3, atol=1e-5, equal_nan=True)
-
-
-def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:
-    """Return the recipe and the sizes as plain data."""
-    return {
-        "vocabulary_size": config.vocabulary_size,
-        "sequence_length": config.sequence_length,
-        "model": dataclasses.asdict(config),  # type: ignore[call-overload]
-        "recipe": dataclasses.asdict(recipe),
-    }
-
-
-def read_recipe(traced: TracedArchitecture) -> Recipe:
-    """Return the recipe of a traced architecture. Raises `GraphError`."""
-    try:
-        table = dict(traced.recipe["recipe"])
-        groups = [
-            ParameterGroup(**{**group, "match": tuple(group["match"]), "betas": tuple(group["betas"])})
-            for group in table["groups"]
-        ]
-        return Recipe(**{**table, "groups": tuple(groups), "schedule": Schedule(**table["schedule"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise GraphError(f"recipe.json is not a recipe: {to_one_line(error)}") from error

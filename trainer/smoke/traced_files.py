@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from trainer.errors import ModelError, attribute_to_model
-from trainer.graph.build import build_function
+from trainer.graph.build import build_function, check_passes
 from trainer.graph.model import build_model_without_data
+from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import FILES, MAX_FILE_BYTES, GraphError, TracedArchitecture, parse_files
 from trainer.graph.summary import describe_traced
-from trainer.graph.trace import check_passes, read_recipe
 from trainer.models.base import Recipe
 from trainer.optim import optimizers
 from trainer.sandbox.safe_files import UnsafeFileError, open_file

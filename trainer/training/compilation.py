@@ -36,16 +36,12 @@ def is_writable(folder: Path) -> bool:
 
 
 def set_cache_folder() -> None:
-    """Set the cache folder unless the environment does. (torch sets its default when inductor is imported.)"""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") not in (None, default_cache_dir()):
-        return
+    """Set the cache folder unless the environment does. Before torch imports its compiler, which sets a default."""
     folder = get_cache_folder().parent / "compiled"
     if not is_writable(folder):
         folder = Path(tempfile.gettempdir()) / "dailytrain-compiled"
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph: bool = True) -> None:

@@ -22,8 +22,8 @@ from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
 from trainer.graph.model import build_model, build_model_without_data
+from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError, TracedArchitecture, read_traced
-from trainer.graph.trace import read_recipe, trace_architecture
 from trainer.models import ARCHITECTURES, PRESETS, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import lora
@@ -110,6 +110,8 @@ class ModelSource:
         return read_traced(folder) if self.saved and folder.is_dir() else None
 
     def trace(self, model_config: ArchitectureConfig) -> TracedArchitecture:
+        from trainer.graph.trace import trace_architecture  # imports torch._dynamo, which takes 2 s
+
         assert self.module is not None
         with attribute_to_model("while the architecture was traced"):
             try:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.traced_models import trace
 from trainer.graph.model import build_model
+from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import FILES, GraphError, parse_files, read_traced
-from trainer.graph.trace import read_recipe
 from trainer.models import load_architecture
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from tests.support.architectures import PUBLIC_ARCHITECTURES, load_public_architecture
 from trainer.graph.counting import count_training_cost, run_meter
 from trainer.graph.model import GraphModel, build_model, build_model_without_data
+from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import TracedArchitecture, parse_files
-from trainer.graph.trace import read_recipe, trace_architecture
+from trainer.graph.trace import trace_architecture
 
 V, P = 96, 128  # tokens, and rows of an embedding or head
 T, D, W, H = 24, 2, 32, 2  # tokens in a row, depth, width, heads

@@ -16,9 +16,10 @@ from tests.support.metrics_lines import CLOCK, lines
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli.main import main
+from trainer.graph import trace
 from trainer.models import ARCHITECTURES
 from trainer.scoring.compare_replay import compare_weights
-from trainer.training import model_sources, replay
+from trainer.training import replay
 
 TRACED = tuple(flag for flag in TINY if flag != "--eager")
 BUDGET = ("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9")
@@ -64,7 +65,7 @@ def test_resumed_run_reads_its_graphs(
     traced_run: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy_first_half(traced_run, tmp_path / "run")
-    monkeypatch.setattr(model_sources, "trace_architecture", None)
+    monkeypatch.setattr(trace, "trace_architecture", None)
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
     weights = [get_checkpoint_path(run, 6) / "model.safetensors" for run in (traced_run, tmp_path / "run")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
