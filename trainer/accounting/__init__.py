@@ -1,1 +1,1 @@
-"""What a run costs: budgets, FLOPs, peak FLOP/s, plausibility, the speed probe."""
+"""What a run costs: budgets, FLOPs, peak FLOP/s, the speed probe."""

@@ -4,28 +4,23 @@ Matrix products (2nkm for n x k and k x m), convolutions and attention count. At
 every other, regardless of causality, windows and kernel, as in torch's counter and in papers. Element-wise work is not
 counted.
 
-An operator without a formula makes the count void (`FORMULAS` has those of custom kernels). The FLOPs of a traced
-architecture are counted from its graphs, by `trainer.graph.counting`.
+Other operators count nothing unless `FORMULAS` has them. The FLOPs of a traced architecture are counted from its
+graphs, with all operators (`trainer.graph.counting`).
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.accounting.peak_flops import lookup_peak_flops
-from trainer.accounting.plausibility import NO_FORMULA
 from trainer.models.base import LanguageModel
 from trainer.ops.attention import force_reference
 
@@ -118,45 +113,6 @@ FORMULAS: dict[str, Callable[..., int]] = {
 """Operators that torch's counter lacks, or counts with their recomputation. Add custom kernels here, in the site's
 release."""
 
-HEAVY_OPERATORS = re.compile(
-    r"_?(linalg(?!_vector_norm)|fft|cdist|sparse|cholesky|lu|triangular_solve|embedding_bag|cudnn_rnn|miopen|mkldnn"
-    r"|quantized|fbgemm|int_mm|weight_int|wrapped|dyn_quant|mixed_dtypes|scaled_grouped|grouped_mm|transformer|triton"
-    r"|native_multi_head|trilinear|addbmm|nested|scaled_dot_product|flash_attention|efficient_attention|flex)"
-)
-"""Names of torch's own operators that do more than element-wise work. Without a formula they void the count."""
-
-KNOWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional")
-"""Namespaces of operators whose work is known: torch's own, and communication."""
-
-
-@dataclass(frozen=True)
-class FlopCount:
-    """A model's FLOPs per token."""
-
-    per_token: float  # FLOPs of a forward and a backward pass over one row, divided by its tokens
-    void: str = ""  # why the count is void: one of `plausibility.VOID_REASONS`
-    names: tuple[str, ...] = ()  # the operators that made it void, for the author
-
-
-class UnknownOperatorDetector(TorchDispatchMode):
-    """Records operators that need a formula and have none."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, formulas: set[object]) -> None:
-        super().__init__()
-        self.formulas = formulas
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operator = func if isinstance(func, HigherOrderOperator) else func._overloadpacket
-        if operator not in self.formulas:
-            name = str(operator)
-            is_known = getattr(func, "namespace", "") in KNOWN_NAMESPACES
-            if not is_known or HEAVY_OPERATORS.match(name.partition(".")[2]):
-                self.names.add(name)
-        return func(*args, **(kwargs or {}))
-
 
 def get_registered_formulas() -> dict[Any, Callable[..., int]]:
     """Return `FORMULAS` by torch's operators `namespace::name`, of those that exist here."""
@@ -165,17 +121,15 @@ def get_registered_formulas() -> dict[Any, Callable[..., int]]:
     return {operator: formula for operator, formula in operators.items() if operator is not None}
 
 
-def count_flops(model: LanguageModel, tokens: Tensor) -> FlopCount:
-    """Count a forward and backward pass over `tokens [B, T]`. Leaves gradients empty."""
+def count_flops(model: LanguageModel, tokens: Tensor) -> float:
+    """Return the FLOPs per token of a forward and backward pass over `tokens [B, T]`. Leaves gradients empty."""
     counter = FlopCounterMode(display=False, custom_mapping=get_registered_formulas())
-    unknown = UnknownOperatorDetector(set(counter.flop_registry))
     # Attention as matrix products, ours and torch's, unless the model selects another kernel.
-    with force_reference(), sdpa_kernel(SDPBackend.MATH), unknown, counter:
+    with force_reference(), sdpa_kernel(SDPBackend.MATH), counter:
         # As in training, which does not call the model's `forward`.
         model.logits(model.features(tokens)).float().logsumexp(-1).sum().backward()
     model.zero_grad(set_to_none=True)
-    names = tuple(sorted(unknown.names))
-    return FlopCount(counter.get_total_flops() / tokens.numel(), NO_FORMULA if names else "", names)
+    return counter.get_total_flops() / tokens.numel()
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:

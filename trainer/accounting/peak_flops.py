@@ -1,4 +1,4 @@
-"""Peak FLOP/s of accelerators, for MFU, plausibility checks and sponsors' credit.
+"""Peak FLOP/s of accelerators, for MFU and sponsors' credit.
 
 Standard library only: the site uses it too.
 """

@@ -207,7 +207,7 @@ class ContenderWorker:
         counted = self.model if isinstance(self.model, LanguageModel) else PeerModel(self.model)
         return {
             "memory_bytes": get_peak_memory_bytes(self.device) - self.initial_memory,
-            "flops_per_token": flops.count_flops(counted, self.row).per_token,
+            "flops_per_token": flops.count_flops(counted, self.row),
             "peak": flops.find_peak_flops(self.device, "fp32", torch.get_num_threads()),
         }
 

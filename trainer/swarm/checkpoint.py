@@ -162,7 +162,7 @@ def compute_usage(config: SwarmConfig, model: LanguageModel, steps: int, seconds
     """Return a run's usage in the format of ordinary checkpoints."""
     row = torch.zeros(1, config.sequence_length, dtype=torch.int64)
     tokens = steps * config.tokens_per_step
-    per_token = flops.count_flops(model, row).per_token
+    per_token = flops.count_flops(model, row)
     return {"steps": steps, "tokens": tokens, "flops": tokens * per_token, "seconds": seconds}
 
 

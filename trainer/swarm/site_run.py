@@ -93,7 +93,7 @@ class SiteRun:
         self.order, self.out, self.dataset = order, out, dataset
         self.config = config_from_order(order, dataset)
         row = torch.zeros(1, self.config.sequence_length, dtype=torch.int64)
-        self.flops_per_token = flops.count_flops(build_model(self.config), row).per_token
+        self.flops_per_token = flops.count_flops(build_model(self.config), row)
 
     async def run(self, args: argparse.Namespace) -> int:
         """Run the coordinator to its end; return the exit code."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from trainer import errors
 from trainer.accounting import flops
-from trainer.accounting.flops import FlopCount
 from trainer.checkpoint.base_weights import BaseCheckpoint, get_inherited_fields
 from trainer.config.recipe_overrides import override_recipe
 from trainer.config.resolve import ResolvedConfig
@@ -48,12 +47,12 @@ class BuiltModel:
     def graph_hash(self) -> str | None:
         return self.traced and self.traced.compute_hash()
 
-    def count_flops(self, row: Tensor, rows_per_step: int) -> FlopCount:
-        """Count a forward and backward pass: of the joint graph, or of the module over `row [1, T]`."""
+    def count_flops(self, row: Tensor, rows_per_step: int) -> float:
+        """Return the FLOPs per token of a forward and backward pass, of the module over `row [1, T]`."""
         if self.traced is None:
             return flops.count_flops(self.model, row)
         cost = count_training_cost(build_model_without_data(self.traced))
-        return FlopCount(cost.flops_per_token(rows_per_step))
+        return cost.flops_per_token(rows_per_step)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer.accounting.budget import Budget, Usage
-from trainer.accounting.flops import FlopCount
 from trainer.checkpoint.background_writer import CheckpointWriter
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
@@ -48,7 +47,7 @@ class Run:
     model: nn.Module  # the objective as wrapped by Fabric: what training and evaluation call
     optimizers: list[Optimizer]
     recipe: Recipe
-    flop_count: FlopCount
+    flops_per_token: float
     spike_filter: GradientSpikeFilter
     loader: PrefetchLoader
     identity: dict[str, Any]  # see `trainer.training.identity`
@@ -68,10 +67,6 @@ class Run:
     @property
     def budget(self) -> Budget:
         return self.config.parsed_budget
-
-    @property
-    def flops_per_token(self) -> float:
-        return self.flop_count.per_token
 
     @property
     def fraction(self) -> float:

@@ -59,7 +59,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        flop_count = built.count_flops(row, resolved.batch)
+        flops_per_token = built.count_flops(row, resolved.batch)
     objective = prepare_objective(raw_model, built.recipe, resolved)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
@@ -77,7 +77,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         model=model,
         optimizers=optimizers,
         recipe=built.recipe,
-        flop_count=flop_count,
+        flops_per_token=flops_per_token,
         spike_filter=GradientSpikeFilter(resolved.spikes),
         loader=build_loader(
             dataset,

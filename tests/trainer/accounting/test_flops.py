@@ -1,4 +1,4 @@
-"""FLOP counts equal closed forms for every kernel, and are void for operators without a formula."""
+"""FLOP counts equal closed forms for every kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.accounting import flops, peak_flops, plausibility
+from trainer.accounting import flops, peak_flops
 from trainer.models import gpt
 from trainer.models.base import LanguageModel
 
@@ -21,17 +21,16 @@ def test_count_flops_of_baseline_equals_closed_form(depth, width, heads, length)
     model = gpt.Model(config)
     found = flops.count_flops(model, torch.randint(0, 512, (1, length)))
     matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    assert found.void == ""
-    assert found.per_token == pytest.approx(6 * matrices + 12 * depth * length * width, rel=0.01)
+    assert found == pytest.approx(6 * matrices + 12 * depth * length * width, rel=0.01)
 
 
 def test_count_flops_per_token_ignores_window_and_rows():
     config = gpt.Config(vocabulary_size=512, sequence_length=64, depth=2, width=64, heads=1, windows="SL")
     model = gpt.Model(config)
-    one, four = (flops.count_flops(model, torch.randint(0, 512, (rows, 64))).per_token for rows in (1, 4))
+    one, four = (flops.count_flops(model, torch.randint(0, 512, (rows, 64))) for rows in (1, 4))
     assert one == four
     wide = gpt.Model(gpt.Config(vocabulary_size=512, sequence_length=64, depth=2, width=64, heads=1))
-    assert flops.count_flops(wide, torch.randint(0, 512, (1, 64))).per_token == one
+    assert flops.count_flops(wide, torch.randint(0, 512, (1, 64))) == one
 
 
 class SmallModel(LanguageModel):
@@ -69,17 +68,16 @@ def attend_with_flash_kernel(model, x):
 
 
 def test_count_flops_of_attention_is_equal_for_all_kernels():
-    assert count_with(attend).per_token == count_with(attend_with_flash_kernel).per_token == BASE_FLOPS + 12 * 16 * 8
+    assert count_with(attend) == count_with(attend_with_flash_kernel) == BASE_FLOPS + 12 * 16 * 8
 
 
 def test_count_flops_covers_rnn_vector_and_elementwise_operators():
-    assert count_with(lambda model, x: x @ model.weight).per_token == BASE_FLOPS + 6 * 64
-    assert count_with(lambda model, x: model.lstm(x)[0]).per_token == BASE_FLOPS + 6 * (4 * 8 * 8 + 4 * 8 * 8)
+    assert count_with(lambda model, x: x @ model.weight) == BASE_FLOPS + 6 * 64
+    assert count_with(lambda model, x: model.lstm(x)[0]) == BASE_FLOPS + 6 * (4 * 8 * 8 + 4 * 8 * 8)
     assert (
-        count_with(lambda model, x: x + torch.mv(model.weight.detach(), x[0, 0].detach())).per_token
-        == BASE_FLOPS + 2 * 64 / 16
+        count_with(lambda model, x: x + torch.mv(model.weight.detach(), x[0, 0].detach())) == BASE_FLOPS + 2 * 64 / 16
     )
-    assert count_with(lambda model, x: F.gelu(F.layer_norm(x, (8,)))).per_token == BASE_FLOPS
+    assert count_with(lambda model, x: F.gelu(F.layer_norm(x, (8,)))) == BASE_FLOPS
 
 
 @torch.library.custom_op("strange::product", mutates_args=())
@@ -89,23 +87,11 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 product.register_autograd(lambda context, gradient: (gradient, None))
 
-WITHOUT_FORMULA = {
-    "a custom kernel": lambda model, x: product(x, model.weight),
-    "an operator of torch": lambda model, x: torch.fft.fft(x).real,
-}
 
-
-@pytest.mark.parametrize("name", WITHOUT_FORMULA)
-def test_count_flops_of_operator_without_formula_is_void(name):
-    found = count_with(WITHOUT_FORMULA[name])
-    assert found.void == plausibility.NO_FORMULA
-    assert found.names
-
-
-def test_count_flops_of_registered_custom_kernel_is_valid(monkeypatch):
+def test_count_flops_of_registered_kernel_uses_its_formula(monkeypatch):
     monkeypatch.setitem(flops.FORMULAS, "strange::product", lambda x, weight, *_, **__: 2 * x[1] * x[2] * weight[1])
     found = count_with(lambda model, x: product(x, model.weight))
-    assert found == flops.FlopCount(BASE_FLOPS + 2 * 64)
+    assert found == BASE_FLOPS + 2 * 64
 
 
 def test_count_parameters_counts_tied_embedding_once():
@@ -121,7 +107,7 @@ def test_count_parameters_counts_tied_embedding_once():
 def test_count_flops_ignores_overridden_forward():
     model = SmallModel(lambda model, x: x @ model.weight)
     model.forward = lambda tokens: model.head(model.embedding(tokens))
-    assert flops.count_flops(model, torch.randint(0, 50, (1, 16))).per_token == BASE_FLOPS + 6 * 64
+    assert flops.count_flops(model, torch.randint(0, 50, (1, 16))) == BASE_FLOPS + 6 * 64
 
 
 def test_find_peak_flops_of_a_cpu_is_measured() -> None:
