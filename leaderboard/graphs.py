@@ -68,9 +68,9 @@ def request_graph(run: Run, config: Mapping[str, Any], release: Blob) -> TracedG
 
 
 def queue_trace(entry: Entry, track: Track, config: Mapping[str, Any], release: Blob) -> TracedGraph:
-    """Queue a smoke job. An entry's first one is its smoke test; `main`'s and further ones only trace."""
+    """Queue a smoke job. An entry's first one is its smoke test. Further ones, and those of main's code, only trace."""
     job = Job.objects.create(**build_smoke_job(entry, track, release))
-    if entry.smoke_job_id is None and entry.kind != Entry.Kind.MAIN:
+    if entry.smoke_job_id is None and not entry.is_own_code:
         Entry.objects.filter(pk=entry.pk, smoke_job=None).update(smoke_job=job)
         entry.smoke_job = job
     settings = {name: value for name, value in config.items() if name != "seed"}

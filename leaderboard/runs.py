@@ -82,7 +82,7 @@ def queue_run(
     entry = run.entry
     if entry.state != Entry.State.APPROVED:
         raise RunError(f"The entry is {entry.state}: only approved entries run.")
-    if run.is_swarm and not is_own_code(entry):
+    if run.is_swarm and not entry.is_own_code:
         raise RunError(
             "The machines of a swarm run the site's own code only, and this entry brings code of its own: nothing was"
             " queued. Its architecture can run here once it is on main."
@@ -244,11 +244,6 @@ def get_entry_configuration(entry: Entry, track: Track) -> dict[str, Any]:
 def is_notebook(run: Run) -> bool:
     """Whether the run executes notebooks, without checkpoints and scores."""
     return run.entry.kind == Entry.Kind.NOTEBOOK
-
-
-def is_own_code(entry: Entry) -> bool:
-    """Whether the entry changes nothing on main."""
-    return entry.kind == Entry.Kind.MAIN or (bool(entry.base_sha) and not entry.changed_files)
 
 
 def needs_sandbox(run: Run) -> bool:

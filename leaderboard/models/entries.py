@@ -142,6 +142,11 @@ class Entry(models.Model):
         return reverse("entry", args=[self.pk])
 
     @property
+    def is_own_code(self) -> bool:
+        """Whether it changes nothing on main."""
+        return self.kind == self.Kind.MAIN or (bool(self.base_sha) and not self.changed_files)
+
+    @property
     def public_repository(self) -> str:
         """Return its URL; empty for a folder of the server."""
         return self.repository if web_address(self.repository) else ""

@@ -15,7 +15,7 @@ from tests.support.paths import REPOSITORY
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None:
     site = LiveSite(tmp_path, f"sqlite:///{tmp_path}/site.sqlite3")
     site.environment.pop("REDIS_URL")  # the embedded one is part of it
@@ -23,7 +23,7 @@ def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None
     make_repository(site.repository)
     try:
         start(site)
-        site.wait(lambda: under_way(site, 1), 120, "tonight's train to leave")
+        site.wait(lambda: under_way(site, 1), 240, "tonight's train to leave")
         titles = {run["title"]: run["state"] for run in site.json("runs")["items"] if run["purpose"] != "ladder"}
         assert sorted(titles.values()) == ["queued", "queued", "queued", "training"], titles
 

@@ -36,7 +36,9 @@ def traced_track(track: Track) -> Track:
 
 @pytest.fixture
 def waiting_run(traced_track: Track, idea: Entry) -> Run:
-    """The run of an approved entry, which waits for its graph."""
+    """The run of an approved entry that changes its architecture, which waits for its graph."""
+    idea.changed_files = ["trainer/models/smear.py"]
+    idea.save()
     (made,) = intake.approve_entry(idea, idea.sha, None)
     return made
 
@@ -201,6 +203,13 @@ def test_main_is_only_traced_and_needs_no_sandbox(traced_track: Track) -> None:
     assert build_order(job).trace_only
     assert night.run.entry.smoke_job is None
     assert finish_trace(night.run).state == "queued"
+
+
+def test_code_of_main_is_only_traced(traced_track: Track, idea: Entry) -> None:
+    (run,) = intake.approve_entry(idea, idea.sha, None)
+    job = Job.objects.get()
+    assert (job.needs_sandbox, build_order(job).trace_only, run.entry.smoke_job) == (True, True, None)
+    assert finish_trace(run).state == "queued"
 
 
 def test_ladder_does_not_pile_up_runs_that_wait_for_a_graph(traced_track: Track) -> None:

@@ -107,10 +107,10 @@ class LiveSite:
         )
         self.start("worker", sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B", *options)
 
-    def start_node(self, token: str = "") -> None:
-        home = str(self.folder / "node")
-        command = (sys.executable, "-m", "trainer.cli", "node", "--server", self.url, "--home", home, "--name", "night")
-        self.start("node", *command, **({"DAILYTRAIN_JOIN_TOKEN": token} if token else {}))
+    def start_node(self, token: str = "", *options: str, part: str = "node", name: str = "night") -> None:
+        home = str(self.folder / part)
+        command = (sys.executable, "-m", "trainer.cli", "node", "--server", self.url, "--home", home, "--name", name)
+        self.start(part, *command, *options, **({"DAILYTRAIN_JOIN_TOKEN": token} if token else {}))
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to a part and the processes that it started, such as Celery beat."""
@@ -305,7 +305,9 @@ def database(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def live_site(folder: Path, budget: str) -> Iterator[LiveSite]:
+def live_site(
+    folder: Path, budget: str, *, is_traced: bool = False, needs_labels: tuple[str, ...] = ()
+) -> Iterator[LiveSite]:
     """Yield a site with a season of real text, one tiny track, a maintainer, and nothing running but Redis."""
     with database(folder) as address:
         site = LiveSite(folder, address)
@@ -315,7 +317,8 @@ def live_site(folder: Path, budget: str) -> Iterator[LiveSite]:
             make_text(folder / "text")
             site.manage("migrate", "--verbosity", "0")
             site.manage("install_schedule")
-            site.call("runs.create_tiny_track", text=str(folder / "text"), budget=budget, password=PASSWORD)
+            track = {"budget": budget, "is_traced": is_traced, "needs_labels": list(needs_labels)}
+            site.call("runs.create_tiny_track", text=str(folder / "text"), password=PASSWORD, **track)
             site.manage("prepare_season")
             yield site
         finally:

@@ -13,6 +13,7 @@ from leaderboard.schedule import first_season
 from leaderboard.tasks import fill_ladders
 from scheduler.models import Job
 from tests.leaderboard.conftest import DICTIONARY, Repository
+from tests.support.graph_jobs import finish_trace
 
 pytestmark = pytest.mark.django_db
 
@@ -41,6 +42,11 @@ def say(command: str, *arguments: str, **options: Any) -> str:
     out = StringIO()
     call_command(command, *arguments, stdout=out, **options)
     return out.getvalue()
+
+
+def trace_waiting_runs() -> None:
+    for run in Run.objects.filter(state="waiting").order_by("pk"):
+        finish_trace(run, vocabulary_size=300)
 
 
 def test_a_new_site_departs_and_departs_once(dictionary: None, main: Repository) -> None:
@@ -88,11 +94,13 @@ def test_the_dataset_is_prepared_pinned_and_what_waited_is_queued(dictionary: No
     season = Season.objects.get()
     assert len(season.dataset_hash) == 64
     assert season.vocabulary_size == 300
+    assert {(job.kind, job.traced_graph.season) for job in Job.objects.all()} == {("smoke", season)}
+    trace_waiting_runs()
     queued = [run.entry.architecture for run in Run.objects.queued()]
     assert queued == ["gpt", "smear", "litgpt", "nanogpt"]
-    assert Job.objects.count() == 4
+    assert Job.objects.count() == 8
     say("prepare_season", verbosity=0)
-    assert Job.objects.count() == 4
+    assert Job.objects.count() == 8
 
     (small_corpus / "another.txt").write_text("A text that was not there before. " * 20)
     with pytest.raises(CommandError, match=f"is pinned to {season.dataset_hash[:12]}"):
@@ -137,6 +145,7 @@ def test_the_first_track_is_one_that_its_own_form_would_take(dictionary: None) -
 def test_the_ladder_waits_behind_main_and_the_other_entries(dictionary: None, small_corpus: Path) -> None:
     say("bootstrap_site")
     say("prepare_season", verbosity=0)
+    trace_waiting_runs()
     fill_ladders()
     queued = list(Run.objects.queued())
     assert [run.purpose for run in queued] == ["nightly", "entry", "entry", "entry", "ladder", "ladder", "ladder"]
