@@ -1,0 +1,1 @@
+"""Architectures that cheat, honest ones that look unusual, and what becomes of them as graphs."""
