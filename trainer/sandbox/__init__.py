@@ -3,7 +3,7 @@
     spec = SandboxSpec(command, environment, mounts, folder, ResourceLimits(...))
     get_driver("bubblewrap").start(spec, stdout, stderr)
 
-A driver is a file with one class and one line in `DRIVERS`. The node and the scorer use this package, so it imports
+A driver is a file with one class and one line in `DRIVERS`. The node and the smoke test use this package, so it imports
 only the standard library and psutil.
 """
 

@@ -4,8 +4,8 @@ Runs the `docker` program (podman's works too). The image is `DAILYTRAIN_DOCKER_
 It contains Python and the training packages; only the mounts come from the machine. The engine limits memory and
 processes, the meter limits disk and wall time.
 
-Not tested against an engine: only the command line is tested. Not covered: open files cannot be passed in, so the
-scorer cannot use it; a container survives a killed agent until the next agent calls `remove_stale_containers`.
+Not tested against an engine: only the command line is tested. Not covered: a container survives a killed agent until
+the next agent calls `remove_stale_containers`.
 """
 
 from __future__ import annotations
