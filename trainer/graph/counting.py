@@ -23,6 +23,7 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer.errors import to_one_line
 from trainer.graph.model import GraphModel, get_stored_tensors
 from trainer.graph.operators import (
     Formula,
@@ -111,13 +112,19 @@ class TrainingCost:
 
 
 def count_training_cost(model: GraphModel) -> TrainingCost:
-    """Count a model whose tensors are on the `meta` device. Raises `GraphError` for an operator of unknown cost."""
-    two, three = (run_meter(model, rows) for rows in (2, 3))
-    per_row = three.total - two.total
-    model.eval()
-    with torch.no_grad(), measuring() as evaluation:
-        compute_loss(model, 1, evaluation)
+    """Count a model whose tensors are on the `meta` device.
+
+    Raises `GraphError` for an operator of unknown cost, and if shapes do not fit.
+    """
+    try:
+        two, three = (run_meter(model, rows) for rows in (2, 3))
+        model.eval()
+        with torch.no_grad(), measuring() as evaluation:
+            compute_loss(model, 1, evaluation)
+    except (RuntimeError, TypeError) as error:
+        raise GraphError(f"the graph cannot be computed: {to_one_line(error)}") from error
     model.train()
+    per_row = three.total - two.total
     return TrainingCost(
         tokens_per_row=model.traced_length,
         per_row=per_row,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from tests.support.traced_models import T, V, build_config, trace
 from trainer.accounting.flops import count_flops
 from trainer.graph.counting import TrainingCost, count_training_cost
 from trainer.graph.model import build_model_without_data
+from trainer.graph.schema import GraphError
 from trainer.graph.summary import describe_traced
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import pad_vocabulary
@@ -64,3 +67,13 @@ def test_summary_has_hash_sizes_and_costs() -> None:
     assert content["state"] > 0  # litgpt's rotary tables
     assert content["scoring_flops_per_token"] < content["flops_per_token"] / 2
     assert {row["name"] for row in content["operators"]} >= {"aten::mm", "aten::bmm"}
+
+
+def test_count_of_tensors_with_other_shapes_raises_graph_error() -> None:
+    traced = trace("nanogpt")
+    tensors = tuple(
+        replace(tensor, shape=(4, 4)) if len(tensor.shape) == 2 else tensor for tensor in traced.initialization.tensors
+    )
+    changed = replace(traced, initialization=replace(traced.initialization, tensors=tensors))
+    with pytest.raises(GraphError, match="cannot be computed"):
+        count_training_cost(build_model_without_data(changed))
