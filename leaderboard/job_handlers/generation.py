@@ -1,4 +1,4 @@
-"""Jobs of kind `generate`: a trusted node completes a visitor's prompt with the model of a run, in the sandbox.
+"""Jobs of kind `generate`: a trusted node completes a visitor's prompt with the model of a run.
 
 The completion is untrusted text of an untrusted model: stored with a limited length, and shown as plain text.
 """
@@ -17,7 +17,7 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import initial_weights, runs
+from leaderboard import graphs, initial_weights, runs
 from leaderboard.models import Entry, Generation, Run, Track
 from leaderboard.sanitize import plain_text
 from scheduler import rate_limits, storage
@@ -136,12 +136,11 @@ def build_generation_job(run: Run, release: Blob | None) -> dict[str, Any]:
         "author": AUTHOR,
         "from_core": False,
         "needs_trusted": True,
-        "needs_sandbox": runs.needs_sandbox(run),
+        **runs.get_code(run),
         "needs_disk_bytes": OUTPUT_BYTES + weights,
         "max_attempts": 2,
         "not_after": timezone.now() + MAX_WAIT,
         "release": release,
-        "entry": run.entry.bundle,
         "limits": limits.model_dump(),
     }
 
@@ -161,7 +160,7 @@ class GenerationHandler(JobKind):
     """Jobs of kind `generate`. A row may be deleted before its job is over; then results are ignored."""
 
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.GenerateOrder:
-        generation = Generation.objects.select_related("run__season", "run__checkpoint").get(job=job)
+        generation = Generation.objects.select_related("run__season", "run__checkpoint", "run__graph__job").get(job=job)
         run = generation.run
         run_file = initial_weights.get_run_file(run)
         assert run.checkpoint is not None, "checked by can_generate"
@@ -170,6 +169,7 @@ class GenerationHandler(JobKind):
             dataset=run.season.dataset(),
             run=storage.build_file_reference(run_file.blob, initial_weights.RUN_FILE),
             checkpoint=protocol.Checkpoint.model_validate(run.checkpoint.manifest),
+            graph=graphs.get_files(run.graph),
             prompt=generation.prompt,
             tokens=generation.tokens,
             temperature=generation.temperature,

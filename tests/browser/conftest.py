@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -26,6 +26,7 @@ def browser() -> Iterator[Browser]:
             started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         except Error as error:
             pytest.skip(f"no Chromium to look with (apt install chromium): {str(error).splitlines()[0]}")
+        expect.set_options(timeout=20_000)  # the machine may be busy
         yield started
         started.close()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]

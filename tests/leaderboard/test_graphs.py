@@ -10,7 +10,8 @@ import pytest
 from django.utils import timezone
 
 from leaderboard import graphs, runs
-from leaderboard.job_handlers import replays
+from leaderboard.job_handlers import generation, replays
+from leaderboard.job_handlers.generation import Prompt
 from leaderboard.models import Entry, Run, TracedGraph, Track
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, smoke_tests
@@ -69,7 +70,9 @@ def test_traced_run_gets_the_graph_and_no_file_of_the_entry(waiting_run: Run, no
     assert [file.path for file in order.graph.files] == list(protocol.GRAPH_FILES)
     run = finish(run, node)
     assert build_order(run.score_job).graph == order.graph
-    for job in (run.job, run.score_job):
+    text_job = generation.queue_generation(run, Prompt("The train", 50, 0.5), "192.0.2.1").job
+    assert build_order(text_job).graph == order.graph
+    for job in (run.job, run.score_job, text_job):
         assert job is not None
         assert (job.entry, job.needs_sandbox) == (None, False)
 

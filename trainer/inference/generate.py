@@ -1,8 +1,8 @@
-"""Generate text for a visitor: `python -m trainer.inference.generate`, started by a node in the sandbox.
+"""Generate text for a visitor: `python -m trainer.inference.generate`, started by a node.
 
-An untrusted model runs in this process, so its output is untrusted and shown as plain text only. Output: lines
-`{"kind": "text", "text": ...}` in `metrics.jsonl`, a few per second, and at the end `result.json`, a
-`protocol.GenerateResult`.
+The model is `graph/` in the run's folder, or else the entry's Python, in the sandbox. Its output is untrusted and shown
+as plain text only. Output: lines `{"kind": "text", "text": ...}` in `metrics.jsonl`, a few per second, and at the end
+`result.json`, a `protocol.GenerateResult`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from pathlib import Path
 import torch
 
 from trainer import errors
+from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.checkpoint.store import load_model, read_run
 from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.graph.schema import read_traced
 from trainer.inference.sampling import Sampler, TextGenerator, decode_stream, generate_tokens
+from trainer.models.base import LanguageModel
 from trainer.protocol import GenerateOrder, GenerateResult
 
 LINE_SECONDS = 0.2  # text generated within this time becomes one line
@@ -54,7 +57,7 @@ def run_generate_order(run: Path, checkpoint: Path, out: Path) -> GenerateResult
     """Generate the text of the order in the run's folder."""
     order = GenerateOrder.model_validate_json((run / "order.json").read_bytes())
     tokenizer = load_tokenizer(run / "tokenizer.json")
-    model = load_model(run, checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
+    model = load_generating_model(run, checkpoint)
     started = time.monotonic()
     sampler = Sampler(order.temperature, top_p=order.top_p, seed=order.seed)
     generator = TextGenerator(model, int(read_run(run)["model"]["sequence_length"]))
@@ -73,6 +76,14 @@ def run_generate_order(run: Path, checkpoint: Path, out: Path) -> GenerateResult
             lines.flush()
     ended = "length" if count == order.tokens else "end of text"
     return GenerateResult(tokens=count, seconds=time.monotonic() - started, ended=ended)
+
+
+def load_generating_model(run: Path, checkpoint: Path) -> LanguageModel:
+    """Return the model from the run's graphs, or from the Python of its architecture, in evaluation mode."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if (run / "graph").is_dir():
+        return load_graph_model(read_traced(run / "graph"), checkpoint).to(device).eval()
+    return load_model(run, checkpoint, device)
 
 
 def group_text(parts: Iterable[str], seconds: float) -> Iterator[str]:

@@ -95,6 +95,7 @@ class GenerateOrder(Message):
     dataset: DatasetPin  # whose tokenizer it reads with
     run: FileRef  # `run.json` of the run
     checkpoint: Checkpoint
+    graph: GraphFiles | None = None  # as in the `TrainOrder` of that run
     prompt: str = Field(max_length=4000)
     tokens: int = Field(ge=1, le=4096)  # maximum; fewer if the model ends its text
     temperature: float = Field(default=0.8, ge=0, le=10)

@@ -11,6 +11,7 @@ import torch
 from trainer.checkpoint.store import load_model, write_checkpoint
 from trainer.data.tokenizer import train_bpe
 from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.graph.trace import trace_architecture
 from trainer.inference import generate
 from trainer.inference.sampling import complete_prompt
 from trainer.models import load_architecture
@@ -57,6 +58,18 @@ def test_generated_lines_equal_text_of_same_seed(run: Path) -> None:
     assert 0 < result.tokens <= 40
     model, tokenizer = load_model(run, run / "step-00000003"), load_tokenizer(run / "tokenizer.json")
     expected = complete_prompt(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
+    assert "".join(row["text"] for row in rows) == expected
+
+
+def test_text_from_graph_equals_text_from_python_and_needs_none_of_it(run: Path) -> None:
+    module = load_architecture("gpt")
+    record = json.loads((run / "run.json").read_text())
+    trace_architecture(module, module.Config(**record["model"])).write(run / "graph")
+    model, tokenizer = load_model(run, run / "step-00000003"), load_tokenizer(run / "tokenizer.json")
+    expected = complete_prompt(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
+    (run / "run.json").write_text(json.dumps({**record, "arch": "of-an-entry"}))
+    assert ask(run) == 0
+    rows = [json.loads(line) for line in (run.parent / "out" / "metrics.jsonl").read_text().splitlines()]
     assert "".join(row["text"] for row in rows) == expected
 
 

@@ -1,4 +1,4 @@
-"""Text generation for a visitor: a run's model continues a prompt in the sandbox; the text is sent as it grows."""
+"""Text generation for a visitor: a run's model continues a prompt; the text is sent as it grows."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def prepare_run_folder(job: Job, order: GenerateOrder, dataset: Path) -> Path:
     folder = job.workspace.run
     job.download(order.run, folder / "run.json")
     shutil.copyfile(dataset / "tokenizer.json", folder / "tokenizer.json")
+    if order.graph:
+        job.download_all(order.graph.files, folder / "graph")
     (folder / "order.json").write_text(encode_message(order))
     checkpoint = folder / CHECKPOINTS_FOLDER / f"step-{order.checkpoint.step:08d}"
     for file in order.checkpoint.files:
