@@ -12,6 +12,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -244,8 +246,11 @@ def find_processes(text: str) -> list[str]:
 
 
 def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """Return a port that no process listens on. Outgoing connections use ports from 32768 on, so it stays free."""
+    while True:
+        port = 15_000 + secrets.randbelow(17_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def run_child(runner: int, module: str, argv: Sequence[str], log: Path, sockets: Path) -> None:
