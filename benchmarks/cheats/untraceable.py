@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import json
 import pickle
 import random
 from typing import Any
@@ -136,6 +138,22 @@ def claim_fewer_parameters(files: Files) -> Files:
     return {**files, "init.json": files["init.json"].replace(b"[16,16]", b"[4,4]").replace(b"[16, 16]", b"[4, 4]")}
 
 
+def replace_by_attribute(files: Files) -> Files:
+    return {name: data.replace(b'"aten::tanh"', b'"aten::tanh.__setattr__"') for name, data in files.items()}
+
+
+def claim_longer_rows(files: Files) -> Files:
+    old, new = f'"batch",{T}]'.encode(), f'"batch",{4 * T}]'.encode()
+    return {name: data.replace(old, new, 1) for name, data in files.items()}
+
+
+def add_constants(files: Files) -> Files:
+    table = json.loads(files["init.json"])
+    data = base64.b64encode(bytes(100_000)).decode()
+    table["constants"]["text"] = {"dtype": "uint8", "shape": [100_000], "data": data}
+    return {**files, "init.json": json.dumps(table).encode()}
+
+
 CASES = [
     *cases_from({name: vary_features(change) for name, change in TRACED.items()}, "does not trace"),
     *cases_from(
@@ -151,4 +169,7 @@ CASES = [
     Case("names an unlisted operator in its files", "does not load", vary, replace_operator),
     Case("sends a pickle instead of JSON", "does not load", vary, replace_by_pickle),
     Case("claims fewer parameters in its files", "does not load", vary, claim_fewer_parameters),
+    Case("names an attribute of Python as an operator in its files", "does not load", vary, replace_by_attribute),
+    Case("claims longer rows in its files", "does not load", vary, claim_longer_rows),
+    Case("adds held-out text to its files as constants", "does not load", vary, add_constants),
 ]

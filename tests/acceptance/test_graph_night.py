@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.live_site import LiveSite, live_site, make_repository
+from tests.support.live_site import WAIT_SECONDS, LiveSite, live_site, make_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 
@@ -29,7 +29,7 @@ def all_in(site: LiveSite, *states: str) -> dict[str, dict[str, Any]] | None:
     return runs if len(runs) == 2 and all(run["state"] in states for run in runs.values()) else None
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_node_without_a_sandbox_trains_and_scores_entries_that_another_node_traced(tmp_path: Path) -> None:
     with live_site(tmp_path, BUDGET, is_traced=True, needs_labels=(LABEL,)) as site:
         sha = make_repository(site.repository)
@@ -42,11 +42,11 @@ def test_node_without_a_sandbox_trains_and_scores_entries_that_another_node_trac
 
         intake, lent = (site.manage("join_token", "--trusted").split()[-1] for _ in range(2))
         site.start_node(intake, part="intake", name="intake")
-        site.wait(lambda: all_in(site, "queued"), 180, "both entries to be traced")
+        site.wait(lambda: all_in(site, "queued"), "both entries to be traced")
         site.processes["intake"].send_signal(signal.SIGTERM)
-        site.processes.pop("intake").wait(60)
+        site.processes.pop("intake").wait(WAIT_SECONDS)
         site.start_node(lent, "--sandbox", "none", "--label", LABEL, part="lent", name="lent")
-        runs = site.wait(lambda: all_in(site, "finished"), 240, "both runs to be scored")
+        runs = site.wait(lambda: all_in(site, "finished"), "both runs to be scored")
 
         assert all(0.5 < run["bits_per_byte"] < 8 and run["graph"] for run in runs.values())
         # The idea is main's model with a pause in its Python: the same graph.

@@ -24,8 +24,6 @@ from trainer import protocol
 pytestmark = pytest.mark.slow
 
 AT, NUMBER = "trains/daily", 7
-PATIENCE = 100
-"""Seconds that a step may take on a machine that has other things to do."""
 BODY = "---\r\ntrack: small\r\nhypothesis: It helps.\r\nexpected_effect: 3 %\r\ncontact: '@ada'\r\n---\r\n"
 FILES = {
     "trainer/models/__init__.py": 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n}\n',
@@ -126,7 +124,7 @@ class ScriptedNode:
             said = self.call("/poll", protocol.Poll(hardware=self.hardware, wait_seconds=0))
             return protocol.PollReply.model_validate(said).lease
 
-        lease: protocol.Lease = self.site.wait(ask, PATIENCE, f"a {kind} job")
+        lease: protocol.Lease = self.site.wait(ask, f"a {kind} job")
         assert json.loads(lease.spec)["order"]["kind"] == kind
         return lease
 
@@ -184,7 +182,7 @@ def checks(github: GitHub) -> list[tuple[str, str | None]]:
     return [(row["status"], row.get("conclusion")) for row in github.repository(AT).checks.values()]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_step(
     site: LiveSite, github: GitHub
 ) -> None:
@@ -205,12 +203,12 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
     killer.next = ("POST", True)
     site.start_web()
     begin(site)
-    site.wait(lambda: killer.killed == 1, PATIENCE, "the worker to be killed over its first comment")
+    site.wait(lambda: killer.killed == 1, "the worker to be killed over its first comment")
     killer.next = ("POST", False)
     revive(site)
-    site.wait(lambda: killer.killed == 2, PATIENCE, "the worker to be killed over the check")
+    site.wait(lambda: killer.killed == 2, "the worker to be killed over the check")
     revive(site)
-    site.wait(lambda: checks(github) == [("queued", None)], PATIENCE, "the check")
+    site.wait(lambda: checks(github) == [("queued", None)], "the check")
     assert len(comments(github)) == 1
     assert f"`/approve {sha[:8]}`" in comments(github)[0]
 
@@ -218,7 +216,7 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
     killer.next = ("POST", False)
     github.say(AT, NUMBER, "mara", "/approve")
     assert github.redeliver(github.deliveries[0]["id"]) == 200
-    site.wait(lambda: killer.killed == 3, PATIENCE, "the worker to be killed over its nod")
+    site.wait(lambda: killer.killed == 3, "the worker to be killed over its nod")
     site.kill("web")
     site.start_web()
     revive(site)
@@ -239,13 +237,13 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
 
     # The verdict: the worker dies over the comment that says it, after GitHub has it.
     scoring = node.take("score")
-    site.wait(lambda: checks(github) == [("in_progress", None)], PATIENCE, "the check to say that it is under way")
+    site.wait(lambda: checks(github) == [("in_progress", None)], "the check to say that it is under way")
     killer.next = ("PATCH", True)
     node.finish(scoring, VERDICT)
-    site.wait(lambda: killer.killed == 4, PATIENCE, "the worker to be killed over the verdict")
+    site.wait(lambda: killer.killed == 4, "the worker to be killed over the verdict")
     revive(site)
-    site.wait(lambda: checks(github) == [("completed", "success")], PATIENCE, "a green check")
-    site.wait(lambda: "2.5000 bits per byte" in comments(github)[0], PATIENCE, "the verdict in the comment")
+    site.wait(lambda: checks(github) == [("completed", "success")], "a green check")
+    site.wait(lambda: "2.5000 bits per byte" in comments(github)[0], "the verdict in the comment")
     time.sleep(2)
 
     books = site.call("pull_requests.read_entries")

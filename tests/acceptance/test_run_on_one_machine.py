@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_site import LiveSite, make_repository
+from tests.support.live_site import WAIT_SECONDS, LiveSite, make_repository
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(3600)
 def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None:
     site = LiveSite(tmp_path, f"sqlite:///{tmp_path}/site.sqlite3")
     site.environment.pop("REDIS_URL")  # the embedded one is part of it
@@ -23,7 +23,7 @@ def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None
     make_repository(site.repository)
     try:
         start(site)
-        site.wait(lambda: under_way(site, 1), 240, "tonight's train to leave")
+        site.wait(lambda: under_way(site, 1), "tonight's train to leave")
         titles = {run["title"]: run["state"] for run in site.json("runs")["items"] if run["purpose"] != "ladder"}
         assert sorted(titles.values()) == ["queued", "queued", "queued", "training"], titles
 
@@ -36,7 +36,7 @@ def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None
         assert site.left_over() == []
 
         start(site)
-        site.wait(lambda: under_way(site, 2), 120, "the train to go on")
+        site.wait(lambda: under_way(site, 2), "the train to go on")
         page = site.get("/runs/1/")
         assert page is not None
         assert "Resumes from step" in page.text
@@ -59,4 +59,4 @@ def interrupt(site: LiveSite) -> int:
     """Press Ctrl-C and return the exit code."""
     process = site.processes.pop("run")
     process.send_signal(signal.SIGINT)
-    return process.wait(60)
+    return process.wait(WAIT_SECONDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_site import LiveSite, database, git, make_text
+from tests.support.live_site import WAIT_SECONDS, LiveSite, database, git, make_text
 
 pytest.importorskip("hivemind")
 
@@ -22,7 +22,7 @@ FILES = {
 LOCAL = ("--swarm-listen", "127.0.0.1:0")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_volunteers_train_one_model_that_is_scored_and_stands_on_the_board(tmp_path: Path) -> None:
     with database(tmp_path) as address:
         site = LiveSite(tmp_path, address)
@@ -39,12 +39,12 @@ def trained_together(site: LiveSite) -> None:
     lead(site, token)
     for number in range(2):
         volunteer(site, run, number)
-    site.wait(lambda: state(site, run) == "finished", 600, "the run to be scored")
+    site.wait(lambda: state(site, run) == "finished", "the run to be scored")
 
     found = site.json(f"runs/{run}")
     assert found["bits_per_byte"] > 0
     assert found["step"] == STEPS
-    site.wait(lambda: is_on_board(site, found["entry"]), 60, "the entry to appear on the board")
+    site.wait(lambda: is_on_board(site, found["entry"]), "the entry to appear on the board")
 
     told = site.get(f"/runs/{run}/swarm.json")
     assert told is not None
@@ -60,7 +60,7 @@ def trained_together(site: LiveSite) -> None:
     assert books["open"] == []
     for name in ("volunteer-0", "volunteer-1", "node"):
         site.processes[name].terminate()
-        assert site.processes.pop(name).wait(120) == 0
+        assert site.processes.pop(name).wait(WAIT_SECONDS) == 0
     assert [line for line in site.left_over() if "swarm" in line or "p2pd" in line] == []
 
 

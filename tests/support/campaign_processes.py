@@ -124,7 +124,7 @@ def volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterat
             bad = [volunteer for volunteer in made if volunteer.name in NONSENSE]
             for volunteer in bad:
                 volunteer.start()
-            site.wait(lambda: barred(site) == set(NONSENSE), 120, "those who write nonsense to be barred")
+            site.wait(lambda: barred(site) == set(NONSENSE), "those who write nonsense to be barred")
             for volunteer in made:
                 if volunteer not in bad:
                     volunteer.start()

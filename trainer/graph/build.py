@@ -153,9 +153,9 @@ def find_operator(name: str) -> Callable[..., Any]:
     found = getattr(packet, overload or "default", None)
     if found is None and base in UNINITIALIZED:
         found = getattr(packet, "default", None)
-    if found is None:
+    if not isinstance(found, torch._ops.OpOverload):  # a name can also find an attribute of Python
         raise GraphError(f"torch has no operator {name}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def describe_call(call: Call) -> str:

@@ -12,6 +12,7 @@ Both come from counting two rows and three rows: one row alone needs fewer copie
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,10 @@ PRODUCTS: dict[str, Formula] = {
     "aten::convolution_backward": count_convolution_backward,
 }
 """Operators that tensor cores compute (what a GPU's peak FLOP/s is about) -> FLOPs without the addition of a bias."""
+
+
+MANY_ROWS = 1021
+"""Cost is measured at 2 and 3 rows, and has to hold at this number, which is not a round one."""
 
 
 @dataclass
@@ -117,7 +122,7 @@ def count_training_cost(model: GraphModel) -> TrainingCost:
     Raises `GraphError` for an operator of unknown cost, and if shapes do not fit.
     """
     try:
-        two, three = (run_meter(model, rows) for rows in (2, 3))
+        two, three, many = (run_meter(model, rows) for rows in (2, 3, MANY_ROWS))
         model.eval()
         with torch.no_grad(), measuring() as evaluation:
             compute_loss(model, 1, evaluation)
@@ -125,6 +130,9 @@ def count_training_cost(model: GraphModel) -> TrainingCost:
         raise GraphError(f"the graph cannot be computed: {to_one_line(error)}") from error
     model.train()
     per_row = three.total - two.total
+    expected = two.total.flops + (MANY_ROWS - 2) * per_row.flops
+    if not math.isclose(many.total.flops, expected, rel_tol=1e-9):
+        raise GraphError("its cost does not grow evenly with the number of rows, so it cannot be counted")
     return TrainingCost(
         tokens_per_row=model.traced_length,
         per_row=per_row,

@@ -27,17 +27,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainer.graph.advice import find_advice
 from trainer.graph.build import OWN_OPERATORS, check_operators, check_writes
 from trainer.graph.operators import is_allowed
-from trainer.graph.schema import Call, Constant, Graph, GraphError, Input, Passes
+from trainer.graph.schema import MAX_CONSTANT_BYTES, Call, Constant, Graph, GraphError, Input, Passes
 from trainer.models.base import LanguageModel
 
 IGNORED_CALLS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "promote_types")
 """Calls that only check, and calls whose result is a constant."""
 
 SIZE_FUNCTIONS = {function: name for name, function in OWN_OPERATORS.items() if name.startswith("size::")}
-
-MAX_CONSTANT_BYTES = 64_000
-"""Of all constants of an architecture. Larger tables are parameters or buffers, computed by the constructor."""
-
 
 PACKAGE = str(Path(__file__).parents[1])  # of the trainer
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")

@@ -33,7 +33,8 @@ from trainer.errors import UserError
 VERSION = 1
 FILES = ("init.json", "train.json", "eval.json", "recipe.json")
 MAX_FILE_BYTES = 64 * 2**20
-MAX_NODES = 200_000  # calls in a file, with those of regions
+MAX_NODES = 200_000  # calls in a graph, with those of regions
+MAX_CONSTANT_BYTES = 64_000  # of all constants of an architecture. Larger tables are computed by the constructor.
 REGIONS = ("region::no_grad", "region::no_autocast")
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 OPERATOR = re.compile(r"[a-z_]+::[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
@@ -198,16 +199,32 @@ def parse_files(files: Mapping[str, bytes]) -> TracedArchitecture:
     tables = {name: parse_json(name, files[name]) for name in FILES}
     try:
         recipe = {name: value for name, value in tables["recipe.json"].items() if name != "version"}
-        return TracedArchitecture(
+        traced = TracedArchitecture(
             decode_initialization(tables["init.json"]),
             decode_passes(tables["train.json"]),
             decode_passes(tables["eval.json"]),
             recipe,
         )
+        check_traced_sizes(traced)
+        return traced
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, GraphError):
             raise
         raise GraphError(f"the traced architecture is not valid: {type(error).__name__}: {error}") from error
+
+
+def check_traced_sizes(traced: TracedArchitecture) -> None:
+    """Raise `GraphError` unless the sizes of the recipe are those of the graphs, which training and costs rely on."""
+    for name in ("sequence_length", "vocabulary_size"):
+        if traced.recipe["model"][name] != traced.recipe[name]:
+            raise GraphError(f"recipe.json has two values of {name}")
+    expected = Input("tokens", "int64", ("batch", traced.recipe["sequence_length"]))
+    for passes in (traced.training, traced.evaluation):
+        if passes.features.inputs != (expected,):
+            raise GraphError(f"features takes tokens of the shape [batch, {traced.recipe['sequence_length']}]")
+    size = sum(constant.number_of_bytes for constant in traced.initialization.constants.values())
+    if size > MAX_CONSTANT_BYTES:
+        raise GraphError(f"the constants have {size:,} bytes, and {MAX_CONSTANT_BYTES:,} are allowed")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

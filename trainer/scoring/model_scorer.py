@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,18 @@ class ModelScorer:
         self.device = device
         self.model = model.to(device).eval()
         self.sequence_length = sequence_length
+        self.stored = {name: tensor.clone() for name, tensor in self.list_stored()}
         self.vocabulary_size = self.compute_logits(np.zeros(sequence_length, np.int64)).size(-1)
+
+    def list_stored(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()
+
+    def check_unchanged(self) -> None:
+        """Raise `ModelError` if a pass has written to a stored tensor: it could carry one row to another."""
+        for name, tensor in self.list_stored():
+            if not torch.equal(tensor, self.stored[name]):
+                raise ModelError(f"The forward pass changes {name}: a pass writes to no parameter and no buffer.")
 
     @torch.inference_mode()
     def compute_logits(self, row: Tokens) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from trainer.accounting.flops import count_parameters
 from trainer.data.tokenizer import Tokenizer
-from trainer.errors import ModelError, UserError
+from trainer.errors import ModelError, UserError, attribute_to_model
 from trainer.graph.schema import read_traced
 from trainer.graph.summary import describe_traced
 from trainer.scoring import benchmark_suite, items
@@ -51,10 +51,11 @@ def score_run(
     torch.backends.cudnn.allow_tf32 = False
     reference = read_reference(reference_path, sum(len(text.tokens) for text in texts)) if reference_path else None
     progress("loading the model", 0)
-    models, facts = load_models(run)
-    trained, untrained = (ModelScorer(model, torch.device(device_name), run.sequence_length) for model in models)
     lengths, end_of_text = tokenizer.byte_lengths(), tokenizer.end_of_text
-    result = score_text(trained, untrained, texts, lengths, end_of_text, progress, reference)
+    models, facts = load_models(run)
+    with attribute_to_model("while it was scored"):
+        trained, untrained = (ModelScorer(model, torch.device(device_name), run.sequence_length) for model in models)
+        result = score_text(trained, untrained, texts, lengths, end_of_text, progress, reference)
     if result.untrained.is_better:
         raise ModelError(
             "The untrained model predicts the held-out text better than the text's own token frequencies do:"
@@ -75,13 +76,14 @@ def score_run(
 def load_models(run: RunFolder) -> tuple[ScoredModels, dict[str, Any]]:
     """Return the models, and what the record says about them."""
     if (run.folder / "graph").is_dir():
-        traced = read_traced(run.folder / "graph")
-        summary = describe_traced(traced)
-        return load_graph_models(traced, run), {
-            "graph": summary["hash"],
-            "flops_per_token": summary["flops_per_token"],
-            "scoring_flops_per_token": summary["scoring_flops_per_token"],
-        }
+        with attribute_to_model("while its graphs were loaded"):
+            traced = read_traced(run.folder / "graph")
+            summary = describe_traced(traced)
+            return load_graph_models(traced, run), {
+                "graph": summary["hash"],
+                "flops_per_token": summary["flops_per_token"],
+                "scoring_flops_per_token": summary["scoring_flops_per_token"],
+            }
     from trainer.scoring.python_models import load_python_models  # runs the architecture's code
 
     models = load_python_models(run)
@@ -116,7 +118,6 @@ def build_record(run: RunFolder, result: TextScore) -> dict[str, Any]:
         "train_flops": run.train_flops,
         "train_seconds": run.train_seconds,
         "train_tokens": run.train_tokens,
-        "flops_void": "",
         "step": run.step,
         "checks": describe_checks(result),
     }

@@ -13,7 +13,7 @@ from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.build import build_function, check_passes
 from trainer.graph.model import build_model_without_data
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import FILES, MAX_FILE_BYTES, GraphError, TracedArchitecture, parse_files
+from trainer.graph.schema import FILES, MAX_FILE_BYTES, TracedArchitecture, parse_files
 from trainer.graph.summary import describe_traced
 from trainer.models.base import Recipe
 from trainer.optim import optimizers
@@ -41,13 +41,12 @@ def read_box_graphs(out: Path, name: str) -> TracedArchitecture:
                 files[file] = stream.read(MAX_FILE_BYTES + 1)
             if len(files[file]) > MAX_FILE_BYTES:
                 raise ModelError(f"{file} has more than {MAX_FILE_BYTES:,} bytes.")
-        traced = parse_files(files)
-        check_passes(traced)
-        build_function(traced.initialization.graph)
+        with attribute_to_model("while its graphs were read"):
+            traced = parse_files(files)
+            check_passes(traced)
+            build_function(traced.initialization.graph)
     except (OSError, UnsafeFileError) as error:
         raise ModelError("It left no graphs.") from error
-    except GraphError as error:
-        raise ModelError(f"Its graphs are not valid: {error}.") from error
     return traced
 
 

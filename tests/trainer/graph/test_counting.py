@@ -11,7 +11,7 @@ from tests.support.traced_models import T, V, build_config, trace
 from trainer.accounting.flops import count_flops
 from trainer.graph.counting import TrainingCost, count_training_cost
 from trainer.graph.model import build_model_without_data
-from trainer.graph.schema import GraphError
+from trainer.graph.schema import Call, GraphError
 from trainer.graph.summary import describe_traced
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import pad_vocabulary
@@ -77,3 +77,19 @@ def test_count_of_tensors_with_other_shapes_raises_graph_error() -> None:
     changed = replace(traced, initialization=replace(traced.initialization, tensors=tensors))
     with pytest.raises(GraphError, match="cannot be computed"):
         count_training_cost(build_model_without_data(changed))
+
+
+def test_count_of_work_that_grows_in_leaps_of_rows_raises_graph_error() -> None:
+    traced = trace("nanogpt")
+    features = traced.training.features
+    first = len(features.calls)
+    calls = (
+        Call("aten::sym_size.int", ("%tokens", 0)),
+        Call("size::floordiv", (f"%{first}", 4)),
+        Call("aten::zeros", ([f"%{first + 1}", 4096],)),
+        Call("aten::cos", (f"%{first + 2}",)),
+    )
+    changed = replace(features, calls=(*features.calls, *calls))
+    cheat = replace(traced, training=replace(traced.training, features=changed))
+    with pytest.raises(GraphError, match="does not grow evenly"):
+        count_training_cost(build_model_without_data(cheat))

@@ -75,6 +75,23 @@ def test_logits_of_too_few_positions_are_refused() -> None:
         ModelScorer(LastOnly(torch.zeros(1, 1, 50)), torch.device("cpu"), 4)
 
 
+def test_pass_that_writes_to_a_buffer_is_refused() -> None:
+    class WithMemory(FixedLogits):
+        def __init__(self, logits: Tensor) -> None:
+            super().__init__(logits)
+            self.register_buffer("seen", torch.zeros(LENGTH, dtype=torch.int64), persistent=False)
+
+        def features(self, tokens: Tensor) -> Tensor:
+            self.seen.copy_(tokens[0])
+            return super().features(tokens)
+
+    scorer = ModelScorer(WithMemory(torch.zeros(VOCABULARY)), torch.device("cpu"), LENGTH)
+    scorer.check_unchanged()
+    scorer.score_rows(draw_tokens(1, LENGTH), draw_tokens(1, LENGTH))
+    with pytest.raises(ModelError, match="changes seen"):
+        scorer.check_unchanged()
+
+
 def test_replaced_rows_keep_tokens_up_to_their_position() -> None:
     rows, text = draw_tokens(6, LENGTH), np.array([301, 302])
     positions = np.arange(6) * 5
