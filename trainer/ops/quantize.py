@@ -53,5 +53,5 @@ def import_bitsandbytes() -> ModuleType:
     try:
         import bitsandbytes as library
     except ImportError as error:
-        raise UserError("8 and 4 bits need the package bitsandbytes: pip install 'dailytrain[cuda]'") from error
+        raise UserError("8 and 4 bits need the package bitsandbytes: pip install 'dailytrain[gpu]'") from error
     return library

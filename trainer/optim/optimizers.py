@@ -71,7 +71,7 @@ def import_adamw8bit() -> type[Optimizer]:
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
-        message = "adamw8bit needs the package bitsandbytes: pip install 'dailytrain[cuda]'"
+        message = "adamw8bit needs the package bitsandbytes: pip install 'dailytrain[gpu]'"
         raise OptimizerNotInstalledError(message) from error
     return AdamW8bit
 

@@ -20,7 +20,7 @@ def test_sample_without_bitsandbytes_prints_one_line(
     assert main(["sample", str(tiny_run), "--load", "8bit"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "pip install 'dailytrain[cuda]'" in err
+    assert "pip install 'dailytrain[gpu]'" in err
 
 
 @pytest.mark.parametrize(("load", "factor", "tolerance"), [("8bit", 4, 0.1), ("4bit", 8, 0.5)])

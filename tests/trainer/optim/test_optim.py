@@ -124,7 +124,7 @@ def test_run_with_adamw8bit_without_package_prints_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     assert train(tmp_path, "--budget", "2steps", "--recipe.head.optimizer", "adamw8bit") == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith("pip install 'dailytrain[cuda]'")
+    assert capsys.readouterr().err.splitlines()[-1].endswith("pip install 'dailytrain[gpu]'")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # bitsandbytes, when imported
