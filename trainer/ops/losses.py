@@ -4,8 +4,8 @@ In training, the gradient of each chunk is computed right after its loss. Nothin
 chunk's part of the gradients of the features and of the head is kept (Liger Kernel's fused linear cross-entropy,
 arXiv 2410.10989, section 3.2; here for any head). The sums equal those of plain cross-entropy, in another order.
 
-torch's `F.linear_cross_entropy` is faster with the same chunks, but computes the cross-entropy of a linear head and nothing
-else: no soft cap, no L2Wrap, no traced head. So it is not used (`benchmarks/results/loss-cpu.md`).
+torch's `F.linear_cross_entropy` is faster with the same chunks, but computes the cross-entropy of a linear head and
+nothing else: no soft cap, no L2Wrap, no traced head. So it is not used (`benchmarks/results/loss-cpu.md`).
 """
 
 from __future__ import annotations
