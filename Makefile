@@ -81,8 +81,8 @@ fmt: install     ## format the code and the templates
 pictures: install  ## draw the pictures of all pages again, with which tests compare them
 	RENEW_PICTURES=1 $(BIN)/python -m pytest tests/browser/test_page_pictures.py
 
-docs-cli: install  ## generate docs/cli.md from the parsers
-	$(BIN)/python -m trainer.cli.reference > docs/cli.md
+docs-cli: install  ## generate docs/reference/cli.md from the parsers
+	$(BIN)/python -m trainer.cli.reference > docs/reference/cli.md
 
 lock:            ## resolve the newest allowed versions anew, in a throwaway environment, into requirements.lock
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock

@@ -268,7 +268,7 @@ REPHRASE_TEXT_DAYS = float(read_text("REPHRASE_TEXT_DAYS", "30"))
 # Polls in one process share a snapshot of the queue for this long; 0: each poll reads the queue.
 QUEUE_READ_SECONDS = float(read_text("QUEUE_READ_SECONDS", "1"))
 
-# --- GitHub (docs/github.md; manage.py connect_github reports what is missing) ---------------------------------------
+# --- GitHub (docs/how-to/github.md; manage.py connect_github reports what is missing) --------------------------------
 
 # REST API of GitHub; of an Enterprise server: https://its-name/api/v3.
 GITHUB_API_URL = read_text("GITHUB_API_URL", "https://api.github.com").rstrip("/")
@@ -284,7 +284,7 @@ GITHUB_WEBHOOK_SECRET = read_text("GITHUB_WEBHOOK_SECRET")
 # Size limit of a delivery. The payload of a pull request has some 30 kB; its text up to 64 k characters.
 GITHUB_WEBHOOK_MAX_BYTES = 4 * 2**20
 
-# Issuer of the OpenID Connect tokens of CI jobs (docs/ci.md); of an Enterprise server:
+# Issuer of the OpenID Connect tokens of CI jobs (docs/how-to/ci.md); of an Enterprise server:
 # https://its-name/_services/token; empty: such tokens are refused.
 GITHUB_OIDC_ISSUER = read_text("GITHUB_OIDC_ISSUER", "https://token.actions.githubusercontent.com").rstrip("/")
 # Audience that these tokens must name.
@@ -292,7 +292,7 @@ GITHUB_OIDC_AUDIENCE = read_text("GITHUB_OIDC_AUDIENCE", SITE_URL)
 # Repositories whose CI jobs may request runs: owner/name, owner/* or *; default: the main repository.
 GITHUB_OIDC_REPOSITORIES = read_words("GITHUB_OIDC_REPOSITORIES")
 
-# --- the Hugging Face Hub (docs/publishing.md) -------------------------------------------------------------------
+# --- the Hugging Face Hub (docs/how-to/publishing.md) ------------------------------------------------------------
 
 HUB_ENDPOINT = read_text("HUB_ENDPOINT", "https://huggingface.co").rstrip("/")
 # Organization on the Hub that owns published weights; without it, or without a token, only the site offers them.

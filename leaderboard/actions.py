@@ -49,7 +49,7 @@ def list_run_actions(user: Requester, run: Run, *, is_maintainer: bool) -> list[
     found = [action for action in RUN_ACTIONS.values() if action.is_possible(run)]
     if is_maintainer:
         return found
-    # Authors who ask for more seeds after they saw a result get more false records (docs/multiplier.md).
+    # Authors who ask for more seeds after they saw a result get more false records (docs/explanation/multiplier.md).
     hidden = ("again",) if run.state == Run.State.FINISHED else ()
     return [action for action in found if not action.for_maintainers and action.name not in hidden]
 

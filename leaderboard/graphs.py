@@ -1,4 +1,4 @@
-"""Graphs of entries: which runs train one, the smoke job that traces it, and its files (docs/graphs.md).
+"""Graphs of entries: which runs train one, the smoke job that traces it, and its files (docs/explanation/graphs.md).
 
 A run on a traced track waits for the graph of its configuration. Runs that differ in budget and seed share it.
 """

@@ -36,7 +36,7 @@ class Requester:
 
 
 class Bearer(HttpBearer):
-    """`Authorization: Bearer <token>`: a token from the admin, or that of a GitHub job (docs/ci.md)."""
+    """`Authorization: Bearer <token>`: a token from the admin, or that of a GitHub job (docs/how-to/ci.md)."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Requester | None:
         return authenticate_job(token) if oidc.is_json_web_token(token) else authenticate_token(token)

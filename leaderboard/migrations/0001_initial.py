@@ -521,7 +521,7 @@ class Migration(migrations.Migration):
                 ('suite_limit', models.PositiveIntegerField(blank=True, help_text='Number of items per task. Null: all.', null=True, validators=[django.core.validators.MinValueValidator(1)])),
                 ('needs_labels', models.JSONField(blank=True, default=list)),
                 ('ladder', models.JSONField(blank=True, default=dict, help_text='Standing runs of the baseline: {"rungs": [0.125, 0.25, 0.5, 1, 2], "seeds": 3}, rungs as parts of the budget. Empty: no ladder and no multipliers.')),
-                ('seeds', models.PositiveIntegerField(default=1, help_text='Runs of an entry: one after approval, the others once the ladder is full (docs/multiplier.md).', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(20)])),
+                ('seeds', models.PositiveIntegerField(default=1, help_text='Runs of an entry: one after approval, the others once the ladder is full.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(20)])),
                 ('limits', models.JSONField(blank=True, default=dict, help_text='A `protocol.JobLimits` for the training job. Missing values follow from the expected seconds.')),
                 ('probe_seconds', models.FloatField(default=2.0, help_text='Duration of the speed probe before and after each training. 0: no probe and no seconds axis.', validators=[django.core.validators.MinValueValidator(0)])),
                 ('kappa_tolerance', models.FloatField(default=0.03, help_text="A larger relative deviation from the median speed of the node class voids the run's seconds.", validators=[django.core.validators.MinValueValidator(0)])),

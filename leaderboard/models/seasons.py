@@ -253,7 +253,7 @@ class Track(models.Model):
     seeds = models.PositiveIntegerField(
         default=1,
         validators=[MinValueValidator(1), MaxValueValidator(MOST_SEEDS)],
-        help_text="Runs of an entry: one after approval, the others once the ladder is full (docs/multiplier.md).",
+        help_text="Runs of an entry: one after approval, the others once the ladder is full.",
     )
     limits = models.JSONField(
         default=dict,

@@ -1,4 +1,4 @@
-"""Publishes weights: a row that keeps them, then an outbox message that uploads them to the Hub (docs/publishing.md).
+"""Publishes weights: a row that keeps them, then an outbox message that uploads them (docs/how-to/publishing.md).
 
 One run has one repository. Each publication is one commit with its mark, which is searched first, so that a retry finds
 the commit of an earlier attempt. Releases have a tag too.
@@ -237,5 +237,7 @@ def check_hub_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         return []
     have, lack = ("HUB_ORGANISATION", "HF_TOKEN") if settings.HUB_ORGANISATION else ("HF_TOKEN", "HUB_ORGANISATION")
     return [
-        Warning(f"{have} is set and {lack} is not: nothing is published.", hint="docs/publishing.md", id="hub.W001")
+        Warning(
+            f"{have} is set and {lack} is not: nothing is published.", hint="docs/how-to/publishing.md", id="hub.W001"
+        )
     ]

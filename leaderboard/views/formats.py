@@ -1,6 +1,6 @@
 """Other formats of a page at the same address: `?format=csv`, `?format=json` and `?embed=1`.
 
-`urls.py` wraps a page in `with_formats`. Units of the tables are in `docs/api.md`.
+`urls.py` wraps a page in `with_formats`. Units of the tables are in `docs/reference/api.md`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://|mailto:|#|/)([^)#\s]+)")
 
 
@@ -23,4 +23,4 @@ def test_links_of_page_lead_to_files(page: Path) -> None:
 
 
 def test_operations_page_is_linked_from_readme() -> None:
-    assert REPOSITORY / "docs" / "operations.md" in find_links(REPOSITORY / "README.md")
+    assert REPOSITORY / "docs" / "how-to" / "operations.md" in find_links(REPOSITORY / "README.md")

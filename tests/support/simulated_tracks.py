@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from tests.support.paths import REPOSITORY
 from trainer.scoring.multiplier import TrackComparison, compare_entries, parse_results
 
 FULL = 1e18
@@ -50,15 +46,3 @@ class Night:
 
 def record(name: str, seed: int, at: float, loss: float) -> Record:
     return {"entry": name, "seed": seed, "flops": FULL * at, "seconds": 10_800 * at, "bits_per_byte": loss}
-
-
-def simulation() -> ModuleType:
-    """Return docs/multiplier_simulation.py as a module."""
-    path = REPOSITORY / "docs" / "multiplier_simulation.py"
-    spec = importlib.util.spec_from_file_location("multiplier_simulation", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["multiplier_simulation"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module

@@ -31,7 +31,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="dailytrain multiplier",
         description="Compare entries with a baseline's ladder: how much compute the baseline needs for the same loss.",
-        epilog='A run: {"entry", "seed", "flops", "seconds", "bits_per_byte"}. The numbers: docs/multiplier.md.',
+        epilog='A run: {"entry", "seed", "flops", "seconds", "bits_per_byte"}. See docs/explanation/multiplier.md.',
     )
     parser.add_argument("runs", type=Path, metavar="RUNS.json", help="a list of runs")
     parser.add_argument("--baseline", required=True, metavar="NAME", help="the entry whose runs are the ladder")

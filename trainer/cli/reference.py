@@ -1,4 +1,4 @@
-"""Generate the reference of all commands and flags: `python -m trainer.cli.reference > docs/cli.md`."""
+"""Generate the reference of all commands and flags: `python -m trainer.cli.reference > docs/reference/cli.md`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS_HEADER = """## Flags
 - `--device` is `auto`, `cpu` or `cuda`; `CUDA_VISIBLE_DEVICES` chooses among several GPUs.
 - `--batch` counts rows (sequences) in a step, `--label` marks a node for matching jobs, `--name` is only displayed.
 - `--tokens` is a list of token ids, `--max-tokens` limits the length of generated text, `--keep` counts checkpoints.
-- `train` also takes every field of its configuration, see [training.md](training.md).
+- `train` also takes every field of its configuration, see [training.md](../explanation/training.md).
 
 | flag | value | meaning | commands |
 |---|---|---|---|

@@ -18,7 +18,7 @@ BASELINE = "gpt"
 def main() -> int:
     asked = os.environ.get("ASKED", "").split()
     names = asked or architectures(changed(os.environ.get("BASE", "")))
-    # The site trains what an entry changes: with several, a person says which one (docs/ci.md).
+    # The site trains what an entry changes: with several, a person says which one (docs/how-to/ci.md).
     one = names[0] if len(names) == 1 and (asked or names != [BASELINE]) else ""
     for line in (f"architectures={' '.join(names)}", f"one={one}"):
         print(line)

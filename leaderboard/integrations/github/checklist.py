@@ -61,7 +61,9 @@ def check_settings() -> Iterator[CheckItem]:
     app = f"App {settings.GITHUB_APP_ID}" if client.has_app() else ""
     is_half_configured = bool(settings.GITHUB_APP_ID) != bool(settings.GITHUB_PRIVATE_KEY)
     credentials = app or ("a plain token" if settings.GITHUB_TOKEN else "none")
-    hint = "Set GITHUB_APP_ID and GITHUB_PRIVATE_KEY (or GITHUB_PRIVATE_KEY_FILE), or GITHUB_TOKEN: docs/github.md."
+    hint = (
+        "Set GITHUB_APP_ID and GITHUB_PRIVATE_KEY (or GITHUB_PRIVATE_KEY_FILE) or GITHUB_TOKEN: docs/how-to/github.md"
+    )
     yield CheckItem(credentials != "none" and not is_half_configured, f"Credentials: {credentials}", hint)
 
 

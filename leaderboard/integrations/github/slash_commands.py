@@ -345,7 +345,7 @@ def rerun_entry(entry: Entry, commenter: Commenter) -> str | RefusedError:
     if not last.is_over or actions.has_unfinished_run(last):
         return RefusedError("A run of it is under way: wait for its result first.")
     if last.state == Run.State.FINISHED and not commenter.is_allowed("rerun", entry):
-        # Choosing more seeds after seeing a result leads to more false records (docs/multiplier.md).
+        # Choosing more seeds after seeing a result leads to more false records (docs/explanation/multiplier.md).
         return RefusedError("It has a result. Only maintainers can request more seeds.")
     if last.state == Run.State.FINISHED and last.part < 1 and not last.is_trial:
         whole = runs.make_run(entry, entry.track, actor=commenter.name)
@@ -355,7 +355,7 @@ def rerun_entry(entry: Entry, commenter: Commenter) -> str | RefusedError:
 
 
 def set_impact(pull: PullRequest, commenter: Commenter, command: Command) -> str:
-    """Set the impact: the place within a priority, which itself follows from what a run is for (docs/queue.md)."""
+    """Set the impact: the place within a priority, which follows from what a run is for (docs/explanation/queue.md)."""
     for entry in list_allowed_entries(pull, commenter, "priority"):
         intake.set_impact(entry, int(command.number), commenter.name)
     return f"The impact is {command.number:.0f}: within its queue, higher goes first."

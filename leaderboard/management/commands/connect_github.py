@@ -13,7 +13,7 @@ from leaderboard.outbox import PermanentError, RetryLater
 
 
 class Command(BaseCommand):
-    help = "Check the connection to GitHub and print what is missing (docs/github.md)."
+    help = "Check the connection to GitHub and print what is missing (docs/how-to/github.md)."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--fix", action="store_true", help="configure the App's webhook at GitHub")

@@ -16,7 +16,7 @@ class Command(BaseCommand):
     help = "Import records of another board. A track shows them as reported, not verified."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, help="JSON; docs/api.md has an example")
+        parser.add_argument("file", type=Path, help="JSON; docs/reference/api.md has an example")
         parser.add_argument("--track", help="slug; default: the default track")
 
     def handle(self, *args: Any, **options: Any) -> None:

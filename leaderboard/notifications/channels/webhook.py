@@ -1,4 +1,4 @@
-"""A webhook: signed JSON over HTTPS (docs/notices.md).
+"""A webhook: signed JSON over HTTPS (docs/how-to/notices.md).
 
 Against SSRF it calls only hosts on the public internet, by the IP address that was checked. It follows no redirect and
 reads only the response's status.

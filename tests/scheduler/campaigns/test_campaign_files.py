@@ -36,7 +36,7 @@ def read_body(response: Any) -> bytes:
 
 
 def download_dataset(campaign: Campaign, client: Client, folder: Path) -> Path:
-    """Download the manifest and every file in it, as `docs/campaigns.md` describes."""
+    """Download the manifest and every file in it, as `docs/how-to/campaigns.md` describes."""
     root = f"{campaign.get_absolute_url()}files/"
     shards = json.loads(client.get(f"{root}manifest.json").content)["shards"]
     hashes = {shard["name"]: shard["sha256"] for shard in shards}

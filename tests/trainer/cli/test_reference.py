@@ -1,4 +1,4 @@
-"""docs/cli.md, and flags that mean the same in all commands."""
+"""docs/reference/cli.md, and flags that mean the same in all commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from trainer.cli import reference
 from trainer.cli.main import COMMANDS
 
-PAGE = Path(__file__).parents[3] / "docs/cli.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/cli.md"
 
 
 def test_page_is_up_to_date() -> None:

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 
 import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from tests.support.simulated_tracks import FULL, Night, curve, record, simulation
+from benchmarks.multiplier import simulation
+from tests.support.simulated_tracks import FULL, Night, curve, record
 
 TRIALS = 4_000
 
 
-@pytest.fixture(scope="module")
-def sim() -> ModuleType:
-    return simulation()
-
-
 @pytest.mark.parametrize("multiplier", [1.0, 1.05, 1.2])
 @pytest.mark.parametrize(("runs", "quoted"), [(1, 0.022), (2, 0.016), (3, 0.0135)])
-def test_interval_coverage_and_width_match_documentation(
-    sim: ModuleType, multiplier: float, runs: int, quoted: float
-) -> None:
-    found = sim.coverage(np.random.default_rng(runs), sim.DESIGN, multiplier, runs, TRIALS)
+def test_interval_coverage_and_width_match_documentation(multiplier: float, runs: int, quoted: float) -> None:
+    found = simulation.coverage(np.random.default_rng(runs), simulation.DESIGN, multiplier, runs, TRIALS)
     assert 0.93 <= found.rate <= 0.97
     assert found.half_width == pytest.approx(quoted, abs=0.0006)
     assert found.resolved == 1
 
 
-def test_interval_covers_truth_for_bending_curve(sim: ModuleType) -> None:
-    bending = sim.Setting("", rungs=sim.FIVE_TIMES_THREE, sigma=0.003, curve=sim.small_model)
-    assert 0.93 <= sim.coverage(np.random.default_rng(1), bending, 1.05, 3, TRIALS).rate <= 0.97
+def test_interval_covers_truth_for_bending_curve() -> None:
+    bending = simulation.Setting("", rungs=simulation.FIVE_TIMES_THREE, sigma=0.003, curve=simulation.small_model)
+    assert 0.93 <= simulation.coverage(np.random.default_rng(1), bending, 1.05, 3, TRIALS).rate <= 0.97
 
 
-def test_equal_entries_differ_in_one_night_of_twenty(sim: ModuleType) -> None:
-    assert sim.false_separations(np.random.default_rng(2), 1.05, (1, 3), TRIALS) == pytest.approx(0.05, abs=0.012)
+def test_equal_entries_differ_in_one_night_of_twenty() -> None:
+    assert simulation.false_separations(np.random.default_rng(2), 1.05, (1, 3), TRIALS) == pytest.approx(
+        0.05, abs=0.012
+    )
 
 
 @pytest.mark.parametrize("truth", [0.9, 1.0, 1.05, 1.2, 1.8])

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 
 import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from tests.support.simulated_tracks import Night, curve, record, simulation
-
-
-@pytest.fixture(scope="module")
-def sim() -> ModuleType:
-    return simulation()
+from benchmarks.multiplier import simulation
+from tests.support.simulated_tracks import Night, curve, record
 
 
 @pytest.mark.parametrize("index", range(7))
-def test_record_false_positive_rate_is_below_one_in_1000(sim: ModuleType, index: int) -> None:
-    pretender = sim.PRETENDERS[index]
-    assert sim.false_records(np.random.default_rng(index), pretender, 200_000) < 0.001
+def test_record_false_positive_rate_is_below_one_in_1000(index: int) -> None:
+    pretender = simulation.PRETENDERS[index]
+    assert simulation.false_records(np.random.default_rng(index), pretender, 200_000) < 0.001
 
 
 def test_clear_gain_beats_baseline_and_record() -> None:

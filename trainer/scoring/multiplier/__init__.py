@@ -1,7 +1,7 @@
 """The compute multiplier: how much compute the baseline needs for an entry's loss, over what the entry used.
 
-`compare_entries(results, baseline)` is the entry point; `docs/multiplier.md` explains the numbers and how they were
-checked. numpy and scipy only: the site imports this.
+`compare_entries(results, baseline)` is the entry point. `docs/explanation/multiplier.md` explains the numbers and
+how they were checked. This package uses numpy and scipy only, because the site imports it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A small model's curve bends more than a parabola over a factor of 16. Then the o
 budget: the coverage of 95 % intervals was 50 %. So the parabola over all rungs must agree, at the full budget, with the
 one through the three rungs nearest to it; otherwise only those three are fitted.
 
-Arrays may have leading axes: `docs/multiplier_simulation.py` fits thousands of ladders at once with this code.
+Arrays may have leading axes: `benchmarks/multiplier/simulation.py` fits thousands of ladders at once with this code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Check the multiplier's statistics on invented nights whose truth is known.
 
-    python docs/multiplier_simulation.py
+    python -m benchmarks.multiplier.simulation
 
-simulates, draws the pictures in docs/multiplier/ and rewrites the tables of docs/multiplier.md (a minute on one core).
+simulates, draws the pictures in docs/explanation/multiplier/ and rewrites the tables of
+docs/explanation/multiplier.md. It takes a minute on one core.
 The code under test is the board's own: thousands of ladders are fitted at once along a leading axis.
 """
 
@@ -24,7 +25,7 @@ from trainer.scoring.multiplier.estimates import (
 from trainer.scoring.multiplier.ladder import Array, Ladder
 from trainer.scoring.multiplier.records import LEVEL, RecordCandidate, run_record_test
 
-DOCS = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation"
 TRIALS = 40_000
 RECORD_TRIALS = 1_000_000
 STRESS_RECORD_TRIALS = 200_000
@@ -226,7 +227,7 @@ def false_separations(rng: np.random.Generator, multiplier: float, runs: tuple[i
 
 
 def main() -> None:
-    import multiplier_pictures as pictures  # beside this file; only the script itself draws
+    from benchmarks.multiplier import pictures  # it imports this module for its types
 
     rng = np.random.default_rng(20260821)
     found = coverages(rng, DESIGN, TRIALS)

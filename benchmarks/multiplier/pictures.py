@@ -1,4 +1,4 @@
-"""Pictures and tables for docs/multiplier.md, from what docs/multiplier_simulation.py found.
+"""Pictures and tables for docs/explanation/multiplier.md, from what benchmarks/multiplier/simulation.py found.
 
 Plain SVG with a style for light and dark; colours are safe for the colour-blind.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from trainer.scoring.multiplier.estimates import estimate_multipliers
 
 if TYPE_CHECKING:
-    from multiplier_simulation import Coverage, Pretender, Setting
+    from benchmarks.multiplier.simulation import Coverage, Pretender, Setting
 
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nums}
@@ -29,7 +29,7 @@ text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nu
 .new{fill:#f0913a}.newline{stroke:#f0913a}}
 </style>"""
 
-SIMULATED = ("<!-- simulated: docs/multiplier_simulation.py writes what follows -->", "<!-- end of simulated -->")
+SIMULATED = ("<!-- simulated: benchmarks/multiplier/simulation.py writes what follows -->", "<!-- end of simulated -->")
 
 
 def svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
