@@ -1,6 +1,6 @@
 """Measure RWKV-5 on one CPU thread: `python -m benchmarks.rwkv5 PART --json`.
 
-The results are in `docs/how-to/rwkv5.md`.
+The results are in `benchmarks/results/rwkv5.md`.
 
 `speed`: the chunked form and the naive recurrence (T = 1024, width 256), and training of `rwkv5` and of a `gpt` with as
 many parameters; alternating and in CPU seconds, so that other work on the machine affects all alike.

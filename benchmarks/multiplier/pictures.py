@@ -1,4 +1,4 @@
-"""Pictures and tables for docs/explanation/multiplier.md, from what benchmarks/multiplier/simulation.py found.
+"""Pictures and tables of the multiplier's simulation.
 
 Plain SVG with a style for light and dark; colours are safe for the colour-blind.
 """

@@ -2,8 +2,8 @@
 
     python -m benchmarks.multiplier.simulation
 
-simulates, draws the pictures in docs/explanation/multiplier/ and rewrites the tables of
-docs/explanation/multiplier.md. It takes a minute on one core.
+simulates, draws docs/explanation/ladder.svg and the pictures in benchmarks/results, and rewrites the tables of
+benchmarks/results/multiplier.md. It takes a minute on one core.
 The code under test is the board's own: thousands of ladders are fitted at once along a leading axis.
 """
 
@@ -25,7 +25,8 @@ from trainer.scoring.multiplier.estimates import (
 from trainer.scoring.multiplier.ladder import Array, Ladder
 from trainer.scoring.multiplier.records import LEVEL, RecordCandidate, run_record_test
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+LADDER = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "ladder.svg"
 TRIALS = 40_000
 RECORD_TRIALS = 1_000_000
 STRESS_RECORD_TRIALS = 200_000
@@ -238,13 +239,11 @@ def main() -> None:
         for pretender in (*PRETENDERS, PEEKING)
     ]
     separations = false_separations(rng, 1.05, (1, 3), TRIALS)
-    folder = DOCS / "multiplier"
-    folder.mkdir(exist_ok=True)
-    (folder / "ladder.svg").write_text(pictures.ladder(np.random.default_rng(2), DESIGN), encoding="utf-8")
-    (folder / "coverage.svg").write_text(pictures.coverage(found), encoding="utf-8")
-    (folder / "records.svg").write_text(pictures.records(rates), encoding="utf-8")
+    LADDER.write_text(pictures.ladder(np.random.default_rng(2), DESIGN), encoding="utf-8")
+    (RESULTS / "multiplier-coverage.svg").write_text(pictures.coverage(found), encoding="utf-8")
+    (RESULTS / "multiplier-records.svg").write_text(pictures.records(rates), encoding="utf-8")
     pictures.rewrite(
-        DOCS / "multiplier.md", pictures.tables(found, stressed, strained, rates, separations, RECORD_TRIALS)
+        RESULTS / "multiplier.md", pictures.tables(found, stressed, strained, rates, separations, RECORD_TRIALS)
     )
 
 

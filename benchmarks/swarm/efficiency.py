@@ -1,7 +1,7 @@
 """Efficiency of a swarm against one process that does the same work, by width, shape and link.
 
     python -m benchmarks.swarm.efficiency --corpus files:PATH --widths 256,512,1024 --out story.json
-    python -m benchmarks.swarm.efficiency --story story.json --picture docs/explanation/pictures/swarm-efficiency.svg
+    python -m benchmarks.swarm.efficiency --story story.json --picture benchmarks/results/swarm-efficiency.svg
 
 Measured on two cores: one process on one thread, and a swarm of two stages of one worker each, one thread each, over
 real sockets and `benchmarks.swarm.link`. Steps of few and of many micro-batches separate the cost of a micro-batch from

@@ -21,7 +21,7 @@ CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}
 """Logits of a chunk. 16 MB of fp32 fit a CPU's last cache; half a gigabyte is a product large enough for a GPU."""
 MIN_CHUNK_POSITIONS = 256
 """For large vocabularies: each chunk adds to the whole gradient of the head, which for fewer positions takes longer
-than their logits (measured: docs/reference/benchmarks.md)."""
+than their logits (measured: benchmarks/results/loss-cpu.md)."""
 
 ChunkLoss = Callable[[Tensor, Tensor, str], Tensor]
 """Takes features `[1, N, D]`, targets `[N]` and a reduction; returns nats."""

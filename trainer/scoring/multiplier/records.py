@@ -17,7 +17,7 @@ from trainer.scoring.multiplier.ladder import Array, Ladder, monomials
 
 LEVEL = 0.9995
 """One-sided level of both conditions. At 99.9 % an exact copy of the record would break it once in 1,000 times. The
-promise is fewer than that, so the rule uses the two-sided 99.9 % (measured in docs/explanation/multiplier.md)."""
+promise is fewer than that, so the rule uses the two-sided 99.9 % (measured in benchmarks/results/multiplier.md)."""
 
 
 @dataclass(frozen=True)
