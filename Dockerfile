@@ -29,6 +29,7 @@ COPY . .
 COPY --from=assets /app/static/vendor static/vendor
 ENV DAILYTRAIN_HOME=/data PYTHONPATH=/app
 ENV STATIC_ROOT=/app/collected
+RUN mkdocs build --strict --quiet
 RUN SECRET_KEY=only-for-collecting DAILYTRAIN_HOME=/tmp/build python manage.py collectstatic --noinput \
     && rm -rf /tmp/build && mkdir -p /data && chown train:train /data
 USER 10001

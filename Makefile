@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-services coverage check node chaos-pool chaos-swarm chaos-rephrase docs-cli pictures fmt lock
+.PHONY: help install run test test-all test-services coverage check node chaos-pool chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -28,7 +28,7 @@ install: .venv/installed  ## make .venv and put everything in it (about 2 GB, mo
 	npm ci --no-audit --no-fund
 	touch $@
 
-run: install     ## the whole train on this machine: site, queue, worker, one CPU node, at http://127.0.0.1:8000
+run: docs        ## the whole train on this machine: site, queue, worker, one CPU node, at http://127.0.0.1:8000
 	$(BIN)/python manage.py run --port $(PORT)
 
 node: install    ## one more node for a running site: make node URL=http://... TOKEN=...
@@ -81,8 +81,17 @@ fmt: install     ## format the code and the templates
 pictures: install  ## draw the pictures of all pages again, with which tests compare them
 	RENEW_PICTURES=1 $(BIN)/python -m pytest tests/browser/test_page_pictures.py
 
+docs: install    ## build the documentation into build/docs; a broken link or a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 docs-cli: install  ## generate docs/reference/cli.md from the parsers
 	$(BIN)/python -m trainer.cli.reference > docs/reference/cli.md
+
+docs-reference: docs-cli  ## generate all reference pages that come from the code
+	$(BIN)/python -m docs.generate
+
+dist: install    ## build the wheel of the agent and the trainer into dist/
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 lock:            ## resolve the newest allowed versions anew, in a throwaway environment, into requirements.lock
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock

@@ -52,12 +52,17 @@ def load_or_create_secret(path: Path) -> str:
 HOME = Path(read_text("DAILYTRAIN_HOME", str(BASE_DIR / "var"))).resolve()
 HOME.mkdir(parents=True, exist_ok=True)
 
+# Show error pages with details. Never in production.
 DEBUG = read_boolean("DEBUG", False)
+# Key of sessions, signatures and authenticator secrets. By default it is created once, below DAILYTRAIN_HOME.
 SECRET_KEY = read_text("SECRET_KEY") or load_or_create_secret(HOME / "keys" / "secret_key")
+# Host names that the site answers to.
 ALLOWED_HOSTS = read_words("ALLOWED_HOSTS", "127.0.0.1 localhost [::1] testserver")
+# Origins of forms besides the site itself, with https://.
 CSRF_TRUSTED_ORIGINS = read_words("CSRF_TRUSTED_ORIGINS")
 # Public address of the site; used in links and in commands to paste.
 SITE_URL = read_text("SITE_URL", "http://127.0.0.1:8000").rstrip("/")
+# Name of the site in feeds, calendars and the API.
 SITE_NAME = read_text("SITE_NAME", "The Daily Train")
 
 INSTALLED_APPS = [
@@ -68,6 +73,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django.contrib.humanize",
+    "django.contrib.sitemaps",
     "django_celery_beat",
     "allauth",
     "allauth.account",
@@ -116,6 +122,7 @@ TEMPLATES = [
 
 # --- database ---------------------------------------------------------------------------------------------------------
 
+# Database: postgres://user:password@host/name. The default is for one machine.
 DATABASES = {"default": dj_database_url.parse(read_text("DATABASE_URL", f"sqlite:///{HOME / 'db.sqlite3'}"))}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"] = {
@@ -126,9 +133,9 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
     # Tests use a file, because threads and a live server share it.
     DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
+# Connections to PostgreSQL that the WEB_THREADS of one web process share; eight more are for polls. 0: a new
+# connection for each request. For web processes only: a pool does not survive the fork of Celery's workers.
 elif pool := int(read_text("DATABASE_POOL", "0")):
-    # Connections that the WEB_THREADS of one process share; eight more are for the threads of polls.
-    # For web processes only: a pool does not survive the fork by which Celery starts its workers.
     DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 8}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
@@ -142,7 +149,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20
 
 # --- broker, background work, caches ------------------------------------------------------------------------------
 
-# `manage.py run` starts an embedded server at the default address.
+# Broker of Celery, and the cache that web processes share. `manage.py run` embeds a server at the default address.
 REDIS_URL = read_text("REDIS_URL", f"redis+socket://{HOME / 'redis' / 'redis.sock'}")
 CELERY_BROKER_URL = REDIS_URL
 CELERY_TASK_IGNORE_RESULT = True
@@ -178,11 +185,13 @@ PAGE_CACHE_SECONDS = int(read_text("PAGE_CACHE_SECONDS", "2"))
 
 # --- files --------------------------------------------------------------------------------------------------------
 
+# Bucket of checkpoints and weights, which visitors then download from there; empty: a folder of DAILYTRAIN_HOME.
 S3_BUCKET = read_text("S3_BUCKET")
 STORAGES = {
     "default": (
         {
             "BACKEND": "storages.backends.s3.S3Storage",
+            # Address of the S3 service; empty: Amazon's.
             "OPTIONS": {"bucket_name": S3_BUCKET, "endpoint_url": read_text("S3_ENDPOINT_URL") or None},
         }
         if S3_BUCKET
@@ -198,10 +207,15 @@ BLOB_MAX_BYTES = int(read_text("BLOB_MAX_BYTES", str(16 * 2**30)))
 LEASE_MAX_BYTES = int(read_text("LEASE_MAX_BYTES", str(256 * 2**30)))
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
+# Folder of `collectstatic`, whose compressed files are then served.
 STATIC_ROOT = read_text("STATIC_ROOT", str(HOME / "static"))
 Path(STATIC_ROOT).mkdir(parents=True, exist_ok=True)  # WhiteNoise warns of a missing folder
 # Without STATIC_ROOT, static files are served from the checkout; with it, those that `collectstatic` compressed there.
 WHITENOISE_USE_FINDERS = not read_text("STATIC_ROOT")
+# Folder of the documentation that `make docs` built. It must be named docs, and is served at /docs/.
+DOCS_FOLDER = Path(read_text("DOCS_FOLDER", str(BASE_DIR / "build" / "docs")))
+WHITENOISE_ROOT = str(DOCS_FOLDER.parent) if DOCS_FOLDER.is_dir() else None
+WHITENOISE_INDEX_FILE = True
 
 # --- jobs, runs and campaigns -------------------------------------------------------------------------------------
 
@@ -250,6 +264,7 @@ VOLUNTEER_IMAGE = read_text("VOLUNTEER_IMAGE", "dailytrain-volunteer")
 NODE_PACKAGE = read_text("NODE_PACKAGE", "dailytrain[training]")
 # Address or path of the repository whose `main` is trained every night.
 MAIN_REPOSITORY = read_text("MAIN_REPOSITORY", str(BASE_DIR))
+# Branch of that repository.
 MAIN_BRANCH = read_text("MAIN_BRANCH", "main")
 # Bare mirrors of the repositories that entries come from.
 REPOSITORIES = HOME / "repositories"
@@ -274,8 +289,9 @@ QUEUE_READ_SECONDS = float(read_text("QUEUE_READ_SECONDS", "1"))
 GITHUB_API_URL = read_text("GITHUB_API_URL", "https://api.github.com").rstrip("/")
 # Repository whose pull requests are entries, as owner/name; default: MAIN_REPOSITORY if that is on github.com.
 GITHUB_REPOSITORY = read_text("GITHUB_REPOSITORY")
-# ID and private key of the GitHub App. The key is in PEM form, with line ends or with \\n in their place.
+# ID of the GitHub App.
 GITHUB_APP_ID = read_text("GITHUB_APP_ID")
+# Private key of the App in PEM form, with line ends or with \\n in their place.
 GITHUB_PRIVATE_KEY = read_text("GITHUB_PRIVATE_KEY").replace("\\n", "\n")
 # Personal access token, instead of an App.
 GITHUB_TOKEN = read_text("GITHUB_TOKEN")
@@ -294,6 +310,7 @@ GITHUB_OIDC_REPOSITORIES = read_words("GITHUB_OIDC_REPOSITORIES")
 
 # --- the Hugging Face Hub (docs/how-to/publishing.md) ------------------------------------------------------------
 
+# Address of the Hub.
 HUB_ENDPOINT = read_text("HUB_ENDPOINT", "https://huggingface.co").rstrip("/")
 # Organization on the Hub that owns published weights; without it, or without a token, only the site offers them.
 HUB_ORGANISATION = read_text("HUB_ORGANISATION")
@@ -305,6 +322,8 @@ if unknown := set(HUB_PUBLISH) - {"record", "nightly", "monthly"}:
     raise ImproperlyConfigured(f"HUB_PUBLISH is {min(unknown)!r}: it takes record, nightly and monthly.")
 # License of the weights: one of the Hub's identifiers.
 HUB_LICENCE = read_text("HUB_LICENCE", "apache-2.0")
+
+# --- notifications ------------------------------------------------------------------------------------------------
 
 # SMTP server as an apprise URL: mailtos://user:password@smtp.example.org?from=train@example.org.
 # Without it there are no notifications by e-mail.
@@ -323,8 +342,9 @@ ACKNOWLEDGEMENTS = [line.strip() for line in read_text("ACKNOWLEDGEMENTS").split
 
 # --- sign-in ------------------------------------------------------------------------------------------------------
 
-# OAuth app on GitHub; its callback is SITE_URL/accounts/github/login/callback/.
+# ID of the OAuth app on GitHub; its callback is SITE_URL/accounts/github/login/callback/.
 GITHUB_CLIENT_ID = read_text("GITHUB_CLIENT_ID")
+# Secret of the OAuth app.
 GITHUB_CLIENT_SECRET = read_text("GITHUB_CLIENT_SECRET")
 # Allow sign-up with a password, for development. Off by default if sign-in with GitHub is configured.
 LOCAL_ACCOUNTS = read_boolean("LOCAL_ACCOUNTS", not (GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET))
@@ -396,6 +416,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    # Level of the log on standard error.
     "root": {"handlers": ["console"], "level": read_text("LOG_LEVEL", "INFO")},
     # At lower levels these log the webhook addresses of subscribers, which are secrets.
     "loggers": {name: {"level": "WARNING"} for name in ("apprise", "httpcore", "httpx", "urllib3")},

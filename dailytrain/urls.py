@@ -9,11 +9,13 @@ from allauth.mfa.totp import views as totp
 from allauth.socialaccount import views as social
 from allauth.socialaccount.providers.github import views as github
 from django.contrib import admin
+from django.contrib.sitemaps import views as sitemaps
 from django.urls import URLPattern, include, path
 from django.views.generic import RedirectView
 
 from dailytrain.sign_in import allow_redirect_to_github, require_github
-from dailytrain.views import LoginView, healthz
+from dailytrain.sitemaps import SITEMAPS
+from dailytrain.views import LoginView, documentation, healthz, robots
 from leaderboard.api import api
 from leaderboard.integrations.github.webhook import webhook
 from scheduler.campaigns.node_routes import router as packet_router
@@ -45,6 +47,12 @@ accounts: list[URLPattern] = [
 
 urlpatterns = [
     path("healthz", healthz, name="healthz"),
+    path("docs/", documentation, name="docs"),
+    path("robots.txt", robots, name="robots"),
+    path("sitemap.xml", sitemaps.index, {"sitemaps": SITEMAPS}, name="sitemaps"),
+    path(
+        "sitemap-<section>.xml", sitemaps.sitemap, {"sitemaps": SITEMAPS}, name="django.contrib.sitemaps.views.sitemap"
+    ),
     path("admin/", admin.site.urls),
     path("api/v1/", api.urls),
     path("api/node/v1/", node_api.urls),

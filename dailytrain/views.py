@@ -1,4 +1,4 @@
-"""The sign-in page and the health check."""
+"""The sign-in page, the health check, robots.txt, and the documentation where it is not built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from allauth.account.views import LoginView as AllauthLoginView
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.db import connection
-from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, JsonResponse
+from django.shortcuts import render
+from django.urls import reverse
+
+from leaderboard.models.entries import web_address
 
 
 class LoginView(AllauthLoginView):  # type: ignore[misc]
@@ -32,3 +36,16 @@ def healthz(request: HttpRequest) -> JsonResponse:
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     return JsonResponse({"status": "ok"})
+
+
+def robots(request: HttpRequest) -> HttpResponse:
+    """Tell crawlers which pages to leave out, and where the sitemap is."""
+    context = {"sitemap": settings.SITE_URL + reverse("sitemaps")}
+    return render(request, "robots.txt", context, content_type="text/plain")
+
+
+def documentation(request: HttpRequest) -> HttpResponse:
+    """Redirect to the repository, or to the page about the site. WhiteNoise answers first if `make docs` has run."""
+    if not web_address(settings.MAIN_REPOSITORY):
+        return HttpResponseRedirect(reverse("about"))
+    return HttpResponseRedirect(f"{settings.MAIN_REPOSITORY.removesuffix('.git')}/tree/{settings.MAIN_BRANCH}/docs")

@@ -75,5 +75,6 @@ urlpatterns = [
     path("try/<slug:token>/", generate.generation, name="generation"),
     path("try/<slug:token>/live.json", generate.generation_live, name="generation-live"),
     path("about/", board.about, name="about"),
+    path("acknowledgements/", cache_public(board.acknowledgements), name="acknowledgements"),
     path("nodes/live.json", pool.nodes_live, name="nodes-live"),
 ]

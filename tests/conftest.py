@@ -30,6 +30,7 @@ def _clear(maker: int = os.getpid()) -> None:
 
 atexit.register(_clear)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
+os.environ["DOCS_FOLDER"] = str(HOME / "docs")  # not built: pages are the same in every checkout
 os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # what a test queues is there for the next question
 os.environ.setdefault("PAGE_CACHE_SECONDS", "0")  # a test sees what it has just changed
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")

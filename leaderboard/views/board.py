@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
+from django.utils.safestring import mark_safe
 from django.views.decorators.http import condition, require_safe
+from markdown_it import MarkdownIt
 
 from leaderboard import reported_records
 from leaderboard.board.query import BoardQuery, load_board_rows, parse_axis
@@ -155,6 +158,14 @@ def track_reported(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @require_safe
+def acknowledgements(request: HttpRequest) -> HttpResponse:
+    """Projects, papers and libraries: the page of the documentation, as HTML."""
+    page = settings.BASE_DIR / "docs" / "explanation" / "acknowledgements.md"
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    text = mark_safe(parser.render(page.read_text(encoding="utf-8")))  # noqa: S308 (a file of this repository)
+    return render(request, "leaderboard/acknowledgements.html", {"text": text})
+
+
 def about(request: HttpRequest) -> HttpResponse:
     """How the board's numbers are computed."""
     return render(request, "leaderboard/about.html", {"track": Track.objects.default(), "totals": totals()})

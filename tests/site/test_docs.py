@@ -1,26 +1,84 @@
-"""Links of README.md, SECURITY.md and docs/."""
+"""The documentation: links, paths and commands that it names, pages generated from the code, and the static site."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from docs import generate
 from tests.support.paths import REPOSITORY
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+DOCS = REPOSITORY / "docs"
+PAGES = [
+    *sorted(REPOSITORY.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((REPOSITORY / "benchmarks").rglob("*.md")),
+]
 LINK = re.compile(r"\]\((?!https?://|mailto:|#|/)([^)#\s]+)")
+FILE = re.compile(
+    r"`((?:benchmarks|dailytrain|docker|docs|leaderboard|scheduler|templates|tests|trainer)/[\w./-]+\.\w+)`"
+)
+COMMAND = re.compile(r"manage\.py (\w+)")
 
 
-def find_links(page: Path) -> set[Path]:
-    return {(page.parent / target).resolve() for target in LINK.findall(page.read_text())}
+def name_page(page: Path) -> str:
+    return page.relative_to(REPOSITORY).as_posix()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_of_page_lead_to_files(page: Path) -> None:
-    assert [link for link in find_links(page) if not link.exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_links_and_paths_of_page_lead_to_files(page: Path) -> None:
+    text = page.read_text()
+    assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
+    if page.name != "CHANGELOG.md":
+        assert [path for path in FILE.findall(text) if not (REPOSITORY / path).exists()] == []
 
 
-def test_operations_page_is_linked_from_readme() -> None:
-    assert REPOSITORY / "docs" / "how-to" / "operations.md" in find_links(REPOSITORY / "README.md")
+def test_management_commands_of_docs_exist() -> None:
+    from django.core.management import get_commands
+
+    named = {command for page in PAGES for command in COMMAND.findall(page.read_text())}
+    assert named - get_commands().keys() == set()
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_generated_page_is_up_to_date(name: str) -> None:
+    assert (DOCS / "reference" / f"{name}.md").read_text() == generate.PAGES[name](), "run `make docs-reference`"
+
+
+def test_every_setting_has_a_meaning() -> None:
+    rows = list(generate.iterate_settings(generate.SETTINGS.read_text()))
+    assert len(rows) > 50
+    assert [name for _, name, _, meaning in rows if not meaning] == []
+
+
+def test_readme_stays_short_and_links_to_start_pages() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert {f"docs/tutorial/first-{what}.md" for what in ("entry", "node", "site")} <= set(LINK.findall(text))
+
+
+def test_readme_tree_lists_folders_of_packages() -> None:
+    tree = (REPOSITORY / "README.md").read_text().partition("```\ntrainer/")
+    folders, top = set[Path](), Path("trainer")
+    for line in ("trainer/" + tree[2].partition("```")[0]).splitlines():
+        name = line.split()[0]
+        top = top if line.startswith(" ") else Path(name)
+        folders.add(REPOSITORY / top / name if line.startswith(" ") else REPOSITORY / name)
+    assert [folder for folder in folders if not folder.is_dir()] == []
+    packages = {module.parent for module in (REPOSITORY / "trainer").glob("*/__init__.py")}
+    assert packages <= folders
+
+
+def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
+    """MkDocs checks every link, anchor and entry of the navigation; in strict mode a warning is an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "docs")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "docs" / "search" / "search_index.json").exists()
+    assert "https://" not in " ".join(
+        re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="([^"]+)', (tmp_path / "docs" / "index.html").read_text())
+    )

@@ -24,6 +24,7 @@ def addresses(night: dict[str, Any]) -> dict[str, str]:
         "campaign": night["campaign"].get_absolute_url(),
         "try it": "/try/",
         "about": "/about/",
+        "acknowledgements": "/acknowledgements/",
         "API": "/api/v1/docs",
         "sign in": "/accounts/login/",
     }

@@ -22,7 +22,7 @@ FLAGS_HEADER = """## Flags
 - `--device` is `auto`, `cpu` or `cuda`; `CUDA_VISIBLE_DEVICES` chooses among several GPUs.
 - `--batch` counts rows (sequences) in a step, `--label` marks a node for matching jobs, `--name` is only displayed.
 - `--tokens` is a list of token ids, `--max-tokens` limits the length of generated text, `--keep` counts checkpoints.
-- `train` also takes every field of its configuration, see [training.md](../explanation/training.md).
+- `train` also takes every field of its configuration, see [configuration](configuration.md).
 
 | flag | value | meaning | commands |
 |---|---|---|---|
@@ -69,14 +69,15 @@ def find_parser(command: Command) -> argparse.ArgumentParser:
     return parsers[0]
 
 
-def list_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return all flags but --help, hidden ones and fields of a configuration (`--train.batch`)."""
+def list_flags(parser: argparse.ArgumentParser, *, with_fields: bool = False) -> list[argparse.Action]:
+    """Return all flags but --help and hidden ones, and fields of a configuration (`--train.batch`) if wanted."""
     flags: list[argparse.Action] = []
 
     class FlagRecorder(parser.formatter_class):
         def add_argument(self, action: argparse.Action) -> None:
             names = action.option_strings
-            if names and names[0] != "-h" and action.help != argparse.SUPPRESS and "." not in names[-1]:
+            is_shown = names and names[0] != "-h" and action.help != argparse.SUPPRESS
+            if is_shown and action.default != argparse.SUPPRESS and (with_fields or "." not in names[-1]):
                 flags.append(action)
 
     parser.formatter_class = FlagRecorder
