@@ -37,6 +37,12 @@ def test_links_and_paths_of_page_lead_to_files(page: Path) -> None:
         assert [path for path in FILE.findall(text) if not (REPOSITORY / path).exists()] == []
 
 
+def test_tests_that_docs_name_exist() -> None:
+    sources = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert named - set(re.findall(r"def (test_\w+)", sources)) == set()
+
+
 def test_management_commands_of_docs_exist() -> None:
     from django.core.management import get_commands
 

@@ -24,7 +24,7 @@ FLAGS_HEADER = """## Flags
 - `--tokens` is a list of token ids, `--max-tokens` limits the length of generated text, `--keep` counts checkpoints.
 - `train` also takes every field of its configuration, see [configuration](configuration.md).
 
-| flag | value | meaning | commands |
+|flag|value|meaning|commands|
 |---|---|---|---|
 """
 
@@ -36,8 +36,8 @@ def main() -> int:
 
 def build_page() -> str:
     commands = dict(iterate_commands(COMMANDS))
-    rows = "".join(f"| `dailytrain {name}` | {command.help} |\n" for name, command in commands.items())
-    return f"{HEADER}| command | what it does |\n|---|---|\n{rows}\n{FLAGS_HEADER}{build_flag_rows(commands)}"
+    rows = "".join(f"|`dailytrain {name}`|{command.help}|\n" for name, command in commands.items())
+    return f"{HEADER}|command|what it does|\n|---|---|\n{rows}\n{FLAGS_HEADER}{build_flag_rows(commands)}"
 
 
 def iterate_commands(commands: Mapping[str, Command | CommandGroup], prefix: str = "") -> Iterator[tuple[str, Command]]:
@@ -54,7 +54,7 @@ def build_flag_rows(commands: Mapping[str, Command]) -> str:
     for name, command in commands.items():
         for action in list_flags(find_parser(command)):
             users.setdefault((describe_flag(action), describe_value(action), describe_meaning(action)), []).append(name)
-    return "".join(f"| {' | '.join((*key, ', '.join(users[key])))} |\n" for key in sorted(users))
+    return "".join(f"|{'|'.join((*key, ', '.join(users[key])))}|\n" for key in sorted(users))
 
 
 def find_parser(command: Command) -> argparse.ArgumentParser:
