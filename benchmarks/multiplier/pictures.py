@@ -163,9 +163,12 @@ def tables(
         lines.append(
             f"| {setting.name} | {row.runs} | {row.rate:.1%} | ±{row.half_width:.2%} | {row.resolved:.1%} | {records} |"
         )
-    apart = f"are told apart in {separations:.2%} of nights (promised: 5 %)."
+    apart = f"are distinguished in {separations:.2%} of nights (promised: 5 %)."
     lines += ["", f"Two equal entries (1 run, and 3 at 0.8 of the compute) {apart}", ""]
-    lines += ["| who is no better | false records in 1,000 | the same rule at 99.9 % |", "|---|---|---|"]
+    lines += [
+        "| challenger, no better than the record | false records in 1,000 | the same rule at 99.9 % |",
+        "|---|---|---|",
+    ]
     lines += [f"| {pretender.name} | {ours * 1000:.2f} | {plain * 1000:.2f} |" for pretender, plain, ours in rates]
     lines += ["", f"{challenges:,} challenges a row."]
     return "\n".join(lines)
