@@ -15,32 +15,36 @@ LABELS = {
 }
 
 
+UNKNOWN = "not compared yet"
+
+
 @dataclass(frozen=True)
 class CappedValue:
     """A value of an entry, beside the season's cap if there is one."""
 
     label: str
-    value: float
+    value: float | None
+    """None: there is no graph of the baseline to compare with."""
     cap: float | None
 
     @property
     def is_over(self) -> bool:
-        return self.cap is not None and self.value > self.cap
+        return self.cap is not None and self.value is not None and self.value > self.cap
 
     @property
-    def written(self) -> str:
-        return format_number(self.value)
+    def formatted_value(self) -> str:
+        return UNKNOWN if self.value is None else format_number(self.value)
 
     @property
-    def written_cap(self) -> str:
+    def formatted_cap(self) -> str:
         return "" if self.cap is None else format_number(self.cap)
 
     def explain(self) -> str:
         """Return for example "120,000 parameters: 20,000 over the season's cap of 100,000."; empty within the cap."""
-        if self.cap is None or not self.is_over:
+        if self.cap is None or self.value is None or not self.is_over:
             return ""
         excess = format_number(self.value - self.cap)
-        return f"{self.written} {self.label}: {excess} over the season's cap of {self.written_cap}."
+        return f"{self.formatted_value} {self.label}: {excess} over the season's cap of {self.formatted_cap}."
 
 
 def format_number(number: float) -> str:
@@ -48,33 +52,58 @@ def format_number(number: float) -> str:
 
 
 def list_values(graph: TracedGraph) -> list[CappedValue]:
-    """Return what the season caps, of a traced entry. The baseline's scoring costs one query."""
+    """Return what the season caps, of a traced entry. Select `entry`, `season` and `reference` with the graph."""
     found = {name: graph.summary.get(name) for name in ("parameters", "stored_bytes", "constant_bytes")}
-    found["source_bytes"] = graph.entry.source_bytes
-    reference = find_baseline_graph(graph)
-    flops = graph.summary.get("scoring_flops_per_token")
-    if reference is not None and flops and reference.summary.get("scoring_flops_per_token"):
-        found["scoring_flops"] = flops / reference.summary["scoring_flops_per_token"]
-    return [build_value(graph.season, name, value) for name, value in found.items() if value is not None]
+    found |= {"source_bytes": graph.entry.source_bytes, "scoring_flops": compare_scoring_flops(graph)}
+    awaited = "scoring_flops" if needs_reference(graph) else ""
+    caps = {} if is_exempt(graph) else graph.season.caps
+    return [
+        CappedValue(LABELS[name], value, caps.get(name))
+        for name, value in found.items()
+        if value is not None or name == awaited
+    ]
 
 
-def build_value(season: Season, name: str, value: float) -> CappedValue:
-    return CappedValue(LABELS[name], value, season.caps.get(name))
+def compare_scoring_flops(graph: TracedGraph) -> float | None:
+    """Return the FLOPs per scored token, times those of the baseline at the same configuration; None: unknown."""
+    own = graph.summary.get("scoring_flops_per_token")
+    reference = graph.reference.summary.get("scoring_flops_per_token") if graph.reference else None
+    return None if own is None or not reference else own / reference
 
 
-def find_baseline_graph(graph: TracedGraph) -> TracedGraph | None:
-    """Return the graph of the season's baseline on the same track."""
-    same = TracedGraph.objects.usable().filter(track=graph.track_id, season=graph.season_id)
-    return same.filter(entry=graph.season.baseline_id).last()
+def is_exempt(graph: TracedGraph) -> bool:
+    """Whether the graph has no caps: `main` and the baseline are what the season compares with."""
+    return graph.entry.kind == Entry.Kind.MAIN or graph.entry_id == graph.season.baseline_id
+
+
+def needs_reference(graph: TracedGraph) -> bool:
+    """Whether a cap cannot be checked, since there is no graph of the baseline to compare with."""
+    return "scoring_flops" in graph.season.caps and not is_exempt(graph) and compare_scoring_flops(graph) is None
+
+
+def explain_missing_reference(graph: TracedGraph) -> str:
+    """Return why the graph is not compared with the baseline's; empty if it is."""
+    reference = graph.reference
+    if graph.season.baseline_id is None:
+        return "The season has no baseline yet."
+    if graph.entry_id == graph.season.baseline_id:
+        return "It is the baseline, with which other graphs are compared."
+    if reference is None:
+        return "The baseline has no graph of the same configuration yet."
+    if reference.is_pending:
+        return "The baseline is being traced with the same configuration."
+    return (
+        f"The baseline could not be traced with the same configuration. {reference.problem}"
+        if not reference.hash
+        else ""
+    )
 
 
 def explain_excess(graph: TracedGraph) -> str:
-    """Return which caps the graph exceeds; empty if none. `main` is what the season compares with."""
-    if graph.entry.kind == Entry.Kind.MAIN:
-        return ""
+    """Return which caps the graph exceeds; empty if none."""
     return " ".join(filter(None, (value.explain() for value in list_values(graph))))
 
 
 def explain_source_excess(season: Season, source_bytes: int) -> str:
     """Return by how much an entry's source exceeds the cap; empty if it does not."""
-    return build_value(season, "source_bytes", source_bytes).explain()
+    return CappedValue(LABELS["source_bytes"], source_bytes, season.caps.get("source_bytes")).explain()

@@ -15,7 +15,7 @@ from django.core.cache import cache
 from leaderboard import caps
 from leaderboard.caps import CappedValue
 from leaderboard.formatting import MISSING, SPACE, binary, compact, power
-from leaderboard.graphs import FOLDER
+from leaderboard.graphs import FOLDER, GraphFileDict, list_files
 from leaderboard.models import Entry, TracedGraph
 from leaderboard.submissions import diffs
 from leaderboard.submissions.diffs import Hunk
@@ -78,6 +78,9 @@ class ShareRow:
 class GraphView:
     graph: TracedGraph
     main: TracedGraph | None
+    missing_main: str
+    """Why there is nothing to compare with."""
+    files: list[GraphFileDict]
     costs: list[CostRow]
     capped: list[CappedValue]
     shares: list[ShareRow]
@@ -87,21 +90,33 @@ class GraphView:
 
 def build_graph_view(entry: Entry) -> GraphView | None:
     """Return the entry's newest graph on its track; None before it is traced."""
-    graphs = TracedGraph.objects.select_related("entry", "season", "job").exclude(hash="").filter(track=entry.track)
-    graph = graphs.filter(entry=entry).last()
+    graphs = TracedGraph.objects.select_related("entry", "season", "job", "reference__entry", "reference__season")
+    graph = graphs.exclude(hash="").filter(track=entry.track, entry=entry).last()
     if graph is None:
         return None
-    mains = graphs.filter(entry__kind=Entry.Kind.MAIN, season=graph.season_id, problem="")
-    main = mains.exclude(entry=entry).last()
+    main = find_main_graph(graph)
     return GraphView(
         graph=graph,
         main=main,
         costs=[build_cost(name, graph, main) for name in COSTS if name in graph.summary],
+        missing_main="" if main else caps.explain_missing_reference(graph),
+        files=list_files(graph),
         capped=[value for value in caps.list_values(graph) if value.cap is not None],
         shares=list_shares(graph.summary),
         operators=list_operators(graph.summary, main.summary if main else None),
         changes=list_changes(graph, main) if main else [],
     )
+
+
+def find_main_graph(graph: TracedGraph) -> TracedGraph | None:
+    """Return the graph of the commit of main that the entry changes, else the baseline's, at the same configuration."""
+    reference = graph.reference
+    if reference is None or not reference.hash:
+        return None
+    same = TracedGraph.objects.select_related("entry").exclude(hash="").filter(entry__kind=Entry.Kind.MAIN, problem="")
+    same = same.filter(track=graph.track_id, season=graph.season_id, config_hash=reference.config_hash)
+    same = same.filter(summary__vocabulary_size=reference.summary["vocabulary_size"], entry__sha=graph.entry.base_sha)
+    return same.exclude(entry=graph.entry_id).last() or reference
 
 
 def build_cost(name: str, graph: TracedGraph, main: TracedGraph | None) -> CostRow:

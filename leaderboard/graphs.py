@@ -12,7 +12,9 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Q
+from django.urls import reverse
 from pydantic import ValidationError
+from typing_extensions import TypedDict
 
 from leaderboard import caps, permissions
 from leaderboard.models import Entry, Run, TracedGraph, Track
@@ -60,7 +62,9 @@ def request_graph(run: Run, config: Mapping[str, Any], release: Blob) -> TracedG
     """Return the graph of the run's configuration. Queue its smoke job unless it is traced or being traced."""
     with transaction.atomic():
         entry = Entry.objects.select_for_update(of=("self",)).get(pk=run.entry_id)
-        same = TracedGraph.objects.filter(entry=entry, track=run.track, season=run.season, problem="")
+        same = TracedGraph.objects.select_related("entry", "season", "reference").filter(
+            entry=entry, track=run.track, season=run.season, problem=""
+        )
         same = same.filter(config_hash=hash_config(config))
         if run.season.vocabulary_size:  # an earlier smoke test did not know it
             same = same.filter(Q(hash="") | Q(summary__vocabulary_size=run.season.vocabulary_size))
@@ -107,10 +111,17 @@ def store_trace(graph: TracedGraph, summary: Mapping[str, Any] | None, problem: 
     """Store what the smoke job left, once. `problem`: why there is no graph, if there is none."""
     if summary is not None and (files := build_files(graph.job, str(summary.get("hash")))):
         graph.hash, graph.summary = files.hash, plain_json(dict(summary))
-        graph.problem = caps.explain_excess(graph)[:500]
+        graph.save(update_fields=["hash", "summary"])
+        check_caps(graph)
     else:
         graph.problem = (problem or NO_GRAPH)[:500]
-    graph.save(update_fields=["hash", "summary", "problem"])
+        graph.save(update_fields=["problem"])
+
+
+def check_caps(graph: TracedGraph) -> None:
+    """Store which of the season's caps the graph exceeds."""
+    graph.problem = caps.explain_excess(graph)[:500]
+    graph.save(update_fields=["problem"])
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -123,6 +134,37 @@ def get_files(graph: TracedGraph | None) -> protocol.GraphFiles | None:
     files = build_files(graph.job, graph.hash)
     assert files is not None, f"checked before it was stored: the files of {graph}"
     return files
+
+
+class GraphFileDict(TypedDict):
+    """A file of a graph to download."""
+
+    path: str
+    size: int
+    sha256: str
+    url: str
+
+
+def list_files(graph: TracedGraph | None) -> list[GraphFileDict]:
+    """Return the four files of a traced graph; empty without one."""
+    files = build_files(graph.job, graph.hash) if graph and graph.hash else None
+    if files is None:
+        return []
+    return [
+        {"path": file.path, "size": file.size, "sha256": file.sha256, "url": write_file_url(files.hash, file.path)}
+        for file in files.files
+    ]
+
+
+def write_file_url(graph_hash: str, name: str) -> str:
+    return reverse("graph-file", args=[graph_hash, name])
+
+
+def find_file_blob(graph_hash: str, name: str) -> Blob | None:
+    """Return a file of the graph with this hash, whichever smoke job left it."""
+    files = JobFile.objects.filter(job__traced_graph__hash=graph_hash, path=f"{FOLDER}/{name}").select_related("blob")
+    file = files.first()
+    return file.blob if file else None
 
 
 def build_files(job: Job, graph_hash: str) -> protocol.GraphFiles | None:

@@ -10,8 +10,8 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import graphs, initial_weights, permissions, track_hours, unrelated_nodes
-from leaderboard.models import Entry, Run, Season, Track
+from leaderboard import caps, graphs, initial_weights, permissions, track_hours, unrelated_nodes
+from leaderboard.models import Entry, Run, Season, TracedGraph, Track
 from scheduler import matching, storage, transitions
 from scheduler.models import Blob, Event, Job
 from trainer import protocol
@@ -109,11 +109,28 @@ def prepare_run(run: Run, release: Blob) -> str:
         return "until the season's dataset is prepared"
     if graphs.needs_graph(run):
         run.graph = graphs.request_graph(run, get_configuration(run), release)
+        request_reference(run.graph, release)
         if run.graph.is_pending:
             return "for the smoke run that traces it"
+        if caps.needs_reference(run.graph):
+            has_baseline = run.season.baseline_id is not None
+            return "for the graph of the baseline" if has_baseline else "until the season has a baseline"
     smoke_job = run.entry.smoke_job
     is_in_smoke_run = smoke_job is not None and smoke_job.state not in transitions.FINAL_STATES
     return "for its smoke run" if is_in_smoke_run else ""
+
+
+def request_reference(graph: TracedGraph, release: Blob) -> None:
+    """Request the graph of the season's baseline at the same configuration, with which the graph is compared."""
+    baseline = graph.season.baseline
+    if baseline is None or baseline.pk == graph.entry_id:
+        return
+    budget = graph.config["budget"]
+    twin = Run(entry=baseline, track=graph.track, season=graph.season, budget=budget, seed=0)
+    if graphs.needs_graph(twin):
+        with transaction.atomic():  # with the baseline locked: its trace ends before or after this, never meanwhile
+            graph.reference = graphs.request_graph(twin, get_configuration(twin), release)
+            graph.save(update_fields=["reference"])
 
 
 def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> bool:
@@ -124,7 +141,7 @@ def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> bool:
 
 
 def queue_waiting(season: Season, *, actor: str = SITE) -> int:
-    """Queue the approved runs that waited for the season's dataset; return their number.
+    """Queue the approved runs that waited for the season's dataset or baseline; return their number.
 
     Entries whose smoke run failed still wait for a maintainer.
     """

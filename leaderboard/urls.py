@@ -68,6 +68,7 @@ urlpatterns = [
     path("notices/<slug:word>/<str:token>/", notifications.letter, name="notice-letter"),
     path("runs/<int:run_id>/weights/<slug:name>/<path:path>", downloads.run_weights, name="run-weights"),
     path("runs/<int:run_id>/parts/<int:part>/<path:path>", downloads.notebook_file, name="notebook-file"),
+    path("graphs/<str:graph_hash>/<str:name>", downloads.graph_file, name="graph-file"),
     path("queue/", queue_page, name="queue"),
     path("queue/live.json", pool.queue_live, name="queue-live"),
     path("nodes/", nodes_page, name="nodes"),

@@ -33,6 +33,11 @@ class SeasonAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_delete_permission(self, request: HttpRequest, obj: Season | None = None) -> bool:
         return False
 
+    def save_model(self, request: HttpRequest, obj: Season, form: forms.ModelForm[Season], change: bool) -> None:
+        """A new baseline or other caps let waiting runs continue."""
+        super().save_model(request, obj, form, change)
+        runs.queue_waiting(obj, actor=get_user(request).get_username())
+
 
 class TrackHoursInline(admin.TabularInline):  # type: ignore[type-arg]
     model = TrackHours

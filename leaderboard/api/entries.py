@@ -10,6 +10,7 @@ from django.utils import timezone
 from ninja import Router
 
 from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
+from leaderboard.graphs import GraphFileDict, list_files
 from leaderboard.integrations.github import comment_text
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import EntryDict
@@ -29,6 +30,7 @@ class EntryDetail(EntryDict):
     smoke: dict[str, Any]
     smoke_sentence: str
     graph: dict[str, Any] | None  # what `dailytrain graph --json` prints; null before it is traced
+    graph_files: list[GraphFileDict]
     estimate: dict[str, Any] | None  # of its time and cost; null after its start
     standing: EstimateDict | None  # its multiplier; null before it has one
     runs: list[RunDict]
@@ -58,13 +60,14 @@ def get_entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
     table = load_standings(found.track)
     row = table.get_row(found.pk)
-    graph = found.graphs.filter(track=found.track).exclude(hash="").last()
+    graph = found.graphs.filter(track=found.track).exclude(hash="").select_related("job").last()
     ahead = run_estimates.estimate_run(found) if run_estimates.is_before_start(found) else None
     return {
         **found.to_dict(),
         "smoke": found.smoke,
         "smoke_sentence": found.smoke_sentence,
         "graph": graph.summary if graph else None,
+        "graph_files": list_files(graph),
         "estimate": ahead.to_dict() if ahead else None,
         "standing": row.estimate_dict(table) if row else None,
         "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)],

@@ -20,6 +20,7 @@ from leaderboard import runs as run_queue
 from leaderboard.api.auth import Bearer, Requester, TokenThrottle
 from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
 from leaderboard.charts.curve_svg import MAX_POINTS, load_thinned_points
+from leaderboard.graphs import GraphFileDict, list_files
 from leaderboard.lineage import StageDict
 from leaderboard.models import CurvePoint, Run, Sample, Track
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
@@ -39,6 +40,12 @@ class RunPage(Page):
 class RunDetail(RunDict):
     config: dict[str, Any]
     checks: dict[str, Any]
+    stored_bytes: int | None  # this and the next two: of the trained graph; null without one
+    constant_bytes: int | None
+    graph_files: list[GraphFileDict]
+    source_bytes: int | None  # compressed source of the entry beyond main's
+    scoring_flops_per_token: float | None
+    untrained_bits_per_byte: float | None
     suite_missing: list[str]
     scores: list[ScoreDict]
     dataset_hash: str
@@ -90,11 +97,18 @@ def run_etag(request: HttpRequest, run_id: str) -> str | None:
 @decorate_view(condition(etag_func=run_etag))
 def get_run(request: HttpRequest, run_id: int) -> RunDetail:
     """One run with its provenance and every score."""
-    found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
+    found = get_object_or_404(Run.objects.with_entry().select_related("graph__job"), pk=run_id)
+    summary = found.graph.summary if found.graph else {}
     return {
         **found.to_dict(),
         "config": found.config,
         "checks": found.checks,
+        "stored_bytes": summary.get("stored_bytes"),
+        "constant_bytes": summary.get("constant_bytes"),
+        "graph_files": list_files(found.graph),
+        "source_bytes": found.entry.source_bytes,
+        "scoring_flops_per_token": found.scoring_flops_per_token or summary.get("scoring_flops_per_token"),
+        "untrained_bits_per_byte": (found.checks.get("untrained") or {}).get("bits_per_byte"),
         "suite_missing": found.suite_missing,
         "scores": [score.to_dict() for score in found.scores.all()],
         "dataset_hash": found.season.dataset_hash,

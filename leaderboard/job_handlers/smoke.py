@@ -70,7 +70,7 @@ class SmokeTestHandler(JobKind):
 
 
 def get_graph(job: Job) -> TracedGraph:
-    return TracedGraph.objects.select_related("entry", "track", "season", "job").get(job=job)
+    return TracedGraph.objects.select_related("entry", "track", "season", "job", "reference").get(job=job)
 
 
 def record_outcome(
@@ -85,16 +85,40 @@ def record_outcome(
     Requires the transaction that ends the job.
     """
     message, graph = plain_text(message, 500), get_graph(job)
+    entries = Entry.objects.select_for_update()
+    if graph.season.baseline_id is not None:
+        entries.get(pk=graph.season.baseline_id)  # first, as where its own trace ends: no deadlock
+    entry = entries.get(pk=graph.entry_id)
+    graph = get_graph(job)  # its reference may have been traced meanwhile
     graphs.store_trace(graph, summary, "" if passed else message)
-    entry = Entry.objects.select_for_update().get(pk=graph.entry_id)
     if entry.smoke_job_id == job.pk:
         store_smoke_result(entry, passed, message, numbers or {})
-    cause: protocol.Cause = "infrastructure" if passed is None else "model"
-    if graph.problem:
-        for run in graph.runs.filter(state=Run.State.WAITING):
-            runs.fail_waiting_run(run, cause, graph.problem)
+    fail_runs(graph, "infrastructure" if passed is None else "model", graph.problem)
     if entry.state == Entry.State.APPROVED:
         queue_waiting_runs(entry, job.release)
+    for compared in graph.compared_graphs.filter(problem="").select_related("entry", "season", "reference"):
+        compare_with_baseline(compared, job.release)
+
+
+def compare_with_baseline(graph: TracedGraph, release: Blob) -> None:
+    """Check the caps of a graph whose reference has ended, and let its entry's runs continue."""
+    reference = graph.reference
+    assert reference is not None, "its graphs are those that refer to it"
+    if not reference.hash:
+        fail_runs(
+            graph, "infrastructure", f"The baseline, with which it is compared, has no graph. {reference.problem}"
+        )
+    elif graph.hash:
+        graphs.check_caps(graph)
+        fail_runs(graph, "model", graph.problem)
+    if graph.entry.state == Entry.State.APPROVED:
+        queue_waiting_runs(graph.entry, release)
+
+
+def fail_runs(graph: TracedGraph, cause: protocol.Cause, reason: str) -> None:
+    """Fail the runs that wait for the graph, if there is a reason."""
+    for run in graph.runs.filter(state=Run.State.WAITING) if reason else ():
+        runs.fail_waiting_run(run, cause, reason)
 
 
 def store_smoke_result(entry: Entry, passed: bool | None, message: str, numbers: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ class TracedGraphQuerySet(models.QuerySet["TracedGraph"]):
 class TracedGraph(models.Model):
     """An entry traced at one configuration by one smoke job. Pending until it has a hash or a problem.
 
-    Its files are those of the job with the paths of `leaderboard.graphs.FILES`. A later trace is another row.
+    Its files are those of the job below `leaderboard.graphs.FOLDER`. A later trace is another row.
     """
 
     entry = models.ForeignKey(Entry, on_delete=models.CASCADE, related_name="graphs")
@@ -32,6 +32,14 @@ class TracedGraph(models.Model):
         max_length=64, blank=True, help_text="`protocol.GraphFiles.hash`: identity of the graph. Empty until traced."
     )
     summary = models.JSONField(default=dict, blank=True, help_text="What `dailytrain graph --json` prints.")
+    reference = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="compared_graphs",
+        help_text="The baseline's graph at the same configuration. The cap on scoring FLOPs is relative to it.",
+    )
     problem = models.CharField(max_length=500, blank=True, help_text="Why it may not be trained. Empty: it may.")
     created_at = models.DateTimeField(default=timezone.now)
 

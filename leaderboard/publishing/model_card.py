@@ -167,6 +167,7 @@ def describe_loading(entry: Entry, name: str, for_transformers: bool) -> Iterato
     yield CLI_EXAMPLE.format(name=name, source=source)
     yield (
         "`dailytrain/` is the run's folder: `run.json`, the tokenizer, and the checkpoint without its optimizer. "
+        "`dailytrain/graph/` holds the graph that was trained, if it was traced. "
         "`dailytrain/source.tar` holds the architecture's source (`trainer/models/`), should its repository be gone."
     )
 

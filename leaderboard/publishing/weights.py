@@ -8,10 +8,12 @@ from pathlib import PurePosixPath
 
 from django.urls import reverse
 
+from leaderboard.graphs import FOLDER
 from leaderboard.initial_weights import RUN_FILE
 from leaderboard.models import Publication, Run
 from leaderboard.models.publications import FINAL
 from scheduler.models import Blob, Checkpoint, JobFile
+from trainer.protocol import GRAPH_FILES
 
 WEIGHTS = "model.safetensors"
 CHECKPOINT_FILES = (WEIGHTS, "state.json", "manifest.json")
@@ -68,5 +70,8 @@ def find_companion_files(run: Run, score_job: int | None) -> Iterator[tuple[str,
         yield RUN_FILE, file.blob
     for file in wanted.filter(job=score_job, path__in=TOKENIZER_FILES):
         yield file.path, file.blob
+    if run.graph is not None:
+        for file in wanted.filter(job=run.graph.job_id, path__in=[f"{FOLDER}/{name}" for name in GRAPH_FILES]):
+            yield file.path, file.blob
     if run.entry.bundle is not None:
         yield SOURCE, run.entry.bundle

@@ -60,18 +60,19 @@ def queue_smoke_test(
         entry = rows.get(pk=entry.pk)
         if is_running(entry) or entry.state not in OPEN_STATES:
             return None
-        job = graphs.queue_trace(entry, entry.track, runs.get_entry_configuration(entry, entry.track), release).job
+        graph = graphs.queue_trace(entry, entry.track, runs.get_entry_configuration(entry, entry.track), release)
+        runs.request_reference(graph, release)
         transition(
             entry,
             Entry.State.SMOKE if entry.state == Entry.State.PROPOSED else entry.state,
             since=[entry.state],
             actor=actor,
             message=f"Smoke run of commit {entry.sha[:8]} queued.",
-            smoke_job=job,
+            smoke_job=graph.job,
             smoke={},
             smoke_sentence="",
         )
-    return job
+    return graph.job
 
 
 def cancel_smoke_test(entry: Entry, reason: str, actor: str) -> None:

@@ -9,7 +9,7 @@ from django.shortcuts import get_object_or_404
 from django.utils.http import content_disposition_header
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import reproduction, run_logs
+from leaderboard import graphs, reproduction, run_logs
 from leaderboard.charts.curve_svg import write_curve_csv
 from leaderboard.charts.images import draw_run_card
 from leaderboard.models import Entry, Run
@@ -91,6 +91,17 @@ def run_weights(request: HttpRequest, run_id: int, name: str, path: str) -> Http
     if blob is None:
         raise Http404
     return send_blob(request, blob, f"run-{run.pk}-{path.rsplit('/', 1)[-1]}")
+
+
+@require_safe
+def graph_file(request: HttpRequest, graph_hash: str, name: str) -> HttpResponseBase:
+    """A file of a traced graph."""
+    if (error := build_rate_limit_response(request, "download")) is not None:
+        return error
+    blob = graphs.find_file_blob(graph_hash, name)
+    if blob is None:
+        raise Http404
+    return send_blob(request, blob, f"{graph_hash[:12]}-{name}")
 
 
 @require_safe

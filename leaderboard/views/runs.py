@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import actions, lineage, permissions, run_logs
+from leaderboard import actions, caps, graphs, lineage, permissions, run_logs
 from leaderboard.charts import curve_svg
 from leaderboard.charts.panels import (
     SMOOTHINGS,
@@ -29,7 +29,7 @@ from leaderboard.charts.panels import (
 )
 from leaderboard.initial_weights import RUN_FILE
 from leaderboard.job_handlers import notebooks
-from leaderboard.models import Entry, Run, StandingsTable
+from leaderboard.models import Entry, Run, StandingsTable, TracedGraph
 from leaderboard.models.publications import FINAL
 from leaderboard.models.standings import LATEST_COMPUTATION
 from leaderboard.publishing import publications, releases
@@ -73,6 +73,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "events": list(Event.objects.about(found)),
         "log": run_logs.get_log(found, request.GET.get("find", "")),
         "weights": list_weight_files(found),
+        **load_graph_context(found),
         "publications": publications.list_publications(found),
         "publishing": publications.describe_rules() if publications.is_connected() and found.is_over else "",
         "way": releases.get_release_progress(found),
@@ -180,6 +181,14 @@ def list_weight_files(run: Run) -> list[dict[str, Any]]:
         {"name": PurePosixPath(path).name, "size": size, "url": reverse("run-weights", args=[run.pk, FINAL, path])}
         for path, size in [*files, (RUN_FILE, None)]
     ]
+
+
+def load_graph_context(run: Run) -> dict[str, Any]:
+    """Return size and cost of the graph that the run trains, and its files."""
+    if run.graph_id is None:
+        return {}
+    graph = TracedGraph.objects.select_related("entry", "season", "reference", "job").get(pk=run.graph_id)
+    return {"costs": caps.list_values(graph) if graph.hash else [], "graph_files": graphs.list_files(graph)}
 
 
 def is_finished(run: Run) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from leaderboard import graphs, runs
 from leaderboard.job_handlers import generation, replays
 from leaderboard.job_handlers.generation import Prompt
 from leaderboard.models import Entry, Run, TracedGraph, Track
+from leaderboard.publishing import weights
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, smoke_tests
 from leaderboard.submissions.intake import IntakeError
@@ -21,6 +24,7 @@ from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, JobFile, Node
 from scheduler.retention import delete_expired
 from tests.leaderboard.conftest import Repository, finish, lease, upload
+from tests.leaderboard.views.test_page_board import words
 from tests.support.graph_jobs import finish_smoke_job, finish_trace, leave_graph, store_graph
 from tests.support.nights import MONDAY, tonight
 from trainer import protocol
@@ -31,6 +35,7 @@ def traced_track(track: Track) -> Track:
     track.is_traced = True
     track.save()
     track.season.vocabulary_size = 512
+    track.season.caps = {}
     track.season.save()
     return track
 
@@ -268,15 +273,115 @@ def test_graph_over_a_cap_fails_the_run_and_says_by_how_much(waiting_run: Run) -
     assert run.reason == "120,000 parameters: 20,000 over the season's cap of 100,000."
 
 
-def test_scoring_flops_are_capped_relative_to_the_baseline(waiting_run: Run) -> None:
-    fields = {"kind": "main", "title": "main", "architecture": "gpt", "sha": "b" * 40}
-    baseline = Entry.objects.create(track=waiting_run.track, **fields)
-    store_graph(baseline, scoring_flops_per_token=100_000.0)
-    waiting_run.season.baseline = baseline
-    waiting_run.season.caps = {"scoring_flops": 2}
-    waiting_run.season.save()
-    run = finish_trace(waiting_run)
+@pytest.fixture
+def run_beside_baseline(traced_track: Track, idea: Entry) -> Run:
+    """The run of an entry whose scoring FLOPs are capped. The baseline has a graph of another configuration."""
+    release = storage.store_release()
+    fields = {"kind": "main", "title": "main", "architecture": "gpt", "sha": "b" * 40, "state": "approved"}
+    baseline = Entry.objects.create(track=traced_track, bundle=release, **fields)
+    store_graph(baseline, scoring_flops_per_token=1.0)
+    traced_track.season.baseline = baseline
+    traced_track.season.caps = {"scoring_flops": 2}
+    traced_track.season.save()
+    idea.track.season.refresh_from_db()
+    idea.changed_files = ["trainer/models/smear.py"]
+    idea.save()
+    (made,) = intake.approve_entry(idea, idea.sha, None)
+    made.refresh_from_db()
+    return made
+
+
+def trace_reference(run: Run, **summary: Any) -> None:
+    """Finish the smoke job of the baseline's graph."""
+    assert run.graph is not None
+    reference = TracedGraph.objects.get(pk=run.graph.reference_id)
+    content = leave_graph(reference.job, **summary)
+    finish_smoke_job(reference.job, {"passed": True, "sentence": "It traces.", "checks": [], "graph": content})
+    run.refresh_from_db()
+
+
+@pytest.mark.parametrize("is_reference_first", [True, False])
+def test_scoring_flops_over_the_cap_fail_the_run(run_beside_baseline: Run, is_reference_first: bool) -> None:
+    run = run_beside_baseline
+    if is_reference_first:
+        trace_reference(run, scoring_flops_per_token=100_000.0)
+        run = finish_trace(run)
+    else:
+        run = finish_trace(run)
+        assert (run.state, run.reason) == ("waiting", "Approved; waits for the graph of the baseline.")
+        trace_reference(run, scoring_flops_per_token=100_000.0)
     assert run.reason == "2.5 times the baseline's FLOPs per scored token: 0.5 over the season's cap of 2."
+    assert run.state == "failed"
+
+
+def test_run_within_the_cap_is_queued_when_the_baseline_is_traced(run_beside_baseline: Run) -> None:
+    run = finish_trace(run_beside_baseline)
+    assert run.graph is not None
+    reference = run.graph.reference
+    assert reference is not None
+    assert build_order(reference.job).config == {**run.track.config, "arch": "gpt", "budget": "20steps"}
+    trace_reference(run, scoring_flops_per_token=200_000.0)
+    assert run.state == "queued"
+    again = runs.rerun(run, actor="mara")
+    assert (again.state, Job.objects.filter(kind="smoke").count()) == ("queued", 3)
+
+
+def test_run_can_be_retried_after_the_baseline_could_not_be_traced(run_beside_baseline: Run) -> None:
+    run = finish_trace(run_beside_baseline)
+    assert run.graph is not None
+    assert run.graph.reference is not None
+    finish_smoke_job(run.graph.reference.job, {"passed": False, "sentence": "No memory.", "checks": []})
+    run.refresh_from_db()
+    assert (run.state, run.cause) == ("failed", "infrastructure")
+    assert "The baseline, with which it is compared, has no graph. No memory." in run.reason
+    runs.retry_run(run, actor="mara")
+    run.refresh_from_db()
+    trace_reference(run, scoring_flops_per_token=200_000.0)
+    assert run.state == "queued"
+
+
+def test_run_waits_for_a_baseline_where_scoring_flops_are_capped(traced_track: Track, waiting_run: Run) -> None:
+    traced_track.season.caps = {"scoring_flops": 2}
+    traced_track.season.save()
+    run = finish_trace(waiting_run)
+    assert (run.state, run.reason) == ("waiting", "Approved; waits until the season has a baseline.")
+    traced_track.season.baseline = run.entry
+    traced_track.season.save()
+    assert runs.queue_waiting(traced_track.season) == 1
+
+
+def test_files_of_a_graph_can_be_downloaded_by_its_hash(waiting_run: Run, client: Client) -> None:
+    run = finish_trace(waiting_run)
+    detail = client.get(f"/api/v1/entries/{run.entry_id}").json()
+    assert [file["path"] for file in detail["graph_files"]] == list(protocol.GRAPH_FILES)
+    assert client.get(f"/api/v1/runs/{run.pk}").json()["graph_files"] == detail["graph_files"]
+    for file in detail["graph_files"]:
+        content = b"".join(client.get(file["url"]))  # type: ignore[arg-type]
+        assert hashlib.sha256(content).hexdigest() == file["sha256"]
+        assert file["url"].encode() in client.get(run.entry.get_absolute_url()).content
+        assert file["url"].encode() in client.get(run.get_absolute_url()).content
+    assert client.get(f"/graphs/{'a' * 64}/init.json").status_code == 404
+    assert client.get(detail["graph_files"][0]["url"].replace("init.json", "run.json")).status_code == 404
+
+
+def test_weights_of_a_run_have_the_files_of_its_graph(waiting_run: Run, node: Node) -> None:
+    run = finish(finish_trace(waiting_run), node)
+    run.state = Run.State.FINISHED
+    paths = [file.path for file in weights.list_weight_files(run)]
+    assert {f"graph/{name}" for name in protocol.GRAPH_FILES} <= set(paths)
+
+
+def test_run_shows_what_its_graph_costs(waiting_run: Run, client: Client) -> None:
+    run = finish_trace(waiting_run)
+    Run.objects.filter(pk=run.pk).update(checks={"untrained": {"bits_per_byte": 3.25}})
+    Entry.objects.filter(pk=run.entry_id).update(source_bytes=1500)
+    page = words(client.get(run.get_absolute_url()).content)
+    assert "parameters 120,000 –" in page
+    assert "compressed bytes of source beyond main's 1,500 –" in page.replace("&#x27;", "'")
+    assert "3.2500 bits per byte" in page
+    detail = client.get(f"/api/v1/runs/{run.pk}").json()
+    assert (detail["stored_bytes"], detail["constant_bytes"], detail["source_bytes"]) == (482_048, 0, 1500)
+    assert (detail["scoring_flops_per_token"], detail["untrained_bits_per_byte"]) == (250_000.0, 3.25)
 
 
 def test_main_has_no_caps(traced_track: Track) -> None:
@@ -288,6 +393,8 @@ def test_main_has_no_caps(traced_track: Track) -> None:
 
 
 def test_source_beyond_the_cap_is_refused_at_intake(main: Repository, traced_track: Track) -> None:
+    traced_track.season.caps = {"source_bytes": 20_000}
+    traced_track.season.save()
     noise = "".join(f"# {random.Random(line).getrandbits(400):x}\n" for line in range(400))
     fork = main.fork(main.path.with_name("fork"))
     sha = fork.commit("Words", {"trainer/models/smear.py": noise})

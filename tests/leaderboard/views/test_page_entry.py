@@ -59,9 +59,13 @@ def test_graph_of_an_entry_is_compared_with_mains(client: Client) -> None:
     Track.objects.update(is_traced=True)
     track.season.caps = {"parameters": 100_000}
     track.season.save()
-    store_graph(entries["baseline"])
+    reference = store_graph(entries["baseline"])
     calls = {"features": {"aten::linear": 6, "aten::cumsum": 2}, "logits": {"aten::linear": 1}}
     graph = store_graph(entries["Better"], calls=calls, flops_per_token=880_000.0, scoring_flops_per_token=250_000.0)
+    page = words(client.get(entries["Better"].get_absolute_url()).content)
+    assert "Not compared with main. The baseline has no graph of the same configuration yet." in page
+    graph.reference = reference
+    graph.save()
     page = words(client.get(entries["Better"].get_absolute_url()).content)
     assert graph.hash in page
     assert "FLOPs per token of training 8.8 × 10⁵ 8.0 × 10⁵ +10 %" in page
