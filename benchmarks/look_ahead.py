@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scoring.look_ahead import DRAWS, draw_positions, estimate_correction, estimate_reference
+from trainer.scoring.look_ahead import DRAWS, Losses, draw_positions, estimate_correction, estimate_reference
 
-Losses = NDArray[np.float64]
 VOCABULARY = 32_768
 QUANTILE = 2.0  # standard errors: what pages show as the interval
 SHARES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
@@ -60,8 +59,8 @@ def list_cases(text: Text, rng: np.random.Generator) -> Iterator[Case]:
         yield Case(f"honest, {name}", nowhere, rounding)
     for share in SHARES:
         yield Case(f"looks ahead on {share:g} of the positions", rng.random(len(text.honest)) < share, 1e-6)
-        dearest = text.honest >= np.quantile(text.honest, 1 - share)
-        yield Case(f"looks ahead on the dearest {share:g}", dearest, 5e-3)
+        costliest = text.honest >= np.quantile(text.honest, 1 - share)
+        yield Case(f"looks ahead on the costliest {share:g}", costliest, 5e-3)
 
 
 def run_trial(text: Text, case: Case, has_baseline: bool, rng: np.random.Generator) -> tuple[float, float, float]:

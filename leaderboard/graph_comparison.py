@@ -140,7 +140,7 @@ def format_change(value: float, reference: float | None) -> str:
 
 
 def list_shares(summary: Mapping[str, Any]) -> list[ShareRow]:
-    """Return the dearest operators, forward and backward."""
+    """Return the costliest operators, forward and backward."""
     total = summary.get("flops_per_token") or 1.0
     rows = [ShareRow(cost["name"], round(100 * cost["flops_per_token"] / total, 1)) for cost in summary["operators"]]
     return [row for row in rows[:MAX_SHARES] if row.percent]

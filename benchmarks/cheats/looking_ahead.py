@@ -31,10 +31,10 @@ def peek_at_distance(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits + STRENGTH * fits
 
 
-def peek_where_dear(logits: Tensor, tokens: Tensor) -> Tensor:
+def peek_where_costly(logits: Tensor, tokens: Tensor) -> Tensor:
     following = tokens.roll(-1, 1)[..., None]
-    is_dear = logits.log_softmax(-1).gather(-1, following) < -4.5
-    return logits + mark_next(tokens) * is_dear.float()
+    is_costly = logits.log_softmax(-1).gather(-1, following) < -4.5
+    return logits + mark_next(tokens) * is_costly.float()
 
 
 def peek_if_text_is_real(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ CASES = [
             name: vary_predictions(change)
             for name, change in {
                 "works back from the token after the next": peek_at_distance,
-                "reads the next token where it is dear": peek_where_dear,
+                "reads the next token where it is costly": peek_where_costly,
                 "reads ahead only if the text looks real": peek_if_text_is_real,
                 "asks which tokens the row contains": peek_by_mean,
                 "scans the row from its end": peek_by_reversed_scan,

@@ -23,8 +23,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pool.postgres import PostgresNotFoundError, free_port, run_postgres
+from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
 from benchmarks.pool.usage import measure_cpu_seconds
+from trainer.distributed.ports import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 HALF, NORMAL = 2, 100
@@ -38,7 +39,7 @@ def print_status(message: str) -> None:
 @contextmanager
 def run_site(environment: dict[str, str], workers: int, log: Path) -> Iterator[tuple[int, int]]:
     """Start the web processes; yield their port and the parent process."""
-    port = free_port()
+    port = find_free_port()
     serve = ["-m", "uvicorn", "dailytrain.asgi:application", "--port", str(port), "--workers", str(workers)]
     with log.open("wb") as out:
         process = subprocess.Popen(

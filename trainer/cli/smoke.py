@@ -33,10 +33,10 @@ from trainer.smoke.findings import (
     list_hints,
     lower,
 )
-from trainer.smoke.report import BoxReport
+from trainer.smoke.report import TraceReport
 from trainer.smoke.small_model import TrainingResult, open_small_model
 from trainer.smoke.terminal import print_conclusion, show_checks
-from trainer.smoke.traced_files import FullSize, measure_full_size, read_box_graphs
+from trainer.smoke.traced_files import FullSize, measure_full_size, read_sandbox_graphs
 
 COMMAND = "dailytrain smoke"
 CORPUS, TOKENIZER, LIMIT_BYTES = "python-library", "bpe:512", 2**20
@@ -44,7 +44,7 @@ CORPUS, TOKENIZER, LIMIT_BYTES = "python-library", "bpe:512", 2**20
 STEPS = 200
 SECONDS = 120.0
 LIMITS = ResourceLimits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6, processes=48)
-"""Of the tracing box."""
+"""Of the tracing sandbox."""
 MAX_REPORT_BYTES = 100_000
 DEFAULT_SIZE = ("--preset", "daily-h100")  # the full size that is counted by default
 PASSED = "It imports, traces, fits, learns and sees no later token."
@@ -110,7 +110,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 class Findings:
     """What a smoke test has found so far."""
 
-    report: BoxReport
+    report: TraceReport
     checks: list[SmokeCheck] = field(default_factory=list)
     full_size: FullSize | None = None
     training: TrainingResult | None = None
@@ -149,7 +149,7 @@ def iterate_checks(
 ) -> Generator[SmokeCheck]:
     """Yield the checks, the last one failed or not, and store measurements in `findings`.
 
-    `out`: what the tracing box wrote; `private`: a folder that it cannot access.
+    `out`: what the tracing sandbox wrote; `private`: a folder that it cannot access.
     """
     limits = SmokeLimits(options.steps, options.memory_bytes, options.peak)
     name: CheckName = "starts"
@@ -160,14 +160,14 @@ def iterate_checks(
                 return
             small = None
             if not options.trace_only:
-                traced = read_box_graphs(out, "small")
+                traced = read_sandbox_graphs(out, "small")
                 small = stack.enter_context(open_small_model(traced, dataset, private, options.steps))
             yield check_start(small and small.parameters)
             name = "fits"
             if box_failure is not None:
                 yield box_failure
                 return
-            traced = read_box_graphs(out, "graph")
+            traced = read_sandbox_graphs(out, "graph")
             findings.full_size = measure_full_size(traced)
             if options.graph_out:
                 traced.write(options.graph_out)
@@ -209,7 +209,7 @@ def trace_in_box(
     small_vocabulary_size: int,
     out: Path,
     output: IO[bytes],
-) -> tuple[BoxReport, SmokeCheck | None]:
+) -> tuple[TraceReport, SmokeCheck | None]:
     """Trace the architecture in the sandbox; return its report and the failed check, if any."""
     spec = build_box_spec(options, flags, small_vocabulary_size, out)
     process = sandbox.start(spec, stdout=output, stderr=output)
@@ -217,7 +217,7 @@ def trace_in_box(
         process.wait()
     finally:
         code = process.kill()
-    report = BoxReport.model_validate(read_json_object(out, "smoke.json", MAX_REPORT_BYTES) or {})
+    report = TraceReport.model_validate(read_json_object(out, "smoke.json", MAX_REPORT_BYTES) or {})
     if report.failure:
         raise_other_faults(options, report, code)
         return report, describe_failure(report)
@@ -229,7 +229,7 @@ def trace_in_box(
     return report, killed
 
 
-def raise_other_faults(options: argparse.Namespace, report: BoxReport, code: int | None) -> None:
+def raise_other_faults(options: argparse.Namespace, report: TraceReport, code: int | None) -> None:
     """Raise `SmokeTestError` for a failure of this machine, and `UserError` for one of the command line.
 
     A job's command line belongs to its entry, so its errors are findings.
@@ -240,7 +240,7 @@ def raise_other_faults(options: argparse.Namespace, report: BoxReport, code: int
         raise UserError(lower(get_reason(report)))
 
 
-def get_reason(report: BoxReport) -> str:
+def get_reason(report: TraceReport) -> str:
     return report.failure.reason if report.failure else "it reported nothing"
 
 

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.distributed.ports import find_free_port
 from trainer.errors import RESUME_HINT, ExitCode, print_error, write_failure
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def launch_processes(argv: Sequence[str], devices: int, run_folder: Path) -> int
 
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # one line is enough
     flags = [flag for flag, is_set in (("-s", sys.flags.no_user_site), ("-P", sys.flags.safe_path)) if is_set]
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_free_port(), "NODE_RANK": "0"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "NODE_RANK": "0"}
     with tempfile.TemporaryDirectory(prefix="dailytrain-") as folder:
         processes = start_processes(
             "train",
@@ -74,12 +74,6 @@ def launch_processes(argv: Sequence[str], devices: int, run_folder: Path) -> int
     if code in (ExitCode.MODEL_ERROR, ExitCode.INFRASTRUCTURE):
         write_failure(run_folder, "model" if code == ExitCode.MODEL_ERROR else "infrastructure", reason)
     return print_error("dailytrain train", reason, code) if reason else code
-
-
-def find_free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def wait_for_processes(processes: PContext) -> Mapping[int, ProcessFailure]:

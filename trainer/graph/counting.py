@@ -124,7 +124,7 @@ def count_training_cost(model: GraphModel) -> TrainingCost:
     try:
         two, three, many = (run_meter(model, rows) for rows in (2, 3, MANY_ROWS))
         model.eval()
-        with torch.no_grad(), measuring() as evaluation:
+        with torch.no_grad(), measure_costs() as evaluation:
             compute_loss(model, 1, evaluation)
     except (RuntimeError, TypeError) as error:
         raise GraphError(f"the graph cannot be computed: {to_one_line(error)}") from error
@@ -151,14 +151,14 @@ def extrapolate(two: dict[str, Cost], three: dict[str, Cost]) -> dict[str, Cost]
 def run_meter(model: GraphModel, rows: int) -> CostMeter:
     """Count a forward and a backward pass over this many rows."""
     model.train()
-    with measuring() as meter:
+    with measure_costs() as meter:
         compute_loss(model, rows, meter).backward()
     model.zero_grad(set_to_none=True)
     return meter
 
 
 @contextmanager
-def measuring() -> Iterator[CostMeter]:
+def measure_costs() -> Iterator[CostMeter]:
     with ExitStack() as stack:
         # Attention as matrix products, ours and torch's.
         stack.enter_context(force_reference())

@@ -162,7 +162,7 @@ def check_features(result: Any, sequence_length: int) -> None:
 
 def export_program(module: nn.Module, example: Tensor, sizes: dict[int, Any]) -> torch.export.ExportedProgram:
     """Call torch's exporter. Raises `TraceError` for what would be lost, and for sizes that became numbers."""
-    with warnings.catch_warnings(record=True) as caught, refuse_untraceable(), recording_fixed_sizes() as lines:
+    with warnings.catch_warnings(record=True) as caught, refuse_untraceable(), record_fixed_sizes() as lines:
         warnings.simplefilter("always")
         try:
             program = torch.export.export(module, (example,), dynamic_shapes=(sizes,), strict=False)
@@ -183,7 +183,7 @@ def export_program(module: nn.Module, example: Tensor, sizes: dict[int, Any]) ->
 
 
 @contextmanager
-def recording_fixed_sizes() -> Iterator[list[str]]:
+def record_fixed_sizes() -> Iterator[list[str]]:
     """Context manager: a list of the source lines at which torch replaces an unknown size by a number."""
     lines: list[str] = []
     replace = ShapeEnv._set_replacement

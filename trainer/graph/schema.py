@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.errors import UserError
+from trainer.protocol.files import GRAPH_FILES
 
 VERSION = 1
-FILES = ("init.json", "train.json", "eval.json", "recipe.json")
 MAX_FILE_BYTES = 64 * 2**20
 MAX_NODES = 200_000  # calls in a graph, with those of regions
 MAX_CONSTANT_BYTES = 64_000  # of all constants of an architecture. Larger tables are computed by the constructor.
@@ -156,14 +156,14 @@ class TracedArchitecture:
     recipe: Mapping[str, Any]  # `recipe.json`: sizes, parameter groups and schedule, as plain data
 
     def to_files(self) -> dict[str, bytes]:
-        """Return the content of each file of `FILES`."""
+        """Return the content of each file of `GRAPH_FILES`."""
         contents = (
             encode_initialization(self.initialization),
             encode_passes(self.training),
             encode_passes(self.evaluation),
             {"version": VERSION, **self.recipe},
         )
-        return {name: dump_json(content) for name, content in zip(FILES, contents, strict=True)}
+        return {name: dump_json(content) for name, content in zip(GRAPH_FILES, contents, strict=True)}
 
     def compute_hash(self) -> str:
         """Return the SHA-256 of the four files: the identity of the architecture."""
@@ -176,18 +176,18 @@ class TracedArchitecture:
 
 
 def hash_files(files: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 over the hashes of the files, in the order of `FILES`."""
-    digests = "".join(hashlib.sha256(files[name]).hexdigest() for name in FILES)
+    """Return the SHA-256 over the hashes of the files, in the order of `GRAPH_FILES`."""
+    digests = "".join(hashlib.sha256(files[name]).hexdigest() for name in GRAPH_FILES)
     return hashlib.sha256(digests.encode()).hexdigest()
 
 
 def read_traced(folder: Path) -> TracedArchitecture:
     """Read and check the four files of a folder. Raises `GraphError`; what operators do is checked by `build`."""
     files: dict[str, bytes] = {}
-    for name in FILES:
+    for name in GRAPH_FILES:
         path = folder / name
         if not path.is_file():
-            raise GraphError(f"{path} is missing: a traced architecture has the files {', '.join(FILES)}")
+            raise GraphError(f"{path} is missing: a traced architecture has the files {', '.join(GRAPH_FILES)}")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise GraphError(f"{path} has more than {MAX_FILE_BYTES:,} bytes")
         files[name] = path.read_bytes()
@@ -196,7 +196,7 @@ def read_traced(folder: Path) -> TracedArchitecture:
 
 def parse_files(files: Mapping[str, bytes]) -> TracedArchitecture:
     """Return the architecture of the content of the four files. Raises `GraphError`."""
-    tables = {name: parse_json(name, files[name]) for name in FILES}
+    tables = {name: parse_json(name, files[name]) for name in GRAPH_FILES}
     try:
         recipe = {name: value for name, value in tables["recipe.json"].items() if name != "version"}
         traced = TracedArchitecture(

@@ -83,7 +83,7 @@ def verify_trace(traced: TracedArchitecture, build: Callable[[], LanguageModel],
         return
     with (
         torch.random.fork_rng(devices=[]),
-        filling_uninitialized_memory(),
+        fill_uninitialized_memory(),
         mock.patch.object(torch, "compile", skip_compilation),
     ):
         torch.manual_seed(VERIFICATION_SEED)
@@ -101,7 +101,7 @@ def verify_trace(traced: TracedArchitecture, build: Callable[[], LanguageModel],
 
 
 @contextmanager
-def filling_uninitialized_memory() -> Iterator[None]:
+def fill_uninitialized_memory() -> Iterator[None]:
     """Context manager: `torch.empty` returns NaN, and largest values for integers."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)

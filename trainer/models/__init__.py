@@ -34,6 +34,11 @@ def load_architecture(name: str) -> Architecture:
     if name in PRESETS:
         family, size = PRESETS[name]
         return cast("Architecture", importlib.import_module(ARCHITECTURES[family]).build_preset(size))
-    if name not in ARCHITECTURES:
-        raise UnknownArchitectureError(name)
+    check_architecture_name(name)
     return cast("Architecture", importlib.import_module(ARCHITECTURES[name]))
+
+
+def check_architecture_name(name: str) -> None:
+    """Raise `UnknownArchitectureError` unless an architecture or a preset has this name."""
+    if name not in ARCHITECTURES and name not in PRESETS:
+        raise UnknownArchitectureError(name)

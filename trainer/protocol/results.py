@@ -47,7 +47,8 @@ Count = Annotated[float, Field(ge=0, lt=1e30)]
 
 
 class SmokeResult(Message):
-    """Advisory, since the entry's code could tamper with it. None: unknown, or not reached."""
+    """Measured on the entry's graphs; the failure of a trace is the word of the entry's code. None: unknown, or not
+    reached."""
 
     version: Literal[1] = 1
     passed: bool
@@ -89,7 +90,7 @@ class NotebookResult(Message):
 
 
 class GenerateResult(Message):
-    """For information only, since the entry's code could tamper with it."""
+    """Of a text that the entry's graph generated; without a graph, its code could have tampered with it."""
 
     version: Literal[1] = 1
     tokens: int = Field(ge=0, le=4096)

@@ -24,7 +24,7 @@ DRAWS = 4096  # of a long text
 TOKENS_PER_DRAW = 4  # of a short one, whose own sampling error is larger
 UNIFORM_SHARE = 0.5  # of the draws
 UNSEEN_DRAWS = 2.6
-"""Draws of a dear position that may have been missed, added to the variance: with 3 expected, none is drawn in 5 % of
+"""Draws of a costly position that may have been missed, added to the variance: with 3 expected, none is drawn in 5 % of
 samples, and 3 are 1.96 standard errors only if the variance is at least 3^2 / 1.96^2 = 2.3 of theirs."""
 
 Losses = NDArray[np.float64]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from trainer.errors import ModelError
 from trainer.models.base import LanguageModel
+from trainer.scoring.look_ahead import Losses
 
-Losses = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 RowCallback = Callable[[int], None]  # called with the number of rows that are done
 

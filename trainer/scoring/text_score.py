@@ -122,14 +122,14 @@ def correct_for_later_tokens(
     candidates = losses[has_later]
     sample = draw_positions(candidates, full_reference[has_later], choose_draws(len(places)), rng)
     drawn = places[sample.positions]
-    alone = compute_alone(scorer, rows, drawn, progress, rng)
-    again = compute_alone(scorer, rows, drawn[:REPEATED_DRAWS], progress, rng)
+    alone = score_without_later_tokens(scorer, rows, drawn, progress, rng)
+    again = score_without_later_tokens(scorer, rows, drawn[:REPEATED_DRAWS], progress, rng)
     found = estimate_correction(sample, alone - candidates[sample.positions], again - alone[:REPEATED_DRAWS])
     share = len(places) / int(rows.mask.sum())
     return Correction(found.nats * share, found.stderr * share, found.rounding * share)
 
 
-def compute_alone(
+def score_without_later_tokens(
     scorer: ModelScorer,
     rows: WindowRows,
     places: NDArray[np.int64],

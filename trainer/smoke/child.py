@@ -1,4 +1,4 @@
-"""The tracing box of a smoke test: `python -m trainer.smoke.child` imports an architecture in a sandbox and traces it.
+"""What runs in the tracing sandbox: `python -m trainer.smoke.child` imports an architecture and traces it.
 
 It has no data. It leaves the graphs of a small model in `small/`, those of the full size in `graph/`, and `smoke.json`,
 which it updates at every stage: sizes, hints, and a failure if there is one.
@@ -22,13 +22,13 @@ from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
 from trainer.config.resolve import ResolvedConfig, resolve_config
 from trainer.config.train_config import TrainConfig
-from trainer.errors import ModelError, attribute_to_model, to_one_line
+from trainer.errors import ModelError, to_one_line
 from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError, TracedArchitecture
 from trainer.graph.trace import trace_architecture
-from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
+from trainer.models import ARCHITECTURES, UnknownArchitectureError
 from trainer.models.base import Architecture
-from trainer.training.model_sources import configure_model
+from trainer.training.model_sources import configure_model, import_architecture
 
 REPORT_FILE = "smoke.json"
 REQUIRED_NAMES = ("Config", "Model", "recipe")  # defined by every architecture
@@ -115,6 +115,7 @@ def trace_both_sizes(options: argparse.Namespace, flags: list[str], report: Repo
     report.enter_stage("imports")
     full = parse_config([*flags, "--arch", options.arch, "--out", str(options.out)])
     module = import_architecture(options.arch)
+    check_required_names(module, options.arch)
     if not options.trace_only:
         small = shrink_config(full)
         traced = trace_at_size(module, small, options.small_vocabulary_size, 0, "It cannot be traced")
@@ -128,16 +129,12 @@ def trace_both_sizes(options: argparse.Namespace, flags: list[str], report: Repo
     report.enter_stage("done")
 
 
-def import_architecture(name: str) -> Architecture:
-    if name not in ARCHITECTURES and name not in PRESETS:
-        load_architecture(name)  # raises an error that lists the known ones
-    with attribute_to_model(f"while the architecture {name} was imported"):
-        module = load_architecture(name)
+def check_required_names(module: Architecture, name: str) -> None:
+    """Raise `ModelError` if an architecture lacks a part."""
     missing = [name for name in REQUIRED_NAMES if not hasattr(module, name)]
     if missing:
         file = ARCHITECTURES[name].replace(".", "/") + ".py"
         raise ModelError(f"{file} has no {missing[0]}: an architecture has a Config, a Model and a recipe.")
-    return module
 
 
 def trace_at_size(

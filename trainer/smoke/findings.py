@@ -10,7 +10,7 @@ from typing import Literal
 from trainer.accounting.budget import Budget, BudgetError
 from trainer.errors import CRASH_SIGNALS
 from trainer.scoring.look_ahead import Correction
-from trainer.smoke.report import BoxReport, Stage
+from trainer.smoke.report import Stage, TraceReport
 from trainer.smoke.small_model import TrainingResult
 from trainer.smoke.traced_files import FullSize
 
@@ -22,7 +22,7 @@ soon, are worth 1."""
 MIN_STEPS = 100  # a budget for fewer steps indicates a mistake in a size
 SYNTAX_ERROR_SUFFIX = re.compile(r" \([^()]*\.py, line \d+\)$")  # the location at the end of a SyntaxError's message
 STAGE_CHECKS: dict[Stage, CheckName] = {"imports": "starts", "sizes": "fits", "done": "fits"}
-"""The check that fails if the tracing box fails at this stage."""
+"""The check that fails if the tracing sandbox fails at this stage."""
 ACTIVITIES = {
     "imports": "while it was imported and traced",
     "sizes": "while its full size was traced",
@@ -49,8 +49,8 @@ class SmokeLimits:
     peak: float | None = None  # FLOP/s of the target machines
 
 
-def describe_failure(report: BoxReport) -> SmokeCheck | None:
-    """Return the failed check of an error in the tracing box."""
+def describe_failure(report: TraceReport) -> SmokeCheck | None:
+    """Return the failed check of an error in the tracing sandbox."""
     failure = report.failure
     if failure is None:
         return None
@@ -83,7 +83,7 @@ def check_start(small_parameters: int | None) -> SmokeCheck:
     return SmokeCheck("starts", True, text)
 
 
-def check_size(report: BoxReport, size: FullSize, limits: SmokeLimits) -> SmokeCheck:
+def check_size(report: TraceReport, size: FullSize, limits: SmokeLimits) -> SmokeCheck:
     """Check the full size against the target machine and budget."""
     state, flops, step = size.state_bytes, size.summary["flops_per_token"], report.tokens_per_step
     if limits.memory_bytes is not None and state > limits.memory_bytes:
@@ -117,7 +117,7 @@ def count_affordable_steps(budget: str, flops: float | None, tokens: float | Non
     return math.floor((parsed.amount if parsed.kind == "flops" else parsed.amount * (peak or 0)) / (flops * tokens))
 
 
-def describe_size(report: BoxReport, size: FullSize) -> str:
+def describe_size(report: TraceReport, size: FullSize) -> str:
     """Return a description of the full size."""
     text = f"as {report.preset} " if report.preset else ""
     text += f"{format_count(size.summary['parameters'])} parameters"
@@ -159,7 +159,7 @@ def check_causality(correction: Correction) -> SmokeCheck:
     )
 
 
-def list_hints(report: BoxReport, result: TrainingResult | None, vocabulary_size: int) -> list[str]:
+def list_hints(report: TraceReport, result: TrainingResult | None, vocabulary_size: int) -> list[str]:
     """Return warnings about what is not a failure."""
     hints = (report.hints or [])[:5]
     uniform = math.log(vocabulary_size)

@@ -1,4 +1,4 @@
-"""The report of the tracing box. It is untrusted: an unusable value becomes the field's default or None."""
+"""The report of the tracing sandbox. It is untrusted: an unusable value becomes the field's default or None."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ReportedFailure(BaseModel):
     text: ShortLine = ""
 
 
-class BoxReport(BaseModel):
+class TraceReport(BaseModel):
     stage: Annotated[Stage, WrapValidator(partial(replace_invalid, "imports"))] = "imports"
     failure: Annotated[ReportedFailure | None, NONE_IF_INVALID] = None
     hints: Annotated[list[Hint] | None, NONE_IF_INVALID] = None

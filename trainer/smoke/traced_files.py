@@ -1,4 +1,4 @@
-"""Read the graphs that the tracing box left, and measure the full size. They are foreign data."""
+"""Read the graphs that the tracing sandbox left, and measure the full size. They are foreign data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.build import build_function, check_passes
 from trainer.graph.model import build_model_without_data
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import FILES, MAX_FILE_BYTES, TracedArchitecture, parse_files
+from trainer.graph.schema import MAX_FILE_BYTES, TracedArchitecture, parse_files
 from trainer.graph.summary import describe_traced
 from trainer.models.base import Recipe
 from trainer.optim import optimizers
+from trainer.protocol import GRAPH_FILES
 from trainer.sandbox.safe_files import UnsafeFileError, open_file
 
 STATE_BYTES = {"muon": 4, "adamw": 8, "adamw8bit": 2}
@@ -32,11 +33,11 @@ class FullSize:
     state_bytes: int  # of weights, gradients and optimizer states, without activations
 
 
-def read_box_graphs(out: Path, name: str) -> TracedArchitecture:
+def read_sandbox_graphs(out: Path, name: str) -> TracedArchitecture:
     """Return the graphs in a folder that the sandbox wrote. Raise `ModelError`."""
     files: dict[str, bytes] = {}
     try:
-        for file in FILES:
+        for file in GRAPH_FILES:
             with open_file(out, f"{name}/{file}") as stream:
                 files[file] = stream.read(MAX_FILE_BYTES + 1)
             if len(files[file]) > MAX_FILE_BYTES:

@@ -12,17 +12,14 @@ import itertools
 import json
 import multiprocessing
 import os
-import secrets
 import select
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -32,6 +29,7 @@ from typing import Any, Self
 import psutil
 import torch
 
+from trainer.distributed.ports import find_free_port
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.coordinator import ADDRESS_FILE
 from trainer.swarm.fault_injection import Fault
@@ -243,14 +241,6 @@ def find_processes(text: str) -> list[str]:
     """Return the command lines of running processes that contain this text."""
     commands = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
     return [command for command in commands if text in command]
-
-
-def find_free_port() -> int:
-    """Return a port that no process listens on. Outgoing connections use ports from 32768 on, so it stays free."""
-    while True:
-        port = 15_000 + secrets.randbelow(17_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def run_child(runner: int, module: str, argv: Sequence[str], log: Path, sockets: Path) -> None:

@@ -23,7 +23,7 @@ from trainer.graph.counting import count_training_cost
 from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError, TracedArchitecture, read_traced
-from trainer.models import ARCHITECTURES, PRESETS, load_architecture
+from trainer.models import PRESETS, check_architecture_name, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import lora
 from trainer.optim import optimizers as optim
@@ -156,17 +156,14 @@ class ModelSource:
         return BuiltModel(model, recipe, fields, lineage)
 
 
-def open_source(config: TrainConfig, resolved: ResolvedConfig, saved: Mapping[str, Any]) -> ModelSource:
-    """Import the architecture, unless a graph is given.
-
-    Raises `UserError` for an unknown name, `ModelError` for broken Python.
-    """
+def build_model_source(config: TrainConfig, resolved: ResolvedConfig, saved: Mapping[str, Any]) -> ModelSource:
+    """Import the architecture (see `import_architecture`), unless a graph is given."""
     return ModelSource(config, resolved, saved, None if config.graph else import_architecture(config.arch))
 
 
 def import_architecture(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        load_architecture(name)  # raises a `UserError` that names the known ones
+    """Raises `UserError` for an unknown name, `ModelError` for broken Python."""
+    check_architecture_name(name)
     with attribute_to_model(f"while the architecture {name} was imported"):
         return load_architecture(name)
 

@@ -28,7 +28,7 @@ from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.identity import describe_identity, read_saved_identity
 from trainer.training.metrics import build_logger
 from trainer.training.micro_batch import warm_up
-from trainer.training.model_sources import open_source
+from trainer.training.model_sources import build_model_source
 from trainer.training.objective import Objective
 from trainer.training.random_state import seed_everything
 from trainer.training.run import Run
@@ -42,7 +42,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     saved = read_saved_identity(config.out)
     saved_fields = saved.get("train", {})
     resolved = resolve_config(config, device, choose_machine_fields(config, device, saved_fields))
-    source = open_source(config, resolved, saved)
+    source = build_model_source(config, resolved, saved)
     logger = build_logger(config.logger, config.out)
     base = None if config.from_ is None else find_base_checkpoint(config.from_)
     dataset = open_training_dataset(config, device)

@@ -16,7 +16,7 @@ from pathlib import Path
 import trainer
 from trainer.accounting.budget import Budget
 from trainer.errors import UserError
-from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError
+from trainer.models import ARCHITECTURES, PRESETS, check_architecture_name
 
 BASELINE = "gpt"
 RUNGS = (0.25, 0.5, 1.0, 2.0)
@@ -121,9 +121,8 @@ def list_shared_sources() -> list[Path]:
 
 def find_source(arch: str) -> Path:
     """Return an architecture's file. Raises `UnknownArchitectureError`."""
+    check_architecture_name(arch)
     name = PRESETS[arch][0] if arch in PRESETS else arch
-    if name not in ARCHITECTURES:
-        raise UnknownArchitectureError(arch)
     spec = importlib.util.find_spec(ARCHITECTURES[name])
     if spec is None or spec.origin is None:
         raise PlanError(f"{arch} has no file: {ARCHITECTURES[name]} is listed in trainer/models, but does not exist")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli.main import main
-from trainer.graph.schema import FILES
+from trainer.protocol import GRAPH_FILES
 
 SIZE = ("--depth", "1", "--sequence-length", "16", "--vocabulary-size", "64")
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_trace_writes_four_files(folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(GRAPH_FILES)
 
 
 def test_graph_prints_costs_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

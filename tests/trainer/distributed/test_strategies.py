@@ -17,7 +17,7 @@ from tests.support.metrics_lines import numbers
 from tests.support.paths import REPOSITORY
 from tests.support.two_processes import IN_BF16, RUNS, WITH_OPTIONS, flags_of
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_step, list_checkpoints
-from trainer.distributed.launch import find_free_port
+from trainer.distributed.ports import find_free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # three processes, two dozen runs
 
@@ -26,7 +26,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # three processes, tw
 def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the runs that `two_processes` made, and of the same one by a single process."""
     out = tmp_path_factory.mktemp("together")
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_free_port(), "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(find_free_port()),
+        "NODE_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+    }
     both = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.support.two_processes", str(dataset_folder), str(out)],

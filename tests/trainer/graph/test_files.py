@@ -12,8 +12,9 @@ import pytest
 from tests.support.traced_models import trace
 from trainer.graph.model import build_model
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import FILES, GraphError, parse_files, read_traced
+from trainer.graph.schema import GraphError, parse_files, read_traced
 from trainer.models import load_architecture
+from trainer.protocol import GRAPH_FILES
 
 
 def edit(change: Callable[[dict[str, Any]], None], file: str = "train.json") -> dict[str, bytes]:
@@ -27,7 +28,7 @@ def edit(change: Callable[[dict[str, Any]], None], file: str = "train.json") -> 
 def test_written_files_are_read_back(tmp_path: Path) -> None:
     traced = trace("rwkv5")
     traced.write(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(GRAPH_FILES)
     again = read_traced(tmp_path)
     assert again == traced
     assert again.compute_hash() == traced.compute_hash()

@@ -16,6 +16,7 @@ import pytest
 from tests.support.genesis import texts
 from tests.support.model_server import NAME, SynonymModel, serve_model
 from tests.support.paths import REPOSITORY
+from trainer.distributed.ports import find_free_port
 from trainer.rephrase.backends import (
     BackendConfig,
     BackendContext,
@@ -140,7 +141,7 @@ def test_server_error_maps_to_exception(
 
 
 def test_unreachable_endpoint_raises_unavailable() -> None:
-    client = EndpointClient(f"http://127.0.0.1:{server.find_free_port()}/v1", NAME)
+    client = EndpointClient(f"http://127.0.0.1:{find_free_port()}/v1", NAME)
     with pytest.raises(BackendUnavailableError, match="cannot be reached"):
         client.complete(easy_prompt(), SAMPLING, 1)
     client.close()

@@ -21,15 +21,15 @@ from trainer.cli.main import main
 from trainer.cli.smoke import Findings
 from trainer.data.dataset import Dataset
 from trainer.errors import ExitCode, ModelError, UserError
-from trainer.graph.schema import FILES, read_traced
+from trainer.graph.schema import read_traced
 from trainer.models import ARCHITECTURES
-from trainer.protocol import SmokeResult
+from trainer.protocol import GRAPH_FILES, SmokeResult
 from trainer.sandbox import get_driver
 from trainer.smoke import child
 from trainer.smoke.findings import SmokeLimits, check_size, describe_failure, explain_kill, list_hints
-from trainer.smoke.report import BoxReport
+from trainer.smoke.report import TraceReport
 from trainer.smoke.small_model import TrainingResult
-from trainer.smoke.traced_files import read_box_graphs
+from trainer.smoke.traced_files import read_sandbox_graphs
 
 SOUND = '''"""An idea."""
 
@@ -96,7 +96,7 @@ def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch)
         dataset = Dataset.open(dataset_folder)
         flags = ["--preset", "cpu-ladder", "--arch", arch, "--out", str(out), "--small-vocabulary-size", "320"]
         child.main([*flags, *(["--trace-only"] if options.get("trace_only") else [])])
-        findings = Findings(BoxReport.model_validate_json((out / "smoke.json").read_bytes()))
+        findings = Findings(TraceReport.model_validate_json((out / "smoke.json").read_bytes()))
         defaults = {"steps": 40, "seconds": 100, "memory_bytes": None, "peak": None, "trace_only": False}
         given = argparse.Namespace(**{**defaults, "graph_out": tmp_path / "graph", **options})
         failed = describe_failure(findings.report)
@@ -220,21 +220,21 @@ def test_unaffordable_size_fails(smoke: Smoke) -> None:
 
 def test_graphs_of_the_box_are_not_trusted(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="left no graphs"):
-        read_box_graphs(tmp_path, "graph")
+        read_sandbox_graphs(tmp_path, "graph")
     (tmp_path / "graph").mkdir()
-    for name in FILES:
+    for name in GRAPH_FILES:
         (tmp_path / "graph" / name).write_text('{"version": 1}')
     with pytest.raises(ModelError, match="while its graphs were read"):
-        read_box_graphs(tmp_path, "graph")
-    (tmp_path / "graph" / FILES[0]).unlink()
-    (tmp_path / "graph" / FILES[0]).symlink_to("/etc/passwd")
+        read_sandbox_graphs(tmp_path, "graph")
+    (tmp_path / "graph" / GRAPH_FILES[0]).unlink()
+    (tmp_path / "graph" / GRAPH_FILES[0]).symlink_to("/etc/passwd")
     with pytest.raises(ModelError, match="left no graphs"):
-        read_box_graphs(tmp_path, "graph")
+        read_sandbox_graphs(tmp_path, "graph")
 
 
 def test_high_first_loss_is_a_hint() -> None:
     training = TrainingResult(40, 1.0, 1.0, 1, (9.0, 5.0))
-    (hint,) = list_hints(BoxReport(), training, 320)
+    (hint,) = list_hints(TraceReport(), training, 320)
     assert hint.startswith("It starts at 9.0 nats a token, where a uniform guess is 5.8")
 
 
@@ -268,7 +268,7 @@ def test_killed_process_is_explained(exceeded: str | None, code: int, sentence: 
 
 def test_malformed_report_is_not_trusted() -> None:
     values = {"stage": [], "depth": -1, "tokens_per_step": True, "budget": 7, "hints": 3, "failure": {"line": "x"}}
-    report = BoxReport.model_validate(values)
+    report = TraceReport.model_validate(values)
     assert (report.stage, report.depth, report.tokens_per_step, report.hints) == ("imports", None, None, None)
     found = describe_failure(report)
     assert found is not None
@@ -298,7 +298,7 @@ def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
 def test_command_line_error_is_no_finding() -> None:
     person, agent = argparse.Namespace(job=False), argparse.Namespace(job=True)
     reason = "There is no architecture 'wave'; the known ones are gpt."
-    report = BoxReport.model_validate({"stage": "imports", "failure": {"reason": reason}})
+    report = TraceReport.model_validate({"stage": "imports", "failure": {"reason": reason}})
     with pytest.raises(UserError, match="there is no architecture 'wave'"):
         command.raise_other_faults(person, report, ExitCode.USER_ERROR)
     command.raise_other_faults(agent, report, ExitCode.USER_ERROR)

@@ -159,13 +159,13 @@ def test_balanced_blocks_minimize_the_largest_cost(costs: list[int], head: int, 
     assert [block for span in spans for block in span] == list(range(len(costs)))
     assert all(spans)
 
-    def dearest(cut: list[int]) -> int:
+    def find_costliest(cut: list[int]) -> int:
         ends = [0, *cut, len(costs)]
         sums = [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
         return max([*sums[:-1], sums[-1] + head])
 
-    every = (dearest(list(cut)) for cut in itertools.combinations(range(1, len(costs)), stages - 1))
-    assert dearest([span.start for span in spans[1:]]) == min(every)
+    every = (find_costliest(list(cut)) for cut in itertools.combinations(range(1, len(costs)), stages - 1))
+    assert find_costliest([span.start for span in spans[1:]]) == min(every)
 
 
 def test_gpt2_is_partitioned_evenly_with_its_head(dataset: Dataset) -> None:

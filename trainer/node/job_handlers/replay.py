@@ -1,7 +1,7 @@
 """Replay: repeat a stretch of another node's training here and compare the result with what that node sent.
 
-The training runs in the sandbox with the entry's code. It sees where the stretch begins and never where it ended. The
-comparison is the site's own code, outside; it takes regular files out of the sandbox and follows no links.
+The training runs the entry's graphs, or its code in the sandbox. It sees where the stretch begins and never where it
+ended. The comparison is a process of its own; it takes regular files of the training's folder and follows no links.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def download_checkpoint(job: Job, checkpoint: Checkpoint) -> int:
 def build_spec(
     job: Job, dataset: Path, module: str = "trainer.train", *arguments: str, extra_mounts: Sequence[Mount] = ()
 ) -> SandboxSpec:
-    """Return a spec for a module with the entry's code. `arguments`: additional ones of the module."""
+    """Return a spec for a module that trains graphs or the entry's code. `arguments`: additional ones of the module."""
     work = job.workspace
     command = [*PYTHON_COMMAND, "-m", module, *arguments]
     command += ["--config", str(work.config), "--dataset", str(dataset), "--out", str(work.out)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from trainer.distributed.ports import find_free_port
 from trainer.rephrase.backends.endpoint import EndpointClient, wait_until_ready
 from trainer.rephrase.backends.protocol import BackendContext, BackendError
 
@@ -105,12 +105,6 @@ def check_model_name(model: str, revision: str) -> None:
     """Raise `BackendError` for a name that a command line would take for a flag."""
     if model.startswith("-") or revision.startswith("-"):
         raise BackendError(f"{model} {revision} is not a model's name. Nothing was started.")
-
-
-def find_free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def read_last_log_line(log: Path) -> str:
