@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_site import free_port
 from tests.support.paths import REPOSITORY
+from trainer.distributed.ports import find_free_port
 
 TUTORIALS = sorted((REPOSITORY / "docs" / "tutorial").glob("*.md"))
 BLOCK = re.compile(r"^```sh(?: title=\"(.+?)\")?\n(.*?)^```", re.M | re.S)
@@ -57,7 +57,7 @@ def terminals() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_tutorial_commands_succeed(
     page: Path, checkout: Path, environment: dict[str, str], terminals: list[subprocess.Popen[bytes]]
 ) -> None:
-    text = page.read_text().replace("8000", str(free_port()))
+    text = page.read_text().replace("8000", str(find_free_port()))
     for title, commands in BLOCK.findall(text):
         shell = ["bash", "-euo", "pipefail", "-c", commands]
         if title:
