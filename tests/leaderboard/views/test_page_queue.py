@@ -56,7 +56,7 @@ def test_a_node_shows_what_it_is_and_what_it_does(
 
     assert "8 cores, 16 GiB" in page
     assert "Trains main , since" in page
-    assert "Free: it takes the next train that fits." in page
+    assert "Free. It takes the next job that fits." in page
     assert "troublemaker" not in page
     assert "main" in client.get("/nodes/live.json").json()["parts"]["nodes"]
 

@@ -32,7 +32,7 @@ def test_finished_run_without_a_graph_says_that_it_does_not_rank(client: Client)
     assert "does not rank" not in words(client.get(best.get_absolute_url()).content)
     Track.objects.update(is_traced=True)
     page = words(client.get(best.get_absolute_url()).content)
-    assert "It does not rank. It was not trained from a graph." in page
+    assert "It does not rank, since it was not trained from a graph. Its score is the entry’s own claim." in page
 
 
 def test_a_finished_run_shows_verdict_provenance_and_scores(client: Client) -> None:
