@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer.cli.parser import Parser
-from trainer.data.corpora import KINDS
+from trainer.data.corpora import KINDS, describe_corpora
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.sizes import parse_size
 from trainer.errors import ExitCode, UserError, print_error
@@ -17,6 +17,9 @@ from trainer.errors import ExitCode, UserError, print_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the dataset's path, hash and counts."""
     options = build_parser().parse_args(argv)
+    if options.list:
+        print(format_corpora())  # noqa: T201
+        return ExitCode.OK
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     try:
         limit = parse_size(options.limit_bytes) if options.limit_bytes is not None else None
@@ -34,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> Parser:
     parser = Parser(prog="dailytrain prepare", description=__doc__)
     kinds = ", ".join(sorted(KINDS))
-    parser.add_argument("--corpus", required=True, help=f"one of {kinds}; files takes globs: files:books/*.jsonl.xz")
+    corpus = parser.add_mutually_exclusive_group(required=True)
+    corpus.add_argument("--corpus", help=f"one of {kinds}; files takes globs: files:books/*.jsonl.xz")
+    corpus.add_argument("--list", action="store_true", help="print license, size and source of each corpus")
     parser.add_argument(
         "--tokenizer", default="bpe:8192", help="bpe:SIZE, gpt2:FOLDER, world:FILE or a tokenizer.json (%(default)s)"
     )
@@ -43,6 +48,14 @@ def build_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     return parser
+
+
+def format_corpora() -> str:
+    lines = []
+    for kind, info in describe_corpora().items():
+        lines += [kind, f"  license: {info.license}", f"  size:    {info.size}", f"  source:  {info.source}"]
+        lines += [f"  results: {info.public_results}"] if info.public_results else []
+    return "\n".join(lines)
 
 
 def build_json(dataset: Dataset) -> dict[str, object]:

@@ -15,10 +15,12 @@ from urllib.parse import unquote
 import pytest
 
 from trainer.data.corpora import open_corpus
-from trainer.data.corpora.fineweb_edu import REPOSITORY, REVISION
+from trainer.data.corpora.fineweb_edu import SOURCE
 from trainer.data.errors import CorpusError
 
 pyarrow = pytest.importorskip("pyarrow")
+
+REPOSITORY, REVISION = SOURCE.repository, SOURCE.revision
 
 SCRIPT = "import sys; from trainer.cli.prepare import main; sys.exit(main(sys.argv[1:]))"
 
@@ -123,6 +125,6 @@ def test_unreachable_hub_raises_one_line(tmp_path: Path, environment: dict[str, 
     assert done.stderr.count("\n") == 1
 
 
-def test_argument_is_rejected() -> None:
-    with pytest.raises(CorpusError, match="takes no argument"):
-        open_corpus("fineweb-edu:sample-100BT")
+def test_unknown_part_is_rejected_with_known_parts() -> None:
+    with pytest.raises(CorpusError, match=r"no corpus fineweb-edu:sample-1T; known: .*fineweb-edu:sample-100BT"):
+        open_corpus("fineweb-edu:sample-1T")

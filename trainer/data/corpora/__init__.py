@@ -4,7 +4,10 @@ A spec names a corpus, `kind` or `kind:argument`:
 
     python-library               the documentation and source text of this Python installation
     files:books/*.jsonl.xz,more  text files by glob, folder or name
-    fineweb-edu                  the 10-billion-token sample of FineWeb-Edu, from the Hugging Face Hub
+    climbmix                     ClimbMix, 400 billion tokens, from the Hugging Face Hub; not for commercial use
+    dclm-baseline                100 billion tokens of DCLM-baseline, from the Hub
+    finephrase:faq               FineWeb-Edu rephrased: faq, math, table or tutorial, from the Hub
+    fineweb-edu:sample-100BT     a sample of FineWeb-Edu: sample-10BT or sample-100BT, from the Hub
     rephrased:owner/name@hash    a corpus rephrased by volunteers, from the Hub or a folder
     slimpajama                   SlimPajama, 627 billion tokens, from the Hub
 """
@@ -14,14 +17,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from trainer.data.corpora.document import Corpus, Document
+from trainer.data.corpora.document import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError
 
-__all__ = ["KINDS", "Corpus", "Document", "find_corpus", "open_corpus"]
+__all__ = ["KINDS", "Corpus", "CorpusInfo", "Document", "describe_corpora", "find_corpus", "open_corpus"]
 
-# Each module has `build_corpus(argument: str) -> Corpus`, which raises CorpusError if there is nothing to read.
+# Each module has `build_corpus(argument: str) -> Corpus`, which raises CorpusError if there is nothing to read, and
+# `INFO`, a CorpusInfo.
 KINDS = {
+    "climbmix": "trainer.data.corpora.climbmix",
+    "dclm-baseline": "trainer.data.corpora.dclm_baseline",
     "files": "trainer.data.corpora.files",
+    "finephrase": "trainer.data.corpora.finephrase",
     "fineweb-edu": "trainer.data.corpora.fineweb_edu",
     "python-library": "trainer.data.corpora.python_library",
     "rephrased": "trainer.data.corpora.rephrased",
@@ -44,3 +51,8 @@ def open_corpus(spec: str) -> Iterator[Document]:
     A missing corpus raises CorpusError at the call, an unreadable document when it is reached.
     """
     return find_corpus(spec).documents()
+
+
+def describe_corpora() -> dict[str, CorpusInfo]:
+    """Return license, size and source of every kind of corpus."""
+    return {kind: importlib.import_module(module).INFO for kind, module in KINDS.items()}

@@ -25,3 +25,15 @@ class Corpus:
     """Return hashes or revisions that identify the content of `documents`, as a cache key. Reads the files."""
     documents: Callable[[], Iterator[Document]]
     """Start from the first document, in an order that depends only on the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusInfo:
+    """What to know before choosing a corpus."""
+
+    license: str
+    size: str
+    source: str
+    """Repository and pinned revision, or where the text is from."""
+    public_results: str = ""
+    """What others report for it."""

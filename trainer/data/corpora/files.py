@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.data.corpora.document import Corpus, Document
+from trainer.data.corpora.document import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError
 
 # Applies to folders, which contain other files, too. A glob or a name takes any file.
@@ -29,6 +29,8 @@ TEXT_ENDINGS = (".txt", ".text", ".md", ".rst", ".raw", ".tokens", ".jsonl")
 COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
 # A larger text is cut at line ends into documents of about this size, so that memory stays bounded.
 LARGEST_DOCUMENT = 16 << 20  # bytes
+
+INFO = CorpusInfo(license="that of your files", size="that of your files", source="files of this machine")
 
 
 def build_corpus(argument: str) -> Corpus:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, Document
+from trainer.data.corpora.document import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError, describe_exception
 
 SPEC = re.compile(r"(?P<place>.+)@(?P<hash>[0-9a-f]{64})(?P<sources>\+sources)?")
@@ -27,6 +27,8 @@ ROWS = 1000
 COMMITS = 1000  # commits on the Hub to search for the manifest
 
 Fetch = Callable[[str], Path]
+
+INFO = CorpusInfo(license="that of the campaign", size="that of the campaign", source="a campaign of this site")
 
 
 def build_corpus(argument: str) -> Corpus:

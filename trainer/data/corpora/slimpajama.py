@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from trainer.data.corpora.document import Corpus, Document
+from trainer.data.corpora.document import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError, describe_exception
 
 REPOSITORY = "cerebras/SlimPajama-627B"
@@ -24,6 +24,8 @@ REVISION = "2d0accdd58c5d5511943ca1f5ff0e3eb5e293543"
 LOCATION = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})")
 FILE = re.compile(r"train/chunk(\d+)/example_train_(\d+)\.jsonl\.zst")
 TIMEOUT = 20  # seconds for the Hub's first response and for each further part of a file
+
+INFO = CorpusInfo(license="those of its sources", size="627 billion tokens", source=f"{REPOSITORY}@{REVISION}")
 
 
 def build_corpus(argument: str) -> Corpus:

@@ -1,0 +1,63 @@
+"""Stream the documents of a dataset on the Hugging Face Hub at a pinned revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from trainer.data.corpora.document import Corpus, Document
+from trainer.data.errors import CorpusError, describe_exception
+
+TIMEOUT = 20  # seconds for the first response of the Hub
+
+
+def get_text(record: Mapping[str, Any]) -> str:
+    return str(record["text"] or "")
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A dataset of the Hub: its parts by name, and how to read a record."""
+
+    name: str  # of the corpus, for messages
+    repository: str
+    revision: str
+    parts: Mapping[str, str]  # argument of the corpus -> configuration on the Hub, or a pattern of files with a `*`
+    columns: tuple[str, ...] = ("id", "text")
+    read_text: Callable[[Mapping[str, Any]], str] = get_text
+
+    def build_corpus(self, argument: str) -> Corpus:
+        """Return the part named by `argument`, the first one if it is empty. Raise CorpusError for another one."""
+        part = self.parts.get(argument or next(iter(self.parts)))
+        if part is None:
+            known = ", ".join(f"{self.name}:{part}" for part in self.parts)
+            raise CorpusError(f"There is no corpus {self.name}:{argument}; known: {known} (--limit-bytes limits it)")
+        source = {"repository": self.repository, "configuration": part, "revision": self.revision}
+        return Corpus(fingerprint=lambda: source, documents=partial(self._iterate_documents, part))
+
+    def _iterate_documents(self, part: str) -> Iterator[Document]:
+        # Errors of the Hub's client (no network, broken transfer, offline mode) come from its own classes or from
+        # requests, httpx, aiohttp, fsspec or pyarrow. A list would be incomplete, and all mean the same here.
+        try:
+            for number, record in enumerate(self._stream_records(part)):
+                if text := self.read_text(record):
+                    yield Document(str(record.get("id", number)), text)
+        except Exception as error:
+            reason = describe_exception(error)
+            raise CorpusError(
+                f"{self.name} cannot be read from the Hugging Face Hub; is there a network? {reason}"
+            ) from error
+
+    def _stream_records(self, part: str) -> Iterator[dict[str, Any]]:
+        import datasets
+        from huggingface_hub import HfApi
+
+        # Check once with a short timeout: the streaming reader retries for minutes before it reports a missing network.
+        HfApi().dataset_info(self.repository, revision=self.revision, timeout=TIMEOUT)
+        selection = {"data_files": part} if "*" in part else {"name": part}
+        stream = datasets.load_dataset(
+            self.repository, split="train", streaming=True, revision=self.revision, **selection
+        )
+        return iter(stream.select_columns(list(self.columns)))
