@@ -64,7 +64,11 @@ def print_error(command: str, message: object, code: int) -> int:
     return code
 
 
-class CompilerMissingError(Exception):
+class CompilationError(Exception):
+    """torch.compile failed for a model that runs without it: this machine's fault, or ours."""
+
+
+class CompilerMissingError(CompilationError):
     """torch.compile found no C compiler on this machine, or on a CPU no C++ compiler."""
 
     def __init__(self) -> None:
@@ -79,7 +83,7 @@ def attribute_to_model(activity: str) -> Iterator[None]:
     """Turn errors of the block into `ModelError`s. `activity` ends the message: "in a forward pass"."""
     try:
         yield
-    except (ModelError, ProcessLostError, CompilerMissingError):
+    except (ModelError, ProcessLostError, CompilationError):
         raise
     except Exception as error:
         if is_compiler_missing(error):
@@ -130,13 +134,26 @@ def is_compiler_missing(error: BaseException | None) -> bool:
     return any(message in str(error) for message in ("Failed to find C compiler", "No working C++ compiler found"))
 
 
+def is_backend_failure(error: BaseException | None) -> bool:
+    """Return whether torch.compile's code generation, or what it started, failed; running out of memory is not that."""
+    while error is not None:
+        module, name = type(error).__module__, type(error).__name__
+        inner = getattr(error, "inner_exception", None)  # of torch._dynamo's BackendCompilerFailed
+        if is_out_of_memory(error) or is_out_of_memory(inner):
+            return False
+        if name == "BackendCompilerFailed" or module.startswith(("torch._inductor.", "triton.")):
+            return True
+        error = error.__cause__
+    return False
+
+
 def is_expected(error: Exception) -> bool:
     """Return whether the message explains everything, so that no traceback is needed."""
     cause = error.__cause__
     if isinstance(error, ModelError):
         return cause is None or is_out_of_memory(cause)
     return (
-        isinstance(error, UserError | ProcessLostError | CompilerMissingError)
+        isinstance(error, UserError | ProcessLostError | CompilationError)
         or is_disk_full(error)
         or is_out_of_memory(error)
         or is_thread_limit(error)
@@ -155,7 +172,7 @@ def describe_error(error: Exception) -> str:
         return f"Out of memory: free some memory. {RESUME_HINT}"
     if is_thread_limit(error):
         return f"No thread could be started: raise the limit on processes. {RESUME_HINT}"
-    if isinstance(error, CompilerMissingError):
+    if isinstance(error, CompilationError):
         return f"{message} {RESUME_HINT}"
     if isinstance(error, UserError):
         return f"{message}. {RESUME_HINT}"

@@ -20,6 +20,7 @@ from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DamagedDatasetError
 from trainer.distributed import launch
+from trainer.distributed.devices import DeviceError
 from trainer.errors import ModelError, UserError
 from trainer.training.interruption import StopRequest
 from trainer.training.loop import fit_and_finish
@@ -51,6 +52,8 @@ def run_training(config: TrainConfig, console: Console, stop: StopRequest) -> in
             run.loader.close()
             run.writer.close()
     except Exception as error:
+        if isinstance(error, DeviceError):  # a user's error, but on a node the machine's
+            errors.write_failure(config.out, "infrastructure", str(error))
         if isinstance(error, UserError) and not isinstance(error, DamagedDatasetError):
             raise
         return report_failure(config, error)

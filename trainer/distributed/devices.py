@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from trainer.errors import UserError
+from trainer.ops.attention import activate_flash_attention
 from trainer.ops.heap import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def build_fabric(device: str, devices: int, strategy: str, precision: str, logge
         loggers=logger,
     )
     fabric.launch()
+    if fabric.device.type == "cuda":
+        activate_flash_attention(fabric.device)
     return fabric
 
 

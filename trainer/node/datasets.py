@@ -25,6 +25,8 @@ TRAINING_FILES = ("manifest.json", "tokenizer.json", "train", "dev")
 """What a job sees of its dataset. The test split is not mounted."""
 PREPARATION_LIMITS = ResourceLimits(wall_seconds=24 * 3600, memory_bytes=1 << 50, disk_bytes=1 << 60, processes=4096)
 """For trusted code: only the time is really limited."""
+MAX_COMPILE_WORKERS = 32  # torch's default
+PROCESSES_OF_COMPILE_WORKER = 3  # itself, gcc and what gcc starts
 LOCK_SECONDS = 0.2  # interval between two checks of the stop signal while waiting for the lock
 SECRET_VARIABLES = ("DAILYTRAIN_JOIN_TOKEN", "SECRET_KEY", "DATABASE_URL", "GITHUB_WEBHOOK_SECRET")
 
@@ -101,5 +103,18 @@ def build_entry_environment(job: Job) -> dict[str, str]:
 
 
 def build_python_environment(job: Job, source: Path) -> dict[str, str]:
+    slot = job.context.slot
     variables = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    return job.context.slot.build_environment() | variables
+    cores = len(slot.processors) or os.cpu_count() or 1
+    workers = count_compile_workers(job.limits.processes, max(1, len(slot.gpus)), cores)
+    return slot.build_environment() | variables | {"TORCHINDUCTOR_COMPILE_THREADS": str(workers)}
+
+
+def count_compile_workers(processes: int, devices: int, cores: int) -> int:
+    """Return the processes in which torch.compile generates code for each device, so that all fit the job's limit.
+
+    torch's own default is 32 for each device. Each worker may start a compiler and that one another program.
+    """
+    # A device also has its training process and the parent of its workers; 8 are for the sandbox and the launcher.
+    allowed = (processes - 8 - 2 * devices) // (PROCESSES_OF_COMPILE_WORKER * devices)
+    return max(1, min(MAX_COMPILE_WORKERS, cores // devices, allowed))

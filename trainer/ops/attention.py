@@ -2,7 +2,7 @@
 
 | where | case | path |
 |---|---|---|
-| GPU, 16 bit | anything | `flash-attn 2` if installed and no documents; else `varlen`: torch's own flash kernels, FA3 (Hopper) or FA4 (Blackwell) where such a package is installed, FA2 otherwise |
+| GPU, 16 bit | anything | `flash-attn 2` if installed, without documents and without FA3 or FA4; else `varlen`: torch's own flash kernels, FA3 (Hopper) or FA4 (Blackwell) after `activate_flash_attention` where such a package is installed, FA2 otherwise |
 | GPU, 16 bit | plain, square | `sdpa`: torch picks flash or cuDNN; FA3 and FA4 reach it too |
 | anywhere | plain, square | `sdpa`, which has a flash kernel for CPUs |
 | anywhere | one query, all keys | `sdpa` without a mask |
@@ -10,6 +10,7 @@
 
 "Plain" means neither window nor documents; "square" means as many queries as keys. The first matching row applies,
 but plain and square cases always use `sdpa`. All paths equal `reference_attention` up to rounding, and tests check it.
+Under autocast all take its type, as torch's sdpa does.
 
 Not covered: grouped queries (repeat the keys), dropout, FlexAttention (it has no backward pass on a CPU).
 The GPU paths have **not been run yet**.
@@ -32,8 +33,11 @@ from trainer.ops import registered
 AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "reference"]
 
 # A constant, because torch.compile cannot trace the search, and torch.compiler's decorators import torch._dynamo: 2 s.
-HAS_FLASH_ATTENTION_2 = importlib.util.find_spec("flash_attn") is not None
+# A package has an origin; flash-attn-4 brings only a namespace of this name, which has none.
+HAS_FLASH_ATTENTION_2 = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
+AUTOCAST_DEVICES = ("cpu", "cuda")  # torch raises for a device without autocast, such as meta
 
+_is_newer_flash_active = False  # FA3 or FA4, which are preferred to flash-attn 2
 _is_reference_forced = False
 
 
@@ -49,6 +53,10 @@ def attention(
     window = None if window is None or window >= key.size(2) else window
     if registered.is_exporting():
         return torch.ops.dailytrain.attention(query, key, value, window, documents)
+    kind = query.device.type
+    if kind in AUTOCAST_DEVICES and torch.is_autocast_enabled(kind):
+        # A value may have another type than the query: a traced graph holds fixed ones. Flash kernels refuse that.
+        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
     path = select_path(query, key, window=window, documents=documents)
     if path == "sdpa":
         return F.scaled_dot_product_attention(query, key, value, is_causal=query.size(2) > 1)
@@ -73,7 +81,7 @@ def select_path(
     if is_plain and queries in (1, keys):
         return "sdpa"
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        if documents is None and HAS_FLASH_ATTENTION_2:
+        if documents is None and HAS_FLASH_ATTENTION_2 and not _is_newer_flash_active:
             return "flash-attn 2"
         if documents is None or queries == keys:
             return "varlen"
@@ -81,11 +89,14 @@ def select_path(
 
 
 def describe_kernels(device: torch.device) -> str:
-    """Return, for logs, the attention kernels of a device. On a GPU, activate FA3 or FA4 if possible."""
+    """Return, for logs, the attention kernels of a device."""
     if device.type != "cuda":
         return "torch's sdpa"
-    newer = activate_flash_attention(device)
-    return f"torch's sdpa and varlen with {newer or 'FA2'}" + (", flash-attn 2" if HAS_FLASH_ATTENTION_2 else "")
+    from torch.nn.attention import current_flash_attention_impl
+
+    newer = current_flash_attention_impl()
+    package = ", flash-attn 2" if HAS_FLASH_ATTENTION_2 and newer is None else ""
+    return f"torch's sdpa and varlen with {newer or 'FA2'}{package}"
 
 
 @contextmanager
@@ -175,11 +186,13 @@ def flash_attention_2(query: Tensor, key: Tensor, value: Tensor, window: int | N
 def activate_flash_attention(device: torch.device) -> str | None:
     """Make torch's flash attention use FA4 or FA3 if the GPU and an installed package allow; return its name.
 
-    Never raises: torch's own FA2 is the fallback.
+    Call it before the first forward pass. Never raises: torch's own FA2 is the fallback.
     """
+    global _is_newer_flash_active
     from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
     if (current := current_flash_attention_impl()) is not None:
+        _is_newer_flash_active = True
         return current
     generation = torch.cuda.get_device_capability(device)[0]
     for name in {9: ("FA3", "FA4"), 10: ("FA4",)}.get(generation, ()):
@@ -187,5 +200,6 @@ def activate_flash_attention(device: torch.device) -> str | None:
             activate_flash_attention_impl(name)
         except (ImportError, RuntimeError, ValueError, AttributeError):
             continue
+        _is_newer_flash_active = True
         return name
     return None

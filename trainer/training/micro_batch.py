@@ -19,7 +19,16 @@ from trainer.config.resolve import find_largest_divisor
 from trainer.distributed.devices import get_free_memory_bytes
 from trainer.distributed.sharding import gather_weights
 from trainer.distributed.strategies import average_across_processes
-from trainer.errors import ModelError, attribute_to_model, is_out_of_memory
+from trainer.errors import (
+    MAX_REASON,
+    CompilationError,
+    ModelError,
+    attribute_to_model,
+    is_backend_failure,
+    is_compiler_missing,
+    is_out_of_memory,
+    to_one_line,
+)
 from trainer.ops.losses import max_chunk_positions
 from trainer.training import compilation
 from trainer.training.objective import Objective
@@ -134,10 +143,19 @@ def try_pass(run: Run, is_searching: bool) -> bool:
 
 
 def run_pass(run: Run, rows: torch.Tensor) -> None:
-    """Forward and backward as in training, forward as in evaluation."""
+    """Forward and backward as in training, forward as in evaluation.
+
+    Raise `CompilationError` if only the compiled model fails.
+    """
     try:
         run_forward_backward(run, rows)
     except Exception as error:
+        if is_backend_failure(error) and not is_compiler_missing(error):
+            with torch.compiler.set_stance("force_eager"):
+                run_forward_backward(run, rows)
+            raise CompilationError(
+                f"torch.compile failed on this machine: {to_one_line(error)[:MAX_REASON]}"
+            ) from error
         if not compilation.is_graph_break(error):
             raise
         # A model that does not compile as one graph is compiled as several.

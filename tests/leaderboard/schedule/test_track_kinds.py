@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import Group, User
@@ -17,6 +19,8 @@ from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish
+from trainer.config.parsing import parse_config
+from trainer.config.resolve import resolve_config
 
 GB = 10**9
 
@@ -147,6 +151,16 @@ def test_template_trains_in_bf16_unless_for_16_gb_gpus(name: str) -> None:
     template = track_templates.TEMPLATES[name]
     expected = None if template["needs_labels"] == ["1x16gb"] else "bf16"
     assert template["config"]["train"].get("precision") == expected
+
+
+@pytest.mark.parametrize("name", track_templates.TEMPLATES)
+def test_template_resolves_on_cuda(name: str, tmp_path: Path) -> None:
+    template = track_templates.TEMPLATES[name]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"budget": template["budget"], **template["config"]}))
+    resolved = resolve_config(parse_config(["--config", str(file), "--out", str(tmp_path)]), "cuda")
+    assert (resolved.precision, resolved.muon_precision, resolved.compile) == ("bf16", "bf16", True)
+    assert resolved.micro_batch == template["config"]["train"]["micro_batch"], "fits the card, so it is not searched"
 
 
 def test_create_track_says_what_it_made_and_refuses_a_second(track: Track) -> None:

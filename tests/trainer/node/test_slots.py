@@ -23,6 +23,7 @@ from tests.support.fake_gpus import Nvml, pair
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.small_site import SmallSite
 from trainer import protocol
+from trainer.node.datasets import count_compile_workers
 from trainer.node.gpus_nvml import NvmlReader
 from trainer.node.hardware import list_processors
 from trainer.node.job_handlers.train import choose_devices
@@ -81,17 +82,20 @@ def test_slot_environment_lists_gpus_by_uuid() -> None:
     ("config", "gpus", "added"),
     [
         ({}, 0, {}),
-        ({}, 1, {}),
-        ({}, 4, {"devices": 4}),
-        ({}, 3, {"devices": 2}),  # a batch that the trainer computes is a power of two
-        ({"train": {"batch": 6}}, 4, {"devices": 3}),
-        ({"train.batch": 6}, 4, {"devices": 3}),
-        ({"devices": 2}, 4, {}),
+        ({}, 1, {"device": "cuda"}),
+        ({"device": "auto"}, 1, {"device": "cuda"}),
+        ({"device": "cuda"}, 1, {}),
+        ({"device": "cpu"}, 4, {}),
+        ({}, 4, {"device": "cuda", "devices": 4}),
+        ({}, 3, {"device": "cuda", "devices": 2}),  # a batch that the trainer computes is a power of two
+        ({"train": {"batch": 6}}, 4, {"device": "cuda", "devices": 3}),
+        ({"train.batch": 6}, 4, {"device": "cuda", "devices": 3}),
+        ({"devices": 2}, 4, {"device": "cuda"}),
         ({"devices": 2, "device": "cpu"}, 1, {}),
     ],
 )
 def test_choose_devices_takes_all_gpus_that_divide_the_batch(
-    config: dict[str, object], gpus: int, added: dict[str, int]
+    config: dict[str, object], gpus: int, added: dict[str, object]
 ) -> None:
     assert choose_devices(config, gpus) == added
 
@@ -107,6 +111,23 @@ def test_choose_devices_with_an_invalid_configuration_blames_the_entry(config: d
     with pytest.raises(JobFailedError, match="configuration is invalid") as failed:
         choose_devices(config, 2)
     assert failed.value.cause == "model"
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("cores", [1, 2, 16, 64, 256])
+def test_compile_workers_fit_the_process_limit_of_tracks(gpus: int, cores: int) -> None:
+    from leaderboard.models.seasons import PROCESSES
+
+    workers = count_compile_workers(PROCESSES, gpus, cores)
+    assert 1 <= workers <= max(1, cores // gpus)
+    in_sandbox = 3  # two of the sandbox, and the process that starts one for each GPU
+    each = 2 + 3 * workers  # training, the parent of the workers; a worker, its compiler and that one's assembler
+    assert in_sandbox + gpus * each <= PROCESSES
+
+
+def test_compile_workers_on_one_gpu_use_the_cores() -> None:
+    assert count_compile_workers(128, 1, 16) == 16
+    assert count_compile_workers(48, 8, 64) == 1, "never none, which torch refuses"
 
 
 # --- what a sandbox shows --------------------------------------------------------------------------------------------

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.support.paths import REPOSITORY
+from tests.support.varlen_kernel import register_varlen_kernel
+from trainer.graph.model import build_model
+from trainer.graph.trace import trace_architecture
+from trainer.models import load_architecture
+from trainer.ops import attention as attention_module
 from trainer.ops.attention import (
     attention,
     build_mask,
@@ -110,3 +121,95 @@ def test_attention_in_bf16_is_close_to_reference(target: tuple[torch.device, tor
     ours = attention(*tensors, window=9)
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours, reference_attention(*tensors, window=9), rtol=3e-2, atol=3e-2)
+
+
+# --- the path of GPUs, with a kernel for CPUs -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def varlen_path(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """`attention` takes the path `varlen`, as on a GPU in 16 bit. Return the types of the queries that reach it."""
+    register_varlen_kernel()
+    select, seen = attention_module.select_path, []
+
+    def select_as_on_gpu(query: Tensor, key: Tensor, **options: Any) -> str:
+        path = select(query, key, **options)
+        if path == "masked sdpa":
+            seen.append(query.dtype)
+            return "varlen"
+        return path
+
+    monkeypatch.setattr(attention_module, "select_path", select_as_on_gpu)
+    return seen
+
+
+@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_varlen_path_equals_reference(window: int | None, masked: bool, varlen_path: list[torch.dtype]) -> None:
+    documents, tensors = DOCUMENTS if masked else None, inputs(24)
+    ours = attention(*tensors, window=window, documents=documents)
+    theirs = reference_attention(*tensors, window=window, documents=documents)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    direction = torch.randn_like(ours)
+    for mine, wanted in zip(
+        torch.autograd.grad(ours, tensors, direction), torch.autograd.grad(theirs, tensors, direction), strict=True
+    ):
+        torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=2e-5)
+    assert bool(varlen_path) == (masked or window is not None)
+
+
+@pytest.mark.parametrize("is_traced", [False, True], ids=["module", "graph"])
+def test_gpt_under_autocast_calls_varlen_with_one_dtype(is_traced: bool, varlen_path: list[torch.dtype]) -> None:
+    module = load_architecture("gpt")
+    config = module.Config(320, 32, depth=4, width=32, heads=2, windows="SSSL", short_window=8)
+    model = build_model(trace_architecture(module, config)) if is_traced else module.Model(config)
+    varlen_path.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        features = model.features(torch.randint(320, (2, 32)))
+    features.float().sum().backward()
+    assert varlen_path == [torch.bfloat16] * 3, "blocks 0 to 2 have windows"
+
+
+# --- which package's kernels ------------------------------------------------------------------------------------------
+
+REPORT_PATH = """
+import torch
+from types import SimpleNamespace
+from trainer.ops import attention
+torch.cuda.get_device_capability = lambda device=None: (9, 0)
+size = (1, 2, 16, 8)
+tensor = SimpleNamespace(size=lambda i: size[i], is_cuda=True, dtype=torch.bfloat16)
+newer = attention.activate_flash_attention(torch.device("cuda"))
+print(newer, attention.select_path(tensor, tensor, window=4), attention.describe_kernels(torch.device("cuda")), sep="|")
+"""
+FLASH_ATTENTION_3 = """
+import torch
+library = torch.library.Library("flash_attn_3", "DEF")
+library.define("fwd(Tensor x) -> Tensor")
+library.define("bwd(Tensor x) -> Tensor")
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "newer", "path", "described"),
+    [
+        ({}, "None", "varlen", "FA2"),
+        ({"flash_attn/cute/__init__.py": ""}, "None", "varlen", "FA2"),  # flash-attn-4: a namespace
+        ({"flash_attn/__init__.py": ""}, "None", "flash-attn 2", "FA2, flash-attn 2"),
+        ({"flash_attn_interface.py": FLASH_ATTENTION_3}, "FA3", "varlen", "FA3"),
+        ({"flash_attn/__init__.py": "", "flash_attn_interface.py": FLASH_ATTENTION_3}, "FA3", "varlen", "FA3"),
+    ],
+    ids=["none", "namespace", "FA2", "FA3", "FA3 beside FA2"],
+)
+def test_select_path_follows_installed_packages(
+    files: dict[str, str], newer: str, path: str, described: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path[1:]))}
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT_PATH], env=environment, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{newer}|{path}|torch's sdpa and varlen with {described}"

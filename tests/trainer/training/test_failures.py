@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
+import torch
+from torch._inductor.exc import InductorError
 
 from tests.support import failing_models
 from tests.support.metrics_lines import numbers
@@ -18,7 +20,7 @@ from tests.support.tiny import TINY
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, get_checkpoint_step
 from trainer.data.dataset import Dataset
 from trainer.models import ARCHITECTURES
-from trainer.training import compilation, setup
+from trainer.training import compilation, micro_batch, setup
 
 Train = Callable[..., int]
 
@@ -106,6 +108,50 @@ def test_compilation_without_compiler_is_an_infrastructure_failure(
     assert failure["cause"] == "infrastructure"
     assert "install gcc" in failure["reason"]
     assert "install gcc" in capsys.readouterr().err.splitlines()[-1]
+
+
+def fail_to_generate_code(graph: object, inputs: object) -> NoReturn:
+    """A backend whose code generation is broken, as an installation of Triton may be."""
+    raise InductorError(RuntimeError("ptxas ended with exit code 255"), None)
+
+
+def test_broken_compilation_is_infrastructure_if_the_model_runs_without(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", fail_to_generate_code)
+    assert train(tmp_path, "--budget", "2steps", "--train.compile", "true") == 1
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "infrastructure"
+    assert "torch.compile failed on this machine" in failure["reason"]
+    assert "ptxas ended with exit code 255" in failure["reason"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_broken_compilation_is_the_models_if_it_fails_without(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_eagerly(*arguments: object) -> NoReturn:
+        raise RuntimeError("the tensors do not fit")
+
+    def backend(graph: object, inputs: object) -> NoReturn:
+        monkeypatch.setattr(micro_batch, "run_forward_backward", fail_eagerly)
+        fail_to_generate_code(graph, inputs)
+
+    monkeypatch.setattr(compilation, "BACKEND", backend)
+    assert train(tmp_path, "--budget", "2steps", "--train.compile", "true") == 3
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert (failure["cause"], "the tensors do not fit" in failure["reason"]) == ("model", True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_missing_gpu_is_bad_input_and_not_the_models_failure(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--budget", "2steps", "--device", "cuda") == 2
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "infrastructure", "a node reads this: a driver file may be missing in the sandbox"
+    assert "torch finds no GPU here" in failure["reason"]
+    assert "torch finds no GPU here" in capsys.readouterr().err.splitlines()[-1]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, list_checkpoints
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
 from trainer.node.job_handlers.train import (
     build_spec,
+    choose_devices,
     download_base_weights,
     download_checkpoint,
     download_graph,
@@ -43,7 +44,8 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset = ensure_dataset(job, order.dataset)
     download_both_ends(job, order)
-    write_config(job, order.config, download_base_weights(job, order.base), download_graph(job, order.graph))
+    config = order.config | choose_devices({**order.config, "devices": 1}, len(job.context.slot.gpus))
+    write_config(job, config, download_base_weights(job, order.base), download_graph(job, order.graph))
     recorded = job.workspace.root / "recorded_state.json"
     recorded.write_text(json.dumps(read_recorded_state(job.workspace.run / "claimed" / STATE_FILE)))
     arguments = ("--until", str(order.claimed.step), "--recorded-state", str(recorded))

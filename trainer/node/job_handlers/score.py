@@ -38,7 +38,7 @@ def run(job: Job) -> JobOutcome:
     dataset = ensure_dataset(job, order.dataset)
     prepare_run_folder(job, order, dataset)
     command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(dataset)]
-    command += ["--json", "--device", "auto"]
+    command += ["--json", "--device", "cuda" if job.context.slot.gpus else "auto"]
     is_trusted = order.graph is not None or job.spec.entry is None
     return score_trusted_code(job, order, command) if is_trusted else score_entry_code(job, dataset, command)
 

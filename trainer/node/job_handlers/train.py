@@ -63,11 +63,12 @@ def run(job: Job) -> JobOutcome:
     return replace(outcome, result={**outcome.result, "probes": probe_results})
 
 
-def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, int]:
-    """Return `devices` for a slot with `gpus` GPUs; {} if the configuration sets it.
+def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """Return `device` and `devices` for a slot with `gpus` GPUs, where the configuration leaves them open.
 
-    It is the largest number of GPUs that divides the batch. Raise `JobFailedError` for a configuration that is invalid
-    or that requests more GPUs than the slot has.
+    `device` is `cuda`, so that a GPU that torch does not find ends the job instead of training on the CPU. `devices` is
+    the largest number of GPUs that divides the batch. Raise `JobFailedError` for a configuration that is invalid or
+    that requests more GPUs than the slot has.
     """
     try:
         settings = DeviceSettings.model_validate(config)
@@ -76,10 +77,11 @@ def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, int]:
     requested = settings.devices
     if requested is not None and 0 < gpus < requested and settings.device != "cpu":
         raise JobFailedError(f"The run needs {requested} GPUs, and this node has {gpus} for it.")
-    if requested is not None or gpus < 2:
-        return {}
-    batch = settings.batch or COMPUTED_BATCH
-    return {"devices": max(count for count in range(1, gpus + 1) if batch % count == 0)}
+    chosen: dict[str, Any] = {"device": "cuda"} if gpus and settings.device in (None, "auto") else {}
+    if requested is None and gpus > 1 and settings.device != "cpu":
+        batch = settings.batch or COMPUTED_BATCH
+        chosen["devices"] = max(count for count in range(1, gpus + 1) if batch % count == 0)
+    return chosen
 
 
 def write_config(job: Job, config: dict[str, Any], base_folder: Path | None, graph: Path | None) -> None:
