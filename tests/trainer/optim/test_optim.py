@@ -114,7 +114,7 @@ EIGHT_BITS = ParameterGroup("all", ("*",), "adamw8bit", 0.01, weight_decay=0.1, 
 
 def test_adamw8bit_without_package_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(OptimizerNotInstalledError, match=r"^adamw8bit needs .*: pip install 'dailytrain\[cuda\]'$"):
+    with pytest.raises(OptimizerNotInstalledError, match=r"^adamw8bit needs .*: pip install 'dailytrain\[gpu\]'$"):
         check_installed(recipe(EIGHT_BITS))
     check_installed(recipe(REST))
 
