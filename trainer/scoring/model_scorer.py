@@ -29,7 +29,8 @@ class TargetScores(NamedTuple):
 class ModelScorer:
     """Computes predictions on one device, each row in a pass of its own: a model cannot read another row.
 
-    Rows are padded to the length of a training row.
+    Rows are padded to the length of a training row. After each pass, parameters and buffers are compared with copies
+    made before the first one, so no pass can leave something for the next.
     """
 
     def __init__(self, model: LanguageModel, device: torch.device, sequence_length: int) -> None:
@@ -44,7 +45,7 @@ class ModelScorer:
         yield from self.model.named_buffers()
 
     def check_unchanged(self) -> None:
-        """Raise `ModelError` if a pass has written to a stored tensor: it could carry one row to another."""
+        """Raise `ModelError` if a pass has written to a stored tensor."""
         for name, tensor in self.list_stored():
             if not torch.equal(tensor, self.stored[name]):
                 raise ModelError(f"The forward pass changes {name}: a pass writes to no parameter and no buffer.")
@@ -53,6 +54,7 @@ class ModelScorer:
     def compute_logits(self, row: Tokens) -> Tensor:
         """Return logits `[T, vocabulary]` for token ids `[T]`."""
         logits = self.model.logits(self.model.features(self.to_device(row[None])))
+        self.check_unchanged()
         if logits.shape[:-1] != (1, len(row)):
             raise ModelError("The model returned something other than one row of logits for each token of its input.")
         return logits[0]
@@ -81,7 +83,9 @@ class ModelScorer:
     def compute_logits_at(self, row: Tokens, position: int) -> Tensor:
         """Return logits `[1, vocabulary]` at one position of a row."""
         features = self.model.features(self.to_device(row[None]))
-        return self.model.logits(features[:, position : position + 1])[0]
+        logits = self.model.logits(features[:, position : position + 1])
+        self.check_unchanged()
+        return logits[0]
 
     @torch.inference_mode()
     def score_targets(self, logits: Tensor, targets: Tokens) -> TargetScores:

@@ -86,10 +86,11 @@ def test_pass_that_writes_to_a_buffer_is_refused() -> None:
             return super().features(tokens)
 
     scorer = ModelScorer(WithMemory(torch.zeros(VOCABULARY)), torch.device("cpu"), LENGTH)
-    scorer.check_unchanged()
-    scorer.score_rows(draw_tokens(1, LENGTH), draw_tokens(1, LENGTH))
     with pytest.raises(ModelError, match="changes seen"):
-        scorer.check_unchanged()
+        scorer.score_rows(draw_tokens(1, LENGTH), draw_tokens(1, LENGTH))
+    scorer.model.seen.zero_()
+    with pytest.raises(ModelError, match="changes seen"):
+        scorer.score_positions(draw_tokens(1, LENGTH), np.array([3]), draw_tokens(1))
 
 
 def test_replaced_rows_keep_tokens_up_to_their_position() -> None:
