@@ -12,12 +12,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 from django.utils.safestring import SafeString
-from markdown_it import MarkdownIt
 
+from leaderboard.markdown import render_markdown
 from leaderboard.submissions import code_flags as flags
 from leaderboard.submissions.diffs import escape_hidden
 
@@ -56,13 +55,8 @@ class Cell:
 
     @property
     def html(self) -> SafeString:
-        """Return a Markdown cell as HTML. The parser escapes raw HTML."""
-        return SafeString(get_markdown_parser().render(self.visible_source))
-
-
-@cache
-def get_markdown_parser() -> MarkdownIt:
-    return MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "html_block", "html_inline"])
+        """Return a Markdown cell as HTML."""
+        return render_markdown(self.visible_source)
 
 
 def parse_notebook(contents: bytes) -> dict[str, Any]:

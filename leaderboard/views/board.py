@@ -9,9 +9,7 @@ from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
-from django.utils.safestring import mark_safe
 from django.views.decorators.http import condition, require_safe
-from markdown_it import MarkdownIt
 
 from leaderboard import reported_records
 from leaderboard.board.query import BoardQuery, load_board_rows, parse_axis
@@ -19,6 +17,7 @@ from leaderboard.board.table import build_board_table
 from leaderboard.charts import curve_svg
 from leaderboard.charts.frontier import build_frontier, build_records, get_leader
 from leaderboard.charts.multiplier_charts import draw_ladder
+from leaderboard.markdown import render_markdown
 from leaderboard.models import Bounty, Run, StandingsTable, Track
 from leaderboard.models.standings import LATEST_COMPUTATION
 from leaderboard.pool_totals import totals
@@ -161,11 +160,11 @@ def track_reported(request: HttpRequest, slug: str) -> HttpResponse:
 def acknowledgements(request: HttpRequest) -> HttpResponse:
     """Projects, papers and libraries: the page of the documentation, as HTML."""
     page = settings.BASE_DIR / "docs" / "explanation" / "acknowledgements.md"
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    text = mark_safe(parser.render(page.read_text(encoding="utf-8")))  # noqa: S308 (a file of this repository)
-    return render(request, "leaderboard/acknowledgements.html", {"text": text})
+    text = page.read_text(encoding="utf-8")
+    return render(request, "leaderboard/acknowledgements.html", {"text": render_markdown(text)})
 
 
+@require_safe
 def about(request: HttpRequest) -> HttpResponse:
     """How the board's numbers are computed."""
     return render(request, "leaderboard/about.html", {"track": Track.objects.default(), "totals": totals()})

@@ -46,6 +46,11 @@ def test_sitemap_lists_pages_that_exist(client: Client) -> None:
     assert [page for page in pages if client.get(page).status_code != 200] == []
 
 
+@pytest.mark.parametrize("page", ["about", "acknowledgements"])
+def test_post_to_a_page_without_forms_is_refused(client: Client, page: str) -> None:
+    assert client.post(f"/{page}/").status_code == 405
+
+
 def test_acknowledgements_page_names_the_projects(client: Client) -> None:
     text = client.get("/acknowledgements/").content.decode()
     for project in ("modded-nanogpt", "nanochat", "RWKV", "litgpt", "lm-eval", "hivemind", "SWARM", "Maini et al."):

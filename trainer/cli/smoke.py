@@ -129,9 +129,11 @@ def run_smoke_test(options: argparse.Namespace, flags: Sequence[str], print_chec
         out.mkdir()
         dataset = prepare_dataset(CORPUS, TOKENIZER, options.data, LIMIT_BYTES)
         with open_log(options) as output:
-            report, box_failure = trace_in_box(options, flags, sandbox, dataset.tokenizer.vocabulary_size, out, output)
+            report, trace_failure = trace_in_sandbox(
+                options, flags, sandbox, dataset.tokenizer.vocabulary_size, out, output
+            )
         findings = Findings(report)
-        for check in iterate_checks(options, findings, box_failure, dataset, out, private):
+        for check in iterate_checks(options, findings, trace_failure, dataset, out, private):
             findings.checks.append(check)
             print_check(check)
             if not check.passed:
@@ -142,7 +144,7 @@ def run_smoke_test(options: argparse.Namespace, flags: Sequence[str], print_chec
 def iterate_checks(
     options: argparse.Namespace,
     findings: Findings,
-    box_failure: SmokeCheck | None,
+    trace_failure: SmokeCheck | None,
     dataset: Dataset,
     out: Path,
     private: Path,
@@ -155,8 +157,8 @@ def iterate_checks(
     name: CheckName = "starts"
     try:
         with ExitStack() as stack:
-            if box_failure is not None and box_failure.name == "starts":
-                yield box_failure
+            if trace_failure is not None and trace_failure.name == "starts":
+                yield trace_failure
                 return
             small = None
             if not options.trace_only:
@@ -164,8 +166,8 @@ def iterate_checks(
                 small = stack.enter_context(open_small_model(traced, dataset, private, options.steps))
             yield check_start(small and small.parameters)
             name = "fits"
-            if box_failure is not None:
-                yield box_failure
+            if trace_failure is not None:
+                yield trace_failure
                 return
             traced = read_sandbox_graphs(out, "graph")
             findings.full_size = measure_full_size(traced)
@@ -202,7 +204,7 @@ def open_log(options: argparse.Namespace) -> Iterator[IO[bytes]]:
         yield devnull
 
 
-def trace_in_box(
+def trace_in_sandbox(
     options: argparse.Namespace,
     flags: Sequence[str],
     sandbox: SandboxDriver,
@@ -211,7 +213,7 @@ def trace_in_box(
     output: IO[bytes],
 ) -> tuple[TraceReport, SmokeCheck | None]:
     """Trace the architecture in the sandbox; return its report and the failed check, if any."""
-    spec = build_box_spec(options, flags, small_vocabulary_size, out)
+    spec = build_sandbox_spec(options, flags, small_vocabulary_size, out)
     process = sandbox.start(spec, stdout=output, stderr=output)
     try:
         process.wait()
@@ -244,7 +246,7 @@ def get_reason(report: TraceReport) -> str:
     return report.failure.reason if report.failure else "it reported nothing"
 
 
-def build_box_spec(
+def build_sandbox_spec(
     options: argparse.Namespace, flags: Sequence[str], small_vocabulary_size: int, out: Path
 ) -> SandboxSpec:
     source = options.model_source or Path(trainer.__file__).resolve().parent.parent

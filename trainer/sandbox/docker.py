@@ -21,7 +21,7 @@ from trainer.sandbox.gpu_devices import VISIBLE_GPUS_VARIABLE
 from trainer.sandbox.process import SandboxProcess, find_command_error
 from trainer.sandbox.spec import OutputStream, SandboxError, SandboxSpec
 
-LABEL = "dailytrain.box"
+LABEL = "dailytrain.sandbox"
 DRIVER = Path("/proc/driver/nvidia")
 TIMEOUT_SECONDS = 30  # for one call of the docker program
 

@@ -85,7 +85,7 @@ class LmEvalModel(TemplateLM):
         while len(generated) < int(settings.get("max_gen_toks", 256)):
             row = np.array((tokens + generated)[-self._length :], np.int64)
             padded = pad_rows([row], self._length, self.eot_token_id)[0]
-            token = int(self._scorer.compute_logits_at(padded, len(row) - 1).argmax())
+            token = int(self._scorer.compute_logits(padded, slice(len(row) - 1, len(row))).argmax())
             if token == self.eot_token_id:
                 break
             generated.append(token)

@@ -17,6 +17,7 @@ from trainer.scoring.look_ahead import Losses
 
 Tokens = NDArray[np.int64]
 RowCallback = Callable[[int], None]  # called with the number of rows that are done
+ALL_POSITIONS = slice(None)
 
 
 class TargetScores(NamedTuple):
@@ -51,11 +52,12 @@ class ModelScorer:
                 raise ModelError(f"The forward pass changes {name}: a pass writes to no parameter and no buffer.")
 
     @torch.inference_mode()
-    def compute_logits(self, row: Tokens) -> Tensor:
-        """Return logits `[T, vocabulary]` for token ids `[T]`."""
-        logits = self.model.logits(self.model.features(self.to_device(row[None])))
+    def compute_logits(self, row: Tokens, positions: slice = ALL_POSITIONS) -> Tensor:
+        """Return logits `[positions, vocabulary]` for token ids `[T]`."""
+        features = self.model.features(self.to_device(row[None]))
+        logits = self.model.logits(features[:, positions])
         self.check_unchanged()
-        if logits.shape[:-1] != (1, len(row)):
+        if logits.shape[:-1] != (1, len(row[positions])):
             raise ModelError("The model returned something other than one row of logits for each token of its input.")
         return logits[0]
 
@@ -74,18 +76,10 @@ class ModelScorer:
         """Score one target `[rows]` in each row, at `positions [rows]`."""
         found = []
         for number, (row, position, target) in enumerate(zip(inputs, positions, targets, strict=True), 1):
-            found.append(self.score_targets(self.compute_logits_at(row, position), target[None]))
+            found.append(self.score_targets(self.compute_logits(row, slice(position, position + 1)), target[None]))
             if done:
                 done(number)
         return TargetScores(*map(np.concatenate, zip(*found, strict=True)))
-
-    @torch.inference_mode()
-    def compute_logits_at(self, row: Tokens, position: int) -> Tensor:
-        """Return logits `[1, vocabulary]` at one position of a row."""
-        features = self.model.features(self.to_device(row[None]))
-        logits = self.model.logits(features[:, position : position + 1])
-        self.check_unchanged()
-        return logits[0]
 
     @torch.inference_mode()
     def score_targets(self, logits: Tensor, targets: Tokens) -> TargetScores:

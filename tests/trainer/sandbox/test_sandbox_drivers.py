@@ -47,7 +47,7 @@ def test_docker_command_restricts_and_mounts() -> None:
     )
     line = " ".join(words)
     for part in (
-        "docker run --rm --init --name name --label dailytrain.box --network none --read-only",
+        "docker run --rm --init --name name --label dailytrain.sandbox --network none --read-only",
         "--cap-drop ALL --security-opt no-new-privileges",
         f"--user {os.getuid()}:{os.getgid()}",
         "--pids-limit 8",
