@@ -35,6 +35,10 @@ UNINITIALIZED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new
 """Operators that return memory as they find it -> what runs instead: such memory could carry another row's data."""
 
 
+RECURRENT_OPERATORS = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
+"""They draw random numbers if they are called with dropout in training."""
+
+
 class Region(nn.Module):
     """A graph that runs under a condition: without gradients, or without autocast."""
 
@@ -178,9 +182,21 @@ def check_operators(graph: Graph, allow_random: bool, describe: Callable[[Call],
 
 def is_random(call: Call) -> bool:
     """Return whether a call draws random numbers. Dropout in evaluation (its last argument is false) does not."""
-    if strip_variant(call.operator) not in RANDOM_OPERATORS:
+    base = strip_variant(call.operator)
+    if base == "aten::scaled_dot_product_attention":
+        return find_argument(call, "dropout_p") not in (None, 0)
+    if base in RECURRENT_OPERATORS:
+        return find_argument(call, "dropout") != 0 and find_argument(call, "train") is not False
+    if base not in RANDOM_OPERATORS:
         return False
     return not ("dropout" in call.operator and call.arguments and call.arguments[-1] is False)
+
+
+def find_argument(call: Call, name: str) -> Any:
+    """Return an argument of a call by its name, positional or not; None if it is not given."""
+    schema = find_operator(call.operator)._schema  # type: ignore[attr-defined]
+    position = [argument.name for argument in schema.arguments].index(name)
+    return call.arguments[position] if position < len(call.arguments) else (call.keywords or {}).get(name)
 
 
 # --- writes -----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from trainer.protocol.files import GRAPH_FILES
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
-MAX_NODES = 200_000  # calls in a graph, with those of regions
+MAX_NODES = 200_000  # calls of all graphs of an architecture, with those of regions
 MAX_CONSTANT_BYTES = 64_000  # of all constants of an architecture. Larger tables are computed by the constructor.
 REGIONS = ("region::no_grad", "region::no_autocast")
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
@@ -219,9 +219,13 @@ def check_traced_sizes(traced: TracedArchitecture) -> None:
         if traced.recipe["model"][name] != traced.recipe[name]:
             raise GraphError(f"recipe.json has two values of {name}")
     expected = Input("tokens", "int64", ("batch", traced.recipe["sequence_length"]))
-    for passes in (traced.training, traced.evaluation):
-        if passes.features.inputs != (expected,):
+    passes = (traced.training, traced.evaluation)
+    for each in passes:
+        if each.features.inputs != (expected,):
             raise GraphError(f"features takes tokens of the shape [batch, {traced.recipe['sequence_length']}]")
+    graphs = [traced.initialization.graph, *(graph for each in passes for graph in (each.features, each.logits))]
+    if sum(1 for graph in graphs for _ in graph.iterate_calls()) > MAX_NODES:
+        raise GraphError(f"the graphs have more than {MAX_NODES:,} calls together")
     size = sum(constant.number_of_bytes for constant in traced.initialization.constants.values())
     if size > MAX_CONSTANT_BYTES:
         raise GraphError(f"the constants have {size:,} bytes, and {MAX_CONSTANT_BYTES:,} are allowed")

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.traced_models import trace
+from trainer.graph import schema
+from trainer.graph.build import is_random
 from trainer.graph.model import build_model
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError, parse_files, read_traced
+from trainer.graph.schema import Call, GraphError, parse_files, read_traced
 from trainer.models import load_architecture
 from trainer.protocol import GRAPH_FILES
 
@@ -113,3 +115,31 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "eval.json").unlink()
     with pytest.raises(GraphError, match=r"eval.json is missing"):
         read_traced(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (Call("aten::scaled_dot_product_attention", ("%0", "%0", "%0", None, 0.1)), True),
+        (Call("aten::scaled_dot_product_attention", ("%0", "%0", "%0"), {"dropout_p": 0.1}), True),
+        (Call("aten::scaled_dot_product_attention", ("%0", "%0", "%0"), {"is_causal": True}), False),
+        (Call("aten::lstm.input", ("%0", [], [], True, 2, 0.1, True, False, True)), True),
+        (Call("aten::lstm.input", ("%0", [], [], True, 2, 0.1, False, False, True)), False),
+        (Call("aten::gru.input", ("%0", "%1", [], True, 2, 0.0, True, False, True)), False),
+    ],
+)
+def test_is_random_of_attention_and_recurrent_layers_depends_on_dropout(call: Call, expected: bool) -> None:
+    assert is_random(call) is expected
+
+
+def test_parse_files_with_too_many_calls_in_all_graphs_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = trace("nanogpt").to_files()
+    parsed = parse_files(files)
+    graphs = [
+        parsed.initialization.graph,
+        *(getattr(p, n) for p in (parsed.training, parsed.evaluation) for n in ("features", "logits")),
+    ]
+    largest = max(len(list(graph.iterate_calls())) for graph in graphs)
+    monkeypatch.setattr(schema, "MAX_NODES", largest + 1)
+    with pytest.raises(GraphError, match="calls together"):
+        parse_files(files)
