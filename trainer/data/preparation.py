@@ -29,7 +29,7 @@ from trainer.data.tokenizer_spec import TokenizerSpec
 FORMAT = 1
 FORMAT_WITH_PROMPTS = 2  # format of a dataset in which some documents begin with a prompt
 MANIFEST = "manifest.json"
-TOKENIZER_SAMPLE = 4 << 20  # bytes of text to train a tokenizer on, spread over the train split
+SAMPLE_BYTES = 2 << 10  # bytes of text per entry of a tokenizer to train it on, spread over the train split
 TOKENIZER_BATCH = 2 << 20  # characters of text tokenized at once
 Advance = Callable[[int], None]  # called with a number of bytes of text
 EncodedDocument = tuple[Document, list[int]]  # ids of a prompt have `PROMPT_BIT`
@@ -137,10 +137,9 @@ def _assign_splits(documents: Spool, pieces: Spool) -> tuple[Spool, np.ndarray]:
 def _train_tokenizer(spool: Spool, assignment: np.ndarray, spec: TokenizerSpec, console: Console) -> Tokenizer:
     assert spec.train_size is not None
     numbers = np.flatnonzero(assignment == splits.TRAIN)
-    with show_phase(
-        console, "Training the tokenizer", min(TOKENIZER_SAMPLE, int(spool.lengths[numbers].sum()))
-    ) as phase:
-        return train_bpe(_report_progress(_sample_texts(spool, numbers), phase.advance), spec.train_size)
+    size = min(SAMPLE_BYTES * spec.train_size, int(spool.lengths[numbers].sum()))
+    with show_phase(console, "Training the tokenizer", size) as phase:
+        return train_bpe(_report_progress(_sample_texts(spool, numbers, size), phase.advance), spec.train_size)
 
 
 def _report_progress(texts: Iterable[str], advance: Advance) -> Iterator[str]:
@@ -149,10 +148,10 @@ def _report_progress(texts: Iterable[str], advance: Advance) -> Iterator[str]:
         yield text
 
 
-def _sample_texts(spool: Spool, numbers: np.ndarray) -> Iterator[str]:
-    """Yield about TOKENIZER_SAMPLE bytes: heads of documents, spread evenly, short ones as a whole or not at all."""
+def _sample_texts(spool: Spool, numbers: np.ndarray, size: int) -> Iterator[str]:
+    """Yield about `size` bytes: heads of documents, spread evenly, short ones as a whole or not at all."""
     lengths = spool.lengths
-    share = min(1.0, TOKENIZER_SAMPLE / int(lengths[numbers].sum()))
+    share = min(1.0, size / int(lengths[numbers].sum()))
     seen = sampled = 0
     for number in map(int, numbers):
         seen += int(lengths[number])

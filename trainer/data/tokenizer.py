@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainer.data.errors import TokenizerError, describe_exception
+from trainer.data.fast_encoder import build_fast_encoder
 
 WORLD_PREFIX = b'{"model": {"type": "World"}'  # the first bytes of a saved `trainer.data.world.WorldTokenizer`
 END_OF_TEXT = "<|endoftext|>"
@@ -60,10 +62,19 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, without end-of-text tokens. The library uses all cores."""
+        """Return the token ids of each text, without end-of-text tokens."""
+        if self._fast_encoder is not None:
+            return [self._fast_encoder(text) for text in texts]
         texts_in_pieces = [_split_text(text) for text in texts]
         encoded = iter(self._encode_pieces([piece for pieces in texts_in_pieces for piece in pieces]))
         return [[token for ids in islice(encoded, len(pieces)) for token in ids] for pieces in texts_in_pieces]
+
+    @cached_property
+    def _fast_encoder(self) -> Callable[[str], list[int]] | None:
+        def to_bytes(token: str) -> bytes:
+            return bytes(_BYTES[symbol] for symbol in token)
+
+        return build_fast_encoder(self._backend, json.loads(self._content), to_bytes)
 
     def _encode_pieces(self, pieces: list[str]) -> list[list[int]]:
         """Encode in groups, since the library holds about 100 bytes for each id."""
