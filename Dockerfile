@@ -28,9 +28,10 @@ RUN grep -v -i -E '^(torch|torchmetrics|lightning|lightning-fabric|pytorch-light
 COPY . .
 COPY --from=assets /app/static/vendor static/vendor
 ENV DAILYTRAIN_HOME=/data PYTHONPATH=/app
-ENV STATIC_ROOT=/app/collected
+ENV STATIC_ROOT=/app/collected WHEELS=/app/wheels
 RUN mkdocs build --strict --quiet
 RUN SECRET_KEY=only-for-collecting DAILYTRAIN_HOME=/tmp/build python manage.py collectstatic --noinput \
+    && SECRET_KEY=only-for-building DAILYTRAIN_HOME=/tmp/build python manage.py build_wheel \
     && rm -rf /tmp/build && mkdir -p /data && chown train:train /data
 USER 10001
 VOLUME /data

@@ -256,12 +256,14 @@ OUTBOX_HANDLERS: dict[str, str] = {
 }
 # Function that lists the tracks to which a node can be restricted (`scheduler.job_kinds.list_tracks`).
 POOL_TRACKS = "leaderboard.runs.get_track_names"
-# Container image of the node agent, in the command for sponsors (Dockerfile, target `node`).
-NODE_IMAGE = read_text("NODE_IMAGE", "dailytrain-node")
-# Container image for volunteers of the dataset swarm, on a campaign's page (Dockerfile, target `volunteer`).
-VOLUNTEER_IMAGE = read_text("VOLUNTEER_IMAGE", "dailytrain-volunteer")
-# Package that pipx installs for a sponsor without Docker: a name on a package index, or the address of a wheel.
-NODE_PACKAGE = read_text("NODE_PACKAGE", "dailytrain[training]")
+# Container image of the node agent (Dockerfile, target `node`), for a second command on sponsors' pages. Empty: none.
+NODE_IMAGE = read_text("NODE_IMAGE", "")
+# The same for volunteers of the dataset swarm, on a campaign's page (Dockerfile, target `volunteer`).
+VOLUNTEER_IMAGE = read_text("VOLUNTEER_IMAGE", "")
+# Folder of the wheel that this site serves (`manage.py build_wheel`). The commands on its pages install it.
+WHEELS = Path(read_text("WHEELS", str(HOME / "wheels")))
+# The package's name on a package index, if pages should name that instead of the site's wheel.
+PACKAGE_NAME = read_text("PACKAGE_NAME", "")
 # Address or path of the repository whose `main` is trained every night.
 MAIN_REPOSITORY = read_text("MAIN_REPOSITORY", str(BASE_DIR))
 # Branch of that repository.

@@ -20,6 +20,7 @@ from leaderboard.api import api
 from leaderboard.integrations.github.webhook import webhook
 from scheduler.campaigns.node_routes import router as packet_router
 from scheduler.node_api.routes import node_api
+from scheduler.release.views import download, download_key
 
 node_api.add_router("", packet_router)
 
@@ -57,6 +58,8 @@ urlpatterns = [
     path("api/v1/", api.urls),
     path("api/node/v1/", node_api.urls),
     path("accounts/", include(accounts)),
+    path("download/signing-key.pem", download_key, name="download-key"),
+    path("download/<str:name>", download, name="download"),
     path("github/webhook", webhook, name="github-webhook"),
     path("campaigns/", include("scheduler.campaigns.urls")),
     path("sponsors/", include("scheduler.sponsors.urls")),

@@ -33,7 +33,7 @@ def write_commands(run: Run) -> str:
     train = " \\\n".join(["dailytrain train", *words, f"  --out run-{run.pk}"])
     hash_ = dataset_hash(run)
     same = [f"# dataset hash: {hash_}"] if hash_ else []
-    return "\n".join([*get, f"git checkout {entry.sha}", train, *same])
+    return "\n".join([*get, f"git checkout {entry.sha}", "pip install '.[training]'", train, *same])
 
 
 def list_flags(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

@@ -61,7 +61,7 @@ class InvalidMessageError(ApiError):
 
 
 class VersionMismatchError(ApiError):
-    """This node uses another protocol version. Update it (`pip install -U dailytrain`) and restart it."""
+    """This node uses another protocol version. Update it: regenerate the command on its page and run that."""
 
     status = 426
 

@@ -22,13 +22,24 @@ from django.core.exceptions import ImproperlyConfigured
 
 def sign_message(message: bytes) -> str:
     """Return the signature of exactly these bytes, base64."""
-    return base64.b64encode(load_private_key(Path(settings.SIGNING_KEY)).sign(message)).decode()
+    return base64.b64encode(sign_bytes(message)).decode()
+
+
+def sign_bytes(message: bytes) -> bytes:
+    """Return the 64 bytes of the signature."""
+    return load_private_key(Path(settings.SIGNING_KEY)).sign(message)
 
 
 def get_public_key() -> str:
     """Return the key that nodes pin, base64 of its 32 bytes."""
     public = load_private_key(Path(settings.SIGNING_KEY)).public_key()
     return base64.b64encode(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
+
+
+def get_public_pem() -> bytes:
+    """Return the key that nodes pin as PEM, for `openssl`."""
+    public = load_private_key(Path(settings.SIGNING_KEY)).public_key()
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 @cache

@@ -168,9 +168,10 @@ def build_join_commands(campaign: Campaign | None = None, token: str = "") -> di
     join += ["--token", token] if token else []
     docker = ["--rm", "-it", "--gpus", "all", "-v", "dailytrain-volunteer:/home/node/data"]
     docker += ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK else []
+    image = settings.VOLUNTEER_IMAGE
     return {
         "join_command": shlex.join(["dailytrain", "rephrase", "join", *join]),
-        "docker_command": shlex.join(["docker", "run", *docker, settings.VOLUNTEER_IMAGE, *join]),
+        "docker_command": shlex.join(["docker", "run", *docker, image, *join]) if image else "",
     }
 
 

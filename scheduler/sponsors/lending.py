@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from scheduler import node_tokens
 from scheduler.models import Event, JoinToken, Node
+from scheduler.release.wheel import get_requirement
 
 STOP_SECONDS = 150
 """Timeout of `docker stop`. The agent hands its job back at the next checkpoint, which takes up to two minutes."""
@@ -49,11 +50,13 @@ def build_agent_arguments(node: Node, token: str) -> list[str]:
 
 
 def build_docker_command(node: Node, token: str) -> str:
-    """Return the command for a machine with Docker.
+    """Return the command for a machine with Docker, empty if the site names no image.
 
     The sandbox inside creates user namespaces and mounts, which Docker's profiles forbid (SECURITY.md). It needs no
     capability and no setuid program.
     """
+    if not settings.NODE_IMAGE:
+        return ""
     name = f"dailytrain-{node.name}"
     remove = f"docker rm -f {shlex.quote(name)}; " if node.last_seen else ""
     options = ["-d", "--name", name, "--restart", "on-failure:5", "--stop-timeout", str(STOP_SECONDS)]
@@ -67,6 +70,9 @@ def build_docker_command(node: Node, token: str) -> str:
 
 
 def build_pipx_command(node: Node, token: str) -> str:
-    """Return the command for a machine without Docker."""
-    pipx = ["pipx", "run", "--spec", settings.NODE_PACKAGE, "dailytrain", "node"]
+    """Return the command for a machine without Docker, empty if the site has no package to install."""
+    requirement = get_requirement(*(("training", "gpu") if node.hardware.get("gpus") else ("training",)))
+    if not requirement:
+        return ""
+    pipx = ["pipx", "run", "--spec", requirement, "dailytrain", "node"]
     return shlex.join([*pipx, *build_agent_arguments(node, token)])

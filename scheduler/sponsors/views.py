@@ -193,6 +193,7 @@ def build_join_context(node: Node, token: str) -> dict[str, Any]:
     has_token = expected is not None and bool(token) and expected.token_hash == node_tokens.hash_token(token)
     return {
         "expected": expected,
+        "has_token": has_token,
         "docker": lending.build_docker_command(node, token) if has_token else "",
         "pipx": lending.build_pipx_command(node, token) if has_token else "",
         "joined": not expected

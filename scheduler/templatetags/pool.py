@@ -10,6 +10,7 @@ from django.forms import BoundField
 from django.utils.safestring import SafeString
 
 from scheduler.models import Node
+from scheduler.release.wheel import get_requirement
 from scheduler.sponsors.contributions import LentTotals
 from scheduler.sponsors.forms import WEEKDAYS
 
@@ -26,6 +27,12 @@ def number(value: float) -> str:
     if not value:
         return "0"
     return f"{value:.2g}" if value < 0.995 else f"{value:,.{1 if value < 99.95 else 0}f}"
+
+
+@register.inclusion_tag("scheduler/parts/install.html")
+def install_command(*extras: str) -> dict[str, str]:
+    """Show the command that installs this site's package with these extras."""
+    return {"requirement": get_requirement(*extras)}
 
 
 @register.filter

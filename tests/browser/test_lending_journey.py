@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from allauth.socialaccount.providers.github.views import GitHubOAuth2Adapter
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.test import Client
 from playwright.sync_api import Page, expect
 from pytest_django import Settings
@@ -66,9 +67,11 @@ def test_from_the_form_to_the_certificate(
     open_page: Callable[..., Page],
     site_url: str,
     settings: Settings,
+    tmp_path: Path,
     start_agent: Callable[[str], subprocess.Popen[bytes]],
 ) -> None:
-    settings.SITE_URL = site_url
+    settings.SITE_URL, settings.WHEELS = site_url, tmp_path
+    call_command("build_wheel", verbosity=0)
     run = waiting_run()
     page = open_page("/", base_url=site_url)
 
@@ -95,7 +98,7 @@ def test_from_the_form_to_the_certificate(
     page.get_by_role("button", name="Show the command").click()
 
     # Paste the line; the page turns green by itself, and then shows what the node does.
-    expect(page.locator(".signal.is-waiting")).to_contain_text("Paste one of these commands on loco")
+    expect(page.locator(".signal.is-waiting")).to_contain_text("Paste this command on loco")
     page.evaluate("window.sameDocument = true")
     process = start_agent(page.locator("#pipx-line").inner_text())
     expect(page.locator(".signal.is-clear")).to_contain_text("loco has joined", timeout=20_000)

@@ -18,6 +18,7 @@ import pytest
 import time_machine
 from PIL import Image, ImageChops
 from playwright.sync_api import Browser, Page
+from pytest_django import Settings
 
 from tests.support import scene
 from tests.support.page_list import addresses
@@ -81,10 +82,12 @@ def open_fixed_page(browser: Browser, live_server: Any) -> Iterator[Callable[[st
 def test_pages_look_like_their_stored_pictures(
     fixed_clock: None,
     open_fixed_page: Callable[[str, tuple[int, int]], Page],
+    settings: Settings,
     tmp_path: Path,
     scheme: str,
     size: tuple[int, int],
 ) -> None:
+    settings.PACKAGE_NAME = "dailytrain"
     page, changed = open_fixed_page(scheme, size), []
     for name, address in addresses(scene.night()).items():
         path = PICTURES / f"{name.replace(', ', '-').replace(' ', '-').lower()}-{size[0]}-{scheme}.png"

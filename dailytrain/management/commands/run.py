@@ -68,6 +68,7 @@ class Command(BaseCommand):
         if self.stopping.is_set():
             return
         call_command("bootstrap_site", main_only=sandbox_problem is not None)
+        call_command("build_wheel")
         self.start(build_web_process(port))
         self.start(build_worker_process())
         if not no_node:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from pytest_django import DjangoAssertNumQueries
+from pytest_django import DjangoAssertNumQueries, Settings
 
 from scheduler.campaigns.models import Campaign, Contribution, Rephrasing, Volunteer
 from scheduler.models import JoinToken
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def campaign() -> Campaign:
+def campaign(settings: Settings) -> Campaign:
+    settings.VOLUNTEER_IMAGE = "registry.example.org/volunteer:1"
     return campaign_scene.create_campaign()
 
 
@@ -59,6 +60,13 @@ def test_campaign_page_shows_progress_and_settings(client: Client, campaign: Cam
     ):
         assert words in page, words
     assert page.index("Volunteer ") > page.index(">ada "), "most tokens first"
+
+
+def test_campaign_page_without_image_shows_pip_command(client: Client, campaign: Campaign, settings: Settings) -> None:
+    settings.VOLUNTEER_IMAGE, settings.PACKAGE_NAME = "", "our-train"
+    page = get_page(client, campaign.get_absolute_url())
+    assert "docker run" not in page
+    assert "pip install 'our-train[rephrase,vllm]'" in page
 
 
 def test_campaign_page_hides_anonymous_names_and_banned_volunteers(client: Client, campaign: Campaign) -> None:

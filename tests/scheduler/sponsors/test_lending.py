@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import tomllib
 from datetime import UTC, time, timedelta
+from hashlib import sha256
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ FORM = {
     "sponsor_name": "Ada’s garage",
     "sponsor_link": "https://example.org/ada",
 }
+
+
+@pytest.fixture(autouse=True)
+def _lines_to_paste(settings: Settings, tmp_path: Path) -> None:
+    """A site with an image and a wheel for nodes."""
+    settings.NODE_IMAGE, settings.WHEELS = "registry.example.org/node:1", tmp_path
+    (tmp_path / "dailytrain-1.2.3-py3-none-any.whl").write_bytes(b"a wheel")
 
 
 @pytest.fixture
@@ -266,7 +274,6 @@ def test_docker_command_without_gpus_requests_none(client: Client, ada: User) ->
 
 
 def test_docker_command_matches_the_image(client: Client, ada: User, settings: Settings) -> None:
-    settings.NODE_IMAGE = "registry.example.org/node:1"
     node = lent(client)
     words = line(client, node, "docker")
     target = (Path(settings.BASE_DIR) / "Dockerfile").read_text().partition("AS node\n")[2]
@@ -316,13 +323,32 @@ def test_docker_command_for_local_site_uses_host_network(client: Client, ada: Us
 
 def test_pipx_command_starts_agent_from_wheel(client: Client, ada: User, settings: Settings) -> None:
     words = line(client, lent(client, labels="mine"), "pipx")
-    assert words[:4] == ["pipx", "run", "--spec", settings.NODE_PACKAGE]
+    wheel = f"{settings.SITE_URL}/download/dailytrain-1.2.3-py3-none-any.whl#sha256={sha256(b'a wheel').hexdigest()}"
+    assert words[:4] == ["pipx", "run", "--spec", f"dailytrain[training,gpu] @ {wheel}"]
     project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
     assert words[4] in project["scripts"]
-    assert f"{project['name']}[training]" == settings.NODE_PACKAGE
-    assert set(project["optional-dependencies"]) >= {"training"}
+    assert project["name"] == "dailytrain"
+    assert set(project["optional-dependencies"]) >= {"training", "gpu"}
     assert words[5] == "node"
     assert build_parser().parse_args(words[6:]).label == ["mine"]
+
+
+def test_pipx_command_for_cpu_installs_no_gpu_packages(client: Client, ada: User) -> None:
+    assert line(client, lent(client, gpu_count="0"), "pipx")[3].startswith("dailytrain[training] @ http")
+
+
+def test_install_page_without_image_shows_pipx_only(client: Client, ada: User, settings: Settings) -> None:
+    settings.NODE_IMAGE = ""
+    shown = page(client, lent(client))
+    assert "docker run" not in shown
+    assert "Paste this command on loco" in shown
+
+
+def test_install_page_without_wheel_names_the_remedy(client: Client, ada: User, settings: Settings) -> None:
+    settings.NODE_IMAGE, settings.WHEELS = "", settings.WHEELS / "nothing"
+    shown = page(client, lent(client))
+    assert "pipx run" not in shown
+    assert "manage.py build_wheel" in shown
 
 
 def test_install_page_shows_joined_node(client: Client, ada: User) -> None:

@@ -1,0 +1,92 @@
+"""A node that is installed from a running site by the line on its page, into an environment of its own."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from html import unescape
+from pathlib import Path
+
+import httpx
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from pytest_django import Settings
+
+from leaderboard import runs
+from scheduler import storage
+from scheduler.models import Job, Node
+from tests.support import scene, small_release
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+PASSWORD = "a password of this test only"
+WAIT_SECONDS = 120  # only a node that hangs reaches it
+
+
+def create_environment(folder: Path) -> Path:
+    """Return the Python of a new environment that sees the dependencies installed here, but not this checkout."""
+    venv.create(folder)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    # Python reads no .pth file of a folder that a .pth file names, so the editable installation stays out of sight.
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    return folder / "bin" / "python"
+
+
+def get_pasted_line(site_url: str) -> list[str]:
+    """Sign in, fill in the form to lend a machine and return the words of the pipx command on its page."""
+    with httpx.Client(base_url=site_url, follow_redirects=True, timeout=60) as browser:
+        browser.get("/accounts/login/")
+        secret = {"csrfmiddlewaretoken": browser.cookies["csrftoken"]}
+        browser.post("/accounts/login/", data={"login": "ada", "password": PASSWORD, **secret})
+        form = {"name": "loco", "gpu_count": "0", "lanes": "together", "available": "always", "timezone": "UTC"}
+        form |= {"serves": "everyone", "shown": "name", "sponsor_name": "Ada"}
+        browser.get("/sponsors/lend/")
+        page = browser.post(
+            "/sponsors/lend/", data={**form, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
+        ).raise_for_status()
+    line = re.search(r'id="pipx-line"[^>]*>([^<]+)<', page.text)
+    assert line, page.text
+    return shlex.split(unescape(line[1]))
+
+
+def test_wheel_installed_by_pasted_line_joins_and_finishes_a_job(
+    site_url: str, settings: Settings, tmp_path: Path
+) -> None:
+    settings.SITE_URL, settings.WHEELS = site_url, tmp_path / "wheels"
+    call_command("build_wheel", verbosity=0)
+    User.objects.create_user("ada", password=PASSWORD)
+    track = scene.track(config={"steps": 30}, probe_seconds=0, expected_seconds=5)
+    track.season.tokenizer, track.season.dataset_hash = "bpe:256", "e" * 64
+    track.season.save()
+    run = scene.run(scene.entry(track, "Smeared keys"))
+    assert runs.queue_run(run, release=storage.store_bytes(small_release.build_tar(small_release.FILES)))
+
+    words = get_pasted_line(site_url)
+    assert words[:3] == ["pipx", "run", "--spec"]
+    python = create_environment(tmp_path / "environment")
+    # What `pipx run` does: it installs the package into an environment and starts the program there.
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", words[3]]
+    installed = subprocess.run(install, capture_output=True, text=True, cwd=tmp_path)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    where = subprocess.run([python, "-c", "import trainer; print(trainer.__file__)"], capture_output=True, cwd=tmp_path)
+    assert Path(where.stdout.decode()).is_relative_to(tmp_path / "environment")
+
+    log = tmp_path / "agent.log"
+    with log.open("wb") as output:
+        program = [python.with_name(words[4]), *words[5:], "--home", tmp_path / "node"]
+        agent = subprocess.Popen(program, stdout=output, stderr=output, cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not Job.objects.filter(run=run, state=Job.State.DONE).exists():
+            assert agent.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+    finally:
+        agent.terminate()
+        agent.wait(60)
+    assert Node.objects.get().name == "loco"
