@@ -30,9 +30,10 @@ COUNTS_FROM = 0.1  # a run cancelled after this share of its budget counts again
 ACTIVE_STATES = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 
 
-def get_node_class(lease: Lease) -> str:
+def get_node_class(lease: Lease, devices: int) -> str:
+    """Return the hardware that the run uses: of a slot with more GPUs, only `devices`."""
     if lease.gpus:
-        return plain_text(f"{lease.gpus} x {lease.accelerator}", 120)
+        return plain_text(f"{min(lease.gpus, devices)} x {lease.accelerator}", 120)
     cpus = lease.node.hardware.get("cpus", "?")
     share = cpus // lease.node.slots if isinstance(cpus, int) else cpus
     return plain_text(f"{share} CPU cores", 120)
@@ -134,7 +135,7 @@ def start_run(run: Run, lease: Lease, message: str) -> None:
         message=message,
         reason="",
         node_name=lease.node.name,
-        node_class=get_node_class(lease),
+        node_class=get_node_class(lease, runs.get_configuration(run).get("devices", 1)),
         started_at=run.started_at or timezone.now(),
     )
 

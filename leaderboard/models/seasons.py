@@ -192,6 +192,10 @@ class TrackQuerySet(models.QuerySet["Track"]):
         """Return the track that `/` shows."""
         return self.in_order().order_by("-is_default", "position", "slug").first()
 
+    def for_pull_requests(self) -> Track | None:
+        """Return the track that a pull request is offered: a playground if there is one, else the default track."""
+        return self.in_order().filter(kind=Track.Kind.PLAYGROUND, season__active=True).first() or self.default()
+
     def find(self, slug: str | None) -> Track | None:
         """Return the track with this slug; the default track if it is empty."""
         return self.filter(slug=slug).first() if slug else self.default()

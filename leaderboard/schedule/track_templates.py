@@ -1,7 +1,8 @@
 """Templates of tracks, for `manage.py create_track NAME`. Maintainers can change all values in the admin.
 
-Budgets and `expected_seconds` assume 40 % of the GPUs' bf16 peak. They are not measured; the queue's estimates follow
-the first runs.
+`expected_seconds` are the budget's, or its FLOPs at 40 % of the GPUs' bf16 peak (`trainer.accounting.peak_flops`;
+nanochat reaches 59 % on an H100). None is measured; the queue's estimates follow the first runs. Micro-batches fit the
+card by `trainer.accounting.training_size`: benchmarks/results/track-sizes.md lists parameters, memory and bytes.
 """
 
 from __future__ import annotations
@@ -10,34 +11,122 @@ from typing import Any
 
 from leaderboard import initial_weights
 from leaderboard.models import Run, Season, Track
+from trainer.accounting.peak_flops import PEAK_FLOPS
+from trainer.accounting.training_size import ModelSize, compute_model_size
 
 GIB = 2**30
-ONE_CARD: dict[str, Any] = {"sequence_length": 1024, "batch": 64, "micro_batch": 16}
+MFU = 0.4
+ANY_PRECISION: dict[str, Any] = {"sequence_length": 1024, "batch": 64}
 """Without a precision: GPUs of 16 GB include the V100 and the T4, which have no bf16, so `auto` decides on the node."""
+SMALL: dict[str, Any] = {"precision": "bf16", **ANY_PRECISION}
+LONG_ROWS: dict[str, Any] = {"precision": "bf16", "sequence_length": 2048}
+SUITE = ["blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande"]
+SMALL_SUITE = ["blimp", "lambada_openai", "piqa", "arc_easy"]
+LADDER = {"rungs": [1 / 8, 1 / 4, 1 / 2, 1, 2], "seeds": 3}  # costs 12 budgets
+LARGE_LADDER = {"rungs": [1 / 8, 1 / 4, 1 / 2, 1], "seeds": 2}  # 4 budgets: no rung above a run of many GPU-days
+SHARDED: dict[str, Any] = {"is_traced": False, "probe_seconds": 0.0}
+"""A run on several devices cannot be compared with a probe on one, and trains the Python of its architecture."""
 
-TEMPLATES: dict[str, dict[str, Any]] = {
-    "night-80gb": {
-        "name": "The night on one H100",
+
+def estimate_seconds(flops: float, gpu: str, devices: int = 1) -> float:
+    return round(flops / (MFU * PEAK_FLOPS[gpu] * devices), -2)
+
+
+def build_night(gpu: str) -> dict[str, Any]:
+    """Return the night on one H100 or H200: a track each, since a budget of time buys different work on them."""
+    return {
+        "name": f"The night on one {gpu}",
         "description": "Whatever is on main, trained from scratch for as much of 24 hours as probes and uploads leave.",
         "budget": "83700s",
         "expected_seconds": 83_700.0,
-        "needs_labels": ["1x80gb"],
+        "needs_labels": [f"1x{gpu.lower()}", "1x80gb"],
         "needs_memory_bytes": 64 * GIB,
         "config": {
+            "devices": 1,
             "model": {"depth": 24},
-            "train": {"precision": "bf16", "sequence_length": 2048, "batch": 256, "micro_batch": 16, "evaluations": 48},
+            "train": {**LONG_ROWS, "batch": 256, "micro_batch": 8, "evaluations": 48},
             "checkpoint_every": "15m",
         },
+        "ladder": LADDER,
+        "suite": SUITE,
         "limits": {"memory_bytes": 64 * GIB, "disk_bytes": 100 * GIB},
         "nightly": True,
+        "monthly": 3,
+    }
+
+
+def build_desktop_track(gpu: str, depth: int, budget: float) -> dict[str, Any]:
+    """Return a track for one GeForce card of 24 GB: about four hours."""
+    return {
+        "name": f"Four hours on an RTX {gpu}",
+        "description": f"For one GeForce RTX {gpu}.",
+        "budget": f"{budget:.3g}flops".replace("+", ""),
+        "expected_seconds": estimate_seconds(budget, f"RTX {gpu}"),
+        "needs_labels": [f"1x{gpu}", "1x24gb"],
+        "config": {
+            "devices": 1,
+            "model": {"depth": depth},
+            "train": {**SMALL, "micro_batch": 8},
+            "checkpoint_every": "10m",
+        },
+        "ladder": LADDER,
+        "suite": SMALL_SUITE,
+        "limits": {"memory_bytes": 16 * GIB, "disk_bytes": 40 * GIB},
+    }
+
+
+TEMPLATES: dict[str, dict[str, Any]] = {
+    "night-h100": build_night("H100"),
+    "night-h200": build_night("H200"),
+    "playground-h100": {
+        "name": "Two hours on one H100",
+        "description": "For pull requests: large enough to see whether an idea holds at scale.",
+        "kind": Track.Kind.PLAYGROUND,
+        "budget": "3e18flops",
+        "expected_seconds": estimate_seconds(3e18, "H100"),
+        "needs_labels": ["1xh100", "1x80gb"],
+        "config": {
+            "devices": 1,
+            "model": {"depth": 16},
+            "train": {**LONG_ROWS, "batch": 128, "micro_batch": 16},
+            "checkpoint_every": "10m",
+        },
+        "ladder": LADDER,
+        "suite": SUITE,
+        "limits": {"memory_bytes": 32 * GIB, "disk_bytes": 60 * GIB},
+    },
+    "desktop-3090": build_desktop_track("3090", 12, 4e17),
+    "desktop-4090": build_desktop_track("4090", 14, 9.5e17),
+    "laptop-8gb": {
+        "name": "Half an hour on a laptop’s GPU",
+        "description": "For GPUs of 8 GB. The expected time is that of a desktop RTX 4060.",
+        "budget": "2e16flops",
+        "expected_seconds": estimate_seconds(2e16, "RTX 4060"),
+        "needs_labels": ["1x8gb"],
+        "config": {
+            "devices": 1,
+            "model": {"depth": 8},
+            "train": {**ANY_PRECISION, "micro_batch": 2},
+            "checkpoint_every": "5m",
+        },
+        "ladder": LADDER,
+        "suite": SMALL_SUITE,
+        "limits": {"memory_bytes": 8 * GIB, "disk_bytes": 20 * GIB},
     },
     "ci-16gb": {
         "name": "A quarter of an hour on a small card",
         "description": "For GPUs of 16 to 20 GB: enough to see whether an idea learns, little enough for every commit.",
         "budget": "1e16flops",
-        "expected_seconds": 900.0,
+        "expected_seconds": estimate_seconds(1e16, "RTX 4060 Ti"),
         "needs_labels": ["1x16gb"],
-        "config": {"model": {"depth": 6}, "train": ONE_CARD, "checkpoint_every": "2m"},
+        "config": {
+            "devices": 1,
+            "model": {"depth": 6},
+            "train": {**ANY_PRECISION, "micro_batch": 16},
+            "checkpoint_every": "2m",
+        },
+        "ladder": LADDER,
+        "suite": SMALL_SUITE,
         "limits": {"memory_bytes": 12 * GIB, "disk_bytes": 20 * GIB},
     },
     "community-24gb": {
@@ -45,9 +134,16 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "description": "Models that people need: small languages, creative uses. The highest impact runs first.",
         "kind": Track.Kind.COMMUNITY,
         "budget": "1e18flops",
-        "expected_seconds": 36_000.0,
+        "expected_seconds": estimate_seconds(1e18, "RTX 3090"),
         "needs_labels": ["1x24gb"],
-        "config": {"model": {"depth": 16}, "train": {"precision": "bf16"} | ONE_CARD, "checkpoint_every": "10m"},
+        "config": {
+            "devices": 1,
+            "model": {"depth": 16},
+            "train": {**SMALL, "micro_batch": 8},
+            "checkpoint_every": "10m",
+        },
+        "ladder": LARGE_LADDER,
+        "suite": SMALL_SUITE,
         "limits": {"memory_bytes": 24 * GIB, "disk_bytes": 60 * GIB},
     },
     "playground-16gb": {
@@ -56,94 +152,112 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "arrived, the whole one follows. Gives way to the nightly train.",
         "kind": Track.Kind.PLAYGROUND,
         "budget": "1e17flops",
-        "expected_seconds": 9_000.0,
+        "expected_seconds": estimate_seconds(1e17, "RTX 4060 Ti"),
         "needs_labels": ["1x16gb"],
-        "config": {"model": {"depth": 10}, "train": ONE_CARD, "checkpoint_every": "5m"},
-        "trial": {"part": 0.1, "config": {"model": {"depth": 4}}},
+        "config": {
+            "devices": 1,
+            "model": {"depth": 10},
+            "train": {**ANY_PRECISION, "micro_batch": 8},
+            "checkpoint_every": "5m",
+        },
+        "trial": {"part": 0.1, "config": {"model": {"depth": 4}}},  # so no ladder: it would compare two sizes
+        "suite": SMALL_SUITE,
         "limits": {"memory_bytes": 12 * GIB, "disk_bytes": 30 * GIB},
     },
     "tune-1b5-2x24gb": {
         "name": "1.5 billion on two cards of 24 GB",
-        "description": "All weights of a model of 1.5 billion, each card holding half of them and of AdamW's momenta. "
-        "Its runs start from the weights that the track names.",
+        "description": "All weights of a model of up to 1.6 billion, each card holding half of them and of the "
+        "optimizer’s state. Its runs start from the weights that the track names.",
         "budget": "50M-tokens",
-        "expected_seconds": 9_000.0,
+        "expected_seconds": estimate_seconds(50e6 * 8 * 1.58e9, "RTX 3090", 2),  # with activations computed again
         "needs_labels": ["2x24gb"],
         "needs_memory_bytes": 32 * GIB,
         "config": {
             "devices": 2,
-            "model": {"depth": 31},
-            "train": {
-                "strategy": "fsdp",
-                "activation_checkpointing": True,
-                "precision": "bf16",
-                "sequence_length": 2048,
-                "batch": 32,
-                "micro_batch": 1,
-            },
+            "model": {"depth": 24},
+            "train": {**LONG_ROWS, "strategy": "fsdp", "activation_checkpointing": True, "batch": 32, "micro_batch": 1},
             "recipe": {"clip": 1.0, "schedule": {"warmup": 0.03, "top": 0.1}},
             "checkpoint_every": "15m",
         },
+        "ladder": LARGE_LADDER,
+        "suite": SUITE,
         "limits": {"memory_bytes": 48 * GIB, "disk_bytes": 120 * GIB},
-        "is_traced": False,
-        "probe_seconds": 0.0,  # a run on several devices cannot be compared with one on one
+        **SHARDED,
     },
     "large-4x80gb": {
         "name": "Large, on four GPUs",
         "description": "For machines with four GPUs of 80 GB or more.",
         "budget": "4e19flops",
-        "expected_seconds": 30_000.0,
+        "expected_seconds": estimate_seconds(4e19, "H100", 4),
         "needs_labels": ["4x80gb", "500gb"],
         "needs_memory_bytes": 128 * GIB,
         "config": {
             "devices": 4,
             "model": {"depth": 28},
-            "train": {"strategy": "fsdp", "precision": "bf16"}
-            | {"sequence_length": 2048, "batch": 256, "micro_batch": 8},
+            "train": {**LONG_ROWS, "strategy": "fsdp", "batch": 256, "micro_batch": 4},
             "checkpoint_every": "15m",
         },
+        "ladder": LARGE_LADDER,
+        "suite": SUITE,
         "limits": {"memory_bytes": 128 * GIB, "disk_bytes": 300 * GIB},
-        "is_traced": False,
-        "probe_seconds": 0.0,
+        **SHARDED,
     },
     "large-8x80gb": {
         "name": "Large, on eight GPUs",
         "description": "For machines with eight GPUs of 80 GB or more.",
         "budget": "2e20flops",
-        "expected_seconds": 75_000.0,
+        "expected_seconds": estimate_seconds(2e20, "H100", 8),
         "needs_labels": ["8x80gb", "500gb"],
         "needs_memory_bytes": 256 * GIB,
         "config": {
             "devices": 8,
             "model": {"depth": 32},
-            "train": {"strategy": "fsdp", "precision": "bf16"}
-            | {"sequence_length": 2048, "batch": 512, "micro_batch": 8},
+            "train": {**LONG_ROWS, "strategy": "fsdp", "batch": 512, "micro_batch": 4},
             "checkpoint_every": "15m",
         },
+        "ladder": LARGE_LADDER,
+        "suite": SUITE,
         "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
-        "is_traced": False,
-        "probe_seconds": 0.0,
+        **SHARDED,
     },
     "long-run-8x80gb": {
         "name": "The long run",
         "description": "One large model on eight GPUs for months, followed day by day: see the preset rwkv5-7b.",
         "budget": "627B-tokens",
-        # 6 x 7.5e9 parameters x 627e9 tokens at 40 % of eight H100s' peak: 103 days, more than a node's longest lease.
-        "expected_seconds": 8_900_000.0,
+        # 6 x 7.5e9 parameters x 627e9 tokens: 103 days, more than a node's longest lease.
+        "expected_seconds": estimate_seconds(6 * 7.518e9 * 627e9, "H100", 8),
         "needs_labels": ["8x80gb", "500gb"],
         "needs_memory_bytes": 256 * GIB,
         "config": {
+            "arch": "rwkv5-7b",
             "devices": 8,
-            "train": {"strategy": "fsdp", "precision": "bf16", "activation_checkpointing": True}
-            | {"sequence_length": 4096, "batch": 256, "micro_batch": 4},
+            "train": {
+                "precision": "bf16",
+                "sequence_length": 4096,
+                "batch": 256,
+                "micro_batch": 1,
+                "strategy": "fsdp",
+                "activation_checkpointing": True,
+            },
             "checkpoint_every": "15m",
         },
+        "suite": SUITE,  # no ladder: nothing would be compared with a run of 100 days
         "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
-        "is_traced": False,
-        "probe_seconds": 0.0,
         "releases": 10,
+        **SHARDED,
     },
 }
+
+
+RWKV_VOCABULARY = 65_536  # its world tokenizer
+
+
+def compute_template_size(template: dict[str, Any]) -> ModelSize:
+    """Return the size of the baseline on a template's track."""
+    config = template["config"]
+    size = compute_model_size(config, vocabulary_size=RWKV_VOCABULARY if "arch" in config else None)
+    assert size is not None, "templates name an architecture and a depth of ours"
+    return size
 
 
 class TrackExistsError(ValueError):

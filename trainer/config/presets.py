@@ -33,7 +33,7 @@ PRESETS = {
             "model.depth": 24,
             "train.sequence_length": 2048,
             "train.batch": 256,
-            "train.micro_batch": 16,
+            "train.micro_batch": 8,
             "train.precision": "bf16",
             "train.evaluations": 48,
             "checkpoint_every": "15m",
@@ -89,7 +89,7 @@ PRESETS = {
         "All weights of a model of 1.5 billion, from --from, on two GPUs of 24 GB: 65,536 tokens a step.",
         {
             # Each card holds half of the weights, of their gradients and of AdamW's momenta (16 bytes a parameter), and
-            # gathers one block at a time; tests/trainer/training/test_finetune_memory.py adds up the rest.
+            # gathers one block at a time; `trainer.accounting.training_size` adds up the rest.
             "budget": "50M-tokens",
             "device": "cuda",
             "devices": 2,
@@ -122,7 +122,7 @@ PRESETS = {
             "train.precision": "bf16",
             "train.sequence_length": 4096,
             "train.batch": 256,
-            "train.micro_batch": 4,
+            "train.micro_batch": 1,
             "train.evaluations": 500,
             "recipe.matrices.learning_rate": 2e-4,
             "recipe.decay.learning_rate": 4e-4,

@@ -97,13 +97,13 @@ def build_trusted_spec(job: Job, command: list[str], limits: ResourceLimits) -> 
     return SandboxSpec(command, environment, mounts, job.workspace.release, limits)
 
 
-def build_entry_environment(job: Job) -> dict[str, str]:
-    """Return the environment of a sandbox that runs the entry's code."""
-    return build_python_environment(job, job.workspace.source) | {"HF_HUB_OFFLINE": "1"}
+def build_entry_environment(job: Job, devices: int | None = None) -> dict[str, str]:
+    """Return the environment of a sandbox that runs the entry's code. It sees `devices` GPUs of the slot; None: all."""
+    return build_python_environment(job, job.workspace.source, devices) | {"HF_HUB_OFFLINE": "1"}
 
 
-def build_python_environment(job: Job, source: Path) -> dict[str, str]:
-    slot = job.context.slot
+def build_python_environment(job: Job, source: Path, devices: int | None = None) -> dict[str, str]:
+    slot = job.context.slot if devices is None else job.context.slot.limit_gpus(devices)
     variables = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     cores = len(slot.processors) or os.cpu_count() or 1
     workers = count_compile_workers(job.limits.processes, max(1, len(slot.gpus)), cores)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.protocol import Gpu, split_evenly
 from trainer.sandbox.gpu_devices import VISIBLE_GPUS_VARIABLE
@@ -38,6 +38,10 @@ class Slot:
         if self.count > 1:
             found["OMP_NUM_THREADS"] = str(len(self.processors))
         return found
+
+    def limit_gpus(self, count: int) -> Slot:
+        """Return the slot with its first `count` GPUs."""
+        return self if count >= len(self.gpus) else replace(self, gpus=self.gpus[:count], shares_gpus=True)
 
     def bind_thread(self) -> None:
         """Bind this thread, and what it starts, to the slot's cores, where the system supports it."""

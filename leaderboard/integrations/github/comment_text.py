@@ -48,7 +48,7 @@ def build_comment(pull: PullRequest, commands: Sequence[OutboxMessage], now: dat
         "mark": get_comment_mark(pull),
         "pull": pull,
         "lacks_block": pull.problems == [front_matter.NO_BLOCK],
-        "default_track": Track.objects.default(),
+        "default_track": Track.objects.for_pull_requests(),
         "is_draft": is_draft,
         "is_closed": is_closed,
         "entries": [get_entry_context(entry, now) for entry in entries],

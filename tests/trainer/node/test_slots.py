@@ -79,25 +79,27 @@ def test_slot_environment_lists_gpus_by_uuid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "gpus", "added"),
+    ("config", "gpus", "chosen"),
     [
-        ({}, 0, {}),
-        ({}, 1, {"device": "cuda"}),
-        ({"device": "auto"}, 1, {"device": "cuda"}),
-        ({"device": "cuda"}, 1, {}),
-        ({"device": "cpu"}, 4, {}),
-        ({}, 4, {"device": "cuda", "devices": 4}),
-        ({}, 3, {"device": "cuda", "devices": 2}),  # a batch that the trainer computes is a power of two
-        ({"train": {"batch": 6}}, 4, {"device": "cuda", "devices": 3}),
-        ({"train.batch": 6}, 4, {"device": "cuda", "devices": 3}),
-        ({"devices": 2}, 4, {"device": "cuda"}),
-        ({"devices": 2, "device": "cpu"}, 1, {}),
+        ({}, 0, {"devices": 1}),
+        ({"device": "cpu"}, 4, {"devices": 1}),
+        ({}, 8, {"device": "cuda", "devices": 1}),
+        ({"device": "auto"}, 1, {"device": "cuda", "devices": 1}),
+        ({"device": "cuda"}, 1, {"devices": 1}),
+        ({"devices": 2}, 4, {"device": "cuda", "devices": 2}),
+        ({"devices": 2, "device": "cpu"}, 1, {"devices": 2}),
     ],
 )
-def test_choose_devices_takes_all_gpus_that_divide_the_batch(
-    config: dict[str, object], gpus: int, added: dict[str, object]
+def test_choose_devices_takes_as_many_gpus_as_requested(
+    config: dict[str, object], gpus: int, chosen: dict[str, object]
 ) -> None:
-    assert choose_devices(config, gpus) == added
+    assert choose_devices(config, gpus) == chosen
+
+
+def test_limited_slot_shows_one_of_its_eight_gpus() -> None:
+    (slot,) = split_into_slots(cards(8), range(8), 1)
+    assert slot.limit_gpus(1).build_environment()["CUDA_VISIBLE_DEVICES"] == "GPU-0"
+    assert slot.limit_gpus(8) is slot
 
 
 def test_choose_devices_with_too_few_gpus_raises() -> None:
@@ -106,7 +108,7 @@ def test_choose_devices_with_too_few_gpus_raises() -> None:
     assert failed.value.cause == "infrastructure"
 
 
-@pytest.mark.parametrize("config", [{"train": {"batch": "many"}}, {"devices": "all"}, {"train": {"batch": [8]}}])
+@pytest.mark.parametrize("config", [{"devices": "all"}, {"devices": 0}, {"device": [8]}])
 def test_choose_devices_with_an_invalid_configuration_blames_the_entry(config: dict[str, object]) -> None:
     with pytest.raises(JobFailedError, match="configuration is invalid") as failed:
         choose_devices(config, 2)
@@ -245,7 +247,8 @@ def test_slot_count_change_waits_for_running_jobs(site: SmallSite, agent: InProc
     assert site.leases[first].finish is None
     site.leases[first].stop = protocol.HeartbeatReply(stop="finish")
     held = wait_until_finished(site, second)
-    assert json.loads(held.log.splitlines()[1])["gpus"] is None, "one slot again, with every GPU"
+    seen = json.loads(held.log.splitlines()[1])["gpus"]
+    assert seen == pair()[0].uuid, "one slot again with both GPUs, of which a run for one sees one"
 
 
 def test_lanes_flag_with_a_wrong_number_prints_one_line(site: SmallSite, node: Node) -> None:

@@ -49,7 +49,7 @@ def run(job: Job) -> JobOutcome:
     recorded = job.workspace.root / "recorded_state.json"
     recorded.write_text(json.dumps(read_recorded_state(job.workspace.run / "claimed" / STATE_FILE)))
     arguments = ("--until", str(order.claimed.step), "--recorded-state", str(recorded))
-    spec = build_spec(job, dataset, "trainer.training.replay", *arguments, extra_mounts=[Mount(recorded)])
+    spec = build_spec(job, dataset, 1, "trainer.training.replay", *arguments, extra_mounts=[Mount(recorded)])
     process = job.run_process(job.context.sandbox, spec)
     code = process.poll()
     if process.limit_error is not None or code == ExitCode.MODEL_ERROR:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node import probes
@@ -33,15 +33,13 @@ DEFAULT_REASONS = {
     ExitCode.MODEL_ERROR: "The model failed; the log says how.",
 }
 MODEL_CODES = (ExitCode.USER_ERROR, ExitCode.MODEL_ERROR)  # exit codes for which the entry is at fault
-COMPUTED_BATCH = 1 << 20  # stand-in for a batch that the trainer computes: a power of two
 
 
 class DeviceSettings(BaseModel):
-    """The device settings of a run's configuration, nested or with dotted keys."""
+    """The device settings of a run's configuration."""
 
     device: str | None = None
-    devices: int | None = None
-    batch: int | None = Field(None, validation_alias=AliasChoices(AliasPath("train", "batch"), "train.batch"))
+    devices: int = Field(default=1, ge=1)
 
 
 def run(job: Job) -> JobOutcome:
@@ -54,7 +52,9 @@ def run(job: Job) -> JobOutcome:
     write_config(job, config, download_base_weights(job, order.base), download_graph(job, order.graph))
     before = probes.run_probe(job, order.probe, "preparing") if order.probe else None
     senders = (MetricsSender(job), CheckpointSender(job, last_step))
-    outcome = read_outcome(job.run_process(job.context.sandbox, build_spec(job, dataset), senders), out)
+    outcome = read_outcome(
+        job.run_process(job.context.sandbox, build_spec(job, dataset, config["devices"]), senders), out
+    )
     if outcome.outcome != "done":
         return outcome
     probe_results = None  # replaces any `probes` that the untrusted training process reported
@@ -64,24 +64,19 @@ def run(job: Job) -> JobOutcome:
 
 
 def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, Any]:
-    """Return `device` and `devices` for a slot with `gpus` GPUs, where the configuration leaves them open.
+    """Return `device` and `devices` for a slot with `gpus` GPUs: as many as the configuration requests, else one.
 
-    `device` is `cuda`, so that a GPU that torch does not find ends the job instead of training on the CPU. `devices` is
-    the largest number of GPUs that divides the batch. Raise `JobFailedError` for a configuration that is invalid or
-    that requests more GPUs than the slot has.
+    `device` is `cuda`, so that a GPU that torch does not find ends the job instead of training on the CPU. Raise
+    `JobFailedError` for a configuration that is invalid or that requests more GPUs than the slot has.
     """
     try:
         settings = DeviceSettings.model_validate(config)
     except ValidationError as error:
         raise JobFailedError(DEFAULT_REASONS[ExitCode.USER_ERROR], "model") from error
-    requested = settings.devices
-    if requested is not None and 0 < gpus < requested and settings.device != "cpu":
-        raise JobFailedError(f"The run needs {requested} GPUs, and this node has {gpus} for it.")
-    chosen: dict[str, Any] = {"device": "cuda"} if gpus and settings.device in (None, "auto") else {}
-    if requested is None and gpus > 1 and settings.device != "cpu":
-        batch = settings.batch or COMPUTED_BATCH
-        chosen["devices"] = max(count for count in range(1, gpus + 1) if batch % count == 0)
-    return chosen
+    if 0 < gpus < settings.devices and settings.device != "cpu":
+        raise JobFailedError(f"The run needs {settings.devices} GPUs, and this node has {gpus} for it.")
+    is_open = gpus and settings.device in (None, "auto")
+    return {"devices": settings.devices, **({"device": "cuda"} if is_open else {})}
 
 
 def write_config(job: Job, config: dict[str, Any], base_folder: Path | None, graph: Path | None) -> None:
@@ -122,16 +117,24 @@ def download_checkpoint(job: Job, checkpoint: Checkpoint) -> int:
 
 
 def build_spec(
-    job: Job, dataset: Path, module: str = "trainer.train", *arguments: str, extra_mounts: Sequence[Mount] = ()
+    job: Job,
+    dataset: Path,
+    devices: int,
+    module: str = "trainer.train",
+    *arguments: str,
+    extra_mounts: Sequence[Mount] = (),
 ) -> SandboxSpec:
-    """Return a spec for a module that trains graphs or the entry's code. `arguments`: additional ones of the module."""
+    """Return a spec for a module that trains graphs or the entry's code, which sees only `devices` GPUs of the slot.
+
+    `arguments`: additional ones of the module.
+    """
     work = job.workspace
     command = [*PYTHON_COMMAND, "-m", module, *arguments]
     command += ["--config", str(work.config), "--dataset", str(dataset), "--out", str(work.out)]
     mounts = [Mount(path) for path in (work.source, work.config, work.base, work.graph)]
     mounts.append(Mount(work.out, writable=True))
     mounts += [*extra_mounts, *mount_training_files(dataset)]
-    return SandboxSpec(command, build_entry_environment(job), mounts, work.out, job.limits)
+    return SandboxSpec(command, build_entry_environment(job, devices), mounts, work.out, job.limits)
 
 
 def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
