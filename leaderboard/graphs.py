@@ -10,14 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from django.db import transaction
 from django.db.models import Q
 from django.urls import reverse
 from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from leaderboard import caps, permissions
-from leaderboard.models import Entry, Run, TracedGraph, Track
+from leaderboard.models import Entry, Run, Season, TracedGraph, Track
 from leaderboard.sanitize import plain_json
 from scheduler import storage
 from scheduler.models import Blob, Job, JobFile
@@ -58,17 +57,27 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 # --- tracing ----------------------------------------------------------------------------------------------------------
 
 
+def lock_season(season_id: int) -> None:
+    """Lock the season until the transaction ends: its graphs are compared with those of the baseline.
+
+    Transactions lock rows in one order, so that no two wait for each other: jobs, seasons, entries, runs.
+    """
+    Season.objects.select_for_update(no_key=True).get(pk=season_id)
+
+
 def request_graph(run: Run, config: Mapping[str, Any], release: Blob) -> TracedGraph:
-    """Return the graph of the run's configuration. Queue its smoke job unless it is traced or being traced."""
-    with transaction.atomic():
-        entry = Entry.objects.select_for_update(of=("self",)).get(pk=run.entry_id)
-        same = TracedGraph.objects.select_related("entry", "season", "reference").filter(
-            entry=entry, track=run.track, season=run.season, problem=""
-        )
-        same = same.filter(config_hash=hash_config(config))
-        if run.season.vocabulary_size:  # an earlier smoke test did not know it
-            same = same.filter(Q(hash="") | Q(summary__vocabulary_size=run.season.vocabulary_size))
-        return same.last() or queue_trace(entry, run.track, config, release)
+    """Return the graph of the run's configuration. Queue its smoke job unless it is traced or being traced.
+
+    Requires `lock_season`.
+    """
+    entry = Entry.objects.get(pk=run.entry_id)
+    same = TracedGraph.objects.select_related("entry", "season", "reference").filter(
+        entry=entry, track=run.track, season=run.season, problem=""
+    )
+    same = same.filter(config_hash=hash_config(config))
+    if run.season.vocabulary_size:  # an earlier smoke test did not know it
+        same = same.filter(Q(hash="") | Q(summary__vocabulary_size=run.season.vocabulary_size))
+    return same.last() or queue_trace(entry, run.track, config, release)
 
 
 def queue_trace(entry: Entry, track: Track, config: Mapping[str, Any], release: Blob) -> TracedGraph:

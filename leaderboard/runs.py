@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 from django.utils import timezone
 
 from leaderboard import caps, graphs, initial_weights, permissions, track_hours, unrelated_nodes
@@ -88,11 +88,15 @@ def queue_run(
             " queued. Its architecture can run here once it is on main."
         )
     release = release or storage.store_release()
-    if awaited := prepare_run(run, release):
-        waiting = Run.objects.filter(pk=run.pk, state=Run.State.WAITING)
-        waiting.update(reason=f"Approved; waits {awaited}.", graph=run.graph, revision=F("revision") + 1)
-        return False
     with transaction.atomic():
+        awaited = prepare_run(run, release)
+        if run.graph is not None and run.graph.problem:
+            fail_waiting_run(run, "model", run.graph.problem)
+            return False
+        if awaited:
+            waiting = Run.objects.filter(pk=run.pk, state=Run.State.WAITING)
+            waiting.update(reason=f"Approved; waits {awaited}.", graph=run.graph, revision=F("revision") + 1)
+            return False
         if not run.change_state(
             Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, message="Queued for training.", reason=""
         ):
@@ -104,10 +108,11 @@ def queue_run(
 
 
 def prepare_run(run: Run, release: Blob) -> str:
-    """Request the run's graph if it trains one; return what the run still waits for, or ""."""
+    """Request the run's graph if it trains one, and check its caps; return what the run still waits for, or ""."""
     if not run.season.is_prepared:
         return "until the season's dataset is prepared"
     if graphs.needs_graph(run):
+        graphs.lock_season(run.season_id)
         run.graph = graphs.request_graph(run, get_configuration(run), release)
         request_reference(run.graph, release)
         if run.graph.is_pending:
@@ -115,27 +120,30 @@ def prepare_run(run: Run, release: Blob) -> str:
         if caps.needs_reference(run.graph):
             has_baseline = run.season.baseline_id is not None
             return "for the graph of the baseline" if has_baseline else "until the season has a baseline"
+        graphs.check_caps(run.graph)  # they may have changed since it was traced
     smoke_job = run.entry.smoke_job
     is_in_smoke_run = smoke_job is not None and smoke_job.state not in transitions.FINAL_STATES
     return "for its smoke run" if is_in_smoke_run else ""
 
 
 def request_reference(graph: TracedGraph, release: Blob) -> None:
-    """Request the graph of the season's baseline at the same configuration, with which the graph is compared."""
+    """Request the graph of the season's baseline at the same configuration, with which the graph is compared.
+
+    Requires `graphs.lock_season`.
+    """
     baseline = graph.season.baseline
     if baseline is None or baseline.pk == graph.entry_id:
         return
     budget = graph.config["budget"]
     twin = Run(entry=baseline, track=graph.track, season=graph.season, budget=budget, seed=0)
     if graphs.needs_graph(twin):
-        with transaction.atomic():  # with the baseline locked: its trace ends before or after this, never meanwhile
-            graph.reference = graphs.request_graph(twin, get_configuration(twin), release)
-            graph.save(update_fields=["reference"])
+        graph.reference = graphs.request_graph(twin, get_configuration(twin), release)
+        graph.save(update_fields=["reference"])
 
 
 def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> bool:
     """End a run that has not been queued; return whether this call did."""
-    fields = {"reason": reason[:500], "cause": cause, "finished_at": timezone.now()}
+    fields = {"reason": reason[:500], "cause": cause, "finished_at": timezone.now(), "graph": run.graph}
     message = f"Failed: {reason}"
     return run.change_state(Run.State.FAILED, since=[Run.State.WAITING], actor=SITE, message=message, **fields)
 
@@ -148,6 +156,36 @@ def queue_waiting(season: Season, *, actor: str = SITE) -> int:
     waiting = Run.objects.with_entry().filter(season=season, state=Run.State.WAITING, entry__state=Entry.State.APPROVED)
     has_failed = [run.pk for run in waiting if run.entry.smoke.get("passed") is False]
     return sum(queue_run(run, actor=actor) for run in waiting.exclude(pk__in=has_failed).order_by("pk"))
+
+
+def recheck_queued(season: Season, *, actor: str = SITE) -> int:
+    """Let queued runs wait again whose graphs do not fit the season's new caps or baseline; return their number.
+
+    `queue_waiting` then requests what is missing, or fails them. Runs that a node has taken are left alone.
+    """
+    release, count = storage.store_release(), 0
+    reason = "The season's caps or baseline changed: its graph is checked again."
+    for run in Run.objects.filter(season=season, state=Run.State.QUEUED, graph__isnull=False).order_by("pk"):
+        with transaction.atomic():
+            graphs.lock_season(season.pk)
+            graph = TracedGraph.objects.select_related("entry", "season__baseline", "track").get(runs=run)
+            request_reference(graph, release)
+            if caps.needs_reference(graph) or caps.explain_excess(graph):
+                count += return_to_waiting(run, reason, actor)
+    return count
+
+
+def return_to_waiting(run: Run, reason: str, actor: str) -> bool:
+    """Take a run and its job out of the queue, unless a node has taken it; return whether it did.
+
+    Requires a transaction.
+    """
+    assert run.job is not None, "a queued run has a job"
+    if not transitions.change_job_state(
+        run.job, Job.State.CANCELLED, since=transitions.WAITING_STATES, actor=actor, message=reason, reason=reason
+    ):
+        return False
+    return run.change_state(Run.State.WAITING, since=[Run.State.QUEUED], actor=actor, message=reason, job=None)
 
 
 def get_track_names() -> dict[str, str]:
@@ -335,8 +373,10 @@ def retry_run(run: Run, *, actor: str) -> None:
     failed = [Run.State.FAILED]
     cleared: dict[str, Any] = {"reason": "", "cause": "", "finished_at": None}
     if run.job is None:
-        if run.change_state(Run.State.WAITING, since=failed, actor=actor, message="To be traced again.", **cleared):
-            queue_run(run, actor=actor)
+        with transaction.atomic():
+            graphs.lock_season(run.season_id)
+            if run.change_state(Run.State.WAITING, since=failed, actor=actor, message="To be traced again.", **cleared):
+                queue_run(run, actor=actor)
         return
     with transaction.atomic():
         if run.checkpoint_id is not None:
@@ -415,6 +455,13 @@ def update_job_impact(entry: Entry) -> int:
     """Copy the entry's impact to its unfinished jobs; return the number of changed jobs."""
     unfinished = Job.objects.filter(run__entry=entry).exclude(state__in=transitions.FINAL_STATES)
     return unfinished.exclude(impact=entry.impact).update(impact=entry.impact)
+
+
+def lock_jobs(entry: Entry) -> None:
+    """Lock the entry's unfinished jobs: before the season, as where a node ends one."""
+    own = Q(run__entry=entry) | Q(scored_run__entry=entry) | Q(traced_graph__entry=entry)
+    jobs = Job.objects.filter(own).exclude(state__in=transitions.FINAL_STATES).order_by("pk")
+    list(jobs.select_for_update(of=("self",)).values_list("pk"))
 
 
 def cancel_run(run: Run, reason: str, actor: str) -> None:

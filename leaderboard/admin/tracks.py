@@ -34,9 +34,12 @@ class SeasonAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def save_model(self, request: HttpRequest, obj: Season, form: forms.ModelForm[Season], change: bool) -> None:
-        """A new baseline or other caps let waiting runs continue."""
+        """Check queued runs against a new baseline or new caps, and let waiting ones continue."""
         super().save_model(request, obj, form, change)
-        runs.queue_waiting(obj, actor=get_user(request).get_username())
+        actor = get_user(request).get_username()
+        if {"caps", "baseline"} & set(form.changed_data):
+            runs.recheck_queued(obj, actor=actor)
+        runs.queue_waiting(obj, actor=actor)
 
 
 class TrackHoursInline(admin.TabularInline):  # type: ignore[type-arg]

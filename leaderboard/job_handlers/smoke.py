@@ -85,10 +85,8 @@ def record_outcome(
     Requires the transaction that ends the job.
     """
     message, graph = plain_text(message, 500), get_graph(job)
-    entries = Entry.objects.select_for_update()
-    if graph.season.baseline_id is not None:
-        entries.get(pk=graph.season.baseline_id)  # first, as where its own trace ends: no deadlock
-    entry = entries.get(pk=graph.entry_id)
+    graphs.lock_season(graph.season_id)
+    entry = Entry.objects.select_for_update().get(pk=graph.entry_id)
     graph = get_graph(job)  # its reference may have been traced meanwhile
     graphs.store_trace(graph, summary, "" if passed else message)
     if entry.smoke_job_id == job.pk:

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from leaderboard import caps, permissions, runs
+from leaderboard import caps, graphs, permissions, runs
 from leaderboard.models import Entry, PullRequest, Run, Track
 from leaderboard.submissions import notebook_series, repositories, smoke_tests
 from leaderboard.submissions.notebook_cells import NotebookError
@@ -306,6 +306,7 @@ def approve_entry(
     actor = actor or (user.get_username() if user else SITE)
     release = storage.store_release()
     with transaction.atomic():
+        graphs.lock_season(entry.track.season_id)
         is_approved_now = transition(
             entry,
             Entry.State.APPROVED,
@@ -403,6 +404,8 @@ def update_entry_text(entry: Entry, *, title: str, hypothesis: str, config: Mapp
 
 def close_entry(entry: Entry, to: Entry.State, reason: str, actor: str, since: Collection[str]) -> None:
     with transaction.atomic():
+        runs.lock_jobs(entry)
+        graphs.lock_season(entry.track.season_id)
         message = f"Entry {to}: {reason}"
         if not transition(entry, to, since=since, actor=actor, message=message, reason=reason[:500]):
             if entry.state == to:

@@ -56,6 +56,7 @@ def queue_smoke_test(
         return None
     release = release or storage.store_release()
     with transaction.atomic():
+        graphs.lock_season(entry.track.season_id)
         rows = Entry.objects.select_for_update(of=("self",)).select_related("track__season", "smoke_job")
         entry = rows.get(pk=entry.pk)
         if is_running(entry) or entry.state not in OPEN_STATES:

@@ -8,13 +8,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from leaderboard import graphs, runs
 from leaderboard.job_handlers import generation, replays
 from leaderboard.job_handlers.generation import Prompt
-from leaderboard.models import Entry, Run, TracedGraph, Track
+from leaderboard.models import Entry, Run, Season, TracedGraph, Track
 from leaderboard.publishing import weights
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, smoke_tests
@@ -338,6 +340,89 @@ def test_run_can_be_retried_after_the_baseline_could_not_be_traced(run_beside_ba
     run.refresh_from_db()
     trace_reference(run, scoring_flops_per_token=200_000.0)
     assert run.state == "queued"
+
+
+def save_in_admin(client: Client, season: Season, **changes: Any) -> None:
+    """Save the season's admin form with changes."""
+    address = reverse("admin:leaderboard_season_change", args=[season.pk])
+    form = client.get(address).context["adminform"].form
+    sent = {bound.html_name: bound.value() for bound in form if bound.value() is not None}
+    started = timezone.localtime(season.started_at)
+    sent |= {"started_at_0": f"{started:%Y-%m-%d}", "started_at_1": f"{started:%H:%M:%S}"} | changes
+    assert client.post(address, sent).status_code == 302
+
+
+@pytest.fixture
+def queued_run(run_beside_baseline: Run, client: Client) -> Run:
+    """A queued run within the caps, and a superuser who is logged in."""
+    finish_trace(run_beside_baseline)
+    trace_reference(run_beside_baseline, scoring_flops_per_token=200_000.0)
+    assert run_beside_baseline.state == "queued"
+    client.force_login(User.objects.create_superuser("root"))
+    return run_beside_baseline
+
+
+def test_season_admin_with_lower_caps_fails_the_queued_run(queued_run: Run, client: Client) -> None:
+    job = queued_run.job
+    assert job is not None
+    save_in_admin(client, queued_run.season, caps='{"scoring_flops": 1.2}')
+    queued_run.refresh_from_db()
+    job.refresh_from_db()
+    assert (queued_run.state, queued_run.cause, job.state) == ("failed", "model", "cancelled")
+    assert queued_run.reason == "1.25 times the baseline's FLOPs per scored token: 0.05 over the season's cap of 1.2."
+
+
+def test_season_admin_with_higher_caps_leaves_the_queued_run(queued_run: Run, client: Client) -> None:
+    save_in_admin(client, queued_run.season, caps='{"scoring_flops": 3, "parameters": 200000}')
+    before = queued_run.job_id
+    queued_run.refresh_from_db()
+    assert (queued_run.state, queued_run.job_id) == ("queued", before)
+
+
+def test_season_admin_with_another_baseline_compares_the_queued_run_again(queued_run: Run, client: Client) -> None:
+    assert queued_run.graph is not None
+    fields = {"kind": "main", "title": "main", "architecture": "gpt", "sha": "c" * 40, "state": "approved"}
+    baseline = Entry.objects.create(track=queued_run.track, bundle=queued_run.entry.bundle, **fields)
+    save_in_admin(client, queued_run.season, baseline=baseline.pk)
+    queued_run.refresh_from_db()
+    assert (queued_run.state, queued_run.job) == ("waiting", None)
+    assert queued_run.reason == "Approved; waits for the graph of the baseline."
+    assert queued_run.graph.reference is not None
+    assert queued_run.graph.reference.entry == baseline
+    trace_reference(queued_run, scoring_flops_per_token=200_000.0)
+    assert queued_run.state == "queued"
+
+
+def test_season_admin_leaves_a_run_that_a_node_trains(queued_run: Run, client: Client, node: Node) -> None:
+    assert queued_run.job is not None
+    lease(queued_run.job, node)
+    save_in_admin(client, queued_run.season, caps='{"scoring_flops": 1.2}')
+    queued_run.refresh_from_db()
+    assert (queued_run.state, queued_run.job.state) == ("training", "leased")
+
+
+def test_season_admin_with_a_baseline_queues_runs_that_waited_for_one(
+    traced_track: Track, waiting_run: Run, client: Client
+) -> None:
+    season = traced_track.season
+    season.caps = {"scoring_flops": 2}
+    season.save()
+    run = finish_trace(waiting_run)
+    assert run.reason == "Approved; waits until the season has a baseline."
+    client.force_login(User.objects.create_superuser("root"))
+    save_in_admin(client, season, baseline=run.entry_id)
+    run.refresh_from_db()
+    assert run.state == "queued"
+
+
+def test_run_of_a_graph_that_exceeds_newer_caps_is_not_queued(queued_run: Run) -> None:
+    queued_run.season.caps = {"parameters": 100_000}
+    queued_run.season.save()
+    again = runs.rerun(queued_run, actor="mara")
+    again.refresh_from_db()
+    assert (again.state, again.reason) == (
+        "failed", "120,000 parameters: 20,000 over the season's cap of 100,000.",
+    )  # fmt: skip
 
 
 def test_run_waits_for_a_baseline_where_scoring_flops_are_capped(traced_track: Track, waiting_run: Run) -> None:

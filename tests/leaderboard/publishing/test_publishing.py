@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -25,7 +26,9 @@ from scheduler import retention, storage
 from scheduler.models import Checkpoint, Event, JobFile, Node
 from tests.leaderboard.conftest import finish, lease, upload
 from tests.support import hub_server
+from tests.support.graph_jobs import leave_graph, store_graph
 from tests.support.hub_server import Hub, Repository
+from trainer.protocol import GRAPH_FILES
 
 
 @pytest.fixture
@@ -83,6 +86,20 @@ def test_a_maintainer_has_a_run_published(hub: Hub, finished: Run, maintainer: U
     assert (kept.repository, kept.commit) == (f"trains/smear-run-{finished.pk}", commit.id)
     assert publications.get_hub_url(kept) == f"{hub.url}/trains/smear-run-{finished.pk}"
     assert Event.objects.about(finished).filter(sentence=f"Published as {kept.repository} on the Hub.").count() == 1
+
+
+def test_repository_of_a_traced_run_has_the_graph_beside_the_weights(hub: Hub, finished: Run, maintainer: User) -> None:
+    graph = store_graph(finished.entry)
+    leave_graph(graph.job)
+    Run.objects.filter(pk=finished.pk).update(graph=graph)
+    finished = Run.objects.select_related("entry", "track", "job", "checkpoint").get(pk=finished.pk)
+    actions.perform_run_action(finished, "publish", maintainer, is_maintainer=True)
+    due()
+    files = of(hub, finished).head.files
+    assert "dailytrain/checkpoints/step-00000020/model.safetensors" in files
+    stored = dict(JobFile.objects.filter(job=graph.job).values_list("path", "blob"))
+    assert set(stored) == {f"graph/{name}" for name in GRAPH_FILES}
+    assert {path: hashlib.sha256(files[f"dailytrain/{path}"]).hexdigest() for path in stored} == stored
 
 
 def test_its_card_says_how_good_where_from_and_how_to_load_it(hub: Hub, finished: Run) -> None:
