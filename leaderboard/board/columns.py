@@ -41,6 +41,11 @@ def bits_per_byte_cell(row: Standing, _: StandingsTable) -> Cell:
     return Cell(f"{row.bits_per_byte:.4f}", f"±{formatting.SPACE}{stderr}")
 
 
+def parameters_cell(row: Standing, _: StandingsTable) -> Cell:
+    stored = "" if row.stored_bytes is None else formatting.binary(row.stored_bytes)
+    return Cell(formatting.format_or_missing(formatting.compact, row.parameters), stored)
+
+
 def run_count_cell(row: Standing, table: StandingsTable) -> Cell:
     return Cell(f"{row.run_count}", f"of {table.track.seeds}" if row.run_count < table.track.seeds else "")
 
@@ -59,8 +64,20 @@ COLUMNS: dict[str, Column] = {
         cell=number_cell("benchmark_average", formatting.points), order=F("benchmark_average"), is_descending=True,
     ),
     "parameters": Column(
-        label="Parameters", explains="Of the model, tables of embeddings among them.",
-        cell=number_cell("parameters", formatting.compact), order=F("parameters"),
+        label="Parameters", explains="Of the model, tables of embeddings among them. Below: the size of all stored "
+        "tensors, parameters and buffers.", cell=parameters_cell, order=F("parameters"),
+    ),
+    "constants": Column(
+        label="Constants", explains="Size of the fixed tensors in the graph.",
+        cell=number_cell("constant_bytes", formatting.binary), order=F("constant_bytes"), is_default=False,
+    ),
+    "source": Column(
+        label="Source", explains="Compressed size of the entry's source beyond main's.",
+        cell=number_cell("source_bytes", formatting.binary), order=F("source_bytes"), is_default=False,
+    ),
+    "scoring": Column(
+        label="Scoring FLOPs", explains="Of the forward pass, per token of held-out text.",
+        cell=number_cell("scoring_flops", formatting.power), order=F("scoring_flops"), is_default=False,
     ),
     "flops": Column(
         label="FLOPs", explains="Of the training, counted by the scorer; the mean over runs.",

@@ -52,7 +52,13 @@ class ScoredRun:
     is_traced: bool = False
     """Whether its track compares graphs."""
     graph: str | None = None
-    """Hash of the graph that was trained."""
+    """Hash of the graph that was trained; the next three are of this graph."""
+    stored_bytes: int | None = None
+    constant_bytes: int | None = None
+    scoring_flops: float | None = None
+    """FLOPs per scored token."""
+    source_bytes: int | None = None
+    """Compressed source of the entry beyond main's."""
 
     @property
     def lacks_graph(self) -> bool:
@@ -82,6 +88,9 @@ RUN_COLUMNS: dict[str, str] = {
     "confirmation": "entry__confirmation",
     "is_traced": "track__is_traced",
     "graph": "graph__hash",
+    **{name: f"graph__summary__{name}" for name in ("stored_bytes", "constant_bytes")},
+    "scoring_flops": "graph__summary__scoring_flops_per_token",
+    "source_bytes": "entry__source_bytes",
 }
 
 

@@ -33,6 +33,7 @@ OPTIONAL_FIELDS = (
     *("multiplier", "benchmark_average", "parameters", "train_flops", "train_seconds"),
     *("tokens", "tokens_per_second", "finished_at"),
 )
+SIZE_FIELDS = ("parameters", "stored_bytes", "constant_bytes", "scoring_flops", "source_bytes")
 
 
 def compute_version(track: Track) -> str:
@@ -170,7 +171,7 @@ def build_row(
         bits_per_byte=row.bits_per_byte,
         bits_per_byte_stderr=mean(run.stderr for run in runs),
         benchmark_average=mean(run.average for run in runs),
-        parameters=row.latest.parameters,
+        **{name: getattr(row.latest, name) for name in SIZE_FIELDS},
         train_flops=mean(run.flops or None for run in runs),
         train_seconds=mean(run.seconds or None for run in runs),
         tokens=mean(run.tokens or None for run in runs),

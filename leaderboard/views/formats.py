@@ -28,7 +28,7 @@ from leaderboard.board.query import parse_axis
 from leaderboard.models import Entry, Run, Score, Standing, StandingsTable, Track
 from leaderboard.models.standings import get_entry_name
 from leaderboard.pool_nodes import find_working_nodes
-from leaderboard.rankings.standings_store import load_standings
+from leaderboard.rankings.standings_store import SIZE_FIELDS, load_standings
 from leaderboard.reference_runs import parse_run_ids
 from leaderboard.schedule.start_estimates import estimate_starts
 from scheduler.rate_limits import build_rate_limit_response
@@ -140,7 +140,7 @@ def build_line(row: Standing, table: StandingsTable) -> dict[str, Any]:
         "runs": row.run_count,
         "bits_per_byte": row.bits_per_byte,
         "bits_per_byte_stderr": row.bits_per_byte_stderr,
-        "parameters": row.parameters,
+        **{name: getattr(row, name) for name in SIZE_FIELDS},
         "train_flops": row.train_flops,
         "train_seconds": row.train_seconds,
         "tokens_per_second": row.tokens_per_second,

@@ -18,6 +18,7 @@ from leaderboard.job_handlers import generation, replays
 from leaderboard.job_handlers.generation import Prompt
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
 from leaderboard.publishing import weights
+from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, smoke_tests
 from leaderboard.submissions.intake import IntakeError
@@ -467,6 +468,20 @@ def test_run_shows_what_its_graph_costs(waiting_run: Run, client: Client) -> Non
     detail = client.get(f"/api/v1/runs/{run.pk}").json()
     assert (detail["stored_bytes"], detail["constant_bytes"], detail["source_bytes"]) == (482_048, 0, 1500)
     assert (detail["scoring_flops_per_token"], detail["untrained_bits_per_byte"]) == (250_000.0, 3.25)
+
+
+def test_board_row_shows_what_the_season_caps(waiting_run: Run, node: Node, client: Client) -> None:
+    run = finish(finish_trace(waiting_run), node)
+    scored = {"state": Run.State.FINISHED, "trust": Run.Trust.SCORED, "bits_per_byte": 2.0, "parameters": 120_000}
+    Run.objects.filter(pk=run.pk).update(**scored, finished_at=timezone.now())
+    Entry.objects.filter(pk=run.entry_id).update(source_bytes=1500)
+    recompute_standings(run.track)
+    (row,) = client.get(f"/tracks/{run.track.slug}/?format=json").json()["rows"]
+    expected = {"parameters": 120_000, "stored_bytes": 482_048, "constant_bytes": 0, "source_bytes": 1500}
+    expected["scoring_flops"] = 250_000.0
+    assert {name: row[name] for name in expected} == expected
+    page = words(client.get(f"/tracks/{run.track.slug}/?columns=parameters,constants,source,scoring").content)
+    assert "120 k 471 KiB 0 B 1.46 KiB 2.5 × 10⁵" in page
 
 
 def test_main_has_no_caps(traced_track: Track) -> None:
