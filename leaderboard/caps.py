@@ -13,8 +13,8 @@ LABELS = {
     "source_bytes": "compressed bytes of source beyond main's",
     "scoring_flops": "times the baseline's FLOPs per scored token",
 }
-
-
+NAMES = {**LABELS, "scoring_flops": "scoring FLOPs per token, relative to the baseline's"}
+"""Labels of a table; `LABELS` follow a number in a sentence."""
 UNKNOWN = "not compared yet"
 
 
@@ -22,10 +22,14 @@ UNKNOWN = "not compared yet"
 class CappedValue:
     """A value of an entry, beside the season's cap if there is one."""
 
-    label: str
+    name: str
     value: float | None
     """None: there is no graph of the baseline to compare with."""
     cap: float | None
+
+    @property
+    def label(self) -> str:
+        return NAMES[self.name]
 
     @property
     def is_over(self) -> bool:
@@ -44,7 +48,7 @@ class CappedValue:
         if self.cap is None or self.value is None or not self.is_over:
             return ""
         excess = format_number(self.value - self.cap)
-        return f"{self.formatted_value} {self.label}: {excess} over the season's cap of {self.formatted_cap}."
+        return f"{self.formatted_value} {LABELS[self.name]}: {excess} over the season's cap of {self.formatted_cap}."
 
 
 def format_number(number: float) -> str:
@@ -58,7 +62,7 @@ def list_values(graph: TracedGraph) -> list[CappedValue]:
     awaited = "scoring_flops" if needs_reference(graph) else ""
     caps = {} if is_exempt(graph) else graph.season.caps
     return [
-        CappedValue(LABELS[name], value, caps.get(name))
+        CappedValue(name, value, caps.get(name))
         for name, value in found.items()
         if value is not None or name == awaited
     ]
@@ -106,4 +110,4 @@ def explain_excess(graph: TracedGraph) -> str:
 
 def explain_source_excess(season: Season, source_bytes: int) -> str:
     """Return by how much an entry's source exceeds the cap; empty if it does not."""
-    return CappedValue(LABELS["source_bytes"], source_bytes, season.caps.get("source_bytes")).explain()
+    return CappedValue("source_bytes", source_bytes, season.caps.get("source_bytes")).explain()

@@ -23,13 +23,15 @@ from scheduler import storage
 from scheduler.models import JobFile
 
 LISTED_FILE = f"{FOLDER}/train.json"
+SELECTION = "result::item"
+"""Takes one of several results of a call. It computes nothing, so pages leave it out."""
 MAX_FILE_BYTES = 8 * 2**20
 MAX_CALLS = 4000  # of a graph whose calls are compared line by line
 MAX_OPERATORS = 40
 MAX_SHARES = 8
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "flops_per_token": ("FLOPs per token of training", partial(power, digits=3)),
-    "scoring_flops_per_token": ("FLOPs per token of scoring", partial(power, digits=3)),
+    "flops_per_token": ("training FLOPs per token", partial(power, digits=3)),
+    "scoring_flops_per_token": ("scoring FLOPs per token", partial(power, digits=3)),
     "parameters": ("parameters", compact),
     "stored_bytes": ("stored tensors", binary),
     "constant_bytes": ("constants", binary),
@@ -163,6 +165,7 @@ def count_calls(summary: Mapping[str, Any]) -> Counter[str]:
     found: Counter[str] = Counter()
     for part in ("features", "logits"):
         found.update(summary.get("calls", {}).get(part, {}))
+    found.pop(SELECTION, None)
     return found
 
 
@@ -205,7 +208,8 @@ def describe_calls(content: object) -> Iterator[str]:
     if isinstance(content, Mapping):
         if isinstance(name := content.get("operator"), str):
             module = content.get("module")
-            yield f"{name}  {module}" if isinstance(module, str) and module else name
+            if name != SELECTION:
+                yield f"{name}  {module}" if isinstance(module, str) and module else name
         for value in content.values():
             yield from describe_calls(value)
     elif isinstance(content, list):

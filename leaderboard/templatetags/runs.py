@@ -93,7 +93,7 @@ def look_ahead(run: Run) -> str:
     nats, error = signed(found["nats_per_token"]), formatting.decimals(found.get("stderr"), 4)
     correction = f"{nats} ± {error} nats per token"
     if not found.get("is_beyond_rounding"):
-        return f"{correction}, which is rounding"
+        return f"{correction}, within rounding"
     without = formatting.decimals(found.get("bits_per_byte_uncorrected"), 4)
     return f"{correction}; without it the score would be {without} bits per byte"
 
@@ -106,9 +106,9 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
     untrained = run.checks.get("untrained") or {}
     if (bits := untrained.get("bits_per_byte")) is not None:
         unigram = formatting.decimals(untrained.get("unigram_bits_per_byte"), 4)
-        yield "Untrained", f"{bits:.4f} bits per byte; the text’s token frequencies alone {unigram}"
+        yield "Before training", f"{bits:.4f} bits per byte; the text’s token frequencies alone {unigram}"
     if run.scoring_flops_per_token:
-        yield "Cost of scoring", f"{formatting.power(run.scoring_flops_per_token, 3)} FLOPs per token"
+        yield "Scoring FLOPs", f"{formatting.power(run.scoring_flops_per_token, 3)} per token"
 
 
 @register.filter

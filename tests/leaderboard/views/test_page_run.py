@@ -24,7 +24,7 @@ def test_finished_run_that_reads_later_tokens_says_so(client: Client) -> None:
     page = words(client.get(peeker.get_absolute_url()).content)
     assert "It reads later tokens. Its score is corrected for that by +0.4100 ± 0.0200 nats per token" in page
     assert "without it the score would be 1.2000 bits per byte" in page
-    assert "2.5 × 10⁶ FLOPs per token" in page
+    assert "Scoring FLOPs 2.5 × 10⁶ per token" in page
 
 
 def test_finished_run_without_a_graph_says_that_it_does_not_rank(client: Client) -> None:
@@ -46,8 +46,8 @@ def test_a_finished_run_shows_verdict_provenance_and_scores(client: Client) -> N
     assert "2.13.0+cpu" in page
     assert "blimp/acc 0.6213 0.0121 1.6 k" in page
     assert "It is on the board. site" in page
-    assert "Look-ahead correction +0.0000 ± 0.0000 nats per token, which is rounding" in page
-    assert "Untrained 3.8412 bits per byte; the text’s token frequencies alone 3.2207" in page
+    assert "Look-ahead correction +0.0000 ± 0.0000 nats per token, within rounding" in page
+    assert "Before training 3.8412 bits per byte; the text’s token frequencies alone 3.2207" in page
 
 
 def test_a_failed_run_says_why_and_whose_fault_it_was(client: Client) -> None:
