@@ -20,14 +20,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.list:
         print(format_corpora())  # noqa: T201
         return ExitCode.OK
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops like Ctrl-C
     try:
         limit = parse_size(options.limit_bytes) if options.limit_bytes is not None else None
         dataset = prepare_dataset(options.corpus, options.tokenizer, options.out, limit, progress=not options.quiet)
     except UserError as error:
         return print_error("dailytrain prepare", error, ExitCode.USER_ERROR)
     except KeyboardInterrupt:
-        return print_error("dailytrain prepare", "interrupted; no files were kept", ExitCode.INTERRUPTED)
+        return print_error("dailytrain prepare", "interrupted; the same command continues here", ExitCode.INTERRUPTED)
     finally:
         signal.signal(signal.SIGTERM, previous)
     print(json.dumps(build_json(dataset)) if options.json else format_summary(dataset))  # noqa: T201

@@ -27,8 +27,9 @@ from rich.console import Console
 
 from trainer.data.corpora import Document, find_corpus
 from trainer.data.errors import DamagedDatasetError, DatasetError
-from trainer.data.preparation import FORMAT, FORMAT_WITH_PROMPTS, MANIFEST, SPLITS, build_dataset, compute_content_hash
+from trainer.data.preparation import FORMAT, FORMAT_WITH_PROMPTS, MANIFEST, build_dataset, compute_content_hash
 from trainer.data.shards import Shard, TokenStream, get_token_dtype
+from trainer.data.tokenization import SPLITS
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 

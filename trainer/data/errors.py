@@ -19,6 +19,10 @@ class DatasetError(UserError):
     """The dataset cannot be prepared or read."""
 
 
+class UnsuitableCorpusError(DatasetError):
+    """No dataset can be made of the corpus."""
+
+
 class DamagedDatasetError(DatasetError):
     """A file differs from the manifest: a fault of this machine, so a training run reports it as infrastructure."""
 

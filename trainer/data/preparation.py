@@ -1,7 +1,8 @@
 """Build a dataset folder from a corpus: spool, split, train the tokenizer, tokenize, write the manifest.
 
 All files are written to a temporary folder next to the destination, which is renamed at the end, so a dataset folder is
-either complete or absent. Memory is bounded by the longest document (16 MiB for plain text) plus a batch of 2 MiB.
+either complete or absent. After an interruption of any kind the same request continues in the temporary folder. Memory
+is bounded by the longest document (16 MiB for plain text), a batch of 2 MiB for each process, and the index.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,22 +20,22 @@ import numpy as np
 from rich.console import Console
 
 from trainer.data import splits
-from trainer.data.corpora import Corpus, Document
-from trainer.data.errors import DatasetError
+from trainer.data.corpora import Corpus
+from trainer.data.errors import DatasetError, UnsuitableCorpusError
 from trainer.data.progress import show_phase
-from trainer.data.shards import PROMPT_BIT, FileWriter, ShardWriter, get_token_dtype
-from trainer.data.spool import Spool
+from trainer.data.shards import FileWriter, get_token_dtype
+from trainer.data.spool import Spool, SpoolWriter
+from trainer.data.tokenization import SPLITS, Row, ShardTask, plan_shards, tokenize_shards
 from trainer.data.tokenizer import Tokenizer, train_bpe
-from trainer.data.tokenizer_spec import TokenizerSpec
+from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 
 FORMAT = 1
 FORMAT_WITH_PROMPTS = 2  # format of a dataset in which some documents begin with a prompt
 MANIFEST = "manifest.json"
+REQUEST = "request.json"  # what a temporary folder is for
 SAMPLE_BYTES = 2 << 10  # bytes of text per entry of a tokenizer to train it on, spread over the train split
-TOKENIZER_BATCH = 2 << 20  # characters of text tokenized at once
+SAVE_SECONDS = 10.0  # interval between two saved positions in the corpus
 Advance = Callable[[int], None]  # called with a number of bytes of text
-EncodedDocument = tuple[Document, list[int]]  # ids of a prompt have `PROMPT_BIT`
-SPLITS = {"train": splits.TRAIN, "dev": splits.DEV, "test": splits.TEST}
 
 
 def build_dataset(
@@ -44,33 +46,55 @@ def build_dataset(
     `origin` is copied into the manifest: the corpus's spec, the limit and the cache key.
     """
     partial = folder.with_name(f".{folder.name}.preparing")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
     try:
-        partial.mkdir(parents=True)
-        _write_dataset(partial, corpus, spec, limit_bytes, origin, console)
+        _open_partial(partial, origin, console)
+        if not (partial / MANIFEST).exists():
+            _write_dataset(partial, corpus, spec, limit_bytes, origin, console)
+        shutil.rmtree(partial / "spool", ignore_errors=True)
         partial.rename(folder)
+        (folder / REQUEST).unlink()
         _sync_folder(folder.parent)
     except OSError as error:  # full disk, quota
         raise DatasetError(f"{folder} cannot be written: {error.strerror or error}") from error
-    finally:
+    except UnsuitableCorpusError:
         shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        if not any((partial / name).exists() for name in (MANIFEST, "spool/documents.json")):  # nothing was saved
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _open_partial(partial: Path, origin: dict[str, Any], console: Console) -> None:
+    """Keep the temporary folder of an interrupted preparation of the same dataset, else begin with an empty one."""
+    request = json.dumps(origin)
+    if (partial / REQUEST).is_file() and (partial / REQUEST).read_text() == request:
+        console.print("Continuing an interrupted preparation ...", markup=False)
+        return
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "spool").mkdir(parents=True)
+    (partial / REQUEST).write_text(request)
 
 
 def _write_dataset(
     folder: Path, corpus: Corpus, spec: TokenizerSpec, limit_bytes: int | None, origin: dict[str, Any], console: Console
 ) -> None:
     work = folder / "spool"
-    work.mkdir()
-    with Spool(work / "documents") as documents, Spool(work / "pieces") as pieces:
-        _spool_corpus(documents, corpus, limit_bytes, console)
-        spool, assignment = _assign_splits(documents, pieces)
+    _spool_corpus(work / "documents", corpus, limit_bytes, console)
+    with Spool(work / "documents") as documents:
+        has_prompts = documents.has_prompts
+        spool, assignment = _assign_splits(documents, work / "pieces")
+    if not (folder / "tokenizer.json").exists():
         tokenizer = spec.tokenizer or _train_tokenizer(spool, assignment, spec, console)
-        tokenizer.save(folder / "tokenizer.json")
-        dtype = get_token_dtype(tokenizer.vocabulary_size, documents.has_prompts)
-        rows = _tokenize_splits(folder, spool, assignment, tokenizer, dtype, console)
-    shutil.rmtree(work)
+        tokenizer.save(work / "tokenizer.json")
+        (work / "tokenizer.json").rename(folder / "tokenizer.json")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    with Spool(spool) as reader:
+        lengths = reader.lengths
+    tasks = plan_shards(assignment, lengths)
+    dtype = get_token_dtype(tokenizer.vocabulary_size, has_prompts)
+    rows = tokenize_shards(folder, spool, tasks, dtype, work / "shards.jsonl", console)
     manifest = {
-        "format": FORMAT_WITH_PROMPTS if documents.has_prompts else FORMAT,
+        "format": FORMAT_WITH_PROMPTS if has_prompts else FORMAT,
         **origin,
         "tokenizer": {
             "spec": spec.text,
@@ -78,12 +102,22 @@ def _write_dataset(
             "end_of_text": tokenizer.end_of_text,
             "sha256": tokenizer.sha256,
         },
-        "splits": rows,
+        "splits": {split: _describe_split(split, tasks, rows) for split in SPLITS},
     }
     manifest["hash"] = compute_content_hash(manifest)
     with FileWriter(folder / MANIFEST) as writer:
         writer.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
         writer.finish()
+
+
+def _describe_split(split: str, tasks: list[ShardTask], rows: dict[str, Row]) -> dict[str, Any]:
+    own = [task for task in tasks if task.split == split]
+    return {
+        "documents": sum(len(task.numbers) for task in own),
+        "tokens": sum(rows[task.path]["tokens"] for task in own),
+        "bytes": sum(task.size for task in own),
+        "shards": [rows[task.path] for task in own],
+    }
 
 
 def compute_content_hash(manifest: dict[str, Any]) -> str:
@@ -107,39 +141,53 @@ def compute_content_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _spool_corpus(spool: Spool, corpus: Corpus, limit_bytes: int | None, console: Console) -> None:
-    with show_phase(console, "Reading the corpus", limit_bytes) as phase:
-        for document in corpus.documents():
-            limit = None if limit_bytes is None else limit_bytes - phase.done
-            phase.advance(spool.add(document, limit))
+def _spool_corpus(path: Path, corpus: Corpus, limit_bytes: int | None, console: Console) -> None:
+    with SpoolWriter(path) as spool, show_phase(console, "Reading the corpus", limit_bytes, spool.size) as phase:
+        if spool.is_complete:
+            return
+        stream = corpus.open_stream(spool.position)
+        saved = time.monotonic()
+        for document in stream:
+            phase.advance(spool.add(document, None if limit_bytes is None else limit_bytes - phase.done))
             if phase.done == limit_bytes:
                 break
+            if time.monotonic() - saved >= SAVE_SECONDS:
+                spool.save(stream.state_dict())
+                saved = time.monotonic()
+        spool.save(None, complete=True)
 
 
-def _assign_splits(documents: Spool, pieces: Spool) -> tuple[Spool, np.ndarray]:
-    """Return a spool and the split of each of its documents. Cut them into `pieces` where they are too long."""
+def _assign_splits(documents: Spool, pieces: Path) -> tuple[Path, np.ndarray]:
+    """Return the path of a spool and the split of each document. Cut them into `pieces` where they are too long."""
     total = int(documents.lengths.sum())
     if total < splits.SMALLEST_CORPUS:
-        raise DatasetError(f"A dataset needs at least {splits.SMALLEST_CORPUS} bytes of text; this corpus has {total}")
+        raise UnsuitableCorpusError(
+            f"A dataset needs at least {splits.SMALLEST_CORPUS} bytes of text; this corpus has {total}"
+        )
     assignment = splits.assign_splits(documents.keys, documents.lengths)
     if assignment is not None:
-        return documents, assignment
+        return documents.path, assignment
     size = max(splits.SMALLEST_PIECE, total // splits.PIECES)
-    for number in range(len(documents)):
-        for piece in splits.cut_document(documents.read_document(number), size):
-            pieces.add(piece)
-    assignment = splits.assign_splits(pieces.keys, pieces.lengths)
+    with SpoolWriter(pieces) as writer:
+        if not writer.is_complete:
+            for number in range(len(documents)):
+                for piece in splits.cut_document(documents.read_document(number), size):
+                    writer.add(piece)
+            writer.save(None, complete=True)
+    with Spool(pieces) as spool:
+        assignment = splits.assign_splits(spool.keys, spool.lengths)
     if assignment is None:
-        raise DatasetError("The corpus repeats itself: without duplicates it cannot be split into three parts")
+        raise UnsuitableCorpusError("The corpus repeats itself: without duplicates it cannot be split into three parts")
     return pieces, assignment
 
 
-def _train_tokenizer(spool: Spool, assignment: np.ndarray, spec: TokenizerSpec, console: Console) -> Tokenizer:
+def _train_tokenizer(path: Path, assignment: np.ndarray, spec: TokenizerSpec, console: Console) -> Tokenizer:
     assert spec.train_size is not None
     numbers = np.flatnonzero(assignment == splits.TRAIN)
-    size = min(SAMPLE_BYTES * spec.train_size, int(spool.lengths[numbers].sum()))
-    with show_phase(console, "Training the tokenizer", size) as phase:
-        return train_bpe(_report_progress(_sample_texts(spool, numbers, size), phase.advance), spec.train_size)
+    with Spool(path) as spool:
+        size = min(SAMPLE_BYTES * spec.train_size, int(spool.lengths[numbers].sum()))
+        with show_phase(console, "Training the tokenizer", size) as phase:
+            return train_bpe(_report_progress(_sample_texts(spool, numbers, size), phase.advance), spec.train_size)
 
 
 def _report_progress(texts: Iterable[str], advance: Advance) -> Iterator[str]:
@@ -159,80 +207,6 @@ def _sample_texts(spool: Spool, numbers: np.ndarray, size: int) -> Iterator[str]
             quota = min(max(quota, 4 << 10), int(lengths[number]))
             sampled += quota
             yield spool.read_document(number, quota).text
-
-
-def _tokenize_splits(
-    folder: Path, spool: Spool, assignment: np.ndarray, tokenizer: Tokenizer, dtype: np.dtype[Any], console: Console
-) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    with show_phase(console, "Tokenizing", int(spool.lengths.sum())) as phase:
-        for split, code in SPLITS.items():
-            numbers = np.flatnonzero(assignment == code)
-            batches = batch_documents(spool.iterate_documents(numbers))
-            encoded = _encode_documents(batches, tokenizer, phase.advance)
-            shards = (
-                _write_documents(folder, split, encoded)
-                if split == "test"
-                else _write_tokens(folder, split, encoded, tokenizer.end_of_text, dtype)
-            )
-            rows[split] = {
-                "documents": len(numbers),
-                "tokens": sum(shard["tokens"] for shard in shards),
-                "bytes": int(spool.lengths[numbers].sum()),
-                "shards": shards,
-            }
-    return rows
-
-
-def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= TOKENIZER_BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _write_tokens(
-    folder: Path, split: str, encoded: Iterator[EncodedDocument], end_of_text: int, dtype: np.dtype[Any]
-) -> list[dict[str, Any]]:
-    """Write packed tokens, each document after an end-of-text token."""
-    with ShardWriter(folder, split, dtype) as writer:
-        for _, ids in encoded:
-            writer.add([end_of_text, *ids])
-        return writer.finish()
-
-
-def _write_documents(folder: Path, split: str, encoded: Iterator[EncodedDocument]) -> list[dict[str, Any]]:
-    """Write text, since the scorer is independent of the tokenizer. Tokens are counted as in the other splits."""
-    path, tokens = f"{split}/documents.jsonl", 0
-    with FileWriter(folder / path) as writer:
-        for document, ids in encoded:
-            line = json.dumps({"id": document.id, "text": document.text}, ensure_ascii=False)
-            writer.write(line.encode() + b"\n")
-            tokens += 1 + len(ids)
-        return [{"path": path, "tokens": tokens, "size": writer.size, "sha256": writer.finish()}]
-
-
-def _encode_documents(
-    batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance
-) -> Iterator[EncodedDocument]:
-    """Yield each document with its ids. A prompt is encoded separately, as at inference."""
-    for batch in batches:
-        ids = iter(tokenizer.encode_batch([part for document in batch for part in _split_prompt(document)]))
-        for document in batch:
-            prompt = next(ids) if document.prompt_length else []
-            yield document, [*(token | PROMPT_BIT for token in prompt), *next(ids)]
-            advance(len(document.text.encode()))
-
-
-def _split_prompt(document: Document) -> tuple[str, ...]:
-    text, end = document.text, document.prompt_length
-    return (text[:end], text[end:]) if end else (text,)
 
 
 def _sync_folder(folder: Path) -> None:

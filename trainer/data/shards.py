@@ -14,9 +14,6 @@ import numpy as np
 
 from trainer.data.errors import DamagedDatasetError
 
-SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
-
-
 PROMPT_BIT = 1 << 31  # set in the tokens of a prompt, which carry no loss
 
 
@@ -51,48 +48,6 @@ class FileWriter:
         os.fsync(self._stream.fileno())
         self._stream.close()
         return self._digest.hexdigest()
-
-
-class ShardWriter:
-    """Write tokens to SPLIT/00000.bin, 00001.bin, ... A document may continue in the next shard."""
-
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int = SHARD_TOKENS) -> None:
-        self._folder, self._split, self._dtype, self._limit = folder, split, dtype, shard_tokens
-        self._file: FileWriter | None = None
-        self._rows: list[dict[str, Any]] = []
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:  # after an error: the caller deletes the folder
-            self._file.__exit__()
-
-    def add(self, ids: Sequence[int]) -> None:
-        tokens = np.asarray(ids, dtype=self._dtype)
-        while len(tokens):
-            if self._file is None:
-                self._file = FileWriter(self._folder / self._path())
-            space = self._limit - self._file.size // self._dtype.itemsize
-            self._file.write(tokens[:space].tobytes())
-            tokens = tokens[space:]
-            if self._file.size == self._limit * self._dtype.itemsize:
-                self._finish_shard()
-
-    def finish(self) -> list[dict[str, Any]]:
-        """Return one row of the manifest for each shard."""
-        self._finish_shard()
-        return self._rows
-
-    def _path(self) -> str:
-        return f"{self._split}/{len(self._rows):05d}.bin"
-
-    def _finish_shard(self) -> None:
-        if self._file is not None:
-            path, size = self._path(), self._file.size
-            tokens = size // self._dtype.itemsize
-            self._rows.append({"path": path, "tokens": tokens, "size": size, "sha256": self._file.finish()})
-            self._file = None
 
 
 class Shard:

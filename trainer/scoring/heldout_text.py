@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, iterate_test_documents
 from trainer.data.errors import DatasetError
-from trainer.data.preparation import batch_documents
+from trainer.data.tokenization import batch_documents
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import UserError
 from trainer.scoring.run_folder import compute_sha256

@@ -68,7 +68,7 @@ def test_bad_input_prints_one_line_and_exits_2(
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_stop_exits_130_and_leaves_no_files(tmp_path: Path, stop: signal.Signals) -> None:
+def test_stop_exits_130_and_the_same_command_continues(tmp_path: Path, stop: signal.Signals) -> None:
     command = [
         sys.executable,
         "-m",
@@ -86,9 +86,10 @@ def test_stop_exits_130_and_leaves_no_files(tmp_path: Path, stop: signal.Signals
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
-    assert err.splitlines()[-1] == "dailytrain prepare: interrupted; no files were kept"
+    assert err.splitlines()[-1] == "dailytrain prepare: interrupted; the same command continues here"
     assert "Traceback" not in err
-    assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
+    assert main([*command[3:], "--quiet"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} - {"cache"} == {"out"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data import preparation, shards
+from trainer.data import shards, tokenization
 from trainer.data.corpora import open_corpus
 from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
 from trainer.data.errors import CorpusError, DatasetError
@@ -178,15 +178,20 @@ def test_limit_is_exact_and_splits_no_character(tmp_path: Path) -> None:
         prepare_dataset(f"files:{tmp_path}/a.txt", limit_bytes=0)
 
 
-def test_document_may_span_shards(books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shards_have_whole_documents_and_are_read_as_one(
+    books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     whole = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "whole")
-    monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(tokenization, "SHARD_TEXT", 4000)
     cut = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "cut")
-    assert [len(tokens) for tokens in cut.open_shards("train")][:2] == [1000, 1000]
+    shards = cut.open_shards("train")
+    assert len(shards) > 2
+    assert {int(shard[:1][0]) for shard in shards} == {cut.tokenizer.end_of_text}
     assert text_of(cut, "train") == text_of(whole, "train")
+    start = len(shards[0]) - 5
     assert (
-        cut.open_stream("train").read_tokens(995, 2010).tolist()
-        == whole.open_stream("train").read_tokens(995, 2010).tolist()
+        cut.open_stream("train").read_tokens(start, 2010).tolist()
+        == whole.open_stream("train").read_tokens(start, 2010).tolist()
     )
 
 
@@ -273,10 +278,12 @@ def test_full_disk_raises_one_line(books: Path, tmp_path: Path, monkeypatch: pyt
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(preparation.FileWriter, "write", full)
+    monkeypatch.setattr(tokenization.FileWriter, "write", full)
     with pytest.raises(DatasetError, match=r"out cannot be written: No space left on device$"):
         prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
-    assert {path.name for path in tmp_path.iterdir()} == {"books"}
+    monkeypatch.undo()
+    prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"books", "out"}
 
 
 def test_concurrent_preparations_build_once(cache: Path) -> None:
@@ -286,7 +293,7 @@ def test_concurrent_preparations_build_once(cache: Path) -> None:
     assert [path.name[:15] for path in (cache / "datasets").iterdir()] == ["python-library-"]
 
 
-def test_killed_preparation_is_repeated(tmp_path: Path, cache: Path, prepared: Dataset) -> None:
+def test_preparation_of_another_request_replaces_a_killed_one(tmp_path: Path, cache: Path, prepared: Dataset) -> None:
     aside = tmp_path / ".out.preparing"
     process = preparing("bpe:8192", tmp_path / "out", 40 * LIMIT, cache)
     while process.poll() is None and not (aside / "spool").exists():

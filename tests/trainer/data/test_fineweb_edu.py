@@ -22,6 +22,14 @@ pyarrow = pytest.importorskip("pyarrow")
 
 REPOSITORY, REVISION = SOURCE.repository, SOURCE.revision
 
+READ = """
+import json, sys
+from itertools import islice
+from trainer.data.corpora import find_corpus
+stream = find_corpus("fineweb-edu").open_stream(json.loads(sys.argv[1]))
+ids = [document.id for document in islice(stream, int(sys.argv[2]))]
+print(json.dumps([ids, stream.state_dict()]))
+"""
 SCRIPT = "import sys; from trainer.cli.prepare import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -30,6 +38,7 @@ class Hub(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     files: dict[str, bytes]
+    sent: dict[str, int]  # bytes of each file
 
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
@@ -65,6 +74,7 @@ class Hub(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             first, last = int(match[1]), int(match[2] or len(data) - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            self.sent[name] = self.sent.get(name, 0) + last + 1 - first
             self._answer(data[first : last + 1], 206, headers)
         else:
             self._answer(data, 200, headers)
@@ -84,25 +94,32 @@ def hub() -> Iterator[str]:
 
     pages = [f"Page {number}. " + " ".join(str(number * word) for word in range(200)) for number in range(200)]
     table = pyarrow.table({"id": [f"<urn:uuid:{n}>" for n in range(200)], "text": pages, "score": [3.5] * 200})
-    buffer = io.BytesIO()
-    parquet.write_table(table, buffer)
+    Hub.files, Hub.sent = {}, {}
+    for number in range(2):
+        buffer = io.BytesIO()
+        parquet.write_table(table.slice(100 * number, 100), buffer, row_group_size=10)
+        Hub.files[f"sample/10BT/00{number}_00000.parquet"] = buffer.getvalue()
     card = "---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n---\n"
-    Hub.files = {"README.md": card.encode(), "sample/10BT/000_00000.parquet": buffer.getvalue()}
+    Hub.files["README.md"] = card.encode()
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
-def prepared(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_with_hub(folder: Path, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the Hub's client reads its environment when it is imported."""
-    arguments = ["--corpus", "fineweb-edu", "--limit-bytes", "90kB", "--tokenizer", "bpe:300", "--json", "--quiet"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments, "--out", str(folder / "out")],
+        [sys.executable, "-c", *command],
         env={**kept, "HF_HOME": str(folder / "hub"), **environment},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
+
+
+def prepared(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    arguments = ["--corpus", "fineweb-edu", "--limit-bytes", "90kB", "--tokenizer", "bpe:300", "--json", "--quiet"]
+    return run_with_hub(folder, [SCRIPT, *arguments, "--out", str(folder / "out")], **environment)
 
 
 def test_pages_are_streamed_at_pinned_revision_up_to_limit(hub: str, tmp_path: Path) -> None:
@@ -113,6 +130,16 @@ def test_pages_are_streamed_at_pinned_revision_up_to_limit(hub: str, tmp_path: P
     with (tmp_path / "out" / "test" / "documents.jsonl").open() as lines:
         held = [json.loads(line) for line in lines]
     assert all(re.fullmatch(r"<urn:uuid:\d+>", page["id"]) and page["text"].startswith("Page ") for page in held)
+
+
+def test_stream_continues_after_saved_row_without_earlier_rows(hub: str, tmp_path: Path) -> None:
+    first = run_with_hub(tmp_path, [READ, "null", "130"], HF_ENDPOINT=hub)
+    ids, state = json.loads(first.stdout)
+    Hub.sent.clear()
+    rest = run_with_hub(tmp_path, [READ, json.dumps(state), "1000"], HF_ENDPOINT=hub)
+    assert ids + json.loads(rest.stdout)[0] == [f"<urn:uuid:{number}>" for number in range(200)]
+    name = "sample/10BT/000_00000.parquet"
+    assert Hub.sent[name] < len(Hub.files[name])  # no more than its schema
 
 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from trainer.data.corpora import Document
 from trainer.data.splits import DEV, LONG_FRACTION, TEST, TRAIN, assign_splits, cut_document
-from trainer.data.spool import Spool
 
 LENGTHS = st.lists(st.integers(1, 100_000), min_size=1, max_size=300)
 
@@ -69,13 +67,3 @@ def test_pieces_cover_document_and_are_bounded(text: str, size: int) -> None:
 def test_piece_ends_at_paragraph_if_possible() -> None:
     document = Document("a", "one two\nthree\n\nfour five six seven")
     assert [piece.text for piece in cut_document(document, 11)] == ["one two\nthree\n\n", "four five six ", "seven"]
-
-
-def test_spool_repeated_text_is_added_once(tmp_path: Path) -> None:
-    with Spool(tmp_path / "spool") as spool:
-        assert [spool.add(Document(name, text)) for name, text in (("a", "one"), ("b", "two"), ("c", "one"))] == [
-            3,
-            3,
-            0,
-        ]
-        assert [spool.read_document(number).id for number in range(len(spool))] == ["a", "b"]

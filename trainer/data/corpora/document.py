@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,31 @@ class Document:
     """Characters of the prompt at the start, which carries no loss."""
 
 
+class DocumentStream(Protocol):
+    """Documents from a position on."""
+
+    def __iter__(self) -> Iterator[Document]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last document, as JSON. The next stream continues there."""
+
+
+class CountingStream:
+    """A stream that continues by reading again, and dropping, what came before."""
+
+    def __init__(self, documents: Callable[[], Iterator[Document]], state: dict[str, Any] | None) -> None:
+        self._count: int = state["documents"] if state else 0
+        self._documents = islice(documents(), self._count, None)
+
+    def __iter__(self) -> Iterator[Document]:
+        for document in self._documents:
+            self._count += 1
+            yield document
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"documents": self._count}
+
+
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """A corpus that exists and can be read."""
@@ -25,6 +51,12 @@ class Corpus:
     """Return hashes or revisions that identify the content of `documents`, as a cache key. Reads the files."""
     documents: Callable[[], Iterator[Document]]
     """Start from the first document, in an order that depends only on the content."""
+    stream: Callable[[dict[str, Any] | None], DocumentStream] | None = None
+    """Continue at a position without reading what comes before. None: such a way does not exist."""
+
+    def open_stream(self, state: dict[str, Any] | None) -> DocumentStream:
+        """Return the documents after a position, None for the start."""
+        return self.stream(state) if self.stream else CountingStream(self.documents, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,29 +35,47 @@ class HubSource:
             known = ", ".join(f"{self.name}:{part}" for part in self.parts)
             raise CorpusError(f"There is no corpus {self.name}:{argument}; known: {known} (--limit-bytes limits it)")
         source = {"repository": self.repository, "configuration": part, "revision": self.revision}
-        return Corpus(fingerprint=lambda: source, documents=partial(self._iterate_documents, part))
+        stream = partial(HubStream, self, part)
+        return Corpus(lambda: source, documents=lambda: iter(stream(None)), stream=stream)
 
-    def _iterate_documents(self, part: str) -> Iterator[Document]:
+
+class HubStream:
+    """Documents of a part. Its state names the file and the row, so that earlier files are not downloaded again."""
+
+    def __init__(self, source: HubSource, part: str, state: dict[str, Any] | None) -> None:
+        self._source, self._part, self._state = source, part, state
+        self._number: int = state["records"] if state else 0
+        self._records: Any = None
+
+    def __iter__(self) -> Iterator[Document]:
         # Errors of the Hub's client (no network, broken transfer, offline mode) come from its own classes or from
         # requests, httpx, aiohttp, fsspec or pyarrow. A list would be incomplete, and all mean the same here.
         try:
-            for number, record in enumerate(self._stream_records(part)):
-                if text := self.read_text(record):
-                    yield Document(str(record.get("id", number)), text)
+            self._records = self._open_records()
+            for record in self._records:
+                self._number += 1
+                if text := self._source.read_text(record):
+                    yield Document(str(record.get("id", self._number - 1)), text)
         except Exception as error:
             reason = describe_exception(error)
             raise CorpusError(
-                f"{self.name} cannot be read from the Hugging Face Hub; is there a network? {reason}"
+                f"{self._source.name} cannot be read from the Hugging Face Hub; is there a network? {reason}"
             ) from error
 
-    def _stream_records(self, part: str) -> Iterator[dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
+        return {"records": self._number, "stream": self._records.state_dict()}
+
+    def _open_records(self) -> Any:
         import datasets
         from huggingface_hub import HfApi
 
+        source, part = self._source, self._part
         # Check once with a short timeout: the streaming reader retries for minutes before it reports a missing network.
-        HfApi().dataset_info(self.repository, revision=self.revision, timeout=TIMEOUT)
+        HfApi().dataset_info(source.repository, revision=source.revision, timeout=TIMEOUT)
         selection = {"data_files": part} if "*" in part else {"name": part}
-        stream = datasets.load_dataset(
-            self.repository, split="train", streaming=True, revision=self.revision, **selection
-        )
-        return iter(stream.select_columns(list(self.columns)))
+        records = datasets.load_dataset(
+            source.repository, split="train", streaming=True, revision=source.revision, **selection
+        ).select_columns(list(source.columns))
+        if self._state:
+            records.load_state_dict(self._state["stream"])
+        return records
