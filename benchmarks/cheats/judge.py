@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.cheats import hidden_work, honest_models, looking_ahead, side_effects, untraceable
+from benchmarks.cheats import forged_files, hidden_work, honest_models, looking_ahead, side_effects, untraceable
 from benchmarks.cheats.base import Case, T, V, Verdict, sample_text
 from trainer.errors import ModelError, to_one_line
-from trainer.graph.model import build_model
+from trainer.graph.counting import count_training_cost
+from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError, TracedArchitecture, read_traced
 from trainer.graph.summary import describe_traced
@@ -30,6 +31,7 @@ CASES: list[Case] = [
     *untraceable.CASES,
     *hidden_work.CASES,
     *looking_ahead.CASES,
+    *forged_files.CASES,
 ]
 ERROR_FILE, BROKEN_FILE = "error.txt", "broken.txt"
 CHARGED = 1.05  # times the honest FLOPs
@@ -121,7 +123,8 @@ class Judge:
         return read_traced(self.folder / str(number))
 
     def count_flops(self, traced: TracedArchitecture) -> tuple[float, float]:
-        """Return FLOPs per token of training and of scoring."""
+        """Return FLOPs per token of training, in passes of `forged_files.ROWS` rows, and of scoring."""
+        count_training_cost(build_model_without_data(traced), [forged_files.ROWS])
         summary = describe_traced(traced)
         return summary["flops_per_token"], summary["scoring_flops_per_token"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,29 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from trainer.graph.argument_types import check_argument_types
+from trainer.graph.functions import find_operator
 from trainer.graph.operators import RANDOM_OPERATORS, is_allowed, strip_variant
 from trainer.graph.schema import Call, Constant, Graph, GraphError, Initialization, TracedArchitecture
-from trainer.ops.attention import attention
-from trainer.ops.elementwise import norm, rotate, softcap, squared_relu
-
-OWN_OPERATORS: dict[str, Callable[..., Any]] = {
-    "dailytrain::attention": lambda query, key, value, window, documents: attention(
-        query, key, value, window=window, documents=documents
-    ),
-    "dailytrain::norm": norm,
-    "dailytrain::rotate": rotate,
-    "dailytrain::squared_relu": squared_relu,
-    "dailytrain::softcap": softcap,
-    "result::item": operator.getitem,
-    **{f"size::{name}": getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg")},
-    "size::min": torch.sym_min,
-    "size::max": torch.sym_max,
-}
-"""Operators that are not torch's own. torch.compile reads through their Python."""
-
-UNINITIALIZED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
-"""Operators that return memory as they find it -> what runs instead: such memory could carry another row's data."""
-
 
 RECURRENT_OPERATORS = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 """They draw random numbers if they are called with dropout in training."""
@@ -77,8 +57,9 @@ class GraphFunction:
 
 
 def build_function(graph: Graph, *, allow_random: bool = True) -> GraphFunction:
-    """Return a graph as a function. Raises `GraphError` for operators that are not allowed."""
+    """Return a graph as a function. Raises `GraphError` for operators and arguments that are not allowed."""
     check_operators(graph, allow_random)
+    check_argument_types(graph, describe_call)
     check_writes(graph)
     return translate(graph)
 
@@ -145,21 +126,6 @@ def decode_special_value(kind: str, content: str) -> Any:
     if kind in ("dtype", "memory_format"):
         return getattr(torch, content)
     return float(content) if kind == "number" else content
-
-
-def find_operator(name: str) -> Callable[..., Any]:
-    """Return the function of an operator of the list."""
-    if name in OWN_OPERATORS:
-        return OWN_OPERATORS[name]
-    space, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    packet = getattr(torch.ops.aten, UNINITIALIZED.get(base, base), None) if space == "aten" else None
-    found = getattr(packet, overload or "default", None)
-    if found is None and base in UNINITIALIZED:
-        found = getattr(packet, "default", None)
-    if not isinstance(found, torch._ops.OpOverload):  # a name can also find an attribute of Python
-        raise GraphError(f"torch has no operator {name}")
-    return found
 
 
 def describe_call(call: Call) -> str:

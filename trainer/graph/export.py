@@ -25,7 +25,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.graph.advice import find_advice
-from trainer.graph.build import OWN_OPERATORS, check_operators, check_writes
+from trainer.graph.argument_types import check_argument_types
+from trainer.graph.build import check_operators, check_writes
+from trainer.graph.functions import OWN_OPERATORS
 from trainer.graph.operators import is_allowed
 from trainer.graph.schema import MAX_CONSTANT_BYTES, Call, Constant, Graph, GraphError, Input, Passes
 from trainer.models.base import LanguageModel
@@ -99,6 +101,7 @@ class Exporter:
         logits, _ = self.export(Logits(model), "features", example, {0: batch, 1: positions})
         for graph in (features, logits):
             check_operators(graph, allow_random=model.training, describe=self.describe_call)
+            check_argument_types(graph, describe=self.describe_call)
             check_writes(graph, describe=self.describe_call)
         return Passes(features, logits)
 

@@ -34,7 +34,9 @@ from trainer.protocol.files import GRAPH_FILES
 VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
 MAX_NODES = 200_000  # calls of all graphs of an architecture, with those of regions
+MAX_SIZE = 2**40  # factor of a size; no tensor is larger in any dimension
 MAX_CONSTANT_BYTES = 64_000  # of all constants of an architecture. Larger tables are computed by the constructor.
+SIZE_NAMES = ("batch", "positions")  # sizes that are known only when a graph runs
 REGIONS = ("region::no_grad", "region::no_autocast")
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 OPERATOR = re.compile(r"[a-z_]+::[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
@@ -44,7 +46,7 @@ DTYPES = (
 )
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last")
 
-Size = int | str  # a number, or the name of a size that is known only when the graph runs
+Size = int | str  # a number, or one of SIZE_NAMES
 
 
 class GraphError(UserError):
@@ -223,6 +225,9 @@ def check_traced_sizes(traced: TracedArchitecture) -> None:
     for each in passes:
         if each.features.inputs != (expected,):
             raise GraphError(f"features takes tokens of the shape [batch, {traced.recipe['sequence_length']}]")
+        *sizes, width = each.logits.inputs[0].shape
+        if tuple(sizes) != SIZE_NAMES or not isinstance(width, int):
+            raise GraphError("logits takes features of the shape [batch, positions, width]")
     graphs = [traced.initialization.graph, *(graph for each in passes for graph in (each.features, each.logits))]
     if sum(1 for graph in graphs for _ in graph.iterate_calls()) > MAX_NODES:
         raise GraphError(f"the graphs have more than {MAX_NODES:,} calls together")
@@ -376,6 +381,8 @@ def check_values(values: list[Any], known: set[str]) -> None:
             raise GraphError(f"{value!r} refers to nothing before it")
         if isinstance(value, Mapping):
             check_special_value(value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise GraphError("a number of more than 64 bits cannot be an argument")
         elif not (value is None or isinstance(value, bool | int | float)):
             raise GraphError(f"{value!r} cannot be an argument")
 
@@ -406,7 +413,7 @@ def check_choice(value: Any, choices: tuple[Any, ...]) -> Any:
 def check_size(size: Any) -> Size:
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
-    return check_name(size)
+    return str(check_choice(size, SIZE_NAMES))
 
 
 def check_sizes(sizes: Any) -> tuple[int, ...]:

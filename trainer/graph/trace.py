@@ -16,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.errors import to_one_line
 from trainer.graph.advice import find_advice
-from trainer.graph.build import UNINITIALIZED, build_constants, check_passes
+from trainer.graph.build import build_constants, check_passes
 from trainer.graph.construction import record_construction
 from trainer.graph.export import Exporter, TraceError, describe_stack, draw_truncated_normal, skip_compilation
+from trainer.graph.functions import UNINITIALIZED
 from trainer.graph.initialization import compute_initial_tensors
 from trainer.graph.model import GraphModel
 from trainer.graph.recipe import describe_recipe

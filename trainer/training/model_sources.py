@@ -47,12 +47,17 @@ class BuiltModel:
     def graph_hash(self) -> str | None:
         return self.traced and self.traced.compute_hash()
 
-    def count_flops(self, row: Tensor, rows_per_step: int) -> float:
-        """Return the FLOPs per token of a forward and backward pass, of the module over `row [1, T]`."""
+    def count_flops(self, row: Tensor, resolved: ResolvedConfig) -> float:
+        """Return the FLOPs per token of a forward and backward pass, of the module over `row [1, T]`.
+
+        Graphs are counted at every number of rows that a micro-batch may have.
+        """
         if self.traced is None:
             return flops.count_flops(self.model, row)
-        cost = count_training_cost(build_model_without_data(self.traced))
-        return cost.flops_per_token(rows_per_step)
+        rows = resolved.rows_per_device
+        micro_batches = [size for size in range(1, rows + 1) if rows % size == 0]
+        cost = count_training_cost(build_model_without_data(self.traced), micro_batches)
+        return cost.flops_per_token(resolved.batch)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        flops_per_token = built.count_flops(row, resolved.batch)
+        flops_per_token = built.count_flops(row, resolved)
     objective = prepare_objective(raw_model, built.recipe, resolved)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.cheats import forged_files
 from tests.support.traced_models import T, V, build_config, trace
 from trainer.accounting.flops import count_flops
 from trainer.graph.counting import TrainingCost, count_training_cost
 from trainer.graph.model import build_model_without_data
-from trainer.graph.schema import Call, GraphError
+from trainer.graph.schema import Call, GraphError, parse_files
 from trainer.graph.summary import describe_traced
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import pad_vocabulary
@@ -79,7 +80,7 @@ def test_count_of_tensors_with_other_shapes_raises_graph_error() -> None:
         count_training_cost(build_model_without_data(changed))
 
 
-def test_count_of_work_that_grows_in_leaps_of_rows_raises_graph_error() -> None:
+def test_work_that_grows_in_leaps_of_rows_is_refused() -> None:
     traced = trace("nanogpt")
     features = traced.training.features
     first = len(features.calls)
@@ -91,5 +92,13 @@ def test_count_of_work_that_grows_in_leaps_of_rows_raises_graph_error() -> None:
     )
     changed = replace(features, calls=(*features.calls, *calls))
     cheat = replace(traced, training=replace(traced.training, features=changed))
-    with pytest.raises(GraphError, match="does not grow evenly"):
+    with pytest.raises(GraphError, match="no sum of multiples of rows"):
         count_training_cost(build_model_without_data(cheat))
+
+
+def test_work_at_the_numbers_of_rows_of_the_run_only_is_refused() -> None:
+    files = forged_files.forge(forged_files.size_by_slice)(trace("nanogpt").to_files())
+    model = build_model_without_data(parse_files(files))
+    count_training_cost(model)  # empty at the numbers of rows that are always counted
+    with pytest.raises(GraphError, match="does not grow evenly"):
+        count_training_cost(model, [1, 32, 64])

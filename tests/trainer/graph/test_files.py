@@ -87,6 +87,13 @@ def name_badly(table: dict[str, Any]) -> None:
         (call("aten::add.Tensor", "__import__", 1), "refers to nothing before it"),
         (call("aten::add.Tensor", {"code": "1"}, 1), "cannot be an argument"),
         (call("not an operator"), "is not the name of an operator"),
+        (call("result::item", "%tokens", 0), "several results and a fixed number"),
+        (call("size::add", "%tokens", 1), "takes sizes and whole numbers"),
+        (call("aten::sym_size.int", "@embedding.weight", 0), "takes an input of the graph"),
+        (call("aten::sym_size.int", "%tokens", 2), "index out of range"),
+        (call("aten::arange", "%tokens"), "argument end is of another type"),
+        (call("aten::relu", "%tokens", 1), "takes no such argument"),
+        (call("aten::arange", 2**63), "more than 64 bits"),
         (replace_output, "refers to nothing before it"),
         (add_output, "one input and one output"),
         (remove_version, "not of version 1"),
@@ -96,6 +103,41 @@ def name_badly(table: dict[str, Any]) -> None:
 def test_invalid_graph_is_refused(change: Callable[[dict[str, Any]], None], reason: str) -> None:
     with pytest.raises(GraphError, match=reason):
         build_model(parse_files(edit(change)))
+
+
+def forge_size(*calls: tuple[Any, ...]) -> dict[str, bytes]:
+    """Return files whose features begin with the number of rows, `%0`, and these calls of `size::*`."""
+
+    def change(table: dict[str, Any]) -> None:
+        table["features"]["calls"] = [
+            {"operator": name, "arguments": arguments}
+            for name, *arguments in (("aten::sym_size.int", "%tokens", 0), *calls)
+        ]
+        table["features"]["outputs"] = ["%tokens"]
+
+    return edit(change)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("size::mul", "%0", "%0")],
+        [("size::mod", "%0", 64)],
+        [("size::floordiv", "%0", 2)],
+        [("size::floordiv", "%0", 0)],
+        [("size::max", "%0", 2)],
+        [("size::min", "%0", 1000)],
+        [("size::mul", "%0", 2**40), ("size::mul", "%1", 2)],
+    ],
+)
+def test_size_that_is_no_multiple_of_rows_is_refused(calls: list[tuple[Any, ...]]) -> None:
+    with pytest.raises(GraphError, match=r"size::\w+, (whose result|integer division)"):
+        build_model(parse_files(forge_size(*calls)))
+
+
+def test_sizes_that_are_multiples_of_rows_load() -> None:
+    calls = [("size::mul", 96, "%0"), ("size::floordiv", "%1", 32), ("size::sub", "%2", 1), ("size::max", "%0", 1)]
+    build_model(parse_files(forge_size(*calls, ("size::mod", "%1", 8))))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"version": 1}', b'{"version": NaN}', b"[" * 100_000])
