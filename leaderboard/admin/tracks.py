@@ -7,9 +7,13 @@ from typing import Any
 from django import forms
 from django.conf import settings
 from django.contrib import admin
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils import timezone
 from django.utils.cache import add_never_cache_headers
 
 from leaderboard import runs
@@ -18,6 +22,7 @@ from leaderboard.admin.base import NoAddAdmin, NoAddOrDeleteAdmin, act_on_each, 
 from leaderboard.job_handlers import replays
 from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Season, Track, TrackHours
 from leaderboard.rankings import confirmations, trust
+from leaderboard.schedule.night_checks import check_next_night
 from scheduler import transitions
 from scheduler.admin.base import apply_to_rows, build_row_action
 from scheduler.models import Checkpoint
@@ -63,6 +68,26 @@ class TrackAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             checkpoints = Checkpoint.objects.with_files().filter(job=job) if job else Checkpoint.objects.none()
             form.base_fields["start_checkpoint"].queryset = checkpoints  # type: ignore[attr-defined]
         return form
+
+    def get_urls(self) -> list[URLPattern]:
+        night = self.admin_site.admin_view(self.check_night)
+        return [path("<int:track_id>/night/", night, name="leaderboard_track_night"), *super().get_urls()]
+
+    def check_night(self, request: HttpRequest, track_id: int) -> HttpResponse:
+        """Show what the track's next night needs, and what is missing."""
+        if not self.has_view_or_change_permission(request):
+            raise PermissionDenied
+        track = get_object_or_404(Track.objects.select_related("season__baseline"), pk=track_id)
+        checks = check_next_night(track, timezone.now())
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Next night of {track}",
+            "track": track,
+            "checks": checks,
+            "fails": any(check.fails_night for check in checks),
+            "opts": self.opts,
+        }
+        return TemplateResponse(request, "admin/leaderboard/track/night.html", context)
 
 
 @admin.register(Run)

@@ -14,11 +14,10 @@ from typing import Any
 from django.db.models import Prefetch
 from django_celery_beat.models import PeriodicTask
 
-from leaderboard import runs
-from leaderboard.models import Entry, Month, Night, Run, Track
+from leaderboard.models import Month, Night, Run, Track
 from leaderboard.schedule import monthly, nightly
-from scheduler import estimates, job_groups, matching, windows
-from scheduler.models import Blob, Job
+from leaderboard.schedule.planned_night import PlannedNight
+from scheduler import estimates, matching, windows
 
 NIGHTLY, MONTHLY = "leaderboard.tasks.nightly", "leaderboard.tasks.monthly"
 AHEAD = timedelta(days=35)
@@ -50,14 +49,21 @@ class NextNightly:
     """The next nightly run of a track, and its obstacles."""
 
     due: CalendarEvent
-    wanted: str
-    """Required of a node, for example "with a GPU of 80 GB"."""
-    fitting: int
-    """Online nodes that fit."""
+    planned: PlannedNight
     occupied: Run | None
     """An unfinished run of an earlier night; no other starts before it ends."""
     broken: str
     """Why `main` could not be trained last time; empty if it could."""
+
+    @property
+    def wanted(self) -> str:
+        """Required of a node, for example "with a GPU of 80 GB"."""
+        return matching.describe_needs(self.planned.training)
+
+    @property
+    def fitting(self) -> int:
+        """Online nodes that fit."""
+        return self.planned.count_nodes()
 
     @property
     def state(self) -> str:
@@ -175,16 +181,9 @@ def list_next_nightlies(due: Sequence[CalendarEvent], nights: Sequence[Night], n
         if one.what == "nightly":
             first.setdefault(one.track.pk, one)
     slots = estimates.QueueEstimates(now).slots if first else []
-    return [build_next_nightly(one, slots, nights) for one in first.values()]
+    return [build_next_nightly(one, PlannedNight(one.track, now, one.begins, slots), nights) for one in first.values()]
 
 
-def build_next_nightly(
-    due: CalendarEvent, slots: Sequence[estimates.SlotSchedule], nights: Sequence[Night]
-) -> NextNightly:
-    entry = Entry(kind=Entry.Kind.MAIN, track=due.track)
-    run = Run(entry=entry, track=due.track, budget=due.track.budget, purpose=Run.Purpose.NIGHTLY)
-    group = job_groups.build_group_from_job(Job(**runs.build_train_job(run, Blob())))  # not saved: for matching only
-    fitting = {slot.node_slot.node for slot in slots if matching.find_obstacle(group, slot.node_slot) is None}
+def build_next_nightly(due: CalendarEvent, planned: PlannedNight, nights: Sequence[Night]) -> NextNightly:
     last = next((night for night in nights if night.track_id == due.track.pk), None)
-    unfinished = nightly.get_unfinished_run(due.track)
-    return NextNightly(due, matching.describe_needs(group), len(fitting), unfinished, last.problem if last else "")
+    return NextNightly(due, planned, nightly.get_unfinished_run(due.track), last.problem if last else "")

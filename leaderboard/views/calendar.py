@@ -15,11 +15,13 @@ from leaderboard.models import Night, Track, TrackHours
 from leaderboard.schedule import calendar_feed
 from leaderboard.schedule.calendar import (
     CalendarEvent,
+    NextNightly,
     list_next_nightlies,
     list_recent_months,
     list_recent_nights,
     list_upcoming,
 )
+from leaderboard.schedule.night_checks import NightCheck, list_night_checks
 
 WEEKS = 5
 SHOWN_NIGHTS = 14
@@ -74,9 +76,10 @@ class Week:
 def calendar(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     due, nights = list_upcoming(now), list_recent_nights(now)
+    tonight = list_next_nightlies(due, nights, now)
     context = {
         "now": now,
-        "tonight": list_next_nightlies(due, nights, now),
+        "tonight": [(line, list_failing_checks(line)) for line in tonight],
         "weeks": build_weeks(due, nights, now),
         "monthly": next((one for one in due if one.what == "monthly"), None),
         "several": len({night.track_id for night in nights} | {one.track.pk for one in due if one.what != "hours"}) > 1,
@@ -86,6 +89,11 @@ def calendar(request: HttpRequest) -> HttpResponse:
         "hour_marks": [Bar(100 * day / 7, 100 / 7) for day in range(7)],
     }
     return render(request, "leaderboard/calendar.html", context)
+
+
+def list_failing_checks(line: NextNightly) -> list[NightCheck]:
+    """Return the checks because of which the night would fail."""
+    return [check for check in list_night_checks(line.planned, only_required=True) if check.fails_night]
 
 
 def list_tracks_with_hours(due: Sequence[CalendarEvent]) -> list[Track]:

@@ -1,0 +1,378 @@
+"""Everything between now and a valid night: for `manage.py check_night`, its page in the admin and the calendar.
+
+A check is one short function in `CHECKS`. It reads rows, files and settings, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+
+import httpx
+from django.conf import settings
+from django.core.files.storage import default_storage
+from django.db.models import Max
+from django_celery_beat.models import PeriodicTask
+
+from leaderboard.models import Run, Track
+from leaderboard.schedule import calendar, ladder, nightly
+from leaderboard.schedule.planned_night import PlannedNight
+from scheduler import checkpoints, estimates, node_slots
+from scheduler.matching import describe_needs, parse_labels
+from scheduler.models import Checkpoint, Node
+from scheduler.release.wheel import find_wheel
+from trainer.accounting.budget import Budget
+from trainer.accounting.peak_flops import PEAK_FLOPS, lookup_peak_flops
+from trainer.accounting.training_size import ModelSize, compute_model_size, estimate_memory
+
+NIGHTS = 30
+BEAT_SILENCE = timedelta(minutes=10)
+"""Beat writes the times of its tasks every three minutes."""
+REQUEST_SECONDS = 5.0
+GB = 10**9
+
+MFU = 0.4
+"""Share of a GPU's peak that training reaches, assumed (`track_templates`)."""
+TOKENS_PER_PARAMETER = 20
+"""Compute-optimal (Hoffmann et al. 2022, arXiv 2203.15556)."""
+MOST_EPOCHS = 4
+"""Repeated text is nearly as good as new text up to here (Muennighoff et al. 2023, arXiv 2305.16264)."""
+BYTES_PER_TOKEN = 4
+
+
+class CheckState(StrEnum):
+    OK = "ok"
+    MISSING = "missing"
+    UNKNOWN = "cannot tell"
+
+
+@dataclass(frozen=True)
+class NightCheck:
+    name: str
+    state: CheckState
+    advice: str
+    """What was found, and what to do about it."""
+    is_required: bool
+    """Whether the night fails without it."""
+
+    @property
+    def fails_night(self) -> bool:
+        return self.is_required and self.state == CheckState.MISSING
+
+
+Finding = tuple[CheckState, str]
+
+
+def ok(found: str) -> Finding:
+    return CheckState.OK, found
+
+
+def missing(advice: str) -> Finding:
+    return CheckState.MISSING, advice
+
+
+def unknown(advice: str) -> Finding:
+    return CheckState.UNKNOWN, advice
+
+
+def check_next_night(track: Track, now: datetime) -> list[NightCheck]:
+    """Return all checks of the track's next night."""
+    slots = estimates.QueueEstimates(now).slots
+    return list_night_checks(PlannedNight(track, now, calendar.get_next_nightly(now), slots))
+
+
+def list_night_checks(night: PlannedNight, *, only_required: bool = False) -> list[NightCheck]:
+    """Return the checks of a night. With `only_required` they read rows, files and settings, and make no request."""
+    return [
+        NightCheck(name, *check(night), is_required)
+        for name, check, is_required in CHECKS
+        if is_required or not only_required
+    ]
+
+
+# --- schedule and season ---------------------------------------------------------------------------------------------
+
+
+def check_schedule(night: PlannedNight) -> Finding:
+    if not night.track.nightly:
+        return missing("The track has no nightly run. Mark it as nightly in the admin.")
+    if not night.track.season.active:
+        return missing(f"{night.track.season} is not active. Activate it in the admin, or move the track.")
+    if night.departure is None:
+        return missing("No nightly run is scheduled. Run manage.py install_schedule; enable the task in the admin.")
+    return ok(f"Due {format_time(night.departure)}.")
+
+
+def format_time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%-d %b, %H:%M} UTC"
+
+
+def check_beat(night: PlannedNight) -> Finding:
+    last = PeriodicTask.objects.filter(enabled=True).aggregate(last=Max("last_run_at"))["last"]
+    if last is None or night.now - last > BEAT_SILENCE:
+        since = f"since {format_time(last)}" if last else "yet"
+        return missing(
+            f"No periodic task has started {since}. Start `celery -A dailytrain beat` and a worker, and wait 3 minutes."
+        )
+    return ok(f"The last periodic task started {format_time(last)}.")
+
+
+def check_earlier_night(night: PlannedNight) -> Finding:
+    run = nightly.get_unfinished_run(night.track)
+    if run is None:
+        return ok("No run of an earlier night is unfinished.")
+    return missing(f"Run {run.pk} of an earlier night is {run.state}. Wait for it, or cancel it in the admin.")
+
+
+def check_main(night: PlannedNight) -> Finding:
+    last = night.track.nights.first()
+    if last is None:
+        return unknown(f"No night has read {settings.MAIN_BRANCH} of {settings.MAIN_REPOSITORY} yet.")
+    if last.problem:
+        return missing(f"It could not be trained last time: {last.problem} Repair it; the baseline is trained instead.")
+    return ok(f"It was at {last.sha[:8]} on {last.date:%-d %b}.")
+
+
+def check_season(night: PlannedNight) -> Finding:
+    season = night.track.season
+    if not season.is_prepared:
+        return missing(f"The dataset of {season} is not prepared. Run manage.py prepare_season --season '{season}'.")
+    return ok(f"{season}: dataset {season.dataset_hash[:12]} of {season.corpus}.")
+
+
+def check_text(night: PlannedNight) -> Finding:
+    season, needed = night.track.season, estimate_tokens(night.track)
+    if season.limit_bytes is None:
+        return unknown(f"The size of {season.corpus} is not recorded.")
+    if needed is None:
+        return unknown(f"The tokens of {night.track.budget} on this hardware are not known.")
+    there = season.limit_bytes / BYTES_PER_TOKEN
+    if there * MOST_EPOCHS < needed:
+        return missing(
+            f"{season} has about {there:.1e} tokens, and the night reads at least {needed:.1e}: more than "
+            f"{MOST_EPOCHS} times each. Create a season with a larger corpus."
+        )
+    return ok(f"About {there:.1e} tokens, for a night that reads {needed:.1e}.")
+
+
+def estimate_tokens(track: Track) -> float | None:
+    """Return the tokens that the budget reads: of a model of unknown size, the compute-optimal number."""
+    budget, flops, size = Budget.parse(track.budget), estimate_flops(track), get_model_size(track)
+    if budget.kind == "tokens" or flops is None:
+        return budget.amount if budget.kind == "tokens" else None
+    return flops / (6 * size.parameters) if size else math.sqrt(TOKENS_PER_PARAMETER * flops / 6)
+
+
+def get_model_size(track: Track) -> ModelSize | None:
+    return compute_model_size(track.config, vocabulary_size=track.season.vocabulary_size)
+
+
+def estimate_flops(track: Track) -> float | None:
+    """Return the training FLOPs of a track's budget; of a time, at least: by the slowest GPU that its labels allow."""
+    budget = Budget.parse(track.budget)
+    if budget.kind == "flops":
+        return budget.amount
+    needs = parse_labels(tuple(track.needs_labels))
+    named = [peak for name in needs.names if (peak := lookup_peak_flops(name.rpartition("x")[2].upper()))]
+    if budget.kind != "seconds" or not (needs.gpus or named):
+        return None
+    return MFU * budget.amount * max(named, default=min(PEAK_FLOPS.values()))
+
+
+def check_ladder(night: PlannedNight) -> Finding:
+    track = night.track
+    if not track.ladder:
+        return missing("The track has no ladder, so no multipliers and no records. Set it in the admin.")
+    if track.season.baseline_id is None:
+        return missing(f"{track.season} has no baseline. Choose main's entry in the admin once it has been trained.")
+    progress = ladder.get_ladder_progress(track)
+    if not progress.is_full:
+        return missing(f"{progress.done} of {progress.wanted} runs are scored. The site queues the others by itself.")
+    return ok(f"All {progress.wanted} runs are scored.")
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def check_node(night: PlannedNight) -> Finding:
+    needs = describe_needs(night.training)
+    if count := night.count_nodes():
+        return ok(f"{count} online {needs}.")
+    if not night.slots:
+        return missing(f"No node is online; the night needs one {needs}. Lend one, or run manage.py join_token.")
+    return missing(
+        f"No online node fits; the night needs one {needs}. Missing is one {night.describe_obstacles(night.training)}."
+    )
+
+
+def check_hours(night: PlannedNight) -> Finding:
+    """Check that one fitting node is lent long enough from the departure on."""
+    due, needed = night.departure or night.now, night.track.expected_seconds
+    nodes = Node.objects.filter(pk__in={slot.node_slot.node for slot in night.trainers}).prefetch_related("windows")
+    longest = max((get_lent_seconds(node, due) for node in nodes), default=None)
+    if longest is None:
+        return unknown("No fitting node is online.")
+    if longest < needed:
+        return missing(
+            f"From {format_time(due)} a fitting node is lent for {format_hours(longest)} at most, and the "
+            f"night takes {format_hours(needed)}. Extend its hours, or its longest run."
+        )
+    return ok(f"A fitting node is lent for the {format_hours(needed)} that the night takes.")
+
+
+def get_lent_seconds(node: Node, at: datetime) -> float:
+    """Return how long a node may work on one run from a moment on."""
+    left = node_slots.get_seconds_left(node, at)
+    return min(math.inf if left is None else left, math.inf if node.max_hours is None else node.max_hours * 3600)
+
+
+def format_hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h"
+
+
+def check_sandbox(night: PlannedNight) -> Finding:
+    if not night.trainers:
+        return unknown("No fitting node is online.")
+    if not any(slot.node_slot.sandboxed for slot in night.trainers):
+        return missing(
+            "No fitting node has a sandbox: it trains main and traced entries only. Install bubblewrap there "
+            "and start the agent again."
+        )
+    return ok("A fitting node has a sandbox.")
+
+
+def check_scorer(night: PlannedNight) -> Finding:
+    if night.find_fitting(night.scoring):
+        return ok("A trusted node that fits is online.")
+    if not any(slot.node_slot.trusted for slot in night.slots):
+        return missing("No trusted node is online. Join one with manage.py join_token --trusted.")
+    return missing(f"No trusted node fits. Missing is one {night.describe_obstacles(night.scoring)}.")
+
+
+def check_suite(night: PlannedNight) -> Finding:
+    track = night.track
+    if not track.suite:
+        return missing("The track has no lm-eval tasks. Add a suite in the admin.")
+    scored = Run.objects.scored(track).filter(budget=track.budget).order_by("-finished_at").first()
+    if scored is None:
+        return unknown(f"The first scored run shows whether the scorer has the data of {', '.join(track.suite)}.")
+    if scored.suite_missing:
+        return missing(f"The scorer of run {scored.pk} lacked the data of {', '.join(scored.suite_missing)}.")
+    return ok(f"Run {scored.pk} was scored on {', '.join(track.suite)}.")
+
+
+# --- the site --------------------------------------------------------------------------------------------------------
+
+
+def check_limits(night: PlannedNight) -> Finding:
+    """Check the site's limits, the node's disk and the GPU's memory against measured or computed sizes."""
+    track = night.track
+    files, memory = get_checkpoint_sizes(track), estimate_gpu_memory(track)
+    if not files:
+        return unknown("The size of a checkpoint is not known before the first run.")
+    whole, disk = sum(files), track.training_limits().disk_bytes
+    kept = whole * (checkpoints.NEWEST_KEPT + 3)  # two as evidence, one on its way
+    for size, limit, name in (
+        (max(files), settings.BLOB_MAX_BYTES, "BLOB_MAX_BYTES"),
+        (kept, settings.LEASE_MAX_BYTES, "LEASE_MAX_BYTES"),
+        (2 * whole, disk, "disk_bytes in the track's limits"),
+        (memory, night.training.capabilities.gpu_memory_bytes, "The GPU memory in the track's labels"),
+    ):
+        if size > limit:
+            return missing(f"{name} is {format_size(limit)} and must be {format_size(size)} at least.")
+    return ok(f"A checkpoint has {format_size(whole)}.{f' A GPU needs {format_size(memory)}.' if memory else ''}")
+
+
+def get_checkpoint_sizes(track: Track) -> list[int]:
+    """Return the sizes of the files of the track's newest checkpoint; before the first one, computed ones."""
+    newest = Checkpoint.objects.filter(job__run__track=track, job__run__budget=track.budget).order_by("-pk").first()
+    if newest:
+        return [file["size"] for file in newest.manifest["files"]]
+    size = get_model_size(track)
+    return [size.weights_bytes, size.optimizer_bytes] if size else []
+
+
+def estimate_gpu_memory(track: Track) -> int:
+    """Return the memory that training needs on each GPU; 0 if it is not known or needs no GPU."""
+    size = get_model_size(track)
+    if (
+        size is None
+        or not parse_labels(tuple(track.needs_labels)).gpus
+        or "micro_batch" not in track.config.get("train", {})
+    ):
+        return 0
+    return sum(estimate_memory(size, track.config).values())
+
+
+def format_size(size: float) -> str:
+    return f"{size / GB:,.3g} GB"
+
+
+def check_storage(night: PlannedNight) -> Finding:
+    """Check the storage for the final checkpoints and releases of thirty nights."""
+    files, releases = get_checkpoint_sizes(night.track), night.track.releases
+    if not files:
+        return unknown("The size of a night's files is not known before the first run.")
+    needed = NIGHTS * sum(files) * (1 + (100 // releases if releases else 0))
+    if settings.S3_BUCKET:
+        return unknown(f"{NIGHTS} nights keep {format_size(needed)} in the bucket, whose limit is not known.")
+    free = shutil.disk_usage(find_existing_folder(Path(default_storage.path("")))).free
+    if free < needed:
+        return missing(f"{format_size(free)} are free, and {NIGHTS} nights keep {format_size(needed)}. Add storage.")
+    return ok(f"{format_size(free)} are free, and {NIGHTS} nights keep {format_size(needed)}.")
+
+
+def find_existing_folder(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def check_key(night: PlannedNight) -> Finding:
+    path = Path(settings.SIGNING_KEY)
+    if not path.is_file():
+        return missing(
+            f"{path} does not exist. The site creates it when the first node joins; restore it if nodes have."
+        )
+    return ok("The key that signs orders exists.")
+
+
+def check_package(night: PlannedNight) -> Finding:
+    """Check that a new node can be installed."""
+    if settings.PACKAGE_NAME or settings.NODE_IMAGE:
+        return unknown(f"Nodes install {settings.PACKAGE_NAME or settings.NODE_IMAGE}, which is not on this site.")
+    wheel = find_wheel()
+    if wheel is None:
+        return missing("The site has no wheel. Run manage.py build_wheel.")
+    address = wheel.url.partition("#")[0]
+    try:
+        status = httpx.head(address, timeout=REQUEST_SECONDS).status_code
+    except httpx.HTTPError as error:
+        return unknown(f"This machine cannot reach {address} ({error}). Check SITE_URL and the proxy.")
+    if status != httpx.codes.OK:
+        return missing(f"{address} answers {status}. Check SITE_URL and the proxy.")
+    return ok(f"{address} can be downloaded.")
+
+
+CHECKS: tuple[tuple[str, Callable[[PlannedNight], Finding], bool], ...] = (
+    # name, function, whether the night fails without it
+    ("Schedule", check_schedule, True),
+    ("Background work", check_beat, True),
+    ("Earlier night", check_earlier_night, True),
+    ("Main", check_main, False),
+    ("Season", check_season, True),
+    ("Amount of text", check_text, True),
+    ("Ladder", check_ladder, False),
+    ("Node", check_node, True),
+    ("Hours of the node", check_hours, True),
+    ("Sandbox", check_sandbox, False),
+    ("Trusted scorer", check_scorer, True),
+    ("Evaluation data", check_suite, False),
+    ("Limits of uploads", check_limits, True),
+    ("Storage for 30 nights", check_storage, False),
+    ("Signing key", check_key, True),
+    ("Package for nodes", check_package, False),
+)
