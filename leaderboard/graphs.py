@@ -60,7 +60,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def lock_season(season_id: int) -> None:
     """Lock the season until the transaction ends: its graphs are compared with those of the baseline.
 
-    Transactions lock rows in one order, so that no two wait for each other: jobs, seasons, entries, runs.
+    Transactions lock rows in one order, so that no two wait for each other: jobs, seasons, entries, runs. All with
+    `no_key`: at its commit, another one checks its foreign keys to the locked rows.
     """
     Season.objects.select_for_update(no_key=True).get(pk=season_id)
 

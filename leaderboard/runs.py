@@ -461,7 +461,7 @@ def lock_jobs(entry: Entry) -> None:
     """Lock the entry's unfinished jobs: before the season, as where a node ends one."""
     own = Q(run__entry=entry) | Q(scored_run__entry=entry) | Q(traced_graph__entry=entry)
     jobs = Job.objects.filter(own).exclude(state__in=transitions.FINAL_STATES).order_by("pk")
-    list(jobs.select_for_update(of=("self",)).values_list("pk"))
+    list(jobs.select_for_update(of=("self",), no_key=True).values_list("pk"))
 
 
 def cancel_run(run: Run, reason: str, actor: str) -> None:

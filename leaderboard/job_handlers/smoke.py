@@ -86,7 +86,7 @@ def record_outcome(
     """
     message, graph = plain_text(message, 500), get_graph(job)
     graphs.lock_season(graph.season_id)
-    entry = Entry.objects.select_for_update().get(pk=graph.entry_id)
+    entry = Entry.objects.select_for_update(no_key=True).get(pk=graph.entry_id)
     graph = get_graph(job)  # its reference may have been traced meanwhile
     graphs.store_trace(graph, summary, "" if passed else message)
     if entry.smoke_job_id == job.pk:

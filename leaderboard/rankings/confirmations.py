@@ -47,7 +47,7 @@ def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
         raise ConfirmationError(f"{entry.title} has not been trained yet: there is nothing to confirm.")
     with transaction.atomic():
         graphs.lock_season(entry.track.season_id)
-        Entry.objects.select_for_update().get(pk=entry.pk)
+        Entry.objects.select_for_update(no_key=True).get(pk=entry.pk)
         if begun := list(confirmation_runs(entry)):
             return begun
         count = entry.track.confirmations

@@ -57,7 +57,7 @@ def queue_smoke_test(
     release = release or storage.store_release()
     with transaction.atomic():
         graphs.lock_season(entry.track.season_id)
-        rows = Entry.objects.select_for_update(of=("self",)).select_related("track__season", "smoke_job")
+        rows = Entry.objects.select_for_update(of=("self",), no_key=True).select_related("track__season", "smoke_job")
         entry = rows.get(pk=entry.pk)
         if is_running(entry) or entry.state not in OPEN_STATES:
             return None
