@@ -201,9 +201,9 @@ STORAGES = {
 }
 # Folder of incomplete uploads of nodes; best on the disk of the storage.
 UPLOADS = HOME / "uploads"
-# Size limit of one file of a node. The largest is a checkpoint's optimizer state, 7.8 GiB for a night on one H100.
+# Size limit of one file of a node, for jobs whose track has no computed size.
 BLOB_MAX_BYTES = int(read_text("BLOB_MAX_BYTES", str(16 * 2**30)))
-# Size limit of all files of one lease; superseded checkpoints do not count.
+# The same for all files of one lease; superseded checkpoints do not count.
 LEASE_MAX_BYTES = int(read_text("LEASE_MAX_BYTES", str(256 * 2**30)))
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]

@@ -91,6 +91,8 @@ def unhold_run(run: Run, actor: str) -> None:
     with transaction.atomic():
         if not transitions.queue_job(run.job, actor):
             raise RunError(f"Run {run.pk} is no longer held, or its node has not handed it back yet.")
+        if not run.is_swarm:
+            Job.objects.filter(pk=run.job.pk).update(**runs.get_limit_columns(run))  # the track's may have been raised
         set_reason(run, "")
 
 

@@ -208,9 +208,19 @@ def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
         **get_needs(run, limits),
         **track_hours.get_job_columns(run),
         "release": release,
-        "limits": limits.model_dump(),
+        **get_limit_columns(run),
         **(unrelated_nodes.build_job_constraints(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
         **(build_coordinator_fields(run, limits) if run.is_swarm else {}),
+    }
+
+
+def get_limit_columns(run: Run) -> dict[str, Any]:
+    """Return the job's columns with limits, computed from the sizes of the track's baseline and of the run's graph."""
+    uploads = run.track.upload_limits(run.graph.summary.get("parameters", 0) if run.graph else 0)
+    return {
+        "limits": run.track.training_limits(run.part).model_dump(),
+        "max_file_bytes": uploads.file_bytes if uploads else None,
+        "max_lease_bytes": uploads.lease_bytes if uploads else None,
     }
 
 

@@ -39,6 +39,7 @@ MAX_GROUPS_TRIED = 8
 MAX_CLOCK_SKEW_SECONDS = 60.0
 """A node may report to have worked this much longer than its lease has lasted."""
 SITE = "site"
+SITE_LIMIT = "A limit of this site stopped it; raise it in the track's limits, then resume the run."
 
 
 class JobOrderError(Exception):
@@ -219,10 +220,11 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
         uploads.attach_files(lease, message.files)
         transitions.fail_job(job, actor, "model", message.reason or "The model failed; its log says more.")
         pool.record_job_success(node)
+    elif lease.limit_exceeded:  # a limit of the site is not the node's fault, and another node would meet it, too
+        transitions.requeue_job(job, actor, f"{SITE_LIMIT} {message.reason}", counts=False, hold=True)
     else:
         transitions.requeue_job(job, actor, message.reason or "The node could not go on.", counts=True)
-        if not lease.limit_exceeded:  # a limit of the site is not the node's fault
-            pool.record_node_failure(node)
+        pool.record_node_failure(node)
 
 
 @transaction.atomic

@@ -154,10 +154,11 @@ def fail_job(
     return failed
 
 
-def requeue_job(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
+def requeue_job(job: Job, actor: str, reason: str, *, counts: bool, hold: bool = False) -> bool:
     """Cancel, hold, fail or queue an unfinished job whose lease has ended.
 
     `counts`: the lease was lost or failed. After `max_attempts` of those without a new checkpoint the job fails.
+    `hold`: hold the job for this reason.
     """
     job.refresh_from_db()
     if job.stop_requested == "cancel":
@@ -167,8 +168,9 @@ def requeue_job(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
         Job.objects.filter(pk=job.pk).update(failures=failures)
         reason = f"Given up after {failures} attempts without progress. The last: {reason}"
         return fail_job(job, actor, "infrastructure", reason)
-    to = Job.State.HELD if job.hold_requested else Job.State.QUEUED
-    message = f"Held: {job.stop_reason}" if job.hold_requested else f"Back in the queue: {reason}"
+    hold = hold or job.hold_requested
+    to = Job.State.HELD if hold else Job.State.QUEUED
+    message = f"Held: {job.stop_reason or reason}" if hold else f"Back in the queue: {reason}"
     requeued = change_job_state(
         job, to, since=[Job.State.LEASED], actor=actor, message=message, reason=reason, failures=failures
     )

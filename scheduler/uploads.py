@@ -27,7 +27,7 @@ def list_missing_blobs(lease: Lease, message: protocol.BlobQuery) -> protocol.Mi
     A file that only another job has counts as missing: the knowledge of a hash gives no access to a file.
     """
     with record_exceeded_limit(lease):
-        check_files(message.files)
+        check_files(lease.job, message.files)
     uploaded = find_uploaded_blobs(lease.job, message.files)
     return protocol.MissingBlobs(
         sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in uploaded))
@@ -82,11 +82,16 @@ def get_upload_allowance(lease: Lease, length: int, partial_bytes: int = 0) -> i
     if not Lease.objects.active(lease).exists():
         raise LeaseEndedError
     stored = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
-    limit = int(min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - stored - partial_bytes))
+    lease_limit = lease.job.max_lease_bytes or settings.LEASE_MAX_BYTES
+    limit = int(min(get_file_limit(lease.job), lease_limit - stored - partial_bytes))
     with record_exceeded_limit(lease):
         if length > limit:
             raise TooLargeError(f"The file has {length:,} bytes, and this lease may upload {max(limit, 0):,} more.")
     return limit
+
+
+def get_file_limit(job: Job) -> int:
+    return int(job.max_file_bytes or settings.BLOB_MAX_BYTES)
 
 
 @contextmanager
@@ -184,7 +189,7 @@ def find_uploaded_blobs(job: Job, files: Collection[protocol.FileRef]) -> dict[s
 
 def get_complete_blobs(job: Job, files: Sequence[protocol.FileRef]) -> list[Blob]:
     """Return the blobs of all files. Raises InvalidMessageError if one is missing or has another size."""
-    check_files(files)
+    check_files(job, files)
     uploaded = find_uploaded_blobs(job, files)
     for file in files:
         if file.sha256 not in uploaded:
@@ -194,7 +199,7 @@ def get_complete_blobs(job: Job, files: Sequence[protocol.FileRef]) -> list[Blob
     return list(uploaded.values())
 
 
-def check_files(files: Sequence[protocol.FileRef]) -> None:
+def check_files(job: Job, files: Sequence[protocol.FileRef]) -> None:
     """Raise InvalidMessageError or TooLargeError for paths that are unsafe to unpack on another machine."""
     if len(files) > MAX_FILES:
         raise InvalidMessageError(f"{len(files)} files in one message; at most {MAX_FILES} are allowed.")
@@ -205,5 +210,5 @@ def check_files(files: Sequence[protocol.FileRef]) -> None:
         if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
             raise InvalidMessageError(f"{path!r} is not a path inside a folder.")
     for file in files:
-        if file.size > settings.BLOB_MAX_BYTES:
-            raise TooLargeError(f"{file.path} has {file.size:,} bytes; the limit is {settings.BLOB_MAX_BYTES:,}.")
+        if file.size > get_file_limit(job):
+            raise TooLargeError(f"{file.path} has {file.size:,} bytes; the limit is {get_file_limit(job):,}.")

@@ -26,6 +26,7 @@ from leaderboard.schedule.night_checks import check_next_night
 from scheduler import transitions
 from scheduler.admin.base import apply_to_rows, build_row_action
 from scheduler.models import Checkpoint
+from trainer.accounting.training_size import GB
 
 
 @admin.register(Season)
@@ -59,6 +60,25 @@ class TrackAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     prepopulated_fields = {"slug": ("name",)}
     inlines = (TrackHoursInline,)
     raw_id_fields = ("start_run",)
+    readonly_fields = ("computed_sizes",)
+
+    @admin.display(description="Computed sizes and limits")
+    def computed_sizes(self, track: Track) -> str:
+        """Return what the limits follow from: the baseline's size, checkpoints, memory."""
+        if track.season_id is None or track.size is None:
+            return "Unknown: no formula covers this configuration. Uploads have the limits of the settings."
+        size, memory, uploads = track.size, track.gpu_memory, track.upload_limits()
+        limits = track.training_limits()
+        parts = {
+            "checkpoint": size.checkpoint_bytes,
+            "memory of one GPU, at most": sum(memory.values()),
+            "memory limit": limits.memory_bytes,
+            "disk limit": limits.disk_bytes,
+            "limit of a file": uploads.file_bytes if uploads else 0,
+            "limit of a lease": uploads.lease_bytes if uploads else 0,
+        }
+        sizes = [f"{name} {value / GB:,.1f} GB" for name, value in parts.items() if value]
+        return f"{size.parameters:,} parameters; {', '.join(sizes)}"
 
     def get_form(self, request: HttpRequest, obj: Track | None = None, change: bool = False, **kwargs: Any) -> Any:
         """Offer the checkpoints of the saved start run."""

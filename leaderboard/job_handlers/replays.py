@@ -56,17 +56,14 @@ def list_stretches(run: Run) -> list[Stretch]:
 
     Empty if the run cannot be replayed.
     """
-    devices = runs.get_configuration(run).get("devices")
-    if run.is_swarm or devices not in (None, 1):
+    if run.is_swarm or runs.get_configuration(run).get("devices", 1) != 1:
         return []
     ends = list(Checkpoint.objects.filter(job=run.job_id).select_related("lease__node").order_by("step"))
-    pairs = [
+    return [
         Stretch(start, end)
         for start, end in zip([None, *ends], ends, strict=False)
         if end.step > 0 and end.files_deleted_at is None and (start is None or start.files_deleted_at is None)
     ]
-    # Without a setting, a slot of several GPUs uses all of them.
-    return [pair for pair in pairs if devices == 1 or pair.end.lease is None or pair.end.lease.gpus < 2]
 
 
 def draw_replay(run: Run) -> Replay | None:

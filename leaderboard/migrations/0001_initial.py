@@ -527,7 +527,7 @@ class Migration(migrations.Migration):
                 ('needs_labels', models.JSONField(blank=True, default=list)),
                 ('ladder', models.JSONField(blank=True, default=dict, help_text='Standing runs of the baseline: {"rungs": [0.125, 0.25, 0.5, 1, 2], "seeds": 3}, rungs as parts of the budget. Empty: no ladder and no multipliers.')),
                 ('seeds', models.PositiveIntegerField(default=1, help_text='Runs of an entry: one after approval, the others once the ladder is full.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(20)])),
-                ('limits', models.JSONField(blank=True, default=dict, help_text='A `protocol.JobLimits` for the training job. Missing values follow from the expected seconds.')),
+                ('limits', models.JSONField(blank=True, default=dict, help_text="Of the training job: wall_seconds, memory_bytes, disk_bytes, processes, and for uploads file_bytes and lease_bytes. Missing values follow from the expected seconds and the model's size.")),
                 ('probe_seconds', models.FloatField(default=2.0, help_text='Duration of the speed probe before and after each training. 0: no probe and no seconds axis.', validators=[django.core.validators.MinValueValidator(0)])),
                 ('kappa_tolerance', models.FloatField(default=0.03, help_text="A larger relative deviation from the median speed of the node class voids the run's seconds.", validators=[django.core.validators.MinValueValidator(0)])),
                 ('drift_tolerance', models.FloatField(default=0.01, help_text="A larger relative change of the node's speed during a run voids its seconds.", validators=[django.core.validators.MinValueValidator(0)])),

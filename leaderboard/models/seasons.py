@@ -18,6 +18,14 @@ from scheduler import windows
 from scheduler.models import Checkpoint
 from trainer import protocol
 from trainer.accounting.budget import Budget
+from trainer.accounting.training_size import (
+    KEPT_ON_NODE,
+    ModelSize,
+    UploadLimits,
+    compute_model_size,
+    compute_upload_limits,
+    estimate_memory,
+)
 
 # What a track's `limits` leave out. Beyond the budget there must be time for the start, evaluation and uploads.
 WALL_FACTOR = 2.0
@@ -25,6 +33,8 @@ WALL_EXTRA_SECONDS = 600.0
 MEMORY_BYTES = 6 * 2**30
 DISK_BYTES = 4 * 2**30
 PROCESSES = 128
+UPLOAD_LIMITS = ("file_bytes", "lease_bytes")
+"""Names in a track's `limits` that the site applies itself."""
 
 MOST_SEEDS = 20
 MOST_MONTHLY = 10
@@ -262,7 +272,8 @@ class Track(models.Model):
     limits = models.JSONField(
         default=dict,
         blank=True,
-        help_text="A `protocol.JobLimits` for the training job. Missing values follow from the expected seconds.",
+        help_text="Of the training job: wall_seconds, memory_bytes, disk_bytes, processes, and for uploads file_bytes "
+        "and lease_bytes. Missing values follow from the expected seconds and the model's size.",
     )
     probe_seconds = models.FloatField(
         default=2.0,
@@ -362,6 +373,7 @@ class Track(models.Model):
         try:
             Budget.parse(self.budget)
             self.training_limits()
+            self.upload_limits()
             check_ladder(self.ladder)
             check_trial(self.trial, self.ladder)
             check_swarm(self)
@@ -407,17 +419,45 @@ class Track(models.Model):
             return 1.0
         return self.rungs().get(budget) or Budget.parse(budget).share_of(Budget.parse(self.budget)) or 1.0
 
+    @property
+    def size(self) -> ModelSize | None:
+        """Return the baseline's size on this track; None if no formula covers its configuration."""
+        return compute_model_size(self.config, vocabulary_size=self.season.vocabulary_size)
+
+    @property
+    def gpu_memory(self) -> dict[str, int]:
+        """Return an upper bound of the memory of one GPU, by part; empty without a formula or a micro-batch."""
+        size = self.size
+        if size is None or not self.config.get("train", {}).get("micro_batch"):
+            return {}
+        return estimate_memory(size, self.config)
+
     def training_limits(self, part: float = 1.0) -> protocol.JobLimits:
-        """Return the sandbox limits of a training job with `part` of the track's budget."""
+        """Return the sandbox limits of a training job with `part` of the track's budget.
+
+        Beyond the defaults there is memory for two copies of a checkpoint, and disk for those that a node keeps.
+        """
+        checkpoint_bytes = self.size.checkpoint_bytes if self.size else 0
         given = {
             "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
-            "memory_bytes": MEMORY_BYTES,
-            "disk_bytes": DISK_BYTES,
-            "processes": PROCESSES,
-            **self.limits,
+            "memory_bytes": MEMORY_BYTES * self.config.get("devices", 1) + 2 * checkpoint_bytes,
+            "disk_bytes": DISK_BYTES + KEPT_ON_NODE * checkpoint_bytes,
+            "processes": PROCESSES * self.config.get("devices", 1),
+            **{name: value for name, value in self.limits.items() if name not in UPLOAD_LIMITS},
         }
         limits = protocol.JobLimits.model_validate(given)
         return limits.model_copy(update={"wall_seconds": limits.wall_seconds * max(part, 1.0)})
+
+    def upload_limits(self, parameters: int = 0) -> UploadLimits | None:
+        """Return the upload limits of a run; None if its size is unknown, for those of the settings.
+
+        `parameters`: of the run's graph, with AdamW's two momenta.
+        """
+        checkpoint_bytes = max(self.size.checkpoint_bytes if self.size else 0, 12 * parameters)
+        given = {name: self.limits[name] for name in UPLOAD_LIMITS if name in self.limits}
+        if not checkpoint_bytes and len(given) < len(UPLOAD_LIMITS):
+            return None
+        return UploadLimits(**{**vars(compute_upload_limits(checkpoint_bytes)), **given})
 
     def to_dict(self) -> TrackDict:
         season = self.season

@@ -3,6 +3,7 @@
 `expected_seconds` are the budget's, or its FLOPs at 40 % of the GPUs' bf16 peak (`trainer.accounting.peak_flops`;
 nanochat reaches 59 % on an H100). None is measured; the queue's estimates follow the first runs. Micro-batches fit the
 card by `trainer.accounting.training_size`: benchmarks/results/track-sizes.md lists parameters, memory and bytes.
+The limits of memory, disk and uploads follow from the sizes (`Track.training_limits`, `Track.upload_limits`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ def build_night(gpu: str) -> dict[str, Any]:
         },
         "ladder": LADDER,
         "suite": SUITE,
-        "limits": {"memory_bytes": 64 * GIB, "disk_bytes": 100 * GIB},
         "nightly": True,
         "monthly": 3,
     }
@@ -71,7 +71,6 @@ def build_desktop_track(gpu: str, depth: int, budget: float) -> dict[str, Any]:
         },
         "ladder": LADDER,
         "suite": SMALL_SUITE,
-        "limits": {"memory_bytes": 16 * GIB, "disk_bytes": 40 * GIB},
     }
 
 
@@ -93,7 +92,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LADDER,
         "suite": SUITE,
-        "limits": {"memory_bytes": 32 * GIB, "disk_bytes": 60 * GIB},
     },
     "desktop-3090": build_desktop_track("3090", 12, 4e17),
     "desktop-4090": build_desktop_track("4090", 14, 9.5e17),
@@ -111,7 +109,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LADDER,
         "suite": SMALL_SUITE,
-        "limits": {"memory_bytes": 8 * GIB, "disk_bytes": 20 * GIB},
     },
     "ci-16gb": {
         "name": "A quarter of an hour on a small card",
@@ -127,7 +124,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LADDER,
         "suite": SMALL_SUITE,
-        "limits": {"memory_bytes": 12 * GIB, "disk_bytes": 20 * GIB},
     },
     "community-24gb": {
         "name": "Community runs",
@@ -144,7 +140,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LARGE_LADDER,
         "suite": SMALL_SUITE,
-        "limits": {"memory_bytes": 24 * GIB, "disk_bytes": 60 * GIB},
     },
     "playground-16gb": {
         "name": "Playground",
@@ -162,7 +157,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "trial": {"part": 0.1, "config": {"model": {"depth": 4}}},  # so no ladder: it would compare two sizes
         "suite": SMALL_SUITE,
-        "limits": {"memory_bytes": 12 * GIB, "disk_bytes": 30 * GIB},
     },
     "tune-1b5-2x24gb": {
         "name": "1.5 billion on two cards of 24 GB",
@@ -181,7 +175,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LARGE_LADDER,
         "suite": SUITE,
-        "limits": {"memory_bytes": 48 * GIB, "disk_bytes": 120 * GIB},
         **SHARDED,
     },
     "large-4x80gb": {
@@ -199,7 +192,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LARGE_LADDER,
         "suite": SUITE,
-        "limits": {"memory_bytes": 128 * GIB, "disk_bytes": 300 * GIB},
         **SHARDED,
     },
     "large-8x80gb": {
@@ -217,7 +209,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LARGE_LADDER,
         "suite": SUITE,
-        "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
         **SHARDED,
     },
     "long-run-8x80gb": {
@@ -242,7 +233,6 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             "checkpoint_every": "15m",
         },
         "suite": SUITE,  # no ladder: nothing would be compared with a run of 100 days
-        "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
         "releases": 10,
         **SHARDED,
     },

@@ -86,6 +86,12 @@ class Job(models.Model):
     release = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
     entry = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     limits = models.JSONField(default=dict, help_text="A protocol.JobLimits.")
+    max_file_bytes = models.BigIntegerField(
+        null=True, blank=True, help_text="Size limit of one upload. Empty: the setting BLOB_MAX_BYTES."
+    )
+    max_lease_bytes = models.BigIntegerField(
+        null=True, blank=True, help_text="Size limit of all uploads of a lease. Empty: the setting LEASE_MAX_BYTES."
+    )
     attempts = models.IntegerField(default=0, help_text="Leases so far.")
     failures = models.IntegerField(
         default=0, help_text="Leases lost or failed by infrastructure since the last new checkpoint."
@@ -178,7 +184,7 @@ class Lease(models.Model):
         help_text="Files uploaded under this lease, without superseded checkpoints. They count against its limit.",
     )
     limit_exceeded = models.BooleanField(
-        default=False, help_text="A limit of the site rejected a file. The node is not to blame if the lease fails."
+        default=False, help_text="A limit of the site rejected a file. The node is not to blame, and the job is held."
     )
     phase = models.CharField(max_length=12, default="preparing")
     seconds = models.FloatField(default=0, help_text="Wall time of the job's processes, measured by the agent.")

@@ -203,8 +203,17 @@ def test_node_refused_by_a_site_limit_is_not_blamed(work: Work, settings: Settin
     answer = work.put(b"a larger file")
     assert answer.status_code == 413
     work.finish("failed", cause="infrastructure", reason=sentence(answer))
-    assert Job.objects.get().failures == 1, "the job does not try for ever"
+    job = Job.objects.get()
+    assert (job.state, job.failures) == (Job.State.HELD, 0), "another node would meet the limit, too"
+    assert "raise it in the track's limits" in job.reason
     assert Node.objects.get().failures == 0
+
+
+def test_limits_of_a_job_replace_those_of_the_settings(work: Work, settings: Settings) -> None:
+    settings.BLOB_MAX_BYTES = settings.LEASE_MAX_BYTES = 10
+    Job.objects.update(max_file_bytes=100, max_lease_bytes=20)
+    assert work.put(b"a larger file").status_code == 200
+    assert work.put(b"and another one").status_code == 413
 
 
 def test_node_that_fails_for_another_reason_is_blamed(work: Work) -> None:

@@ -34,6 +34,26 @@ RESERVED_BYTES = 2 * GB
 SHARDED = ("fsdp", "zero2")
 
 
+KEPT_ON_SERVER = 4  # checkpoints: the newest two, and both ends of a stretch that is kept as evidence
+KEPT_ON_NODE = 6  # two of the trainer, one that it writes, two uploaded ones, one downloaded to resume from
+UPLOAD_FACTOR = 2  # of the computed sizes, for entries that are larger than the baseline
+UPLOAD_EXTRA_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """What a node may upload for one job, in bytes."""
+
+    file_bytes: int
+    lease_bytes: int  # all files of one lease, superseded checkpoints not counted
+
+
+def compute_upload_limits(checkpoint_bytes: int) -> UploadLimits:
+    """Return the limits for a job whose checkpoints have this size."""
+    file_bytes = UPLOAD_FACTOR * checkpoint_bytes + UPLOAD_EXTRA_BYTES
+    return UploadLimits(file_bytes, KEPT_ON_SERVER * file_bytes)
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """Parameters of a model, and the sizes that its memory depends on."""

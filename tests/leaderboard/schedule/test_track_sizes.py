@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from django.contrib.auth.models import User
 
 from benchmarks import track_sizes
-from leaderboard.models import Track
-from leaderboard.schedule.track_templates import TEMPLATES, compute_template_size
+from leaderboard.actions import perform_run_action
+from leaderboard.models import Entry, Run, Track
+from leaderboard.schedule.track_templates import TEMPLATES, compute_template_size, create_track
+from leaderboard.submissions import intake
 from scheduler.matching import parse_labels
-from trainer.accounting.training_size import compute_model_size, estimate_memory
+from scheduler.models import Job
+from trainer.accounting.training_size import KEPT_ON_NODE, KEPT_ON_SERVER, compute_model_size, estimate_memory
 from trainer.scoring.benchmark_suite import SUITE
 
 
@@ -54,3 +58,34 @@ def test_pull_request_track_takes_one_to_three_h100_hours() -> None:
 
 def test_written_table_is_the_computed_one() -> None:
     assert track_sizes.FILE.read_text() == track_sizes.render_table()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_template_limits_leave_room_for_its_checkpoints(name: str, track: Track) -> None:
+    made = create_track(name, track.season)
+    size, uploads, limits = made.size, made.upload_limits(), made.training_limits()
+    assert size is not None
+    assert uploads is not None
+    assert uploads.file_bytes >= size.optimizer_bytes
+    assert uploads.lease_bytes >= KEPT_ON_SERVER * size.checkpoint_bytes
+    assert limits.disk_bytes >= KEPT_ON_NODE * size.checkpoint_bytes
+    assert limits.memory_bytes >= 2 * size.checkpoint_bytes
+
+
+def test_job_has_the_limits_of_its_track_and_new_ones_when_it_is_resumed(idea: Entry, maintainer: User) -> None:
+    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
+    track = run.track
+    before = track.upload_limits()
+    assert before is not None
+    assert run.job is not None
+    assert (run.job.max_file_bytes, run.job.max_lease_bytes) == (before.file_bytes, before.lease_bytes)
+    perform_run_action(run, "hold", maintainer, is_maintainer=True)
+    track.limits = {"file_bytes": 5, "disk_bytes": 7_000_000_000}
+    track.full_clean()
+    track.save()
+    run = Run.objects.get(pk=run.pk)
+    perform_run_action(run, "go-on", maintainer, is_maintainer=True)
+    job = Job.objects.get(pk=run.job_id)
+    assert (job.max_file_bytes, job.max_lease_bytes) == (5, before.lease_bytes)
+    assert job.limits["disk_bytes"] == 7_000_000_000
