@@ -62,7 +62,7 @@ class NotebookHandler(JobKind):
         season = part.run.season
         return protocol.NotebookOrder(
             notebook=parts[part.number - 1],
-            dataset=season.dataset() if season.is_prepared else None,
+            dataset=season.dataset("train", "dev") if season.is_prepared else None,
             part=part.number,
             parts=len(parts),
             seconds=get_part_seconds(part.run),

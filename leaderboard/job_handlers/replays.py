@@ -127,7 +127,7 @@ class ReplayHandler(JobKind):
         assert replay.claimed is not None, "kept until the replay is over"
         start = protocol.Checkpoint.model_validate(replay.start.manifest) if replay.start else None
         return protocol.ReplayOrder(
-            dataset=replay.run.season.dataset(),
+            dataset=replay.run.season.dataset("train", "dev"),
             config=runs.get_configuration(replay.run),
             graph=graphs.get_files(replay.run.graph),
             start=start,

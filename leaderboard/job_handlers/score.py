@@ -34,7 +34,7 @@ def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) 
     file = get_run_file(run)
     assert file is not None, f"checked before scoring: run {run.pk} has sent its {RUN_FILE}"
     return protocol.ScoreOrder(
-        dataset=run.season.dataset(),
+        dataset=run.season.dataset("test"),
         run=storage.build_file_reference(file.blob, RUN_FILE),
         checkpoint=protocol.Checkpoint.model_validate(manifest),
         graph=graphs.get_files(run.graph),

@@ -220,7 +220,7 @@ class SwarmHandler(TrainHandler):
         swarm = get_swarm(run)
         return protocol.SwarmOrder(
             run=run.pk,
-            dataset=run.season.dataset(),
+            dataset=run.season.dataset("train", "dev"),
             config=runs.get_configuration(run),
             **{name: swarm.size[name] for name in ("stages", "minimum", "patience")},
             secret=swarm.secret,

@@ -56,7 +56,7 @@ class TrainHandler(JobKind):
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
         run = Run.objects.with_entry().get(job=job)
         return protocol.TrainOrder(
-            dataset=run.season.dataset(),
+            dataset=run.season.dataset("train", "dev"),
             config=runs.get_configuration(run),
             graph=graphs.get_files(run.graph),
             resume=resume,

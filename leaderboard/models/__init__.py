@@ -14,7 +14,7 @@ from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
 from leaderboard.models.reported import ReportedRecord
 from leaderboard.models.runs import Run
-from leaderboard.models.seasons import Season, Track
+from leaderboard.models.seasons import Season, SeasonFile, Track
 from leaderboard.models.standings import Standing, StandingsTable
 from leaderboard.models.subscriptions import Subscription
 from leaderboard.models.swarms import Seat, Swarm, SwarmEvent
@@ -40,6 +40,7 @@ __all__ = [
     "Sample",
     "Score",
     "Season",
+    "SeasonFile",
     "Seat",
     "Standing",
     "StandingsTable",

@@ -15,7 +15,7 @@ from leaderboard import initial_weights
 from leaderboard.models.dicts import build_dict
 from leaderboard.recomputation import request_recomputation
 from scheduler import windows
-from scheduler.models import Checkpoint
+from scheduler.models import Blob, Checkpoint
 from trainer import protocol
 from trainer.accounting.budget import Budget
 from trainer.accounting.training_size import (
@@ -102,11 +102,39 @@ class Season(models.Model):
     def is_prepared(self) -> bool:
         return bool(self.dataset_hash)
 
-    def dataset(self) -> protocol.DatasetPin:
-        """Return the pin of every job of this season, which must be prepared."""
+    def dataset(self, *splits: str) -> protocol.DatasetPin:
+        """Return the pin of a job that reads these splits of the dataset. The season must be prepared."""
+        folders = ("", *splits)
+        files = self.files.filter(kind=SeasonFile.Kind.DATASET).select_related("blob")
         return protocol.DatasetPin(
-            corpus=self.corpus, tokenizer=self.tokenizer, limit_bytes=self.limit_bytes, hash=self.dataset_hash
+            corpus=self.corpus,
+            tokenizer=self.tokenizer,
+            limit_bytes=self.limit_bytes,
+            hash=self.dataset_hash,
+            files=tuple(file.get_reference() for file in files if file.path.rpartition("/")[0] in folders) or None,
         )
+
+
+class SeasonFile(models.Model):
+    """A file of a season in the storage, which nodes download by its hash."""
+
+    class Kind(models.TextChoices):
+        DATASET = "dataset"
+
+    season = models.ForeignKey(Season, on_delete=models.CASCADE, related_name="files")
+    kind = models.CharField(max_length=12, choices=Kind.choices)
+    path = models.CharField(max_length=200, help_text="In the folder of the dataset.")
+    blob = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
+
+    class Meta:
+        ordering = ["season", "kind", "path"]
+        constraints = [models.UniqueConstraint(fields=["season", "kind", "path"], name="one_season_file_per_path")]
+
+    def __str__(self) -> str:
+        return self.path
+
+    def get_reference(self) -> protocol.FileRef:
+        return protocol.FileRef(path=self.path, sha256=self.blob.sha256, size=self.blob.size)
 
 
 class TrackDict(TypedDict):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -14,9 +16,10 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Entry, Season, Track
-from leaderboard.models.seasons import build_caps
+from leaderboard.models.seasons import SeasonFile, build_caps
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
+from scheduler import storage
 from scheduler.models import Event
 
 SEASON: dict[str, Any] = {
@@ -56,7 +59,7 @@ MORE_ARCHITECTURES = {
     "litgpt": ("Pythia, by litgpt", "How far has the baseline come from GPT-NeoX as Pythia trained it?"),
     "nanogpt": ("GPT-2, as nanoGPT writes it", "How far has the baseline come from GPT-2?"),
 }
-PREPARE_SECONDS = 3600.0
+MANIFEST = "manifest.json"
 
 
 class SetupError(RuntimeError):
@@ -72,16 +75,22 @@ def ensure_season() -> Season:
 
 
 def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
-    """Build the season's dataset in a subprocess and pin its hash; return whether the hash is new.
+    """Build the season's dataset in a subprocess, store its files and pin its hash; return whether the hash is new.
 
-    Raises SetupError if the hash differs from the pinned one: then this machine's corpus is another one.
+    Builds nothing if the files are stored. Raises SetupError if the hash differs from the pinned one: then this
+    machine's corpus is another one.
     """
-    dataset_hash, vocabulary_size = build_dataset(season, show_progress)
+    files = season.files.filter(kind=SeasonFile.Kind.DATASET)
+    if season.is_prepared and files.filter(path=MANIFEST).exists():
+        runs.queue_waiting(season)
+        return False
+    dataset_hash, vocabulary_size, folder = build_dataset(season, show_progress)
     if season.dataset_hash and dataset_hash != season.dataset_hash:
         raise SetupError(
             f"{season.corpus} gives dataset {dataset_hash[:12]} here, but {season} is pinned to "
             f"{season.dataset_hash[:12]}. Use the earlier Python version and corpus, or create a new season."
         )
+    store_dataset(season, folder)
     with transaction.atomic():
         unpinned = Season.objects.filter(pk=season.pk, dataset_hash="")
         pinned = unpinned.update(dataset_hash=dataset_hash, vocabulary_size=vocabulary_size)
@@ -92,8 +101,29 @@ def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
     return pinned == 1
 
 
-def build_dataset(season: Season, show_progress: bool) -> tuple[str, int]:
-    """Return hash and vocabulary size of the season's dataset. The subprocess keeps tokenizers out of the site."""
+def store_dataset(season: Season, folder: Path) -> None:
+    """Put the dataset's files, which this machine prepared, into the storage for nodes to download. Idempotent."""
+    splits = json.loads((folder / MANIFEST).read_bytes())["splits"].values()
+    files = {shard["path"]: shard["sha256"] for split in splits for shard in split["shards"]}
+    files |= {name: hash_file(folder / name) for name in ("tokenizer.json", MANIFEST)}  # the manifest comes last
+    stored = dict(season.files.filter(kind=SeasonFile.Kind.DATASET).values_list("path", "blob"))
+    for path, sha256 in files.items():
+        if stored.get(path) != sha256:
+            with (folder / path).open("rb") as file:
+                blob = storage.store_stream(sha256, file.read, limit=(folder / path).stat().st_size)
+            season.files.update_or_create(kind=SeasonFile.Kind.DATASET, path=path, defaults={"blob": blob})
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def build_dataset(season: Season, show_progress: bool) -> tuple[str, int, Path]:
+    """Return hash, vocabulary size and folder of the season's dataset.
+
+    The subprocess keeps tokenizers out of the site. It may take hours, and continues where an earlier one ended.
+    """
     command = [sys.executable, "-m", "trainer.cli", "prepare", "--json"]
     command += ["--corpus", season.corpus, "--tokenizer", season.tokenizer]
     if season.limit_bytes is not None:
@@ -101,14 +131,14 @@ def build_dataset(season: Season, show_progress: bool) -> tuple[str, int]:
     if not show_progress:
         command.append("--quiet")
     stderr = None if show_progress else subprocess.PIPE
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=PREPARE_SECONDS)
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     if result.returncode != 0:
         errors = (result.stderr or "").strip().splitlines()
         raise SetupError(errors[-1] if errors else f"The dataset of {season} could not be prepared (see above).")
     dataset = json.loads(result.stdout)
     dataset_hash = str(dataset["hash"])
     assert re.fullmatch("[0-9a-f]{64}", dataset_hash), dataset_hash
-    return dataset_hash, int(dataset["vocabulary_size"])
+    return dataset_hash, int(dataset["vocabulary_size"]), Path(dataset["path"])
 
 
 def set_up_site(*, main_only: bool = False) -> Track:

@@ -5,7 +5,9 @@ tokenizer.json
 train/00000.bin ...   little-endian uint16 or uint32; each document follows an end-of-text token. Format 2 is always
                       uint32: the highest bit marks tokens of a prompt, which carry no loss
 dev/00000.bin
-test/documents.jsonl  {"id", "text"} one per line; absent from copies that are only for training
+test/documents.jsonl  {"id", "text"} one per line
+
+A copy may lack the folders of splits: nodes train without `test` and score without `train`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Dataset:
         if _compute_sha256(dataset.folder / "tokenizer.json") != dataset.manifest["tokenizer"]["sha256"]:
             raise DatasetError(f"{dataset.folder}/tokenizer.json is not the tokenizer that the manifest names")
         for split in SPLITS:
-            if split != "test" or dataset.has_test:
+            if (dataset.folder / split).exists():
                 dataset._check_sizes(split)
         return dataset
 
@@ -86,7 +88,7 @@ class Dataset:
             shard
             for split in splits
             for shard in self.manifest["splits"][split]["shards"]
-            if split != "test" or self.has_test
+            if (self.folder / split).exists()
         ]
         with ThreadPoolExecutor(max_workers=4) as pool:
             list(pool.map(self._verify_shard, shards[rank::ranks]))  # raises the first error

@@ -1,6 +1,7 @@
-"""A job's dataset: found by its hash, or prepared on this machine with the site's release and verified.
+"""A job's dataset: found by its hash, downloaded, or prepared on this machine with the site's release and verified.
 
-Not covered: a node whose Python or corpus differs prepares the dataset for every job again, and rejects the job.
+Not covered: a node whose Python or corpus differs from that of a site that has not published its season's files. It
+prepares the dataset for every job again, and rejects the job.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.node.outcome import JobFailedError
-from trainer.protocol import DatasetPin
+from trainer.protocol import DatasetPin, FileRef
 from trainer.sandbox import Mount, ResourceLimits, SandboxSpec, get_driver
-from trainer.sandbox.safe_files import sanitize_line
+from trainer.sandbox.safe_files import parse_relative_path, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -32,17 +34,39 @@ SECRET_VARIABLES = ("DAILYTRAIN_JOIN_TOKEN", "SECRET_KEY", "DATABASE_URL", "GITH
 
 
 def ensure_dataset(job: Job, pin: DatasetPin) -> Path:
-    """Return the dataset's folder; raise `JobFailedError` if it cannot be prepared or its hash differs."""
+    """Return the dataset's folder, with at least the files that the order names.
+
+    Raise `JobFailedError` if it cannot be prepared or its hash differs.
+    """
     folder = job.context.home / "datasets" / pin.hash
     lock = job.context.dataset_lock  # another slot may be preparing the same dataset
     while not lock.acquire(timeout=LOCK_SECONDS):
         job.check_stop()
     try:
-        if read_dataset_hash(folder) != pin.hash:
+        if pin.files:
+            download_dataset(job, pin.hash, pin.files, folder)
+        elif read_dataset_hash(folder) != pin.hash:
             prepare_and_verify(job, pin, folder)
         return folder
     finally:
         lock.release()
+
+
+def download_dataset(job: Job, dataset_hash: str, files: Sequence[FileRef], folder: Path) -> None:
+    """Download what is missing. A file that an earlier job left unfinished continues where it broke off."""
+    missing = [(file, folder / parse_relative_path(file.path)) for file in files]
+    missing = [(file, target) for file, target in missing if not target.is_file()]
+    if missing:
+        size = sum(file.size for file, _ in missing)
+        job.log(f"downloading its data: {len(missing)} files, {size / 1e6:,.0f} MB; this happens once.")
+    for file, target in missing:
+        job.check_stop()
+        partial = target.with_name(f".{target.name}.partial")
+        job.download(file, partial)
+        partial.rename(target)
+    if read_dataset_hash(folder) != dataset_hash:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise JobFailedError("The files of the dataset are not those of the hash that the job names.")
 
 
 def prepare_and_verify(job: Job, pin: DatasetPin, folder: Path) -> None:

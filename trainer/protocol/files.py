@@ -55,9 +55,13 @@ class GraphFiles(Message):
 
 
 class DatasetPin(Message):
-    """A dataset by name and hash. A node whose copy has another hash rejects the job."""
+    """A dataset by name and hash. A node whose copy has another hash rejects the job.
+
+    A node downloads the files that the job needs. Without files it prepares the dataset itself.
+    """
 
     corpus: str  # `python-library`, `fineweb-edu` or `files:<glob>`
     tokenizer: str  # `bpe:<vocabulary size>` (trained on the corpus), `gpt2:<folder>` or a `tokenizer.json`
     limit_bytes: int | None = None  # use only this much text from the start of the corpus; None: all
     hash: Sha256
+    files: tuple[FileRef, ...] | None = Field(default=None, max_length=20_000)

@@ -11,7 +11,8 @@ from django.core.management import CommandError, call_command
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.schedule import first_season
 from leaderboard.tasks import fill_ladders
-from scheduler.models import Job
+from scheduler import storage
+from scheduler.models import Blob, Job
 from tests.leaderboard.conftest import DICTIONARY, Repository
 from tests.support.graph_jobs import finish_trace
 
@@ -102,9 +103,26 @@ def test_the_dataset_is_prepared_pinned_and_what_waited_is_queued(dictionary: No
     say("prepare_season", verbosity=0)
     assert Job.objects.count() == 8
 
+    season.files.all().delete()
     (small_corpus / "another.txt").write_text("A text that was not there before. " * 20)
     with pytest.raises(CommandError, match=f"is pinned to {season.dataset_hash[:12]}"):
         say("prepare_season", verbosity=0)
+
+
+def test_prepared_files_are_stored_once_and_each_job_gets_its_splits(dictionary: None, small_corpus: Path) -> None:
+    say("bootstrap_site")
+    say("prepare_season", verbosity=0)
+    season = Season.objects.get()
+    training = {"manifest.json", "tokenizer.json", "train/00000.bin", "dev/00000.bin"}
+    assert {file.path for file in season.dataset("train", "dev").files or ()} == training
+    scoring = {file.path: file for file in season.dataset("test").files or ()}
+    assert set(scoring) == {"manifest.json", "tokenizer.json", "test/documents.jsonl"}
+    blob = Blob.objects.get(pk=scoring["test/documents.jsonl"].sha256)
+    assert storage.read_blob(blob).count(b"\n") > 0
+    assert not storage.delete_unreferenced_blob(blob.sha256)
+    (small_corpus / "another.txt").write_text("Stored files do not change with the corpus. " * 20)
+    say("prepare_season", verbosity=0)
+    assert season.dataset("test").files == tuple(scoring.values())
 
 
 def test_a_corpus_that_is_not_there_is_said_in_one_line(site: Any) -> None:

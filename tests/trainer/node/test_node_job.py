@@ -81,6 +81,37 @@ def test_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
     assert (node.home / "datasets" / HASH / "manifest.json").is_file()
 
 
+def test_published_dataset_is_downloaded_once_and_not_prepared(site: SmallSite, node: Node) -> None:
+    contents = {"manifest.json": json.dumps({"hash": HASH}).encode(), "tokenizer.json": b"{}"}
+    contents |= {"train/00000.bin": b"train" * 1000, "dev/00000.bin": b"dev"}
+    files = tuple(site.blob(content, path) for path, content in contents.items())
+    pin = build_dataset_pin().model_copy(update={"files": files})
+    orders = [protocol.TrainOrder(dataset=pin, config={"steps": 20}) for _ in range(2)]
+    leases = [site.add(build_job(site, order)) for order in orders]
+    site.fault("down", f"blobs/{files[2].sha256}", times=2)
+    node.start()
+    for lease in leases:
+        finish = wait_until_finished(site, lease).finish
+        assert finish is not None
+        assert (finish.outcome, finish.result["data"]) == ("done", ["dev", "manifest.json", "tokenizer.json", "train"])
+    for file in files:
+        assert (node.home / "datasets" / HASH / file.path).read_bytes() == contents[file.path]
+        assert sum(file.sha256 in request for request in site.requests) == (3 if file is files[2] else 1)
+    assert not node.home.with_suffix(".preparations").exists()
+
+
+def test_dataset_with_another_hash_than_its_files_is_refused(site: SmallSite, node: Node) -> None:
+    files = (site.blob(json.dumps({"hash": "f" * 64}).encode(), "manifest.json"),)
+    order = protocol.TrainOrder(dataset=build_dataset_pin().model_copy(update={"files": files}), config={"steps": 20})
+    lease = site.add(build_job(site, order))
+    node.start()
+    finish = wait_until_finished(site, lease).finish
+    assert finish is not None
+    assert finish.outcome == "failed"
+    assert "not those of the hash" in finish.reason
+    assert not (node.home / "datasets" / HASH).exists()
+
+
 def test_training_resumes_from_another_nodes_checkpoint(site: SmallSite, node: Node) -> None:
     first = site.add(build_training_job(site, steps=20))
     node.start()
