@@ -27,6 +27,12 @@ def test_compose_service_builds_a_target_or_pins_an_image(compose: dict[str, Any
             assert re.fullmatch(r"[a-z/-]+:v?\d[\w.-]+", service["image"]), name
 
 
+def test_release_publishes_an_image_of_each_final_target() -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "release.yml").read_text())
+    targets = set(re.findall(r"^FROM base AS (\w+)$", (REPOSITORY / "Dockerfile").read_text(), flags=re.MULTILINE))
+    assert set(workflow["jobs"]["images"]["strategy"]["matrix"]["target"]) == targets
+
+
 def test_node_image_installs_a_c_compiler() -> None:
     stages = re.split(r"^FROM \S+ AS (\w+)$", (REPOSITORY / "Dockerfile").read_text(), flags=re.MULTILINE)
     node = dict(zip(stages[1::2], stages[2::2], strict=True))["node"]

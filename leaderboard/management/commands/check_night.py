@@ -11,23 +11,34 @@ from django.utils import timezone
 from leaderboard.models import Track
 from leaderboard.schedule.night_checks import check_next_night
 
+NO_TRACK = (
+    "No track has nightly runs. Run manage.py prepare_season, then manage.py create_track night-h100; "
+    "manage.py bootstrap_site --superuser NAME creates an account for the admin."
+)
+
 
 class Command(BaseCommand):
     help = "Check everything that the next night of a track needs. Exit code 1 if it would fail."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("track", help="slug of the track")
+        parser.add_argument("track", nargs="?", default="", help="slug of the track; default: all with nightly runs")
 
     def handle(self, *args: Any, track: str, **options: Any) -> None:
-        found = Track.objects.select_related("season__baseline").filter(slug=track).first()
-        if found is None:
+        tracks = Track.objects.select_related("season__baseline")
+        found = tracks.filter(slug=track) if track else tracks.filter(nightly=True)
+        if not found:
             slugs = ", ".join(Track.objects.values_list("slug", flat=True)) or "none; run manage.py create_track"
-            raise CommandError(f"There is no track {track}. Tracks: {slugs}.")
-        checks = check_next_night(found, timezone.now())
+            raise CommandError(f"There is no track {track}. Tracks: {slugs}." if track else NO_TRACK)
+        failing = [f"{one.slug}: {', '.join(names)}" for one in found if (names := self.print_checks(one))]
+        if failing:
+            raise CommandError(f"The night would fail. {'; '.join(failing)}.")
+        self.stdout.write("Nothing that the night needs is missing.")
+
+    def print_checks(self, track: Track) -> list[str]:
+        """Print a track's checks; return the names of those because of which the night would fail."""
+        checks = check_next_night(track, timezone.now())
         width = max(len(check.name) for check in checks)
+        self.stdout.write(f"{track}")
         for check in checks:
             self.stdout.write(f"{check.state:11}  {check.name:{width}}  {check.advice}")
-        failing = [check.name for check in checks if check.fails_night]
-        if failing:
-            raise CommandError(f"The night would fail: {', '.join(failing)}.")
-        self.stdout.write("Nothing that the night needs is missing.")
+        return [check.name for check in checks if check.fails_night]

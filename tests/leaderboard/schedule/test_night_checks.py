@@ -270,14 +270,15 @@ def output() -> Iterator[StringIO]:
 def test_command_of_ready_track_succeeds(ready: Track, output: StringIO) -> None:
     call_command("check_night", "small", stdout=output)
     lines = output.getvalue().splitlines()
-    assert lines[0].startswith("ok           Schedule")
-    assert len(lines) == len(night_checks.CHECKS) + 1
+    assert lines[:1] == ["Small"]
+    assert lines[1].startswith("ok           Schedule")
+    assert len(lines) == len(night_checks.CHECKS) + 2
     assert lines[-1] == "Nothing that the night needs is missing."
 
 
 def test_command_without_scorer_fails(ready: Track, output: StringIO) -> None:
     Node.objects.update(trusted=False)
-    with pytest.raises(CommandError, match=r"^The night would fail: Trusted scorer\.$") as failure:
+    with pytest.raises(CommandError, match=r"^The night would fail\. small: Trusted scorer\.$") as failure:
         call_command("check_night", "small", stdout=output)
     assert failure.value.returncode == 1
     assert "missing      Trusted scorer" in output.getvalue()
@@ -286,6 +287,14 @@ def test_command_without_scorer_fails(ready: Track, output: StringIO) -> None:
 def test_command_for_unknown_track_lists_tracks(track: Track) -> None:
     with pytest.raises(CommandError, match=r"There is no track night\. Tracks: small\."):
         call_command("check_night", "night")
+
+
+def test_command_without_track_checks_nightly_tracks(ready: Track, output: StringIO) -> None:
+    call_command("check_night", stdout=output)
+    assert output.getvalue().startswith("Small\n")
+    Track.objects.update(nightly=False)
+    with pytest.raises(CommandError, match=r"^No track has nightly runs\. Run manage\.py prepare_season"):
+        call_command("check_night")
 
 
 def test_page_shows_checks_to_maintainers_only(ready: Track, client: Client, maintainer: User) -> None:
