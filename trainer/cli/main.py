@@ -10,7 +10,7 @@ import argparse
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from trainer.cli.parser import Parser
@@ -91,9 +91,16 @@ class CommandParser(Parser):
 
 def build_parser() -> CommandParser:
     parser = CommandParser(prog="dailytrain", description="Train, score and compare small language models.")
-    parser.add_argument("-V", "--version", action="version", version=version("dailytrain"))
+    parser.add_argument("-V", "--version", action="version", version=find_version())
     add_commands(parser, COMMANDS)
     return parser
+
+
+def find_version() -> str:
+    try:
+        return version("dailytrain")
+    except PackageNotFoundError:  # run from the repository without installing it
+        return "not installed"
 
 
 def add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Command | CommandGroup]) -> None:
