@@ -1,10 +1,10 @@
-"""Train and score the demo's runs, and write them down for `manage.py seed_demo`: about ten minutes of one core.
+"""Train and score the demo's runs from graphs and store them for `manage.py seed_demo`: about half an hour of one core.
 
-    python -m benchmarks.demo FOLDER
+    DAILYTRAIN_EVAL_DATA=... python -m benchmarks.demo FOLDER
 
-What FOLDER has already is not made again. The runs are those of a small track: a ladder of the baseline, architectures
-of this repository and a few changes of gpt, each with several seeds. Nothing in the file is made up; curves are thinned
-to `POINTS`, numbers to six digits.
+It resumes: what FOLDER has already is not made again. The runs are those of a small track: a ladder of the baseline,
+architectures of this repository and a few changes of gpt, each with several seeds. Nothing in the file is made up;
+curves are thinned to `POINTS`, numbers to six digits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.dataset import prepare_dataset
+from trainer.protocol import GRAPH_FILES
 
 FIXTURE = Path(__file__).parent.parent / "leaderboard" / "fixtures" / "demo.json.gz"
 POINTS = 60
@@ -55,8 +57,8 @@ class Idea:
         return [f"--{'.'.join(path)}={value}" for path, value in leaves(self.config)]
 
 
-MAIN = "da6aec8c0061d7affaad5f9dd3e839f2d81162f7"
-LATER = "cdd1d50e4dd563f7cead47056c2b9d105f4141c8"
+MAIN = "157c6dbed5ae354b062b3fcca52324e568fa8312"
+LATER = "a2236386d2bb8fbcab4d33f16e0c6237a0f00a89"
 IDEAS = (
     Idea(name="gpt", title="main", architecture="gpt", sha=MAIN, rungs=RUNGS, hypothesis=""),
     Idea(
@@ -77,17 +79,17 @@ IDEAS = (
     ),
     Idea(
         name="gpt-nove", title="Without value embeddings", architecture="gpt", seeds=(1, 2),
-        sha="f01ac3df493ca5fda944ed8e21695505d8f4f5aa", config={"model": {"value_embeddings": False}},
+        sha="b30876e6ab5858846c1b6925cdd520d53a243845", config={"model": {"value_embeddings": False}},
         hypothesis="A small vocabulary may not need a table of values in every block.",
     ),
     Idea(
         name="gpt-lr4", title="Twice the learning rate of the matrices", architecture="gpt", seeds=(1, 2),
-        sha="ae13307176393b4ce5e183ee8112b8304d54739e", config={"recipe": {"matrices": {"learning_rate": 0.04}}},
+        sha="8b997fe043908b6f192589667bcb64038cd90acd", config={"recipe": {"matrices": {"learning_rate": 0.04}}},
         hypothesis="A hundred steps are few: larger ones may go further.",
     ),
     Idea(
         name="gpt-nosmear", title="Without the embedding smear", architecture="gpt", seeds=(1, 2),
-        sha="5c1ea3d6e7ec1a37cb64cb152c5f0f13d84c38c3", config={"model": {"embedding_smear": False}},
+        sha="e63258bedda923a5256740e25504e854aa70b4e9", config={"model": {"embedding_smear": False}},
         hypothesis="At rows of 128 tokens attention should find the token before by itself.",
     ),
     Idea(
@@ -97,7 +99,7 @@ IDEAS = (
     ),
     Idea(
         name="gpt-w96", title="Narrower still, width 96", architecture="gpt", seeds=(1, 2), confirming=CONFIRMING,
-        sha="9de02a5613ab0c64b74196cf8944799b026eae38", config={"model": {"width": 96}},
+        sha="0bfac199b452e75de3eb0b41a2363ae69be3046d", config={"model": {"width": 96}},
         hypothesis="The same once more.",
     ),
 )  # fmt: skip
@@ -136,6 +138,8 @@ def make(root: Path, idea: Idea, part: float, seed: int, dataset: Path) -> None:
         suite = ["--suite", SUITE, "--suite-limit", str(SUITE_LIMIT)] if part == 1 else []
         limits = ["--limit-tokens", str(SCORED_TOKENS), *suite]
         answer = call("trainer.cli", "score", str(out), "--dataset", str(dataset), *limits, "--json")
+        if missing := json.loads(answer)["suite_missing"]:
+            raise SystemExit(f"No data of {', '.join(missing)}: set DAILYTRAIN_EVAL_DATA to its folder, or to hub.")
         (out / "score.json").write_text(answer)
 
 
@@ -159,18 +163,25 @@ def call(*command: str, may_fail: Path | None = None) -> str:
     return done.stdout
 
 
-# --- writing them down ------------------------------------------------------------------------------------------------
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def written(root: Path, idea: Idea) -> dict[str, Any]:
-    runs = [
-        of_run(folder_of(root, idea, part, seed), part, seed, seed in idea.confirming) for part, seed in trials(idea)
-    ]
-    told = {name: getattr(idea, name) for name in ("name", "title", "architecture", "hypothesis", "sha", "config")}
-    return {**told, "runs": runs}
+def describe_entry(root: Path, idea: Idea) -> dict[str, Any]:
+    runs = [describe_run(root, idea, part, seed) for part, seed in trials(idea)]
+    fields = {name: getattr(idea, name) for name in ("name", "title", "architecture", "hypothesis", "sha", "config")}
+    return {**fields, "graph": describe_graph(folder_of(root, idea, 1, idea.seeds[0]) / "graph"), "runs": runs}
 
 
-def of_run(folder: Path, part: float, seed: int, confirming: bool) -> dict[str, Any]:
+def describe_graph(folder: Path) -> dict[str, Any]:
+    """Return a graph's files, what `dailytrain graph --json` prints of them, and the seconds that this took."""
+    started = time.monotonic()
+    summary = json.loads(call("trainer.cli", "graph", str(folder), "--json"))
+    seconds, files = time.monotonic() - started, {name: (folder / name).read_text() for name in GRAPH_FILES}
+    return {"summary": summary, "seconds": shorter(seconds), "files": files}
+
+
+def describe_run(root: Path, idea: Idea, part: float, seed: int) -> dict[str, Any]:
+    folder = folder_of(root, idea, part, seed)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curves = {kind: [line for line in lines if line["kind"] == kind] for kind in ("train", "dev")}
     failed = (folder / "failure.json").is_file()
@@ -179,7 +190,7 @@ def of_run(folder: Path, part: float, seed: int, confirming: bool) -> dict[str, 
     return {
         "budget": budget_of(part),
         "seed": seed,
-        "confirms": confirming,
+        "confirms": seed in idea.confirming,
         "trained_at": trained.isoformat(timespec="seconds"),
         "config": json.loads((folder / "run.json").read_text()),
         "failure" if failed else "score": outcome,
@@ -229,6 +240,7 @@ def main(argv: Sequence[str]) -> int:
     content = {
         "season": {
             "corpus": CORPUS, "tokenizer": TOKENIZER, "limit_bytes": LIMIT_BYTES, "dataset_hash": dataset.hash,
+            "vocabulary_size": dataset.manifest["tokenizer"]["vocabulary_size"],
         },
         "budget": budget_of(1),
         "config": {
@@ -242,7 +254,7 @@ def main(argv: Sequence[str]) -> int:
         "columns": COLUMNS,
         "release": release(),
         "machine": machine(),
-        "entries": [written(root, idea) for idea in IDEAS],
+        "entries": [describe_entry(root, idea) for idea in IDEAS],
     }  # fmt: skip
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     FIXTURE.write_bytes(gzip.compress(text, mtime=0))

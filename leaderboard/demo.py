@@ -1,7 +1,7 @@
 """Demo data: real small training runs of this project, from `fixtures/demo.json.gz` (`benchmarks/demo.py`).
 
-Curves, samples and scores pass through the same code as those of nodes. Only the dates are new: one entry a night,
-ending last night. The season is closed, so none of its runs starts again.
+Graphs, curves, samples and scores pass through the same code as those of nodes. Only the dates are new: one entry a
+night, ending last night. The season is closed, so none of its runs starts again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
+from leaderboard import graphs
+from leaderboard import runs as run_queue
 from leaderboard.demo_label import NODE
 from leaderboard.job_handlers import metrics, train
 from leaderboard.job_handlers.score import finish_scored_run
-from leaderboard.models import Entry, Night, Run, Season, Track
+from leaderboard.models import Entry, Night, Run, Season, TracedGraph, Track
 from leaderboard.rankings import confirmations
 from leaderboard.rankings.score_validation import Verdict
 from leaderboard.rankings.standings_store import recompute_standings
-from scheduler.models import Blob, Event, Job, Lease, Node, Sponsor
+from scheduler import storage
+from scheduler.models import Blob, Event, Job, JobFile, Lease, Node, Sponsor
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"
 SCORER = "demo-scorer"
@@ -107,13 +110,14 @@ class DemoBuilder:
             kind=Entry.Kind.MAIN if is_first else Entry.Kind.ARCHITECTURE, state=Entry.State.APPROVED,
             title=f"main, {self.now:%-d %b}" if is_first else data["title"], author="" if is_first else "demo author",
             repository=settings.MAIN_REPOSITORY, track=self.track, approved_at=self.now, created_at=self.now,
-            **{name: data[name] for name in ("architecture", "hypothesis", "sha", "config")},
+            source_bytes=0, **{name: data[name] for name in ("architecture", "hypothesis", "sha", "config")},
         )  # fmt: skip
         self.record_event(entry, "Approved for the demo.", actor="demo")
         if is_first:
             season.baseline = entry
             season.save()
-        runs = [self.add_run(entry, run) for run in data["runs"]]
+        graph = self.add_graph(entry, data["graph"])
+        runs = [self.add_run(entry, graph, run) for run in data["runs"]]
         if is_first:
             sentence = f"{entry.title} departed as the baseline of the demo."
             Night.objects.create(
@@ -124,11 +128,24 @@ class DemoBuilder:
             with self.at_now():
                 confirmations.conclude_confirmation(entry)
 
-    def add_run(self, entry: Entry, data: Mapping[str, Any]) -> Run:
+    def add_graph(self, entry: Entry, data: Mapping[str, Any]) -> TracedGraph:
+        """Add the entry's graph the way its smoke job brings it."""
+        config = run_queue.get_entry_configuration(entry, self.track)
+        graph = graphs.queue_trace(entry, self.track, config, self.release)
+        self.finish_job(graph.job, self.scorer, data["seconds"])
+        for name, text in data["files"].items():
+            blob = storage.store_bytes(text.encode())
+            JobFile.objects.create(job=graph.job, path=f"{graphs.FOLDER}/{name}", blob=blob)
+        run_queue.request_reference(graph, self.release)
+        graphs.store_trace(graph, data["summary"], "")
+        self.advance(data["seconds"])
+        return graph
+
+    def add_run(self, entry: Entry, graph: TracedGraph, data: Mapping[str, Any]) -> Run:
         """Add a run the way a node brings one: its curve, then its verdict or its failure."""
         begins, seconds = self.advance(5), data["train"][-1][self.content["columns"].index("seconds")]
         run = Run(
-            entry=entry, track=entry.track, season=entry.track.season, purpose=find_purpose(entry, data),
+            entry=entry, track=entry.track, season=entry.track.season, graph=graph, purpose=find_purpose(entry, data),
             state=Run.State.TRAINING, node_name=self.trainer.name,
             node_class=f"{self.content['machine']['cpus']} CPU cores", seconds_void=SHARED, created_at=begins,
             started_at=begins, **{name: data[name] for name in ("seed", "budget", "config")},
@@ -156,19 +173,25 @@ class DemoBuilder:
             finish_scored_run(run, Verdict.model_validate(score), self.scorer.name)
 
     def add_job(self, run: Run, kind: str, node: Node, seconds: float) -> Job:
-        """Add a finished job that began now, with its lease."""
-        begins, ends = self.now, self.now + timedelta(seconds=seconds)
+        """Add a finished job that began now."""
         job = Job.objects.create(
-            kind=kind, state=Job.State.DONE, track=run.track.slug, author=run.entry.author, release=self.release,
-            expected_seconds=run.expected_seconds, attempts=1, created_at=begins, queued_at=begins, state_since=ends,
-            finished_at=ends,
+            kind=kind, track=run.track.slug, author=run.entry.author, release=self.release,
+            expected_seconds=run.expected_seconds,
+        )  # fmt: skip
+        self.finish_job(job, node, seconds)
+        return job
+
+    def finish_job(self, job: Job, node: Node, seconds: float) -> None:
+        """End a job that began now, and add its lease."""
+        begins, ends = self.now, self.now + timedelta(seconds=seconds)
+        Job.objects.filter(pk=job.pk).update(
+            state=Job.State.DONE, attempts=1, created_at=begins, queued_at=begins, state_since=ends, finished_at=ends,
         )  # fmt: skip
         Lease.objects.create(
             job=job, node=node, attempt=1, state=Lease.State.FINISHED, token_hash=f"demo-{job.pk}", started_at=begins,
             expires_at=ends, ended_at=ends, heartbeat_at=ends, outcome="done", phase="done", seconds=seconds,
         )  # fmt: skip
         Node.objects.filter(pk=node.pk).update(last_seen=ends)
-        return job
 
     def add_proposed_entry(self, sha: str, today: datetime) -> None:
         """Add an entry that waits for approval."""
@@ -190,7 +213,7 @@ def create_track(content: Mapping[str, Any]) -> Track:
     season = Season.objects.create(name="Demo season", active=False, **content["season"])
     track = Track(
         slug="small", name="Demo: 0.4 teraFLOPs on one core", description=ABOUT, season=season, expected_seconds=30.0,
-        is_default=True, is_traced=False, seeds=3, probe_seconds=0.0,
+        is_default=True, seeds=3, probe_seconds=0.0,
         **{name: content[name] for name in ("budget", "config", "ladder", "suite", "suite_limit")},
     )  # fmt: skip
     track.full_clean()

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from leaderboard import demo, tasks
-from leaderboard.models import CurvePoint, Entry, OutboxMessage, Run, Season, Track
+from leaderboard.models import CurvePoint, Entry, OutboxMessage, Run, Season, TracedGraph, Track
 from leaderboard.rankings.standings_store import load_standings
 from scheduler.models import Event, Job
 
@@ -49,6 +49,25 @@ def test_its_numbers_are_those_of_the_fixture_and_its_board_is_what_the_site_mak
     assert table.row_count == len(demo.load_fixture()["entries"])
     assert all(row.multiplier for row in table.rows.all())
     assert Run.objects.filter(trust=Run.Trust.RECORD).exists()
+
+
+def test_demo_shows_the_graph_of_each_entry_and_its_files(client: Client) -> None:
+    demo.seed_demo()
+    entries = {entry["title"]: entry for entry in demo.load_fixture()["entries"][1:]}
+    baseline = TracedGraph.objects.get(entry=Season.objects.get().baseline)
+    for entry in Entry.objects.filter(title__in=entries):
+        stored, (graph,) = entries[entry.title]["graph"], entry.graphs.all()
+        assert (graph.hash, graph.reference, graph.problem) == (stored["summary"]["hash"], baseline, "")
+        assert {run.graph for run in entry.runs.all()} == {graph}
+        page = client.get(entry.get_absolute_url()).content.decode()
+        assert "<code>dailytrain::attention</code>" in page or entry.architecture == "rwkv5"
+        for name, text in stored["files"].items():
+            address = f"/graphs/{graph.hash}/{name}"
+            assert f'href="{address}"' in page
+            assert b"".join(client.get(address)).decode() == text  # type: ignore[arg-type]
+    run = Run.objects.exclude(bits_per_byte=None).filter(graph=graph).first()
+    assert run
+    assert graph.hash in client.get(run.get_absolute_url()).content.decode()
 
 
 def test_it_is_labeled_on_every_page_and_nothing_of_it_starts(client: Client) -> None:
