@@ -28,7 +28,6 @@ from scheduler.models import Checkpoint, Node
 from scheduler.release.wheel import find_wheel
 from trainer.accounting.budget import Budget
 from trainer.accounting.peak_flops import PEAK_FLOPS, lookup_peak_flops
-from trainer.accounting.training_size import ModelSize, compute_model_size, estimate_memory
 
 NIGHTS = 30
 BEAT_SILENCE = timedelta(minutes=10)
@@ -43,6 +42,9 @@ TOKENS_PER_PARAMETER = 20
 MOST_EPOCHS = 4
 """Repeated text is nearly as good as new text up to here (Muennighoff et al. 2023, arXiv 2305.16264)."""
 BYTES_PER_TOKEN = 4
+"""Of text, about."""
+STORED_BYTES_PER_TOKEN = 2
+"""Of a prepared shard."""
 
 
 class CheckState(StrEnum):
@@ -142,16 +144,24 @@ def check_season(night: PlannedNight) -> Finding:
     season = night.track.season
     if not season.is_prepared:
         return missing(f"The dataset of {season} is not prepared. Run manage.py prepare_season --season '{season}'.")
-    return ok(f"{season}: dataset {season.dataset_hash[:12]} of {season.corpus}.")
+    files = season.files.select_related("blob")
+    if not files:
+        return unknown(f"Each node prepares {season.corpus} for itself. Run manage.py prepare_season to store it once.")
+    if settings.S3_BUCKET:
+        return ok(f"{season}: dataset {season.dataset_hash[:12]}, {len(files)} files in the bucket.")
+    if lost := [file.path for file in files if not default_storage.exists(file.blob.name)]:
+        return missing(f"The storage lacks {len(lost)} files of {season}, first {lost[0]}. Restore them.")
+    return ok(f"{season}: dataset {season.dataset_hash[:12]}, {len(files)} files in the storage.")
 
 
 def check_text(night: PlannedNight) -> Finding:
     season, needed = night.track.season, estimate_tokens(night.track)
-    if season.limit_bytes is None:
+    stored = sum(season.files.filter(path__startswith="train/").values_list("blob__size", flat=True))
+    if not stored and season.limit_bytes is None:
         return unknown(f"The size of {season.corpus} is not recorded.")
     if needed is None:
         return unknown(f"The tokens of {night.track.budget} on this hardware are not known.")
-    there = season.limit_bytes / BYTES_PER_TOKEN
+    there = stored / STORED_BYTES_PER_TOKEN if stored else (season.limit_bytes or 0) / BYTES_PER_TOKEN
     if there * MOST_EPOCHS < needed:
         return missing(
             f"{season} has about {there:.1e} tokens, and the night reads at least {needed:.1e}: more than "
@@ -162,14 +172,10 @@ def check_text(night: PlannedNight) -> Finding:
 
 def estimate_tokens(track: Track) -> float | None:
     """Return the tokens that the budget reads: of a model of unknown size, the compute-optimal number."""
-    budget, flops, size = Budget.parse(track.budget), estimate_flops(track), get_model_size(track)
+    budget, flops, size = Budget.parse(track.budget), estimate_flops(track), track.size
     if budget.kind == "tokens" or flops is None:
         return budget.amount if budget.kind == "tokens" else None
     return flops / (6 * size.parameters) if size else math.sqrt(TOKENS_PER_PARAMETER * flops / 6)
-
-
-def get_model_size(track: Track) -> ModelSize | None:
-    return compute_model_size(track.config, vocabulary_size=track.season.vocabulary_size)
 
 
 def estimate_flops(track: Track) -> float | None:
@@ -271,17 +277,19 @@ def check_suite(night: PlannedNight) -> Finding:
 
 def check_limits(night: PlannedNight) -> Finding:
     """Check the site's limits, the node's disk and the GPU's memory against measured or computed sizes."""
-    track = night.track
-    files, memory = get_checkpoint_sizes(track), estimate_gpu_memory(track)
+    track, uploads = night.track, night.track.upload_limits()
+    files = get_checkpoint_sizes(track)
     if not files:
         return unknown("The size of a checkpoint is not known before the first run.")
     whole, disk = sum(files), track.training_limits().disk_bytes
     kept = whole * (checkpoints.NEWEST_KEPT + 3)  # two as evidence, one on its way
+    gpu = night.training.capabilities.gpu_memory_bytes
+    memory = sum(track.gpu_memory.values()) if gpu else 0
     for size, limit, name in (
-        (max(files), settings.BLOB_MAX_BYTES, "BLOB_MAX_BYTES"),
-        (kept, settings.LEASE_MAX_BYTES, "LEASE_MAX_BYTES"),
+        (max(files), uploads.file_bytes if uploads else settings.BLOB_MAX_BYTES, "The limit of an uploaded file"),
+        (kept, uploads.lease_bytes if uploads else settings.LEASE_MAX_BYTES, "The limit of a lease's files"),
         (2 * whole, disk, "disk_bytes in the track's limits"),
-        (memory, night.training.capabilities.gpu_memory_bytes, "The GPU memory in the track's labels"),
+        (memory, gpu, "The GPU memory in the track's labels"),
     ):
         if size > limit:
             return missing(f"{name} is {format_size(limit)} and must be {format_size(size)} at least.")
@@ -293,20 +301,8 @@ def get_checkpoint_sizes(track: Track) -> list[int]:
     newest = Checkpoint.objects.filter(job__run__track=track, job__run__budget=track.budget).order_by("-pk").first()
     if newest:
         return [file["size"] for file in newest.manifest["files"]]
-    size = get_model_size(track)
+    size = track.size
     return [size.weights_bytes, size.optimizer_bytes] if size else []
-
-
-def estimate_gpu_memory(track: Track) -> int:
-    """Return the memory that training needs on each GPU; 0 if it is not known or needs no GPU."""
-    size = get_model_size(track)
-    if (
-        size is None
-        or not parse_labels(tuple(track.needs_labels)).gpus
-        or "micro_batch" not in track.config.get("train", {})
-    ):
-        return 0
-    return sum(estimate_memory(size, track.config).values())
 
 
 def format_size(size: float) -> str:

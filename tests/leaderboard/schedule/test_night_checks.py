@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.files.storage import default_storage
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
@@ -18,12 +19,12 @@ from django_celery_beat.models import PeriodicTask
 from pytest_django import Settings
 
 from dailytrain import schedule
-from leaderboard.models import Entry, Night, Run, Season, Track
+from leaderboard.models import Entry, Night, Run, Season, SeasonFile, Track
 from leaderboard.schedule import night_checks
 from leaderboard.schedule.night_checks import check_next_night
 from leaderboard.schedule.track_templates import TEMPLATES
-from scheduler import signing
-from scheduler.models import Node
+from scheduler import signing, storage
+from scheduler.models import Blob, Node
 from tests.leaderboard.conftest import VERDICT, finish
 from tests.support import scene
 
@@ -110,7 +111,22 @@ def test_season_check_without_dataset_is_missing(track: Track) -> None:
         "The dataset of Season 0 is not prepared. Run manage.py prepare_season --season 'Season 0'.",
     )
     Season.objects.update(dataset_hash="d" * 64)
+    assert find(track, "Season")[0] == "cannot tell", "nodes prepare it"
+    shard = storage.store_bytes(b"2 bytes a token")
+    SeasonFile.objects.create(season=track.season, kind="dataset", path="train/00000.bin", blob=shard)
     assert find(track, "Season")[0] == "ok"
+    default_storage.delete(shard.name)
+    assert find(track, "Season")[1].startswith("The storage lacks 1 files of Season 0, first train/00000.bin.")
+
+
+def test_text_check_counts_stored_tokens(track: Track) -> None:
+    Track.objects.update(budget="5B-tokens")
+    shard = storage.store_bytes(b"shard")
+    SeasonFile.objects.create(season=track.season, kind="dataset", path="train/00000.bin", blob=shard)
+    Blob.objects.filter(pk=shard.pk).update(size=2 * 10**9)
+    assert find(track, "Amount of text")[0] == "missing"
+    Blob.objects.filter(pk=shard.pk).update(size=4 * 10**9)
+    assert find(track, "Amount of text") == ("ok", "About 2.0e+09 tokens, for a night that reads 5.0e+09.")
 
 
 @pytest.mark.parametrize("budget", ["83700s", "1e19flops", "5B-tokens"])
@@ -193,31 +209,37 @@ def test_suite_check_reads_last_score(track: Track, node: Node) -> None:
     assert find(track, "Evaluation data")[0] == "ok"
 
 
-@pytest.mark.parametrize("setting", ["BLOB_MAX_BYTES", "LEASE_MAX_BYTES"])
-def test_limits_check_compares_newest_checkpoint(track: Track, node: Node, settings: Settings, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [("BLOB_MAX_BYTES", "The limit of an uploaded file"), ("LEASE_MAX_BYTES", "The limit of a lease's files")],
+)
+def test_limits_check_compares_newest_checkpoint(
+    track: Track, node: Node, settings: Settings, setting: str, name: str
+) -> None:
     Track.objects.update(config=OWN_SIZES)
     assert find(track, "Limits of uploads")[0] == "cannot tell"
     train_night(track, node)
     assert find(track, "Limits of uploads")[0] == "ok"
     setattr(settings, setting, 10)
-    assert find(track, "Limits of uploads")[1].startswith(f"{setting} is ")
+    assert find(track, "Limits of uploads")[1].startswith(name)
 
 
-def test_limits_check_reads_disk_of_track(track: Track, node: Node) -> None:
-    train_night(track, node)
-    Track.objects.update(limits={"disk_bytes": 10})
-    assert find(track, "Limits of uploads")[1].startswith("disk_bytes in the track's limits")
-
-
-def test_limits_check_of_new_track_uses_computed_sizes(track: Track, settings: Settings) -> None:
-    night = {name: TEMPLATES["night-h100"][name] for name in ("config", "needs_labels", "limits")}
-    Track.objects.update(**night)
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        ({"file_bytes": 10**9}, "The limit of an uploaded file is 1 GB"),
+        ({"lease_bytes": 10**9}, "The limit of a lease's files is 1 GB"),
+        ({"disk_bytes": 10**9}, "disk_bytes in the track's limits is 1 GB"),
+    ],
+)
+def test_limits_check_of_new_track_uses_computed_sizes(track: Track, limits: dict[str, int], name: str) -> None:
+    Track.objects.update(**{field: TEMPLATES["night-h100"][field] for field in ("config", "needs_labels")})
     state, advice = find(track, "Limits of uploads")
     assert (state, "A GPU needs" in advice) == ("ok", True)
-    Track.objects.update(needs_labels=["1x24gb"])
+    Track.objects.update(limits=limits)
+    assert find(track, "Limits of uploads")[1].startswith(name)
+    Track.objects.update(limits={}, needs_labels=["1x24gb"])
     assert find(track, "Limits of uploads")[1].startswith("The GPU memory in the track's labels is 24 GB")
-    settings.BLOB_MAX_BYTES = 10**9
-    assert find(track, "Limits of uploads")[1].startswith("BLOB_MAX_BYTES is 1 GB")
 
 
 def test_storage_check_compares_free_space(
