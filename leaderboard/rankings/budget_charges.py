@@ -9,17 +9,21 @@ from trainer.accounting.budget import Budget
 
 def compute_charges(run: Run, verdict: Verdict) -> dict[str, float]:
     """Return the run's compute fields."""
-    floor = minimum_compute(Budget.parse(run.budget), verdict.flops_per_token)
+    tokens = max(run.tokens, verdict.train_tokens or 0)
+    floor = minimum_compute(Budget.parse(run.budget), tokens, verdict.flops_per_token)
     return {
         "train_flops": max(verdict.train_flops, floor.get("flops", 0.0)),
         "train_seconds": max(verdict.train_seconds, floor.get("seconds", 0.0)),
     }
 
 
-def minimum_compute(budget: Budget, flops_per_token: float | None) -> dict[str, float]:
-    """Return a lower bound of what a budget costs, without trusting the node."""
-    if budget.kind in ("flops", "seconds"):
-        return {budget.kind: budget.amount}
-    if budget.kind == "tokens" and flops_per_token is not None:
-        return {"flops": budget.amount * flops_per_token}
-    return {}
+def minimum_compute(budget: Budget, tokens: float, flops_per_token: float | None) -> dict[str, float]:
+    """Return a lower bound of the FLOPs and seconds of a run that reported this many tokens of training.
+
+    FLOPs per token are the scorer's count. With a budget in seconds or steps, the number of tokens is what the run
+    itself reported.
+    """
+    floor: dict[str, float] = {budget.kind: budget.amount}
+    if budget.kind == "tokens":
+        tokens = max(tokens, budget.amount)
+    return floor | {"flops": max(floor.get("flops", 0.0), tokens * (flops_per_token or 0.0))}

@@ -33,6 +33,7 @@ class Verdict(BaseModel):
     parameters: Count
     parameters_embedding: Annotated[int, Field(ge=0, le=2**53)] | None = None
     train_flops: Finite
+    train_tokens: Finite | None = None
     flops_per_token: Finite | None = None
     scoring_flops_per_token: Finite | None = None
     train_seconds: Finite

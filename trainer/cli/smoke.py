@@ -170,7 +170,7 @@ def iterate_checks(
                 yield trace_failure
                 return
             traced = read_sandbox_graphs(out, "graph")
-            findings.full_size = measure_full_size(traced)
+            findings.full_size = measure_full_size(traced, findings.report.tokens_per_step)
             if options.graph_out:
                 traced.write(options.graph_out)
             yield check_size(findings.report, findings.full_size, limits)

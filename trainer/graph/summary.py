@@ -18,8 +18,12 @@ from trainer.graph.schema import Graph, TracedArchitecture
 ROWS = 20  # of a printed table
 
 
-def describe_traced(traced: TracedArchitecture) -> dict[str, Any]:
-    """Return what `dailytrain graph --json` prints and the site shows. FLOPs are per token of training."""
+def describe_traced(traced: TracedArchitecture, rows_per_step: int = 1) -> dict[str, Any]:
+    """Return what `dailytrain graph --json` prints and the site shows. FLOPs are per token of training.
+
+    `rows_per_step`: what is computed once for a step is shared by its rows. Costs of operators and modules are those
+    of a step of one row.
+    """
     cost = count_training_cost(build_model_without_data(traced))
     tokens = cost.tokens_per_row
     tensors = traced.initialization.tensors
@@ -35,8 +39,8 @@ def describe_traced(traced: TracedArchitecture) -> dict[str, Any]:
         "state": elements["buffer"] + elements["non_persistent_buffer"],
         "stored_bytes": sum(t.number_of_elements * getattr(torch, t.dtype).itemsize for t in tensors),
         "constant_bytes": sum(c.number_of_bytes for c in traced.initialization.constants.values()),
-        "flops_per_token": (cost.per_row.flops + cost.per_pass.flops) / tokens,
-        "product_flops_per_token": (cost.per_row.product_flops + cost.per_pass.product_flops) / tokens,
+        "flops_per_token": cost.flops_per_token(rows_per_step),
+        "product_flops_per_token": (cost.per_row.product_flops + cost.per_pass.product_flops / rows_per_step) / tokens,
         "scoring_flops_per_token": cost.forward_per_row.flops / tokens,
         "bytes_per_token": cost.per_row.bytes / tokens,
         "reference_seconds_per_token": estimate_reference_seconds(cost.by_operator) / tokens,
@@ -91,9 +95,10 @@ def print_summary(content: dict[str, Any]) -> None:
     ):
         facts.add_row(label, text)
     console.print(facts)
-    print_costs(console, "operator", content["operators"][:ROWS], content["flops_per_token"])
+    total = math.fsum(row["flops_per_token"] for row in content["operators"])
+    print_costs(console, "operator", content["operators"][:ROWS], total)
     modules = sorted(content["modules"], key=lambda module: -module["flops_per_token"])[:ROWS]
-    print_costs(console, "module", modules, content["flops_per_token"])
+    print_costs(console, "module", modules, total)
 
 
 def print_costs(console: Console, kind: str, rows: list[dict[str, Any]], total: float) -> None:

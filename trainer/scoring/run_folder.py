@@ -19,6 +19,7 @@ from trainer.errors import UserError
 
 MAX_SEQUENCE_LENGTH = 2**16  # tokens in a row
 MAX_VOCABULARY_SIZE = 2**20
+MAX_ROWS_PER_STEP = 2**20
 
 
 class RunFolderError(UserError):
@@ -34,6 +35,7 @@ class RunFolder:
     arch: str
     step: int
     sequence_length: int  # tokens in a row of the full pass, as in training
+    rows_per_step: int  # of training; 1 if unknown
     vocabulary_size: int  # logits in each position
     tokenizer_sha256: str  # from `run.json`; the caller compares it with the tokenizer it uses
     parameters: int  # elements of the checkpoint's floating-point tensors, counted from the file's header
@@ -60,6 +62,7 @@ class RunFolder:
             arch=parse_name(run, "arch"),
             step=parse_integer(manifest, "step", 0, 2**62),
             sequence_length=parse_integer(model, "sequence_length", 1, MAX_SEQUENCE_LENGTH),
+            rows_per_step=read_rows_per_step(run),
             vocabulary_size=parse_integer(model, "vocabulary_size", 2, MAX_VOCABULARY_SIZE),
             tokenizer_sha256=str((run.get("dataset") or {}).get("tokenizer_sha256", "")),
             parameters=count_parameters(checkpoint / "model.safetensors"),
@@ -93,6 +96,15 @@ def parse_integer(record: dict[str, Any], key: str, minimum: int, maximum: int) 
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise RunFolderError(f"The run's {key!r} must be an integer from {minimum} to {maximum}, not {value!r:.50}.")
     return value
+
+
+def read_rows_per_step(run: dict[str, Any]) -> int:
+    """Return the batch of `run.json`; 1 if it has none."""
+    identity = run.get("identity")
+    settings = identity.get("train") if isinstance(identity, dict) else None
+    if not isinstance(settings, dict) or "batch" not in settings:
+        return 1
+    return parse_integer(settings, "batch", 1, MAX_ROWS_PER_STEP)
 
 
 def find_latest_checkpoint(folder: Path) -> Path:

@@ -51,11 +51,13 @@ def read_sandbox_graphs(out: Path, name: str) -> TracedArchitecture:
     return traced
 
 
-def measure_full_size(traced: TracedArchitecture) -> FullSize:
+def measure_full_size(traced: TracedArchitecture, tokens_per_step: float | None) -> FullSize:
     """Count parameters, FLOPs and memory without computing the graphs. Raise `ModelError`."""
+    rows_per_step = max(1, int(tokens_per_step or 0) // traced.recipe["sequence_length"])
     with attribute_to_model("while its full size was counted"):
         try:
-            summary, model, recipe = describe_traced(traced), build_model_without_data(traced), read_recipe(traced)
+            summary = describe_traced(traced, rows_per_step)
+            model, recipe = build_model_without_data(traced), read_recipe(traced)
             return FullSize(summary, count_embedding_parameters(traced), count_state_bytes(model, recipe))
         except ValueError as error:
             raise ModelError(f"At its full size, {error}.") from error

@@ -38,6 +38,9 @@ def test_run_is_charged_what_the_scorer_found(run: Run, node: Node) -> None:
         ("1e12flops", {}, 1e12, 10.0),
         ("600s", {}, 2e10, 600.0),
         ("1M-tokens", {"flops_per_token": 1e6}, 1e12, 10.0),
+        ("600s", {"flops_per_token": 1e6, "train_tokens": 5e5}, 5e11, 600.0),
+        ("20steps", {"flops_per_token": 1e6, "train_tokens": 5e5}, 5e11, 10.0),
+        ("1e12flops", {"flops_per_token": 1e6, "train_tokens": 2e6}, 2e12, 10.0),
     ],
 )
 def test_run_that_claims_less_is_charged_its_budget(
@@ -45,3 +48,9 @@ def test_run_that_claims_less_is_charged_its_budget(
 ) -> None:
     judged(run, node, budget=budget, **verdict)
     assert (run.train_flops, run.train_seconds) == (flops, seconds)
+
+
+def test_run_of_steps_is_charged_for_the_tokens_of_its_metrics(run: Run, node: Node) -> None:
+    Run.objects.filter(pk=run.pk).update(tokens=400_000)
+    judged(run, node, flops_per_token=1e6, train_tokens=100.0)
+    assert run.train_flops == 4e11

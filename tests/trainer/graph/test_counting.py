@@ -70,6 +70,12 @@ def test_summary_has_hash_sizes_and_costs() -> None:
     assert {row["name"] for row in content["operators"]} >= {"aten::mm", "aten::bmm"}
 
 
+def test_summary_for_the_rows_of_a_step_is_what_training_counts() -> None:
+    content = describe_traced(trace("rwkv5"), rows_per_step=8)
+    assert content["flops_per_token"] == count("rwkv5").flops_per_token(8)
+    assert content["flops_per_token"] < describe_traced(trace("rwkv5"))["flops_per_token"]
+
+
 def test_count_of_tensors_with_other_shapes_raises_graph_error() -> None:
     traced = trace("nanogpt")
     tensors = tuple(

@@ -78,7 +78,9 @@ def test_score_of_traced_run_needs_no_python(
     monkeypatch.setitem(sys.modules, "trainer.models.gpt", None)  # any import of it would fail
     assert main(["score", str(traced_run), "--corpus", f"files:{corpus_folder}/00*.txt", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["graph"] == json.loads((traced_run / "run.json").read_text())["identity"]["graph"]
+    run = json.loads((traced_run / "run.json").read_text())
+    assert record["graph"] == run["identity"]["graph"]
+    assert record["flops_per_token"] == run["flops_per_token"]  # at the rows of its steps
     assert not record["checks"]["look_ahead"]["is_beyond_rounding"]
     assert record["bits_per_byte"] < record["checks"]["untrained"]["bits_per_byte"]
     assert record["scoring_flops_per_token"] > 0
