@@ -8,6 +8,9 @@ by other text. The corrected mean loss is
 for a sample S that is drawn with replacement with probabilities q_i (Hansen and Hurwitz 1943). Its expectation is the
 mean of the p_i, whatever the model does with later tokens. For a causal model p_i - f_i is rounding.
 
+The sample of a model that uses later tokens at few positions can lack all of them, and is then that of a causal model.
+So the standard error allows for what such positions could hide, also if none is found.
+
 Positions are drawn half uniformly and half in proportion to how far f_i is below a reference, the loss of another model
 there: where looking ahead pays, it is found.
 """
@@ -44,8 +47,9 @@ class Correction:
     """What has to be added to a mean loss, in nats."""
 
     nats: float
-    stderr: float
+    stderr: float  # with `unseen`
     rounding: float  # standard error that differences of rounding alone would have
+    unseen: float  # the part of `stderr` for later tokens that are used only at positions that were not drawn
 
     @property
     def is_beyond_rounding(self) -> bool:
@@ -82,10 +86,11 @@ def estimate_correction(sample: PositionSample, differences: Losses, repeats: Lo
     """
     draws = len(differences)
     values = sample.weights * differences
-    variance = float(values.var(ddof=1)) / draws + UNSEEN_DRAWS * (sample.unseen / draws) ** 2
+    unseen = math.sqrt(UNSEEN_DRAWS) * sample.unseen / draws
     spread = float(np.sqrt(np.mean(np.square(repeats)) / 2)) if len(repeats) else 0.0
     rounding = spread * math.sqrt(float(np.mean(np.square(sample.weights))) / draws)
-    return Correction(float(values.mean()), math.sqrt(variance), rounding)
+    stderr = math.hypot(float(values.std(ddof=1)) / math.sqrt(draws), unseen)
+    return Correction(float(values.mean()), stderr, rounding, unseen)
 
 
 def estimate_reference(tokens: NDArray[np.int64], vocabulary_size: int) -> Losses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ def correct_for_later_tokens(
     has_later[:, -1] = False
     places = np.argwhere(has_later)
     if not len(places):
-        return Correction(0.0, 0.0, 0.0)
+        return Correction(0.0, 0.0, 0.0, 0.0)
     candidates = losses[has_later]
     sample = draw_positions(candidates, full_reference[has_later], choose_draws(len(places)), rng)
     drawn = places[sample.positions]
@@ -125,7 +125,7 @@ def correct_for_later_tokens(
     again = score_without_later_tokens(scorer, rows, drawn[:REPEATED_DRAWS], progress, rng)
     found = estimate_correction(sample, alone - candidates[sample.positions], again - alone[:REPEATED_DRAWS])
     share = len(places) / int(rows.mask.sum())
-    return Correction(found.nats * share, found.stderr * share, found.rounding * share)
+    return Correction(*(value * share for value in astuple(found)))
 
 
 def score_without_later_tokens(
@@ -182,6 +182,7 @@ def describe_checks(score: TextScore) -> dict[str, Any]:
             "nats_per_token": score.correction.nats,
             "stderr": score.correction.stderr,
             "rounding": score.correction.rounding,
+            "unseen": score.correction.unseen,
             "is_beyond_rounding": score.correction.is_beyond_rounding,
             "bits_per_byte_uncorrected": score.bits_per_byte_uncorrected,
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.look_ahead import simulate
+from benchmarks.look_ahead import DISTANCES, simulate
 from trainer.scoring.look_ahead import draw_positions, estimate_correction
 
 
@@ -20,6 +20,18 @@ def test_corrected_score_of_any_model_is_the_one_without_later_tokens() -> None:
     for row in simulate(60, 20_000, has_baseline=True, seed=4):
         assert row["coverage"] > 0.85, row  # 95 % in a thousand trials; this many trials may miss by a tenth
         assert abs(row["error"]) < 3 * row["stderr"] / np.sqrt(60) + 1e-4, row
+
+
+def test_interval_of_causal_model_without_the_allowance_covers_rounding() -> None:
+    rows = simulate(60, 20_000, has_baseline=True, seed=5)[:3]
+    assert all(0.85 < row["sampling_coverage"] <= row["coverage"] for row in rows)
+
+
+def test_model_that_reads_late_tokens_has_a_row_for_each_distance() -> None:
+    rows = {row["case"]: row for row in simulate(2, 20_000, has_baseline=True, seed=6)}
+    corrections = [rows[f"reads the token at distance {distance:,}"]["correction"] for distance in DISTANCES]
+    assert corrections == sorted(corrections, reverse=True)  # fewer positions have a token so far ahead
+    assert corrections[-1] > 0
 
 
 def test_weights_of_a_sample_are_unbiased() -> None:
