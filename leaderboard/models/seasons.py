@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -26,6 +27,9 @@ from trainer.accounting.training_size import (
     compute_upload_limits,
     estimate_memory,
 )
+from trainer.data.corpora import find_corpus
+from trainer.data.tokenizer_names import check_tokenizer_name
+from trainer.errors import UserError
 
 # What a track's `limits` leave out. Beyond the budget there must be time for the start, evaluation and uploads.
 WALL_FACTOR = 2.0
@@ -66,7 +70,7 @@ class Season(models.Model):
     active = models.BooleanField(default=True)
     corpus = models.CharField(max_length=200)
     tokenizer = models.CharField(max_length=200)
-    limit_bytes = models.BigIntegerField(null=True, blank=True)
+    limit_bytes = models.BigIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
     dataset_hash = models.CharField(
         max_length=64, blank=True, help_text="Empty until `manage.py prepare_season` has built the dataset."
     )
@@ -97,6 +101,9 @@ class Season(models.Model):
         known = isinstance(self.caps, dict) and set(self.caps) <= set(CAPS)
         if not known or not all(is_number(cap) and cap > 0 for cap in self.caps.values()):
             raise ValidationError({"caps": f"A table of numbers above 0 by name: {', '.join(CAPS)}."})
+        if not self.is_prepared:
+            check_field("corpus", find_corpus, self.corpus)
+            check_field("tokenizer", check_tokenizer_name, self.tokenizer)
 
     @property
     def is_prepared(self) -> bool:
@@ -113,6 +120,13 @@ class Season(models.Model):
             hash=self.dataset_hash,
             files=tuple(file.get_reference() for file in files if file.path.rpartition("/")[0] in folders) or None,
         )
+
+
+def check_field(field: str, check: Callable[[str], object], value: str) -> None:
+    try:
+        check(value)
+    except UserError as error:
+        raise ValidationError({field: str(error)}) from error
 
 
 class SeasonFile(models.Model):

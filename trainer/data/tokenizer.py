@@ -23,13 +23,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainer.data.errors import TokenizerError, describe_exception
 from trainer.data.fast_encoder import build_fast_encoder
+from trainer.data.tokenizer_names import check_vocabulary_size
 
 WORLD_PREFIX = b'{"model": {"type": "World"}'  # the first bytes of a saved `trainer.data.world.WorldTokenizer`
 END_OF_TEXT = "<|endoftext|>"
 # Names in other model families, in order of preference.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>")
-SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text
-LARGEST_VOCABULARY = 1 << 20
 NOT_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 # Longer texts are encoded in pieces of about this size, so that all cores share a book and memory stays bounded.
 PIECE_CHARACTERS = 1 << 16
@@ -138,12 +137,6 @@ def build_byte_level(model: models.Model) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def check_vocabulary_size(size: int) -> None:
-    if not SMALLEST_VOCABULARY <= size <= LARGEST_VOCABULARY:
-        limits = f"between {SMALLEST_VOCABULARY} (the bytes and the end of text) and {LARGEST_VOCABULARY}"
-        raise TokenizerError(f"A vocabulary of {size} entries is not possible: it must be {limits}")
 
 
 def _split_text(text: str) -> list[str]:

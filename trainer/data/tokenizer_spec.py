@@ -11,7 +11,6 @@ A spec names a tokenizer:
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +23,9 @@ from trainer.data.tokenizer import (
     WORLD_PREFIX,
     Tokenizer,
     build_byte_level,
-    check_vocabulary_size,
     remove_normalization,
 )
+from trainer.data.tokenizer_names import check_tokenizer_name, find_tokenizer_file
 from trainer.data.world import WorldTokenizer
 
 
@@ -68,20 +67,12 @@ class TokenizerSpec:
     @classmethod
     def parse(cls, text: str) -> TokenizerSpec:
         """Parse a spec and load the files that it names."""
+        check_tokenizer_name(text)
         kind, _, argument = text.partition(":")
         if kind == "bpe":
-            if not re.fullmatch(r"\d{1,9}", argument):
-                raise TokenizerError(f"{text!r} is not a tokenizer: bpe: takes a vocabulary size, such as bpe:8192")
-            check_vocabulary_size(int(argument))
             return cls(text, train_size=int(argument))
         if kind == "gpt2" and argument:
             return cls(text, tokenizer=load_gpt2(Path(argument).expanduser()))
         if kind == "world" and argument:
             return cls(text, tokenizer=world.load_vocabulary(world.find_vocabulary(argument)))
-        path = Path(text).expanduser()
-        if path.is_dir():
-            path = path / "tokenizer.json"
-        if not path.is_file():
-            known = "bpe:8192, gpt2:FOLDER, world:FILE or PATH/tokenizer.json"
-            raise TokenizerError(f"{text!r} is not a tokenizer: expected {known}, and there is no such file")
-        return cls(text, tokenizer=load_tokenizer(path))
+        return cls(text, tokenizer=load_tokenizer(find_tokenizer_file(text)))

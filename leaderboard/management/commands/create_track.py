@@ -28,7 +28,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         season = Season.objects.current()
         if season is None:
-            raise CommandError("There is no season yet: run manage.py prepare_season.")
+            raise CommandError("There is no season yet: run manage.py create_season.")
         start = Run.objects.filter(pk=options["start"]).first()
         if options["step"] is not None and not options["start"]:
             raise CommandError("--step needs --start.")
