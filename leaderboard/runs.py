@@ -16,6 +16,7 @@ from scheduler import matching, storage, transitions
 from scheduler.models import Blob, Event, Job
 from trainer import protocol
 from trainer.accounting.budget import Budget
+from trainer.accounting.training_size import compute_upload_seconds
 
 SITE = "site"
 SEEDS = 2**31  # seeds are smaller, which every library's generator accepts
@@ -222,6 +223,20 @@ def get_limit_columns(run: Run) -> dict[str, Any]:
         "max_file_bytes": uploads.file_bytes if uploads else None,
         "max_lease_bytes": uploads.lease_bytes if uploads else None,
     }
+
+
+def get_upload_seconds(run: Run) -> float | None:
+    """Return the shortest time between two uploads of the run's checkpoints; None: each is uploaded.
+
+    A track with releases gets a checkpoint for each mark, whatever it takes.
+    """
+    checkpoint_bytes = run.track.get_checkpoint_bytes(run.graph.summary.get("parameters", 0) if run.graph else 0)
+    if not checkpoint_bytes:
+        return None
+    seconds = compute_upload_seconds(checkpoint_bytes, run.expected_seconds)
+    if run.track.releases:
+        seconds = min(seconds, run.expected_seconds * run.track.releases / 100)
+    return seconds if seconds > get_checkpoint_seconds(run) else None
 
 
 def build_coordinator_fields(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:

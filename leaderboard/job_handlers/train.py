@@ -62,6 +62,7 @@ class TrainHandler(JobKind):
             resume=resume,
             probe=speed_probes.build_probe_spec(run.track),
             base=initial_weights.get_initial_weights(run),
+            upload_seconds=runs.get_upload_seconds(run),
         )
 
     def handle_lease(self, job: Job, lease: Lease) -> None:

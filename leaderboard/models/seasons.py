@@ -490,12 +490,16 @@ class Track(models.Model):
         limits = protocol.JobLimits.model_validate(given)
         return limits.model_copy(update={"wall_seconds": limits.wall_seconds * max(part, 1.0)})
 
-    def upload_limits(self, parameters: int = 0) -> UploadLimits | None:
-        """Return the upload limits of a run; None if its size is unknown, for those of the settings.
+    def get_checkpoint_bytes(self, parameters: int = 0) -> int:
+        """Return the size of a run's checkpoints; 0 if unknown.
 
-        `parameters`: of the run's graph, with AdamW's two momenta.
+        `parameters`: of its graph, which counts if it is larger than the baseline, with AdamW's two momenta.
         """
-        checkpoint_bytes = max(self.size.checkpoint_bytes if self.size else 0, 12 * parameters)
+        return max(self.size.checkpoint_bytes if self.size else 0, 12 * parameters)
+
+    def upload_limits(self, parameters: int = 0) -> UploadLimits | None:
+        """Return the upload limits of a run; None if its size is unknown, for those of the settings."""
+        checkpoint_bytes = self.get_checkpoint_bytes(parameters)
         given = {name: self.limits[name] for name in UPLOAD_LIMITS if name in self.limits}
         if not checkpoint_bytes and len(given) < len(UPLOAD_LIMITS):
             return None

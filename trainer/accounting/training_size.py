@@ -40,6 +40,15 @@ UPLOAD_FACTOR = 2  # of the computed sizes, for entries that are larger than the
 UPLOAD_EXTRA_BYTES = 2**30
 
 
+SENT_BYTES = 60 * GB  # of checkpoints of a run, its last one included
+MAX_UNSENT_SECONDS = 6 * 3600.0  # lost at most if a node dies: for checkpoints too large for `SENT_BYTES`
+
+
+def compute_upload_seconds(checkpoint_bytes: int, run_seconds: float) -> float:
+    """Return the seconds between two uploads with which a run sends at most `SENT_BYTES`, and at least four a day."""
+    return min(run_seconds / max(SENT_BYTES // checkpoint_bytes, 1), MAX_UNSENT_SECONDS)
+
+
 @dataclass(frozen=True)
 class UploadLimits:
     """What a node may upload for one job, in bytes."""

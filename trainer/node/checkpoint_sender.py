@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
@@ -35,17 +36,28 @@ KEPT_CHECKPOINTS = 2  # uploaded checkpoints that stay on this machine
 
 
 class CheckpointSender(BackgroundSender):
-    def __init__(self, job: Job, last_step: int) -> None:
-        """`last_step`: of the latest checkpoint that the server has; -1 for none."""
+    def __init__(self, job: Job, last_step: int, upload_seconds: float | None = None) -> None:
+        """`last_step`: of the latest checkpoint that the server has; -1 for none.
+
+        `upload_seconds`: shortest time between two uploads before the process has ended; None sends every checkpoint.
+        """
         super().__init__(job, "checkpoints")
         self._out = job.workspace.out
         self._last_step = last_step
+        self._upload_seconds = upload_seconds
+        self._sent_at = time.monotonic()
 
     def send_next(self) -> bool:
-        """Send the oldest unsent checkpoint."""
-        for step, name in list_checkpoints(self._out):
+        """Send the oldest unsent checkpoint; with an interval, the newest one if it is due or the last."""
+        checkpoints = list_checkpoints(self._out)
+        if self._upload_seconds is not None:
+            if time.monotonic() - self._sent_at < self._upload_seconds and not self._closing.is_set():
+                return False
+            checkpoints.reverse()
+        for step, name in checkpoints:
             if step <= self._last_step:
                 continue
+            started = time.monotonic()
             # OSError: the job removed it meanwhile, and the next one is sent instead.
             with suppress(OSError, UnsafeFileError), ExitStack() as stack:
                 checkpoint = open_checkpoint(self._out, f"{CHECKPOINTS_FOLDER}/{name}", step, stack)
@@ -53,7 +65,7 @@ class CheckpointSender(BackgroundSender):
                     continue
                 self._send(*checkpoint)
                 log.info("The checkpoint of step %s is with the server.", step)
-            self._last_step = step
+            self._last_step, self._sent_at = step, started
             self._remove_old()
             return True
         return False

@@ -32,6 +32,9 @@ class TrainOrder(Message):
     resume: Checkpoint | None = None
     probe: ProbeSpec | None = None
     base: BaseWeights | None = None  # What the run starts from; None: from scratch. Nodes ignore `from` in `config`.
+    upload_seconds: float | None = Field(default=None, gt=0)
+    """Shortest time between two uploads of checkpoints while the run goes on. None: each is uploaded. The last one of a
+    lease always is."""
 
 
 class ScoreOrder(Message):

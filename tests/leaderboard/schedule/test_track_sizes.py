@@ -6,6 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from benchmarks import track_sizes
+from leaderboard import runs
 from leaderboard.actions import perform_run_action
 from leaderboard.models import Entry, Run, Track
 from leaderboard.schedule.track_templates import TEMPLATES, compute_template_size, create_track
@@ -71,6 +72,31 @@ def test_template_limits_leave_room_for_its_checkpoints(name: str, track: Track)
     assert uploads.lease_bytes >= KEPT_ON_SERVER * size.checkpoint_bytes
     assert limits.disk_bytes >= KEPT_ON_NODE * size.checkpoint_bytes
     assert limits.memory_bytes >= 2 * size.checkpoint_bytes
+
+
+@pytest.mark.django_db
+def test_a_night_sends_less_than_60_gb(idea: Entry) -> None:
+    made = create_track("night-h100", idea.track.season)
+    run = runs.make_run(idea, made)
+    seconds = runs.get_upload_seconds(run)
+    assert seconds is not None
+    assert made.size is not None
+    uploads = made.expected_seconds // seconds  # the last one at the end
+    assert uploads >= 2
+    assert uploads * made.size.checkpoint_bytes < 60e9
+
+
+@pytest.mark.django_db
+def test_upload_interval_spares_small_runs_and_reaches_every_release(idea: Entry) -> None:
+    small = create_track("ci-16gb", idea.track.season)
+    assert runs.get_upload_seconds(runs.make_run(idea, small)) is None, "all of its checkpoints are sent"
+    long = create_track("long-run-8x80gb", idea.track.season)
+    assert runs.get_upload_seconds(runs.make_run(idea, long)) == 6 * 3600
+    long.releases, long.expected_seconds = 10, 36_000.0
+    assert runs.get_upload_seconds(runs.make_run(idea, long)) == 3_600
+    unknown = create_track("ci-16gb", idea.track.season, slug="unknown")
+    unknown.config = {**unknown.config, "model": {"width": 64}}
+    assert runs.get_upload_seconds(runs.make_run(idea, unknown)) is None
 
 
 def test_job_has_the_limits_of_its_track_and_new_ones_when_it_is_resumed(idea: Entry, maintainer: User) -> None:

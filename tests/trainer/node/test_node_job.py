@@ -136,6 +136,27 @@ def test_checkpoint_sender_keeps_the_newest_two(site: SmallSite, node: Node) -> 
     wait_until_finished(site, lease)
 
 
+def test_checkpoint_sender_with_an_interval_sends_only_the_last(site: SmallSite, node: Node) -> None:
+    spec = build_training_job(site, steps=35)
+    order = spec.order.model_copy(update={"upload_seconds": 3600.0})
+    lease = site.add(spec.model_copy(update={"order": order}))
+    node.start()
+    held = wait_until_finished(site, lease)
+    assert held.finish is not None
+    assert held.finish.outcome == "done"
+    assert [checkpoint.step for checkpoint in held.checkpoints] == [30]
+
+
+def test_checkpoint_sender_with_a_short_interval_sends_the_newest_ones_in_order(site: SmallSite, node: Node) -> None:
+    spec = build_training_job(site, steps=60, pace=0.02)
+    order = spec.order.model_copy(update={"upload_seconds": 0.01})
+    lease = site.add(spec.model_copy(update={"order": order}))
+    node.start()
+    steps = [checkpoint.step for checkpoint in wait_until_finished(site, lease).checkpoints]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 60
+
+
 def score(site: SmallSite, graph: bool = False, entry: bool = True, **run: object) -> protocol.JobSpec:
     files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
     traced = tuple(site.blob(b"{}", name) for name in protocol.GRAPH_FILES)

@@ -51,7 +51,7 @@ def run(job: Job) -> JobOutcome:
     config = order.config | choose_devices(order.config, len(job.context.slot.gpus))
     write_config(job, config, download_base_weights(job, order.base), download_graph(job, order.graph))
     before = probes.run_probe(job, order.probe, "preparing") if order.probe else None
-    senders = (MetricsSender(job), CheckpointSender(job, last_step))
+    senders = (MetricsSender(job), CheckpointSender(job, last_step, order.upload_seconds))
     outcome = read_outcome(
         job.run_process(job.context.sandbox, build_spec(job, dataset, config["devices"]), senders), out
     )
