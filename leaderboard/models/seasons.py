@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from leaderboard import initial_weights
 from leaderboard.models.dicts import build_dict
 from leaderboard.recomputation import request_recomputation
-from scheduler import windows
+from scheduler import matching, windows
 from scheduler.models import Blob, Checkpoint
 from trainer import protocol
 from trainer.accounting.budget import Budget
@@ -35,6 +35,7 @@ from trainer.errors import UserError
 WALL_FACTOR = 2.0
 WALL_EXTRA_SECONDS = 600.0
 MEMORY_BYTES = 6 * 2**30
+CUDA_MEMORY_BYTES = 12 * 2**30  # with a GPU, for each: CUDA's libraries and the processes of torch.compile
 DISK_BYTES = 4 * 2**30
 PROCESSES = 128
 UPLOAD_LIMITS = ("file_bytes", "lease_bytes")
@@ -480,9 +481,10 @@ class Track(models.Model):
         Beyond the defaults there is memory for two copies of a checkpoint, and disk for those that a node keeps.
         """
         checkpoint_bytes = self.size.checkpoint_bytes if self.size else 0
+        base_bytes = CUDA_MEMORY_BYTES if matching.parse_labels(tuple(self.needs_labels)).gpus else MEMORY_BYTES
         given = {
             "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
-            "memory_bytes": MEMORY_BYTES * self.config.get("devices", 1) + 2 * checkpoint_bytes,
+            "memory_bytes": base_bytes * self.config.get("devices", 1) + 2 * checkpoint_bytes,
             "disk_bytes": DISK_BYTES + KEPT_ON_NODE * checkpoint_bytes,
             "processes": PROCESSES * self.config.get("devices", 1),
             **{name: value for name, value in self.limits.items() if name not in UPLOAD_LIMITS},
