@@ -92,7 +92,7 @@ def run_parts(parts: Sequence[Part], out: Path, options: argparse.Namespace) -> 
 def run_part(part: Part, out: Path, seconds: float, is_smoke: bool) -> dict[str, Any]:
     """Return the part's record; its log is `OUT/PART.log`."""
     arguments = part.small if is_smoke else part.command
-    cache = {"DAILYTRAIN_CACHE": str(out / "cache"), "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    cache = {"DAILYTRAIN_CACHE": str(out / "cache")}
     started = time.monotonic()
     with (out / f"{part.name}.log").open("wb") as log:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import resource
 import sys
 from pathlib import Path
@@ -36,10 +37,17 @@ def select_device(requested: str, devices: int) -> Literal["cpu", "cuda"]:
     return "cuda"
 
 
-def build_fabric(device: str, devices: int, strategy: str, precision: str, logger: Logger | None) -> Fabric:
-    """Return Fabric, launched for this process's device. Its import takes seconds: check the input first."""
+def configure_allocator(device: str) -> None:
+    """Before the device's first allocation. On a GPU segments grow instead of leaving gaps, which large models need."""
     if device == "cpu":
         keep_freed_memory()
+    else:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def build_fabric(device: str, devices: int, strategy: str, precision: str, logger: Logger | None) -> Fabric:
+    """Return Fabric, launched for this process's device. Its import takes seconds: check the input first."""
+    configure_allocator(device)
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it; no effect on a CPU
     import_fabric()
     from lightning_fabric import Fabric
