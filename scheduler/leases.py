@@ -220,7 +220,9 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
         uploads.attach_files(lease, message.files)
         transitions.fail_job(job, actor, "model", message.reason or "The model failed; its log says more.")
         pool.record_job_success(node)
-    elif lease.limit_exceeded:  # a limit of the site is not the node's fault, and another node would meet it, too
+    elif lease.rejected_bytes is not None and job.entry_id and job.needs_sandbox:  # an entry's own code wrote the file
+        transitions.fail_job(job, actor, "model", f"Its files are too large. {message.reason}")
+    elif uploads.is_limit_too_low(lease):  # another node would meet it, too
         transitions.requeue_job(job, actor, f"{SITE_LIMIT} {message.reason}", counts=False, hold=True)
     else:
         transitions.requeue_job(job, actor, message.reason or "The node could not go on.", counts=True)

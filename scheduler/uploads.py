@@ -19,6 +19,10 @@ from trainer import protocol
 
 MAX_FILES = 256
 """In one message."""
+PLAUSIBLE_FACTOR = 2
+"""A run may need a file that exceeds its computed limit by this factor."""
+MAX_RECORDED_BYTES = 2**62
+"""A node may declare a size that no column holds."""
 
 
 def list_missing_blobs(lease: Lease, message: protocol.BlobQuery) -> protocol.MissingBlobs:
@@ -26,7 +30,7 @@ def list_missing_blobs(lease: Lease, message: protocol.BlobQuery) -> protocol.Mi
 
     A file that only another job has counts as missing: the knowledge of a hash gives no access to a file.
     """
-    with record_exceeded_limit(lease):
+    with record_rejected_size(lease, max((file.size for file in message.files), default=0)):
         check_files(lease.job, message.files)
     uploaded = find_uploaded_blobs(lease.job, message.files)
     return protocol.MissingBlobs(
@@ -84,7 +88,7 @@ def get_upload_allowance(lease: Lease, length: int, partial_bytes: int = 0) -> i
     stored = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
     lease_limit = lease.job.max_lease_bytes or settings.LEASE_MAX_BYTES
     limit = int(min(get_file_limit(lease.job), lease_limit - stored - partial_bytes))
-    with record_exceeded_limit(lease):
+    with record_rejected_size(lease, length):
         if length > limit:
             raise TooLargeError(f"The file has {length:,} bytes, and this lease may upload {max(limit, 0):,} more.")
     return limit
@@ -95,13 +99,25 @@ def get_file_limit(job: Job) -> int:
 
 
 @contextmanager
-def record_exceeded_limit(lease: Lease) -> Iterator[None]:
-    """Record on the lease that a limit of the site rejected a file, so that its node is not blamed."""
+def record_rejected_size(lease: Lease, size: int) -> Iterator[None]:
+    """Record on the lease the size of a file that a limit of the site rejected."""
     try:
         yield
     except TooLargeError:
-        Lease.objects.filter(pk=lease.pk).update(limit_exceeded=True)
+        size = min(max(size, lease.rejected_bytes or 0), MAX_RECORDED_BYTES)
+        Lease.objects.filter(pk=lease.pk).update(rejected_bytes=size)
         raise
+
+
+def is_limit_too_low(lease: Lease) -> bool:
+    """Whether a limit of the site stopped the job and not its node, which may declare any size.
+
+    The size must be plausible for the run, or a second node must have met a limit.
+    """
+    if lease.rejected_bytes is None:
+        return False
+    others = Lease.objects.filter(job=lease.job, rejected_bytes__isnull=False).exclude(node=lease.node)
+    return lease.rejected_bytes <= PLAUSIBLE_FACTOR * get_file_limit(lease.job) or others.exists()
 
 
 @transaction.atomic

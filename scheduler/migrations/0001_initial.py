@@ -122,7 +122,7 @@ class Migration(migrations.Migration):
                 ('outcome', models.CharField(blank=True, help_text='protocol.FinishLease.outcome. A repeat changes nothing.', max_length=8)),
                 ('reason', models.CharField(blank=True, help_text='Why it ended.', max_length=500)),
                 ('spec', models.TextField(blank=True, help_text='The signed protocol.JobSpec. The node may download the files that it names.')),
-                ('limit_exceeded', models.BooleanField(default=False, help_text='A limit of the site rejected a file. The node is not to blame, and the job is held.')),
+                ('rejected_bytes', models.BigIntegerField(blank=True, help_text='Largest size of a file that a limit of the site rejected.', null=True)),
                 ('phase', models.CharField(default='preparing', max_length=12)),
                 ('seconds', models.FloatField(default=0, help_text="Wall time of the job's processes, measured by the agent.")),
                 ('metrics_received', models.IntegerField(default=0)),

@@ -183,8 +183,8 @@ class Lease(models.Model):
         related_name="uploaded_under",
         help_text="Files uploaded under this lease, without superseded checkpoints. They count against its limit.",
     )
-    limit_exceeded = models.BooleanField(
-        default=False, help_text="A limit of the site rejected a file. The node is not to blame, and the job is held."
+    rejected_bytes = models.BigIntegerField(
+        null=True, blank=True, help_text="Largest size of a file that a limit of the site rejected."
     )
     phase = models.CharField(max_length=12, default="preparing")
     seconds = models.FloatField(default=0, help_text="Wall time of the job's processes, measured by the agent.")

@@ -14,6 +14,7 @@ from leaderboard.models import Entry, Run, Season, Track
 from scheduler import checkpoints, storage
 from scheduler.models import Blob, Checkpoint, Job, Lease, Node
 from tests.support.pool import Agent, Work, blob_of, make_job, make_node, reference, sentence
+from trainer import protocol
 
 NIGHT = 93
 """Checkpoints of a night of 23.25 hours, one every 15 minutes."""
@@ -21,6 +22,7 @@ GIB = 1000
 """Bytes that stand for a GiB here."""
 WEIGHTS, OPTIMIZER = 5160, 7780
 """Of the night's model with 1.38 billion parameters: 5.16 and 7.78 GiB."""
+HUGE_FILE = protocol.FileRef(path="model.safetensors", sha256="a" * 64, size=2**60)
 BLOB_MAX, LEASE_MAX = 8 * GIB, 256 * GIB
 
 Upload = Callable[..., None]
@@ -206,6 +208,31 @@ def test_node_refused_by_a_site_limit_is_not_blamed(work: Work, settings: Settin
     job = Job.objects.get()
     assert (job.state, job.failures) == (Job.State.HELD, 0), "another node would meet the limit, too"
     assert "raise it in the track's limits" in job.reason
+    assert Node.objects.get().failures == 0
+
+
+def test_declared_size_that_is_not_plausible_is_counted_until_a_second_node_meets_the_limit(
+    work: Work, settings: Settings
+) -> None:
+    settings.BLOB_MAX_BYTES = 10
+    answer = work.call("/blobs", protocol.BlobQuery(files=(HUGE_FILE,)))
+    assert answer.status_code == 413
+    work.finish("failed", cause="infrastructure", reason=sentence(answer))
+    job = Job.objects.get()
+    assert (job.state, job.failures, Node.objects.get().failures) == (Job.State.QUEUED, 1, 1)
+    second = Agent(make_node("next")[1]).work()
+    answer = second.call("/blobs", protocol.BlobQuery(files=(HUGE_FILE,)))
+    second.finish("failed", cause="infrastructure", reason=sentence(answer))
+    job.refresh_from_db()
+    assert (job.state, job.failures) == (Job.State.HELD, 1)
+
+
+def test_entry_code_that_writes_too_large_files_fails(work: Work, settings: Settings) -> None:
+    settings.BLOB_MAX_BYTES = 10
+    Job.objects.update(entry=storage.store_bytes(b"its code"), needs_sandbox=True)
+    work.finish("failed", cause="infrastructure", reason=sentence(work.put(b"a larger file")))
+    job = Job.objects.get()
+    assert (job.state, job.cause) == (Job.State.FAILED, "model")
     assert Node.objects.get().failures == 0
 
 
