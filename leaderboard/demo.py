@@ -131,7 +131,7 @@ class DemoBuilder:
     def add_graph(self, entry: Entry, data: Mapping[str, Any]) -> TracedGraph:
         """Add the entry's graph the way its smoke job brings it."""
         config = run_queue.get_entry_configuration(entry, self.track)
-        graph = graphs.queue_trace(entry, self.track, config, self.release)
+        graph = graphs.queue_trace(entry, self.track, self.track.season, config, self.release)
         self.finish_job(graph.job, self.scorer, data["seconds"])
         for name, text in data["files"].items():
             blob = storage.store_bytes(text.encode())

@@ -78,18 +78,21 @@ def request_graph(run: Run, config: Mapping[str, Any], release: Blob) -> TracedG
     same = same.filter(config_hash=hash_config(config))
     if run.season.vocabulary_size:  # an earlier smoke test did not know it
         same = same.filter(Q(hash="") | Q(summary__vocabulary_size=run.season.vocabulary_size))
-    return same.last() or queue_trace(entry, run.track, config, release)
+    return same.last() or queue_trace(entry, run.track, run.season, config, release)
 
 
-def queue_trace(entry: Entry, track: Track, config: Mapping[str, Any], release: Blob) -> TracedGraph:
-    """Queue a smoke job. An entry's first one is its smoke test. Further ones, and those of main's code, only trace."""
+def queue_trace(entry: Entry, track: Track, season: Season, config: Mapping[str, Any], release: Blob) -> TracedGraph:
+    """Queue a smoke job for a graph of this season.
+
+    An entry's first one is its smoke test. Further ones, and those of main's code, only trace.
+    """
     job = Job.objects.create(**build_smoke_job(entry, track, release))
     if entry.smoke_job_id is None and not entry.is_own_code:
         Entry.objects.filter(pk=entry.pk, smoke_job=None).update(smoke_job=job)
         entry.smoke_job = job
     settings = {name: value for name, value in config.items() if name != "seed"}
     fields = {"config": settings, "config_hash": hash_config(config), "job": job}
-    return TracedGraph.objects.create(entry=entry, track=track, season=track.season, **fields)
+    return TracedGraph.objects.create(entry=entry, track=track, season=season, **fields)
 
 
 def build_smoke_job(entry: Entry, track: Track, release: Blob) -> dict[str, Any]:

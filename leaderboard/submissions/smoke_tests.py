@@ -61,7 +61,9 @@ def queue_smoke_test(
         entry = rows.get(pk=entry.pk)
         if is_running(entry) or entry.state not in OPEN_STATES:
             return None
-        graph = graphs.queue_trace(entry, entry.track, runs.get_entry_configuration(entry, entry.track), release)
+        track = entry.track
+        config = runs.get_entry_configuration(entry, track)
+        graph = graphs.queue_trace(entry, track, track.season, config, release)
         runs.request_reference(graph, release)
         transition(
             entry,

@@ -19,7 +19,7 @@ from leaderboard.job_handlers.generation import Prompt
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
 from leaderboard.publishing import weights
 from leaderboard.rankings.standings_store import recompute_standings
-from leaderboard.schedule import ladder
+from leaderboard.schedule import ladder, next_season
 from leaderboard.submissions import intake, smoke_tests
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage, transitions
@@ -168,6 +168,19 @@ def test_lost_trace_can_be_retried(waiting_run: Run, node: Node) -> None:
     waiting_run.refresh_from_db()
     assert waiting_run.state == "waiting"
     assert finish_trace(waiting_run).state == "queued"
+
+
+def test_retried_run_of_an_earlier_season_is_traced_once(waiting_run: Run, node: Node) -> None:
+    lease(Job.objects.get(), node)
+    transitions.fail_job(Job.objects.get(), "node:cellar", "infrastructure", "The node was lost.")
+    earlier = waiting_run.season
+    later = Season.objects.create(name="Season 1", active=False, vocabulary_size=512, dataset_hash="e" * 64)
+    next_season.begin_season(later)
+    waiting_run = Run.objects.get(pk=waiting_run.pk)
+    runs.retry_run(waiting_run, actor="mara")
+    assert TracedGraph.objects.filter(problem="").get().season == earlier
+    assert finish_trace(waiting_run).state == "queued"
+    assert Job.objects.filter(kind="smoke").count() == 2
 
 
 def test_failed_smoke_test_of_a_traceable_entry_leaves_the_decision_to_a_maintainer(waiting_run: Run) -> None:
