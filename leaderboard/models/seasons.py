@@ -46,7 +46,8 @@ MOST_MONTHLY = 10
 RUNGS = (1 / 64, 64)
 """Smallest and largest rung, as parts of the budget."""
 
-
+MANIFEST = "manifest.json"
+"""Of a dataset."""
 CAPS = ("parameters", "stored_bytes", "constant_bytes", "source_bytes", "scoring_flops")
 SWARM_SIZES = {"stages", "workers", "minimum"}
 MOST_SEATS = 64
@@ -110,10 +111,18 @@ class Season(models.Model):
     def is_prepared(self) -> bool:
         return bool(self.dataset_hash)
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether nodes can download the dataset. Its manifest is stored last."""
+        return self.files.filter(kind=SeasonFile.Kind.DATASET, path=MANIFEST).exists()
+
     def dataset(self, *splits: str) -> protocol.DatasetPin:
-        """Return the pin of a job that reads these splits of the dataset. The season must be prepared."""
+        """Return the pin of a job that reads these splits of the dataset. The season must be prepared.
+
+        It names no files while the dataset is not stored as a whole: nodes then prepare it.
+        """
         folders = ("", *splits)
-        files = self.files.filter(kind=SeasonFile.Kind.DATASET).select_related("blob")
+        files = self.files.filter(kind=SeasonFile.Kind.DATASET).select_related("blob") if self.is_stored else ()
         return protocol.DatasetPin(
             corpus=self.corpus,
             tokenizer=self.tokenizer,

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Entry, Season, Track
-from leaderboard.models.seasons import SeasonFile, build_caps
+from leaderboard.models.seasons import MANIFEST, SeasonFile, build_caps
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler import storage
@@ -59,7 +59,6 @@ MORE_ARCHITECTURES = {
     "litgpt": ("Pythia, by litgpt", "How far has the baseline come from GPT-NeoX as Pythia trained it?"),
     "nanogpt": ("GPT-2, as nanoGPT writes it", "How far has the baseline come from GPT-2?"),
 }
-MANIFEST = "manifest.json"
 
 
 class SetupError(RuntimeError):
@@ -80,8 +79,7 @@ def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
     Builds nothing if the files are stored. Raises SetupError if the hash differs from the pinned one: then this
     machine's corpus is another one.
     """
-    files = season.files.filter(kind=SeasonFile.Kind.DATASET)
-    if season.is_prepared and files.filter(path=MANIFEST).exists():
+    if season.is_prepared and season.is_stored:
         runs.queue_waiting(season)
         return False
     dataset_hash, vocabulary_size, folder = build_dataset(season, show_progress)

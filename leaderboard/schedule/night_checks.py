@@ -144,9 +144,11 @@ def check_season(night: PlannedNight) -> Finding:
     season = night.track.season
     if not season.is_prepared:
         return missing(f"The dataset of {season} is not prepared. Run manage.py prepare_season --season '{season}'.")
-    files = season.files.select_related("blob")
+    files, store = season.files.select_related("blob"), f"Run manage.py prepare_season --season '{season}'"
     if not files:
-        return unknown(f"Each node prepares {season.corpus} for itself. Run manage.py prepare_season to store it once.")
+        return unknown(f"Each node prepares {season.corpus} for itself. {store} to store it once.")
+    if not season.is_stored:
+        return missing(f"The storage has only a part of {season}, which no node downloads. {store} to continue.")
     if settings.S3_BUCKET:
         return ok(f"{season}: dataset {season.dataset_hash[:12]}, {len(files)} files in the bucket.")
     if lost := [file.path for file in files if not default_storage.exists(file.blob.name)]:

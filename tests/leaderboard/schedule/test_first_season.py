@@ -120,6 +120,10 @@ def test_prepared_files_are_stored_once_and_each_job_gets_its_splits(dictionary:
     blob = Blob.objects.get(pk=scoring["test/documents.jsonl"].sha256)
     assert storage.read_blob(blob).count(b"\n") > 0
     assert not storage.delete_unreferenced_blob(blob.sha256)
+    season.files.filter(path="train/00000.bin").delete()
+    season.files.filter(path="manifest.json").delete()
+    assert season.dataset("test").files is None, "a part of the dataset is stored"
+    say("prepare_season", verbosity=0)
     (small_corpus / "another.txt").write_text("Stored files do not change with the corpus. " * 20)
     say("prepare_season", verbosity=0)
     assert season.dataset("test").files == tuple(scoring.values())

@@ -114,6 +114,9 @@ def test_season_check_without_dataset_is_missing(track: Track) -> None:
     assert find(track, "Season")[0] == "cannot tell", "nodes prepare it"
     shard = storage.store_bytes(b"2 bytes a token")
     SeasonFile.objects.create(season=track.season, kind="dataset", path="train/00000.bin", blob=shard)
+    assert find(track, "Season")[1].startswith("The storage has only a part of Season 0")
+    manifest = storage.store_bytes(b"{}")
+    SeasonFile.objects.create(season=track.season, kind="dataset", path="manifest.json", blob=manifest)
     assert find(track, "Season")[0] == "ok"
     default_storage.delete(shard.name)
     assert find(track, "Season")[1].startswith("The storage lacks 1 files of Season 0, first train/00000.bin.")
