@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.db import transaction
 from django.utils import timezone
 
@@ -15,18 +17,28 @@ from scheduler.models import Event
 def create_season(name: str, corpus: str, tokenizer: str, limit_bytes: int | None) -> Season:
     """Return the season with these values, which becomes current in `begin_season`. A repeated request returns it.
 
-    Raises SetupError if another season has this name, and ValidationError.
+    Raises SetupError if another season has this name or this one is over, and ValidationError.
     """
     fields = {"corpus": corpus, "tokenizer": tokenizer, "limit_bytes": limit_bytes}
     season = Season.objects.filter(name=name).first()
     if season is not None:
         if any(getattr(season, field) != value for field, value in fields.items()):
             raise SetupError(f"There is another season named {name!r}: {season.corpus}, {season.tokenizer}.")
+        if ended_at := get_end(season):
+            raise SetupError(f"{season} ended on {ended_at:%-d %b %Y}; choose another name.")
         return season
     season = Season(name=name, active=False, **fields)
     season.full_clean()
     season.save()
     return season
+
+
+def get_end(season: Season) -> datetime | None:
+    """Return when the next season began; None for a season that is current or has not begun."""
+    if not (season.active or season.runs.exists()):
+        return None
+    later = Season.objects.filter(active=True, started_at__gt=season.started_at).order_by("started_at").first()
+    return later.started_at if later else None
 
 
 @transaction.atomic

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
@@ -63,6 +64,17 @@ def test_next_season_takes_over_tracks_and_starts_ladder_of_newest_main(
     assert "0 tracks continue" in create_season("Season 1", *arguments)
     with pytest.raises(CommandError, match="There is another season named 'Season 1'"):
         create_season("Season 1", "--corpus", corpus, "--tokenizer", "bpe:400")
+
+
+def test_season_that_is_over_is_refused_and_tracks_stay_in_the_current_one(track: Track, corpus: str) -> None:
+    arguments = ["--corpus", corpus, "--tokenizer", "bpe:300"]
+    create_season("Season 1", *arguments)
+    create_season("Season 2", *arguments)
+    Season.objects.filter(name="Season 2").update(started_at=datetime(2027, 2, 3, tzinfo=UTC))
+    with pytest.raises(CommandError, match=r"^Season 1 ended on 3 Feb 2027; choose another name\.$"):
+        create_season("Season 1", *arguments)
+    track.refresh_from_db()
+    assert track.season.name == "Season 2"
 
 
 def test_season_stays_the_current_one_until_the_next_is_prepared(track: Track, corpus: str) -> None:
