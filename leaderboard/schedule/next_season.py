@@ -8,7 +8,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from leaderboard import runs
-from leaderboard.models import Entry, Season, Track
+from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.schedule import ladder
 from leaderboard.schedule.first_season import SetupError
 from scheduler.models import Event
@@ -45,7 +45,8 @@ def get_end(season: Season) -> datetime | None:
 def begin_season(season: Season) -> list[Track]:
     """Make a prepared season the current one and return the tracks that it takes over. Idempotent.
 
-    Its baseline is the newest `main` of the season before. Finished and queued runs keep their season.
+    Its baseline is the newest `main` with a scored run in the season before. Finished and queued runs keep their
+    season.
     """
     previous = Season.objects.current()
     if previous == season:
@@ -54,7 +55,8 @@ def begin_season(season: Season) -> list[Track]:
     if previous is not None:
         season.caps = previous.caps
         mains = Entry.objects.approved().filter(kind=Entry.Kind.MAIN, track__season=previous)
-        season.baseline = mains.order_by("-pk").first() or previous.baseline
+        scored = Run.objects.filter(season=previous, state=Run.State.FINISHED, bits_per_byte__isnull=False)
+        season.baseline = mains.filter(runs__in=scored).order_by("-pk").first() or previous.baseline
     season.save()
     tracks = list(Track.objects.filter(season=previous)) if previous is not None else []
     for track in tracks:

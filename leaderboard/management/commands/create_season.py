@@ -18,7 +18,7 @@ from trainer.errors import UserError
 class Command(BaseCommand):
     help = (
         "Prepare the dataset of a new season and store it for nodes. Then make it the current season: all tracks of "
-        "the season before continue in it with the newest main as baseline. After an interruption, run it again."
+        "the season before continue in it with the newest scored main as baseline. After an interruption, run it again."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

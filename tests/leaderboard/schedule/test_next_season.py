@@ -12,7 +12,9 @@ from django.test import Client
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.schedule import next_season
 from leaderboard.submissions import intake
-from tests.leaderboard.conftest import Repository
+from scheduler.models import Node
+from tests.leaderboard.conftest import Repository, finish
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 
@@ -37,8 +39,8 @@ def enter_main(main: Repository, track: Track) -> Entry:
     return entry
 
 
-def test_next_season_takes_over_tracks_and_starts_ladder_of_newest_main(
-    track: Track, main: Repository, corpus: str
+def test_next_season_takes_over_tracks_and_starts_ladder_of_newest_scored_main(
+    track: Track, main: Repository, corpus: str, node: Node
 ) -> None:
     first = track.season
     first.baseline, first.caps, track.ladder = enter_main(main, track), {"parameters": 5e6}, {"rungs": [1], "seeds": 2}
@@ -46,6 +48,9 @@ def test_next_season_takes_over_tracks_and_starts_ladder_of_newest_main(
     track.save()
     main.commit("Faster", {"trainer/models/gpt.py": "x = 1\n"})
     newest = enter_main(main, track)
+    finish(scene.run(newest, state=Run.State.QUEUED), node)
+    main.commit("Not trained yet", {"trainer/models/gpt.py": "x = 2\n"})
+    enter_main(main, track)
     before = set(Run.objects.values_list("pk", "season"))
     arguments = ["--corpus", corpus, "--tokenizer", "bpe:300", "--tokens", "1M"]
     assert "1 tracks continue in it; 2 runs" in create_season("Season 1", *arguments)
