@@ -86,7 +86,8 @@ def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
     if season.dataset_hash and dataset_hash != season.dataset_hash:
         raise SetupError(
             f"{season.corpus} gives dataset {dataset_hash[:12]} here, but {season} is pinned to "
-            f"{season.dataset_hash[:12]}. Use the earlier Python version and corpus, or create a new season."
+            f"{season.dataset_hash[:12]}. The corpus or the release has changed since: restore it, or create a new "
+            "season."
         )
     store_dataset(season, folder)
     with transaction.atomic():

@@ -29,7 +29,14 @@ from rich.console import Console
 
 from trainer.data.corpora import Document, find_corpus
 from trainer.data.errors import DamagedDatasetError, DatasetError
-from trainer.data.preparation import FORMAT, FORMAT_WITH_PROMPTS, MANIFEST, build_dataset, compute_content_hash
+from trainer.data.preparation import (
+    FORMAT,
+    FORMAT_WITH_PROMPTS,
+    MANIFEST,
+    PREPARATION_VERSION,
+    build_dataset,
+    compute_content_hash,
+)
 from trainer.data.shards import Shard, TokenStream, get_token_dtype
 from trainer.data.tokenization import SPLITS
 from trainer.data.tokenizer import Tokenizer
@@ -189,6 +196,7 @@ def _lock(target: Path, console: Console) -> Iterator[None]:
 def _compute_cache_key(corpus: str, fingerprint: dict[str, Any], spec: TokenizerSpec, limit_bytes: int | None) -> str:
     request = {
         "format": FORMAT,
+        "preparation": PREPARATION_VERSION,
         "corpus": [corpus, fingerprint],
         "tokenizer": spec.tokenizer.sha256 if spec.tokenizer else [spec.text, tokenizers.__version__],
         "limit_bytes": limit_bytes,

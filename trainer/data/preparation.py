@@ -31,6 +31,9 @@ from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 
 FORMAT = 1
 FORMAT_WITH_PROMPTS = 2  # format of a dataset in which some documents begin with a prompt
+PREPARATION_VERSION = 1
+"""Part of the cache's key. Increase it when the same request would give other bytes (`SAMPLE_BYTES`, `SHARD_TEXT`,
+splits), or when the files of a temporary folder change."""
 MANIFEST = "manifest.json"
 REQUEST = "request.json"  # what a temporary folder is for
 SAMPLE_BYTES = 2 << 10  # bytes of text per entry of a tokenizer to train it on, spread over the train split

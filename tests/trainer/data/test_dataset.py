@@ -113,6 +113,12 @@ def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.Monkey
     assert [dataset.folder for dataset in prepared] == [dataset.folder for dataset in again]
 
 
+def test_dataset_of_another_preparation_is_not_reused(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = prepare_dataset(f"files:{books}", "bpe:300")
+    monkeypatch.setattr("trainer.data.dataset.PREPARATION_VERSION", 0)
+    assert prepare_dataset(f"files:{books}", "bpe:300").folder != before.folder
+
+
 def test_changed_file_gives_another_dataset(books: Path) -> None:
     before = prepare_dataset(f"files:{books}", "bpe:300")
     path, times = books / "07.txt", (books / "07.txt").stat()

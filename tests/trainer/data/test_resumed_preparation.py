@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.paths import REPOSITORY
-from trainer.data import preparation, tokenization
+from trainer.data import dataset, preparation, tokenization
 from trainer.data.corpora.document import Document
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.errors import CorpusError
@@ -89,10 +90,18 @@ def test_preparation_stopped_while_reading_continues_at_saved_position(
     with pytest.raises(CorpusError):
         prepare_dataset(corpus, "bpe:300", tmp_path / "out")
     added.clear()
+    begun = tmp_path / ".begun"
+    shutil.copytree(tmp_path / ".out.preparing", begun)
     resumed: Dataset = prepare_dataset(corpus, "bpe:300", tmp_path / "out")
     assert added == [f"pages.jsonl:{number}" for number in range(41, 61)]
     assert resumed.hash == whole.hash
     assert (tmp_path / "pages.jsonl").read_text() == lines
+    monkeypatch.setattr(dataset, "PREPARATION_VERSION", dataset.PREPARATION_VERSION + 1)
+    begun.rename(tmp_path / ".later.preparing")
+    added.clear()
+    with pytest.raises(CorpusError):  # at the 41st document again
+        prepare_dataset(corpus, "bpe:300", tmp_path / "later")
+    assert added[0] == "pages.jsonl:1", "another release begins anew"
 
 
 def test_spool_repeated_text_is_added_once(tmp_path: Path) -> None:
