@@ -55,7 +55,7 @@ def ensure_dataset(job: Job, pin: DatasetPin) -> Path:
 def download_dataset(job: Job, dataset_hash: str, files: Sequence[FileRef], folder: Path) -> None:
     """Download what is missing. A file that an earlier job left unfinished continues where it broke off."""
     missing = [(file, folder / parse_relative_path(file.path)) for file in files]
-    missing = [(file, target) for file, target in missing if not target.is_file()]
+    missing = [(file, target) for file, target in missing if not is_complete(file, target)]
     if missing:
         size = sum(file.size for file, _ in missing)
         job.log(f"downloading its data: {len(missing)} files, {size / 1e6:,.0f} MB; this happens once.")
@@ -63,10 +63,16 @@ def download_dataset(job: Job, dataset_hash: str, files: Sequence[FileRef], fold
         job.check_stop()
         partial = target.with_name(f".{target.name}.partial")
         job.download(file, partial)
-        partial.rename(target)
+        with partial.open("rb") as content:
+            os.fsync(content.fileno())  # otherwise a power failure could leave a shorter file under the final name
+        partial.replace(target)
     if read_dataset_hash(folder) != dataset_hash:
         shutil.rmtree(folder, ignore_errors=True)
         raise JobFailedError("The files of the dataset are not those of the hash that the job names.")
+
+
+def is_complete(file: FileRef, target: Path) -> bool:
+    return target.is_file() and target.stat().st_size == file.size
 
 
 def prepare_and_verify(job: Job, pin: DatasetPin, folder: Path) -> None:

@@ -89,6 +89,9 @@ def test_published_dataset_is_downloaded_once_and_not_prepared(site: SmallSite, 
     orders = [protocol.TrainOrder(dataset=pin, config={"steps": 20}) for _ in range(2)]
     leases = [site.add(build_job(site, order)) for order in orders]
     site.fault("down", f"blobs/{files[2].sha256}", times=2)
+    truncated = node.home / "datasets" / HASH / files[3].path
+    truncated.parent.mkdir(parents=True)
+    truncated.write_bytes(b"d")
     node.start()
     for lease in leases:
         finish = wait_until_finished(site, lease).finish
