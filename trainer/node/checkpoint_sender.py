@@ -64,8 +64,9 @@ class CheckpointSender(BackgroundSender):
                 if checkpoint is None:
                     continue
                 self._send(*checkpoint)
+                self._sent_at = started
                 log.info("The checkpoint of step %s is with the server.", step)
-            self._last_step, self._sent_at = step, started
+            self._last_step = step
             self._remove_old()
             return True
         return False
