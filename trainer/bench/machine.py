@@ -8,6 +8,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from trainer.accounting.cores import count_cores
+
 PACKAGES = ("torch", "litgpt", "dailytrain")
 
 
@@ -16,7 +18,7 @@ def describe_machine(device: str, threads: int) -> dict[str, Any]:
     return {
         "device": device,
         "processor": find_processor_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": count_cores(),
         "threads": threads,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "platform": platform.platform(),

@@ -15,9 +15,9 @@ from typing import Any
 
 from rich.console import Console
 
+from trainer.accounting.cores import count_cores
 from trainer.cli.multiplier import UNITS, print_table
 from trainer.cli.parser import Parser
-from trainer.config.resolve import count_cores
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.errors import ExitCode, print_error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,11 +174,6 @@ def choose_gpu_batch(budget: Budget, sequence_length: int) -> int:
 
 def find_largest_divisor(number: int, limit: int) -> int:
     return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
-
-
-def count_cores() -> int:
-    """Return the CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def serialize_config(config: TrainConfig, resolved: ResolvedConfig) -> dict[str, Any]:

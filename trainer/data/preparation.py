@@ -23,7 +23,7 @@ from trainer.data import splits
 from trainer.data.corpora import Corpus
 from trainer.data.errors import DatasetError, UnsuitableCorpusError
 from trainer.data.progress import show_phase
-from trainer.data.shards import FileWriter, get_token_dtype
+from trainer.data.shards import get_token_dtype, write_file
 from trainer.data.spool import Spool, SpoolWriter
 from trainer.data.tokenization import SPLITS, Row, ShardTask, plan_shards, tokenize_shards
 from trainer.data.tokenizer import Tokenizer, train_bpe
@@ -88,8 +88,7 @@ def _write_dataset(
         spool, assignment = _assign_splits(documents, work / "pieces")
     if not (folder / "tokenizer.json").exists():
         tokenizer = spec.tokenizer or _train_tokenizer(spool, assignment, spec, console)
-        tokenizer.save(work / "tokenizer.json")
-        (work / "tokenizer.json").rename(folder / "tokenizer.json")
+        tokenizer.save(folder / "tokenizer.json")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     with Spool(spool) as reader:
         lengths = reader.lengths
@@ -108,9 +107,7 @@ def _write_dataset(
         "splits": {split: _describe_split(split, tasks, rows) for split in SPLITS},
     }
     manifest["hash"] = compute_content_hash(manifest)
-    with FileWriter(folder / MANIFEST) as writer:
-        writer.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
-        writer.finish()
+    write_file(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def _describe_split(split: str, tasks: list[ShardTask], rows: dict[str, Row]) -> dict[str, Any]:

@@ -50,6 +50,15 @@ class FileWriter:
         return self._digest.hexdigest()
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, also if the power fails."""
+    partial = path.with_name(f".{path.name}.partial")
+    with FileWriter(partial) as writer:
+        writer.write(data)
+        writer.finish()
+    partial.replace(path)
+
+
 class Shard:
     """The tokens of one file, read on demand: `shard[start:stop]` returns an array.
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.corpora.document import Document
+from trainer.data.shards import write_file
 
 RECORD = np.dtype(
     [("offset", "<u8"), ("id_length", "<u4"), ("length", "<u8"), ("prompt_length", "<u8"), ("key", "<u8")]
@@ -78,12 +79,7 @@ class SpoolWriter:
             stream.flush()
             os.fsync(stream.fileno())
         state = {"documents": self._documents, "end": self._end, "position": position, "complete": complete}
-        partial = self._state_path.with_suffix(".partial")
-        with partial.open("w") as stream:
-            json.dump(state, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(self._state_path)
+        write_file(self._state_path, json.dumps(state).encode())
 
 
 def _open_at(path: Path, size: int) -> Any:

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from trainer.accounting.cores import count_cores
 from trainer.data import splits
 from trainer.data.corpora import Document
 from trainer.data.errors import DatasetError
 from trainer.data.progress import ProgressPhase, show_phase
-from trainer.data.shards import PROMPT_BIT, FileWriter
+from trainer.data.shards import PROMPT_BIT, FileWriter, write_file
 from trainer.data.spool import Spool
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
@@ -75,7 +76,7 @@ def tokenize_shards(
     _remove_unfinished(folder, rows)
     left = [task for task in tasks if task.path not in rows]
     total, size = sum(task.size for task in tasks), sum(task.size for task in left)
-    workers = min(len(os.sched_getaffinity(0)), len(left)) if size >= PARALLEL_TEXT else 1
+    workers = min(count_cores(), len(left)) if size >= PARALLEL_TEXT else 1
     with show_phase(console, "Tokenizing", total, total - size) as phase, journal.open("a") as lines:
         arguments = (folder, spool, dtype)
         finished = (
@@ -97,7 +98,7 @@ def _read_journal(journal: Path) -> dict[str, Row]:
         except ValueError:  # the line that was being written
             break
         rows[row["path"]] = row
-    journal.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    write_file(journal, "".join(json.dumps(row) + "\n" for row in rows.values()).encode())
     return rows
 
 

@@ -23,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainer.data.errors import TokenizerError, describe_exception
 from trainer.data.fast_encoder import build_fast_encoder
+from trainer.data.shards import write_file
 from trainer.data.tokenizer_names import check_vocabulary_size
 
 WORLD_PREFIX = b'{"model": {"type": "World"}'  # the first bytes of a saved `trainer.data.world.WorldTokenizer`
@@ -110,8 +111,8 @@ class Tokenizer:
         return self._lengths.copy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file with this tokenizer's sha256."""
-        Path(path).write_bytes(self._content)
+        """Write the file with this tokenizer's sha256, whole or not at all."""
+        write_file(Path(path), self._content)
 
 
 def train_bpe(texts: Iterable[str], vocabulary_size: int, progress: bool = False) -> Tokenizer:

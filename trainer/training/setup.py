@@ -9,8 +9,9 @@ import torch
 from rich.console import Console
 
 from trainer.accounting import flops
+from trainer.accounting.cores import count_cores
 from trainer.checkpoint.base_weights import choose_vocabulary_size, find_base_checkpoint
-from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_limit, count_cores, resolve_config
+from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_limit, resolve_config
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, TrainConfig
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order

@@ -113,6 +113,13 @@ def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.Monkey
     assert [dataset.folder for dataset in prepared] == [dataset.folder for dataset in again]
 
 
+def test_preparation_without_processor_affinity_succeeds(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.setattr(tokenization, "PARALLEL_TEXT", 0)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    prepare_dataset(f"files:{books}", "bpe:300").verify()
+
+
 def test_dataset_of_another_preparation_is_not_reused(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = prepare_dataset(f"files:{books}", "bpe:300")
     monkeypatch.setattr("trainer.data.dataset.PREPARATION_VERSION", 0)

@@ -15,7 +15,7 @@ from tests.support.paths import REPOSITORY
 from trainer.data import dataset, preparation, tokenization
 from trainer.data.corpora.document import Document
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.data.errors import CorpusError
+from trainer.data.errors import CorpusError, DatasetError
 from trainer.data.spool import Spool, SpoolWriter
 
 PREPARE = """
@@ -102,6 +102,29 @@ def test_preparation_stopped_while_reading_continues_at_saved_position(
     with pytest.raises(CorpusError):  # at the 41st document again
         prepare_dataset(corpus, "bpe:300", tmp_path / "later")
     assert added[0] == "pages.jsonl:1", "another release begins anew"
+
+
+@pytest.mark.parametrize("name", ["spool/shards.jsonl", "tokenizer.json", "manifest.json"])
+def test_file_that_cannot_be_flushed_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As if the power failed while it was written."""
+    corpus, partial, fsync = write_pages(tmp_path, 60), tmp_path / ".out.preparing", os.fsync
+    interrupted = tmp_path / "interrupted"
+
+    def fail_at(descriptor: int) -> None:
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if interrupted.exists() and file.name == f".{Path(name).name}.partial":
+            raise OSError("no power")
+        fsync(descriptor)
+
+    interrupted.touch()
+    monkeypatch.setattr(os, "fsync", fail_at)
+    with pytest.raises(DatasetError):
+        prepare_dataset(corpus, "bpe:300", tmp_path / "out")
+    assert not (partial / name).exists()
+    interrupted.unlink()
+    prepare_dataset(corpus, "bpe:300", tmp_path / "out").verify()
 
 
 def test_spool_repeated_text_is_added_once(tmp_path: Path) -> None:
