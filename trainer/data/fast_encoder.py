@@ -8,6 +8,7 @@ bytes of each token into that one token: up to the rank of a token its bytes are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,9 @@ from tokenizers import pre_tokenizers
 
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 """GPT-2's words as tiktoken writes them. Both libraries put every Unicode character into the same class."""
+LONG_SPACE = 1 << 19
+"""Characters of white space in a row that are left to `backend`: tiktoken panics at a million before a word."""
+LONG_SPACE_PATTERN = re.compile(rf"(?<!\s)\s{{{LONG_SPACE}}}")
 PLAIN_MODEL = {"type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False, "ignore_merges": False}
 
 
@@ -31,7 +35,7 @@ def build_fast_encoder(
         import tiktoken
     except ImportError:  # a node with an older environment
         return None
-    model, splitter = spec["model"], spec["pre_tokenizer"]
+    model, splitter = spec["model"], spec.get("pre_tokenizer") or {}
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for token, index in model["vocab"].items() if set(token) <= alphabet}
     added = backend.get_added_tokens_decoder()
@@ -50,4 +54,11 @@ def build_fast_encoder(
     if any([part.id for part in backend.model.tokenize(token)] != [index] for token, index in vocabulary.items()):
         return None
     ranks = {to_bytes(token): index for token, index in vocabulary.items()}
-    return tiktoken.Encoding("dataset", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+    encoding = tiktoken.Encoding("dataset", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+    def encode(text: str) -> list[int]:
+        if len(text) >= LONG_SPACE and LONG_SPACE_PATTERN.search(text):
+            return backend.encode(text, add_special_tokens=False).ids
+        return encoding.encode_ordinary(text)
+
+    return encode

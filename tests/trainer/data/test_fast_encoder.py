@@ -41,6 +41,13 @@ def test_random_text_has_same_ids(encoders: tuple[Encode, Encode], text: str) ->
     assert fast(text) == library(text)
 
 
+@pytest.mark.parametrize("space", [" ", "\n"])
+def test_million_spaces_before_a_word_have_same_ids(encoders: tuple[Encode, Encode], space: str) -> None:
+    fast, library = encoders
+    text = "a" + space * 1_000_000 + "b"
+    assert fast(text) == library(text)
+
+
 @pytest.mark.skipif(not (GPT2.is_dir() and GUTENBERG.is_file()), reason=f"GPT-2 or Gutenberg is not in {DATA}")
 @pytest.mark.slow
 def test_books_have_same_ids_with_gpt2() -> None:
@@ -81,3 +88,4 @@ def test_encoder_pattern_or_normalizer_of_another_kind_is_refused() -> None:
     assert build_from_merges(["a b"], normalizer={"type": "NFC"}) is None
     whole = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False, "type": "ByteLevel"}
     assert build_from_merges(["a b"], pre_tokenizer=whole) is None
+    assert build_from_merges(["a b"], pre_tokenizer=None) is None
