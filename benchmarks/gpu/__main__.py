@@ -1,7 +1,8 @@
 """Run the parts that are not done yet and print the table of expected and measured figures.
 
 A part's record is `OUT/PART.json` with its log beside it; a record of a part that succeeded is kept, so an interrupted
-benchmark goes on where it stopped. `OUT/table.md` is the table for `benchmarks/results`.
+benchmark goes on where it stopped. `OUT/table.md` is the table for `benchmarks/results`. With `--smoke` all files are
+in `OUT/smoke`, since a benchmark on a GPU must not use the small dataset.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import datetime
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -39,7 +41,7 @@ COLUMNS = ("part", "figure", "expected", "measured", "verdict")
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if every part has succeeded."""
     options = parse_arguments(argv)
-    out = options.out.resolve()
+    out = options.out.resolve() / ("smoke" if options.smoke else "")
     parts = [part for part in list_parts(out) if not options.only or part.name in options.only]
     if options.wheels:
         sys.stdout.write(" ".join(list_wheels()) + "\n")
@@ -95,14 +97,7 @@ def run_part(part: Part, out: Path, seconds: float, is_smoke: bool) -> dict[str,
     cache = {"DAILYTRAIN_CACHE": str(out / "cache")}
     started = time.monotonic()
     with (out / f"{part.name}.log").open("wb") as log:
-        try:
-            command = [sys.executable, *arguments]
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=log, timeout=seconds, env=os.environ | cache, check=False
-            )
-            code, printed = done.returncode, done.stdout.decode(errors="replace")
-        except subprocess.TimeoutExpired as error:
-            code, printed = -1, (error.stdout or b"").decode(errors="replace")
+        code, printed = run_process_group([sys.executable, *arguments], log, seconds, os.environ | cache)
         log.write(printed.encode())
     return {
         "command": shlex.join(["python", *arguments]),
@@ -112,6 +107,22 @@ def run_part(part: Part, out: Path, seconds: float, is_smoke: bool) -> dict[str,
         "code": code,
         "content": parse_content(printed),
     }
+
+
+def run_process_group(
+    command: Sequence[str], log: IO[bytes], seconds: float, environment: Mapping[str, str]
+) -> tuple[int, str]:
+    """Return exit code and standard output. After `seconds` kill the command and all that it started: code -1."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True)
+    try:
+        printed = process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return -1, process.communicate()[0].decode(errors="replace")
+    except BaseException:  # Ctrl-C reaches this process only
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, printed.decode(errors="replace")
 
 
 def parse_content(printed: str) -> dict[str, Any]:
@@ -138,7 +149,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def is_done(record: dict[str, Any] | None, is_smoke: bool) -> bool:
-    """Whether the part succeeded at this size. pytest exits with 5 where no test is selected."""
+    """Whether the part succeeded at this size."""
     return record is not None and record["code"] == 0 and record["smoke"] == is_smoke
 
 
