@@ -228,14 +228,14 @@ def get_limit_columns(run: Run) -> dict[str, Any]:
 def get_upload_seconds(run: Run) -> float | None:
     """Return the shortest time between two uploads of the run's checkpoints; None: each is uploaded.
 
-    A track with releases gets a checkpoint for each mark, whatever it takes.
+    With releases it is half the spacing of their marks at most, since a release is the first checkpoint after its mark.
     """
     checkpoint_bytes = run.track.get_checkpoint_bytes(run.graph.summary.get("parameters", 0) if run.graph else 0)
     if not checkpoint_bytes:
         return None
     seconds = compute_upload_seconds(checkpoint_bytes, run.expected_seconds)
     if run.track.releases:
-        seconds = min(seconds, run.expected_seconds * run.track.releases / 100)
+        seconds = min(seconds, run.expected_seconds * run.track.releases / 200)
     return seconds if seconds > get_checkpoint_seconds(run) else None
 
 

@@ -143,7 +143,9 @@ def check_main(night: PlannedNight) -> Finding:
 def check_season(night: PlannedNight) -> Finding:
     season = night.track.season
     if not season.is_prepared:
-        return missing(f"The dataset of {season} is not prepared. Run manage.py prepare_season --season '{season}'.")
+        return missing(
+            f"The dataset of {season} is not prepared. Run manage.py create_season, which takes over tracks."
+        )
     files, store = season.files.select_related("blob"), f"Run manage.py prepare_season --season '{season}'"
     if not files:
         return unknown(f"Each node prepares {season.corpus} for itself. {store} to store it once.")
@@ -167,7 +169,7 @@ def check_text(night: PlannedNight) -> Finding:
     if there * MOST_EPOCHS < needed:
         return missing(
             f"{season} has about {there:.1e} tokens, and the night reads at least {needed:.1e}: more than "
-            f"{MOST_EPOCHS} times each. Create a season with a larger corpus."
+            f"{MOST_EPOCHS} times each. Run manage.py create_season with a larger corpus."
         )
     return ok(f"About {there:.1e} tokens, for a night that reads {needed:.1e}.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -37,10 +36,11 @@ def build_wheel() -> Path:
         command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", temporary]
         subprocess.run(command, cwd=settings.BASE_DIR, check=True, capture_output=True, text=True)
         [built] = Path(temporary).glob("*.whl")
-        for old in folder.glob("*.whl"):
-            if old.name != built.name:
-                old.unlink()
-        return Path(shutil.move(built, folder / built.name))
+        wheel = built.replace(folder / built.name)
+    for old in folder.glob("*.whl"):
+        if old != wheel:
+            old.unlink()
+    return wheel
 
 
 def find_wheel() -> Wheel | None:

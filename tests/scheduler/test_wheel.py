@@ -47,6 +47,23 @@ def test_wheel_of_same_checkout_has_same_bytes(wheel: Wheel) -> None:
     assert find_wheel() == wheel
 
 
+def test_new_wheel_is_served_before_the_old_one_is_deleted(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.WHEELS, unlink, served = tmp_path, Path.unlink, list[int]()
+    old = tmp_path / "dailytrain-0.0.0-py3-none-any.whl"
+    old.write_bytes(b"an old wheel")
+
+    def record(path: Path, missing_ok: bool = False) -> None:
+        served.append(len(list(tmp_path.glob("*.whl"))))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", record)
+    built = build_wheel()
+    assert served == [2]
+    assert list(tmp_path.iterdir()) == [built]
+
+
 def test_served_wheel_has_the_named_hash_and_signature(client: Client, wheel: Wheel) -> None:
     answer = client.get(f"/download/{wheel.path.name}")
     content = b"".join(answer.streaming_content)  # type: ignore[attr-defined]

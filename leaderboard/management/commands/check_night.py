@@ -12,8 +12,8 @@ from leaderboard.models import Track
 from leaderboard.schedule.night_checks import check_next_night
 
 NO_TRACK = (
-    "No track has nightly runs. Run manage.py prepare_season, then manage.py create_track night-h100; "
-    "manage.py bootstrap_site --superuser NAME creates an account for the admin."
+    "No track has nightly runs. Run manage.py create_season, manage.py create_track night-h100 and "
+    "manage.py join_token --trusted, then manage.py check_night."
 )
 
 

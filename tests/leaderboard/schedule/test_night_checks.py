@@ -108,7 +108,7 @@ def test_season_check_without_dataset_is_missing(track: Track) -> None:
     Season.objects.update(dataset_hash="")
     assert find(track, "Season") == (
         "missing",
-        "The dataset of Season 0 is not prepared. Run manage.py prepare_season --season 'Season 0'.",
+        "The dataset of Season 0 is not prepared. Run manage.py create_season, which takes over tracks.",
     )
     Season.objects.update(dataset_hash="d" * 64)
     assert find(track, "Season")[0] == "cannot tell", "nodes prepare it"
@@ -318,7 +318,7 @@ def test_command_without_track_checks_nightly_tracks(ready: Track, output: Strin
     call_command("check_night", stdout=output)
     assert output.getvalue().startswith("Small\n")
     Track.objects.update(nightly=False)
-    with pytest.raises(CommandError, match=r"^No track has nightly runs\. Run manage\.py prepare_season"):
+    with pytest.raises(CommandError, match=r"^No track has nightly runs\. Run manage\.py create_season, "):
         call_command("check_night")
 
 
@@ -331,7 +331,7 @@ def test_page_shows_checks_to_maintainers_only(ready: Track, client: Client, mai
     Season.objects.update(dataset_hash="")
     page = client.get(address).content.decode()
     assert "The night would fail." in page
-    assert "Run manage.py prepare_season" in page
+    assert "Run manage.py create_season" in page
 
 
 def test_calendar_names_what_the_night_lacks(ready: Track, client: Client) -> None:
