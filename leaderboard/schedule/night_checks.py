@@ -23,11 +23,11 @@ from leaderboard.models import Run, Track
 from leaderboard.schedule import calendar, ladder, nightly
 from leaderboard.schedule.planned_night import PlannedNight
 from scheduler import checkpoints, estimates, node_slots
-from scheduler.matching import describe_needs, parse_labels
+from scheduler.matching import MODEL_LABEL, describe_needs, parse_labels
 from scheduler.models import Checkpoint, Node
 from scheduler.release.wheel import find_wheel
 from trainer.accounting.budget import Budget
-from trainer.accounting.peak_flops import PEAK_FLOPS, lookup_peak_flops
+from trainer.accounting.peak_flops import PEAK_FLOPS, find_slowest_flops
 
 NIGHTS = 30
 BEAT_SILENCE = timedelta(minutes=10)
@@ -105,9 +105,9 @@ def check_schedule(night: PlannedNight) -> Finding:
         return missing("The track has no nightly run. Mark it as nightly in the admin.")
     if not night.track.season.active:
         return missing(f"{night.track.season} is not active. Activate it in the admin, or move the track.")
-    if night.departure is None:
+    if night.due_at is None:
         return missing("No nightly run is scheduled. Run manage.py install_schedule; enable the task in the admin.")
-    return ok(f"Due {format_time(night.departure)}.")
+    return ok(f"Due {format_time(night.due_at)}.")
 
 
 def format_time(at: datetime) -> str:
@@ -183,15 +183,21 @@ def estimate_tokens(track: Track) -> float | None:
 
 
 def estimate_flops(track: Track) -> float | None:
-    """Return the training FLOPs of a track's budget; of a time, at least: by the slowest GPU that its labels allow."""
+    """Return the training FLOPs of a track's budget; None if unknown.
+
+    Of a time, at least: on as many of the slowest GPUs of the model in its labels as a run uses. The slowest of all
+    where they name no known model.
+    """
     budget = Budget.parse(track.budget)
     if budget.kind == "flops":
         return budget.amount
     needs = parse_labels(tuple(track.needs_labels))
-    named = [peak for name in needs.names if (peak := lookup_peak_flops(name.rpartition("x")[2].upper()))]
+    models = (match[2] if (match := MODEL_LABEL.fullmatch(name)) else name for name in needs.names)
+    named = [peak for model in models if (peak := find_slowest_flops(model))]
     if budget.kind != "seconds" or not (needs.gpus or named):
         return None
-    return MFU * budget.amount * max(named, default=min(PEAK_FLOPS.values()))
+    devices: int = track.config.get("devices", 1)
+    return MFU * budget.amount * devices * max(named, default=min(PEAK_FLOPS.values()))
 
 
 def check_ladder(night: PlannedNight) -> Finding:
@@ -221,8 +227,8 @@ def check_node(night: PlannedNight) -> Finding:
 
 
 def check_hours(night: PlannedNight) -> Finding:
-    """Check that one fitting node is lent long enough from the departure on."""
-    due, needed = night.departure or night.now, night.track.expected_seconds
+    """Check that one fitting node is lent long enough from its start on."""
+    due, needed = night.due_at or night.now, night.track.expected_seconds
     nodes = Node.objects.filter(pk__in={slot.node_slot.node for slot in night.trainers}).prefetch_related("windows")
     longest = max((get_lent_seconds(node, due) for node in nodes), default=None)
     if longest is None:

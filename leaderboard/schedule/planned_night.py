@@ -19,8 +19,8 @@ from scheduler.models import Blob, Job
 class PlannedNight:
     track: Track
     now: datetime
-    departure: datetime | None
-    """When it is due; None if the schedule is disabled."""
+    due_at: datetime | None
+    """None if the schedule is disabled."""
     slots: Sequence[SlotSchedule]
     """Slots of all nodes that are online (`estimates.QueueEstimates.slots`)."""
 

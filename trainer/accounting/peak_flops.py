@@ -69,6 +69,15 @@ H100_PEAK_FLOPS = PEAK_FLOPS["H100"]
 H100_BYTES_PER_SECOND = 3.35e12  # of an H100 SXM's memory (NVIDIA's data sheet)
 
 
+FORM = re.compile(r"\b(rtx|pcie|nvl)\b| ")
+"""What a node's label leaves out of a name (`trainer.node.labels`)."""
+
+
+def find_slowest_flops(model: str) -> float | None:
+    """Return the FLOP/s of the slowest GPU with this label: `h100` has three form factors. None if unknown."""
+    return min((flops for name, flops in PEAK_FLOPS.items() if FORM.sub("", name.lower()) == model), default=None)
+
+
 @lru_cache(maxsize=256)
 def lookup_peak_flops(name: str) -> float | None:
     """Return the FLOP/s of a device by its driver's name, or of a node's class ("2 x NVIDIA H100").

@@ -143,10 +143,22 @@ def test_text_check_of_small_season_for_large_night_is_missing(track: Track, bud
     assert find(track, "Amount of text")[0] == "cannot tell"
 
 
-def test_text_check_knows_named_gpu(track: Track) -> None:
-    Track.objects.update(budget="83700s", needs_labels=["1xh100"])
+@pytest.mark.parametrize(
+    ("labels", "config", "peak"),
+    [
+        (["1xh100", "1x80gb"], {}, 756e12),  # the PCIe card has the same label
+        (["1xh200"], {}, 835e12),
+        (["4x3090", "500gb"], {"devices": 4}, 4 * 71e12),
+        (["8xh100"], {"devices": 2}, 2 * 756e12),
+        (["2x80gb"], {"devices": 2}, 2 * 26e12),
+    ],
+)
+def test_flops_of_a_time_are_those_of_the_slowest_gpus(
+    track: Track, labels: list[str], config: dict[str, int], peak: float
+) -> None:
+    Track.objects.update(budget="83700s", needs_labels=labels, config=config)
     track.refresh_from_db()
-    assert night_checks.estimate_flops(track) == pytest.approx(83_700 * 0.4 * 989e12)
+    assert night_checks.estimate_flops(track) == pytest.approx(83_700 * 0.4 * peak)
 
 
 def test_ladder_check_follows_its_runs(track: Track, node: Node) -> None:
