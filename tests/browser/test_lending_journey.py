@@ -215,7 +215,10 @@ def test_a_sponsors_pages_fit_a_phone_and_ask_nobody_else_for_anything(
     assert all(url.startswith((live_server.url, "data:")) for url in asked)
 
 
-def test_the_form_works_by_keyboard_and_without_script(open_page: Callable[..., Page], garage: dict[str, Any]) -> None:
+def test_the_form_works_by_keyboard_and_without_script(
+    open_page: Callable[..., Page], garage: dict[str, Any], settings: Settings
+) -> None:
+    settings.NODE_IMAGE = "registry.example/node:1"
     page = enter(open_page("/sponsors/", java_script_enabled=False), garage)
     page.goto("/sponsors/lend/")
     days = page.get_by_role("group", name="Window 1").get_by_role("checkbox")
