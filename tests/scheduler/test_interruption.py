@@ -279,12 +279,11 @@ def under_way(job: Job, name: str, checkpoint: int) -> Callable[[], bool]:
     return look
 
 
-def check_nothing_was_lost(job: Job, folder: Path, interruptions: int) -> None:
+def check_nothing_was_lost(job: Job, folder: Path, stored: int) -> None:
+    """`stored`: the step of a checkpoint that the site had before the interruption."""
     done = steps_done(folder)
     assert set(done) == set(range(1, STEPS + 1)), "every step was done"
-    again = sum(done.values()) - STEPS
-    # What is on its way when the machine ends is done again too: a step takes 30 ms, sending half a second at most.
-    assert again <= interruptions * (EVERY + 25), "and little of it twice"
+    assert {done[step] for step in range(1, stored + 1)} == {1}, "and none twice that was stored"
     leases = list(job.leases.order_by("started_at"))
     for before, after in pairwise(leases):
         assert before.ended_at is not None
@@ -305,7 +304,7 @@ def test_job_of_switched_off_node_resumes_elsewhere(machine: Start, job: Job, tm
     assert {first.node.name, second.node.name} == {"cellar", "lab"}
     assert first.seconds > 0
     assert second.seconds > 0.5
-    check_nothing_was_lost(job, tmp_path, interruptions=1)
+    check_nothing_was_lost(job, tmp_path, stored=2 * EVERY)
 
 
 @pytest.mark.slow
@@ -337,7 +336,7 @@ def test_job_moves_at_window_end_without_repeated_work(machine: Start, job: Job,
     assert max(steps_done(tmp_path).values()) == 1
     first, _ = job.leases.order_by("pk")
     assert (first.state, first.reason) == (Lease.State.RELEASED, "The sponsor needs the machine.")
-    check_nothing_was_lost(job, tmp_path, interruptions=0)
+    check_nothing_was_lost(job, tmp_path, stored=STEPS)
 
 
 def test_node_with_two_slots_runs_two_jobs(machine: Start, job: Job, tmp_path: Path) -> None:
