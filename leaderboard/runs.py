@@ -217,7 +217,7 @@ def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
 
 def get_limit_columns(run: Run) -> dict[str, Any]:
     """Return the job's columns with limits, computed from the sizes of the track's baseline and of the run's graph."""
-    uploads = run.track.upload_limits(run.graph.summary.get("parameters", 0) if run.graph else 0)
+    uploads = run.track.upload_limits(get_graph_parameters(run))
     return {
         "limits": run.track.training_limits(run.part).model_dump(),
         "max_file_bytes": uploads.file_bytes if uploads else None,
@@ -225,12 +225,17 @@ def get_limit_columns(run: Run) -> dict[str, Any]:
     }
 
 
+def get_graph_parameters(run: Run) -> int:
+    """Return the number of parameters of the run's graph; 0 without one."""
+    return int(run.graph.summary.get("parameters", 0)) if run.graph else 0
+
+
 def get_upload_seconds(run: Run) -> float | None:
     """Return the shortest time between two uploads of the run's checkpoints; None: each is uploaded.
 
     With releases it is half the spacing of their marks at most, since a release is the first checkpoint after its mark.
     """
-    checkpoint_bytes = run.track.get_checkpoint_bytes(run.graph.summary.get("parameters", 0) if run.graph else 0)
+    checkpoint_bytes = run.track.get_checkpoint_bytes(get_graph_parameters(run))
     if not checkpoint_bytes:
         return None
     seconds = compute_upload_seconds(checkpoint_bytes, run.expected_seconds)

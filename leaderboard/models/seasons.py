@@ -489,7 +489,7 @@ class Track(models.Model):
 
         Beyond the defaults there is memory for two copies of a checkpoint, and disk for those that a node keeps.
         """
-        checkpoint_bytes = self.size.checkpoint_bytes if self.size else 0
+        checkpoint_bytes = self.get_checkpoint_bytes()
         base_bytes = CUDA_MEMORY_BYTES if matching.parse_labels(tuple(self.needs_labels)).gpus else MEMORY_BYTES
         given = {
             "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
@@ -506,7 +506,8 @@ class Track(models.Model):
 
         `parameters`: of its graph, which counts if it is larger than the baseline, with AdamW's two momenta.
         """
-        return max(self.size.checkpoint_bytes if self.size else 0, 12 * parameters)
+        size = self.size
+        return max(size.checkpoint_bytes if size else 0, 12 * parameters)
 
     def upload_limits(self, parameters: int = 0) -> UploadLimits | None:
         """Return the upload limits of a run; None if its size is unknown, for those of the settings."""

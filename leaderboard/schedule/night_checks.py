@@ -22,6 +22,7 @@ from django_celery_beat.models import PeriodicTask
 from leaderboard.models import Run, Track
 from leaderboard.schedule import calendar, ladder, nightly
 from leaderboard.schedule.planned_night import PlannedNight
+from leaderboard.schedule.track_templates import MFU
 from scheduler import checkpoints, estimates, node_slots
 from scheduler.matching import MODEL_LABEL, describe_needs, parse_labels
 from scheduler.models import Checkpoint, Node
@@ -35,8 +36,6 @@ BEAT_SILENCE = timedelta(minutes=10)
 REQUEST_SECONDS = 5.0
 GB = 10**9
 
-MFU = 0.4
-"""Share of a GPU's peak that training reaches, assumed (`track_templates`)."""
 TOKENS_PER_PARAMETER = 20
 """Compute-optimal (Hoffmann et al. 2022, arXiv 2203.15556)."""
 MOST_EPOCHS = 4

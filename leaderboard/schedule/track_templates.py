@@ -17,6 +17,7 @@ from trainer.accounting.training_size import ModelSize, compute_model_size
 
 GIB = 2**30
 MFU = 0.4
+"""Share of a GPU's peak that training reaches, assumed."""
 ANY_PRECISION: dict[str, Any] = {"sequence_length": 1024, "batch": 64}
 """Without a precision: GPUs of 16 GB include the V100 and the T4, which have no bf16, so `auto` decides on the node."""
 SMALL: dict[str, Any] = {"precision": "bf16", **ANY_PRECISION}

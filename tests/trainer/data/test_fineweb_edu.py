@@ -117,13 +117,13 @@ def run_with_hub(folder: Path, command: list[str], **environment: str) -> subpro
     )  # fmt: skip
 
 
-def prepared(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_prepare(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     arguments = ["--corpus", "fineweb-edu", "--limit-bytes", "90kB", "--tokenizer", "bpe:300", "--json", "--quiet"]
     return run_with_hub(folder, [SCRIPT, *arguments, "--out", str(folder / "out")], **environment)
 
 
 def test_pages_are_streamed_at_pinned_revision_up_to_limit(hub: str, tmp_path: Path) -> None:
-    done = prepared(tmp_path, HF_ENDPOINT=hub)
+    done = run_prepare(tmp_path, HF_ENDPOINT=hub)
     assert done.returncode == 0, done.stderr
     splits = json.loads(done.stdout)["splits"]
     assert sum(split["bytes"] for split in splits.values()) == 90_000
@@ -144,7 +144,7 @@ def test_stream_continues_after_saved_row_without_earlier_rows(hub: str, tmp_pat
 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_unreachable_hub_raises_one_line(tmp_path: Path, environment: dict[str, str]) -> None:
-    done = prepared(tmp_path, **environment)
+    done = run_prepare(tmp_path, **environment)
     assert done.returncode == 2
     assert done.stdout == ""
     message = "dailytrain prepare: fineweb-edu cannot be read from the Hugging Face Hub; is there a network?"
