@@ -4,31 +4,32 @@
 #   docker build --target node -t dailytrain-node .    the agent with trainer, scorer and sandbox (CPU)
 #   docker build --target volunteer -t dailytrain-volunteer .    the agent that rephrases, with vLLM (NVIDIA)
 
-FROM python:3.11.14-slim-bookworm AS base
+FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /app
 
-FROM node:20-bookworm-slim AS assets
+FROM node:20-bookworm-slim@sha256:2cf067cfed83d5ea958367df9f966191a942351a2df77d6f0193e162b5febfc0 AS assets
 WORKDIR /app
 COPY package.json package-lock.json ./
 RUN mkdir -p static && npm ci --no-audit --no-fund
 
 FROM base AS site
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends git \
+    && apt-get install -y --no-install-recommends git postgresql-client \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 train
 # The site never imports torch: install only its own packages, at the locked versions. The tokenizer and the numeric
 # parts of the trainer are for `manage.py prepare_season`, which runs as its own process.
 COPY requirements.lock pyproject.toml ./
-RUN grep -v -i -E '^(torch|torchmetrics|lightning|lightning-fabric|pytorch-lightning|litgpt|lm_eval|transformers|playwright|mypy|ruff|hypothesis|pytest.*|django-stubs.*|papermill|nbclient|ipykernel|ipython.*|debugpy|jedi|jupyter_client|pyzmq|tornado)==' \
+RUN grep -v -i -E '^(torch|torchmetrics|lightning|lightning-fabric|pytorch-lightning|litgpt|lm_eval|transformers|playwright|mypy|ruff|hypothesis|pytest.*|django-stubs.*|papermill|nbclient|ipykernel|ipython.*|debugpy|jedi|jupyter_client|pyzmq|tornado|bandit|stevedore|schemathesis|hypothesis-graphql|graphql-core|harfile)==' \
       requirements.lock > site.lock \
     && pip install -r site.lock
 COPY . .
 COPY --from=assets /app/static/vendor static/vendor
-ENV DAILYTRAIN_HOME=/data PYTHONPATH=/app
-ENV STATIC_ROOT=/app/collected WHEELS=/app/wheels
+# Downloads and prepared datasets are below the volume, too.
+ENV DAILYTRAIN_HOME=/data DAILYTRAIN_CACHE=/data/cache HF_HOME=/data/cache/hub PYTHONPATH=/app
+ENV STATIC_ROOT=/app/collected WHEELS=/app/wheels HF_HOME=/data/hub XDG_CACHE_HOME=/data/cache
 RUN mkdocs build --strict --quiet
 RUN SECRET_KEY=only-for-collecting DAILYTRAIN_HOME=/tmp/build python manage.py collectstatic --noinput \
     && SECRET_KEY=only-for-building DAILYTRAIN_HOME=/tmp/build python manage.py build_wheel \
@@ -36,9 +37,9 @@ RUN SECRET_KEY=only-for-collecting DAILYTRAIN_HOME=/tmp/build python manage.py c
 USER 10001
 VOLUME /data
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"]
-CMD ["python", "-m", "uvicorn", "dailytrain.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--proxy-headers"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
+CMD ["python", "-m", "uvicorn", "dailytrain.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--no-proxy-headers"]
 
 FROM base AS node
 # Triton, which torch.compile uses on a GPU, compiles the launcher of its kernels with the machine's C compiler.

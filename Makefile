@@ -10,9 +10,11 @@ TEMPLATES = $$(git ls-files 'templates/*.html' '*/templates/*.html')
 WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Each worker and each child process of a test would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-services coverage check node chaos-pool chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
+.PHONY: audit fuzz help install run test test-all test-services test-cuda coverage check node chaos chaos-pool chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -43,6 +45,11 @@ test-all: install  ## all tests: also in a browser, with many processes, and mor
 test-services: install  ## the tests that use a database or Redis, on those of DATABASE_URL and REDIS_URL
 	$(PYTEST) -m services $(or $(TESTS),tests/acceptance tests/leaderboard tests/scheduler tests/site)
 
+test-cuda: install  ## compile training for an H100 that is not there, and compare kernels, bytes and memory; needs g++
+	$(BIN)/pip install --quiet triton==3.7.1  # 200 MB; compiles kernels for GPUs, also where there is none
+	$(BIN)/pip install --quiet torchao==0.18.0  # fp8
+	$(BIN)/python -m pytest tests/cuda
+
 coverage: install  ## lines and branches that the quick tests run; all tests: make coverage MARKERS=
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest --numprocesses $(WORKERS) --dist loadfile -m "$(MARKERS)" $(TESTS)
@@ -55,10 +62,14 @@ check: install   ## exactly what CI runs first: lint, types, import rules, migra
 	$(BIN)/djade --target-version 5.2 --check $(TEMPLATES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --recursive dailytrain leaderboard scheduler trainer
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/python manage.py check --fail-level WARNING
 	$(MAKE) test-all
+
+chaos: install   ## faults of every process and service for two minutes, then the oracle: make chaos SEED=7 SECONDS=600
+	CHAOS_SEED=$(or $(SEED),1) CHAOS_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest -s -n0 tests/acceptance/test_site_faults.py
 
 chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for five minutes: no job may be lost
 	CHAOS_AGENTS=20 CHAOS_SECONDS=300 CHAOS_STEPS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py
@@ -72,6 +83,13 @@ chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its
 
 gpt2-swarm: install  ## GPT-2 124M over two stages of two workers: ten steps on real text as in one process (16 GB)
 	SWARM_GPT2=1 $(BIN)/python -m pytest -s -o timeout=3600 tests/trainer/swarm/test_gpt2.py
+
+fuzz: install    ## 10,000 requests made from the OpenAPI documents (CI makes 1,000): no 500, no answer that they do not name
+	FUZZ_CASES=10000 $(BIN)/python -m pytest -o timeout=7200 tests/site/test_openapi_fuzz.py
+
+audit: install   ## known vulnerabilities of the locked packages; needs the services of PyPI and npm, so it is no part of `check`
+	$(BIN)/python -m pip install --quiet pip-audit && $(BIN)/pip-audit --requirement requirements.lock --no-deps
+	npm audit
 
 fmt: install     ## format the code and the templates
 	$(BIN)/ruff check --fix .

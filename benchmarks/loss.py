@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.models.base import LanguageModel
-from trainer.ops.losses import max_chunk_positions
+from trainer.ops.losses import limit_chunk_positions
 from trainer.training.objective import Objective
 
 REPEATS = 3
@@ -53,7 +53,11 @@ def compute_loss(name: str, model: Head, tokens: Tensor) -> Tensor:
     features = model.given.flatten(0, 1)
     if name == "all at once":
         return F.cross_entropy(model.logits(features).float(), tokens.flatten(), reduction="sum")
-    size = max_chunk_positions(tokens.device.type, model.head.out_features) if name == "torch, our chunk" else None
+    size = (
+        limit_chunk_positions(tokens.device.type, model.head.out_features, tokens.numel())
+        if name == "torch, our chunk"
+        else None
+    )
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=size)
     return F.linear_cross_entropy(features, model.head.weight, tokens.flatten(), reduction="sum", options=options)
 

@@ -12,10 +12,13 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.urls import URLPattern, URLResolver, path, reverse
+from django.utils import timezone
 
 from dailytrain import two_factor
+from leaderboard import permissions
 from leaderboard.models import Entry
+from leaderboard.monitoring.alerts import list_measurements
 from scheduler.models import Event
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -51,8 +54,28 @@ class DailyTrainAdminSite(AdminSite):
             raise PermissionDenied
         return HttpResponseRedirect(reverse("admin:index"))
 
+    def get_urls(self) -> list[URLPattern | URLResolver]:
+        return [path("monitoring/", self.admin_view(self.show_monitoring), name="monitoring"), *super().get_urls()]
+
+    def show_monitoring(self, request: HttpRequest) -> HttpResponse:
+        """Show the metrics of the site, with their limits, to maintainers."""
+        if not permissions.is_maintainer(request.user):
+            raise PermissionDenied
+        measurements = list(list_measurements(timezone.now()))
+        context = {
+            **self.each_context(request),
+            "title": "Monitoring",
+            "measurements": measurements,
+            "alerting": sum(row.is_alerting for row in measurements),
+        }
+        return TemplateResponse(request, "admin/monitoring.html", context)
+
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
-        context = {"waiting_entries": Entry.objects.proposed().count(), **(extra_context or {})}
+        context = {
+            "waiting_entries": Entry.objects.proposed().count(),
+            "can_see_monitoring": permissions.is_maintainer(request.user),
+            **(extra_context or {}),
+        }
         return super().index(request, context)
 
 

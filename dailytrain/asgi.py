@@ -16,6 +16,8 @@ from a2wsgi import WSGIMiddleware
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 
+from dailytrain.proxies import TrustedProxiesMiddleware
+
 django_wsgi: Any = get_wsgi_application()
 
 import dailytrain.urls  # noqa: E402, F401 (imports all views before the first request: GitHub waits only 10 s)
@@ -25,6 +27,9 @@ django_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_THREA
 poll_endpoint = PollEndpoint()
 
 
-async def application(scope: Scope, receive: Receive, send: Send) -> None:
+async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
     is_poll = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == POLL_PATH
     await (poll_endpoint if is_poll else django_application)(scope, receive, send)
+
+
+application = TrustedProxiesMiddleware(dispatch, settings.TRUSTED_PROXIES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 
 INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     # name in the admin: task, seconds
@@ -20,8 +21,12 @@ INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     "Apply the opening hours of tracks": ("leaderboard.tasks.update_track_hours", 15),
     "Recompute stale standings": ("leaderboard.tasks.recompute_stale_standings", 15),
     "Confirm record candidates": ("leaderboard.tasks.update_confirmations", 60),
-    "Release weights of long runs": ("leaderboard.tasks.cut_releases", 60),
+    "Publish and score releases": ("leaderboard.tasks.publish_and_score_releases", 60),
+    "Continue preparations of seasons": ("leaderboard.tasks.continue_preparations", 15),
+    "Fine-tune releases": ("leaderboard.tasks.finetune_releases", 60),
+    "Delete old milestones": ("leaderboard.tasks.delete_old_milestones", 3600),
     "Cancel prompts that wait too long": ("leaderboard.tasks.expire_prompts", 60),
+    "Send alerts to maintainers": ("leaderboard.tasks.send_alerts", 900),
     "Update seats of swarms": ("leaderboard.tasks.fill_seats", 15),
     "Create packets": ("scheduler.campaigns.tasks.produce_packets", 15),
     "Maintain campaigns": ("scheduler.campaigns.tasks.maintain_campaigns", 10),
@@ -29,6 +34,7 @@ INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     "Publish datasets": ("leaderboard.tasks.publish_datasets", 60),
     "Delete old campaign texts": ("scheduler.campaigns.tasks.delete_expired_texts", 3600),
     "Delete old files": ("scheduler.tasks.retention", 3600),
+    "Delete expired sessions": ("dailytrain.tasks.delete_expired_sessions", 86400),
 }
 
 CRON_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,15 +44,45 @@ CRON_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "Morning report": ("leaderboard.tasks.send_morning_report", {"hour": "8", "minute": "0"}),
 }
 
+RENAMED = {"Release weights of long runs": "Publish and score releases"}
+"""Earlier names in the admin."""
+
 
 @transaction.atomic
 def install() -> None:
-    """Add the periodic tasks that are missing from the database; existing rows stay unchanged."""
+    """Add the periodic tasks that are missing from the database, and correct what an upgrade has renamed.
+
+    Times and switches of existing rows stay as the admin has set them.
+    """
     from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
 
+    for old, name in RENAMED.items():
+        if not PeriodicTask.objects.filter(name=name).exists():
+            PeriodicTask.objects.filter(name=old).update(name=name)
     for name, (task, seconds) in INTERVAL_TASKS.items():
         interval, _ = IntervalSchedule.objects.get_or_create(every=seconds, period=IntervalSchedule.SECONDS)
-        PeriodicTask.objects.get_or_create(name=name, defaults={"task": task, "interval": interval})
+        ensure_row(name, task, interval=interval)
     for name, (task, when) in CRON_TASKS.items():
         crontab, _ = CrontabSchedule.objects.get_or_create(timezone="UTC", **when)
-        PeriodicTask.objects.get_or_create(name=name, defaults={"task": task, "crontab": crontab})
+        ensure_row(name, task, crontab=crontab)
+    delete_unknown_tasks()
+
+
+def ensure_row(name: str, task: str, **when: Any) -> None:
+    from django_celery_beat.models import PeriodicTask
+
+    row, _ = PeriodicTask.objects.get_or_create(name=name, defaults={"task": task, **when})
+    if row.task != task:
+        row.task = task
+        row.save(update_fields=["task"])
+
+
+def delete_unknown_tasks() -> None:
+    """Delete the rows of tasks of this site that no longer exist: an earlier release had them."""
+    from django_celery_beat.models import PeriodicTask
+
+    from dailytrain.celery import app
+
+    app.loader.import_default_modules()
+    ours = Q(task__startswith="leaderboard.") | Q(task__startswith="scheduler.")
+    PeriodicTask.objects.filter(ours).exclude(task__in=app.tasks).delete()

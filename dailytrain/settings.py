@@ -5,47 +5,17 @@ An invalid value raises ImproperlyConfigured; `manage.py check` warns of an inco
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import dj_database_url
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
+from dailytrain.environment import load_or_create_secret, read_boolean, read_networks, read_text, read_words
+from dailytrain.logs import build_logging
+
 BASE_DIR = Path(__file__).resolve().parent.parent
-
-
-def read_text(name: str, default: str = "") -> str:
-    """Return a variable, or the contents of the file that `<NAME>_FILE` points to (container secrets)."""
-    if path := os.environ.get(f"{name}_FILE"):
-        return Path(path).read_text().strip()
-    return os.environ.get(name, default)
-
-
-def read_boolean(name: str, default: bool) -> bool:
-    value = read_text(name, str(default))
-    if value not in ("True", "False"):
-        raise ImproperlyConfigured(f"{name} is {value!r}: it must be True or False.")
-    return value == "True"
-
-
-def read_words(name: str, default: str = "") -> list[str]:
-    return [word for word in read_text(name, default).replace(",", " ").split() if word]
-
-
-def load_or_create_secret(path: Path) -> str:
-    """Return the secret in `path`. If several processes create it at once, the first one wins."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(48))
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        temporary.unlink()
-    return path.read_text()
 
 
 # Folder of everything that lives only on this machine: database, files, keys, the local node.
@@ -56,12 +26,13 @@ HOME.mkdir(parents=True, exist_ok=True)
 DEBUG = read_boolean("DEBUG", False)
 # Key of sessions, signatures and authenticator secrets. By default it is created once, below DAILYTRAIN_HOME.
 SECRET_KEY = read_text("SECRET_KEY") or load_or_create_secret(HOME / "keys" / "secret_key")
-# Host names that the site answers to.
-ALLOWED_HOSTS = read_words("ALLOWED_HOSTS", "127.0.0.1 localhost [::1] testserver")
 # Origins of forms besides the site itself, with https://.
 CSRF_TRUSTED_ORIGINS = read_words("CSRF_TRUSTED_ORIGINS")
 # Public address of the site; used in links and in commands to paste.
 SITE_URL = read_text("SITE_URL", "http://127.0.0.1:8000").rstrip("/")
+# More host names that the site answers to, besides that of SITE_URL and those of the machine itself (health checks).
+ALLOWED_HOSTS = read_words("ALLOWED_HOSTS")
+ALLOWED_HOSTS += [urlsplit(SITE_URL).hostname or "", "127.0.0.1", "localhost", "[::1]"]
 # Name of the site in feeds, calendars and the API.
 SITE_NAME = read_text("SITE_NAME", "The Daily Train")
 
@@ -88,6 +59,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "dailytrain.logs.RequestLogMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "dailytrain.middleware.NullByteMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -124,6 +96,9 @@ TEMPLATES = [
 
 # Database: postgres://user:password@host/name. The default is for one machine.
 DATABASES = {"default": dj_database_url.parse(read_text("DATABASE_URL", f"sqlite:///{HOME / 'db.sqlite3'}"))}
+# Password of the database, if it is not part of DATABASE_URL.
+if password := read_text("DATABASE_PASSWORD"):
+    DATABASES["default"]["PASSWORD"] = password
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"] = {
         # Writers wait for each other instead of failing half-way through a transaction.
@@ -137,11 +112,16 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 # connection for each request. For web processes only: a pool does not survive the fork of Celery's workers.
 elif pool := int(read_text("DATABASE_POOL", "0")):
     DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 8}}
+# A connection that PostgreSQL has closed, for example by a restart, is replaced before its next request.
+DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
 
 # --- web server ---------------------------------------------------------------------------------------------------
 
+# Addresses and networks of the proxies in front of the web processes. Only they may name the visitor's address and
+# scheme (X-Forwarded-For, X-Forwarded-Proto); behind an unnamed proxy all visitors share its address and rate limits.
+TRUSTED_PROXIES = read_networks("TRUSTED_PROXIES", "127.0.0.1 ::1")
 # Threads of one web process in which Django answers requests (`dailytrain/asgi.py`).
 WEB_THREADS = int(read_text("WEB_THREADS", "16"))
 # Size limit of a request's body. Uploads of nodes have BLOB_MAX_BYTES, webhooks GITHUB_WEBHOOK_MAX_BYTES.
@@ -181,7 +161,7 @@ CACHES = {
     },
 }
 # Cache lifetime of pages for visitors without an account, in seconds; 0 renders every page anew.
-PAGE_CACHE_SECONDS = int(read_text("PAGE_CACHE_SECONDS", "2"))
+PAGE_CACHE_SECONDS = int(read_text("PAGE_CACHE_SECONDS", "5"))
 
 # --- files --------------------------------------------------------------------------------------------------------
 
@@ -230,6 +210,7 @@ JOB_KINDS = {
     "rephrase": "scheduler.campaigns.sessions.RephraseSessionHandler",
     "swarm": "leaderboard.job_handlers.swarm.SwarmHandler",
     "seat": "leaderboard.job_handlers.swarm.SeatHandler",
+    "swarm_sample": "leaderboard.job_handlers.swarm_sample.SwarmSampleHandler",
 }
 # Authors whose code gets a smoke run before a maintainer has reviewed it, on trusted nodes, in the sandbox:
 # "nobody", "known" (signed in, or approved before) or "anyone".
@@ -253,9 +234,10 @@ OUTBOX_HANDLERS: dict[str, str] = {
     "notice": "leaderboard.notifications.delivery.send_notice",
     "hub": "leaderboard.publishing.publications.upload_publication",
     "hub.dataset": "leaderboard.publishing.datasets.publish",
+    "hub.season": "leaderboard.publishing.season_datasets.publish_season",
 }
 # Function that lists the tracks to which a node can be restricted (`scheduler.job_kinds.list_tracks`).
-POOL_TRACKS = "leaderboard.runs.get_track_names"
+POOL_TRACKS = "leaderboard.runs.list_pool_tracks"
 # Container image of the node agent (Dockerfile, target `node`), for a second command on sponsors' pages. Empty: none.
 NODE_IMAGE = read_text("NODE_IMAGE", "")
 # The same for volunteers of the dataset swarm, on a campaign's page (Dockerfile, target `volunteer`).
@@ -318,10 +300,10 @@ HUB_ENDPOINT = read_text("HUB_ENDPOINT", "https://huggingface.co").rstrip("/")
 HUB_ORGANISATION = read_text("HUB_ORGANISATION")
 # Token that may write to the organization. It stays on the server.
 HF_TOKEN = read_text("HF_TOKEN")
-# Runs that are published without a maintainer's approval: record, nightly, monthly.
-HUB_PUBLISH = read_words("HUB_PUBLISH", "record nightly")
-if unknown := set(HUB_PUBLISH) - {"record", "nightly", "monthly"}:
-    raise ImproperlyConfigured(f"HUB_PUBLISH is {min(unknown)!r}: it takes record, nightly and monthly.")
+# What is published without a maintainer's approval: runs (record, nightly, monthly), and tokens of seasons (season).
+HUB_PUBLISH = read_words("HUB_PUBLISH", "record nightly monthly season")
+if unknown := set(HUB_PUBLISH) - {"record", "nightly", "monthly", "season"}:
+    raise ImproperlyConfigured(f"HUB_PUBLISH is {min(unknown)!r}: it takes record, nightly, monthly and season.")
 # License of the weights: one of the Hub's identifiers.
 HUB_LICENCE = read_text("HUB_LICENCE", "apache-2.0")
 
@@ -406,20 +388,36 @@ SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 if SITE_URL.startswith("https://"):
     SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
-    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SECURE_SSL_REDIRECT = True
+    # Nodes, volunteers and health checks beside the site reach it without TLS; their calls carry no cookie.
+    SECURE_REDIRECT_EXEMPT = [r"^api/node/", r"^(healthz|readyz)$"]
+    # How long browsers remember that the site has TLS; 0: not at all.
+    SECURE_HSTS_SECONDS = int(read_text("HSTS_SECONDS", str(365 * 24 * 3600)))
+# HSTS for all subdomains, and for lists inside browsers: other sites of the domain may have no TLS.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
+
+# --- monitoring ---------------------------------------------------------------------------------------------------
+
+# Token with which Prometheus reads /metrics; without it there is no such page (docs/how-to/operations.md).
+METRICS_TOKEN = read_text("METRICS_TOKEN")
+
+# Address of a project in Sentry that gets unhandled exceptions; empty: none are sent.
+SENTRY_DSN = read_text("SENTRY_DSN")
+# Name of this site there.
+SENTRY_ENVIRONMENT = read_text("SENTRY_ENVIRONMENT", "production")
+
+# Address of an OpenTelemetry collector (OTLP over HTTP) that gets traces; empty: no tracing.
+OTEL_EXPORTER_OTLP_ENDPOINT = read_text("OTEL_EXPORTER_OTLP_ENDPOINT")
 
 # --- time, language, logging --------------------------------------------------------------------------------------
 
 USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
-    # Level of the log on standard error.
-    "root": {"handlers": ["console"], "level": read_text("LOG_LEVEL", "INFO")},
-    # At lower levels these log the webhook addresses of subscribers, which are secrets.
-    "loggers": {name: {"level": "WARNING"} for name in ("apprise", "httpcore", "httpx", "urllib3")},
-}
+# Format of the log on standard error: line, or json with the ids of requests, tasks, jobs and leases.
+LOG_FORMAT = read_text("LOG_FORMAT", "line")
+if LOG_FORMAT not in ("line", "json"):
+    raise ImproperlyConfigured(f"LOG_FORMAT is {LOG_FORMAT!r}: it must be line or json.")
+# Level of that log.
+LOGGING = build_logging(LOG_FORMAT, read_text("LOG_LEVEL", "INFO"))
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False

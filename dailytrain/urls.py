@@ -13,9 +13,11 @@ from django.contrib.sitemaps import views as sitemaps
 from django.urls import URLPattern, include, path
 from django.views.generic import RedirectView
 
+from dailytrain.health import healthz, readyz
+from dailytrain.personal_data import views as personal_data
 from dailytrain.sign_in import allow_redirect_to_github, require_github
 from dailytrain.sitemaps import SITEMAPS
-from dailytrain.views import LoginView, documentation, healthz, robots
+from dailytrain.views import LoginView, documentation, robots
 from leaderboard.api import api
 from leaderboard.integrations.github.webhook import webhook
 from scheduler.campaigns.node_routes import router as packet_router
@@ -39,6 +41,9 @@ accounts: list[URLPattern] = [
     path("two-step/app/remove/", totp.deactivate_totp, name="mfa_deactivate_totp"),
     path("two-step/recovery-codes/", recovery_codes.view_recovery_codes, name="mfa_view_recovery_codes"),
     path("two-step/recovery-codes/new/", recovery_codes.generate_recovery_codes, name="mfa_generate_recovery_codes"),
+    path("your-data/", personal_data.your_data, name="your-data"),
+    path("your-data/data.json", personal_data.download, name="your-data-download"),
+    path("your-data/delete/", personal_data.delete, name="account-delete"),
     path("github/login/", require_github(allow_redirect_to_github(github.oauth2_login)), name="github_login"),
     path("github/login/callback/", require_github(github.oauth2_callback), name="github_callback"),
     path("github/cancelled/", social.login_cancelled, name="socialaccount_login_cancelled"),
@@ -46,9 +51,12 @@ accounts: list[URLPattern] = [
     path("github/signup/", social.signup, name="socialaccount_signup"),
 ]
 
+handler404 = "dailytrain.views.page_not_found"
 urlpatterns = [
     path("healthz", healthz, name="healthz"),
+    path("readyz", readyz, name="readyz"),
     path("docs/", documentation, name="docs"),
+    path("privacy/", personal_data.privacy, name="privacy"),
     path("robots.txt", robots, name="robots"),
     path("sitemap.xml", sitemaps.index, {"sitemaps": SITEMAPS}, name="sitemaps"),
     path(

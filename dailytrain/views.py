@@ -1,4 +1,4 @@
-"""The sign-in page, the health check, robots.txt, and the documentation where it is not built."""
+"""The sign-in page, robots.txt, and the documentation where it is not built."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from allauth.account.views import LoginView as AllauthLoginView
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
-from django.db import connection
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, JsonResponse
 from django.shortcuts import render
 from django.urls import reverse
+from django.views import defaults
 
 from leaderboard.models.entries import web_address
 
@@ -31,11 +31,11 @@ class LoginView(AllauthLoginView):  # type: ignore[misc]
         return {**super().get_context_data(**kwargs), "local_accounts": settings.LOCAL_ACCOUNTS}
 
 
-def healthz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 if the database answers; otherwise its exception becomes a 500."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-    return JsonResponse({"status": "ok"})
+def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Answer an unknown address: with JSON below `/api/`, else with the page."""
+    if request.path.startswith("/api/"):
+        return JsonResponse({"detail": "Not found."}, status=404)
+    return defaults.page_not_found(request, exception)
 
 
 def robots(request: HttpRequest) -> HttpResponse:

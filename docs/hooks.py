@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-PATTERNS = ("*.md", "benchmarks/*.md", "benchmarks/results/*", "static/img/favicon.svg")
+PATTERNS = ("*.md", "benchmarks/*.md", "benchmarks/results/*", "static/img/favicon.svg", "tests/browser/pictures/*.png")
 LINK = re.compile(r"(\]\()(?!https?://|mailto:|#|/)([^)#\s]+)")
 
 

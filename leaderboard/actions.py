@@ -9,7 +9,7 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db import transaction
 from django.db.models import F
 
-from leaderboard import runs
+from leaderboard import run_jobs, runs
 from leaderboard.models import Entry, Run
 from leaderboard.publishing import publications
 from leaderboard.runs import RunError
@@ -92,7 +92,9 @@ def unhold_run(run: Run, actor: str) -> None:
         if not transitions.queue_job(run.job, actor):
             raise RunError(f"Run {run.pk} is no longer held, or its node has not handed it back yet.")
         if not run.is_swarm:
-            Job.objects.filter(pk=run.job.pk).update(**runs.get_limit_columns(run))  # the track's may have been raised
+            Job.objects.filter(pk=run.job.pk).update(
+                **run_jobs.get_limit_columns(run)
+            )  # the track's may have been raised
         set_reason(run, "")
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from leaderboard.models import Entry, Season, TracedGraph
 
-LABELS = {
-    "parameters": "parameters",
+SENTENCE_LABELS = {
+    "parameters": "trained parameters",
     "stored_bytes": "stored bytes",
-    "constant_bytes": "bytes of constants",
+    "constant_bytes": "bytes of constants and of compressed calls",
     "source_bytes": "compressed bytes of source beyond main's",
     "scoring_flops": "times the baseline's FLOPs per scored token",
 }
-NAMES = {**LABELS, "scoring_flops": "scoring FLOPs per token, relative to the baseline's"}
-"""Labels of a table; `LABELS` follow a number in a sentence."""
+"""They follow a number in a sentence."""
+TABLE_LABELS = {**SENTENCE_LABELS, "scoring_flops": "scoring FLOPs per token, relative to the baseline's"}
 UNKNOWN = "not compared yet"
 
 
@@ -29,7 +29,7 @@ class CappedValue:
 
     @property
     def label(self) -> str:
-        return NAMES[self.name]
+        return TABLE_LABELS[self.name]
 
     @property
     def is_over(self) -> bool:
@@ -44,11 +44,12 @@ class CappedValue:
         return "" if self.cap is None else format_number(self.cap)
 
     def explain(self) -> str:
-        """Return for example "120,000 parameters: 20,000 over the season's cap of 100,000."; empty within the cap."""
+        """Return for example "120,000 trained parameters: 20,000 over the season's cap of 100,000.", or ""."""
         if self.cap is None or self.value is None or not self.is_over:
             return ""
         excess = format_number(self.value - self.cap)
-        return f"{self.formatted_value} {LABELS[self.name]}: {excess} over the season's cap of {self.formatted_cap}."
+        label = SENTENCE_LABELS[self.name]
+        return f"{self.formatted_value} {label}: {excess} over the season's cap of {self.formatted_cap}."
 
 
 def format_number(number: float) -> str:
@@ -56,10 +57,10 @@ def format_number(number: float) -> str:
 
 
 def list_values(graph: TracedGraph) -> list[CappedValue]:
-    """Return what the season caps, of a traced entry. Select `entry`, `season` and `reference` with the graph."""
+    """Return what the season caps, of a traced entry. Select `entry`, `season` and `baseline_graph` with the graph."""
     found = {name: graph.summary.get(name) for name in ("parameters", "stored_bytes", "constant_bytes")}
     found |= {"source_bytes": graph.entry.source_bytes, "scoring_flops": compare_scoring_flops(graph)}
-    awaited = "scoring_flops" if needs_reference(graph) else ""
+    awaited = "scoring_flops" if needs_baseline_graph(graph) else ""
     caps = {} if is_exempt(graph) else graph.season.caps
     return [
         CappedValue(name, value, caps.get(name))
@@ -71,8 +72,8 @@ def list_values(graph: TracedGraph) -> list[CappedValue]:
 def compare_scoring_flops(graph: TracedGraph) -> float | None:
     """Return the FLOPs per scored token, times those of the baseline at the same configuration; None: unknown."""
     own = graph.summary.get("scoring_flops_per_token")
-    reference = graph.reference.summary.get("scoring_flops_per_token") if graph.reference else None
-    return None if own is None or not reference else own / reference
+    baseline = graph.baseline_graph.summary.get("scoring_flops_per_token") if graph.baseline_graph else None
+    return None if own is None or not baseline else own / baseline
 
 
 def is_exempt(graph: TracedGraph) -> bool:
@@ -80,30 +81,28 @@ def is_exempt(graph: TracedGraph) -> bool:
     return graph.entry.kind == Entry.Kind.MAIN or graph.entry_id == graph.season.baseline_id
 
 
-def needs_reference(graph: TracedGraph) -> bool:
+def needs_baseline_graph(graph: TracedGraph) -> bool:
     """Whether a cap cannot be checked, since there is no graph of the baseline to compare with."""
     return "scoring_flops" in graph.season.caps and not is_exempt(graph) and compare_scoring_flops(graph) is None
 
 
-def explain_missing_reference(graph: TracedGraph) -> str:
+def explain_missing_baseline_graph(graph: TracedGraph) -> str:
     """Return why the graph is not compared with the baseline's; empty if it is."""
-    reference = graph.reference
+    baseline = graph.baseline_graph
     if graph.season.baseline_id is None:
         return "The season has no baseline yet."
     if graph.entry_id == graph.season.baseline_id:
         return "It is the baseline, with which other graphs are compared."
-    if reference is None:
+    if baseline is None:
         return "The baseline has no graph of the same configuration yet."
-    if reference.is_pending:
+    if baseline.is_pending:
         return "The baseline is being traced with the same configuration."
     return (
-        f"The baseline could not be traced with the same configuration. {reference.problem}"
-        if not reference.hash
-        else ""
+        f"The baseline could not be traced with the same configuration. {baseline.problem}" if not baseline.hash else ""
     )
 
 
-def explain_excess(graph: TracedGraph) -> str:
+def describe_cap_violations(graph: TracedGraph) -> str:
     """Return which caps the graph exceeds; empty if none."""
     return " ".join(filter(None, (value.explain() for value in list_values(graph))))
 

@@ -19,7 +19,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import graphs
+from leaderboard import graphs, run_jobs
 from leaderboard import runs as run_queue
 from leaderboard.demo_label import NODE
 from leaderboard.job_handlers import metrics, train
@@ -33,12 +33,14 @@ from scheduler.models import Blob, Event, Job, JobFile, Lease, Node, Sponsor
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"
 SCORER = "demo-scorer"
-SHARED = "It was trained on a machine that others used at the same time, so its seconds do not compare."
-DEPARTS = time(2, 0, tzinfo=UTC)
+VOID_SECONDS_REASON = "It was trained on a machine that others used at the same time, so its seconds do not compare."
+NIGHT_START = time(2, 0, tzinfo=UTC)
 LONGEST_NIGHT = timedelta(hours=4)
 """From midnight to the end of the last entry, at most."""
-ABOUT = "What a track has: a ladder of its baseline, entries with several seeds each, records with their confirmation."
-PROPOSED = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
+TRACK_DESCRIPTION = (
+    "What a track has: a ladder of its baseline, entries with several seeds each, records with their confirmation."
+)
+PROPOSED_ENTRY = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
 
 
 class DatabaseNotEmptyError(ValueError):
@@ -103,7 +105,7 @@ class DemoBuilder:
 
     def add_entry(self, data: Mapping[str, Any], night: date) -> None:
         """Add an entry with its runs and what the site decides about it; the first one is the baseline."""
-        self.now = datetime.combine(night, DEPARTS)
+        self.now = datetime.combine(night, NIGHT_START)
         season = self.track.season
         is_first = season.baseline_id is None
         entry = Entry.objects.create(
@@ -130,13 +132,14 @@ class DemoBuilder:
 
     def add_graph(self, entry: Entry, data: Mapping[str, Any]) -> TracedGraph:
         """Add the entry's graph the way its smoke job brings it."""
-        config = run_queue.get_entry_configuration(entry, self.track)
+        config = run_jobs.get_entry_configuration(entry, self.track)
         graph = graphs.queue_trace(entry, self.track, self.track.season, config, self.release)
         self.finish_job(graph.job, self.scorer, data["seconds"])
         for name, text in data["files"].items():
             blob = storage.store_bytes(text.encode())
             JobFile.objects.create(job=graph.job, path=f"{graphs.FOLDER}/{name}", blob=blob)
-        run_queue.request_reference(graph, self.release)
+        graphs.lock_season(graph.season_id)
+        run_queue.request_baseline_graph(graph, self.release)
         graphs.store_trace(graph, data["summary"], "")
         self.advance(data["seconds"])
         return graph
@@ -147,8 +150,8 @@ class DemoBuilder:
         run = Run(
             entry=entry, track=entry.track, season=entry.track.season, graph=graph, purpose=find_purpose(entry, data),
             state=Run.State.TRAINING, node_name=self.trainer.name,
-            node_class=f"{self.content['machine']['cpus']} CPU cores", seconds_void=SHARED, created_at=begins,
-            started_at=begins, **{name: data[name] for name in ("seed", "budget", "config")},
+            node_class=f"{self.content['machine']['cpus']} CPU cores", seconds_void=VOID_SECONDS_REASON,
+            created_at=begins, started_at=begins, **{name: data[name] for name in ("seed", "budget", "config")},
         )  # fmt: skip
         run.job = self.add_job(run, "train", self.trainer, seconds)
         run.save()
@@ -196,7 +199,7 @@ class DemoBuilder:
     def add_proposed_entry(self, sha: str, today: datetime) -> None:
         """Add an entry that waits for approval."""
         self.now, track = today, self.track
-        title, architecture, hypothesis = PROPOSED
+        title, architecture, hypothesis = PROPOSED_ENTRY
         entry = Entry.objects.create(
             kind=Entry.Kind.ARCHITECTURE, title=title, architecture=architecture, hypothesis=hypothesis, sha=sha,
             author="demo author", repository=settings.MAIN_REPOSITORY, track=track, created_at=today,
@@ -212,8 +215,8 @@ class DemoBuilder:
 def create_track(content: Mapping[str, Any]) -> Track:
     season = Season.objects.create(name="Demo season", active=False, **content["season"])
     track = Track(
-        slug="small", name="Demo: 0.4 teraFLOPs on one core", description=ABOUT, season=season, expected_seconds=30.0,
-        is_default=True, seeds=3, probe_seconds=0.0,
+        slug="small", name="Demo: 0.4 teraFLOPs on one core", description=TRACK_DESCRIPTION, season=season,
+        expected_seconds=30.0, is_default=True, seeds=3, probe_seconds=0.0,
         **{name: content[name] for name in ("budget", "config", "ladder", "suite", "suite_limit")},
     )  # fmt: skip
     track.full_clean()

@@ -1,4 +1,4 @@
-"""How a demo is told from what people did: on every page, by the node that its runs were trained on."""
+"""The label of demo data: runs that were trained on the node of this name, shown with this text on every page."""
 
 from __future__ import annotations
 

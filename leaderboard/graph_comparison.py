@@ -1,11 +1,9 @@
-"""An entry's graph for its page: costs, operators, and how it differs from main's graph on the same track."""
+"""An entry's graph for its page: costs, operators, and how it differs from a reference, main's or the baseline's."""
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,36 +13,44 @@ from django.core.cache import cache
 from leaderboard import caps
 from leaderboard.caps import CappedValue
 from leaderboard.formatting import MISSING, SPACE, binary, compact, power
-from leaderboard.graphs import FOLDER, GraphFileDict, list_files
+from leaderboard.graph_diffs import SELECTION, GraphDiff, compare_files
+from leaderboard.graphs import FOLDER, GraphFileDict, list_download_links
 from leaderboard.models import Entry, TracedGraph
 from leaderboard.submissions import diffs
-from leaderboard.submissions.diffs import Hunk
 from scheduler import storage
 from scheduler.models import JobFile
 
-LISTED_FILE = f"{FOLDER}/train.json"
-SELECTION = "result::item"
-"""Takes one of several results of a call. It computes nothing, so pages leave it out."""
-MAX_FILE_BYTES = 8 * 2**20
-MAX_CALLS = 4000  # of a graph whose calls are compared line by line
+TRAINING, EVALUATION, INITIALIZATION = "train.json", "eval.json", "init.json"
+SECTIONS = {
+    TRAINING: "Training graph",
+    EVALUATION: "Evaluation graph",
+    INITIALIZATION: "Initialization, constants and stored tensors",
+}
+TO_REFERENCE, TO_TRAINING = "the reference’s", "its training graph"
+MAX_FILE_BYTES = 2 * 2**20
+"""Calls of the demo's graphs have about 100 bytes each, so `graph_diffs.MAX_LINES` of them have 0.4 MB."""
+CLAIM_SECONDS = 120
+"""Then another request compares two graphs whose comparison did not end."""
 MAX_OPERATORS = 40
 MAX_SHARES = 8
+GraphContents = dict[str, bytes | None]
+"""Name of a file -> its content."""
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "flops_per_token": ("training FLOPs per token", partial(power, digits=3)),
     "scoring_flops_per_token": ("scoring FLOPs per token", partial(power, digits=3)),
-    "parameters": ("parameters", compact),
+    "parameters": ("trained parameters", compact),
     "stored_bytes": ("stored tensors", binary),
-    "constant_bytes": ("constants", binary),
+    "constant_bytes": ("constants and calls", binary),
 }
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """A cost beside main's. All but the name and the value may be empty."""
+    """A cost beside the reference's. All but the name and the value may be empty."""
 
     name: str
     value: str
-    main: str
+    reference: str
     difference: str
 
 
@@ -54,14 +60,14 @@ class OperatorRow:
 
     name: str
     calls: int
-    main_calls: int | None
+    reference_calls: int | None
     """None: there is nothing to compare with."""
     percent: float
     """Length of its bar."""
 
     @property
     def change(self) -> int:
-        return self.calls - (self.calls if self.main_calls is None else self.main_calls)
+        return self.calls - (self.calls if self.reference_calls is None else self.reference_calls)
 
     @property
     def signed_change(self) -> str:
@@ -77,58 +83,70 @@ class ShareRow:
 
 
 @dataclass(frozen=True)
+class DiffSection:
+    """How one file of the graph differs from others."""
+
+    title: str
+    diffs: list[GraphDiff]
+
+
+@dataclass(frozen=True)
 class GraphView:
     graph: TracedGraph
-    main: TracedGraph | None
-    missing_main: str
+    reference: TracedGraph | None
+    """Of the commit of main that the entry changes, or else of the season's baseline."""
+    missing_reference: str
     """Why there is nothing to compare with."""
     files: list[GraphFileDict]
     costs: list[CostRow]
     capped: list[CappedValue]
     shares: list[ShareRow]
     operators: list[OperatorRow]
-    changes: list[Hunk]
+    sections: list[DiffSection] | None
+    """None: another request compares the graphs at the moment."""
 
 
 def build_graph_view(entry: Entry) -> GraphView | None:
     """Return the entry's newest graph on its track; None before it is traced."""
-    graphs = TracedGraph.objects.select_related("entry", "season", "job", "reference__entry", "reference__season")
+    graphs = TracedGraph.objects.select_related(
+        "entry", "season", "job", "baseline_graph__entry", "baseline_graph__season"
+    )
     graph = graphs.exclude(hash="").filter(track=entry.track, entry=entry).last()
     if graph is None:
         return None
-    main = find_main_graph(graph)
+    reference = find_reference(graph)
     return GraphView(
         graph=graph,
-        main=main,
-        costs=[build_cost(name, graph, main) for name in COSTS if name in graph.summary],
-        missing_main="" if main else caps.explain_missing_reference(graph),
-        files=list_files(graph),
+        reference=reference,
+        costs=[build_cost(name, graph, reference) for name in COSTS if name in graph.summary],
+        missing_reference="" if reference else caps.explain_missing_baseline_graph(graph),
+        files=list_download_links(graph),
         capped=[value for value in caps.list_values(graph) if value.cap is not None],
         shares=list_shares(graph.summary),
-        operators=list_operators(graph.summary, main.summary if main else None),
-        changes=list_changes(graph, main) if main else [],
+        operators=list_operators(graph.summary, reference.summary if reference else None),
+        sections=list_sections(graph, reference),
     )
 
 
-def find_main_graph(graph: TracedGraph) -> TracedGraph | None:
+def find_reference(graph: TracedGraph) -> TracedGraph | None:
     """Return the graph of the commit of main that the entry changes, else the baseline's, at the same configuration."""
-    reference = graph.reference
-    if reference is None or not reference.hash:
+    baseline = graph.baseline_graph
+    if baseline is None or not baseline.hash:
         return None
     same = TracedGraph.objects.select_related("entry").exclude(hash="").filter(entry__kind=Entry.Kind.MAIN, problem="")
-    same = same.filter(track=graph.track_id, season=graph.season_id, config_hash=reference.config_hash)
-    same = same.filter(summary__vocabulary_size=reference.summary["vocabulary_size"], entry__sha=graph.entry.base_sha)
-    return same.exclude(entry=graph.entry_id).last() or reference
+    same = same.filter(track=graph.track_id, season=graph.season_id, config_hash=baseline.config_hash)
+    same = same.filter(summary__vocabulary_size=baseline.summary["vocabulary_size"], entry__sha=graph.entry.base_sha)
+    return same.exclude(entry=graph.entry_id).last() or baseline
 
 
-def build_cost(name: str, graph: TracedGraph, main: TracedGraph | None) -> CostRow:
+def build_cost(name: str, graph: TracedGraph, reference: TracedGraph | None) -> CostRow:
     label, write = COSTS[name]
-    value, reference = graph.summary[name], main.summary.get(name) if main else None
+    value, compared = graph.summary[name], reference.summary.get(name) if reference else None
     return CostRow(
         label,
         write(value) if value else "0",
-        MISSING if reference is None else write(reference) if reference else "0",
-        format_change(value, reference),
+        MISSING if compared is None else write(compared) if compared else "0",
+        format_change(value, compared),
     )
 
 
@@ -148,15 +166,13 @@ def list_shares(summary: Mapping[str, Any]) -> list[ShareRow]:
     return [row for row in rows[:MAX_SHARES] if row.percent]
 
 
-def list_operators(summary: Mapping[str, Any], main: Mapping[str, Any] | None) -> list[OperatorRow]:
-    """Return the operators of the forward pass, the most frequent first, with those that only main has."""
-    calls, main_calls = count_calls(summary), count_calls(main) if main else None
+def list_operators(summary: Mapping[str, Any], reference: Mapping[str, Any] | None) -> list[OperatorRow]:
+    """Return the operators of the forward pass, the most frequent first, with those that only the reference has."""
+    calls, compared = count_calls(summary), count_calls(reference) if reference else None
     most = max(calls.values(), default=0) or 1
-    names = sorted({*calls, *(main_calls or {})}, key=lambda name: (-calls[name], name))
+    names = sorted({*calls, *(compared or {})}, key=lambda name: (-calls[name], name))
     return [
-        OperatorRow(
-            name, calls[name], None if main_calls is None else main_calls[name], round(100 * calls[name] / most, 1)
-        )
+        OperatorRow(name, calls[name], None if compared is None else compared[name], round(100 * calls[name] / most, 1))
         for name in names[:MAX_OPERATORS]
     ]
 
@@ -169,49 +185,39 @@ def count_calls(summary: Mapping[str, Any]) -> Counter[str]:
     return found
 
 
-# --- the diff of two graphs -------------------------------------------------------------------------------------------
+# --- differences ------------------------------------------------------------------------------------------------------
 
 
-def list_changes(graph: TracedGraph, main: TracedGraph) -> list[Hunk]:
-    """Return the differences of the lists of calls; empty where a list is missing or too long."""
-    if graph.hash == main.hash:
-        return []
-    key = f"graph-diff:{graph.hash}:{main.hash}"
-    hunks: list[Hunk] | None = cache.get(key)
-    if hunks is None:
-        listings = [read_listing(each) for each in (main, graph)]
-        hunks = compare_listings(*listings) if all(0 < len(listing) <= MAX_CALLS for listing in listings) else []
-        cache.set(key, hunks, diffs.CACHE_SECONDS)
-    return hunks
+def list_sections(graph: TracedGraph, reference: TracedGraph | None) -> list[DiffSection] | None:
+    """Return how the graph differs from the reference's, and its evaluation from its training.
+
+    Two graphs are compared once: it takes seconds for large ones. None while another request compares them, or while
+    the cache does not answer. What prevents a comparison is in the files, so it is stored, too.
+    """
+    key = f"graph-diffs:{graph.hash}:{reference.hash if reference else ''}"
+    sections: list[DiffSection] | None = cache.get(key)
+    if sections is None and cache.add(f"{key}:claim", True, CLAIM_SECONDS):
+        sections = compare_graphs(read_files(graph), read_files(reference) if reference else None)
+        cache.set(key, sections, diffs.CACHE_SECONDS)
+    return sections
 
 
-def compare_listings(before: Sequence[str], after: Sequence[str]) -> list[Hunk]:
-    lines = difflib.unified_diff(before, after, lineterm="", n=2)
-    text = "\n".join(["diff --git a/graph b/graph", *lines])
-    return [hunk for file in diffs.parse_diff(text) for hunk in file.hunks]
+def compare_graphs(own: GraphContents, reference: GraphContents | None) -> list[DiffSection]:
+    sections = []
+    for file, title in SECTIONS.items():
+        found = []
+        if reference is not None:
+            found.append(compare_files(TO_REFERENCE, reference[file], own[file]))
+        if file == EVALUATION:
+            found.append(compare_files(TO_TRAINING, own[TRAINING], own[file]))
+        if found:
+            sections.append(DiffSection(title, found))
+    return sections
 
 
-def read_listing(graph: TracedGraph) -> list[str]:
-    """Return one line for each call of the training graph: its operator and its module."""
-    file = JobFile.objects.filter(job=graph.job_id, path=LISTED_FILE).select_related("blob").first()
-    if file is None or file.blob.size > MAX_FILE_BYTES:
-        return []
-    try:
-        content = json.loads(storage.read_blob(file.blob))
-        return list(describe_calls(content))
-    except (ValueError, RecursionError):
-        return []
-
-
-def describe_calls(content: object) -> Iterator[str]:
-    """Yield the calls of all graphs in the file, those of regions included."""
-    if isinstance(content, Mapping):
-        if isinstance(name := content.get("operator"), str):
-            module = content.get("module")
-            if name != SELECTION:
-                yield f"{name}  {module}" if isinstance(module, str) and module else name
-        for value in content.values():
-            yield from describe_calls(value)
-    elif isinstance(content, list):
-        for value in content:
-            yield from describe_calls(value)
+def read_files(graph: TracedGraph) -> GraphContents:
+    """Return the files that are compared; None for a missing or a too large one."""
+    paths = {f"{FOLDER}/{name}": name for name in SECTIONS}
+    files = JobFile.objects.filter(job=graph.job_id, path__in=paths, blob__size__lte=MAX_FILE_BYTES)
+    contents: GraphContents = dict.fromkeys(SECTIONS)
+    return contents | {paths[file.path]: storage.read_blob(file.blob) for file in files.select_related("blob")}

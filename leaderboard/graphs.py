@@ -26,9 +26,9 @@ EXPECTED_SECONDS = 90.0
 LIMITS = protocol.JobLimits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
 TRACED_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
 FOLDER = "graph"
-NO_GRAPH = "It was not traced, so it cannot be trained on this track."
+NO_GRAPH = "It was not traced, so it cannot be trained on this track. Its smoke run says what to change."
 MODEL_SETTINGS = ("arch", "preset", "model", "recipe", "train.sequence_length")
-"""Settings of a configuration that change the graph."""
+"""Settings of a configuration that change the graph. Its costs are those of a micro-batch of one row, for any batch."""
 SIZES = ("model.depth", "train.sequence_length")
 """Where one is not set, it follows from budget and device."""
 
@@ -72,13 +72,13 @@ def request_graph(run: Run, config: Mapping[str, Any], release: Blob) -> TracedG
     Requires `lock_season`.
     """
     entry = Entry.objects.get(pk=run.entry_id)
-    same = TracedGraph.objects.select_related("entry", "season", "reference").filter(
+    candidates = TracedGraph.objects.select_related("entry", "season", "baseline_graph").filter(
         entry=entry, track=run.track, season=run.season, problem=""
     )
-    same = same.filter(config_hash=hash_config(config))
+    candidates = candidates.filter(config_hash=hash_config(config))
     if run.season.vocabulary_size:  # an earlier smoke test did not know it
-        same = same.filter(Q(hash="") | Q(summary__vocabulary_size=run.season.vocabulary_size))
-    return same.last() or queue_trace(entry, run.track, run.season, config, release)
+        candidates = candidates.filter(Q(hash="") | Q(summary__vocabulary_size=run.season.vocabulary_size))
+    return candidates.last() or queue_trace(entry, run.track, run.season, config, release)
 
 
 def queue_trace(entry: Entry, track: Track, season: Season, config: Mapping[str, Any], release: Blob) -> TracedGraph:
@@ -122,7 +122,7 @@ def build_smoke_job(entry: Entry, track: Track, release: Blob) -> dict[str, Any]
 
 def store_trace(graph: TracedGraph, summary: Mapping[str, Any] | None, problem: str) -> None:
     """Store what the smoke job left, once. `problem`: why there is no graph, if there is none."""
-    if summary is not None and (files := build_files(graph.job, str(summary.get("hash")))):
+    if summary is not None and (files := load_graph_files(graph.job, str(summary.get("hash")))):
         graph.hash, graph.summary = files.hash, plain_json(dict(summary))
         graph.save(update_fields=["hash", "summary"])
         check_caps(graph)
@@ -133,18 +133,18 @@ def store_trace(graph: TracedGraph, summary: Mapping[str, Any] | None, problem: 
 
 def check_caps(graph: TracedGraph) -> None:
     """Store which of the season's caps the graph exceeds."""
-    graph.problem = caps.explain_excess(graph)[:500]
+    graph.problem = caps.describe_cap_violations(graph)[:500]
     graph.save(update_fields=["problem"])
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def get_files(graph: TracedGraph | None) -> protocol.GraphFiles | None:
+def build_order_files(graph: TracedGraph | None) -> protocol.GraphFiles | None:
     """Return the graph for an order; None: the entry's Python is run."""
     if graph is None:
         return None
-    files = build_files(graph.job, graph.hash)
+    files = load_graph_files(graph.job, graph.hash)
     assert files is not None, f"checked before it was stored: the files of {graph}"
     return files
 
@@ -158,9 +158,9 @@ class GraphFileDict(TypedDict):
     url: str
 
 
-def list_files(graph: TracedGraph | None) -> list[GraphFileDict]:
+def list_download_links(graph: TracedGraph | None) -> list[GraphFileDict]:
     """Return the four files of a traced graph; empty without one."""
-    files = build_files(graph.job, graph.hash) if graph and graph.hash else None
+    files = load_graph_files(graph.job, graph.hash) if graph and graph.hash else None
     if files is None:
         return []
     return [
@@ -180,7 +180,7 @@ def find_file_blob(graph_hash: str, name: str) -> Blob | None:
     return file.blob if file else None
 
 
-def build_files(job: Job, graph_hash: str) -> protocol.GraphFiles | None:
+def load_graph_files(job: Job, graph_hash: str) -> protocol.GraphFiles | None:
     """Return the graph that a smoke job left; None if it left none with this hash."""
     found = JobFile.objects.filter(job=job, path__startswith=f"{FOLDER}/").select_related("blob")
     blobs = {file.path.removeprefix(f"{FOLDER}/"): file.blob for file in found}

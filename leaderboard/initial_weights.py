@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django.db import transaction
+
 from scheduler import storage
 from scheduler.models import Checkpoint, JobFile
 from trainer import protocol
@@ -54,21 +56,26 @@ def get_run_file(run: Run) -> JobFile | None:
 
 
 def list_steps(run: Run) -> list[int]:
-    """Return the steps of a run's checkpoints with files and of its releases, the last one first."""
+    """Return the steps of a run's checkpoints with files and of its milestones, the last one first."""
     stored = Checkpoint.objects.with_files().filter(job=run.job_id)
     checkpoints = stored.values_list("step", flat=True) if run.job_id else ()
     return sorted({*checkpoints, *run.publications.values_list("step", flat=True)}, reverse=True)
 
 
 def get_checkpoint_at(run: Run, step: int) -> Checkpoint:
-    """Return the checkpoint of a step, restored from a release if its files were deleted. Raises ValueError."""
-    found = Checkpoint.objects.with_files().filter(job=run.job_id, step=step).first() if run.job_id else None
+    """Return the checkpoint of a step, or else one with the weights of a milestone. Raises ValueError."""
+    if run.job_id is None:
+        raise ValueError(f"Run {run.pk} has no checkpoint of step {step}.")
+    found = Checkpoint.objects.with_files().filter(job=run.job_id, step=step).order_by("from_milestone").first()
     if found is not None:
         return found
-    release = run.publications.filter(step=step).first()
-    if release is None or run.job_id is None:
-        raise ValueError(f"Run {run.pk} has no checkpoint of step {step}.")
-    fields = {"defaults": {"files_deleted_at": None}, "create_defaults": {"manifest": release.manifest}}
-    restored, _ = Checkpoint.objects.update_or_create(job_id=run.job_id, step=step, **fields)
-    restored.blobs.add(*release.blobs.all())
-    return restored
+    with transaction.atomic():
+        # Locked, so that its deletion does not take the files away meanwhile.
+        milestone = run.publications.select_for_update().filter(step=step).first()
+        if milestone is None:
+            raise ValueError(f"Run {run.pk} has no checkpoint of step {step}.")
+        weights, _ = Checkpoint.objects.get_or_create(
+            job_id=run.job_id, step=step, from_milestone=True, defaults={"manifest": milestone.manifest}
+        )
+        weights.blobs.set(milestone.blobs.all())
+    return weights

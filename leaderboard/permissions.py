@@ -52,8 +52,8 @@ def is_maintainer(user: AnyUser) -> bool:
 
 
 def is_core(user: AnyUser) -> bool:
-    """Whether nodes that are lent to the core run the user's entries. Staff belongs to the core."""
-    return bool(get_roles(user)) or bool(getattr(user, "is_staff", False))
+    """Whether nodes that are lent to the core run the user's entries: any role, not access to the admin alone."""
+    return bool(get_roles(user))
 
 
 def can_approve(user: AnyUser, entry: Entry) -> bool:

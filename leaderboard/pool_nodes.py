@@ -8,8 +8,11 @@ from scheduler.models import Lease, Node
 
 
 def find_working_nodes() -> QuerySet[Node]:
-    """Return all nodes that may work, with `node.now`: their active leases."""
+    """Return the nodes that have polled and may work, with `node.now`: their active leases.
+
+    A volunteer can be registered under any name by any visitor, so registrations without a poll are not listed.
+    """
     active = Lease.objects.filter(state=Lease.State.ACTIVE).order_by("slot")
     active = active.select_related("job__run", "job__scored_run")
-    come = Node.objects.exclude(state=Node.State.BANNED).exclude(token_hash=None, last_seen=None)
-    return come.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))
+    polled = Node.objects.exclude(state=Node.State.BANNED).exclude(last_seen=None)
+    return polled.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))

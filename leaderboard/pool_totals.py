@@ -1,4 +1,4 @@
-"""What the pool has done since it began: a handful of sums, read at most once a minute."""
+"""Totals of the pool since its start, computed at most once a minute."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from leaderboard.models import Run
 from scheduler.models import Lease
 from scheduler.sponsors import contributions
 
-KEPT_SECONDS = 60
+CACHE_SECONDS = 60
 KEY = "pool:totals"
 
 
 @dataclass(frozen=True)
 class Totals:
-    given: contributions.LentTotals
-    """All leases, of lent nodes and of the site's own."""
+    lent: contributions.LentTotals
+    """Of all leases, those of the site's own nodes included."""
     tokens: int
-    """Trained on, by every run that a node worked on."""
-    judged: int
-    """Runs with a verdict."""
+    """Tokens that all runs on nodes were trained on."""
+    scored_runs: int
 
 
-def totals() -> Totals:
-    """Return the sums. Three queries, or none."""
-    kept: Totals | None = cache.get(KEY)
-    if kept is None:
-        kept = counted()
-        cache.set(KEY, kept, KEPT_SECONDS)
-    return kept
+def get_totals() -> Totals:
+    """Return the totals, from the cache if they are there."""
+    totals: Totals | None = cache.get(KEY)
+    if totals is None:
+        totals = compute_totals()
+        cache.set(KEY, totals, CACHE_SECONDS)
+    return totals
 
 
-def counted() -> Totals:
+def compute_totals() -> Totals:
+    """Compute the totals with three queries."""
     worked_on = Run.objects.filter(job__isnull=False)
     return Totals(
-        given=contributions.add_totals(contributions.sum_leases_by_node(Lease.objects.all()).values()),
+        lent=contributions.add_totals(contributions.sum_leases_by_node(Lease.objects.all()).values()),
         tokens=worked_on.order_by().aggregate(total=Sum("tokens"))["total"] or 0,
-        judged=worked_on.filter(state=Run.State.FINISHED, bits_per_byte__isnull=False).count(),
+        scored_runs=worked_on.filter(state=Run.State.FINISHED, bits_per_byte__isnull=False).count(),
     )

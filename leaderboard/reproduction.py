@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from leaderboard.models import Run
-from leaderboard.runs import get_configuration
+from leaderboard.run_jobs import get_configuration
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]+")

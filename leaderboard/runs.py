@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from leaderboard import caps, graphs, initial_weights, permissions, track_hours, unrelated_nodes
+from leaderboard import caps, graphs, initial_weights, run_jobs, scoring_work
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
-from scheduler import matching, storage, transitions
+from scheduler import storage, transitions
+from scheduler.job_kinds import PoolTrack
 from scheduler.models import Blob, Event, Job
 from trainer import protocol
 from trainer.accounting.budget import Budget
-from trainer.accounting.training_size import compute_upload_seconds
 
 SITE = "site"
 SEEDS = 2**31  # seeds are smaller, which every library's generator accepts
-CHECKPOINT_EVERY = "30s"  # the default of `dailytrain train`
-SWARM_PROCESSES = 4096
 MIN_BUDGET_LEFT = 1e-3  # share of the budget that a rewind must leave
-SCORE_SECONDS = 120.0  # expected, for the order of the queue
-SCORE_WALL_SECONDS = 3600.0
-PRIORITIES = {
-    Run.Purpose.NIGHTLY: Job.Priority.NIGHTLY,
-    Run.Purpose.CONFIRMATION: Job.Priority.CONFIRMATION,
-    Run.Purpose.LADDER: Job.Priority.LADDER,
-    Run.Purpose.REWIND: Job.Priority.MAINTAINER,
-    Run.Purpose.MONTHLY: Job.Priority.MAINTAINER,  # it takes days: nights and confirmations go first, until it ages
-}
 
 
 class RunError(ValueError):
@@ -88,6 +76,8 @@ def queue_run(
             "The machines of a swarm run the site's own code only, and this entry brings code of its own: nothing was"
             " queued. Its architecture can run here once it is on main."
         )
+    if run.track.followed_track_id is not None and run.release_id is None:
+        raise RunError(f"{run.track} fine-tunes the releases of another track only: submit the entry to that one.")
     release = release or storage.store_release()
     with transaction.atomic():
         awaited = prepare_run(run, release)
@@ -103,7 +93,7 @@ def queue_run(
         ):
             return False
         chosen = {} if priority is None else {"priority": priority}
-        run.job = Job.objects.create(**{**build_train_job(run, release), **chosen})
+        run.job = Job.objects.create(**{**run_jobs.build_train_job(run, release), **chosen})
         run.save(update_fields=["job", "graph"])
     return True
 
@@ -114,11 +104,11 @@ def prepare_run(run: Run, release: Blob) -> str:
         return "until the season's dataset is prepared"
     if graphs.needs_graph(run):
         graphs.lock_season(run.season_id)
-        run.graph = graphs.request_graph(run, get_configuration(run), release)
-        request_reference(run.graph, release)
+        run.graph = graphs.request_graph(run, run_jobs.get_configuration(run), release)
+        request_baseline_graph(run.graph, release)
         if run.graph.is_pending:
             return "for the smoke run that traces it"
-        if caps.needs_reference(run.graph):
+        if caps.needs_baseline_graph(run.graph):
             has_baseline = run.season.baseline_id is not None
             return "for the graph of the baseline" if has_baseline else "until the season has a baseline"
         graphs.check_caps(run.graph)  # they may have changed since it was traced
@@ -127,7 +117,7 @@ def prepare_run(run: Run, release: Blob) -> str:
     return "for its smoke run" if is_in_smoke_run else ""
 
 
-def request_reference(graph: TracedGraph, release: Blob) -> None:
+def request_baseline_graph(graph: TracedGraph, release: Blob) -> None:
     """Request the graph of the season's baseline at the same configuration, with which the graph is compared.
 
     Requires `graphs.lock_season`.
@@ -138,8 +128,8 @@ def request_reference(graph: TracedGraph, release: Blob) -> None:
     budget = graph.config["budget"]
     twin = Run(entry=baseline, track=graph.track, season=graph.season, budget=budget, seed=0)
     if graphs.needs_graph(twin):
-        graph.reference = graphs.request_graph(twin, get_configuration(twin), release)
-        graph.save(update_fields=["reference"])
+        graph.baseline_graph = graphs.request_graph(twin, run_jobs.get_configuration(twin), release)
+        graph.save(update_fields=["baseline_graph"])
 
 
 def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> bool:
@@ -162,16 +152,19 @@ def queue_waiting(season: Season, *, actor: str = SITE) -> int:
 def recheck_queued(season: Season, *, actor: str = SITE) -> int:
     """Let queued runs wait again whose graphs do not fit the season's new caps or baseline; return their number.
 
-    `queue_waiting` then requests what is missing, or fails them. Runs that a node has taken are left alone.
+    `queue_waiting` then requests what is missing, or fails them. Runs that a node has taken are left alone. Not for a
+    transaction that has locked the season: jobs are locked first.
     """
     release, count = storage.store_release(), 0
     reason = "The season's caps or baseline changed: its graph is checked again."
     for run in Run.objects.filter(season=season, state=Run.State.QUEUED, graph__isnull=False).order_by("pk"):
+        assert run.job_id is not None, "a queued run has a job"
         with transaction.atomic():
+            Job.objects.select_for_update(no_key=True).get(pk=run.job_id)
             graphs.lock_season(season.pk)
             graph = TracedGraph.objects.select_related("entry", "season__baseline", "track").get(runs=run)
-            request_reference(graph, release)
-            if caps.needs_reference(graph) or caps.explain_excess(graph):
+            request_baseline_graph(graph, release)
+            if caps.needs_baseline_graph(graph) or caps.describe_cap_violations(graph):
                 count += return_to_waiting(run, reason, actor)
     return count
 
@@ -189,160 +182,10 @@ def return_to_waiting(run: Run, reason: str, actor: str) -> bool:
     return run.change_state(Run.State.WAITING, since=[Run.State.QUEUED], actor=actor, message=reason, job=None)
 
 
-def get_track_names() -> dict[str, str]:
-    """Return slug -> name of the tracks (`settings.POOL_TRACKS`)."""
-    return dict(Track.objects.in_order().values_list("slug", "name"))
-
-
-def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
-    """Return the fields of the run's job. Without a release they are good for estimates only."""
-    limits = run.track.training_limits(run.part)
-    return {
-        "kind": "notebook" if is_notebook(run) else "train",
-        "priority": get_priority(run),
-        "impact": run.entry.impact,
-        "expected_seconds": run.expected_seconds,
-        "author": run.entry.author,
-        **get_code(run),
-        "checkpoint_seconds": run.expected_seconds if is_notebook(run) else get_checkpoint_seconds(run),
-        "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
-        **get_needs(run, limits),
-        **track_hours.get_job_columns(run),
-        "release": release,
-        **get_limit_columns(run),
-        **(unrelated_nodes.build_job_constraints(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
-        **(build_coordinator_fields(run, limits) if run.is_swarm else {}),
-    }
-
-
-def get_limit_columns(run: Run) -> dict[str, Any]:
-    """Return the job's columns with limits, computed from the sizes of the track's baseline and of the run's graph."""
-    uploads = run.track.upload_limits(get_graph_parameters(run))
-    return {
-        "limits": run.track.training_limits(run.part).model_dump(),
-        "max_file_bytes": uploads.file_bytes if uploads else None,
-        "max_lease_bytes": uploads.lease_bytes if uploads else None,
-    }
-
-
-def get_graph_parameters(run: Run) -> int:
-    """Return the number of parameters of the run's graph; 0 without one."""
-    return int(run.graph.summary.get("parameters", 0)) if run.graph else 0
-
-
-def get_upload_seconds(run: Run) -> float | None:
-    """Return the shortest time between two uploads of the run's checkpoints; None: each is uploaded.
-
-    With releases it is half the spacing of their marks at most, since a release is the first checkpoint after its mark.
-    """
-    checkpoint_bytes = run.track.get_checkpoint_bytes(get_graph_parameters(run))
-    if not checkpoint_bytes:
-        return None
-    seconds = compute_upload_seconds(checkpoint_bytes, run.expected_seconds)
-    if run.track.releases:
-        seconds = min(seconds, run.expected_seconds * run.track.releases / 200)
-    return seconds if seconds > get_checkpoint_seconds(run) else None
-
-
-def build_coordinator_fields(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
-    """Return the fields that differ for a swarm's coordinator: a trusted node of any hardware, and the site's code."""
-    return {
-        **get_scoring_needs(run, limits),
-        "kind": "swarm",
-        "needs_trusted": True,
-        "needs_gpus": 0,
-        "needs_gpu_memory_bytes": 0,
-        "limits": get_swarm_limits(limits).model_dump(),
-    }
-
-
-def get_swarm_limits(limits: protocol.JobLimits) -> protocol.JobLimits:
-    """Return the limits of one process of a swarm. The daemon for its connections has many threads."""
-    return limits.model_copy(update={"processes": max(limits.processes, SWARM_PROCESSES)})
-
-
-def get_code(run: Run) -> dict[str, Any]:
-    """Return the fields of the code that a job runs. Graphs and swarms need no file of the entry, and no sandbox."""
-    if run.graph_id is not None or run.is_swarm:
-        return {"entry": None, "needs_sandbox": False}
-    return {"entry": run.entry.bundle, "needs_sandbox": needs_sandbox(run)}
-
-
-def get_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
-    """Return the fields by which a training job is matched with nodes."""
-    track = run.track
-    needs = matching.parse_labels(tuple(track.needs_labels))
-    return {
-        "track": track.slug,
-        "from_core": is_from_core(run),
-        "needs_labels": list(needs.names),
-        "needs_gpus": needs.gpus,
-        "needs_gpu_memory_bytes": needs.gpu_memory_bytes,
-        "needs_memory_bytes": track.needs_memory_bytes,
-        "needs_disk_bytes": max(limits.disk_bytes, needs.disk_bytes),
-    }
-
-
-def is_from_core(run: Run) -> bool:
-    """Whether the site or a core member requested the run, so that nodes lent to the core may train it."""
-    return run.purpose != Run.Purpose.ENTRY or run.entry.kind == Entry.Kind.MAIN or is_core(run.entry)
-
-
-def is_core(entry: Entry) -> bool:
-    """Whether a core member requested the entry."""
-    return entry.requested_by is not None and permissions.is_core(entry.requested_by)
-
-
-def get_checkpoint_seconds(run: Run) -> float:
-    """Return the expected seconds between two checkpoints; 0 if unknown."""
-    try:
-        every = Budget.parse(str(get_configuration(run).get("checkpoint_every", CHECKPOINT_EVERY)))
-    except ValueError:  # the node reports the error
-        return 0.0
-    if every.kind == "seconds":
-        return every.amount
-    return (every.share_of(Budget.parse(run.budget)) or 0.0) * run.expected_seconds
-
-
-def merge_configs(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested configurations; later ones win."""
-    result: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            is_nested = isinstance(value, Mapping) and isinstance(result.get(name), dict)
-            result[name] = merge_configs(result[name], value) if is_nested else value
-    return result
-
-
-def get_configuration(run: Run) -> dict[str, Any]:
-    """Return the run's configuration: the track's, the entry's, a trial's, and what only the site sets."""
-    trial = run.track.trial.get("config", {}) if run.is_trial else {}
-    site = {"budget": run.budget, "seed": run.seed}
-    return merge_configs(get_entry_configuration(run.entry, run.track), trial, site)
-
-
-def get_entry_configuration(entry: Entry, track: Track) -> dict[str, Any]:
-    """Return the configuration of an entry's runs with the whole budget, without a seed."""
-    return merge_configs(track.config, entry.config, {"arch": entry.architecture, "budget": track.budget})
-
-
-def is_notebook(run: Run) -> bool:
-    """Whether the run executes notebooks, without checkpoints and scores."""
-    return run.entry.kind == Entry.Kind.NOTEBOOK
-
-
-def needs_sandbox(run: Run) -> bool:
-    """Whether the run's code is untrusted. `main` was reviewed, and swarms run the site's code."""
-    return run.entry.kind != Entry.Kind.MAIN and not run.is_swarm
-
-
-def get_priority(run: Run) -> Job.Priority:
-    if run.purpose in PRIORITIES:
-        return PRIORITIES[Run.Purpose(run.purpose)]
-    requester = run.entry.requested_by
-    if run.track.kind != Track.Kind.PLAYGROUND and requester and permissions.is_maintainer(requester):
-        return Job.Priority.MAINTAINER
-    return Job.Priority.COMMUNITY
+def list_pool_tracks() -> dict[str, PoolTrack]:
+    """Return the tracks of the current season by slug (`settings.POOL_TRACKS`)."""
+    rows = Track.objects.filter(season__active=True).in_order().values_list("slug", "name", "needs_labels")
+    return {slug: PoolTrack(name, tuple(labels)) for slug, name, labels in rows}
 
 
 def make_first_run(entry: Entry, *, budget: str = "", actor: str = SITE) -> Run:
@@ -360,7 +203,7 @@ def queue_whole_run(run: Run) -> None:
 def queue_score(run: Run) -> bool:
     """Queue a trained run's score job, once; return whether this call did."""
     with transaction.atomic():
-        job = Job.objects.create(**build_score_job(run))
+        job = Job.objects.create(**run_jobs.build_score_job(run, scoring_work.get_suite(run)))
         ours = Run.objects.unscored().filter(pk=run.pk).update(score_job=job, revision=F("revision") + 1)
         if ours:
             Event.record(SITE, run, "Queued for scoring on a trusted node.")
@@ -368,29 +211,6 @@ def queue_score(run: Run) -> bool:
             job.delete()
     run.refresh_from_db(fields=["score_job", "revision"])
     return ours == 1
-
-
-def build_score_job(run: Run) -> dict[str, Any]:
-    """Return the fields of the job that scores a run or one of its releases."""
-    assert run.job is not None, "a run with weights has a job"
-    limits = run.track.training_limits().model_copy(update={"wall_seconds": SCORE_WALL_SECONDS})
-    return {
-        "kind": "score",
-        "priority": Job.Priority.SCORE,
-        "expected_seconds": SCORE_SECONDS,
-        "author": run.entry.author,
-        "needs_trusted": True,
-        **get_scoring_needs(run, limits),
-        **get_code(run),
-        "release": run.job.release,
-        "limits": limits.model_dump(),
-    }
-
-
-def get_scoring_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
-    """Return the needs of scoring: those of training without labels and with one GPU at most."""
-    needs = get_needs(run, limits)
-    return {**needs, "needs_labels": [], "needs_gpus": min(needs["needs_gpus"], 1)}
 
 
 def retry_run(run: Run, *, actor: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -11,6 +12,8 @@ MAX_LEAVES = 400
 MAX_DEPTH = 5
 MAX_INTEGER = 2**53  # beyond that JSON readers (and JavaScript) lose digits
 WORD_JOINER = "\u2060"  # invisible
+# What is valid in JSON and not in a database's text: NUL, and halves of surrogate pairs.
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~&$])")
 
 
@@ -44,6 +47,30 @@ def plain_json(value: Any) -> Any:
         return None
 
     return copy(value, 0)
+
+
+def replace_unstorable(value: Any) -> Any:
+    """Return the JSON value with a replacement character for each one that no database stores."""
+    if isinstance(value, str):
+        return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, dict):
+        return {replace_unstorable(name): replace_unstorable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [replace_unstorable(inner) for inner in value]
+    return value
+
+
+def check_storable(value: Any) -> None:
+    """Raise ValueError if no database stores the JSON value: for NaN, infinities, NUL and lone surrogates."""
+    try:
+        json.dumps(value, allow_nan=False)
+        is_clean = replace_unstorable(value) == value
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        raise ValueError("NaN and infinite numbers are not allowed") from None
+    if not is_clean:
+        raise ValueError("null bytes and lone surrogates are not allowed")
 
 
 def escape_markdown(text: str) -> str:

@@ -12,10 +12,10 @@ from leaderboard import events, outbox, track_hours
 from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, score, swarm, train
 from leaderboard.models import Track
-from leaderboard.notifications import delivery
-from leaderboard.publishing import datasets, releases
+from leaderboard.notifications import delivery, site_alerts
+from leaderboard.publishing import datasets, release_finetunes, releases, season_datasets
 from leaderboard.rankings import confirmations, standings_store
-from leaderboard.schedule import ladder
+from leaderboard.schedule import ladder, preparations
 from leaderboard.schedule.monthly import start_monthly_runs
 from leaderboard.schedule.nightly import start_nightly_runs
 
@@ -30,10 +30,29 @@ def monthly() -> None:
     start_monthly_runs(timezone.now())
 
 
+@shared_task(acks_late=False)  # type: ignore[untyped-decorator]
+def prepare_season(preparation: int) -> None:
+    """Take hours without a time limit. Acknowledged first, since the broker sends unfinished tasks again after an hour;
+    `continue_preparations` resumes it if this worker dies."""
+    preparations.run_preparation(preparation)
+
+
+@shared_task(acks_late=False)  # type: ignore[untyped-decorator]
+def continue_preparations() -> None:
+    preparations.continue_preparations()
+
+
 @shared_task  # type: ignore[untyped-decorator]
 def send_morning_report() -> None:
     with transaction.atomic():
         delivery.notify_subscribers("morning", timezone.now().astimezone(UTC).date().isoformat())
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def send_alerts() -> None:
+    for about in site_alerts.list_due_alerts(timezone.now()):
+        with transaction.atomic():
+            delivery.notify_subscribers("alert", about)
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -42,9 +61,19 @@ def update_track_hours() -> None:
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def cut_releases() -> None:
-    releases.cut_releases()
+def publish_and_score_releases() -> None:
+    releases.publish_last_releases()
     score.queue_release_scores()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def finetune_releases() -> None:
+    release_finetunes.start_finetunes()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def delete_old_milestones() -> None:
+    releases.delete_old_milestones(timezone.now())
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -105,6 +134,7 @@ def delete_old_payloads() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def publish_datasets() -> None:
     datasets.enqueue_datasets()
+    season_datasets.enqueue_seasons()
 
 
 @shared_task  # type: ignore[untyped-decorator]

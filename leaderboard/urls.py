@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from leaderboard.views import (
+    api_tokens,
     board,
     calendar,
     compare,
@@ -14,12 +15,14 @@ from leaderboard.views import (
     feeds,
     formats,
     generate,
+    learned,
     notifications,
     pool,
     runs,
     swarms,
 )
 from leaderboard.views.formats import with_formats
+from leaderboard.views.metrics import metrics
 from scheduler.page_cache import cache_public
 
 board_page = with_formats(cache_public(board.board), table=formats.export_board, embed=embeds.embed_board)
@@ -34,6 +37,7 @@ nodes_page = with_formats(cache_public(pool.nodes), table=formats.export_nodes)
 
 urlpatterns = [
     path("", board_page, name="board"),
+    path("metrics", metrics, name="metrics"),
     path("tracks/<slug:slug>/", track_page, name="track"),
     path("tracks/<slug:slug>/reported/", board.track_reported, name="track-reported"),
     path("tracks/<slug:slug>/card.png", feeds.track_card, name="track-card"),
@@ -51,6 +55,7 @@ urlpatterns = [
     path("runs/<int:run_id>/", run_page, name="run"),
     path("runs/<int:run_id>/live.json", runs.run_live, name="run-live"),
     path("runs/<int:run_id>/swarm/", cache_public(swarms.swarm), name="run-swarm"),
+    path("runs/<int:run_id>/swarm/write/", swarms.swarm_write, name="run-swarm-write"),
     path("runs/<int:run_id>/swarm/live.json", swarms.swarm_live, name="run-swarm-live"),
     path("runs/<int:run_id>/swarm.json", swarms.swarm_events, name="run-swarm-record"),
     path("runs/<int:run_id>/lineage.json", runs.run_lineage, name="run-lineage"),
@@ -63,9 +68,11 @@ urlpatterns = [
     path("calendar.ics", calendar.calendar_feed_view, name="calendar-feed"),
     path("runs/<int:run_id>/curve.png", downloads.run_picture, name="run-picture"),
     path("runs/<int:run_id>/curve.csv", downloads.run_csv, name="run-csv"),
+    path("accounts/tokens/", api_tokens.list_tokens, name="api-tokens"),
+    path("accounts/tokens/<int:token_id>/revoke/", api_tokens.revoke, name="api-token-revoke"),
     path("accounts/notices/", notifications.mine, name="notices"),
     path("accounts/notices/<int:subscription_id>/<slug:action>/", notifications.act, name="notice-act"),
-    path("notices/<slug:word>/<str:token>/", notifications.letter, name="notice-letter"),
+    path("notices/<slug:word>/<str:token>/", notifications.confirm_or_stop_notices, name="notice-link"),
     path("runs/<int:run_id>/weights/<slug:name>/<path:path>", downloads.run_weights, name="run-weights"),
     path("runs/<int:run_id>/parts/<int:part>/<path:path>", downloads.notebook_file, name="notebook-file"),
     path("graphs/<str:graph_hash>/<str:name>", downloads.graph_file, name="graph-file"),
@@ -75,6 +82,7 @@ urlpatterns = [
     path("try/", generate.try_it, name="try"),
     path("try/<slug:token>/", generate.generation, name="generation"),
     path("try/<slug:token>/live.json", generate.generation_live, name="generation-live"),
+    path("learned/", cache_public(learned.learned), name="learned"),
     path("about/", board.about, name="about"),
     path("acknowledgements/", cache_public(board.acknowledgements), name="acknowledgements"),
     path("nodes/live.json", pool.nodes_live, name="nodes-live"),

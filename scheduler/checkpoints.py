@@ -25,9 +25,10 @@ NEWEST_KEPT = 2
 
 def delete_superseded(job: Job) -> None:
     """Delete the files of checkpoints that the job's newest ones have superseded. Requires a transaction."""
-    before = Checkpoint.objects.filter(job=OuterRef("job"), step__lt=OuterRef("step")).order_by("-step")
+    before = Checkpoint.objects.uploaded().filter(job=OuterRef("job"), step__lt=OuterRef("step")).order_by("-step")
     kept = list(
-        job.checkpoints.with_files()
+        job.checkpoints.uploaded()
+        .with_files()
         .select_related("lease")
         .annotate(previous=Subquery(before.values("pk")[:1]))
         .order_by("step")

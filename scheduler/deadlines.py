@@ -6,12 +6,15 @@ Its owner's window closes, or the run has used the hours that its owner lends to
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import PurePosixPath
 
 from django.conf import settings
 
 from scheduler import node_slots
 from scheduler.matching import NodeSlot
 from scheduler.models import Job, Lease, Node
+from trainer.accounting.training_size import estimate_checkpoint_bytes
+from trainer.protocol.files import is_weights_file
 
 SAVE_SECONDS = 60.0
 """To write the last checkpoint. A guess."""
@@ -60,7 +63,16 @@ def estimate_notice_seconds(job: Job, node: Node) -> float:
 
 
 def estimate_upload_seconds(job: Job, node: Node) -> float:
-    """Return how long the upload of the next checkpoint takes, by the size of the last one. One query."""
-    last = job.checkpoints.order_by("-step").values_list("manifest", flat=True).first()
-    size = sum(int(file["size"]) for file in last["files"]) if last else 0
-    return size / float(node.hardware.get("network_bytes_per_second") or DEFAULT_UPLOAD_BYTES_PER_SECOND)
+    """Return how long the uploads at the end take, by the size of the last checkpoint. One query.
+
+    Before the first one, the size from which the job's limits were computed: a large one is sent only every few hours.
+    The next checkpoint, and a milestone that is pending: its weights are in bf16, half of the checkpoint's in fp32.
+    """
+    last = job.checkpoints.uploaded().order_by("-step").values_list("manifest", flat=True).first()
+    speed = float(node.hardware.get("network_bytes_per_second") or DEFAULT_UPLOAD_BYTES_PER_SECOND)
+    if last is None:
+        return estimate_checkpoint_bytes(job.max_file_bytes or 0) / speed
+    files = last["files"]
+    weights = [file for file in files if is_weights_file(PurePosixPath(file["path"]).name)]
+    size = sum(int(file["size"]) for file in files) + sum(int(file["size"]) for file in weights) / 2
+    return size / speed

@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from scheduler.models import Checkpoint, Job, Lease
+from scheduler.models import Blob, Checkpoint, Job, Lease
 from trainer import protocol
 
 
@@ -43,6 +43,10 @@ class JobKind:
 
     def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """A checkpoint has been uploaded."""
+
+    def handle_milestone(self, job: Job, milestone: protocol.Checkpoint, blobs: Sequence[Blob]) -> None:
+        """Weights at a percentage of the budget have been uploaded; after a resume perhaps again. The handler keeps
+        them."""
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         """The lease was lost or handed back; the job waits for another node."""
@@ -93,6 +97,14 @@ def group_by_kind(jobs: Iterable[Job]) -> Iterator[tuple[str, list[Job]]]:
         yield name, list(group)
 
 
-def list_tracks() -> dict[str, str]:
-    """Return the values of `Job.track` with their names. A node can be lent to one of them alone."""
+@dataclass(frozen=True)
+class PoolTrack:
+    """A track, as far as the pool knows it."""
+
+    name: str
+    needs_labels: tuple[str, ...] = ()
+
+
+def list_tracks() -> dict[str, PoolTrack]:
+    """Return the tracks by the values of `Job.track`. A node can be lent to one of them alone."""
     return import_string(settings.POOL_TRACKS)()  # type: ignore[no-any-return]

@@ -68,7 +68,7 @@ def claim_job(
         group = next((group for group in queue.find_fitting(node_slot) if not any(map(group.is_alike, tried))), None)
         if group is None:
             break
-        # Reserve before claiming: otherwise concurrent polls would all try the same job, and all but one in vain.
+        # Reserve before claiming: otherwise concurrent polls would all try the same job, and all but one would fail.
         if queue.reserve_job(group):
             if lease := lease_job_of_group(node, group, slot, queue, node_slot):
                 return lease
@@ -149,7 +149,7 @@ def create_lease(job: Job, node: Node, slot: int = 0) -> protocol.Lease:
 
 def build_job_spec(job: Job, lease: Lease) -> protocol.JobSpec:
     """Return what the node has to do. Raises JobOrderError if the job's kind fails to say."""
-    last = job.checkpoints.last() if lease.attempt > 1 else None
+    last = job.checkpoints.uploaded().last() if lease.attempt > 1 else None
     try:
         resume = protocol.Checkpoint.model_validate(last.manifest) if last else None
         return protocol.JobSpec(

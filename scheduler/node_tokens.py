@@ -93,7 +93,7 @@ def register_node(token: str, message: protocol.Register) -> tuple[Node, str]:
 
 def create_node(join: JoinToken, message: protocol.Register) -> Node:
     return Node.objects.create(
-        name=find_free_name(message.name.strip() or message.hardware.hostname or "node"),
+        name=find_free_name(message.name.strip() or message.hardware.hostname[:80].strip() or "node"),
         owner=join.owner,
         trusted=join.trusted,
         packets=Node.Packets.ONLY if join.for_packets else Node.Packets.NEVER,
@@ -148,7 +148,7 @@ def get_node_by_token(token: str) -> Node:
 def authenticate_lease(token: str, lease_id: int) -> Lease:
     """Return the lease of this token, active or not. Raises UnauthorizedError, ForbiddenError, RateLimitError."""
     hashed = hash_token(token)
-    lease = Lease.objects.select_related("node", "job").filter(pk=lease_id).first()
+    lease = poll_queries.find_lease(lease_id)
     if lease is None or not compare_digest(lease.token_hash, hashed):
         if token.startswith(("dtn_node_", "dtn_join_")):
             raise ForbiddenError("This call needs the lease's token, not the node's.")

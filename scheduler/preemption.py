@@ -92,7 +92,8 @@ def load_slots(now: datetime) -> Iterator[OccupiedSlot]:
     active = Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job")
     leases = {(lease.node_id, lease.slot): lease for lease in active}
     saved = dict(
-        Checkpoint.objects.filter(job__in=[lease.job_id for lease in leases.values() if lease.job.preemptible])
+        Checkpoint.objects.uploaded()
+        .filter(job__in=[lease.job_id for lease in leases.values() if lease.job.preemptible])
         .order_by()
         .values_list("job")
         .annotate(at=Max("created_at"))

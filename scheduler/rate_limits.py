@@ -23,7 +23,8 @@ PER_MINUTE = {
 }
 PER_HOUR = {
     "volunteer": 20,  # join tokens for packets, of one address
-    "ask": 30,  # requests for runs, with one token
+    "ask": 30,  # requests for runs, with the tokens of one user
+    "ask-address": 120,  # the same, from one address: each may fetch a repository
     "download": 120,  # of files of runs, from one address; each piece of a resumed download counts
     "generate": 20,  # prompts of one visitor
 }

@@ -45,9 +45,12 @@ def delete_expired(now: datetime | None = None) -> None:
 
 
 def delete_superseded_checkpoints(now: datetime) -> int:
-    later = Checkpoint.objects.filter(job=OuterRef("job"), step__gt=OuterRef("step"))
-    ended = {"job__state__in": transitions.FINAL_STATES, "job__finished_at__lt": now - timedelta(days=CHECKPOINT_DAYS)}
-    return sum(delete_checkpoint(checkpoint) for checkpoint in Checkpoint.objects.filter(Exists(later), **ended))
+    """Delete the checkpoints before a job's last one, and the unreferenced ones that were made of milestones."""
+    before = now - timedelta(days=CHECKPOINT_DAYS)
+    later = Checkpoint.objects.uploaded().filter(job=OuterRef("job"), step__gt=OuterRef("step"))
+    ended = Checkpoint.objects.filter(job__state__in=transitions.FINAL_STATES, job__finished_at__lt=before)
+    superseded = ended.filter(Q(Exists(later), from_milestone=False) | Q(from_milestone=True, created_at__lt=before))
+    return sum(map(delete_checkpoint, superseded))
 
 
 @transaction.atomic

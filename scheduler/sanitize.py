@@ -49,4 +49,6 @@ def sanitize_message(value: Any, depth: int = MAX_NESTING) -> Any:
 
 def replace_unstorable(text: str) -> str:
     """Return the text with `?` for NUL and lone surrogates; its length in bytes stays, for offsets."""
+    if text.isascii() and "\0" not in text:
+        return text
     return text.replace("\0", "?").encode("utf-8", "replace").decode()

@@ -124,21 +124,24 @@ def is_limit_too_low(lease: Lease) -> bool:
 def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequence[protocol.FileRef] = ()) -> None:
     """Record a checkpoint and its job files, and delete the files of checkpoints that it supersedes.
 
-    A repeat changes nothing. Raises InvalidMessageError for another checkpoint of the same step, and for one older than
-    the newest: it would split a stretch that is kept for a replay.
+    A milestone is handed to the kind of the job. A repeat changes nothing. Raises InvalidMessageError for another
+    checkpoint of the same step, and for one older than the newest: it would split a stretch that is kept for a replay.
     """
     lock_active_lease(lease)
     attach_files(lease, files)
     job = lease.job
-    manifest = message.model_dump(mode="json")
-    known = job.checkpoints.filter(step=message.step).first()
+    if message.milestone is not None:
+        get_job_kind(job).handle_milestone(job, message, get_complete_blobs(job, message.files))
+        return
+    manifest = message.model_dump(mode="json", exclude_none=True)
+    known = job.checkpoints.uploaded().filter(step=message.step).first()
     if known is not None:
         if known.manifest != manifest:
             raise InvalidMessageError(
                 f"This job already has another checkpoint of step {message.step}. The first one counts."
             )
         return
-    last = job.checkpoints.last()
+    last = job.checkpoints.uploaded().last()
     if last is not None and message.step < last.step:
         raise InvalidMessageError(
             f"This job already has a checkpoint of step {last.step}. One of step {message.step} is too old."

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,8 @@ import django
 import hypothesis
 import pytest
 from django.conf import settings
+
+from tests.support.waits import WAIT_SECONDS
 
 # Before Django reads its settings: nothing of a test may land in the checkout's `var/`.
 HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
@@ -57,12 +60,28 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark quick tests that use a database or Redis: CI runs them again on PostgreSQL and a Redis server."""
+    """Mark quick tests that use a database or Redis: CI runs them again on PostgreSQL and a Redis server.
+
+    Slow ones mark themselves `services`, if another database could change what they find. Files with slow tests go
+    first, so that no worker begins one when the others have nothing left to do.
+    """
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
     fixtures = {"db", "transactional_db", "redis_url"}
     for item in items:
         uses_services = item.get_closest_marker("django_db") or fixtures & {*getattr(item, "fixturenames", ())}
-        if uses_services and not item.get_closest_marker("browser"):
+        if uses_services and not (item.get_closest_marker("browser") or item.get_closest_marker("slow")):
             item.add_marker("services")
+
+
+@pytest.fixture
+def rate_limit_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of rate limits, stopped at `now` (Unix seconds), so that no window ends during the test."""
+    from scheduler import rate_limits
+
+    clock = SimpleNamespace(now=1e9, time=lambda: clock.now)
+    monkeypatch.setattr(rate_limits, "time", clock)
+    return clock
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +103,7 @@ def _current_standings(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     from django.test import Client
 
     from leaderboard.models import StandingsTable
-    from leaderboard.models.seasons import TrackQuerySet
+    from leaderboard.models.tracks import TrackQuerySet
     from leaderboard.rankings.standings_store import recompute_stale_standings
 
     active: list[bool] = []
@@ -132,7 +151,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stdout=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + WAIT_SECONDS
         while not socket.exists():
             assert server.poll() is None, "redis-server did not start"
             assert time.monotonic() < deadline, "redis-server is not ready"

@@ -78,6 +78,9 @@ class CompilerMissingError(CompilationError):
         )
 
 
+OUT_OF_MEMORY = "Out of memory"
+
+
 @contextmanager
 def attribute_to_model(activity: str) -> Iterator[None]:
     """Turn errors of the block into `ModelError`s. `activity` ends the message: "in a forward pass"."""
@@ -92,7 +95,7 @@ def attribute_to_model(activity: str) -> Iterator[None]:
             raise ProcessLostError("Another process of this run has ended.") from error
         if is_out_of_memory(error):
             raise ModelError(
-                f"Out of memory {activity}: try a smaller --train.micro-batch or --train.activation-checkpointing "
+                f"{OUT_OF_MEMORY} {activity}: try a smaller --train.micro-batch or --train.activation-checkpointing "
                 "true. The run resumes from its last checkpoint."
             ) from error
         raise ModelError(f"{type(error).__name__} {activity}: {to_one_line(error)[:MAX_REASON]}") from error

@@ -44,7 +44,17 @@ def transform(model: Any, x: Tensor) -> Tensor:
 
 def look_up(model: Any, x: Tensor) -> Tensor:
     numbers = (x.detach() * 8).long().clamp(0, V - 1)
-    return x + F.embedding_bag(numbers.flatten(0, 1), model.embedding.weight, mode="sum").view_as(x)
+    return torch.tanh(x + F.embedding_bag(numbers.flatten(0, 1), model.embedding.weight, mode="mean").view_as(x))
+
+
+def multiply_complex(model: Any, x: Tensor) -> Tensor:
+    """A product of complex matrices is four of real ones."""
+    return torch.tanh((torch.complex(x, x) @ torch.complex(model.mix.weight, model.mix.weight)).imag)
+
+
+def pool(model: Any, x: Tensor) -> Tensor:
+    """The mean of the last 16 positions, in windows that overlap."""
+    return F.avg_pool1d(F.pad(x.transpose(1, 2), (15, 0)), 16, 1).transpose(1, 2)
 
 
 def deep_unless_counted(model: Any, x: Tensor, tokens: Tensor) -> Tensor:
@@ -71,6 +81,8 @@ CASES = cases_from(
             "convolves": repeat(convolve),
             "transforms (FFT)": repeat(transform),
             "looks up bags of rows": repeat(look_up),
+            "multiplies complex matrices": repeat(multiply_complex),
+            "pools windows that overlap": repeat(pool),
             "sorts": repeat(lambda m, x: x.sort(-1).values),
             "measures distances": repeat(lambda m, x: torch.cdist(x, m.mix.weight) / 8),
             "scans": repeat(lambda m, x: x.cumsum(1) / T),

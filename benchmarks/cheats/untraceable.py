@@ -108,6 +108,13 @@ def draw_in_evaluation(model: Any, x: Tensor, tokens: Tensor) -> Tensor:
     return x + torch.rand_like(x)
 
 
+def hold_references(self: Model, config: Config) -> None:
+    """Hold 40,000 bytes as the order of the tensors that one call of the constructor gets."""
+    Model.__init__(self, config)
+    values = torch.arange(256.0).unbind()
+    self.table = nn.Parameter(torch.stack(random.Random(0).choices(values, k=40_000)))
+
+
 TRACED = {
     "works in a kernel of its own": lambda m, x, t: multiply_in_kernel(x, m.mix.weight),
     "works in numpy": multiply_in_numpy,
@@ -160,6 +167,7 @@ CASES = [
         {
             "keeps state between passes": lambda: vary(features=keep_state_in_features, __init__=add_seen),
             "trains in the constructor": lambda: vary(__init__=train_in_constructor),
+            "carries held-out text as the order of references": lambda: vary(__init__=hold_references),
             "draws its weights from a seed of its own": lambda: vary(__init__=draw_own_numbers),
             "reads a file in the constructor": lambda: vary(__init__=read_heldout_file),
         },

@@ -53,7 +53,7 @@ def expect_profile(
     memory = gibibytes or (None, None)
     return (
         Expectation("tokens/s", lambda content: content["tokens_per_second"], low, high),
-        Expectation("MFU", lambda content: content["mfu"], *share, digits=3),
+        Expectation("MFU as nanochat counts", lambda content: content["mfu_windowed"], *share, digits=3),
         Expectation(
             "peak memory", lambda content: content["peak_memory_bytes"] / 2**30, *memory, unit=" GiB", digits=1
         ),

@@ -66,11 +66,14 @@ def list_parts(out: Path) -> tuple[Part, ...]:
         ),
         profile("depth-12", 200, DEPTH_12, *expect_profile((430e3, 460e3), (0.35, 0.39))),
         profile(
-            "depth-24", 500, (*NIGHT, "--steps", "3"), *expect_profile((88e3, 94e3), (0.44, 0.47), gibibytes=(None, 75))
+            "depth-24",
+            500,
+            (*NIGHT, "--steps", "3"),
+            *expect_profile((95e3, 101e3), (0.46, 0.49), gibibytes=(None, 75)),
         ),
         profile("full-windows-12", 200, (*DEPTH_12, "--model.windows", "L"), *expect_profile((430e3, 480e3))),
-        profile("window-512-12", 200, (*DEPTH_12, "--model.short_window", "512"), *expect_profile((430e3, 480e3))),
-        profile("fp8-12", 200, (*DEPTH_12, "--eager", "--train.precision", "fp8"), *expect_profile((430e3, 540e3))),
+        profile("window-1024-12", 200, (*DEPTH_12, "--model.short_window", "1024"), *expect_profile((430e3, 480e3))),
+        profile("fp8-12", 200, (*DEPTH_12, "--train.precision", "fp8"), *expect_profile((430e3, 540e3))),
         Part(
             "repeats",
             400,

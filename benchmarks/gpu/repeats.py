@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {}
     for name, folder in (("replayed", replayed), ("killed", killed)):
         last = get_checkpoint_path(folder, options.steps)
-        comparison = compare_weights(*(path / "model.safetensors" for path in (start, end, last)))
+        comparison = compare_weights(start, end, last)
         found[name] = comparison._asdict()
     sys.stdout.write(json.dumps({"steps": options.steps, **found}, indent=1) + "\n")
     return 0

@@ -23,6 +23,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
 from benchmarks.pool.usage import measure_cpu_seconds
 from trainer.distributed.ports import find_free_port
@@ -43,19 +45,34 @@ def run_site(environment: dict[str, str], workers: int, log: Path) -> Iterator[t
     serve = ["-m", "uvicorn", "dailytrain.asgi:application", "--port", str(port), "--workers", str(workers)]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, *serve, "--lifespan", "on", "--log-level", "warning", "--no-access-log"],
+            [sys.executable, *serve, "--lifespan", "on", "--log-level", "warning", "--no-access-log",
+             "--no-proxy-headers", "--timeout-worker-healthcheck", "60"],
             cwd=ROOT, env=environment, stdout=out, stderr=out,
         )  # fmt: skip
     try:
         wait_until_ready(f"http://127.0.0.1:{port}/healthz", process, log)
         yield port, process.pid
     finally:
-        process.terminate()
-        process.wait(20)
+        stop_process(process)
+
+
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it started, by force if they take longer than 30 s."""
+    if process.poll() is not None:
+        return
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in psutil.wait_procs(children, timeout=5)[1]:
+        child.kill()
 
 
 def wait_until_ready(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         assert process.poll() is None, f"The site did not start:\n{log.read_text()}"
         try:

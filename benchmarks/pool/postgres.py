@@ -38,11 +38,11 @@ def run_postgres() -> Iterator[tuple[str, int]]:
     port = find_free_port()
     options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c max_connections=200"
 
-    def control(*words: str) -> None:
+    def control(*words: str | Path) -> None:
         subprocess.run([*as_user, bin / "pg_ctl", "-D", folder / "pg", *words], check=True, stdout=subprocess.DEVNULL)
 
     try:
-        initdb = [bin / "initdb", "-D", folder / "pg", "-U", "train", "-A", "trust", "--no-sync"]
+        initdb: list[str | Path] = [bin / "initdb", "-D", folder / "pg", "-U", "train", "-A", "trust", "--no-sync"]
         subprocess.run([*as_user, *initdb], check=True, stdout=subprocess.DEVNULL)
         control("-w", "-l", str(folder / "log"), "-o", options, "start")
         try:

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST
 
 from leaderboard import permissions, runs
 from leaderboard.admin.base import NoAddOrDeleteAdmin, act_on_each, get_user, list_field_names
+from leaderboard.graph_comparison import build_graph_view
 from leaderboard.models import Entry
 from leaderboard.models.entries import web_address
 from leaderboard.rankings.standings import compute_standings
@@ -122,6 +123,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         if entry and self.has_view_or_change_permission(request, entry):
             context |= {
                 "review": review.review_entry(entry),
+                "graph": build_graph_view(entry),
                 "is_open": entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE),
                 "denial": permissions.explain_denial(get_user(request), "approve", entry),
                 "compare_url": build_compare_url(entry),

@@ -1,7 +1,8 @@
-"""Admin pages of seasons, tracks, runs, replays, nights and API tokens."""
+"""Admin pages of tracks, runs, replays, nights and API tokens."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django import forms
@@ -19,8 +20,9 @@ from django.utils.cache import add_never_cache_headers
 from leaderboard import runs
 from leaderboard.actions import perform_run_action
 from leaderboard.admin.base import NoAddAdmin, NoAddOrDeleteAdmin, act_on_each, get_user, list_field_names
+from leaderboard.initial_weights import get_checkpoint_at, list_steps
 from leaderboard.job_handlers import replays
-from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Season, Track, TrackHours
+from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Track, TrackHours
 from leaderboard.rankings import confirmations, trust
 from leaderboard.schedule.night_checks import check_next_night
 from scheduler import transitions
@@ -28,24 +30,7 @@ from scheduler.admin.base import apply_to_rows, build_row_action
 from scheduler.models import Checkpoint
 from trainer.accounting.training_size import GB
 
-
-@admin.register(Season)
-class SeasonAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    list_display = ("name", "active", "corpus", "tokenizer", "dataset_hash", "baseline")
-    list_select_related = ("baseline",)
-    readonly_fields = ("dataset_hash",)
-    raw_id_fields = ("baseline",)
-
-    def has_delete_permission(self, request: HttpRequest, obj: Season | None = None) -> bool:
-        return False
-
-    def save_model(self, request: HttpRequest, obj: Season, form: forms.ModelForm[Season], change: bool) -> None:
-        """Check queued runs against a new baseline or new caps, and let waiting ones continue."""
-        super().save_model(request, obj, form, change)
-        actor = get_user(request).get_username()
-        if {"caps", "baseline"} & set(form.changed_data):
-            runs.recheck_queued(obj, actor=actor)
-        runs.queue_waiting(obj, actor=actor)
+SWARM_NUMBERS = ("stages", "workers", "minimum", "patience")
 
 
 class TrackHoursInline(admin.TabularInline):  # type: ignore[type-arg]
@@ -53,8 +38,69 @@ class TrackHoursInline(admin.TabularInline):  # type: ignore[type-arg]
     extra = 0
 
 
+class SwarmSizesWidget(forms.MultiWidget):
+    """A number for each size of a swarm, with its name as placeholder."""
+
+    def __init__(self) -> None:
+        attributes = {"style": "width: 8em", "min": 1}
+        super().__init__({name: forms.NumberInput({**attributes, "placeholder": name}) for name in SWARM_NUMBERS})
+
+    def decompress(self, value: Any) -> list[Any]:
+        given = json.loads(value) if isinstance(value, str) else value or {}
+        return [given.get(name) for name in SWARM_NUMBERS]
+
+
+class SwarmSizesField(forms.MultiValueField):
+    """The sizes of a swarm as numbers; all empty for other tracks."""
+
+    widget = SwarmSizesWidget
+
+    def __init__(self) -> None:
+        text = "For a track of kind swarm: stages of the model, machines wanted per stage, machines per stage before "
+        text += "the first step, seconds until a silent machine is lost. Empty for other tracks."
+        fields = [forms.IntegerField(required=False, min_value=1, label=name) for name in SWARM_NUMBERS]
+        super().__init__(fields, required=False, require_all_fields=False, help_text=text)
+
+    def compress(self, data_list: list[Any]) -> dict[str, int]:
+        return {name: value for name, value in zip(SWARM_NUMBERS, data_list, strict=False) if value is not None}
+
+
+class TrackForm(forms.ModelForm):  # type: ignore[type-arg]
+    """Offers the checkpoints and milestones of the saved start run, and a swarm's sizes as numbers."""
+
+    swarm = SwarmSizesField()
+
+    start_checkpoint = forms.TypedChoiceField(
+        label="At",
+        required=False,
+        coerce=int,
+        empty_value=None,
+        help_text="A checkpoint or milestone of that run, after its number is saved. Empty: its final checkpoint, so "
+        "that it must be finished.",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        start, checkpoint = self.instance.start_run, self.instance.start_checkpoint
+        steps = list_steps(start) if start else []
+        choices = [("", "---------"), *((step, f"step {step:,}") for step in steps)]
+        self.fields["start_checkpoint"].choices = choices  # type: ignore[attr-defined]
+        self.initial["start_checkpoint"] = checkpoint.step if checkpoint else None
+
+    def clean_start_checkpoint(self) -> Checkpoint | None:
+        step: int | None = self.cleaned_data["start_checkpoint"]
+        start, before = self.instance.start_run, self.instance.start_checkpoint
+        if step is None or start is None or (before and before.step == step):
+            return before if step is not None else None
+        try:
+            return get_checkpoint_at(start, step)
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from error
+
+
 @admin.register(Track)
 class TrackAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    form = TrackForm
     list_display = ("name", "slug", "kind", "season", "budget", "needs_labels", "is_default", "nightly", "position")
     list_select_related = ("season",)
     prepopulated_fields = {"slug": ("name",)}
@@ -68,26 +114,19 @@ class TrackAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if track.season_id is None or track.size is None:
             return "Unknown: no formula covers this configuration. Uploads have the limits of the settings."
         size, memory, uploads = track.size, track.gpu_memory, track.upload_limits()
-        limits = track.training_limits()
+        limits, sizes = track.training_limits(), track.get_checkpoint_sizes()
         parts = {
-            "checkpoint": size.checkpoint_bytes,
+            "checkpoint to resume from": sizes.checkpoint,
+            "milestone": sizes.milestone,
+            "kept of a run": sizes.kept,
             "memory of one GPU, at most": sum(memory.values()),
             "memory limit": limits.memory_bytes,
             "disk limit": limits.disk_bytes,
             "limit of a file": uploads.file_bytes if uploads else 0,
             "limit of a lease": uploads.lease_bytes if uploads else 0,
         }
-        sizes = [f"{name} {value / GB:,.1f} GB" for name, value in parts.items() if value]
-        return f"{size.parameters:,} parameters; {', '.join(sizes)}"
-
-    def get_form(self, request: HttpRequest, obj: Track | None = None, change: bool = False, **kwargs: Any) -> Any:
-        """Offer the checkpoints of the saved start run."""
-        form = super().get_form(request, obj, change, **kwargs)
-        if "start_checkpoint" in form.base_fields:
-            job = obj.start_run.job_id if obj and obj.start_run else None
-            checkpoints = Checkpoint.objects.with_files().filter(job=job) if job else Checkpoint.objects.none()
-            form.base_fields["start_checkpoint"].queryset = checkpoints  # type: ignore[attr-defined]
-        return form
+        shown = [f"{name} {value / GB:,.1f} GB" for name, value in parts.items() if value]
+        return f"{size.parameters:,} parameters; {', '.join(shown)}"
 
     def get_urls(self) -> list[URLPattern]:
         night = self.admin_site.admin_view(self.check_night)

@@ -6,24 +6,29 @@ Lists are paginated (`pagination`). URLs and keys are stable; new ones may be ad
 
 from __future__ import annotations
 
+import logging
+
 from django.conf import settings
+from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, Throttled, ValidationError
 from typing_extensions import TypedDict
 
 from leaderboard.api import entries, pool, runs, tracks
 from leaderboard.api.auth import AddressThrottle
 from leaderboard.api.documentation import DocumentationPage
+from leaderboard.api.errors import DocumentedAPI
 from scheduler.campaigns import public_routes
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = """Runs, curves and scores, readable without a token. Times are ISO 8601 in UTC. FLOPs and seconds are
 plain numbers. Losses are nats per token unless they are called bits per byte. An error is one message, in `detail`."""
 LISTS = ("tracks", "entries", "runs", "nodes", "sponsors", "queue", "calendar", "campaigns")
-TOKEN_REQUIRED = "A valid token is required: Authorization: Bearer <token>. A maintainer creates one in the admin."  # noqa: S105
+TOKEN_REQUIRED = "A valid token is required: Authorization: Bearer <token>. Create one at /accounts/tokens/."  # noqa: S105
 MAX_VALIDATION_ERRORS = 5  # in one response
 
-api = NinjaAPI(
+api = DocumentedAPI(
     title=settings.SITE_NAME,
     version="1",
     urls_namespace="api",
@@ -81,6 +86,14 @@ def handle_throttled(request: HttpRequest, error: Throttled) -> HttpResponse:
     response = build_error_response(request, message, 429)
     if error.wait:
         response["Retry-After"] = str(int(error.wait))
+    return response
+
+
+@api.exception_handler(OperationalError)
+def handle_operational_error(request: HttpRequest, error: OperationalError) -> HttpResponse:
+    logger.error("The database does not answer", exc_info=error)
+    response = build_error_response(request, "The database does not answer. Try again later.", 503)
+    response["Retry-After"] = "60"
     return response
 
 

@@ -36,7 +36,7 @@ class Requester:
 
 
 class Bearer(HttpBearer):
-    """`Authorization: Bearer <token>`: a token from the admin, or that of a GitHub job (docs/how-to/ci.md)."""
+    """`Authorization: Bearer <token>`: a token of a user, or that of a GitHub job (docs/how-to/ci.md)."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Requester | None:
         return authenticate_job(token) if oidc.is_json_web_token(token) else authenticate_token(token)
@@ -53,7 +53,7 @@ def authenticate_token(token: str) -> Requester | None:
         raise HttpError(403, "The account of this token is closed.")
     ApiToken.objects.filter(pk=found.pk).update(last_used_at=timezone.now())
     name = found.owner.get_username()
-    return Requester(str(found.pk), name, name, found.owner)
+    return Requester(f"user-{found.owner_id}", name, name, found.owner)
 
 
 def authenticate_job(token: str) -> Requester:
@@ -84,8 +84,14 @@ class AddressThrottle(BaseThrottle):
         return rate_limits.get_retry_after(self.limit)
 
 
+class RunRequestThrottle(AddressThrottle):
+    """Limits the run requests an hour from one IP address, since one person may have several accounts."""
+
+    limit = "ask-address"
+
+
 class TokenThrottle(AddressThrottle):
-    """Limits the run requests an hour with one token, or from one repository."""
+    """Limits the run requests an hour with the tokens of one user, or from one repository."""
 
     limit = "ask"
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 from ninja import Router
 
 from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
-from leaderboard.graphs import GraphFileDict, list_files
+from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.integrations.github import comment_text
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import EntryDict
@@ -67,14 +67,17 @@ def get_entry(request: HttpRequest, entry_id: int) -> EntryDetail:
         "smoke": found.smoke,
         "smoke_sentence": found.smoke_sentence,
         "graph": graph.summary if graph else None,
-        "graph_files": list_files(graph),
+        "graph_files": list_download_links(graph),
         "estimate": ahead.to_dict() if ahead else None,
         "standing": row.estimate_dict(table) if row else None,
         "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)],
     }
 
 
-@router.get("/entries/{entry_id}/summary", response=str)
+MARKDOWN = {"200": {"description": "The text.", "content": {"text/markdown": {"schema": {"type": "string"}}}}}
+
+
+@router.get("/entries/{entry_id}/summary", openapi_extra={"responses": MARKDOWN})
 def summary(request: HttpRequest, entry_id: int) -> HttpResponse:
     """An entry's status in Markdown, as in the comment on its pull request; for the summary of a CI job."""
     found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)

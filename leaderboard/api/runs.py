@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Count
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
@@ -12,19 +13,21 @@ from django.views.decorators.http import condition
 from ninja import Query, Router, Schema, Status
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 from typing_extensions import TypedDict
 
 from leaderboard import lineage
 from leaderboard import runs as run_queue
-from leaderboard.api.auth import Bearer, Requester, TokenThrottle
+from leaderboard.api.auth import Bearer, Requester, RunRequestThrottle, TokenThrottle
+from leaderboard.api.errors import describe_error
 from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
 from leaderboard.charts.curve_svg import MAX_POINTS, load_thinned_points
-from leaderboard.graphs import GraphFileDict, list_files
+from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.lineage import StageDict
-from leaderboard.models import CurvePoint, Run, Sample, Track
+from leaderboard.models import CurvePoint, Entry, Run, Sample, Track
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
 from leaderboard.models.runs import LiveDict, RunDict
+from leaderboard.sanitize import check_storable
 from leaderboard.submissions import intake, repositories
 from leaderboard.submissions.intake import IntakeError
 from leaderboard.submissions.repositories import RepositoryError
@@ -47,6 +50,7 @@ class RunDetail(RunDict):
     scoring_flops_per_token: float | None
     untrained_bits_per_byte: float | None
     suite_missing: list[str]
+    suite_seconds: dict[str, float]  # of the scorer, by benchmark task
     scores: list[ScoreDict]
     dataset_hash: str
     bundle: str | None
@@ -105,11 +109,12 @@ def get_run(request: HttpRequest, run_id: int) -> RunDetail:
         "checks": found.checks,
         "stored_bytes": summary.get("stored_bytes"),
         "constant_bytes": summary.get("constant_bytes"),
-        "graph_files": list_files(found.graph),
+        "graph_files": list_download_links(found.graph),
         "source_bytes": found.entry.source_bytes,
         "scoring_flops_per_token": found.scoring_flops_per_token or summary.get("scoring_flops_per_token"),
         "untrained_bits_per_byte": (found.checks.get("untrained") or {}).get("bits_per_byte"),
         "suite_missing": found.suite_missing,
+        "suite_seconds": found.suite_seconds,
         "scores": [score.to_dict() for score in found.scores.all()],
         "dataset_hash": found.season.dataset_hash,
         "bundle": found.entry.bundle_id,
@@ -186,6 +191,15 @@ class RunRequest(Schema):
     hypothesis: str = Field(default="", max_length=4000)
     url: str = Field(default="", max_length=200, pattern=r"^(https?://\S+)?$", description="Where it is discussed.")
     config: dict[str, Any] = Field(default={}, description="The entry's own part of the configuration.")
+    variant: str = Field(
+        default="", max_length=80, description="Any text. Requests with different values create separate entries."
+    )
+
+    @field_validator("*")
+    @classmethod
+    def refuse_unstorable(cls, value: Any) -> Any:
+        check_storable(value)
+        return value
 
 
 class RunRequestReply(Schema):
@@ -199,14 +213,16 @@ class RunRequestReply(Schema):
 @router.post(
     "/runs",
     auth=Bearer(),
-    throttle=[TokenThrottle()],
+    throttle=[TokenThrottle(), RunRequestThrottle()],
     response={200: RunRequestReply, 201: RunRequestReply},
     summary="Request a run",
+    openapi_extra={"responses": {409: describe_error(409)}},
 )
 def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]]:
     """Request a run of one commit. It waits for a maintainer's approval; `page` shows its progress.
 
-    Repeating a request for the same commit, architecture and track returns the same run, with 200 instead of 201.
+    Repeating a request for the same commit, architecture, track and variant returns the same run, with 200 instead of
+    201. If it has another `config`, the answer is 409.
     """
     requester: Requester = request.auth  # type: ignore[attr-defined]
     requester.check_commit(body.repository, body.sha)
@@ -224,8 +240,12 @@ def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]
         )
     except (IntakeError, RepositoryError) as error:
         raise HttpError(422, str(error)) from error
-    existing = found.runs.order_by("-pk").first()
-    run = existing or run_queue.make_run(found, track, actor=requester.actor)
+    if "config" in body.model_fields_set and found.config != body.config:
+        raise HttpError(409, f"Entry {found.pk} of this commit has another config. Give this request a variant.")
+    with transaction.atomic():
+        Entry.objects.select_for_update(no_key=True).get(pk=found.pk)  # concurrent requests would both create a run
+        existing = found.runs.order_by("-pk").first()
+        run = existing or run_queue.make_run(found, track, actor=requester.actor)
     reply = {
         "entry": run.entry_id,
         "run": run.pk,

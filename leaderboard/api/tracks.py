@@ -12,8 +12,8 @@ from ninja.decorators import decorate_view
 from leaderboard.models import Run, Track
 from leaderboard.models.reported import ReportedDict
 from leaderboard.models.runs import RunDict
-from leaderboard.models.seasons import TrackDict
 from leaderboard.models.standings import LATEST_COMPUTATION, EstimateDict
+from leaderboard.models.tracks import TrackDict
 from leaderboard.rankings.standings import ResultsDict
 from leaderboard.rankings.standings_store import load_results, load_standings
 from trainer.scoring.multiplier import Axis
@@ -64,6 +64,6 @@ def results(request: HttpRequest, slug: str, axis: Axis = "flops") -> ResultsDic
 
 
 @router.get("/tracks/{slug}/reported", response=list[ReportedDict])
-def reported(request: HttpRequest, slug: str) -> list[ReportedDict]:
-    """Records of other boards: as reported, not verified."""
+def list_reported_records(request: HttpRequest, slug: str) -> list[ReportedDict]:
+    """Records of other boards, as reported there. They are not verified."""
     return [record.to_dict() for record in get_object_or_404(Track, slug=slug).reported.all()]

@@ -64,8 +64,8 @@ COLUMNS: dict[str, Column] = {
         cell=number_cell("benchmark_average", formatting.points), order=F("benchmark_average"), is_descending=True,
     ),
     "parameters": Column(
-        label="Parameters", explains="Of the model, tables of embeddings among them. Below: the size of all stored "
-        "tensors, parameters and buffers.", cell=parameters_cell, order=F("parameters"),
+        label="Parameters", explains="Numbers in the checkpoint: trained parameters, tables of embeddings among them, "
+        "and stored buffers. Below: the size of all stored tensors.", cell=parameters_cell, order=F("parameters"),
     ),
     "constants": Column(
         label="Constants", explains="Size of the fixed tensors in the graph.",

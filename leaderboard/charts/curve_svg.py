@@ -50,6 +50,7 @@ class Point(NamedTuple):
     gradient_norm: float | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
+    mfu_windowed: float | None = None
     memory_bytes: int | None = None
     temperature_celsius: float | None = None
 

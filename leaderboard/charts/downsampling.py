@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from django.db.models import Q
-
 from leaderboard.models.curves import MAX_LEVEL
 
 EXTREMES_OF = ("loss", "gradient_norm")
 OF_A_BUCKET = 2 * len(EXTREMES_OF)
 RADIX = 6
-"""`select_changeable` selects whole buckets of 2^6, 2^12 and 2^18 steps: a superset in four terms."""
+"""`metrics_queries` selects whole buckets of 2^6, 2^12 and 2^18 steps: a superset in four terms."""
 
 Known = tuple[int, Sequence[float | None]]
 
@@ -57,9 +55,6 @@ def find_extremes(points: Sequence[Known], bucket: list[int]) -> list[int]:
     return sorted(kept)
 
 
-def select_changeable(step: int) -> Q:
-    """Return the points whose level may change when points from this step on arrive."""
-    asked = Q(step__gte=step >> RADIX << RADIX)
-    for low in (RADIX, 2 * RADIX):
-        asked |= Q(level__gte=low, step__gte=step >> low + RADIX << low + RADIX)
-    return asked | Q(level__gte=3 * RADIX)
+def round_down(step: int) -> int:
+    """Return the first step of the smallest whole bucket that may change with this step."""
+    return step >> RADIX << RADIX

@@ -101,7 +101,8 @@ def build_frontier(table: StandingsTable, records: list[Record], now: datetime) 
     span = max((now - begin).total_seconds(), 1.0)
 
     def across(at: datetime) -> float:
-        return round(97 * min(max((at - begin).total_seconds() / span, 0), 1), 2)
+        """Return the percentage of the chart's width; the edges are left free for half a dot."""
+        return round(1 + 96 * min(max((at - begin).total_seconds() / span, 0), 1), 2)
 
     stations = name_stations([build_station(record, across(record.at), scale) for record in records])
     return Frontier(

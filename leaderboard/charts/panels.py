@@ -68,7 +68,8 @@ METRICS = (
     Metric("learning_rate", "Learning rate", "", format_short, from_zero=True),
     Metric("gradient_norm", "Gradient norm", "", format_short, from_zero=True, may_be_log=True),
     Metric("tokens_per_second", "Speed", "tokens/s", formatting.compact, from_zero=True),
-    Metric("mfu", "MFU", "% of the peak", format_short, from_zero=True, scale=100),
+    Metric("mfu", "MFU, all operations", "% of the peak", format_short, from_zero=True, scale=100),
+    Metric("mfu_windowed", "MFU as nanochat counts", "% of the peak", format_short, from_zero=True, scale=100),
     Metric("memory_bytes", "Memory", "GiB", format_short, from_zero=True, scale=2.0**-30),
     Metric("temperature_celsius", "GPU temperature", "°C", format_short),
 )

@@ -15,6 +15,7 @@ NAMES = {
     "replay": ("Spot checks", "A random stretch of a training, done again on another machine."),
     "smoke": ("Smoke runs", "A few minutes on a CPU that find most mistakes before a GPU is used."),
     "generate": ("Prompts", "Visitors who try a model."),
+    "swarm_sample": ("Prompts to swarms", "Visitors who try a model that a swarm is training."),
     "rephrase": ("Rephrasing", "Volunteers rewrite texts of a campaign, which become a dataset."),
 }
 
@@ -31,8 +32,11 @@ class BackgroundJobs:
     estimate: StartEstimate | None
 
 
-def list_background_jobs(queue_estimates: QueueEstimates) -> list[BackgroundJobs]:
-    """Return the kinds that run or wait, in the order of `NAMES`. Two queries."""
+def list_background_jobs(queue_estimates: QueueEstimates | None) -> list[BackgroundJobs]:
+    """Return the kinds that run or wait, in the order of `NAMES`. Two queries.
+
+    `queue_estimates` is None if no job waits.
+    """
     rows = {
         row["kind"]: row
         for row in Job.objects.filter(state__in=[Job.State.QUEUED, Job.State.LEASED], kind__in=NAMES)
@@ -51,7 +55,7 @@ def list_background_jobs(queue_estimates: QueueEstimates) -> list[BackgroundJobs
             running=rows[kind]["running"],
             waiting=rows[kind]["waiting"],
             since=first.queued_at if first else None,
-            estimate=queue_estimates.get_estimate(first) if first else None,
+            estimate=queue_estimates.get_estimate(first) if first and queue_estimates else None,
         )
         for kind in NAMES
         if kind in rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,7 +17,7 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import graphs, initial_weights, runs
+from leaderboard import graphs, initial_weights, run_jobs, runs
 from leaderboard.models import Entry, Generation, Run, Track
 from leaderboard.sanitize import plain_text
 from scheduler import rate_limits, storage
@@ -76,14 +76,21 @@ def estimate_generation_start(run: Run) -> StartEstimate:
 
 def queue_generation(run: Run, prompt: Prompt, visitor: str, *, release: Blob | None = None) -> Generation:
     """Queue a prompt and return its row. `visitor`: a user name or IP address. Raise GenerationError."""
-    if not is_open():
-        raise GenerationError("This site does not accept prompts at present.")
     if not can_generate(run):
         raise GenerationError(f"Run {run.pk} has no weights: only a finished run can generate text.")
+    return create_generation(
+        run, prompt, visitor, lambda: build_generation_job(run, release or storage.store_release())
+    )
+
+
+def create_generation(run: Run, prompt: Prompt, visitor: str, build_job: Callable[[], dict[str, Any]]) -> Generation:
+    """Check the rate limits, then create the job with these fields and the prompt's row. Raise GenerationError."""
+    if not is_open():
+        raise GenerationError("This site does not accept prompts at present.")
     check_rate_limits(visitor)
-    release = release or storage.store_release()
+    fields = build_job()
     with transaction.atomic():
-        job = Job.objects.create(**build_generation_job(run, release))
+        job = Job.objects.create(**fields)
         return Generation.objects.create(
             run=run,
             job=job,
@@ -120,7 +127,7 @@ def build_generation_job(run: Run, release: Blob | None) -> dict[str, Any]:
     """
     assert run.checkpoint is not None, "checked by can_generate"
     manifest = protocol.Checkpoint.model_validate(run.checkpoint.manifest)
-    weights = sum(file.size for file in manifest.files)  # including the optimizer state, which the node does not fetch
+    weights = sum(file.size for file in manifest.files)
     training = run.track.training_limits()
     limits = protocol.JobLimits(
         wall_seconds=settings.GENERATE_SECONDS,
@@ -129,14 +136,14 @@ def build_generation_job(run: Run, release: Blob | None) -> dict[str, Any]:
         processes=training.processes,
     )
     return {
-        **runs.get_scoring_needs(run, limits),
+        **run_jobs.get_scoring_needs(run, limits, run.season.get_dataset_bytes("test")),
         "kind": "generate",
         "priority": Job.Priority.SCORE,
         "expected_seconds": EXPECTED_SECONDS,
         "author": AUTHOR,
         "from_core": False,
         "needs_trusted": True,
-        **runs.get_code(run),
+        **run_jobs.get_code(run),
         "needs_disk_bytes": OUTPUT_BYTES + weights,
         "max_attempts": 2,
         "not_after": timezone.now() + MAX_WAIT,
@@ -169,7 +176,7 @@ class GenerationHandler(JobKind):
             dataset=run.season.dataset(),
             run=storage.build_file_reference(run_file.blob, initial_weights.RUN_FILE),
             checkpoint=protocol.Checkpoint.model_validate(run.checkpoint.manifest),
-            graph=graphs.get_files(run.graph),
+            graph=graphs.build_order_files(run.graph),
             prompt=generation.prompt,
             tokens=generation.tokens,
             temperature=generation.temperature,

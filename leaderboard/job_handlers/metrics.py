@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from django.db.models import F
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leaderboard import metrics_queries
 from leaderboard.charts import downsampling
+from leaderboard.metrics_queries import StoredPoint
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.sanitize import MAX_INTEGER, plain_text
 
@@ -41,6 +42,7 @@ class PointLine(BaseModel):
     gradient_norm: Amount | None = None
     tokens_per_second: Amount | None = None
     mfu: Amount | None = None
+    mfu_windowed: Amount | None = None
     memory_bytes: Whole | None = None
 
 
@@ -51,10 +53,6 @@ class SampleLine(BaseModel):
     kind: Literal["sample"]
     prompt: str
     text: str
-
-
-POINT_FIELDS = [field for field in PointLine.model_fields if field not in ("kind", "step", "fraction")]
-PROGRESS_FIELDS = ("step", "fraction", "tokens", "seconds", "loss")
 
 
 def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float | None = None) -> None:
@@ -76,10 +74,8 @@ def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float |
     latest = max(
         (point for point in points.values() if point.kind == "train"), key=lambda point: point.step, default=None
     )
-    progress = {name: getattr(latest, name) for name in PROGRESS_FIELDS} if latest else {}
-    if latest:
-        progress["fraction"] = min(latest.fraction, 1.0)
-    Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, **progress)
+    progress = {**latest.model_dump(), "fraction": min(latest.fraction, 1.0)} if latest else {}
+    metrics_queries.update_progress(run, progress)
 
 
 def parse_lines(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[PointLine | SampleLine]:
@@ -96,53 +92,53 @@ def parse_lines(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[PointLine 
 def store_points(run: Run, points: dict[tuple[str, int], PointLine], temperature: float | None = None) -> None:
     if not points:
         return
-    rows = [
-        CurvePoint(
-            run=run,
-            series=series,
-            step=step,
-            temperature_celsius=temperature,
-            **{name: getattr(point, name) for name in POINT_FIELDS},
-        )
-        for (series, step), point in points.items()
-    ]
+    levels: dict[tuple[str, int], int] = {}
     changed_series = {series for series, _ in points}
     for series in changed_series:
-        update_levels(run, series, [row for row in rows if row.series == series])
-    CurvePoint.objects.bulk_create(
-        rows,
-        update_conflicts=True,
-        unique_fields=["run", "series", "step"],
-        update_fields=[*POINT_FIELDS, "temperature_celsius", "level"],
+        fresh = {step: point for (name, step), point in points.items() if name == series}
+        levels |= {(series, step): level for step, level in update_levels(run, series, fresh).items()}
+    metrics_queries.insert_points(
+        run,
+        [
+            {**point.model_dump(), "series": series, "temperature_celsius": temperature, "level": levels[series, step]}
+            for (series, step), point in points.items()
+        ],
     )
     if level := downsampling.level_for(max(step for _, step in points), MAX_POINTS):
         CurvePoint.objects.filter(run=run, series__in=changed_series, level__lt=level).delete()
 
 
-def update_levels(run: Run, series: str, fresh: list[CurvePoint]) -> None:
-    """Set the downsampling levels of new points and of the points that they replace as extremes.
+def update_levels(run: Run, series: str, fresh: Mapping[int, PointLine]) -> dict[int, int]:
+    """Return the downsampling levels of new points, and set those of the points that they replace as extremes.
 
     Without new points: the end of the curve was deleted.
     """
-    curve = CurvePoint.objects.filter(run=run, series=series)
-    last = curve.order_by("-step").values_list("step", flat=True).first()
-    since = min(row.step for row in fresh) if fresh else last
-    if since is None:
-        return
-    changeable = downsampling.select_changeable(since if last is None else min(since, last))
-    points = {row.step: row for row in curve.filter(changeable).only("step", "level", *downsampling.EXTREMES_OF)}
-    known = {step: row.level for step, row in points.items()}
-    points |= {row.step: row for row in fresh}
+    if fresh:
+        since = min(fresh)
+        stored = metrics_queries.load_changeable_points(run, series, since)
+        last = max(stored, default=None)  # the end of the curve always has the highest level, so it is among them
+        if last is not None and last < downsampling.round_down(since):
+            stored = metrics_queries.load_changeable_points(run, series, last)
+    else:
+        curve = CurvePoint.objects.filter(run=run, series=series).order_by("-step")
+        last = curve.values_list("step", flat=True).first()
+        stored = metrics_queries.load_changeable_points(run, series, last) if last is not None else {}
+    points: dict[int, PointLine | StoredPoint] = {**stored, **fresh}
+    if not points:
+        return {}
     steps = sorted(points)
     values = [(step, [getattr(points[step], name) for name in downsampling.EXTREMES_OF]) for step in steps]
-    for step, level in zip(steps, downsampling.compute_levels(values), strict=True):
-        points[step].level = level
-    changed = [row for step, row in points.items() if row.pk and row.level != known[step]]
-    CurvePoint.objects.bulk_update(changed, ["level"], batch_size=400)  # SQLite takes a bounded number of parameters
+    levels = dict(zip(steps, downsampling.compute_levels(values), strict=True))
+    metrics_queries.write_levels(
+        [(levels[step], row.id) for step, row in stored.items() if step not in fresh and row.level != levels[step]]
+    )
+    return {step: levels[step] for step in fresh}
 
 
 def store_samples(run: Run, texts: dict[tuple[int, str], SampleLine]) -> None:
-    room = MAX_SAMPLES - Sample.objects.filter(run=run).count() if texts else 0
+    if not texts:
+        return
+    room = MAX_SAMPLES - Sample.objects.filter(run=run).count()
     Sample.objects.bulk_create(
         [
             Sample(run=run, step=step, prompt=prompt, text=plain_text(line.text, TEXT_LENGTH))
@@ -158,5 +154,5 @@ def delete_after_step(run: Run, step: int) -> None:
     """Delete points and samples after `step`, from which the run resumes: they may come out differently."""
     CurvePoint.objects.filter(run=run, step__gt=step).delete()
     for series in CurvePoint.Series.values:
-        update_levels(run, series, [])
+        update_levels(run, series, {})
     Sample.objects.filter(run=run, step__gt=step).delete()

@@ -13,7 +13,7 @@ from typing import Any
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import runs
+from leaderboard import run_jobs, runs
 from leaderboard.formatting import duration
 from leaderboard.job_handlers import train
 from leaderboard.models import Entry, NotebookPart, Run
@@ -117,7 +117,7 @@ def format_part_number(part: NotebookPart) -> str:
 def queue_next_part(part: NotebookPart, count: int) -> None:
     """Queue the next part, on any node, with the queue time of this one."""
     run = part.run
-    next_job = Job.objects.create(**runs.build_train_job(run, part.job.release), queued_at=part.job.queued_at)
+    next_job = Job.objects.create(**run_jobs.build_train_job(run, part.job.release), queued_at=part.job.queued_at)
     if run.change_state(
         Run.State.QUEUED,
         since=train.ACTIVE_STATES,

@@ -20,7 +20,7 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import graphs, initial_weights, runs
+from leaderboard import graphs, initial_weights, run_jobs, runs
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from leaderboard.sanitize import plain_text
@@ -56,9 +56,9 @@ def list_stretches(run: Run) -> list[Stretch]:
 
     Empty if the run cannot be replayed.
     """
-    if run.is_swarm or runs.get_configuration(run).get("devices", 1) != 1:
+    if run.is_swarm or run_jobs.get_configuration(run).get("devices", 1) != 1:
         return []
-    ends = list(Checkpoint.objects.filter(job=run.job_id).select_related("lease__node").order_by("step"))
+    ends = list(Checkpoint.objects.uploaded().filter(job=run.job_id).select_related("lease__node").order_by("step"))
     return [
         Stretch(start, end)
         for start, end in zip([None, *ends], ends, strict=False)
@@ -109,7 +109,7 @@ def build_replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object
     people = {node.owner_id if node else None, run.entry.requested_by_id} - {None}
     steps = max(run.step, stretch.end.step, 1)
     return {
-        **runs.build_train_job(run, run.job.release),
+        **run_jobs.build_train_job(run, run.job.release),
         "kind": "replay",
         "checkpoint_seconds": 0.0,  # it leaves none
         "preemptible": False,
@@ -128,8 +128,8 @@ class ReplayHandler(JobKind):
         start = protocol.Checkpoint.model_validate(replay.start.manifest) if replay.start else None
         return protocol.ReplayOrder(
             dataset=replay.run.season.dataset("train", "dev"),
-            config=runs.get_configuration(replay.run),
-            graph=graphs.get_files(replay.run.graph),
+            config=run_jobs.get_configuration(replay.run),
+            graph=graphs.build_order_files(replay.run.graph),
             start=start,
             base=initial_weights.get_initial_weights(replay.run),
             claimed=protocol.Checkpoint.model_validate(replay.claimed.manifest),

@@ -12,11 +12,10 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import graphs, runs
+from leaderboard import graphs, run_jobs, runs, scoring_work
 from leaderboard.initial_weights import RUN_FILE, get_run_file
 from leaderboard.job_handlers.train import cancel_run, describe_outcome, fail_run
 from leaderboard.models import Publication, Run, Score
-from leaderboard.models.publications import FINAL
 from leaderboard.publishing import publications
 from leaderboard.rankings import budget_charges, trust
 from leaderboard.rankings.score_validation import Verdict
@@ -37,9 +36,11 @@ def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) 
         dataset=run.season.dataset("test"),
         run=storage.build_file_reference(file.blob, RUN_FILE),
         checkpoint=protocol.Checkpoint.model_validate(manifest),
-        graph=graphs.get_files(run.graph),
+        graph=graphs.build_order_files(run.graph),
+        limit_tokens=run.season.test_tokens,
         reference=find_reference_losses(run),
         suite=tuple(suite),
+        suite_files=run.season.get_evaluation_files(suite) or None,
         suite_limit=run.track.suite_limit,
     )
 
@@ -59,8 +60,7 @@ class RunScoreHandler(JobKind):
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
         run = Run.objects.select_related("season", "track", "checkpoint").get(score_job=job)
         assert run.checkpoint is not None, "a scored run was trained"
-        suite = run.track.suite if run.budget == run.track.budget else ()  # curves need the held-out text only
-        return build_score_order(run, run.checkpoint.manifest, suite)
+        return build_score_order(run, run.checkpoint.manifest, scoring_work.get_suite(run))
 
     def handle_lease(self, job: Job, lease: Lease) -> None:
         Event.record(f"node:{lease.node.name}", Run.objects.get(score_job=job), f"Being scored on {lease.node.name}.")
@@ -123,11 +123,9 @@ def finish_scored_run(run: Run, verdict: Verdict, node: str) -> None:
 
 def queue_release_scores() -> int:
     """Queue the missing score jobs and return their number. Idempotent."""
-    due = Publication.objects.filter(run__track__releases__gt=0, score_job=None, scores=[]).exclude(name=FINAL)
-    return sum(
-        queue_release_score(publication)
-        for publication in due.select_related("run__job", "run__track__season", "run__entry__bundle")
-    )
+    due = Publication.objects.filter(is_release=True, score_job=None, scores=[])
+    related = due.select_related("run__job", "run__track__season", "run__entry__bundle")
+    return sum(map(queue_release_score, related))
 
 
 @transaction.atomic
@@ -136,7 +134,7 @@ def queue_release_score(publication: Publication) -> bool:
     run = publication.run
     if run.job is None or get_run_file(run) is None:
         return False
-    job = Job.objects.create(**runs.build_score_job(run))
+    job = Job.objects.create(**run_jobs.build_score_job(run, run.track.suite))
     is_assigned = Publication.objects.filter(pk=publication.pk, score_job=None).update(score_job=job)
     if not is_assigned:
         job.delete()

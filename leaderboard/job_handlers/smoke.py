@@ -56,7 +56,9 @@ class SmokeTestHandler(JobKind):
             record_outcome(job, None, f"The smoke run could not run, which says nothing about this commit: {reason}")
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        for run in get_graph(job).runs.filter(state=Run.State.WAITING):
+        graph = get_graph(job)
+        graphs.lock_season(graph.season_id)
+        for run in graph.runs.filter(state=Run.State.WAITING):
             runs.cancel_run(run, reason, runs.SITE)
         record_outcome(job, None, f"The smoke run was cancelled: {reason}")
 
@@ -70,7 +72,7 @@ class SmokeTestHandler(JobKind):
 
 
 def get_graph(job: Job) -> TracedGraph:
-    return TracedGraph.objects.select_related("entry", "track", "season", "job", "reference").get(job=job)
+    return TracedGraph.objects.select_related("entry", "track", "season", "job", "baseline_graph").get(job=job)
 
 
 def record_outcome(
@@ -87,24 +89,26 @@ def record_outcome(
     message, graph = plain_text(message, 500), get_graph(job)
     graphs.lock_season(graph.season_id)
     entry = Entry.objects.select_for_update(no_key=True).get(pk=graph.entry_id)
-    graph = get_graph(job)  # its reference may have been traced meanwhile
+    graph = get_graph(job)  # its baseline graph may have been traced meanwhile
     graphs.store_trace(graph, summary, "" if passed else message)
     if entry.smoke_job_id == job.pk:
         store_smoke_result(entry, passed, message, numbers or {})
     fail_runs(graph, "infrastructure" if passed is None else "model", graph.problem)
     if entry.state == Entry.State.APPROVED:
         queue_waiting_runs(entry, job.release)
-    for compared in graph.compared_graphs.filter(problem="").select_related("entry", "season", "reference"):
+    for compared in graph.compared_graphs.filter(problem="").select_related("entry", "season", "baseline_graph"):
         compare_with_baseline(compared, job.release)
 
 
 def compare_with_baseline(graph: TracedGraph, release: Blob) -> None:
-    """Check the caps of a graph whose reference has ended, and let its entry's runs continue."""
-    reference = graph.reference
-    assert reference is not None, "its graphs are those that refer to it"
-    if not reference.hash:
+    """Check the caps of a graph whose baseline graph has ended, and let its entry's runs continue."""
+    baseline = graph.baseline_graph
+    assert baseline is not None, "its graphs are those that refer to it"
+    if not baseline.hash:
         fail_runs(
-            graph, "infrastructure", f"The baseline, with which it is compared, has no graph. {reference.problem}"
+            graph,
+            "infrastructure",
+            f"The baseline, with which it is compared, has no graph. {baseline.problem} A maintainer can retry it.",
         )
     elif graph.hash:
         graphs.check_caps(graph)

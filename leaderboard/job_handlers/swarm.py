@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from django.db.models import F
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from leaderboard import runs
+from leaderboard import run_jobs, runs
 from leaderboard.job_handlers.train import TrainHandler
 from leaderboard.models import Run, Seat, Swarm, SwarmEvent
 from leaderboard.sanitize import MAX_INTEGER, plain_text
@@ -105,7 +105,7 @@ def build_seat_job(run: Run) -> dict[str, Any]:
     assert run.job is not None, "a coordinator has reported its address"
     limits = run.track.training_limits(run.part)
     return {
-        **runs.get_needs(run, limits),
+        **run_jobs.get_needs(run, limits),
         "kind": "seat",
         "priority": run.job.priority,
         "expected_seconds": run.expected_seconds,
@@ -117,7 +117,7 @@ def build_seat_job(run: Run) -> dict[str, Any]:
         "max_attempts": 1,
         "excluded_nodes": list_banned_nodes(run),
         "release": run.job.release,
-        "limits": runs.get_swarm_limits(limits).model_dump(),
+        "limits": run_jobs.get_swarm_limits(limits).model_dump(),
     }
 
 
@@ -221,7 +221,7 @@ class SwarmHandler(TrainHandler):
         return protocol.SwarmOrder(
             run=run.pk,
             dataset=run.season.dataset("train", "dev"),
-            config=runs.get_configuration(run),
+            config=run_jobs.get_configuration(run),
             **{name: swarm.size[name] for name in ("stages", "minimum", "patience")},
             secret=swarm.secret,
             resume=resume,

@@ -1,4 +1,4 @@
-"""Jobs of kind `train`, and those of kind `score` for a run."""
+"""Jobs of kind `train`: a node trains a run, whose curve, checkpoints and outcome are stored."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import graphs, initial_weights, runs
+from leaderboard import graphs, initial_weights, metrics_queries, run_jobs, runs
 from leaderboard.initial_weights import RUN_FILE
 from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
+from leaderboard.publishing import releases
 from leaderboard.rankings import speed_probes
 from leaderboard.sanitize import plain_json, plain_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Job, JobFile, Lease
+from scheduler.models import Blob, Job, JobFile, Lease
 from trainer import protocol
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,9 @@ def get_node_class(lease: Lease, devices: int) -> str:
     return plain_text(f"{share} CPU cores", 120)
 
 
-def get_temperature(job: Job) -> float | None:
-    health = job.leases.filter(state=Lease.State.ACTIVE).values_list("node__health", flat=True).last() or {}
-    temperature = health.get("temperature_celsius")
+def get_temperature(health: dict[str, Any] | None) -> float | None:
+    """Return the temperature in what an agent reports of its node, in degrees Celsius."""
+    temperature = (health or {}).get("temperature_celsius")
     return float(temperature) if isinstance(temperature, int | float) else None
 
 
@@ -57,17 +58,17 @@ class TrainHandler(JobKind):
         run = Run.objects.with_entry().get(job=job)
         return protocol.TrainOrder(
             dataset=run.season.dataset("train", "dev"),
-            config=runs.get_configuration(run),
-            graph=graphs.get_files(run.graph),
+            config={**run_jobs.get_configuration(run), "milestones": run_jobs.get_milestone_percent(run)},
+            graph=graphs.build_order_files(run.graph),
             resume=resume,
             probe=speed_probes.build_probe_spec(run.track),
             base=initial_weights.get_initial_weights(run),
-            upload_seconds=runs.get_upload_seconds(run),
+            upload_seconds=run_jobs.get_upload_seconds(run),
         )
 
     def handle_lease(self, job: Job, lease: Lease) -> None:
         run = Run.objects.get(job=job)
-        last = job.checkpoints.last()
+        last = job.checkpoints.uploaded().last()
         message = f"Training on {lease.node.name}."
         if last or run.step:
             metrics.delete_after_step(run, last.step if last else -1)
@@ -76,23 +77,27 @@ class TrainHandler(JobKind):
         start_run(run, lease, message)
 
     def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
-        run = Run.objects.get(job=job)
+        run, health = metrics_queries.load_run_and_health(job)
         if run.state == Run.State.TRAINING:
-            metrics.store_metrics(run, rows, get_temperature(job))
+            metrics.store_metrics(run, rows, get_temperature(health))
+
+    def handle_milestone(self, job: Job, milestone: protocol.Checkpoint, blobs: Sequence[Blob]) -> None:
+        releases.keep_milestone(Run.objects.select_related("track").get(job=job), milestone, blobs)
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         run = Run.objects.get(job=job)
-        last = job.checkpoints.last()
+        last = job.checkpoints.uploaded().last()
         pause_run(run, job, reason, f"It resumes from step {last.step}" if last else "It starts over")
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         """Record the end of training and queue the score job, in one transaction."""
         run = Run.objects.with_entry().get(job=job)
-        checkpoints = job.checkpoints.with_files()
-        final = checkpoints.filter(step=result["step"]).first() if isinstance(result.get("step"), int) else None
-        final = final or checkpoints.last()
+        checkpoints = job.checkpoints.uploaded().with_files()
+        last = checkpoints.last()
+        step = result.get("step", last.step if last else None)
+        final = checkpoints.filter(step=step).first() if isinstance(step, int) else None
         if final is None or not job.files.filter(path=RUN_FILE).exists():
-            missing = "its final checkpoint" if final is None else f"its {RUN_FILE}"
+            missing = f"the checkpoint of its last step, {step}" if final is None else f"its {RUN_FILE}"
             fail_run(run, "infrastructure", f"The node finished training but did not send {missing}.")
             return
         if run.change_state(
@@ -136,7 +141,7 @@ def start_run(run: Run, lease: Lease, message: str) -> None:
         message=message,
         reason="",
         node_name=lease.node.name,
-        node_class=get_node_class(lease, runs.get_configuration(run).get("devices", 1)),
+        node_class=get_node_class(lease, run_jobs.get_configuration(run).get("devices", 1)),
         started_at=run.started_at or timezone.now(),
     )
 

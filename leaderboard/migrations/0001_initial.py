@@ -3,6 +3,7 @@
 import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
+import leaderboard.models.field_checks
 import leaderboard.models.generations
 import leaderboard.models.seasons
 import leaderboard.models.swarms
@@ -185,6 +186,7 @@ class Migration(migrations.Migration):
                 ('train_seconds', models.FloatField(blank=True, null=True)),
                 ('scoring_flops_per_token', models.FloatField(blank=True, null=True)),
                 ('checks', models.JSONField(blank=True, default=dict, help_text='Look-ahead correction and untrained score.')),
+                ('suite_seconds', models.JSONField(blank=True, default=dict, help_text='Seconds that the scorer spent on each benchmark task.')),
                 ('suite_missing', models.JSONField(blank=True, default=list, help_text='lm-eval tasks whose data the scoring node lacked.')),
                 ('probe_speed', models.FloatField(blank=True, help_text="Tokens/s of the probe's model by the site's own probe: geometric mean of before and after.", null=True)),
                 ('kappa', models.FloatField(blank=True, help_text='`probe_speed` relative to the median of its node class in the season, when the training ended.', null=True)),
@@ -341,7 +343,7 @@ class Migration(migrations.Migration):
                 ('corpus', models.CharField(max_length=200)),
                 ('tokenizer', models.CharField(max_length=200)),
                 ('limit_bytes', models.BigIntegerField(blank=True, null=True, validators=[django.core.validators.MinValueValidator(1)])),
-                ('dataset_hash', models.CharField(blank=True, help_text='Empty until `manage.py prepare_season` has built the dataset.', max_length=64)),
+                ('dataset_hash', models.CharField(blank=True, help_text='Empty until the dataset is prepared.', max_length=64)),
                 ('vocabulary_size', models.PositiveIntegerField(blank=True, help_text="Tokens of the prepared dataset's vocabulary.", null=True)),
                 ('caps', models.JSONField(blank=True, default=leaderboard.models.seasons.build_caps, help_text="Limits of traced entries: parameters, stored_bytes, constant_bytes, source_bytes (compressed, beyond main's own files), scoring_flops (per token, times the baseline's). A missing one is no limit.")),
                 ('baseline', models.ForeignKey(blank=True, help_text='A pinned commit.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='leaderboard.entry')),
@@ -356,8 +358,8 @@ class Migration(migrations.Migration):
             name='SeasonFile',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('dataset', 'Dataset')], max_length=12)),
-                ('path', models.CharField(help_text='In the folder of the dataset.', max_length=200)),
+                ('kind', models.CharField(choices=[('dataset', 'Dataset'), ('evaluation', 'Evaluation')], max_length=12)),
+                ('path', models.CharField(help_text='In the folder of the dataset, or of the evaluation data.', max_length=200)),
                 ('blob', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.blob')),
                 ('season', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='files', to='leaderboard.season')),
             ],
@@ -550,7 +552,7 @@ class Migration(migrations.Migration):
                 ('monthly', models.PositiveSmallIntegerField(default=0, help_text='Number of best entries on the monthly train, with seven times the budget. 0: none.', validators=[django.core.validators.MaxValueValidator(10)])),
                 ('releases', models.PositiveSmallIntegerField(default=0, help_text='Keep and publish a run’s weights every so many percent of its budget; 0: only at its end.', validators=[django.core.validators.MaxValueValidator(50)])),
                 ('is_traced', models.BooleanField(default=True, help_text='Architectures are traced once, in a sandbox, and nodes train the graphs. Nothing else ranks. Not for swarms, start runs and several devices.')),
-                ('hours_zone', models.CharField(default='UTC', help_text="IANA time zone of the track's hours.", max_length=64, validators=[leaderboard.models.seasons.known_zone])),
+                ('hours_zone', models.CharField(default='UTC', help_text="IANA time zone of the track's hours.", max_length=64, validators=[leaderboard.models.field_checks.known_zone])),
                 ('position', models.IntegerField(default=0)),
                 ('kind', models.CharField(choices=[('competition', 'Competition'), ('community', 'Community'), ('playground', 'Playground'), ('swarm', 'Swarm')], default='competition', max_length=12)),
                 ('trial', models.JSONField(blank=True, default=dict, help_text='Smaller first run of an entry: {"part": 0.1, "config": {"model": {"depth": 4}}}, the part of the budget and configuration overrides. The full run follows when the trial is scored. Empty: none.')),

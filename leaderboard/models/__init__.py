@@ -10,15 +10,17 @@ from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
 from leaderboard.models.notebooks import NotebookPart
 from leaderboard.models.outbox import OutboxMessage
+from leaderboard.models.preparations import SeasonPreparation
 from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
 from leaderboard.models.reported import ReportedRecord
 from leaderboard.models.runs import Run
-from leaderboard.models.seasons import Season, SeasonFile, Track
+from leaderboard.models.seasons import Season, SeasonFile
 from leaderboard.models.standings import Standing, StandingsTable
 from leaderboard.models.subscriptions import Subscription
 from leaderboard.models.swarms import Seat, Swarm, SwarmEvent
 from leaderboard.models.tokens import ApiToken
+from leaderboard.models.tracks import Track
 
 __all__ = [
     "ApiToken",
@@ -41,6 +43,7 @@ __all__ = [
     "Score",
     "Season",
     "SeasonFile",
+    "SeasonPreparation",
     "Seat",
     "Standing",
     "StandingsTable",

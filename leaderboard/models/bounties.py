@@ -7,7 +7,7 @@ from django.db import models
 from django.utils import timezone
 
 from leaderboard.models.entries import Entry
-from leaderboard.models.seasons import Track
+from leaderboard.models.tracks import Track
 
 
 class BountyQuerySet(models.QuerySet["Bounty"]):

@@ -23,6 +23,7 @@ class PointDict(TypedDict):
     gradient_norm: float | None
     tokens_per_second: float | None
     mfu: float | None
+    mfu_windowed: float | None
     memory_bytes: int | None
     temperature_celsius: float | None
 
@@ -45,7 +46,10 @@ class CurvePoint(models.Model):
     learning_rate = models.FloatField(null=True)
     gradient_norm = models.FloatField(null=True)
     tokens_per_second = models.FloatField(null=True)
-    mfu = models.FloatField(null=True)
+    mfu = models.FloatField(null=True, help_text="Share of the peak: all operations, attention over all pairs.")
+    mfu_windowed = models.FloatField(
+        null=True, help_text="Share of the peak as nanochat counts: matrix products, attention over its windows."
+    )
     memory_bytes = models.BigIntegerField(null=True)
     temperature_celsius = models.FloatField(
         null=True, help_text="Temperature of the node's hottest GPU, as last reported by its agent."

@@ -9,7 +9,7 @@ from django.utils import timezone
 from typing_extensions import TypedDict
 
 from leaderboard.models.dicts import build_dict
-from leaderboard.models.seasons import Track
+from leaderboard.models.tracks import Track
 from scheduler.models import Blob
 
 
@@ -71,6 +71,13 @@ class Entry(models.Model):
     config = models.JSONField(
         default=dict, blank=True, help_text="Configuration of the entry, merged over the track's."
     )
+    variant = models.CharField(
+        max_length=80,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Distinguishes entries of one commit with different configurations, such as those of a sweep.",
+    )
     track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="entries")
     hypothesis = models.TextField(blank=True)
     url = models.URLField(blank=True)
@@ -131,7 +138,8 @@ class Entry(models.Model):
         ordering = ["-created_at"]
         constraints = [
             models.UniqueConstraint(
-                fields=["repository", "sha", "architecture", "track"], name="one_entry_per_commit_and_architecture"
+                fields=["repository", "sha", "architecture", "track", "variant"],
+                name="one_entry_per_commit_and_architecture",
             )
         ]
 

@@ -62,5 +62,10 @@ class Generation(models.Model):
         return self.job.state in (Job.State.DONE, Job.State.FAILED, Job.State.CANCELLED)
 
     @property
+    def is_from_swarm(self) -> bool:
+        """Whether the run's swarm wrote it while it trained."""
+        return self.job.kind == "swarm_sample"
+
+    @property
     def tokens_per_second(self) -> float | None:
         return self.written / self.seconds if self.written and self.seconds else None

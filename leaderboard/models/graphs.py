@@ -6,7 +6,8 @@ from django.db import models
 from django.utils import timezone
 
 from leaderboard.models.entries import Entry
-from leaderboard.models.seasons import Season, Track
+from leaderboard.models.seasons import Season
+from leaderboard.models.tracks import Track
 from scheduler.models import Job
 
 
@@ -32,7 +33,7 @@ class TracedGraph(models.Model):
         max_length=64, blank=True, help_text="`protocol.GraphFiles.hash`: identity of the graph. Empty until traced."
     )
     summary = models.JSONField(default=dict, blank=True, help_text="What `dailytrain graph --json` prints.")
-    reference = models.ForeignKey(
+    baseline_graph = models.ForeignKey(
         "self",
         null=True,
         blank=True,

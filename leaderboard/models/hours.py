@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from leaderboard.models.seasons import Track
+from leaderboard.models.tracks import Track
 
 
 class TrackHours(models.Model):

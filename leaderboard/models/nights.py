@@ -6,7 +6,7 @@ from django.db import models
 from django.utils import timezone
 
 from leaderboard.models.runs import Run
-from leaderboard.models.seasons import Track
+from leaderboard.models.tracks import Track
 
 
 class Night(models.Model):

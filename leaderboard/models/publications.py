@@ -12,14 +12,17 @@ FINAL = "final"
 
 
 class Publication(models.Model):
-    """A run's weights at one step, under a name. It keeps the files when the checkpoint is deleted."""
+    """A run's weights at one step, under a name: a milestone, or final ones. Its files stay as long as the row."""
 
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="publications")
-    name = models.SlugField(max_length=40, help_text="`final`, or the name of a release: `30-percent`.")
+    name = models.SlugField(max_length=40, help_text="`final`, or the name of a milestone: `30-percent`.")
     step = models.BigIntegerField()
     manifest = models.JSONField(help_text="The full `protocol.Checkpoint`.")
     blobs = models.ManyToManyField(Blob, related_name="+", help_text="Files of the checkpoint without the optimizer's.")
-    reason = models.CharField(max_length=200, help_text="Why it is published, in a sentence.")
+    reason = models.CharField(max_length=200, help_text="Why it is kept or published, in a sentence.")
+    is_release = models.BooleanField(
+        default=False, help_text="Its weights are scored: they were a release by the track's setting on arrival."
+    )
     repository = models.CharField(
         max_length=120, blank=True, help_text="Repository on the Hub, owner/name. Empty until the upload."
     )
@@ -54,3 +57,8 @@ class Publication(models.Model):
     @property
     def is_final(self) -> bool:
         return self.name == FINAL
+
+    @property
+    def percent(self) -> int:
+        """Percent of the budget; 100 for final weights."""
+        return 100 if self.is_final else int(self.manifest.get("milestone") or self.name.partition("-")[0])

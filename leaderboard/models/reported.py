@@ -7,7 +7,7 @@ from django.utils import timezone
 from typing_extensions import TypedDict
 
 from leaderboard.models.dicts import build_dict
-from leaderboard.models.seasons import Track
+from leaderboard.models.tracks import Track
 
 
 class ReportedDict(TypedDict):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, cast
 
 from django.db import models, transaction
-from django.db.models import Count, F, FilteredRelation, Q, Sum
+from django.db.models import BooleanField, Count, ExpressionWrapper, F, FilteredRelation, Q, Sum
 from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
@@ -14,7 +14,8 @@ from typing_extensions import TypedDict
 from leaderboard.models.dicts import build_dict
 from leaderboard.models.entries import Entry
 from leaderboard.models.graphs import TracedGraph
-from leaderboard.models.seasons import Season, Track
+from leaderboard.models.seasons import Season
+from leaderboard.models.tracks import Track
 from leaderboard.recomputation import request_recomputation
 from scheduler.models import Checkpoint, Job
 from scheduler.transitions import transition
@@ -79,7 +80,7 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return the scored runs of the track's season, the ladder's rungs included."""
         return (
             self.filter(track=track.pk, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
-            .exclude(purpose=Run.Purpose.REWIND)
+            .exclude(purpose__in=Run.NOT_COMPARED)
             .annotate(overall=FilteredRelation("scores", condition=Q(scores__name=BENCHMARK_AVERAGE)))
             .order_by("bits_per_byte", "pk")
         )
@@ -91,6 +92,11 @@ class RunQuerySet(models.QuerySet["Run"]):
     def live(self) -> RunQuerySet:
         """Return runs that are training, paused or being scored."""
         return self.with_entry().filter(state__in=Run.LIVE).order_by("started_at", "pk")
+
+    def order_nightly_first(self) -> RunQuerySet:
+        """Order by start, after the nightly run."""
+        is_other = ExpressionWrapper(~Q(purpose=Run.Purpose.NIGHTLY), BooleanField())
+        return self.order_by(is_other, F("started_at").asc(nulls_last=True), "pk")
 
     def in_queue_order(self) -> RunQuerySet:
         return self.order_by("job__priority", "-job__impact", "job__expected_seconds", "job__queued_at", "pk")
@@ -105,6 +111,18 @@ class RunQuerySet(models.QuerySet["Run"]):
     def failed(self) -> RunQuerySet:
         """Return runs that ended without a result, latest first."""
         return self.with_entry().filter(state__in=[Run.State.FAILED, Run.State.CANCELLED]).order_by("-finished_at")
+
+    def without_rank(self) -> RunQuerySet:
+        """Return runs that ended and that the board does not compare."""
+        excluded_trust = (Run.Trust.PROVISIONAL, Run.Trust.DISPUTED)
+        is_excluded = (
+            Q(bits_per_byte=None)
+            | Q(purpose__in=Run.NOT_COMPARED)
+            | Q(trust__in=excluded_trust)
+            | Q(track__is_traced=True, graph=None)
+        )
+        has_failed = Q(state__in=[Run.State.FAILED, Run.State.CANCELLED])
+        return self.filter(has_failed | Q(is_excluded, state=Run.State.FINISHED))
 
     def unscored(self) -> RunQuerySet:
         """Return trained runs without a score job."""
@@ -123,7 +141,7 @@ class Run(models.Model):
         WAITING = "waiting"  # for approval
         QUEUED = "queued"
         TRAINING = "training"
-        PAUSED = "paused"  # lost its node; goes on from its last checkpoint
+        PAUSED = "paused"  # lost its node; continues from its last checkpoint
         SCORING = "scoring"
         FINISHED = "finished"
         FAILED = "failed"
@@ -146,7 +164,11 @@ class Run(models.Model):
         ENTRY = "entry"
         LADDER = "ladder"  # a seed of the baseline
         CONFIRMATION = "confirmation"  # of a record candidate: server's seed, unrelated trusted node
-        REWIND = "rewind"  # goes on from an earlier checkpoint of another run; no result of its own
+        REWIND = "rewind"  # continues from an earlier checkpoint of another run; no result of its own
+        FINETUNE = "finetune"  # of a release of another run
+
+    NOT_COMPARED = (Purpose.REWIND, Purpose.FINETUNE)
+    """They start from weights of their own, so the board does not compare them."""
 
     entry = models.ForeignKey(Entry, on_delete=models.PROTECT, related_name="runs")
     track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="runs")
@@ -189,6 +211,14 @@ class Run(models.Model):
         related_name="+",
         help_text="Checkpoint of `start_run`. Null: its final one.",
     )
+    release = models.ForeignKey(
+        "Publication",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="finetunes",
+        help_text="Release of `start_run` that it fine-tunes, on a track that follows another one.",
+    )
     graph = models.ForeignKey(
         TracedGraph,
         null=True,
@@ -219,6 +249,9 @@ class Run(models.Model):
     train_seconds = models.FloatField(null=True, blank=True)
     scoring_flops_per_token = models.FloatField(null=True, blank=True)
     checks = models.JSONField(default=dict, blank=True, help_text="Look-ahead correction and untrained score.")
+    suite_seconds = models.JSONField(
+        default=dict, blank=True, help_text="Seconds that the scorer spent on each benchmark task."
+    )
     suite_missing = models.JSONField(
         default=list, blank=True, help_text="lm-eval tasks whose data the scoring node lacked."
     )
@@ -251,7 +284,8 @@ class Run(models.Model):
     class Meta:
         ordering = ["-created_at"]
         constraints = [
-            models.UniqueConstraint(fields=["entry", "track", "seed", "budget"], name="one_run_per_entry_and_seed")
+            models.UniqueConstraint(fields=["entry", "track", "seed", "budget"], name="one_run_per_entry_and_seed"),
+            models.UniqueConstraint(fields=["track", "release"], name="one_run_per_release"),
         ]
         indexes = [
             models.Index(fields=["track", "state", "bits_per_byte"]),
@@ -315,10 +349,10 @@ class Run(models.Model):
         """Change the state by `transition`, and have the standings recomputed if they depend on it."""
         with transaction.atomic():
             fields["revision"] = F("revision") + 1
-            changed = transition(self, to, since=since, actor=actor, message=message, **fields)
-            if changed and Run.State.FINISHED in (to, *since):
+            is_changed = transition(self, to, since=since, actor=actor, message=message, **fields)
+            if is_changed and Run.State.FINISHED in (to, *since):
                 request_recomputation(self.track_id)
-        return changed
+        return is_changed
 
     def get_graph_hash(self) -> str | None:
         """Return the hash of its graph, without a query if `with_entry()` has selected it."""

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from leaderboard.models.entries import Entry
 from leaderboard.models.runs import Run
-from leaderboard.models.seasons import Track
+from leaderboard.models.tracks import Track
 from trainer.scoring.multiplier import AXES, EntryMultiplier, MultiplierVerdict
 
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from leaderboard import permissions
 from leaderboard.models import Entry
-from leaderboard.notifications import morning_report
+from leaderboard.notifications import morning_report, site_alerts
 from leaderboard.notifications.message import Message
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
@@ -141,11 +141,28 @@ def is_waiting_for_approval(entry: Entry) -> bool:
     return entry.state == Entry.State.PROPOSED and entry.smoke.get("passed", True) is not False
 
 
+class AlertTopic(Topic):
+    """A value of the site is above its limit. `about`: the day, the alert and its label."""
+
+    label = "Site alert"
+    hint = "A night will not start or did not finish, the disk is full, beat is silent: what the monitoring page shows."
+
+    def can_choose(self, user: User) -> bool:
+        return permissions.is_maintainer(user)
+
+    def is_relevant(self, user: User, about: str) -> bool:
+        return permissions.is_maintainer(user)
+
+    def compose(self, about: str) -> Message | None:
+        return site_alerts.compose_alert(about)
+
+
 TOPICS: dict[str, Topic] = {
     "morning": MorningReportTopic(),
     "record": RecordTopic(),
     "node": NodeTopic(),
     "approval": ApprovalTopic(),
+    "alert": AlertTopic(),
 }
 
 

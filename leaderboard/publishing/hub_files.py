@@ -23,6 +23,7 @@ from leaderboard.publishing import model_card, weights
 from scheduler import storage
 from scheduler.hub import FileAddition, HubBusyError, HubError
 from trainer.checkpoint.formats import FormatError, gpt_neox
+from trainer.protocol.files import WEIGHTS_INDEX, is_weights_file
 
 RUN_FOLDER = "dailytrain"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -62,16 +63,20 @@ def build_descriptions(publication: Publication, name: str, with_transformers: b
 def convert_for_transformers(publication: Publication, files: dict[str, Path], folder: Path) -> Iterator[FileAddition]:
     """Yield the weights in the format of transformers; nothing for an architecture that it does not support."""
     named = {PurePosixPath(path).name: file for path, file in files.items()}
-    if weights.WEIGHTS not in named or not gpt_neox.is_supported(publication.run.config):
+    sources = {name: file for name, file in named.items() if is_weights_file(name) and name != WEIGHTS_INDEX}
+    if not sources or not gpt_neox.is_supported(publication.run.config):
         return
-    made = folder / "transformers.safetensors"
+    made = folder / "transformers"
+    made.mkdir()
     try:
-        with named[weights.WEIGHTS].open("rb") as source, made.open("wb") as out:
-            config = gpt_neox.convert_weights(publication.run.config, source, out)
+        config, index = gpt_neox.convert_weights(publication.run.config, sources, made)
     except FormatError:  # the entry's own litgpt is another: its weights are published as they are
         return
     yield FileAddition("config.json", json.dumps(config, indent=1).encode())
-    yield FileAddition(weights.WEIGHTS, made)
+    for name in sources:
+        yield FileAddition(name, made / name)
+    if len(sources) > 1:
+        yield FileAddition(WEIGHTS_INDEX, json.dumps(index, indent=1).encode())
     if tokenizer := named.get("tokenizer.json"):
         yield FileAddition("tokenizer.json", tokenizer)
         yield FileAddition("tokenizer_config.json", json.dumps(TOKENIZER_CONFIG, indent=1).encode())

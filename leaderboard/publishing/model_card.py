@@ -157,6 +157,9 @@ def list_provenance(publication: Publication) -> Iterator[tuple[str, str]]:
 
 
 def describe_loading(entry: Entry, name: str, for_transformers: bool) -> Iterator[str]:
+    if entry.kind == Entry.Kind.NOTEBOOK:
+        yield "`dailytrain/model/` holds the files that the notebook left. They are unchecked: load only safe formats."
+        return
     if for_transformers:
         yield TRANSFORMERS_EXAMPLE.format(name=name)
         yield "Or as the run's own folder, with the code that trained it:"

@@ -6,7 +6,7 @@ the commit of an earlier attempt. Releases have a tag too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import slugify
 
-from leaderboard import outbox, runs
+from leaderboard import outbox, run_jobs, runs
 from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import hub_files, weights
 from leaderboard.runs import RunError
 from scheduler import hub
-from scheduler.models import Checkpoint, Event
+from scheduler.models import Blob, Event
 
 KIND = "hub"
 RULES = {
@@ -78,37 +78,42 @@ def is_card_outdated(publication: Publication, run: Run) -> bool:
 
 def is_publishable(run: Run) -> bool:
     """Return whether a maintainer can publish a run's final weights now."""
-    return is_connected() and run.state == Run.State.FINISHED and run.checkpoint_id is not None
+    if not is_connected() or run.state != Run.State.FINISHED:
+        return False
+    return run.checkpoint_id is not None or bool(run_jobs.is_notebook(run) and weights.list_notebook_model(run))
 
 
 def publish_run(run: Run, reason: str, actor: str = runs.SITE) -> Publication:
-    """Publish or update a finished run's final weights. Raises RunError."""
-    if run.state != Run.State.FINISHED or run.checkpoint is None:
+    """Publish or update a finished run's final weights, or the model of its notebook. Raises RunError."""
+    found = weights.find_final_weights(run)
+    if found is None:
         raise RunError(f"Run {run.pk} is {run.state}: there are no final weights to publish.")
-    return store_publication(run, run.checkpoint, FINAL, reason, actor)
+    with transaction.atomic():
+        publication = keep_weights(run, *found, FINAL, reason, actor)
+        enqueue_upload(publication)
+    return publication
 
 
-def publish_release(run: Run, checkpoint: Checkpoint, name: str, reason: str = "") -> Publication:
-    """Publish a checkpoint of a run that may still be under way, as `name` (`30-percent`): a commit and a tag.
+def keep_weights(
+    run: Run,
+    manifest: dict[str, Any],
+    blobs: Iterable[Blob],
+    name: str,
+    reason: str,
+    actor: str = runs.SITE,
+    is_release: bool = False,
+) -> Publication:
+    """Keep weights under a name, which fits into an address; the first ones count. Requires a transaction.
 
-    The files stay from now on, whatever becomes of the checkpoint. The same name again changes nothing but the card.
+    `manifest`: a `protocol.Checkpoint`.
     """
-    assert name not in ("", FINAL), "a release has a name of its own"
-    assert name == slugify(name), "which fits into an address"
-    assert checkpoint.job_id == run.job_id, "a run's releases are made of its own checkpoints"
-    return store_publication(run, checkpoint, name, reason or f"A release at step {checkpoint.step}.", runs.SITE)
-
-
-@transaction.atomic
-def store_publication(run: Run, checkpoint: Checkpoint, name: str, reason: str, actor: str) -> Publication:
-    publication, created = Publication.objects.get_or_create(
-        run=run, name=name, defaults={"step": checkpoint.step, "manifest": checkpoint.manifest, "reason": reason[:200]}
-    )
+    given = {"step": manifest["step"], "manifest": manifest, "reason": reason[:200], "is_release": is_release}
+    publication, created = Publication.objects.get_or_create(run=run, name=name, defaults=given)
     if created:
-        publication.blobs.set(weights.get_checkpoint_blobs(checkpoint).values())
-        what = "its final weights" if name == FINAL else f"{name}, the weights of step {checkpoint.step}"
-        Event.record(actor, run, f"Kept for good: {what}. {reason}")
-    enqueue_upload(publication)
+        publication.blobs.set(blobs)
+        what = "its final weights" if name == FINAL else f"{name}, the weights of step {manifest['step']}"
+        how = "Kept for good" if is_release or name == FINAL else "Kept"
+        Event.record(actor, run, f"{how}: {what}. {reason}")
     return publication
 
 
@@ -201,8 +206,8 @@ def list_publications(run: Run) -> list[dict[str, str]]:
     rows = []
     for publication in run.publications.all():
         what = "the final weights" if publication.is_final else f"the weights of step {publication.step:,}"
-        folder = f"checkpoints/step-{publication.step:08d}/{weights.WEIGHTS}"
-        here = reverse("run-weights", args=[run.pk, publication.name, folder])
+        file = f"checkpoints/step-{publication.step:08d}/{weights.get_entry_file(publication.manifest)}"
+        here = reverse("run-weights", args=[run.pk, publication.name, file])
         name, url = publication.repository or publication.name, get_hub_url(publication)
         rows.append({"name": name, "what": what, "hub": url, "here": here})
     return rows

@@ -1,21 +1,25 @@
-"""Releases of a long run: weights that are published at each `Track.releases` percent of its budget.
+"""Milestones: weights in bf16 at every `Track.milestones` percent of a run's budget; and releases of a long run.
 
-The first checkpoint that has passed 10, 20, ... % becomes the release `10-percent`, `20-percent`, ...; of several marks
-passed at once, the last one. The final weights are the last release. A checkpoint's percentage is extrapolated from the
-run's own progress and their steps: exact for budgets in steps, tokens and FLOPs, approximate for one in seconds.
+A milestone is kept for downloads and as the start of other runs; those of runs that do not rank are deleted. Those at a
+multiple of `Track.releases` are releases: they are published and scored, and stay. The final weights are the last
+release. The percentage is the training's own.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import PurePosixPath
 
-from django.db import transaction
-
+from leaderboard import run_jobs
 from leaderboard.models import CurvePoint, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import publications
-from scheduler.models import Checkpoint
+from leaderboard.publishing.weights import is_downloadable
+from scheduler.models import Blob
+from scheduler.retention import CHECKPOINT_DAYS
+from trainer import protocol
 from trainer.accounting.budget import Budget
 
 
@@ -25,7 +29,7 @@ class Milestone:
 
     percent: int
     publication: Publication | None
-    """None: not reached, or passed without a checkpoint."""
+    """None: not reached, or not received."""
     loss: float | None
     """On dev text, at the last evaluation before it."""
     bits_per_byte: float | None
@@ -45,38 +49,45 @@ class ReleaseProgress:
     milestones: list[Milestone]
 
     @property
+    def reached(self) -> list[Milestone]:
+        return [mark for mark in self.milestones if mark.publication or mark.percent <= self.percent]
+
+    @property
     def next(self) -> Milestone | None:
         """Return the next step."""
         left = (mark for mark in self.milestones if mark.publication is None and mark.percent > self.percent)
         return next(left, None)
 
 
-def cut_releases() -> list[Publication]:
-    """Create all due releases and return them. Idempotent."""
-    ours = Run.objects.filter(track__releases__gt=0).select_related("track", "checkpoint")
-    going = ours.filter(state__in=Run.LIVE).exclude(job=None)
-    arrived = ours.filter(state=Run.State.FINISHED).exclude(checkpoint=None).exclude(publications__name=FINAL)
-    found = [cut_release(run) for run in going]
-    found += [publications.publish_run(run, "The last release: all of its budget.") for run in arrived]
-    return [publication for publication in found if publication is not None]
-
-
-@transaction.atomic
-def cut_release(run: Run) -> Publication | None:
-    """Release a run's newest checkpoint if it has passed a mark that none has passed before."""
-    checkpoint = Checkpoint.objects.filter(job=run.job_id).order_by("-step").first()
-    if checkpoint is None or not run.step:
+def keep_milestone(run: Run, milestone: protocol.Checkpoint, blobs: Sequence[Blob]) -> Publication | None:
+    """Keep the weights of a milestone that the track has, once; publish a release. Requires a transaction."""
+    percent, every = milestone.milestone or 0, run_jobs.get_milestone_percent(run)
+    if not every or percent % every:
         return None
-    percent = get_passed_percent(run.fraction * checkpoint.step / run.step, run.track.releases)
-    name = f"{percent}-percent"
-    if not 0 < percent < 100 or run.publications.filter(name=name).exists():
-        return None
-    return publications.publish_release(run, checkpoint, name, f"{percent} % of the budget, at step {checkpoint.step}.")
+    manifest = milestone.model_dump(mode="json", exclude_none=True)
+    hashes = {file.sha256 for file in milestone.files if is_downloadable(PurePosixPath(file.path).name)}
+    files = [blob for blob in blobs if blob.sha256 in hashes]
+    reason = f"{percent} % of the budget, at step {milestone.step}."
+    is_release = bool(run.track.releases) and percent % run.track.releases == 0
+    publication = publications.keep_weights(run, manifest, files, f"{percent}-percent", reason, is_release=is_release)
+    if publication.is_release:
+        publications.enqueue_upload(publication)
+    return publication
 
 
-def get_passed_percent(fraction: float, every: int) -> int:
-    """Return the last mark, in percent, at or before a used fraction of the budget."""
-    return math.floor(min(fraction, 1.0) * 100 / every + 1e-9) * every
+def publish_last_releases() -> list[Publication]:
+    """Publish the final weights of finished runs on tracks with releases, but not the ladder's. Idempotent."""
+    ours = Run.objects.filter(track__releases__gt=0, state=Run.State.FINISHED).exclude(purpose=Run.Purpose.LADDER)
+    finished = ours.select_related("track", "checkpoint").exclude(checkpoint=None).exclude(publications__name=FINAL)
+    return [publications.publish_run(run, "The last release: all of its budget.") for run in finished]
+
+
+def delete_old_milestones(now: datetime) -> int:
+    """Delete the milestones of runs that do not rank, days after their end; return how many. Releases stay."""
+    before = now - timedelta(days=CHECKPOINT_DAYS)
+    ended = Run.objects.without_rank().filter(finished_at__lt=before)
+    old = Publication.objects.filter(run__in=ended.values("pk"), is_release=False, published_at=None)
+    return old.exclude(name=FINAL).delete()[1].get(Publication._meta.label, 0)
 
 
 def get_release_progress(run: Run) -> ReleaseProgress | None:

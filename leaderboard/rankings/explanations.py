@@ -184,9 +184,11 @@ def capitalize(text: str) -> str:
 
 
 def describe_purpose(run: Run) -> str:
-    """baseline, 1/4 of the budget, seed 2; empty for runs that are neither ladder nor monthly."""
+    """baseline, 1/4 of the budget, seed 2; empty for runs that are neither ladder, monthly nor fine-tune."""
     if run.purpose == Run.Purpose.MONTHLY:
         return f"monthly train, {share(run.part)}"
+    if run.purpose == Run.Purpose.FINETUNE:
+        return f"fine-tune of run {run.start_run_id}"
     if run.purpose != Run.Purpose.LADDER:
         return ""
     return f"baseline, {share(run.part)}, seed {run.seed}"

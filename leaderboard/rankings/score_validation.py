@@ -31,6 +31,7 @@ class Verdict(BaseModel):
     bytes: Count
     documents: Count
     parameters: Count
+    """Floating-point numbers in the checkpoint: trained parameters and stored buffers."""
     parameters_embedding: Annotated[int, Field(ge=0, le=2**53)] | None = None
     train_flops: Finite
     train_tokens: Finite | None = None
@@ -40,6 +41,7 @@ class Verdict(BaseModel):
     checks: dict[str, Any] = {}
     suite: dict[str, dict[str, Any]] = {}
     suite_missing: list[str] = []
+    suite_seconds: dict[str, Finite] = {}
 
     def run_fields(self) -> dict[str, Any]:
         return {
@@ -49,6 +51,9 @@ class Verdict(BaseModel):
             "parameters_embedding": self.parameters_embedding,
             "checks": plain_json(self.checks),
             "scoring_flops_per_token": self.scoring_flops_per_token,
+            "suite_seconds": {
+                plain_text(name, 100): self.suite_seconds[name] for name in list(self.suite_seconds)[:100]
+            },
             "suite_missing": [plain_text(name, 100) for name in self.suite_missing[:100]],
         }
 

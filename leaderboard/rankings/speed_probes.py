@@ -77,7 +77,7 @@ def list_class_speeds(run: Run) -> list[float]:
 def explain_interruption(job: Job) -> str:
     """The probes are of the last lease; what an earlier one trained was on a node of unknown speed."""
     last = job.leases.order_by("pk").last()
-    earlier = job.checkpoints.filter(lease__isnull=False).exclude(lease=last)
+    earlier = job.checkpoints.uploaded().filter(lease__isnull=False).exclude(lease=last)
     return "It was interrupted, and its nodes' speed is known for the last part only." if earlier.exists() else ""
 
 

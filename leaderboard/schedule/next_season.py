@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Entry, Run, Season, Track
+from leaderboard.models.seasons import build_caps
 from leaderboard.schedule import ladder
 from leaderboard.schedule.first_season import SetupError
 from scheduler.models import Event
@@ -23,14 +25,30 @@ def create_season(name: str, corpus: str, tokenizer: str, limit_bytes: int | Non
     season = Season.objects.filter(name=name).first()
     if season is not None:
         if any(getattr(season, field) != value for field, value in fields.items()):
-            raise SetupError(f"There is another season named {name!r}: {season.corpus}, {season.tokenizer}.")
-        if ended_at := get_end(season):
-            raise SetupError(f"{season} ended on {ended_at:%-d %b %Y}; choose another name.")
-        return season
+            raise SetupError(f"There is another season {name!r}: {describe_values(season)}. Choose another name.")
+        return check_not_over(season)
     season = Season(name=name, active=False, **fields)
     season.full_clean()
     season.save()
     return season
+
+
+def get_season(name: str) -> Season:
+    """Return the season with this name. Raises SetupError if there is none or it is over."""
+    season = Season.objects.filter(name=name).first()
+    if season is None:
+        raise SetupError(f"There is no season {name!r}. To create it, name its --corpus.")
+    return check_not_over(season)
+
+
+def check_not_over(season: Season) -> Season:
+    if ended_at := get_end(season):
+        raise SetupError(f"{season} ended on {ended_at:%-d %b %Y}; choose another name.")
+    return season
+
+
+def describe_values(season: Season) -> str:
+    return f"--corpus {season.corpus} --tokenizer {season.tokenizer}, {season.limit_bytes or 'all'} bytes of text"
 
 
 def get_end(season: Season) -> datetime | None:
@@ -45,25 +63,53 @@ def get_end(season: Season) -> datetime | None:
 def begin_season(season: Season) -> list[Track]:
     """Make a prepared season the current one and return the tracks that it takes over. Idempotent.
 
-    Its baseline is the newest `main` with a scored run in the season before. Finished and queued runs keep their
-    season.
+    Without a baseline, it gets the newest `main` with a scored run in the season before. Finished and queued runs keep
+    their season, and so does a track that does not fit into it (`explain_obstacle`); an Event names the reason.
     """
     previous = Season.objects.current()
     if previous == season:
         return []
     season.active, season.started_at = True, timezone.now()
     if previous is not None:
-        season.caps = previous.caps
+        if season.caps == build_caps():
+            season.caps = previous.caps
         mains = Entry.objects.approved().filter(kind=Entry.Kind.MAIN, track__season=previous)
         scored = Run.objects.filter(season=previous, state=Run.State.FINISHED, bits_per_byte__isnull=False)
-        season.baseline = mains.filter(runs__in=scored).order_by("-pk").first() or previous.baseline
+        newest = mains.filter(runs__in=scored).order_by("-pk").first()
+        season.baseline = season.baseline or newest or previous.baseline
     season.save()
     tracks = list(Track.objects.filter(season=previous)) if previous is not None else []
-    for track in tracks:
+    obstacles = {track.pk: explain_obstacle(track, season) for track in tracks}
+    moved = [track for track in tracks if not obstacles[track.pk]]
+    for track in moved:
         track.season = season
         track.save()
-    Event.record(runs.SITE, season, f"{season} began with {len(tracks)} tracks.")
-    return tracks
+    Event.record(runs.SITE, season, f"{season} began with {len(moved)} tracks.")
+    for track in tracks:
+        if obstacle := obstacles[track.pk]:
+            Event.record(runs.SITE, track, f"{track} stays in {previous}: {obstacle}"[:500])
+    return moved
+
+
+def explain_obstacle(track: Track, season: Season) -> str:
+    """Return why a track cannot continue in a season, as a sentence; empty if it can."""
+    if track.start_run is not None and not season.shares_tokenizer(track.start_run.season):
+        return "its first weights have another tokenizer."
+    before, track.season = track.season, season
+    try:
+        track.full_clean()
+    except ValidationError as error:
+        return " ".join(error.messages)
+    finally:
+        track.season = before
+    return ""
+
+
+def list_left_tracks(season: Season) -> list[tuple[Track, str]]:
+    """Return the tracks of the season before that stayed there when this one began, with the reasons."""
+    earlier = Season.objects.filter(active=True, started_at__lt=season.started_at).order_by("-started_at").first()
+    tracks = Track.objects.filter(season=earlier) if season.active and earlier else Track.objects.none()
+    return [(track, explain_obstacle(track, season)) for track in tracks]
 
 
 def start_ladders(tracks: list[Track]) -> int:

@@ -1,5 +1,6 @@
 """Nightly runs: `main` if it has new commits, else another seed of the baseline.
 
+In a season without a baseline, the first night's `main` becomes it. Maintainers can choose another one in the admin.
 No run starts while one of an earlier night is unfinished. If `main` is broken, the baseline is trained instead, and
 main's commit gets a status.
 """
@@ -15,7 +16,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from leaderboard import runs
-from leaderboard.models import Entry, Night, Run, Track
+from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, repositories
 from leaderboard.submissions.intake import CommitSummary, IntakeError
@@ -46,6 +47,11 @@ def start_nightly_runs(now: datetime) -> list[Night]:
     head = read_main()
     nights = [start_night(track, day, head) for track in tracks]
     return [night for night in nights if night]
+
+
+def start_nightly_run(track: Track, now: datetime) -> Night | None:
+    """Start this track's run of today (UTC); return None if it was started before."""
+    return start_night(track, now.astimezone(UTC).date(), read_main())
 
 
 def read_main() -> MainHead:
@@ -86,6 +92,7 @@ def start_night(track: Track, day: date, head: MainHead) -> Night | None:
             record_skipped_night(night, occupied)
         else:
             if entry:
+                pin_baseline(track.season, entry)
                 train_main(night, entry, release)
             else:
                 train_baseline(night, head, release)
@@ -112,14 +119,23 @@ def get_unfinished_run(track: Track) -> Run | None:
 
 
 def has_moved(track: Track, sha: str) -> bool:
-    """Whether `main` is another commit than the one that the track trained last."""
-    last = track.nights.filter(run__purpose=Run.Purpose.NIGHTLY).select_related("run__entry").first()
-    return last is None or last.run is None or last.run.entry.sha != sha
+    """Whether `main` is another commit than the one that the track trained last in its season, or than the baseline."""
+    runs_of_main = Run.objects.filter(track=track, season=track.season_id, purpose=Run.Purpose.NIGHTLY)
+    night = track.nights.filter(run__in=runs_of_main).select_related("run__entry").first()
+    last = night.run.entry if night and night.run else track.season.baseline
+    return last is None or last.sha != sha
 
 
 def record_skipped_night(night: Night, occupied: Run) -> None:
     night.sentence = f"Run {occupied.pk} of an earlier night is still {occupied.state}: no second one starts."
     Event.record(runs.SITE, occupied, f"Still {occupied.state} on the night of {night.date}, which it takes.")
+
+
+def pin_baseline(season: Season, main: Entry) -> None:
+    """Make main the season's baseline if it has none."""
+    if Season.objects.filter(pk=season.pk, baseline=None).update(baseline=main):
+        season.baseline = main
+        Event.record(runs.SITE, season, f"Baseline pinned: {main}.")
 
 
 def train_main(night: Night, entry: Entry, release: Blob) -> None:

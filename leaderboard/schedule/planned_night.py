@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from leaderboard import runs
+from leaderboard import run_jobs
 from leaderboard.models import Entry, Run, Track
 from scheduler import job_groups, matching
 from scheduler.estimates import SlotSchedule
@@ -33,11 +33,16 @@ class PlannedNight:
 
     @cached_property
     def training(self) -> JobGroup:
-        return job_groups.build_group_from_job(Job(**runs.build_train_job(self.run, Blob())))
+        return job_groups.build_group_from_job(Job(**run_jobs.build_train_job(self.run, Blob())))
+
+    @cached_property
+    def score_job(self) -> Job:
+        """The job, not saved."""
+        return Job(**run_jobs.build_score_job(self.run, self.track.suite))
 
     @cached_property
     def scoring(self) -> JobGroup:
-        return job_groups.build_group_from_job(Job(**runs.build_score_job(self.run)))
+        return job_groups.build_group_from_job(self.score_job)
 
     @cached_property
     def trainers(self) -> list[SlotSchedule]:

@@ -22,8 +22,11 @@ ANY_PRECISION: dict[str, Any] = {"sequence_length": 1024, "batch": 64}
 """Without a precision: GPUs of 16 GB include the V100 and the T4, which have no bf16, so `auto` decides on the node."""
 SMALL: dict[str, Any] = {"precision": "bf16", **ANY_PRECISION}
 LONG_ROWS: dict[str, Any] = {"precision": "bf16", "sequence_length": 2048}
-SUITE = ["blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande"]
-SMALL_SUITE = ["blimp", "lambada_openai", "piqa", "arc_easy"]
+SUITE = ["blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande", "core"]
+DESKTOP_SUITE = ["blimp", "lambada_openai", "piqa", "arc_easy", "core"]
+SMALL_SUITE = ["blimp", "lambada_openai", "piqa", "arc_easy"]  # CORE is near 0 below 12 layers
+SUITE_LIMIT = 500
+"""Questions of each part of a task, as nanochat limits CORE's (`max_per_task`): all take an H100 hours for a night."""
 LADDER = {"rungs": [1 / 8, 1 / 4, 1 / 2, 1, 2], "seeds": 3}  # costs 12 budgets
 LARGE_LADDER = {"rungs": [1 / 8, 1 / 4, 1 / 2, 1], "seeds": 2}  # 4 budgets: no rung above a run of many GPU-days
 SHARDED: dict[str, Any] = {"is_traced": False, "probe_seconds": 0.0}
@@ -46,11 +49,12 @@ def build_night(gpu: str) -> dict[str, Any]:
         "config": {
             "devices": 1,
             "model": {"depth": 24},
-            "train": {**LONG_ROWS, "batch": 256, "micro_batch": 8, "evaluations": 48},
+            "train": {**LONG_ROWS, "batch": 256, "micro_batch": 16, "evaluations": 48},
             "checkpoint_every": "15m",
         },
         "ladder": LADDER,
         "suite": SUITE,
+        "suite_limit": SUITE_LIMIT,
         "nightly": True,
         "monthly": 3,
     }
@@ -71,7 +75,8 @@ def build_desktop_track(gpu: str, depth: int, budget: float) -> dict[str, Any]:
             "checkpoint_every": "10m",
         },
         "ladder": LADDER,
-        "suite": SMALL_SUITE,
+        "suite": DESKTOP_SUITE,
+        "suite_limit": SUITE_LIMIT,
     }
 
 
@@ -93,9 +98,26 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LADDER,
         "suite": SUITE,
+        "suite_limit": SUITE_LIMIT,
     },
     "desktop-3090": build_desktop_track("3090", 12, 4e17),
     "desktop-4090": build_desktop_track("4090", 14, 9.5e17),
+    "desktop-12gb": {
+        "name": "Three hours on a card of 12 GB",
+        "description": "For GPUs of 12 GB. The expected time is that of an RTX 3060.",
+        "budget": "1e17flops",
+        "expected_seconds": estimate_seconds(1e17, "RTX 3060"),
+        "needs_labels": ["1x12gb"],
+        "config": {
+            "devices": 1,
+            "model": {"depth": 10},
+            "train": {**SMALL, "micro_batch": 8},
+            "checkpoint_every": "10m",
+        },
+        "ladder": LADDER,
+        "suite": SMALL_SUITE,
+        "suite_limit": SUITE_LIMIT,
+    },
     "laptop-8gb": {
         "name": "Half an hour on a laptop’s GPU",
         "description": "For GPUs of 8 GB. The expected time is that of a desktop RTX 4060.",
@@ -110,6 +132,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LADDER,
         "suite": SMALL_SUITE,
+        "suite_limit": SUITE_LIMIT,
     },
     "ci-16gb": {
         "name": "A quarter of an hour on a small card",
@@ -125,6 +148,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LADDER,
         "suite": SMALL_SUITE,
+        "suite_limit": SUITE_LIMIT,
     },
     "community-24gb": {
         "name": "Community runs",
@@ -140,13 +164,15 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             "checkpoint_every": "10m",
         },
         "ladder": LARGE_LADDER,
-        "suite": SMALL_SUITE,
+        "suite": DESKTOP_SUITE,
+        "suite_limit": SUITE_LIMIT,
     },
     "playground-16gb": {
         "name": "Playground",
         "description": "Say what you expect to see. A model of depth 4 on a tenth of the budget first; when it has "
-        "arrived, the whole one follows. Gives way to the nightly train.",
+        "arrived, the whole one follows. Gives way to the nightly train. No ladder, since it would compare two sizes.",
         "kind": Track.Kind.PLAYGROUND,
+        "position": 1,  # pull requests are offered the first playground, that of an H100
         "budget": "1e17flops",
         "expected_seconds": estimate_seconds(1e17, "RTX 4060 Ti"),
         "needs_labels": ["1x16gb"],
@@ -156,8 +182,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             "train": {**ANY_PRECISION, "micro_batch": 8},
             "checkpoint_every": "5m",
         },
-        "trial": {"part": 0.1, "config": {"model": {"depth": 4}}},  # so no ladder: it would compare two sizes
+        "trial": {"part": 0.1, "config": {"model": {"depth": 4}}},
         "suite": SMALL_SUITE,
+        "suite_limit": SUITE_LIMIT,
     },
     "tune-1b5-2x24gb": {
         "name": "1.5 billion on two cards of 24 GB",
@@ -176,6 +203,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LARGE_LADDER,
         "suite": SUITE,
+        "suite_limit": SUITE_LIMIT,
         **SHARDED,
     },
     "large-4x80gb": {
@@ -193,6 +221,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LARGE_LADDER,
         "suite": SUITE,
+        "suite_limit": SUITE_LIMIT,
         **SHARDED,
     },
     "large-8x80gb": {
@@ -210,11 +239,13 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         },
         "ladder": LARGE_LADDER,
         "suite": SUITE,
+        "suite_limit": SUITE_LIMIT,
         **SHARDED,
     },
     "long-run-8x80gb": {
         "name": "The long run",
-        "description": "One large model on eight GPUs for months, followed day by day: see the preset rwkv5-7b.",
+        "description": "One large model on eight GPUs for months, followed day by day: see the preset rwkv5-7b. No "
+        "ladder, since a run of 100 days is compared with nothing.",
         "budget": "627B-tokens",
         # 6 x 7.5e9 parameters x 627e9 tokens: 103 days, more than a node's longest lease.
         "expected_seconds": estimate_seconds(6 * 7.518e9 * 627e9, "H100", 8),
@@ -228,18 +259,46 @@ TEMPLATES: dict[str, dict[str, Any]] = {
                 "sequence_length": 4096,
                 "batch": 256,
                 "micro_batch": 1,
-                "strategy": "fsdp",
+                "strategy": "zero2",
                 "activation_checkpointing": True,
             },
             "checkpoint_every": "15m",
         },
-        "suite": SUITE,  # no ladder: nothing would be compared with a run of 100 days
+        "suite": SUITE,
+        "suite_limit": SUITE_LIMIT,
         "releases": 10,
         **SHARDED,
     },
 }
 
 
+SWARM_TEMPLATES: dict[str, dict[str, Any]] = {
+    "swarm-gpt2": {
+        "name": "One model on many machines",
+        "description": "The shape of GPT-2, cut into two stages and trained by machines that come and go.",
+        "kind": Track.Kind.SWARM,
+        "budget": "2000steps",
+        # 2,000 steps of 524,288 tokens at four workers a stage of 8,000 tokens/s, the limit of 100 Mbit/s at width 768.
+        "expected_seconds": 32_800.0,
+        "config": {
+            "model": {"depth": 12, "tied_head": False},
+            "train": {"sequence_length": 1024},
+            "swarm": {
+                "micro_batch": 8,
+                "micro_batches": 64,
+                "learning_rate": 4e-4,
+                "warmup_steps": 100,
+                "precision": "bf16",
+                "wire": "bf16",
+            },
+        },
+        "swarm": {"stages": 2, "workers": 4, "minimum": 1, "patience": 30},
+        "milestones": 0,
+        "is_traced": False,
+        "probe_seconds": 0.0,
+    }
+}
+"""Tracks on which `gpt`, `smear` and `nanogpt` can train."""
 RWKV_VOCABULARY = 65_536  # its world tokenizer
 
 
@@ -266,7 +325,7 @@ def create_track(
     slug = slug or template
     if Track.objects.filter(slug=slug).exists():
         raise TrackExistsError(f"There is a track {slug} already. Choose another --slug.")
-    values = {**TEMPLATES[template], **({"name": name} if name else {})}
+    values = {**TEMPLATES, **SWARM_TEMPLATES}[template] | ({"name": name} if name else {})
     checkpoint = initial_weights.get_checkpoint_at(start, step) if start and step is not None else None
     track = Track(slug=slug, season=season, start_run=start, start_checkpoint=checkpoint, **values)
     track.is_traced = track.is_traced and start is None

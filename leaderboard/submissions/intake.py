@@ -16,8 +16,9 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from leaderboard import caps, graphs, permissions, runs
+from leaderboard import caps, graphs, model_sizes, permissions, run_jobs, runs
 from leaderboard.models import Entry, PullRequest, Run, Track
+from leaderboard.models.entries import web_address
 from leaderboard.submissions import notebook_series, repositories, smoke_tests
 from leaderboard.submissions.notebook_cells import NotebookError
 from leaderboard.submissions.notebook_series import Series
@@ -48,7 +49,8 @@ class IntakeError(ValueError):
 class CommitSummary:
     """What an entry needs of a commit. Read it outside of transactions: git is slow.
 
-    `changes_contract`: code that all architectures share differs from main's. `source_bytes`: see `measure_source`.
+    `presets`: architectures at a fixed size, of its dict PRESETS. `changes_contract`: code that all architectures share
+    differs from main's. `source_bytes`: see `measure_source`.
     """
 
     repository: str
@@ -59,6 +61,7 @@ class CommitSummary:
     changed_files: list[str]
     bundle: bytes
     architectures: dict[str, str]
+    presets: tuple[str, ...] = ()
     changes_contract: bool = False
     source_bytes: int = 0
 
@@ -108,6 +111,7 @@ def summarize_commit(source: Mirror, sha: str) -> CommitSummary:
         changed_files=source.list_changed_files(sha, base),
         bundle=repositories.pack_bundle(sources),
         architectures=parse_architectures(sources),
+        presets=parse_presets(sources),
         changes_contract=base is not None and changes_contract(sources, before),
         source_bytes=measure_source(sources, before),
     )
@@ -155,6 +159,16 @@ def parse_architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
     raise IntakeError(f"{DICTIONARY} has no dict named ARCHITECTURES.")
 
 
+def parse_presets(sources: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Return the names in the PRESETS dict of a commit that has ARCHITECTURES; () if it is missing or not plain."""
+    for node in ast.parse(sources[DICTIONARY].decode()).body:
+        names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
+        if names == ["PRESETS"] and isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+            return tuple(key for key in keys if isinstance(key, str))
+    return ()
+
+
 def check_architectures(node: ast.expr | None, sources: Mapping[str, bytes]) -> dict[str, str]:
     found: Any = None
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -181,12 +195,14 @@ def submit_entry(
     hypothesis: str = "",
     url: str = "",
     config: Mapping[str, Any] | None = None,
+    variant: str = "",
     kind: Entry.Kind | None = None,
     requested_by: AbstractBaseUser | None = None,
     pull_request: PullRequest | None = None,
     actor: str = SITE,
 ) -> Entry:
-    """Return the entry of a commit, architecture and track, which is created if it is new. `sha` may be a branch.
+    """Return the entry of a commit, architecture, track and variant, which is created if it is new. `sha` may be a
+    branch.
 
     An empty `architecture` means the one whose file the commit changes. A commit that changes notebooks and no
     architecture is a notebook entry; its `architecture` is the notebook's name. Raises IntakeError.
@@ -206,6 +222,9 @@ def submit_entry(
         notebooks = [part.model_dump() for part in series.parts]
     else:
         architecture = choose_architecture(commit, architecture)
+        check_size(track, architecture, config or {})
+    if url and not web_address(url):
+        raise IntakeError(f"The address {url!r} must begin with https:// or http://.")
     excess = caps.explain_source_excess(track.season, commit.source_bytes)
     if excess and track.is_traced and kind == Entry.Kind.ARCHITECTURE:
         raise IntakeError(excess)
@@ -213,6 +232,7 @@ def submit_entry(
         commit,
         architecture,
         track,
+        variant,
         actor=actor,
         kind=kind,
         title=title.strip()[:120] or f"{architecture} at {commit.sha[:8]}",
@@ -228,10 +248,17 @@ def submit_entry(
 
 def choose_architecture(commit: CommitSummary, requested: str) -> str:
     architecture = requested or commit.changed_architecture()
-    if architecture not in commit.architectures:
-        known = ", ".join(sorted(commit.architectures)) or "none"
+    if architecture not in {*commit.architectures, *commit.presets}:
+        known = ", ".join(sorted({*commit.architectures, *commit.presets})) or "none"
         raise IntakeError(f"The commit has no architecture {architecture!r}; it has {known}.")
     return architecture
+
+
+def check_size(track: Track, architecture: str, config: Mapping[str, Any]) -> None:
+    """Raise IntakeError if the track's GPUs cannot hold the model."""
+    arch = {"arch": model_sizes.choose_architecture(track.config, architecture)}
+    if excess := model_sizes.explain_size_excess(track, run_jobs.merge_configs(track.config, config, arch)):
+        raise IntakeError(f"{track.name}: {excess}")
 
 
 def read_notebooks(commit: CommitSummary, requested: str, track: Track) -> Series:
@@ -245,7 +272,9 @@ def read_notebooks(commit: CommitSummary, requested: str, track: Track) -> Serie
         raise IntakeError(str(error)) from error
 
 
-def store_entry(commit: CommitSummary, architecture: str, track: Track, *, actor: str, **fields: Any) -> Entry:
+def store_entry(
+    commit: CommitSummary, architecture: str, track: Track, variant: str = "", *, actor: str, **fields: Any
+) -> Entry:
     bundle = storage.store_bytes(commit.bundle)
     with transaction.atomic():
         entry, created = Entry.objects.get_or_create(
@@ -253,6 +282,7 @@ def store_entry(commit: CommitSummary, architecture: str, track: Track, *, actor
             sha=commit.sha,
             architecture=architecture,
             track=track,
+            variant=variant,
             defaults={
                 **fields,
                 "bundle": bundle,
@@ -306,6 +336,7 @@ def approve_entry(
     actor = actor or (user.get_username() if user else SITE)
     release = storage.store_release()
     with transaction.atomic():
+        runs.lock_jobs(entry)
         graphs.lock_season(entry.track.season_id)
         is_approved_now = transition(
             entry,
@@ -359,10 +390,12 @@ def parse_budget(entry: Entry, budget: str) -> str:
 
 def set_impact(entry: Entry, impact: int, actor: str) -> None:
     """Set the entry's rank within its priority, also of its waiting jobs."""
-    if Entry.objects.filter(pk=entry.pk).exclude(impact=impact).update(impact=impact):
-        entry.impact = impact
-        Event.record(actor, entry, f"Its impact is now {impact}.")
-        runs.update_job_impact(entry)
+    with transaction.atomic():
+        runs.lock_jobs(entry)
+        if Entry.objects.filter(pk=entry.pk).exclude(impact=impact).update(impact=impact):
+            entry.impact = impact
+            Event.record(actor, entry, f"Its impact is now {impact}.")
+            runs.update_job_impact(entry)
 
 
 def reject_entry(entry: Entry, reason: str, user: AbstractBaseUser | None, *, actor: str = "") -> None:

@@ -2,7 +2,7 @@
 
 Repositories are untrusted: no hook, filter or submodule of them runs, nothing is checked out, only `TRANSPORTS` are
 allowed, every call has a time limit, and addresses and names cannot become options.
-Not covered: DNS rebinding, where a host resolves to a public address first and to an internal one when git asks again.
+git connects to the address that was checked (`http.curloptResolve`), whatever the host's name resolves to later.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
-import ipaddress
 import os
 import re
-import socket
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -23,6 +21,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from django.conf import settings
+
+from leaderboard.public_hosts import HostError, UnknownHostError, resolve_public_host
 
 MODELS = "trainer/models/"  # the only folder of a commit that an entry uses
 BUNDLE_BYTES = 256_000
@@ -84,12 +84,31 @@ def check_public(address: str) -> None:
     parts = urlsplit(address)
     if parts.scheme != "https" or not parts.hostname:
         raise RepositoryError("The API accepts only https:// addresses of repositories.")
+    resolve_repository_host(address)
+
+
+def resolve_repository_host(address: str) -> str:
+    """Return the public IP address of an https address. Raise RepositoryError if it has none."""
+    parts = urlsplit(address)
+    assert parts.hostname, "checked by normalize_address"
     try:
-        addresses = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
-    except OSError:
-        raise RepositoryError(f"The host {parts.hostname} is not known.") from None
-    if not all(ipaddress.ip_address(entry[4][0]).is_global for entry in addresses):
-        raise RepositoryError(f"The host {parts.hostname} is not on the public internet.")
+        return resolve_public_host(parts.hostname, parts.port or 443)
+    except UnknownHostError as error:
+        raise UnreachableError(str(error)) from None
+    except HostError as error:
+        raise RepositoryError(str(error)) from None
+
+
+def build_resolution_option(address: str) -> tuple[str, ...]:
+    """Return git's option to connect to the checked IP address of an https address; empty for other addresses.
+
+    The host of the main repository is not checked: it may be internal.
+    """
+    parts = urlsplit(address)
+    if parts.scheme != "https" or parts.hostname == urlsplit(settings.MAIN_REPOSITORY).hostname:
+        return ()
+    ip = resolve_repository_host(address)
+    return ("-c", f"http.curloptResolve={parts.hostname}:{parts.port or 443}:{f'[{ip}]' if ':' in ip else ip}")
 
 
 @dataclass(frozen=True)
@@ -251,8 +270,9 @@ class Mirror:
 
     def run_git(self, *arguments: str, stdin: bytes = b"", in_mirror: bool = True) -> bytes:
         """Run git on the mirror and return its output; raise RepositoryError with git's last line."""
-        command = ["git", *(("--git-dir", str(self.folder)) if in_mirror else ()), *SAFE, *arguments]
         is_fetch = arguments[0] == "fetch"
+        options = (*SAFE, *(build_resolution_option(self.url) if is_fetch else ()))
+        command = ["git", *(("--git-dir", str(self.folder)) if in_mirror else ()), *options, *arguments]
         if is_fetch:
             command = ["sh", "-c", f'ulimit -f {FETCH_BLOCKS}; exec "$@"', "fetch", *command]
         seconds = FETCH_SECONDS if is_fetch else READ_SECONDS

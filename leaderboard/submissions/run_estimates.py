@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import graphs, runs
+from leaderboard import graphs, run_jobs
 from leaderboard.formatting import compact, duration, power
 from leaderboard.models import Entry, Run, Track
 from leaderboard.submissions import smoke_tests
@@ -103,7 +103,7 @@ def get_full_budget_job(entry: Entry) -> Job:
     run = Run(entry=entry, track=track, season=track.season, budget=track.budget, seed=0)
     if graphs.needs_graph(run):
         run.graph = entry.graphs.usable().last()
-    return Job(**runs.build_train_job(run, None), queued_at=timezone.now())
+    return Job(**run_jobs.build_train_job(run, None), queued_at=timezone.now())
 
 
 def count_budget_tokens(track: Track, flops: float | None, step: float | None) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import transaction
 
-from leaderboard import graphs, runs
+from leaderboard import graphs, run_jobs, runs
 from leaderboard.models import Entry
 from scheduler import matching, storage
 from scheduler.models import Blob, Job
@@ -62,9 +62,9 @@ def queue_smoke_test(
         if is_running(entry) or entry.state not in OPEN_STATES:
             return None
         track = entry.track
-        config = runs.get_entry_configuration(entry, track)
+        config = run_jobs.get_entry_configuration(entry, track)
         graph = graphs.queue_trace(entry, track, track.season, config, release)
-        runs.request_reference(graph, release)
+        runs.request_baseline_graph(graph, release)
         transition(
             entry,
             Entry.State.SMOKE if entry.state == Entry.State.PROPOSED else entry.state,

@@ -107,6 +107,11 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
     if (bits := untrained.get("bits_per_byte")) is not None:
         unigram = formatting.decimals(untrained.get("unigram_bits_per_byte"), 4)
         yield "Before training", f"{bits:.4f} bits per byte; the text’s token frequencies alone {unigram}"
+    if run.suite_seconds:
+        each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.suite_seconds.items())
+        yield "Time of the benchmarks", each
+        if limit := run.track.suite_limit:
+            yield "Questions", f"{limit} of each part of a benchmark at most"
     if run.scoring_flops_per_token:
         yield "Scoring FLOPs", f"{formatting.power(run.scoring_flops_per_token, 3)} per token"
 
@@ -114,7 +119,7 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
 @register.filter
 def decision(entry: Entry) -> str:
     if entry.state == Entry.State.PROPOSED and entry.smoke.get("passed") is False:
-        return "Its smoke run failed. A push that mends it is a new entry, and starts another."
+        return "Its smoke run failed. Push a fix: it becomes a new entry with a smoke run of its own."
     return entry.reason or NEXT[Entry.State(entry.state)]
 
 

@@ -19,10 +19,13 @@ from leaderboard.charts.frontier import build_frontier, build_records, get_leade
 from leaderboard.charts.multiplier_charts import draw_ladder
 from leaderboard.markdown import render_markdown
 from leaderboard.models import Bounty, Run, StandingsTable, Track
+from leaderboard.models.runs import RunQuerySet
 from leaderboard.models.standings import LATEST_COMPUTATION
-from leaderboard.pool_totals import totals
+from leaderboard.pool_totals import get_totals
+from leaderboard.publishing.release_finetunes import list_finetunes
 from leaderboard.rankings.standings_store import load_results
 from leaderboard.schedule.calendar import get_next_nightly
+from leaderboard.schedule.scorers import describe_missing_scorer
 from leaderboard.views.live import (
     IDLE_SECONDS,
     LATEST_EVENT,
@@ -32,8 +35,11 @@ from leaderboard.views.live import (
     latest_event,
     render_live,
 )
+from scheduler.page_cache import cache_by_etag
 from trainer.scoring.multiplier import AXES
 
+BOARD_LIVE_RUNS = 10
+"""Of a track: the nightly run and those that began first. Tables of runs list the others."""
 FAILURES = 5
 WAITING = 5
 BOUNTIES = 5
@@ -84,19 +90,22 @@ def render_track(request: HttpRequest, query: BoardQuery, track: Any, tracks: li
         "waiting": runs["waiting"],
         "next_night": None if runs["live"] else get_next_nightly(now),
         "failures": runs["failed"],
+        "finetunes": list_finetunes(track),
+        "missing_scorer": describe_missing_scorer(track, now),
         "revision": format_revision(track.latest_event, track.latest_standings),
     }
     return render(request, "leaderboard/board.html", context)
 
 
 def list_runs(track: Track) -> dict[str, list[Run]]:
-    """Return the track's live runs, the next waiting ones and the last failures. One query."""
+    """Return the track's first live runs, the next waiting ones and the last failures. One query."""
     own = Run.objects.filter(track=track)
+    live = own.live().order_nightly_first()[:BOARD_LIVE_RUNS]
     waiting, failed = own.waiting()[:WAITING], own.failed()[:FAILURES]
     runs = list(
         own.in_queue_order()
         .with_job()
-        .filter(Q(state__in=Run.LIVE) | Q(pk__in=waiting.values("pk")) | Q(pk__in=failed.values("pk")))
+        .filter(Q(pk__in=live.values("pk")) | Q(pk__in=waiting.values("pk")) | Q(pk__in=failed.values("pk")))
     )
     return {
         "live": sort_live_runs([run for run in runs if run.state in Run.LIVE]),
@@ -108,6 +117,7 @@ def list_runs(track: Track) -> dict[str, list[Run]]:
 
 
 def sort_live_runs(runs: list[Run]) -> list[Run]:
+    """Return the runs in the order of `RunQuerySet.order_nightly_first`."""
     return sorted(runs, key=lambda run: (run.purpose != Run.Purpose.NIGHTLY, run.started_at or timezone.now(), run.pk))
 
 
@@ -118,14 +128,20 @@ def build_train_context(live: list[Run]) -> dict[str, Any]:
     return {"run": live[0], "picture": curve_svg.draw_curve(live[0], curve_svg.load_curve(live[0]))}
 
 
+def filter_shown_run(slug: str) -> RunQuerySet:
+    """Return the live run that the track's page draws: one or none."""
+    return Run.objects.live().filter(track__slug=slug).order_nightly_first()[:1]
+
+
 def track_etag(request: HttpRequest, slug: str) -> str:
-    return f'"{Run.objects.live().filter(track__slug=slug).version()}-{get_standings_revision()}"'
+    shown = filter_shown_run(slug).values_list("pk", "revision").first() or ()
+    return f'"{"-".join(map(str, shown))}-{get_standings_revision()}"'
 
 
 @require_safe
-@condition(etag_func=track_etag)
+@cache_by_etag(track_etag)
 def track_live(request: HttpRequest, slug: str) -> JsonResponse:
-    context = build_train_context(sort_live_runs(list(Run.objects.live().filter(track__slug=slug))))
+    context = build_train_context(list(filter_shown_run(slug)))
     templates = {"train": "train.html"} if context["run"] else {}
     wait = LIVE_SECONDS if context["run"] else IDLE_SECONDS
     return render_live(templates, context, revision=get_standings_revision(), wait=wait)
@@ -167,4 +183,4 @@ def acknowledgements(request: HttpRequest) -> HttpResponse:
 @require_safe
 def about(request: HttpRequest) -> HttpResponse:
     """How the board's numbers are computed."""
-    return render(request, "leaderboard/about.html", {"track": Track.objects.default(), "totals": totals()})
+    return render(request, "leaderboard/about.html", {"track": Track.objects.default(), "totals": get_totals()})

@@ -15,18 +15,17 @@ from leaderboard.models import Night, Track, TrackHours
 from leaderboard.schedule import calendar_feed
 from leaderboard.schedule.calendar import (
     CalendarEvent,
-    NextNightly,
     list_next_nightlies,
     list_recent_months,
     list_recent_nights,
     list_upcoming,
 )
-from leaderboard.schedule.night_checks import NightCheck, list_night_checks
+from leaderboard.schedule.night_checks import list_failing_checks
 
 WEEKS = 5
 SHOWN_NIGHTS = 14
 DAY_SECONDS = 86_400
-KEPT_SECONDS = 300
+CACHE_SECONDS = 300
 
 
 @dataclass
@@ -79,7 +78,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
     tonight = list_next_nightlies(due, nights, now)
     context = {
         "now": now,
-        "tonight": [(line, list_failing_checks(line)) for line in tonight],
+        "tonight": [(line, list_failing_checks(line.planned)) for line in tonight],
         "weeks": build_weeks(due, nights, now),
         "monthly": next((one for one in due if one.what == "monthly"), None),
         "several": len({night.track_id for night in nights} | {one.track.pk for one in due if one.what != "hours"}) > 1,
@@ -89,11 +88,6 @@ def calendar(request: HttpRequest) -> HttpResponse:
         "hour_marks": [Bar(100 * day / 7, 100 / 7) for day in range(7)],
     }
     return render(request, "leaderboard/calendar.html", context)
-
-
-def list_failing_checks(line: NextNightly) -> list[NightCheck]:
-    """Return the checks because of which the night would fail."""
-    return [check for check in list_night_checks(line.planned, only_required=True) if check.fails_night]
 
 
 def list_tracks_with_hours(due: Sequence[CalendarEvent]) -> list[Track]:
@@ -148,7 +142,7 @@ def calendar_feed_view(request: HttpRequest) -> HttpResponse:
         calendar_feed.build_feed(timezone.now()),
         content_type="text/calendar; charset=utf-8",
         headers={
-            "Cache-Control": f"public, max-age={KEPT_SECONDS}",
+            "Cache-Control": f"public, max-age={CACHE_SECONDS}",
             "Content-Disposition": 'inline; filename="train.ics"',
         },
     )

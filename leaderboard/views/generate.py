@@ -22,21 +22,22 @@ MOST_CHOICES = 60
 WRITING_SECONDS = 0.7
 """Polling interval while the model writes."""
 LENGTHS = ((50, "a sentence or two"), (150, "a paragraph"), (400, "a page"))
-FIRST = {"tokens": 150, "temperature": 0.8}
+INITIAL_VALUES = {"tokens": 150, "temperature": 0.8}
 EXAMPLES = ("The train leaves at", "In the beginning", "import os")
 
 
-class PromptForm(forms.Form):
-    run = forms.ModelChoiceField(label="Model", queryset=Run.objects.none(), widget=forms.NumberInput)
+class TextForm(forms.Form):
+    """A prompt for a model that the page determines."""
+
     prompt = forms.CharField(
-        label="Begin a text",
+        label="Beginning of a text",
         max_length=writing.MAX_PROMPT,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 4, "autocomplete": "off", "placeholder": "The train leaves at"}),
         help_text=f"Up to {writing.MAX_PROMPT:,} characters. Do not type what should stay private.",
     )
     tokens = forms.TypedChoiceField(
-        label="Go on for", coerce=int, choices=[(tokens, f"{words}, {tokens} tokens") for tokens, words in LENGTHS]
+        label="Length", coerce=int, choices=[(tokens, f"{words}, {tokens} tokens") for tokens, words in LENGTHS]
     )
     temperature = forms.FloatField(
         label="Temperature, from 0 to 1.5",
@@ -45,6 +46,10 @@ class PromptForm(forms.Form):
         widget=forms.NumberInput(attrs={"step": "0.1", "placeholder": "0.8"}),
         help_text="0 takes the likeliest word each time, 1 draws as the model expects.",
     )
+
+
+class PromptForm(TextForm):
+    run = forms.ModelChoiceField(label="Model", queryset=Run.objects.none(), widget=forms.NumberInput)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,25 +61,33 @@ class PromptForm(forms.Form):
 def try_it(request: HttpRequest) -> HttpResponse:
     """The form; `?run=` chooses a model, `?prompt=` fills in the prompt. A POST queues it."""
     if request.method == "POST":
-        data = request.POST.dict()
-        data["prompt"] = data.get("prompt", "").replace("\r\n", "\n")  # browsers send two characters and count one
-        return submit_prompt(request, PromptForm({**FIRST, **data}))
+        return submit_prompt(request, PromptForm(read_form_data(request)))
     run = choose_run(request.GET.get("run", ""))
     given = {"run": run and run.pk, "prompt": request.GET.get("prompt", "")[: writing.MAX_PROMPT]}
-    return render_form(request, PromptForm(initial={**FIRST, **given}), run)
+    return render_form(request, PromptForm(initial={**INITIAL_VALUES, **given}), run)
+
+
+def read_form_data(request: HttpRequest) -> dict[str, Any]:
+    """Return the form's data with defaults. Browsers send two characters for a line break and count one."""
+    data = request.POST.dict()
+    return {**INITIAL_VALUES, **data, "prompt": data.get("prompt", "").replace("\r\n", "\n")}
 
 
 def submit_prompt(request: HttpRequest, form: PromptForm) -> HttpResponse:
     status = 400
     if form.is_valid():
-        data = form.cleaned_data
-        question = writing.Prompt(data["prompt"], data["tokens"], data["temperature"])
+        run, visitor = form.cleaned_data["run"], identify_visitor(request)
         try:
-            return redirect(writing.queue_generation(data["run"], question, identify_visitor(request)))
+            return redirect(writing.queue_generation(run, build_prompt(form), visitor))
         except writing.GenerationError as error:
             form.add_error(None, str(error))
             status = 429
     return render_form(request, form, form.cleaned_data.get("run"), status)
+
+
+def build_prompt(form: TextForm) -> writing.Prompt:
+    data = form.cleaned_data
+    return writing.Prompt(data["prompt"], data["tokens"], data["temperature"])
 
 
 def render_form(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 200) -> HttpResponse:

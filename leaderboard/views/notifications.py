@@ -115,8 +115,8 @@ def act(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
-def letter(request: HttpRequest, word: str, token: str) -> HttpResponse:
-    """The page of a link in an e-mail. Mail programs follow links, so only its button changes anything."""
+def confirm_or_stop_notices(request: HttpRequest, word: str, token: str) -> HttpResponse:
+    """Show the page of a link in an e-mail. Mail programs follow links, so only a POST changes the subscription."""
     if word not in email_links.ACTIONS:
         raise Http404
     subscription = email_links.find_subscription(word, token)
@@ -124,7 +124,7 @@ def letter(request: HttpRequest, word: str, token: str) -> HttpResponse:
         (subscriptions.confirm_subscription if word == "confirm" else subscriptions.delete_subscription)(subscription)
     return render(
         request,
-        "leaderboard/letter.html",
+        "leaderboard/notice_link.html",
         {"word": word, "subscription": subscription, "done": request.method == "POST"},
         status=200 if subscription else 404,
     )

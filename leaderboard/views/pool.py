@@ -8,28 +8,33 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import condition, require_safe
+from django.views.decorators.http import require_safe
 
 from leaderboard.job_handlers.background_jobs import list_background_jobs
 from leaderboard.models import Run
 from leaderboard.pool_nodes import find_working_nodes
-from leaderboard.pool_totals import totals
+from leaderboard.pool_totals import get_totals
 from leaderboard.schedule.start_estimates import estimate_starts
 from leaderboard.views.board import FAILURES
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, render_live
 from scheduler import job_kinds
 from scheduler.estimates import QueueEstimates
-from scheduler.models import Lease, Node
+from scheduler.models import Job, Lease, Node
+from scheduler.page_cache import cache_by_etag
 
 ARRIVALS = 8
+QUEUE_LIVE_RUNS = 50
 
 
 def build_timetable() -> dict[str, Any]:
     now = timezone.now()
-    queue_estimates = QueueEstimates(now)
+    queue_estimates = QueueEstimates(now) if Job.objects.filter(state=Job.State.QUEUED).exists() else None
     waiting = list(Run.objects.waiting().with_job())
+    live = Run.objects.live().with_job()
+    shown = list(live[:QUEUE_LIVE_RUNS])
     return {
-        "live": list(Run.objects.live().with_job()),
+        "live": shown,
+        "more_live": max(0, live.count() - len(shown)) if len(shown) == QUEUE_LIVE_RUNS else 0,
         "departures": estimate_starts(waiting, now, queue_estimates),
         "background_jobs": list_background_jobs(queue_estimates),
         "online": Node.objects.filter(state__in=[Node.State.ONLINE, Node.State.DRAINING]).count(),
@@ -42,7 +47,7 @@ def queue(request: HttpRequest) -> HttpResponse:
         **build_timetable(),
         "arrivals": Run.objects.with_entry().filter(state=Run.State.FINISHED).order_by("-finished_at")[:ARRIVALS],
         "failures": Run.objects.failed()[:FAILURES],
-        "totals": totals(),
+        "totals": get_totals(),
         "revision": latest_event(),
     }
     return render(request, "leaderboard/queue.html", context)
@@ -53,7 +58,7 @@ def queue_etag(request: HttpRequest) -> str:
 
 
 @require_safe
-@condition(etag_func=queue_etag)
+@cache_by_etag(queue_etag)
 def queue_live(request: HttpRequest) -> JsonResponse:
     context = build_timetable()
     templates = {"departures": "timetable.html", "background-jobs": "background_jobs.html"}
@@ -71,7 +76,7 @@ def list_working_nodes() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSumm
 
 @require_safe
 def nodes(request: HttpRequest) -> HttpResponse:
-    shown = {"nodes": list_working_nodes(), "totals": totals()}
+    shown = {"nodes": list_working_nodes(), "totals": get_totals()}
     context = {**shown, "site_url": settings.SITE_URL, "revision": latest_event()}
     return render(request, "leaderboard/nodes.html", context)
 

@@ -33,17 +33,18 @@ from leaderboard.models import Entry, Run, StandingsTable, TracedGraph
 from leaderboard.models.publications import FINAL
 from leaderboard.models.standings import LATEST_COMPUTATION
 from leaderboard.publishing import publications, releases
-from leaderboard.publishing.weights import CHECKPOINT_FILES
+from leaderboard.publishing.weights import is_downloadable
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import ReferenceRun, find_reference_runs, parse_run_ids
 from leaderboard.runs import RunError
 from leaderboard.schedule.start_estimates import estimate_run_start, is_queued
 from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, get_standings_revision, render_live
 from scheduler.models import Event
+from scheduler.page_cache import cache_by_etag
 from scheduler.rate_limits import build_rate_limit_response
 
 SETTLING_TIME = timedelta(minutes=1)
-"""Polling goes on this long after a run has ended, since the standings follow."""
+"""How long pages keep polling after a run has ended, since the standings change later."""
 MAX_SAMPLED_STEPS = 8
 X_LABELS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "time", "step": "steps"}
 
@@ -94,6 +95,7 @@ def render_notebook(request: HttpRequest, run: Run) -> HttpResponse:
         "coming": notebooks.get_notebook_files(run.entry)[len(parts) :],
         "executed": notebooks.EXECUTED,
         "model": notebooks.MODEL,
+        "publications": [kept for kept in publications.list_publications(run) if kept["hub"]],
         "events": Event.objects.about(run),
         "actions": list_actions(request, run),
         "departure": estimate_run_start(run),
@@ -176,7 +178,7 @@ def list_weight_files(run: Run) -> list[dict[str, Any]]:
         return []
     sizes = {PurePosixPath(str(file["path"])).name: file["size"] for file in run.checkpoint.manifest.get("files", [])}
     folder = f"checkpoints/step-{run.checkpoint.step:08d}"
-    files = [(f"{folder}/{name}", sizes[name]) for name in CHECKPOINT_FILES if name in sizes]
+    files = [(f"{folder}/{name}", size) for name, size in sizes.items() if is_downloadable(name)]
     return [
         {"name": PurePosixPath(path).name, "size": size, "url": reverse("run-weights", args=[run.pk, FINAL, path])}
         for path, size in [*files, (RUN_FILE, None)]
@@ -187,8 +189,8 @@ def load_graph_context(run: Run) -> dict[str, Any]:
     """Return size and cost of the graph that the run trains, and its files."""
     if run.graph_id is None:
         return {}
-    graph = TracedGraph.objects.select_related("entry", "season", "reference", "job").get(pk=run.graph_id)
-    return {"costs": caps.list_values(graph) if graph.hash else [], "graph_files": graphs.list_files(graph)}
+    graph = TracedGraph.objects.select_related("entry", "season", "baseline_graph", "job").get(pk=run.graph_id)
+    return {"costs": caps.list_values(graph) if graph.hash else [], "graph_files": graphs.list_download_links(graph)}
 
 
 def is_finished(run: Run) -> bool:
@@ -251,7 +253,7 @@ def check_log_search_rate(request: HttpRequest) -> HttpResponse | None:
 
 
 @require_safe
-@condition(etag_func=run_etag)
+@cache_by_etag(run_etag)
 def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
     if (error := check_log_search_rate(request)) is not None:
         return error
@@ -287,7 +289,7 @@ def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
         {"label": one.label, "colour": one.color, "columns": script_columns(one.run, one.curve)}
         for one in lineage.build_branches(stages, run_curves)
     ]
-    for branch in branches:  # a run that still goes on has no rest in this picture
+    for branch in branches:  # a run that is still training has no remaining part in this picture
         columns: dict[str, Any] = branch["columns"]  # type: ignore[assignment]
         columns["end"] = {name: columns["train"][name][-1] for name in curve_svg.ABSCISSAE}
     return JsonResponse({"branches": branches})

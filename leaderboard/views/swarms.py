@@ -8,11 +8,14 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, F, Func, IntegerField, QuerySet, Sum, Value
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import get_object_or_404, render
-from django.views.decorators.http import require_safe
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
 
+from leaderboard.job_handlers import generation, swarm_sample
 from leaderboard.models import Run, Swarm, SwarmEvent
+from leaderboard.views.generate import INITIAL_VALUES, TextForm, build_prompt, identify_visitor, read_form_data
 from leaderboard.views.live import LIVE_SECONDS, latest_event, render_live
+from leaderboard.views.same_origin import require_same_origin
 
 MAX_LISTED_EVENTS = 40
 EVENTS_PER_RESPONSE = 2000
@@ -24,8 +27,34 @@ COUNTED = (What.JOIN, What.LEAVE, What.BAN, What.MOVE, What.ROLLBACK)
 
 @require_safe
 def swarm(request: HttpRequest, run_id: int) -> HttpResponse:
-    context = {"revision": latest_event(), **build_context(get_swarm(run_id))}
-    return render(request, "leaderboard/swarm.html", context)
+    return render_page(request, get_swarm(run_id), TextForm(initial=INITIAL_VALUES))
+
+
+@require_same_origin
+@require_POST
+def swarm_write(request: HttpRequest, run_id: int) -> HttpResponse:
+    """Queue a prompt for the model that the swarm trains, and redirect to the page of its text."""
+    found, form, status = get_swarm(run_id), TextForm(read_form_data(request)), 400
+    if form.is_valid():
+        try:
+            return redirect(swarm_sample.queue_sample(found, build_prompt(form), identify_visitor(request)))
+        except generation.GenerationError as error:
+            form.add_error(None, str(error))
+            status = 429
+    return render_page(request, found, form, status)
+
+
+def render_page(request: HttpRequest, swarm: Swarm, form: TextForm, status: int = 200) -> HttpResponse:
+    is_open = generation.is_open()
+    context = {
+        "revision": latest_event(),
+        "form": form,
+        "open": is_open,
+        "can_write": is_open and swarm_sample.can_sample(swarm),
+        "can_try": is_open and generation.can_generate(swarm.run),
+        "kept": generation.RETENTION,
+    }
+    return render(request, "leaderboard/swarm.html", context | build_context(swarm), status=status)
 
 
 @require_safe

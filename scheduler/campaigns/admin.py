@@ -17,7 +17,17 @@ from scheduler.campaigns.transitions import CampaignError
 SOURCE_FIELDS = ("source", "dataset", "config", "split", "revision", "text_field")
 FILTER_FIELDS = ("min_characters", "language", "language_score", "drop_repeated", "quality_buckets")
 REPHRASING_FIELDS = (
-    *("styles", "model", "model_revision", "temperature", "top_p", "max_tokens", "prompt_version", "chunk_tokens"),
+    *(
+        "styles",
+        "model",
+        "model_revision",
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_tokens",
+        "prompt_version",
+        "chunk_tokens",
+    ),
     "thresholds",
 )
 ASSIGNMENT_FIELDS = (
@@ -64,7 +74,7 @@ class CampaignAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         (None, {"fields": ["name", "slug", "about", *STATUS_FIELDS]}),
         ("Source", {"fields": SOURCE_FIELDS}),
         ("Filters", {"fields": FILTER_FIELDS}),
-        ("Rephrasing", {"fields": (*REPHRASING_FIELDS, "needs_gigabytes")}),
+        ("Rephrasing", {"fields": (*REPHRASING_FIELDS, "speculative_tokens", "needs_gigabytes")}),
         ("Publishing", {"fields": ["license", "hub_name", "rows_per_shard", "quarantine_minutes"]}),
         ("Assignment", {"fields": ASSIGNMENT_FIELDS}),
     ]
@@ -77,7 +87,8 @@ class CampaignAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return {} if obj is not None else self.prepopulated_fields
 
     def has_delete_permission(self, request: HttpRequest, obj: Campaign | None = None) -> bool:
-        return obj is not None and obj.started_at is None
+        is_draft = obj is not None and obj.started_at is None
+        return is_draft and super().has_delete_permission(request, obj)
 
     @admin.action(description="Start or resume", permissions=["change"])
     def start(self, request: HttpRequest, rows: QuerySet[Campaign]) -> None:

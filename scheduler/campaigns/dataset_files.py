@@ -17,7 +17,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, Sum
 
-from scheduler.campaigns import shards
+from scheduler.campaigns import shards, statistics
 from scheduler.campaigns.models import Campaign, Packet, Rephrasing, Shard, Volunteer
 from trainer.rephrase import checks, prompts
 
@@ -135,21 +135,57 @@ def build_method_section(campaign: Campaign) -> Iterator[str]:
     yield (
         f"Documents: {format_dropped(campaign)}. The rest was cut at sentence ends into chunks of about "
         f"{campaign.chunk_tokens} tokens. `{escape_markdown(campaign.model)}`{revision} rephrased each chunk with "
-        f"temperature {campaign.temperature:g} and top_p {campaign.top_p:g}. The method is that of "
-        "[WRAP](https://arxiv.org/abs/2401.16380) (Maini et al., 2024); the prompts are our own, version "
+        f"{format_sampling(campaign)}. {format_credit(campaign)} The prompts are our own, version "
         f"{campaign.prompt_version}:"
     )
     instructions = ((style, prompts.get_instructions(style, campaign.prompt_version)) for style in campaign.styles)
     yield "\n".join(f"- **{style}**: {' '.join(lines)}" for style, lines in instructions)
     merged = checks.merge_thresholds(campaign.thresholds)
     thresholds = {style: asdict(merged[style]) for style in campaign.styles}
+    yield from build_rejections(campaign)
     yield (
         "Every text passed the site's checks (wording, length, language, meaning, copying, repetition, duplicates). "
         "Two volunteers wrote some packets independently, for comparison. All texts of unreliable volunteers were "
         "withdrawn. The texts were not checked for factual accuracy. Thresholds: "
         f"`{json.dumps(thresholds, sort_keys=True)}`."
     )
-    yield f"`{MANIFEST}` has the SHA-256 of every file. License: {campaign.license}."
+    yield (
+        f"`{MANIFEST}` has the SHA-256 of every file. License: {campaign.license}, which follows the source's. The "
+        "model's license may add terms for its outputs."
+    )
+
+
+def build_rejections(campaign: Campaign) -> Iterator[str]:
+    """Yield the share of submitted texts that the checks rejected, and a table of the reasons."""
+    counts = campaign.contributions.aggregate(accepted=Sum("accepted", default=0), rejected=Sum("rejected", default=0))
+    if submitted := counts["accepted"] + counts["rejected"]:
+        yield (
+            f"The checks rejected {counts['rejected']:,} of {submitted:,} submitted texts "
+            f"({counts['rejected'] / submitted:.1%}), each for one or more reasons:"
+        )
+    if rejections := statistics.list_rejections(campaign):
+        rows = (f"| {row['sentence']} | {row['outputs']:,} |" for row in rejections)
+        yield "\n".join(["| reason | texts |", "|---|---:|", *rows])
+
+
+def format_sampling(campaign: Campaign) -> str:
+    top_k = f", top_k {campaign.top_k}" if campaign.top_k else ""
+    return f"temperature {campaign.temperature:g}, top_p {campaign.top_p:g}{top_k}"
+
+
+def list_credits(campaign: Campaign) -> list[prompts.Credit]:
+    """Return the authors of the campaign's methods."""
+    return [credit for credit in prompts.CREDITS if set(credit.styles) & set(campaign.styles)]
+
+
+def format_credit(campaign: Campaign) -> str:
+    sentences = []
+    for credit in list_credits(campaign):
+        styles = [style for style in campaign.styles if style in credit.styles]
+        named = f"{', '.join(styles[:-1])} and {styles[-1]}" if len(styles) > 1 else styles[0]
+        verb = "are the styles" if len(styles) > 1 else "is a style"
+        sentences.append(f"{named.capitalize()} {verb} of [{credit.title}]({credit.url}) ({credit.authors}).")
+    return " ".join(sentences)
 
 
 def format_dropped(campaign: Campaign) -> str:

@@ -40,4 +40,6 @@ def build_order(campaign: Campaign) -> protocol.RephraseOrder:
         prompt_version=campaign.prompt_version,
         language=campaign.language,
         thresholds=campaign.thresholds or None,
+        speculative_tokens=campaign.speculative_tokens,
+        needs_gigabytes=campaign.needs_gigabytes or None,
     )

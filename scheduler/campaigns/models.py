@@ -15,6 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from scheduler.models import Blob, Job, Lease, Node
+from trainer.rephrase import prompts
 
 OutputKey = tuple[int, str]
 """Index of a chunk in the document, and a style."""
@@ -92,18 +93,29 @@ class Campaign(models.Model):
         default=8, validators=[AT_LEAST_ONE, MaxValueValidator(64)], help_text="Longer documents are split."
     )
 
-    styles = models.JSONField(default=get_default_styles)
+    styles = models.JSONField(default=get_default_styles, help_text=f"Of: {', '.join(prompts.STYLES)}.")
     model = models.CharField(max_length=200, default="TheBloke/Mistral-7B-Instruct-v0.2-AWQ")
     model_revision = models.CharField(max_length=80, blank=True)
     temperature = models.FloatField(default=0.8, validators=[MinValueValidator(0.0), MaxValueValidator(2.0)])
     top_p = models.FloatField(default=0.95, validators=[MinValueValidator(0.01), MaxValueValidator(1.0)])
     max_tokens = models.PositiveIntegerField(default=2048, validators=[AT_LEAST_ONE, MaxValueValidator(32768)])
-    prompt_version = models.PositiveIntegerField(default=1)
+    top_k = models.PositiveSmallIntegerField(
+        null=True, blank=True, validators=[AT_LEAST_ONE, MaxValueValidator(1000)], help_text="Empty: all tokens."
+    )
+    speculative_tokens = models.PositiveSmallIntegerField(
+        null=True,
+        blank=True,
+        validators=[AT_LEAST_ONE, MaxValueValidator(64)],
+        help_text="Tokens that vLLM copies from the prompt at once and the model verifies: changes the speed only.",
+    )
+    prompt_version = models.PositiveIntegerField(default=prompts.CURRENT_VERSION)
     thresholds = models.JSONField(
         null=True, blank=True, help_text="Output of `dailytrain rephrase calibrate`; empty: the default thresholds."
     )
     needs_gigabytes = models.FloatField(
-        default=12.0, help_text="GPU memory that volunteers need, in GB: about 12 for Mistral-7B in 4 bits."
+        default=12.0,
+        validators=[MinValueValidator(0.0), MaxValueValidator(9_999.0)],
+        help_text="GPU memory that volunteers need, in GB: about 12 for Mistral-7B in 4 bits.",
     )
 
     license = models.CharField(max_length=50, default="odc-by", help_text="A license identifier of the Hub.")
@@ -171,7 +183,8 @@ class Campaign(models.Model):
     @property
     def sampling(self) -> dict[str, Any]:
         """The fields of a `protocol.Sampling`."""
-        return {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        sampling = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        return sampling if self.top_k is None else {**sampling, "top_k": self.top_k}
 
 
 class Volunteer(models.Model):

@@ -104,7 +104,7 @@ class CampaignDetail(Schema):
 @router.get("/campaigns", response=CampaignList)
 def campaigns(request: HttpRequest) -> dict[str, Any]:
     """List the campaigns that have started, newest first."""
-    return {"items": Campaign.objects.started().defer("files").with_counts()}
+    return {"items": list(Campaign.objects.started().defer("files").with_counts())}
 
 
 @router.get("/campaigns/{slug:slug}", response=CampaignDetail)

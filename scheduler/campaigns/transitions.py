@@ -32,7 +32,8 @@ def validate_campaign(campaign: Campaign) -> None:
     if campaign.low_mark > campaign.high_mark:
         raise CampaignError("The low mark is above the high mark.")
     try:
-        prompts.get_instructions(styles[0], campaign.prompt_version)
+        for style in styles:
+            prompts.get_instructions(style, campaign.prompt_version)
         checks.merge_thresholds(campaign.thresholds)
     except (ValueError, TypeError, AttributeError) as error:
         raise CampaignError(str(error)) from error

@@ -19,12 +19,13 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import condition, require_POST, require_safe
 
 from scheduler import node_tokens, storage
-from scheduler.campaigns import dataset_files, publishing, statistics
+from scheduler.campaigns import dataset_files, planner_form, publishing, statistics
 from scheduler.campaigns.models import Campaign
 from scheduler.errors import RangeError
 from scheduler.models import Event
 from scheduler.node_api import downloads
 from scheduler.rate_limits import build_rate_limit_response
+from trainer.rephrase import prompts
 
 MAX_SAMPLES = 4
 MAX_CONTRIBUTORS = 20
@@ -57,7 +58,12 @@ def list_campaigns() -> list[Campaign]:
 @require_safe
 def campaigns(request: HttpRequest) -> HttpResponse:
     """List the campaigns that have started."""
-    context = {"campaigns": list_campaigns(), **build_join_commands(), "revision": Event.get_latest_id()}
+    context = {
+        "campaigns": list_campaigns(),
+        **build_join_commands(),
+        "credits": prompts.CREDITS,
+        "revision": Event.get_latest_id(),
+    }
     return render(request, "campaigns/campaigns.html", context)
 
 
@@ -78,6 +84,8 @@ def campaign(request: HttpRequest, slug: str) -> HttpResponse:
         **build_live_context(found),
         **build_join_commands(found),
         "facts": list_facts(found),
+        "credits": dataset_files.list_credits(found),
+        "planner": planner_form.build_planner(found, request.GET),
         "hub_url": publishing.get_hub_url(found),
         "revision": found.state,
     }
@@ -145,7 +153,8 @@ def list_facts(campaign: Campaign) -> list[tuple[str, str]]:
     """Return the settings that are frozen since the start."""
     source = ", ".join(filter(None, dataset_files.get_source_fields(campaign).values()))
     revision = f" at {campaign.model_revision}" if campaign.model_revision else ""
-    sampling = f"temperature {campaign.temperature:g}, top_p {campaign.top_p:g}, at most {campaign.max_tokens:,} tokens"
+    sampling = f"{dataset_files.format_sampling(campaign)}, at most {campaign.max_tokens:,} tokens"
+    sampling += f", {campaign.speculative_tokens} speculative tokens" if campaign.speculative_tokens else ""
     return [
         ("Source", source if campaign.source == Campaign.Source.HUB else f"files on this site: {source}"),
         ("Documents", dataset_files.format_dropped(campaign)),

@@ -216,6 +216,10 @@ class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
         """Return the checkpoints whose files are on the server."""
         return self.filter(files_deleted_at=None)
 
+    def uploaded(self) -> CheckpointQuerySet:
+        """Return the checkpoints that a job resumes from and that replays compare."""
+        return self.filter(from_milestone=False)
+
 
 class Checkpoint(models.Model):
     """An uploaded checkpoint, from which the job resumes or is scored."""
@@ -236,12 +240,17 @@ class Checkpoint(models.Model):
     files_deleted_at = models.DateTimeField(
         null=True, blank=True, help_text="When its files were deleted because newer checkpoints superseded it."
     )
+    from_milestone = models.BooleanField(
+        default=False, help_text="Weights of a milestone that other runs start from. Nothing resumes from them."
+    )
 
     objects = CheckpointQuerySet.as_manager()
 
     class Meta:
         ordering = ["step"]
-        constraints = [models.UniqueConstraint(fields=["job", "step"], name="one_checkpoint_per_step")]
+        constraints = [
+            models.UniqueConstraint(fields=["job", "step", "from_milestone"], name="one_checkpoint_per_step")
+        ]
 
     def __str__(self) -> str:
         return f"job {self.job_id}, step {self.step}"

@@ -8,13 +8,16 @@ from typing import Any
 
 import pydantic
 from django.core.exceptions import RequestDataTooBig
+from django.db import OperationalError
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from scheduler import rate_limits
 from scheduler.errors import ApiError, TooLargeError, UnauthorizedError
+from trainer.errors import is_disk_full
 
 logger = logging.getLogger(__name__)
 
+RETRY_LATER = {"Retry-After": "60"}
 NOT_AUTHENTICATED = "This call needs a token: Authorization: Bearer <token>."
 
 
@@ -33,6 +36,12 @@ def build_error_reply(error: Exception) -> tuple[int, str, dict[str, str]]:
         return 422, describe_validation_error(error.errors), {}
     if isinstance(error, pydantic.ValidationError):
         return 422, describe_validation_error(error.errors()), {}
+    if is_disk_full(error):
+        logger.error("A node's call failed: the disk is full", exc_info=error)
+        return 507, "The site's disk is full. Nothing of this call was kept. Try again later.", RETRY_LATER
+    if isinstance(error, OperationalError):
+        logger.error("A node's call failed: the database does not answer", exc_info=error)
+        return 503, "The site's database does not answer. Try again later.", RETRY_LATER
     logger.error("A node's call failed", exc_info=error)
     return 500, "The site failed to answer this call. Try again later.", {}
 

@@ -104,7 +104,7 @@ class PollSession:
         self.queue_read_at = queue.read_at
         node_slot = self.build_node_slot(now)
         if lease := leases.claim_job(self.node, self.message.lane, queue=queue, node_slot=node_slot):
-            return protocol.PollReply(action="job", lease=lease)
+            return protocol.PollReply(action="job", lease=lease, disk_bytes=self.node.disk_bytes)
         self.idle_reason = queue.explain_idle(node_slot)
         return None
 
@@ -132,7 +132,8 @@ class PollSession:
     def build_no_job_reply(self, *, was_held: bool = True) -> protocol.PollReply:
         """Return the reply when there is no job. A node whose request was held open polls again at once."""
         is_held = was_held and self.message.wait_seconds >= MIN_HELD_SECONDS
-        return build_idle_reply(0 if is_held else IDLE_SECONDS, self.idle_reason)
+        reply = build_idle_reply(0 if is_held else IDLE_SECONDS, self.idle_reason)
+        return reply.model_copy(update={"disk_bytes": self.node.disk_bytes})
 
 
 def has_new_jobs(since: datetime) -> bool:

@@ -1,7 +1,8 @@
 """The node API under `/api/node/v1/`, with the messages of `trainer/protocol`.
 
 The body of every error is a `protocol.ErrorDetail`. 401 and 403: the token does not allow this; 409: the lease has
-ended; 426: another version of the protocol; 429: too many requests.
+ended; 426: another version of the protocol; 429: too many requests; 503 and 507: the database does not answer, or the
+disk is full, so try again later.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import RequestDataTooBig
+from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
+from structlog.contextvars import bind_contextvars
 
 from scheduler import leases, node_tokens, rate_limits, resumable_uploads, sanitize, signing, storage, uploads
 from scheduler.errors import ApiError
@@ -23,8 +26,13 @@ from scheduler.node_api import downloads, job_reports, polls
 from scheduler.node_api.error_replies import build_error_reply
 from trainer import protocol
 
-ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429), protocol.ErrorDetail)
+ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429, 503, 507), protocol.ErrorDetail)
 FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+FILE_RESPONSES: dict[int, Any] = {
+    200: {"description": "The file.", "content": FILE},
+    206: {"description": "The file from `Range` on.", "content": FILE},
+    302: {"description": "The file's address in the bucket."},
+}
 
 
 class MessageParser(Parser):
@@ -46,7 +54,9 @@ class NodeToken(HttpBearer):
 class LeaseToken(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> Lease:
         assert request.resolver_match is not None
-        return node_tokens.authenticate_lease(token, int(request.resolver_match.kwargs["lease_id"]))
+        lease = node_tokens.authenticate_lease(token, int(request.resolver_match.kwargs["lease_id"]))
+        bind_contextvars(lease=lease.pk, job=lease.job_id, node=lease.node_id)  # in each line of the log
+        return lease
 
 
 node_api = NinjaAPI(
@@ -128,7 +138,7 @@ def put_blob(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> pr
     ["HEAD"],
     "/leases/{int:lease_id}/blobs/{sha256}",
     auth=LeaseToken(),
-    response=ERRORS,
+    response={200: None, **ERRORS},
     operation_id="get_upload_offset",
 )
 def get_upload_offset(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> HttpResponse:
@@ -136,7 +146,12 @@ def get_upload_offset(request: NodeRequest, lease_id: int, sha256: protocol.Sha2
     return HttpResponse(headers={"Upload-Offset": str(uploads.get_upload_offset(request.auth, sha256))})
 
 
-@node_api.get("/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=ERRORS)
+@node_api.get(
+    "/leases/{int:lease_id}/blobs/{sha256}",
+    auth=LeaseToken(),
+    response=ERRORS,
+    openapi_extra={"responses": FILE_RESPONSES},
+)
 def get_blob(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> HttpResponseBase:
     """Return a file that the lease's spec names: raw bytes, from `Range: bytes=<first>-` on, or a redirect."""
     blob = uploads.get_downloadable_blob(request.auth, sha256)
@@ -179,5 +194,8 @@ def handle_error(request: HttpRequest, error: Exception | type[Exception]) -> Ht
     return response
 
 
-for error_class in (ApiError, HttpError, RequestDataTooBig, AuthenticationError, ValidationError):
+for error_class in (
+    *(ApiError, HttpError, RequestDataTooBig, AuthenticationError, ValidationError),
+    *(OSError, OperationalError),
+):
     node_api.add_exception_handler(error_class, handle_error)

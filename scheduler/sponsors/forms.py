@@ -106,7 +106,8 @@ class NodeSettingsForm(forms.ModelForm):  # type: ignore[type-arg]
         required=False,
         min_value=10,
         max_value=1_000_000,
-        help_text="Empty: all free space. Less than 500 is fine: the node gets only jobs that fit.",
+        help_text="For jobs and caches together. Empty: all free space. The node gets only jobs that fit, and deletes "
+        "old datasets that no job uses.",
         widget=forms.NumberInput(attrs={"placeholder": "500"}),
     )
     max_hours = forms.FloatField(
@@ -154,7 +155,7 @@ class NodeSettingsForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(data, instance=node, initial=initial)
         tracks = self.fields["serves_track"]
         assert isinstance(tracks, forms.ChoiceField)
-        tracks.choices = list(job_kinds.list_tracks().items())
+        tracks.choices = [(slug, track.name) for slug, track in job_kinds.list_tracks().items()]
         for row in range(self.row_count):
             self.fields[f"days_{row}"] = forms.TypedMultipleChoiceField(
                 choices=list(enumerate(WEEKDAYS)), coerce=int, required=False, widget=forms.CheckboxSelectMultiple

@@ -27,6 +27,7 @@ from scheduler.sponsors import contributions, lending
 from scheduler.sponsors.badges import draw_badge
 from scheduler.sponsors.contributions import LentTotals
 from scheduler.sponsors.forms import LendForm, NodeSettingsForm, SponsorForm, group_windows
+from scheduler.sponsors.wanted_cards import list_wanted_cards
 
 LIVE_SECONDS = 2
 """Refresh interval of a node's page while a job runs or the node is expected; `IDLE_SECONDS` otherwise."""
@@ -48,7 +49,11 @@ def get_user(request: HttpRequest) -> User:
 
 @require_safe
 def sponsor_list(request: HttpRequest) -> HttpResponse:
-    return render(request, "scheduler/sponsors.html", {"thanks": contributions.load_sponsor_list()})
+    return render(
+        request,
+        "scheduler/sponsors.html",
+        {"thanks": contributions.load_sponsor_list(), "wanted": list_wanted_cards(timezone.now())},
+    )
 
 
 @require_safe
@@ -181,10 +186,16 @@ def show_node(request: HttpRequest, node_id: int) -> HttpResponse:
         "served": summarize_jobs(node, list(page.object_list)),
         "events": list(Event.objects.about(node).order_by("-pk")[:JOBS_PER_PAGE])[::-1],
         "windows": group_windows(node),
-        "track": job_kinds.list_tracks().get(node.serves_track, node.serves_track) if node.serves_track else "",
+        "track": get_track_name(node),
         "revision": get_revision(node),
     }
     return render(request, "scheduler/node.html", context)
+
+
+def get_track_name(node: Node) -> str:
+    """Return the name of the track that the node serves; empty if it serves others too."""
+    track = job_kinds.list_tracks().get(node.serves_track) if node.serves_track else None
+    return track.name if track else node.serves_track
 
 
 def build_join_context(node: Node, token: str) -> dict[str, Any]:

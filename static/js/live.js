@@ -55,15 +55,15 @@ async function renew(main) {
   const answer = await fetch(location.href, { cache: "no-cache" });
   if (!answer.ok) throw new Error(`${answer.status}`);
   const page = parsed(await answer.text());
-  morph(main, page.querySelector("main")); // with its own revision: it may have been kept for a moment
+  morph(main, page.querySelector("[data-live]") ?? page.querySelector("main")); // with its own revision: it may have been kept for a moment
 }
 
-const BEHIND_SECONDS = 1; // when a page asks again that knows of something newer than what it shows
+const BEHIND_SECONDS = 3; // when a page asks again that knows of something newer than what it shows: the site keeps pages for 5 s
 
-// Ask `main[data-live]` for what has changed, at the pace it sets; "wait": 0 ends it, once the page shows what there is.
+// Ask the address of `[data-live]`, which is `main` or a part of it, for what has changed, at the pace it sets; "wait": 0 ends it, once the page shows what there is.
 // Nothing is asked by a hidden tab.
 export function keepCurrent(onData = () => {}) {
-  const main = document.querySelector("main[data-live]");
+  const main = document.querySelector("[data-live]");
   if (!main) return;
   let wait = 0, failures = 0, last = "", timer = 0, behind = false;
 

@@ -17,8 +17,17 @@ from typing import Any
 import pytest
 
 from tests.support import hub_server
-from tests.support.campaign_processes import C4, GUTENBERG, begin, books, make_sources, published, volunteers
-from tests.support.live_site import WAIT_SECONDS, LiveSite, database
+from tests.support.campaign_processes import (
+    C4,
+    GUTENBERG,
+    make_sources,
+    read_campaign_state,
+    read_published_files,
+    run_volunteers,
+    start_campaign,
+)
+from tests.support.live_site import LiveSite, database
+from tests.support.waits import WAIT_SECONDS
 from trainer.rephrase.checks import REASONS, check_output
 
 SECONDS = float(os.environ.get("REPHRASE_SECONDS", "8"))
@@ -44,20 +53,20 @@ pytestmark = [
 
 @pytest.mark.timeout(4 * SECONDS + 3600)
 def test_campaign_with_faulty_volunteers_publishes_each_chunk_once(tmp_path: Path) -> None:
-    with database(tmp_path) as address, hub_server.running() as hub:
+    with database(tmp_path) as address, hub_server.run_hub_server() as hub:
         site = LiveSite(tmp_path, address)
         documents = make_sources(tmp_path / "files", BOOKS, SLICES)
         try:
-            begin(site, hub, STYLES)
-            with volunteers(site, HONEST, SEED, PACE) as (honest, overheard):
-                site.wait(lambda: overheard.said, "the first text")
+            start_campaign(site, hub, STYLES)
+            with run_volunteers(site, HONEST, SEED, PACE) as (honest, recording_model):
+                site.wait(lambda: recording_model.recorded_texts, "the first text")
                 honest.do("kill", honest.agents[-1])  # with packets in hand
                 honest.disturb(SECONDS, pause=3 / HONEST)
                 honest.mend(all_of_them=True)
-                site.wait(lambda: published(hub), "the dataset to be complete", WAIT_SECONDS + 3 * SECONDS)
+                site.wait(lambda: read_published_files(hub), "the dataset to be complete", WAIT_SECONDS + 3 * SECONDS)
         finally:
             site.stop_all()
-        found, files = books(site), published(hub)
+        found, files = read_campaign_state(site), read_published_files(hub)
         site.stop_programs()
     rows = read_back(files, tmp_path)
     check_sources(found, documents)

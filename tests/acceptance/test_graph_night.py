@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.live_site import WAIT_SECONDS, LiveSite, live_site, make_repository
+from tests.support.live_site import LiveSite, live_site, make_repository
+from tests.support.waits import WAIT_SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = pytest.mark.slow
 
 BUDGET = "60steps"
 LABEL = "lent"  # training needs it, so the intake's node only traces

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.live_site import WAIT_SECONDS, LiveSite, database
+from tests.support.live_site import LiveSite, database
 from tests.support.paths import REPOSITORY
-from tests.support.pool_chaos import LEASE_SECONDS, PACE, STEPS, books, make_pool, steps
+from tests.support.pool_with_faults import LEASE_SECONDS, PACE, STEPS, books, make_pool, steps
+from tests.support.waits import WAIT_SECONDS
 from trainer.accounting import peak_flops
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]

@@ -17,8 +17,9 @@ import pytest
 
 from tests.support import github_payloads as payloads
 from tests.support import github_server
-from tests.support.github_server import GitHub, person
-from tests.support.live_site import LiveSite, database, git
+from tests.support.github_server import GitHub, compute_user_id
+from tests.support.live_site import LiveSite, commit_main, database, git
+from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
 pytestmark = pytest.mark.slow
@@ -44,20 +45,20 @@ class Killer:
         self.next: tuple[str, bool] | None = None
         """Method of the request to kill over, and whether GitHub does it first."""
         self.killed = 0
-        self.failure, github.failure = github.failure, self.watch  # type: ignore[method-assign]
+        self.take_failure, github.take_failure = github.take_failure, self.watch  # type: ignore[method-assign]
 
     def watch(self, method: str, path: str, *, after: bool) -> Any:
         if self.next == (method, after) and path.startswith(f"/repos/{AT}/") and "worker" in self.site.processes:
             self.next = None
             self.site.kill("worker")
             self.killed += 1
-        return self.failure(method, path, after=after)
+        return self.take_failure(method, path, after=after)
 
 
 @pytest.fixture
 def github() -> Iterator[GitHub]:
-    with github_server.running() as server:
-        server.repository(AT).roles["mara"] = "write"
+    with github_server.run_github_server() as server:
+        server.get_or_create_repository(AT).roles["mara"] = "write"
         server.hook["secret"] = "between us"
         yield server
 
@@ -70,7 +71,7 @@ def site(tmp_path: Path, github: GitHub) -> Iterator[LiveSite]:
             "GITHUB_API_URL": github.url,
             "GITHUB_REPOSITORY": AT,
             "GITHUB_APP_ID": github_server.APP,
-            "GITHUB_PRIVATE_KEY": github_server.private_key(),
+            "GITHUB_PRIVATE_KEY": github_server.get_private_key(),
             "GITHUB_WEBHOOK_SECRET": "between us",
             "SMOKE_UNAPPROVED": "nobody",
             "QUEUE_READ_SECONDS": "0",
@@ -85,12 +86,7 @@ def site(tmp_path: Path, github: GitHub) -> Iterator[LiveSite]:
 
 def repository(folder: Path) -> str:
     """Make a main and a branch with an idea; return the idea's commit."""
-    for name, contents in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(contents)
-    git(folder, "init", "--quiet")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "-m", "Main")
+    commit_main(folder, FILES)
     git(folder, "checkout", "--quiet", "-b", "idea")
     (folder / "trainer/models/gpt.py").write_text("class Model:\n    better = True\n")
     git(folder, "commit", "--quiet", "--all", "-m", "An idea")
@@ -114,7 +110,7 @@ class ScriptedNode:
             f"{self.site.url}/api/node/v1{path}",
             content=protocol.encode_message(message),
             headers={"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json"},
-            timeout=20,
+            timeout=WAIT_SECONDS,
         )
         assert answer.is_success, answer.text
         return answer.json() if answer.content else {}  # type: ignore[no-any-return]
@@ -134,7 +130,7 @@ class ScriptedNode:
             f"{self.site.url}/api/node/v1/leases/{lease.lease}/blobs/{digest}",
             content=content,
             headers={"Authorization": f"Bearer {lease.token}"},
-            timeout=20,
+            timeout=WAIT_SECONDS,
         )
         assert answer.is_success, answer.text
         return protocol.FileRef(path=path, sha256=digest, size=len(content))
@@ -154,7 +150,7 @@ def forget_claims(site: LiveSite) -> None:
     """As if the ten minutes were over for which a process that died keeps others away."""
     address = site.environment["DATABASE_URL"]
     if address.startswith("sqlite"):
-        with sqlite3.connect(address.removeprefix("sqlite:///"), timeout=20) as rows:
+        with sqlite3.connect(address.removeprefix("sqlite:///"), timeout=WAIT_SECONDS) as rows:
             for change in FORGET:
                 rows.execute(change)
         rows.close()
@@ -175,11 +171,15 @@ def revive(site: LiveSite) -> None:
 
 
 def comments(github: GitHub) -> list[str]:
-    return [row["body"] for row in github.repository(AT).about(NUMBER) if row["user"]["login"].endswith("[bot]")]
+    return [
+        row["body"]
+        for row in github.get_or_create_repository(AT).list_comments_on(NUMBER)
+        if row["user"]["login"].endswith("[bot]")
+    ]
 
 
 def checks(github: GitHub) -> list[tuple[str, str | None]]:
-    return [(row["status"], row.get("conclusion")) for row in github.repository(AT).checks.values()]
+    return [(row["status"], row.get("conclusion")) for row in github.get_or_create_repository(AT).checks.values()]
 
 
 @pytest.mark.timeout(3600)
@@ -193,8 +193,8 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
 
     # Opened while the site is down: GitHub keeps the delivery, and a maintainer has it sent again.
     head = payloads.repository("ada/daily", number=2, fork=True, clone_url=f"file://{site.repository}")
-    shown = {"body": BODY, "head": head, "author": payloads.user("ada", person("ada"))}
-    github.open(AT, NUMBER, sha, **shown)
+    shown = {"body": BODY, "head": head, "author": payloads.user("ada", compute_user_id("ada"))}
+    github.open_pull_request(AT, NUMBER, sha, **shown)
     site.start_web()
     assert github.redeliver(github.deliveries[0]["id"]) == 202
     site.kill("web")  # it said thank you, and is gone
@@ -214,7 +214,7 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
 
     # Approved in a comment: the worker dies before it can nod at it; the same delivery comes twice.
     killer.next = ("POST", False)
-    github.say(AT, NUMBER, "mara", "/approve")
+    github.post_comment(AT, NUMBER, "mara", "/approve")
     assert github.redeliver(github.deliveries[0]["id"]) == 200
     site.wait(lambda: killer.killed == 3, "the worker to be killed over its nod")
     site.kill("web")
@@ -252,4 +252,4 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
     assert books["jobs"] == [["smoke", "done"], ["train", "done"], ["score", "done"]]
     assert books["left"] == []
     assert len(comments(github)) == 1
-    assert [content for _, content in github.repository(AT).reactions] == ["+1"]
+    assert [content for _, content in github.get_or_create_repository(AT).reactions] == ["+1"]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_site import WAIT_SECONDS, LiveSite, make_repository
+from tests.support.live_site import LiveSite, make_repository
 from tests.support.paths import REPOSITORY
+from tests.support.waits import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow
 

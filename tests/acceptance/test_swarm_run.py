@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.support.live_site import WAIT_SECONDS, LiveSite, database, git, make_text
+from tests.support.live_site import LiveSite, database, git, make_text
+from tests.support.waits import WAIT_SECONDS
 
 pytest.importorskip("hivemind")
 
@@ -64,7 +67,44 @@ def trained_together(site: LiveSite) -> None:
     assert [line for line in site.left_over() if "swarm" in line or "p2pd" in line] == []
 
 
-def set_up(site: LiveSite) -> tuple[str, str]:
+@pytest.mark.timeout(3600)
+def test_visitor_prompt_is_continued_by_the_swarm_that_trains(tmp_path: Path) -> None:
+    with database(tmp_path) as address:
+        site = LiveSite(tmp_path, address)
+        try:
+            write_with_swarm(site)
+        finally:
+            site.stop_all()
+
+
+def write_with_swarm(site: LiveSite) -> None:
+    run, token = set_up(site, steps=100_000)  # more than it makes meanwhile
+    site.start_web()
+    site.start_worker()
+    lead(site, token)
+    for number in range(2):
+        volunteer(site, run, number)
+    site.wait(lambda: (site.json(f"runs/{run}") or {}).get("step"), "the first step")
+    form = {"prompt": "import os", "tokens": "50", "temperature": "0.8"}
+    answer = httpx.post(f"{site.url}/runs/{run}/swarm/write/", data=form, timeout=30)
+    assert answer.status_code == 302, answer.text
+    text = answer.headers["Location"]
+    # Only now: a free node of the pool would take a seat of the run, which wants more machines.
+    lead(site, site.call("swarm.create_trusted_token"), "writer")
+
+    def is_written() -> bool:
+        page = site.get(text)
+        assert page is None or "is-failed" not in page.text, f"{page.text}\n{site.last_words()}"
+        return page is not None and re.search(r"written</span>\s+\d+ tokens", page.text) is not None
+
+    site.wait(is_written, "the text")
+    page = site.get(text)
+    assert page is not None
+    assert re.search(r'class="prompt">import os</span>.+', page.text)
+    assert site.json(f"runs/{run}")["state"] == "training"
+
+
+def set_up(site: LiveSite, steps: int = STEPS) -> tuple[str, str]:
     """Make the site; return its run and a trusted node's token."""
     site.environment |= {"SMOKE_UNAPPROVED": "nobody", "LEASE_SECONDS": "120"}
     site.start_redis()
@@ -77,15 +117,15 @@ def set_up(site: LiveSite) -> tuple[str, str]:
     git(site.repository, "add", ".")
     git(site.repository, "commit", "--quiet", "-m", "Main")
     where = {"repository": str(site.repository), "text": str(site.folder / "text")}
-    created = site.call("swarm.create_swarm_run", seconds=600, steps=STEPS, **where)
+    created = site.call("swarm.create_swarm_run", seconds=600, steps=steps, **where)
     return created["run"], created["token"]
 
 
-def lead(site: LiveSite, token: str) -> None:
-    """Start the trusted node, whose own code needs no sandbox here."""
-    home = str(site.folder / "node")
-    command = (sys.executable, "-m", "trainer.cli", "node", "--server", site.url, "--home", home, "--name", "leader")
-    site.start("node", *command, "--sandbox", "none", *LOCAL, DAILYTRAIN_JOIN_TOKEN=token)
+def lead(site: LiveSite, token: str, part: str = "node") -> None:
+    """Start a trusted node, whose own code needs no sandbox here."""
+    home = str(site.folder / part)
+    command = (sys.executable, "-m", "trainer.cli", "node", "--server", site.url, "--home", home, "--name", part)
+    site.start(part, *command, "--sandbox", "none", *LOCAL, DAILYTRAIN_JOIN_TOKEN=token)
 
 
 def volunteer(site: LiveSite, run: str, number: int) -> None:

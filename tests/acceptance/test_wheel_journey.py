@@ -21,11 +21,11 @@ from pytest_django import Settings
 from leaderboard import runs
 from scheduler import storage
 from scheduler.models import Job, Node
-from tests.support import scene, small_release
+from tests.support import scene, stdlib_release
+from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PASSWORD = "a password of this test only"
-WAIT_SECONDS = 120  # only a node that hangs reaches it
 
 
 def create_environment(folder: Path) -> Path:
@@ -39,7 +39,7 @@ def create_environment(folder: Path) -> Path:
 
 def get_pasted_line(site_url: str) -> list[str]:
     """Sign in, fill in the form to lend a machine and return the words of the pipx command on its page."""
-    with httpx.Client(base_url=site_url, follow_redirects=True, timeout=60) as browser:
+    with httpx.Client(base_url=site_url, follow_redirects=True, timeout=WAIT_SECONDS) as browser:
         browser.get("/accounts/login/")
         secret = {"csrfmiddlewaretoken": browser.cookies["csrftoken"]}
         browser.post("/accounts/login/", data={"login": "ada", "password": PASSWORD, **secret})
@@ -60,11 +60,11 @@ def test_wheel_installed_by_pasted_line_joins_and_finishes_a_job(
     settings.SITE_URL, settings.WHEELS = site_url, tmp_path / "wheels"
     call_command("build_wheel", verbosity=0)
     User.objects.create_user("ada", password=PASSWORD)
-    track = scene.track(config={"steps": 30}, probe_seconds=0, expected_seconds=5)
+    track = scene.create_track(config={"steps": 30}, probe_seconds=0, expected_seconds=5)
     track.season.tokenizer, track.season.dataset_hash = "bpe:256", "e" * 64
     track.season.save()
-    run = scene.run(scene.entry(track, "Smeared keys"))
-    assert runs.queue_run(run, release=storage.store_bytes(small_release.build_tar(small_release.FILES)))
+    run = scene.create_run(scene.create_entry(track, "Smeared keys"))
+    assert runs.queue_run(run, release=storage.store_bytes(stdlib_release.build_tar(stdlib_release.FILES)))
 
     words = get_pasted_line(site_url)
     assert words[:3] == ["pipx", "run", "--spec"]
@@ -88,5 +88,5 @@ def test_wheel_installed_by_pasted_line_joins_and_finishes_a_job(
             time.sleep(0.1)
     finally:
         agent.terminate()
-        agent.wait(60)
+        agent.wait(WAIT_SECONDS)
     assert Node.objects.get().name == "loco"

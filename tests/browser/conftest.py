@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
+from tests.support.waits import WAIT_SECONDS
+
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -26,7 +28,7 @@ def browser() -> Iterator[Browser]:
             started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         except Error as error:
             pytest.skip(f"no Chromium to look with (apt install chromium): {str(error).splitlines()[0]}")
-        expect.set_options(timeout=20_000)  # the machine may be busy
+        expect.set_options(timeout=1000 * WAIT_SECONDS)
         yield started
         started.close()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
@@ -44,6 +46,7 @@ def open_page(browser: Browser, live_server: Any) -> Iterator[Callable[..., Page
         context = browser.new_context(
             **{"locale": "en-GB", "timezone_id": "Europe/Berlin", "base_url": live_server.url, **options}
         )
+        context.set_default_timeout(1000 * WAIT_SECONDS)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda said: complain(said.text) if said.type in ("error", "warning") else None)

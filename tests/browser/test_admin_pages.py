@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from leaderboard.models import Entry
+from leaderboard.models import Entry, Season, SeasonPreparation
 from scheduler.models import Event
 from tests.support import scene
 
@@ -33,8 +35,8 @@ def signed_in(open_page: Callable[..., Page], live_server: Any, client: Client) 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_maintainers_pages_fit_a_phone(signed_in: Callable[..., Page], scheme: str) -> None:
-    waits = scene.entry(
-        scene.track(), "Smeared keys", "smear", state=Entry.State.PROPOSED, hypothesis="Sooner. " * 40,
+    waits = scene.create_entry(
+        scene.create_track(), "Smeared keys", "smear", state=Entry.State.PROPOSED, hypothesis="Sooner. " * 40,
         repository="/nowhere", base_sha=scene.SHA,
     )  # fmt: skip
     Event.record("mara", waits, "A sentence without_any_place_to_break_it_" + "x" * 80)
@@ -43,13 +45,36 @@ def test_maintainers_pages_fit_a_phone(signed_in: Callable[..., Page], scheme: s
     page.get_by_role("link", name="Smeared keys").click()
     expect(page.get_by_role("button", name=f"Approve exactly {scene.SHA[:8]}")).to_be_visible()
     addresses = [f"/admin/leaderboard/entry/{waits.pk}/change/", "/admin/leaderboard/entry/queue/"]
-    for address in (*addresses, "/admin/scheduler/event/", "/accounts/two-step/", "/accounts/two-step/app/"):
+    for address in (
+        *addresses,
+        "/admin/scheduler/event/",
+        "/admin/monitoring/",
+        "/accounts/two-step/",
+        "/accounts/two-step/app/",
+    ):
         page.goto(address)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
 
 
+def test_preparation_of_a_season_is_started_followed_and_cancelled(signed_in: Callable[..., Page]) -> None:
+    season = Season.objects.create(name="Next", active=False, corpus="fineweb-edu", tokenizer="bpe:32768")
+    page = signed_in(f"/admin/leaderboard/season/{season.pk}/change/", viewport={"width": 390, "height": 844})
+    page.get_by_role("button", name="Prepare and begin").click()
+    expect(page.get_by_text("for a worker")).to_be_visible()
+    until = timezone.now() + timedelta(hours=1)
+    row = SeasonPreparation.objects.filter(season=season, state="queued")
+    row.update(state="running", stage="Tokenizing", done_bytes=2 << 30, total_bytes=4 << 30, claimed_until=until)
+    expect(page.get_by_text("2 GiB of 4 GiB")).to_be_visible()
+    SeasonPreparation.objects.update(done_bytes=3 << 30)
+    expect(page.get_by_text("3 GiB of 4 GiB")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("Cancelled by mara.")).to_be_visible()
+    assert SeasonPreparation.objects.get().state == "cancelled"
+
+
 def test_a_reason_is_typed_and_the_entry_rejected_by_keyboard_alone(signed_in: Callable[..., Page]) -> None:
-    waits = scene.entry(scene.track(), "Smeared keys", state=Entry.State.PROPOSED, repository="/nowhere")
+    waits = scene.create_entry(scene.create_track(), "Smeared keys", state=Entry.State.PROPOSED, repository="/nowhere")
     page = signed_in(f"/admin/leaderboard/entry/{waits.pk}/change/")
     page.get_by_label("Reason, which its author reads").focus()
     page.keyboard.type("It opens a socket.")

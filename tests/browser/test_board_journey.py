@@ -16,7 +16,7 @@ ROWS = "table.board tbody tr"
 
 
 def test_a_search_narrows_the_board_as_one_types_and_stands_in_the_address(open_page: Callable[..., Page]) -> None:
-    boards.board()
+    boards.create_board()
     page = open_page("/")
     page.evaluate("window.sameDocument = true")
     expect(page.locator(".board-form > button")).to_be_hidden()
@@ -35,7 +35,7 @@ def test_a_search_narrows_the_board_as_one_types_and_stands_in_the_address(open_
 
 
 def test_a_head_sorts_in_place_and_back_leads_back(open_page: Callable[..., Page]) -> None:
-    boards.board()
+    boards.create_board()
     page = open_page("/")
 
     page.get_by_role("link", name="Bits per byte").click()
@@ -50,7 +50,7 @@ def test_a_head_sorts_in_place_and_back_leads_back(open_page: Callable[..., Page
 
 
 def test_chosen_columns_are_remembered_on_this_machine(open_page: Callable[..., Page]) -> None:
-    boards.board()
+    boards.create_board()
     page = open_page("/")
 
     page.locator(".menu summary").click()
@@ -63,7 +63,7 @@ def test_chosen_columns_are_remembered_on_this_machine(open_page: Callable[..., 
 
 
 def test_keys_lead_through_the_rows_and_open_one(open_page: Callable[..., Page]) -> None:
-    _, entries = boards.board()
+    _, entries = boards.create_board()
     page = open_page("/")
 
     page.keyboard.press("?")
@@ -78,7 +78,7 @@ def test_keys_lead_through_the_rows_and_open_one(open_page: Callable[..., Page])
 
 
 def test_without_script_the_form_and_the_heads_do_the_same(open_page: Callable[..., Page]) -> None:
-    boards.board()
+    boards.create_board()
     page = open_page("/", java_script_enabled=False)
 
     page.get_by_role("searchbox").fill("worse")
@@ -93,7 +93,7 @@ def test_without_script_the_form_and_the_heads_do_the_same(open_page: Callable[.
 
 
 def test_on_a_phone_the_table_is_a_list_of_cards(open_page: Callable[..., Page]) -> None:
-    boards.board()
+    boards.create_board()
     page = open_page("/", viewport={"width": 390, "height": 844})
     card = page.locator(ROWS).first
 
@@ -106,8 +106,8 @@ def test_on_a_phone_the_table_is_a_list_of_cards(open_page: Callable[..., Page])
 
 
 def test_the_number_of_a_record_is_seen_without_scrolling(open_page: Callable[..., Page]) -> None:
-    boards.board()
-    scene.node()
+    boards.create_board()
+    scene.create_node()
     page = open_page("/", viewport={"width": 1440, "height": 900})
 
     expect(page.locator(".record-number")).to_be_in_viewport()

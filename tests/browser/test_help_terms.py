@@ -21,7 +21,7 @@ def measure_help(page: Page) -> tuple[float, float]:
 
 
 def test_help_term_opens_by_touch_and_by_keyboard(open_page: Callable[..., Page]) -> None:
-    scene.night()
+    scene.create_night_board()
     phone, desktop = open_page("/nodes/", **PHONE), open_page("/nodes/")
     assert measure_help(phone)[1] <= 1
     phone.locator(".help").first.tap()

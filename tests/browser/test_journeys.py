@@ -18,7 +18,7 @@ from playwright.sync_api import Page, expect
 
 from leaderboard.models import Run
 from leaderboard.submissions import intake
-from tests.leaderboard.conftest import FILES, Repository, finish
+from tests.leaderboard.conftest import FILES, Repository, finish_run
 from tests.support import scene
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -43,7 +43,7 @@ def signed_in(open_page: Callable[..., Page], live_server: Any) -> SignIn:
 
 
 def test_a_visitor_finds_what_works_looks_closer_and_takes_it_along(open_page: Callable[..., Page]) -> None:
-    night = scene.night()
+    night = scene.create_night_board()
     best, main = night["best"], night["main"].runs.get(seed=7)
     page = open_page("/")
 
@@ -95,7 +95,7 @@ def test_an_idea_goes_from_a_commit_to_its_verdict(
     signed_in: SignIn, open_page: Callable[..., Page], repository: Repository, tmp_path: Path
 ) -> None:
     mira, mara = User.objects.create_user("mira"), User.objects.create_superuser("mara")
-    track = scene.track(budget="20steps", expected_seconds=10, config={"model": {"depth": 2}})
+    track = scene.create_track(budget="20steps", expected_seconds=10, config={"model": {"depth": 2}})
     fork = repository.fork(tmp_path / "fork")
     sha = fork.commit("An idea", {"trainer/models/smear.py": "class Model:\n    gate = True\n"})
     idea = intake.submit_entry(str(fork.path), "main", "A gate", "smear", track)
@@ -130,8 +130,8 @@ def test_an_idea_goes_from_a_commit_to_its_verdict(
     assert run.job.state == "queued"
 
     # A node trains it, a trusted one scores it: the page that is open says so by itself.
-    finish(run, scene.node("cellar"))
-    expect(page.get_by_role("main")).to_contain_text("2.5000", timeout=6000)
+    finish_run(run, scene.create_node("cellar"))
+    expect(page.get_by_role("main")).to_contain_text("2.5000")
     page.goto(idea.get_absolute_url())
     expect(page.get_by_role("main")).to_contain_text("2.5")
     board = open_page("/")

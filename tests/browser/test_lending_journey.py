@@ -23,8 +23,9 @@ from leaderboard.models import Run
 from scheduler import storage
 from scheduler.models import Job, Lease, Node, Sponsor
 from tests.browser.test_access import AXE, PHONE
-from tests.support import scene, small_release
-from tests.support.github_oauth import CLIENT_ID, SECRET, GitHub
+from tests.support import scene, stdlib_release
+from tests.support.github_oauth import CLIENT_ID, SECRET, OAuthServer
+from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import get_driver
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -55,11 +56,11 @@ def start_agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[byt
 
 def waiting_run() -> Run:
     """Queue a run that a node can do without torch: its release learns nothing."""
-    track = scene.track(config={"steps": 30, "pace": 0.03}, probe_seconds=0, expected_seconds=5)
+    track = scene.create_track(config={"steps": 30, "pace": 0.03}, probe_seconds=0, expected_seconds=5)
     track.season.tokenizer, track.season.dataset_hash = "bpe:256", "e" * 64
     track.season.save()
-    run = scene.run(scene.entry(track, "Smeared keys"))
-    assert runs.queue_run(run, release=storage.store_bytes(small_release.build_tar(small_release.FILES)))
+    run = scene.create_run(scene.create_entry(track, "Smeared keys"))
+    assert runs.queue_run(run, release=storage.store_bytes(stdlib_release.build_tar(stdlib_release.FILES)))
     return run
 
 
@@ -101,9 +102,9 @@ def test_from_the_form_to_the_certificate(
     expect(page.locator(".signal.is-waiting")).to_contain_text("Paste this command on loco")
     page.evaluate("window.sameDocument = true")
     process = start_agent(page.locator("#pipx-line").inner_text())
-    expect(page.locator(".signal.is-clear")).to_contain_text("loco has joined", timeout=20_000)
-    expect(page.locator(".served")).to_contain_text("Smeared keys", timeout=20_000)
-    expect(page.locator("#now")).to_contain_text("Free", timeout=30_000)
+    expect(page.locator(".signal.is-clear")).to_contain_text("loco has joined")
+    expect(page.locator(".served")).to_contain_text("Smeared keys")
+    expect(page.locator("#now")).to_contain_text("Free")
     assert page.evaluate("window.sameDocument")
     assert Job.objects.get(run=run).state == Job.State.DONE
     assert Node.objects.get().labels.count("garage") == 1
@@ -111,7 +112,7 @@ def test_from_the_form_to_the_certificate(
     # Drain: the agent leaves in peace.
     page.get_by_role("button", name="Drain").click()
     expect(page.locator("h1 .status")).to_have_text("draining")
-    assert process.wait(20) == 0
+    assert process.wait(WAIT_SECONDS) == 0
 
     # Thanks.
     page.get_by_role("link", name="Certificate").click()
@@ -124,7 +125,7 @@ def test_from_the_form_to_the_certificate(
 def test_with_github_in_a_browser_that_holds_to_our_policy(
     open_page: Callable[..., Page], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    github = GitHub()
+    github = OAuthServer()
     for name, path in (("authorize", "/login/oauth/authorize"), ("access_token", "/login/oauth/access_token")):
         monkeypatch.setattr(GitHubOAuth2Adapter, f"{name}_url", github.address + path)
     monkeypatch.setattr(GitHubOAuth2Adapter, "profile_url", f"{github.address}/user")
@@ -149,10 +150,14 @@ def garage(live_server: Any) -> dict[str, Any]:
     sponsor = Sponsor.objects.create(user=ada, name="Ada’s garage", link="https://example.org/ada")
     values = {"owner": ada, "token_hash": None, "trusted": False}
     gpu = {"gpus": ["NVIDIA GeForce RTX 3090"], "cpus": 16, "memory_bytes": 64 * 2**30, "sandboxes": ["bubblewrap"]}
-    loco = scene.node("loco", **{**values, "token_hash": "1" * 64, "hardware": gpu, "labels": ["1x24gb", "1x3090"]})
-    scene.node("steam", **{**values, "token_hash": "2" * 64, "state": Node.State.DRAINING, "reason": "It rests."})
-    train = scene.running(scene.entry(scene.track(), "Smeared keys"), 40)
-    held = scene.lease(train, loco)
+    loco = scene.create_node(
+        "loco", **{**values, "token_hash": "1" * 64, "hardware": gpu, "labels": ["1x24gb", "1x3090"]}
+    )
+    scene.create_node(
+        "steam", **{**values, "token_hash": "2" * 64, "state": Node.State.DRAINING, "reason": "It rests."}
+    )
+    train = scene.create_training_run(scene.create_entry(scene.create_track(), "Smeared keys"), 40)
+    held = scene.create_lease(train, loco)
     Lease.objects.filter(pk=held.pk).update(gpus=1, accelerator=gpu["gpus"][0], seconds=9000)
     client = Client()
     client.force_login(ada)
@@ -167,7 +172,7 @@ def enter(page: Page, garage: dict[str, Any]) -> Page:
 
 def addresses(garage: dict[str, Any]) -> list[str]:
     loco, sponsor = garage["loco"].pk, garage["sponsor"].pk
-    pages = ["", "lend/", "mine/", f"{sponsor}/certificate/", f"nodes/{loco}/", f"nodes/{loco}/wishes/"]
+    pages = ["", "lend/", "mine/", f"{sponsor}/certificate/", f"nodes/{loco}/", f"nodes/{loco}/settings/"]
     return [f"/sponsors/{path}" for path in pages]
 
 

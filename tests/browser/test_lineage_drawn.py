@@ -18,13 +18,19 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 @pytest.fixture
 def gated() -> Run:
     """RWKV-5.1, from step 400 of a run of 5.0 that had gone on to step 520."""
-    track = scene.track()
-    eagle = scene.running(scene.entry(track, "Eagle", "rwkv5", config={"model": {"version": 5.0}}), 520)
-    Run.objects.filter(pk=eagle.pk).update(state=Run.State.CANCELLED, job=scene.job(eagle, state=Job.State.CANCELLED))
+    track = scene.create_track()
+    eagle = scene.create_training_run(
+        scene.create_entry(track, "Eagle", "rwkv5", config={"model": {"version": 5.0}}), 520
+    )
+    Run.objects.filter(pk=eagle.pk).update(
+        state=Run.State.CANCELLED, job=scene.create_job(eagle, state=Job.State.CANCELLED)
+    )
     eagle.refresh_from_db()
     left = Checkpoint.objects.create(job=eagle.job, step=400, manifest={"step": 400, "files": []})
     after = {"config": {"from": {"versions": [5.0, 5.1]}}, "start_run": eagle, "start_checkpoint": left}
-    return scene.running(scene.entry(track, "Eagle, gated", "rwkv5", sha="c0ffee" + scene.SHA[6:]), 150, **after)
+    return scene.create_training_run(
+        scene.create_entry(track, "Eagle, gated", "rwkv5", sha="c0ffee" + scene.SHA[6:]), 150, **after
+    )
 
 
 def test_the_chart_has_the_old_branch_the_step_back_and_the_new_one(open_page: Callable[..., Page], gated: Run) -> None:

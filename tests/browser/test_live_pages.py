@@ -30,20 +30,20 @@ def arrive(run: Run) -> None:
 
 
 def test_the_boards_curve_moves_when_points_arrive(open_page: Callable[..., Page]) -> None:
-    train = scene.night()["train"]
+    train = scene.create_night_board()["train"]
     page = open_page("/")
     curve = page.locator("#train path.smooth")
     before = curve.get_attribute("d")
     expect(page.locator("#train")).to_contain_text("1 min 16 s")
 
-    scene.points(train, 521, 700)
+    scene.add_curve_points(train, 521, 700)
 
-    expect(page.locator("#train")).to_contain_text("40 s", timeout=6000)
+    expect(page.locator("#train")).to_contain_text("40 s")
     assert curve.get_attribute("d") != before
 
 
 def test_a_run_that_arrives_takes_its_place_without_a_reload(open_page: Callable[..., Page]) -> None:
-    train = scene.night()["train"]
+    train = scene.create_night_board()["train"]
     page = open_page("/?columns=bits,runs")
     page.evaluate("window.sameDocument = true")
     rows = page.locator("table.board tbody tr")
@@ -51,14 +51,14 @@ def test_a_run_that_arrives_takes_its_place_without_a_reload(open_page: Callable
 
     arrive(train)
 
-    expect(rows.first).to_contain_text("2.0282", timeout=6000)  # the mean of main's two runs
+    expect(rows.first).to_contain_text("2.0282")  # the mean of main's two runs
     expect(rows).to_have_count(3)
     assert page.evaluate("window.sameDocument")
 
 
 @pytest.mark.stored_standings
 def test_board_with_old_standings_shows_recomputed_ones(open_page: Callable[..., Page]) -> None:
-    train = scene.night()["train"]
+    train = scene.create_night_board()["train"]
     recompute_standings(train.track)
     page = open_page("/?columns=bits,runs")
     rows = page.locator("table.board tbody tr")
@@ -66,15 +66,15 @@ def test_board_with_old_standings_shows_recomputed_ones(open_page: Callable[...,
     before = page.locator("main").get_attribute("data-revision")
 
     arrive(train)
-    expect(page.locator("main")).not_to_have_attribute("data-revision", before or "", timeout=15_000)
+    expect(page.locator("main")).not_to_have_attribute("data-revision", before or "")
     expect(rows.first).not_to_contain_text("2.0282")
     recompute_standings(train.track)
 
-    expect(rows.first).to_contain_text("2.0282", timeout=15_000)  # and nothing has happened meanwhile
+    expect(rows.first).to_contain_text("2.0282")  # and nothing has happened meanwhile
 
 
 def test_a_runs_curve_can_be_read_and_goes_on_by_itself(open_page: Callable[..., Page]) -> None:
-    train = scene.night()["train"]
+    train = scene.create_night_board()["train"]
     page = open_page(train.get_absolute_url())
     expect(page.locator(".plot canvas")).to_be_visible()
     expect(page.locator("svg.drawing")).to_have_count(0)
@@ -82,14 +82,14 @@ def test_a_runs_curve_can_be_read_and_goes_on_by_itself(open_page: Callable[...,
     expect(page.locator(".u-legend")).to_contain_text("training loss")
     assert page.locator(".u-legend .u-value").nth(1).inner_text() not in ("", "–", "--")
 
-    scene.points(train, 521, 700)
+    scene.add_curve_points(train, 521, 700)
 
-    expect(page.locator("#head")).to_contain_text("40 s", timeout=6000)
-    page.wait_for_function("document.querySelector('#curve').dataset.points === '700'", timeout=6000)
+    expect(page.locator("#head")).to_contain_text("40 s")
+    page.wait_for_function("document.querySelector('#curve').dataset.points === '700'")
 
 
 def test_the_x_axis_changes_without_leaving_the_page(open_page: Callable[..., Page]) -> None:
-    best = scene.night()["best"]
+    best = scene.create_night_board()["best"]
     page = open_page(best.get_absolute_url())
     expect(page.locator(".plot canvas")).to_be_visible()
 
@@ -100,7 +100,7 @@ def test_the_x_axis_changes_without_leaving_the_page(open_page: Callable[..., Pa
 
 
 def test_a_finished_run_is_asked_about_once(open_page: Callable[..., Page]) -> None:
-    best = scene.night()["best"]
+    best = scene.create_night_board()["best"]
     asked = []
     page = open_page("/nodes/")
     page.on("request", lambda request: asked.append(request.url) if "live.json" in request.url else None)
@@ -112,20 +112,20 @@ def test_a_finished_run_is_asked_about_once(open_page: Callable[..., Page]) -> N
 
 
 def test_open_details_and_focus_survive_a_renewal(open_page: Callable[..., Page]) -> None:
-    train = scene.night()["train"]
+    train = scene.create_night_board()["train"]
     page = open_page(train.get_absolute_url())
     page.get_by_text("The numbers behind the curve").click()
     page.get_by_role("link", name="steps").focus()
 
     Event.record("node:this-machine", train, "A checkpoint was kept at step 600.")
 
-    expect(page.locator(".timeline")).to_contain_text("A checkpoint was kept", timeout=6000)
+    expect(page.locator(".timeline")).to_contain_text("A checkpoint was kept")
     expect(page.get_by_role("caption")).to_be_visible()
     expect(page.get_by_role("link", name="steps")).to_be_focused()
 
 
 def test_times_with_any_locale_are_utc_with_24_hours(open_page: Callable[..., Page]) -> None:
-    best = scene.night()["best"]
+    best = scene.create_night_board()["best"]
     page = open_page(best.get_absolute_url(), locale="en-US")
 
     time = page.locator(".route time").first

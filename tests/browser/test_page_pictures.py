@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from PIL import Image, ImageChops
 from playwright.sync_api import Browser, Page
 from pytest_django import Settings
 
-from tests.support import scene
+from tests.support import scene, swarm_scene
 from tests.support.page_list import addresses
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -88,15 +88,34 @@ def test_pages_look_like_their_stored_pictures(
     size: tuple[int, int],
 ) -> None:
     settings.PACKAGE_NAME = "dailytrain"
-    page, changed = open_fixed_page(scheme, size), []
-    for name, address in addresses(scene.night()).items():
+    compare_with_pictures(open_fixed_page(scheme, size), addresses(scene.create_night_board()), size, scheme, tmp_path)
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_swarm_page_looks_like_its_stored_picture(
+    fixed_clock: None,
+    open_fixed_page: Callable[[str, tuple[int, int]], Page],
+    tmp_path: Path,
+    scheme: str,
+    size: tuple[int, int],
+) -> None:
+    swarm = swarm_scene.create_swarm(began=NOW - timedelta(minutes=20))
+    pages = {"swarm": f"/runs/{swarm.run_id}/swarm/"}
+    compare_with_pictures(open_fixed_page(scheme, size), pages, size, scheme, tmp_path)
+
+
+def compare_with_pictures(page: Page, pages: dict[str, str], size: tuple[int, int], scheme: str, folder: Path) -> None:
+    """Compare pages, addresses by name, with their stored pictures. Pictures that differ are saved in `folder`."""
+    changed = []
+    for name, address in pages.items():
         path = PICTURES / f"{name.replace(', ', '-').replace(' ', '-').lower()}-{size[0]}-{scheme}.png"
         picture = take_picture(page, address)
         if os.environ.get("RENEW_PICTURES"):
             picture.quantize(128).save(path, optimize=True)
         elif difference := describe_difference(picture, path):
-            picture.save(tmp_path / path.name)
-            changed.append(f"{name}: {difference}, see {tmp_path / path.name}")
+            picture.save(folder / path.name)
+            changed.append(f"{name}: {difference}, see {folder / path.name}")
     assert not changed, "\n".join([*changed, "If the changes are intended: make pictures, and look at them."])
 
 

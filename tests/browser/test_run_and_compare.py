@@ -20,10 +20,10 @@ WIDE = {"viewport": {"width": 1440, "height": 1400}}
 @pytest.fixture
 def better_and_level() -> tuple[Run, Run]:
     """Two runs with curves, on a board with a full ladder."""
-    _, entries = boards.board()
+    _, entries = boards.create_board()
     found = entries["Better"].runs.order_by("pk")[0], entries["Level"].runs.get()
     for run in (*found, entries["baseline"].runs.get(budget="1e13flops", seed=1)):
-        scene.points(run, 1, 300)
+        scene.add_curve_points(run, 1, 300)
     return found
 
 
@@ -72,7 +72,7 @@ def test_all_panels_show_the_stretch_that_was_drawn_over(
 
 
 def test_the_log_is_searched_while_one_types(open_page: Callable[..., Page]) -> None:
-    train = scene.night()["train"]
+    train = scene.create_night_board()["train"]
     lease = train.job.leases.get()
     LogChunk.objects.create(lease=lease, offset=5000, text="".join(f"line {i}\n" for i in range(500)))
     page = open_page(train.get_absolute_url(), **WIDE)
@@ -83,8 +83,8 @@ def test_the_log_is_searched_while_one_types(open_page: Callable[..., Page]) -> 
     expect(page.locator("#log mark")).to_have_count(11)
     assert page.url.endswith("find=LINE+12")
     LogChunk.objects.create(lease=lease, offset=9000, text="line 129 again\n")
-    scene.points(train, 521, 522)
-    expect(page.locator("#log mark")).to_have_count(12, timeout=6000)
+    scene.add_curve_points(train, 521, 522)
+    expect(page.locator("#log mark")).to_have_count(12)
     page.get_by_label("Search in the log").fill("")
     expect(page.locator("#log")).to_contain_text("line 499")
 

@@ -3,81 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from leaderboard.models import Entry, Run, Season, Seat, Swarm, SwarmEvent, Track
-from scheduler import storage
+from leaderboard.models import Generation
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
+from tests.support.swarm_scene import STEPS, create_swarm, record_event
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-BEGAN = datetime(2026, 11, 21, 19, 0, tzinfo=UTC)
-NAMES = ("cellar", "attic-3090", "ada's laptop", "kiosk", "library-2", "greenhouse")
-STEPS = 60
-
-
-def event(swarm: Swarm, what: str, step: int, name: str = "", **more: Any) -> SwarmEvent:
-    at = BEGAN + timedelta(seconds=20 * step)
-    return SwarmEvent.objects.create(swarm=swarm, what=what, step=step, at=at, name=name, peer=name[:8], **more)
-
-
-def held(seats: dict[str, int]) -> dict[str, dict[str, int]]:
-    return {str(stage): {n[:8]: 4 for n, at in seats.items() if at == stage} for stage in range(2)}
-
-
-def scene() -> Swarm:
-    """A run of two stages at its sixtieth step: six machines came, one left, one was banned, one moved."""
-    season = Season.objects.create(name="Season 0", corpus="fineweb-edu", tokenizer="bpe:512", dataset_hash="d" * 64)
-    sizes = {"stages": 2, "workers": 3}
-    told = {
-        "budget": "200steps",
-        "expected_seconds": 4000,
-        "kind": "swarm",
-        "swarm": sizes,
-        "is_default": True,
-        "is_traced": False,
-    }
-    track = Track.objects.create(slug="together", name="Together", season=season, **told)
-    made = {"architecture": "gpt", "track": track, "kind": Entry.Kind.MAIN, "state": Entry.State.APPROVED}
-    entry = Entry.objects.create(title="Everybody's GPT", repository="https://example.org/r", sha="a" * 40, **made)
-    progress = {"state": Run.State.TRAINING, "step": STEPS, "fraction": STEPS / 200, "loss": 4.1, "seconds": 1200}
-    run = Run.objects.create(entry=entry, track=track, season=season, seed=1, budget="200steps", **progress)
-    swarm = Swarm.objects.create(run=run, addresses=["/ip4/127.0.0.1/tcp/7000/p2p/x"])
-    happen(swarm)
-    return swarm
-
-
-def happen(swarm: Swarm) -> None:
-    seats: dict[str, int] = {}
-    event(swarm, "start", 0)
-    for number, name in enumerate(NAMES):
-        job = Job.objects.create(kind="seat", state=Job.State.LEASED, release=storage.store_bytes(b"release"))
-        sums = {"rows": 900 - 120 * number, "bytes_in": 3 * 10**8, "bytes_out": 2 * 10**8}
-        stage = None if name == "kiosk" else number % 2
-        Seat.objects.create(swarm=swarm, job=job, name=name, peer=name[:8], stage=stage, **sums)
-    for step in range(STEPS):
-        if step % 6 == 0 and len(seats) < len(NAMES):
-            name = NAMES[len(seats)]
-            seats[name] = len(seats) % 2
-            event(swarm, "join", step, name, stage=seats[name])
-        if step == 45:
-            event(swarm, "leave", step, "kiosk", stage=seats.pop("kiosk"), why="no ledger: lost, the connection broke")
-            break
-        loss = {"loss": 4 + 6 / (step + 2), "seconds": 20, "tokens_per_second": 900.0 * len(seats)}
-        event(swarm, "step", step + 1, data={**loss, "held": held(seats)})
-    for step in range(45, STEPS):
-        loss = {"loss": 4 + 6 / (step + 2), "seconds": 20, "tokens_per_second": 4600.0}
-        event(swarm, "step", step + 1, data={**loss, "held": held(seats)})
-    event(swarm, "checkpoint", STEPS)
-    event(swarm, "ban", STEPS, "library-2", why="run took longer than 30.0 s")
+PHONE = {"width": 390, "height": 844}
 
 
 def test_machines_come_as_dots_and_the_run_is_played_again(open_page: Callable[..., Page]) -> None:
-    swarm = scene()
+    swarm = create_swarm()
     page = open_page(f"/runs/{swarm.run_id}/swarm/")
     columns = page.locator(".swarm-stage")
     expect(columns).to_have_count(2)
@@ -92,14 +33,35 @@ def test_machines_come_as_dots_and_the_run_is_played_again(open_page: Callable[.
     page.locator("#now").click()
     expect(page.locator(".swarm-machine")).to_have_count(5)
 
-    event(swarm, "join", STEPS, "newcomer", stage=1)
-    expect(columns.nth(1)).to_contain_text("newcomer", timeout=8000)
+    record_event(swarm, "join", STEPS, "newcomer", stage=1)
+    expect(columns.nth(1)).to_contain_text("newcomer")
     expect(page.locator("#happened")).to_contain_text("newcomer took a seat at stage 2")
 
 
 def test_without_script_it_says_the_same(open_page: Callable[..., Page]) -> None:
-    swarm = scene()
+    swarm = create_swarm()
     page = open_page(f"/runs/{swarm.run_id}/swarm/", java_script_enabled=False)
     expect(page.locator(".swarm-machine")).to_have_count(5)
     expect(page.locator("#replay")).to_be_hidden()
     expect(page.locator("#people")).to_contain_text("attic-3090")
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_visitor_lets_the_swarm_write(open_page: Callable[..., Page], script: bool) -> None:
+    swarm = create_swarm()
+    options = {"viewport": PHONE, "color_scheme": "dark", "java_script_enabled": script}
+    page = open_page(f"/runs/{swarm.run_id}/swarm/", **options)
+    width = page.evaluate("document.documentElement.scrollWidth") if script else PHONE["width"]
+    assert width <= PHONE["width"]
+    page.get_by_label("Beginning of a text").fill("The train")
+    page.get_by_role("button", name="Continue the text").click()
+    expect(page.locator("#written")).to_contain_text("The train")
+    asked = Generation.objects.select_related("job").get()
+    Job.objects.filter(pk=asked.job_id).update(state=Job.State.DONE)
+    get_job_kind(asked.job).handle_metrics(asked.job, [{"kind": "text", "text": " leaves at nine."}])
+    get_job_kind(asked.job).handle_done(asked.job, {"version": 1, "tokens": 5, "seconds": 2, "ended": "length"})
+    if not script:
+        page.reload()
+    expect(page.locator("#written")).to_contain_text("The train leaves at nine.", timeout=15_000)
+    page.get_by_role("link", name="Write another").click()
+    expect(page.get_by_role("heading", name="Try this model")).to_be_visible()

@@ -24,8 +24,8 @@ PHONE = {"width": 390, "height": 844}
 @pytest.fixture
 def best() -> Run:
     """The best run of the board, whose weights are here."""
-    best: Run = scene.night()["best"]
-    best.job = scene.job(best, state=Job.State.DONE)
+    best: Run = scene.create_night_board()["best"]
+    best.job = scene.create_job(best, state=Job.State.DONE)
     best.checkpoint = Checkpoint.objects.create(job=best.job, step=900, manifest={"step": 900, "files": []})
     best.save()
     return best
@@ -46,8 +46,8 @@ def says(asked: Generation, text: str) -> None:
 def test_a_visitor_types_a_prompt_and_reads_what_comes(open_page: Callable[..., Page], best: Run) -> None:
     page = open_page("/try/", viewport=PHONE)
     expect(page.get_by_label("Model")).to_have_value(str(best.pk))
-    page.get_by_label("Begin a text").fill("The train")
-    page.get_by_role("button", name="Write on").press("Enter")
+    page.get_by_label("Beginning of a text").fill("The train")
+    page.get_by_role("button", name="Continue the text").press("Enter")
     expect(page.get_by_text("in the queue.")).to_be_visible()
     asked = Generation.objects.select_related("job").get()
     Job.objects.filter(pk=asked.job_id).update(state=Job.State.LEASED)
@@ -64,12 +64,12 @@ def test_a_visitor_types_a_prompt_and_reads_what_comes(open_page: Callable[..., 
 
 def test_without_script_the_page_loads_itself_anew(open_page: Callable[..., Page], best: Run) -> None:
     page = open_page(best.get_absolute_url(), java_script_enabled=False)
-    page.get_by_label("Begin a text").fill("The train")
-    page.get_by_role("button", name="Write on").click()
+    page.get_by_label("Beginning of a text").fill("The train")
+    page.get_by_role("button", name="Continue the text").click()
     asked = Generation.objects.select_related("job").get()
     Job.objects.filter(pk=asked.job_id).update(state=Job.State.DONE)
     says(asked, " leaves")
-    expect(page.locator("#written blockquote")).to_have_text(re.compile("leaves"), timeout=15_000)
+    expect(page.locator("#written blockquote")).to_have_text(re.compile("leaves"))
 
 
 def test_how_it_works_is_a_click_away_from_everywhere(open_page: Callable[..., Page], best: Run) -> None:

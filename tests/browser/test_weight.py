@@ -36,7 +36,7 @@ def production_url(transactional_db: None, settings: Any, tmp_path: Path) -> Ite
 
 @pytest.mark.parametrize("name", ["board", "finished run", "running run", "compare", "entry"])
 def test_a_first_view_is_light_and_stands_still(browser: Browser, production_url: str, name: str) -> None:
-    path = addresses(scene.night())[name]
+    path = addresses(scene.create_night_board())[name]
 
     figures: dict[str, Any] = measure_first_view(browser, production_url + path)
 

@@ -1,4 +1,4 @@
-"""Real repositories, real files, a site that knows them."""
+"""Fixtures and helpers of the leaderboard tests: git repositories, a site, its rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from django.contrib.auth.models import User
 from django.core.cache import caches
 from django.utils import timezone
 
-from leaderboard.models import Entry, Night, Run, Season, Track
+from leaderboard.models import Entry, Night, Publication, Run, Season, Track
+from leaderboard.publishing import publications, weights
 from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
 from tests.support import boards, github_server, scene
 from tests.support.github_server import GitHub
-from tests.support.nights import MONDAY, tonight
+from tests.support.nights import MONDAY, start_night
 from trainer import protocol
 
 DICTIONARY = 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n    "smear": "trainer.models.smear",\n}\n'
@@ -49,8 +50,10 @@ class Repository:
     path: Path
 
     def git(self, *arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=self.path, env=GIT, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        process = subprocess.run(
+            ["git", *arguments], cwd=self.path, env=GIT, capture_output=True, text=True, check=True
+        )
+        return process.stdout.strip()
 
     def write(self, files: dict[str, str | bytes]) -> Repository:
         for name, contents in files.items():
@@ -71,7 +74,7 @@ class Repository:
 
 
 @pytest.fixture(scope="session")
-def first_train(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = Repository(tmp_path_factory.mktemp("first_train"))
     repository.git("init", "--quiet", "-b", "main")
     repository.commit("First train", dict(FILES))
@@ -79,15 +82,15 @@ def first_train(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def main(first_train: Path, tmp_path: Path) -> Repository:
+def main_repository(template_repository: Path, tmp_path: Path) -> Repository:
     """The main repository with one commit on `main`."""
-    return Repository(Path(shutil.copytree(first_train, tmp_path / "main")))
+    return Repository(Path(shutil.copytree(template_repository, tmp_path / "main")))
 
 
 @pytest.fixture
-def site(main: Repository, tmp_path: Path, settings: Any) -> Any:
+def site(main_repository: Repository, tmp_path: Path, settings: Any) -> Any:
     """A site whose main repository is `main`, with folders of its own."""
-    settings.MAIN_REPOSITORY = str(main.path)
+    settings.MAIN_REPOSITORY = str(main_repository.path)
     settings.MAIN_BRANCH = "main"
     settings.REPOSITORIES = tmp_path / "repositories"
     settings.SIGNING_KEY = tmp_path / "keys" / "signing.key"
@@ -103,13 +106,13 @@ def site(main: Repository, tmp_path: Path, settings: Any) -> Any:
 
 @pytest.fixture
 def github(settings: Any, db: None) -> Iterator[GitHub]:
-    """A GitHub on a socket; the site is its App, installed for `trains`, and knows the repository `trains/daily`."""
+    """A GitHub server; the site is its App, installed for `trains`, whose repository is `trains/daily`."""
     caches["github"].clear()
-    with github_server.running() as server:
-        server.repository("trains/daily")
+    with github_server.run_github_server() as server:
+        server.get_or_create_repository("trains/daily")
         settings.GITHUB_API_URL = server.url
         settings.GITHUB_REPOSITORY = "trains/daily"
-        settings.GITHUB_APP_ID, settings.GITHUB_PRIVATE_KEY = github_server.APP, github_server.private_key()
+        settings.GITHUB_APP_ID, settings.GITHUB_PRIVATE_KEY = github_server.APP, github_server.get_private_key()
         settings.GITHUB_WEBHOOK_SECRET = server.hook["secret"] = "between us"
         yield server
 
@@ -146,8 +149,8 @@ def node(db: None) -> Node:
 
 
 @pytest.fixture
-def able(node: Node) -> Node:
-    """The node, with the hardware and the sandbox that it takes to be given a job."""
+def capable_node(node: Node) -> Node:
+    """The node with hardware and a sandbox that any job accepts."""
     node.hardware = protocol.Hardware(
         hostname="cellar",
         platform="Linux",
@@ -162,54 +165,64 @@ def able(node: Node) -> Node:
 
 
 @pytest.fixture
-def idea(main: Repository, track: Track) -> Entry:
+def proposed_entry(main_repository: Repository, track: Track) -> Entry:
     """A proposed entry of main's own `smear`."""
-    return intake.submit_entry(str(main.path), "main", "Smeared keys", "smear", track)
+    return intake.submit_entry(str(main_repository.path), "main", "Smeared keys", "smear", track)
 
 
 @pytest.fixture
-def run(idea: Entry) -> Run:
+def run(proposed_entry: Entry) -> Run:
     """The queued run of an approved entry."""
-    (made,) = intake.approve_entry(idea, idea.sha, None)
-    return made
+    (queued_run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
+    return queued_run
 
 
-def lease(job: Job, node: Node) -> Lease:
-    """Give the job to the node, which is done with its last one, and tell the job's kind, as the queue does."""
+def lease_job(job: Job, node: Node) -> Lease:
+    """Lease the job to the node as the queue does, ending the node's other leases, and call the job's handler."""
     node.leases.update(state=Lease.State.FINISHED)
     job.refresh_from_db()
     job.state, job.attempts = Job.State.LEASED, job.attempts + 1
     job.save()
-    given = Lease.objects.create(
+    lease = Lease.objects.create(
         job=job, node=node, attempt=job.attempts, token_hash=f"{job.pk}-{job.attempts}", expires_at=timezone.now()
     )
-    get_job_kind(job).handle_lease(job, given)
-    return given
+    get_job_kind(job).handle_lease(job, lease)
+    return lease
 
 
-def hand_back(given: Lease, reason: str = "The node was switched off.") -> None:
-    Lease.objects.filter(pk=given.pk).update(state=Lease.State.LOST)
-    Job.objects.filter(pk=given.job_id).update(state=Job.State.QUEUED)
-    get_job_kind(given.job).handle_requeue(given.job, reason)
+def requeue_job(lease: Lease, reason: str = "The node was switched off.") -> None:
+    """End the lease as lost, requeue its job and call the job's handler."""
+    Lease.objects.filter(pk=lease.pk).update(state=Lease.State.LOST)
+    Job.objects.filter(pk=lease.job_id).update(state=Job.State.QUEUED)
+    get_job_kind(lease.job).handle_requeue(lease.job, reason)
 
 
-def upload(job: Job, step: int) -> Checkpoint:
-    """Leave a checkpoint and `run.json` with the job, as a node does."""
+def create_checkpoint(job: Job, step: int) -> Checkpoint:
+    """Create a checkpoint and `run.json` of the job, as uploads of a node do."""
     weights = storage.store_bytes(b"weights at %d" % step)
     files = [storage.build_file_reference(weights, f"checkpoints/step-{step:08d}/model.safetensors").model_dump()]
-    made = Checkpoint.objects.create(job=job, step=step, manifest={"step": step, "files": files})
-    made.blobs.add(weights)
+    checkpoint = Checkpoint.objects.create(job=job, step=step, manifest={"step": step, "files": files})
+    checkpoint.blobs.add(weights)
     if not job.files.exists():
         JobFile.objects.create(job=job, path="run.json", blob=storage.store_bytes(b'{"format": 1, "arch": "smear"}'))
-    return made
+    return checkpoint
 
 
-def train_row(step: int, loss: float = 3.0, **fields: Any) -> dict[str, Any]:
+def publish_release(run: Run, checkpoint: Checkpoint, name: str) -> Publication:
+    """Publish a checkpoint's weights as a release."""
+    blobs = weights.get_checkpoint_blobs(checkpoint).values()
+    reason = f"{name}, at step {checkpoint.step}."
+    publication = publications.keep_weights(run, checkpoint.manifest, blobs, name, reason, is_release=True)
+    publications.enqueue_upload(publication)
+    return publication
+
+
+def build_train_row(step: int, loss: float = 3.0, **fields: Any) -> dict[str, Any]:
     row = {"kind": "train", "step": step, "fraction": step / 20, "tokens": step * 512, "flops": step * 1e9}
     return {**row, "seconds": step * 0.5, "loss": loss, "learning_rate": 0.01, "gradient_norm": 1.0, **fields}
 
 
-VERDICT: dict[str, Any] = {
+SCORE_RESULT: dict[str, Any] = {
     "bits_per_byte": 2.5,
     "nats_per_token": 5.5,
     "stderr": 0.01,
@@ -227,41 +240,41 @@ VERDICT: dict[str, Any] = {
 }
 
 
-def finish(run: Run, node: Node, verdict: dict[str, Any] | None = None) -> Run:
+def finish_run(run: Run, node: Node, score_result: dict[str, Any] | None = None) -> Run:
     """Take a queued run through training and scoring."""
     assert run.job
-    lease(run.job, node)
-    get_job_kind(run.job).handle_metrics(run.job, [train_row(10), train_row(20, 2.5)])
-    upload(run.job, 20)
+    lease_job(run.job, node)
+    get_job_kind(run.job).handle_metrics(run.job, [build_train_row(10), build_train_row(20, 2.5)])
+    create_checkpoint(run.job, 20)
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     assert run.score_job
-    lease(run.score_job, node)
-    get_job_kind(run.score_job).handle_done(run.score_job, verdict or VERDICT)
+    lease_job(run.score_job, node)
+    get_job_kind(run.score_job).handle_done(run.score_job, score_result or SCORE_RESULT)
     node.leases.update(state=Lease.State.FINISHED)
     run.refresh_from_db()
     return run
 
 
 @pytest.fixture
-def monday(track: Track) -> Night:
-    return tonight(MONDAY)
+def monday_night(track: Track) -> Night:
+    return start_night(MONDAY)
 
 
 @pytest.fixture
-def after_monday(monday: Night, node: Node) -> Night:
-    """Monday's train has arrived, and its commit is the season's baseline."""
-    assert monday.run
-    finish(monday.run, node)
-    monday.track.season.baseline = monday.run.entry
-    monday.track.season.save()
-    return monday
+def finished_monday_night(monday_night: Night, node: Node) -> Night:
+    """Monday's nightly run is finished, and its commit is the season's baseline."""
+    assert monday_night.run
+    finish_run(monday_night.run, node)
+    monday_night.track.season.baseline = monday_night.run.entry
+    monday_night.track.season.save()
+    return monday_night
 
 
 @pytest.fixture
 def full_track(db: None) -> Track:
     """A track with a full ladder and an unrelated node that can confirm records."""
-    track, baseline = boards.small()
-    boards.climb(baseline)
-    scene.node("unrelated", owner=User.objects.create(username="uma"))
+    track, baseline = boards.create_ladder_track()
+    boards.fill_ladder(baseline)
+    scene.create_node("unrelated", owner=User.objects.create(username="uma"))
     return track

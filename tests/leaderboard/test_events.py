@@ -1,4 +1,4 @@
-"""Every Event is told once to those who listen."""
+"""Announcement of events: each listener gets each event once."""
 
 from __future__ import annotations
 
@@ -12,108 +12,111 @@ from leaderboard import events as announcing
 from leaderboard import outbox
 from leaderboard.models import OutboxMessage
 from scheduler.models import Event, Node
+from tests.support.waits import WAIT_SECONDS
 
-heard: list[str] = []
-
-
-def listener(events: Sequence[Event]) -> None:
-    heard.extend(event.sentence for event in events)
+received_messages: list[str] = []
 
 
-def fussy(events: Sequence[Event]) -> None:
-    """Cannot take one kind of Event; asks for an effect for the others."""
+def record_messages(events: Sequence[Event]) -> None:
+    received_messages.extend(event.sentence for event in events)
+
+
+def enqueue_or_fail(events: Sequence[Event]) -> None:
+    """Enqueue a message for each event, and fail for one of them."""
     for event in events:
-        outbox.enqueue_once("notice", f"fussy:{event.sentence}")
+        outbox.enqueue_once("notice", f"event:{event.sentence}")
         if event.sentence == "bad":
             raise RuntimeError("not this one")
 
 
-def broken_database(events: Sequence[Event]) -> None:
+def raise_database_error(events: Sequence[Event]) -> None:
     raise OperationalError("the database is away")
 
 
-def listen(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    heard.clear()
+def set_listeners(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    received_messages.clear()
     monkeypatch.setattr(announcing, "LISTENERS", tuple(f"{__name__}.{name}" for name in names))
 
 
-def happen(node: Node, *sentences: str) -> None:
+def create_events(node: Node, *sentences: str) -> None:
     for sentence in sentences:
         Event.record("site", node, sentence)
 
 
-def die_in_a_transaction() -> None:
+def interrupt_in_transaction() -> None:
     with transaction.atomic():
         announcing.announce_events()
         raise KeyboardInterrupt
 
 
 @pytest.fixture
-def quiet_node(node: Node) -> Node:
+def node_without_events(node: Node) -> Node:
     Event.objects.all().delete()
     return node
 
 
-def test_what_has_happened_is_told_once_and_in_order(quiet_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    listen(monkeypatch, "listener")
+def test_events_are_announced_once_in_order(node_without_events: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_listeners(monkeypatch, "record_messages")
     monkeypatch.setattr(announcing, "BATCH_SIZE", 2)
-    happen(quiet_node, "one", "two", "three")
+    create_events(node_without_events, "one", "two", "three")
     assert announcing.announce_events() == 3
     assert announcing.announce_events() == 0
-    happen(quiet_node, "four")
+    create_events(node_without_events, "four")
     assert announcing.announce_events() == 1
-    assert heard == ["one", "two", "three", "four"]
+    assert received_messages == ["one", "two", "three", "four"]
 
 
-def test_an_event_that_is_committed_late_is_not_passed_over(quiet_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its id is lower than that of one that has been announced: a cursor of ids would never look back."""
-    listen(monkeypatch, "listener")
-    happen(quiet_node, "late", "early")
+def test_event_committed_late_is_announced(node_without_events: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id is lower than that of an announced event, so a cursor of ids would skip it."""
+    set_listeners(monkeypatch, "record_messages")
+    create_events(node_without_events, "late", "early")
     late = Event.objects.get(sentence="late")
     Event.objects.filter(pk=late.pk).delete()
     announcing.announce_events()
     late.save(force_insert=True)
     announcing.announce_events()
-    assert heard == ["early", "late"]
+    assert received_messages == ["early", "late"]
 
 
-def test_one_that_a_listener_cannot_take_silences_nothing_else(
-    quiet_node: Node, monkeypatch: pytest.MonkeyPatch
+def test_event_that_fails_in_listener_does_not_block_others(
+    node_without_events: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listen(monkeypatch, "fussy", "listener")
-    happen(quiet_node, "good", "bad", "better")
+    set_listeners(monkeypatch, "enqueue_or_fail", "record_messages")
+    create_events(node_without_events, "good", "bad", "better")
     assert announcing.announce_events() == 3
-    assert heard == ["good", "bad", "better"]
-    assert set(OutboxMessage.objects.values_list("key", flat=True)) == {"fussy:good", "fussy:better"}
+    assert received_messages == ["good", "bad", "better"]
+    assert set(OutboxMessage.objects.values_list("key", flat=True)) == {"event:good", "event:better"}
 
 
-def test_when_the_database_is_away_nothing_counts_as_told(quiet_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    listen(monkeypatch, "listener", "broken_database")
-    happen(quiet_node, "one")
+def test_events_during_database_error_are_announced_later(
+    node_without_events: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_listeners(monkeypatch, "record_messages", "raise_database_error")
+    create_events(node_without_events, "one")
     with pytest.raises(OperationalError):
         announcing.announce_events()
-    listen(monkeypatch, "listener")
+    set_listeners(monkeypatch, "record_messages")
     assert announcing.announce_events() == 1
 
 
-def test_what_a_dying_process_had_begun_is_undone_with_the_mark(
-    quiet_node: Node, monkeypatch: pytest.MonkeyPatch
+def test_events_of_interrupted_transaction_are_announced_again(
+    node_without_events: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listen(monkeypatch, "fussy")
-    happen(quiet_node, "one")
+    set_listeners(monkeypatch, "enqueue_or_fail")
+    create_events(node_without_events, "one")
     with pytest.raises(KeyboardInterrupt):
-        die_in_a_transaction()
+        interrupt_in_transaction()
     assert not OutboxMessage.objects.exists()
     assert announcing.announce_events() == 1
     assert OutboxMessage.objects.count() == 1
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_processes_tell_each_event_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    listen(monkeypatch, "listener")
+def test_concurrent_processes_announce_each_event_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_listeners(monkeypatch, "record_messages")
     monkeypatch.setattr(announcing, "BATCH_SIZE", 3)
     node = Node.objects.create(name="busy")
-    happen(node, *(f"event {number}" for number in range(20)))
+    create_events(node, *(f"event {number}" for number in range(20)))
 
     def announce() -> None:
         try:
@@ -125,12 +128,12 @@ def test_two_processes_tell_each_event_once(monkeypatch: pytest.MonkeyPatch) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_SECONDS)
     announcing.announce_events()
-    assert sorted(heard) == sorted(f"event {number}" for number in range(20))
+    assert sorted(received_messages) == sorted(f"event {number}" for number in range(20))
 
 
-def test_those_who_listen_are_there() -> None:
+def test_each_configured_listener_is_callable() -> None:
     from django.utils.module_loading import import_string
 
     for path in announcing.LISTENERS:

@@ -1,4 +1,4 @@
-"""A track names a run; its runs start from that run's weights, which stay, and say so."""
+"""Tracks with a start run: their runs start from its weights, which retention keeps."""
 
 from __future__ import annotations
 
@@ -16,103 +16,103 @@ from leaderboard.job_handlers import replays
 from leaderboard.models import Entry, Run, Track
 from scheduler import leases, retention, uploads
 from scheduler.models import Checkpoint, Lease, Node
-from tests.leaderboard.conftest import finish, upload
+from tests.leaderboard.conftest import create_checkpoint, finish_run
 from trainer import protocol
 
 
 @pytest.fixture
-def base(run: Run, able: Node) -> Run:
-    """A finished run, whose last checkpoint is of step 20, and one that came after it was over."""
-    finish(run, able)
+def base_run(run: Run, capable_node: Node) -> Run:
+    """A finished run whose final checkpoint is of step 20, with a later checkpoint of step 30."""
+    finish_run(run, capable_node)
     assert run.job
-    upload(run.job, 30)
+    create_checkpoint(run.job, 30)
     return run
 
 
 @pytest.fixture
-def tuned(base: Run, idea: Entry) -> Run:
-    """A queued run on the track, which now starts from the other one."""
-    tune = Track.objects.get()
-    tune.pk, tune.slug, tune.is_default, tune.nightly, tune.start_run = None, "tune", False, False, base
-    tune.full_clean()
-    tune.save()
-    made = runs.make_run(idea, tune)
-    runs.queue_run(made)
-    return made
+def finetune_run(base_run: Run, proposed_entry: Entry) -> Run:
+    """A queued run on a track that starts from the base run."""
+    track = Track.objects.get()
+    track.pk, track.slug, track.is_default, track.nightly, track.start_run = None, "tune", False, False, base_run
+    track.full_clean()
+    track.save()
+    run = runs.make_run(proposed_entry, track)
+    runs.queue_run(run)
+    return run
 
 
-def claim(node: Node) -> tuple[Lease, protocol.TrainOrder]:
-    while given := leases.claim_job(node):
-        order = protocol.JobSpec.model_validate_json(given.spec).order
+def claim_training(node: Node) -> tuple[Lease, protocol.TrainOrder]:
+    while claimed := leases.claim_job(node):
+        order = protocol.JobSpec.model_validate_json(claimed.spec).order
         if isinstance(order, protocol.TrainOrder):
-            return Lease.objects.get(pk=given.lease), order
-    raise AssertionError("no training waits")
+            return Lease.objects.get(pk=claimed.lease), order
+    raise AssertionError("no training job is queued")
 
 
-def test_the_order_carries_what_the_run_starts_from_and_its_node_may_fetch_it(
-    base: Run, tuned: Run, able: Node
+def test_train_order_has_base_weights_that_node_may_download(
+    base_run: Run, finetune_run: Run, capable_node: Node
 ) -> None:
-    lease, order = claim(able)
+    lease, order = claim_training(capable_node)
     assert order.base is not None
-    assert (order.base.name, order.base.checkpoint.step) == (f"run-{base.pk}", 20)
+    assert (order.base.name, order.base.checkpoint.step) == (f"run-{base_run.pk}", 20)
     for file in (order.base.run, *order.base.checkpoint.files):
         assert uploads.get_downloadable_blob(lease, file.sha256).size == file.size
     assert "from" not in order.config
 
 
-def test_a_run_on_any_other_track_starts_from_scratch(base: Run, idea: Entry, able: Node) -> None:
-    runs.queue_run(runs.make_run(idea, base.track))
-    assert claim(able)[1].base is None
+def test_run_on_other_track_starts_from_scratch(base_run: Run, proposed_entry: Entry, capable_node: Node) -> None:
+    runs.queue_run(runs.make_run(proposed_entry, base_run.track))
+    assert claim_training(capable_node)[1].base is None
 
 
-def test_another_start_later_changes_nothing_for_a_run_that_has_one(tuned: Run, able: Node) -> None:
+def test_changed_start_run_does_not_affect_existing_run(finetune_run: Run, capable_node: Node) -> None:
     Track.objects.filter(slug="tune").update(start_run=None)
-    assert claim(able)[1].base is not None
+    assert claim_training(capable_node)[1].base is not None
 
 
-def test_a_replay_starts_from_the_same_weights(base: Run, tuned: Run, able: Node) -> None:
-    finish(tuned, able)
-    replay = replays.request_replay(tuned, actor="mara")
+def test_replay_of_finetune_has_same_base_weights(base_run: Run, finetune_run: Run, capable_node: Node) -> None:
+    finish_run(finetune_run, capable_node)
+    replay = replays.request_replay(finetune_run, actor="mara")
     assert replay.job
     order = replays.ReplayHandler().build_order(replay.job, None)
     assert order.base is not None
-    assert order.base.name == f"run-{base.pk}"
+    assert order.base.name == f"run-{base_run.pk}"
 
 
-def test_its_page_and_the_api_say_whose_weights_they_were(client: Client, base: Run, tuned: Run) -> None:
-    page = client.get(tuned.get_absolute_url()).content.decode()
-    assert f'<a href="{base.get_absolute_url()}">run {base.pk}</a>, {base.entry.title}' in page
-    assert f"--from run-{base.pk}" in page
-    assert client.get(f"/api/v1/runs/{tuned.pk}").json()["start_run"] == base.pk
-    assert "Starts from" not in client.get(base.get_absolute_url()).content.decode()
+def test_finetune_page_and_json_name_the_base_run(client: Client, base_run: Run, finetune_run: Run) -> None:
+    page = client.get(finetune_run.get_absolute_url()).content.decode()
+    assert f'<a href="{base_run.get_absolute_url()}">run {base_run.pk}</a>, {base_run.entry.title}' in page
+    assert f"--from run-{base_run.pk}" in page
+    assert client.get(f"/api/v1/runs/{finetune_run.pk}").json()["start_run"] == base_run.pk
+    assert "Starts from" not in client.get(base_run.get_absolute_url()).content.decode()
 
 
-def test_the_weights_are_kept_for_as_long_as_a_track_names_them(base: Run, tuned: Run) -> None:
+def test_retention_keeps_weights_of_start_run(base_run: Run, finetune_run: Run) -> None:
     retention.delete_expired(timezone.now() + timedelta(days=365))
-    assert base.job
-    assert [checkpoint.step for checkpoint in Checkpoint.objects.filter(job=base.job)] == [20, 30]
-    assert tuned.start_run
-    assert tuned.start_run.checkpoint
-    assert tuned.start_run.checkpoint.blobs.count() == 1
+    assert base_run.job
+    assert [checkpoint.step for checkpoint in Checkpoint.objects.filter(job=base_run.job)] == [20, 30]
+    assert finetune_run.start_run
+    assert finetune_run.start_run.checkpoint
+    assert finetune_run.start_run.checkpoint.blobs.count() == 1
 
 
-def test_nothing_starts_from_a_run_that_has_not_arrived(run: Run) -> None:
+def test_track_with_unfinished_start_run_is_refused(run: Run) -> None:
     track = run.track
     track.start_run = run
     with pytest.raises(ValidationError, match="has not been trained to its end"):
         track.clean()
 
 
-def test_a_track_keeps_what_its_runs_started_from(tuned: Run) -> None:
-    track = tuned.track
+def test_track_with_runs_cannot_change_start_run(finetune_run: Run) -> None:
+    track = finetune_run.track
     track.clean()
     track.start_run = None
     with pytest.raises(ValidationError, match="make another track"):
         track.clean()
 
 
-def test_a_track_for_fine_tunes_is_made_with_a_run_to_start_from(base: Run) -> None:
-    call_command("create_track", "tune-1b5-2x24gb", "--start", str(base.pk), stdout=StringIO())
-    assert Track.objects.get(slug="tune-1b5-2x24gb").start_run == base
+def test_create_track_command_with_start_sets_start_run(base_run: Run) -> None:
+    call_command("create_track", "tune-1b5-2x24gb", "--start", str(base_run.pk), stdout=StringIO())
+    assert Track.objects.get(slug="tune-1b5-2x24gb").start_run == base_run
     with pytest.raises(CommandError, match="There is no run 987654"):
         call_command("create_track", "tune-1b5-2x24gb", "--slug", "x", "--start", "987654")

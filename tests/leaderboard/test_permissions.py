@@ -17,132 +17,140 @@ from scheduler.models import Event
 
 
 @pytest.fixture
-def cora(maintainer: User) -> User:
-    """A coordinator."""
-    cora = User.objects.create_user("cora")
-    permissions.grant_role(cora, permissions.COORDINATOR, maintainer)
-    return cora
+def coordinator(maintainer: User) -> User:
+    """A user with the role of coordinator."""
+    user = User.objects.create_user("cora")
+    permissions.grant_role(user, permissions.COORDINATOR, maintainer)
+    return user
 
 
-def kind(entry: Entry, kind: str, **fields: Any) -> Entry:
+def set_track_kind(entry: Entry, kind: str, **fields: Any) -> Entry:
     Track.objects.filter(pk=entry.track_id).update(kind=kind, nightly=False, **fields)
     return Entry.objects.select_related("track").get(pk=entry.pk)
 
 
-def test_a_coordinator_decides_about_community_and_playground(idea: Entry, cora: User) -> None:
-    assert permissions.can_approve(cora, kind(idea, "community"))
-    assert permissions.can_decide(cora, "reject", kind(idea, "playground"))
-    assert not permissions.can_approve(cora, kind(idea, "competition"))
+def test_coordinator_may_decide_on_community_and_playground_entries(proposed_entry: Entry, coordinator: User) -> None:
+    assert permissions.can_approve(coordinator, set_track_kind(proposed_entry, "community"))
+    assert permissions.can_decide(coordinator, "reject", set_track_kind(proposed_entry, "playground"))
+    assert not permissions.can_approve(coordinator, set_track_kind(proposed_entry, "competition"))
 
 
-def test_a_nightly_track_is_for_a_maintainer_whatever_its_kind(idea: Entry, cora: User) -> None:
+def test_coordinator_may_not_decide_on_nightly_track(proposed_entry: Entry, coordinator: User) -> None:
     Track.objects.update(kind="community", nightly=True)
-    idea.track.refresh_from_db()
+    proposed_entry.track.refresh_from_db()
     with pytest.raises(IntakeError, match="Coordinators decide about community and playground entries; Small is for"):
-        intake.approve_entry(idea, idea.sha, cora)
+        intake.approve_entry(proposed_entry, proposed_entry.sha, coordinator)
     with pytest.raises(IntakeError, match="is for a maintainer"):
-        intake.reject_entry(idea, "No.", cora)
-    idea.refresh_from_db()
-    assert idea.state == "proposed"
+        intake.reject_entry(proposed_entry, "No.", coordinator)
+    proposed_entry.refresh_from_db()
+    assert proposed_entry.state == "proposed"
 
 
-def test_a_coordinators_word_makes_a_community_entry_run(idea: Entry, cora: User) -> None:
-    (run,) = intake.approve_entry(kind(idea, "community"), idea.sha, cora)
-    assert (run.state, run.entry.approved_by) == ("queued", cora)
+def test_coordinator_approval_of_community_entry_queues_run(proposed_entry: Entry, coordinator: User) -> None:
+    (run,) = intake.approve_entry(set_track_kind(proposed_entry, "community"), proposed_entry.sha, coordinator)
+    assert (run.state, run.entry.approved_by) == ("queued", coordinator)
 
 
-def test_nobody_else_decides(idea: Entry) -> None:
-    stranger, member = User.objects.create_user("eve", is_staff=True), User.objects.create_user("carl")
+def test_approval_by_other_users_is_refused(proposed_entry: Entry) -> None:
+    staff_user, member = User.objects.create_user("eve", is_staff=True), User.objects.create_user("carl")
     permissions.grant_role(member, permissions.CORE, None)
-    stranger.user_permissions.add(Permission.objects.get(codename="change_entry"))
-    for user in (stranger, member):
+    staff_user.user_permissions.add(Permission.objects.get(codename="change_entry"))
+    for user in (staff_user, member):
         with pytest.raises(IntakeError, match="Only maintainers and coordinators"):
-            intake.approve_entry(kind(idea, "community"), idea.sha, user)
+            intake.approve_entry(set_track_kind(proposed_entry, "community"), proposed_entry.sha, user)
 
 
-def test_who_left_decides_nothing(idea: Entry, maintainer: User) -> None:
+def test_approval_by_inactive_maintainer_is_refused(proposed_entry: Entry, maintainer: User) -> None:
     User.objects.filter(pk=maintainer.pk).update(is_active=False)
-    assert not permissions.can_approve(User.objects.get(pk=maintainer.pk), idea)
+    assert not permissions.can_approve(User.objects.get(pk=maintainer.pk), proposed_entry)
 
 
-def test_a_group_makes_a_maintainer_of_our_rows_and_not_of_accounts(db: None) -> None:
-    max_ = User.objects.create_user("max")
-    permissions.grant_role(max_, permissions.MAINTAINER, None)
-    max_ = User.objects.get(pk=max_.pk)
-    assert max_.is_staff
-    assert max_.has_perms(["leaderboard.change_run", "scheduler.change_node", "auth.view_user"])
-    assert not max_.has_perm("auth.change_user")
-    permissions.revoke_role(max_, permissions.MAINTAINER, None)
-    max_ = User.objects.get(pk=max_.pk)
-    assert (max_.is_staff, max_.has_perm("leaderboard.change_run")) == (False, False)
+def test_maintainer_role_grants_site_permissions_but_not_accounts(db: None) -> None:
+    user = User.objects.create_user("max")
+    permissions.grant_role(user, permissions.MAINTAINER, None)
+    user = User.objects.get(pk=user.pk)
+    assert user.is_staff
+    assert user.has_perms(["leaderboard.change_run", "scheduler.change_node", "auth.view_user"])
+    assert not user.has_perm("auth.change_user")
+    permissions.revoke_role(user, permissions.MAINTAINER, None)
+    user = User.objects.get(pk=user.pk)
+    assert (user.is_staff, user.has_perm("leaderboard.change_run")) == (False, False)
 
 
-def test_only_superusers_make_maintainers_and_only_maintainers_anybody(maintainer: User, cora: User) -> None:
-    second, new = User.objects.create_user("max"), User.objects.create_user("new")
-    assert permissions.grant_role(second, permissions.MAINTAINER, maintainer)
-    assert not permissions.grant_role(second, permissions.MAINTAINER, maintainer)
-    second = User.objects.get(pk=second.pk)
+def test_roles_are_granted_by_superusers_and_maintainers_only(maintainer: User, coordinator: User) -> None:
+    maintainer_by_role, new_user = User.objects.create_user("max"), User.objects.create_user("new")
+    assert permissions.grant_role(maintainer_by_role, permissions.MAINTAINER, maintainer)
+    assert not permissions.grant_role(maintainer_by_role, permissions.MAINTAINER, maintainer)
+    maintainer_by_role = User.objects.get(pk=maintainer_by_role.pk)
     with pytest.raises(permissions.NotAllowedError, match="Only a superuser"):
-        permissions.grant_role(new, permissions.MAINTAINER, second)
-    assert permissions.grant_role(new, permissions.COORDINATOR, second)
+        permissions.grant_role(new_user, permissions.MAINTAINER, maintainer_by_role)
+    assert permissions.grant_role(new_user, permissions.COORDINATOR, maintainer_by_role)
     with pytest.raises(permissions.NotAllowedError, match="Only maintainers give roles"):
-        permissions.grant_role(new, permissions.CORE, cora)
-    assert Event.objects.about(new).get().sentence == "new is a coordinator now."
+        permissions.grant_role(new_user, permissions.CORE, coordinator)
+    assert Event.objects.about(new_user).get().sentence == "new is a coordinator now."
 
 
-def test_permission_on_github_is_a_maintainers(idea: Entry, cora: User) -> None:
+def test_github_write_permission_counts_as_maintainer(proposed_entry: Entry, coordinator: User) -> None:
     assert all(
-        permissions.can_decide_on_github(given, None, "approve", idea) for given in ("admin", "maintain", "write")
+        permissions.can_decide_on_github(permission, None, "approve", proposed_entry)
+        for permission in ("admin", "maintain", "write")
     )
     assert not any(
-        permissions.can_decide_on_github(given, cora, "approve", idea) for given in ("triage", "read", "none", "")
+        permissions.can_decide_on_github(permission, coordinator, "approve", proposed_entry)
+        for permission in ("triage", "read", "none", "")
     )
-    assert permissions.can_decide_on_github("read", cora, "approve", kind(idea, "playground"))
+    assert permissions.can_decide_on_github(
+        "read", coordinator, "approve", set_track_kind(proposed_entry, "playground")
+    )
 
 
-def test_who_it_is_on_github_is_told_by_number(cora: User) -> None:
-    SocialAccount.objects.create(user=cora, provider="github", uid="583231")
-    assert permissions.find_github_user(583231) == cora
+def test_github_user_is_found_by_account_id(coordinator: User) -> None:
+    SocialAccount.objects.create(user=coordinator, provider="github", uid="583231")
+    assert permissions.find_github_user(583231) == coordinator
     assert permissions.find_github_user(1) is None
 
 
-def test_the_first_maintainer_is_made_on_the_command_line(db: None) -> None:
+def test_grant_role_command_grants_role(db: None) -> None:
     User.objects.create_user("octocat")
-    said = io.StringIO()
-    call_command("grant_role", "octocat", "maintainer", stdout=said)
-    assert said.getvalue() == "octocat is a maintainer now\n"
+    output = io.StringIO()
+    call_command("grant_role", "octocat", "maintainer", stdout=output)
+    assert output.getvalue() == "octocat is a maintainer now\n"
     assert permissions.is_maintainer(User.objects.get(username="octocat"))
-    with pytest.raises(CommandError, match="No user nobody has signed in"):
-        call_command("grant_role", "nobody", "maintainer")
+    with pytest.raises(CommandError, match="No user missing has signed in"):
+        call_command("grant_role", "missing", "maintainer")
 
 
 # --- in the admin ----------------------------------------------------------------------------------------------------
 
 
-def test_a_coordinator_sees_the_queue_and_decides_only_what_is_his(client: Client, idea: Entry, cora: User) -> None:
-    client.force_login(cora, backend="django.contrib.auth.backends.ModelBackend")
+def test_admin_queue_for_coordinator_allows_own_kinds_only(
+    client: Client, proposed_entry: Entry, coordinator: User
+) -> None:
+    client.force_login(coordinator, backend="django.contrib.auth.backends.ModelBackend")
     assert "is for a maintainer" in client.get("/admin/leaderboard/entry/queue/").content.decode()
-    address = f"/admin/leaderboard/entry/{idea.pk}/"
+    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/"
     assert 'name="sha"' not in client.get(f"{address}change/").content.decode()
-    assert client.post(f"{address}approve/", {"sha": idea.sha}).status_code == 403
-    kind(idea, "community")
-    assert f'name="sha" value="{idea.sha}"' in client.get(f"{address}change/").content.decode()
-    client.post(f"{address}approve/", {"sha": idea.sha, "budget": "5steps", "impact": "3"})
-    idea.refresh_from_db()
-    assert (idea.state, idea.impact, idea.runs.get().budget) == ("approved", 3, "5steps")
+    assert client.post(f"{address}approve/", {"sha": proposed_entry.sha}).status_code == 403
+    set_track_kind(proposed_entry, "community")
+    assert f'name="sha" value="{proposed_entry.sha}"' in client.get(f"{address}change/").content.decode()
+    client.post(f"{address}approve/", {"sha": proposed_entry.sha, "budget": "5steps", "impact": "3"})
+    proposed_entry.refresh_from_db()
+    assert (proposed_entry.state, proposed_entry.impact, proposed_entry.runs.get().budget) == ("approved", 3, "5steps")
     for page in ("/admin/auth/user/", "/admin/leaderboard/track/", "/admin/scheduler/node/"):
         assert client.get(page).status_code == 403
 
 
-def test_a_coordinator_queues_no_seeds_of_what_is_not_his(client: Client, idea: Entry, cora: User) -> None:
-    intake.approve_entry(idea, idea.sha, None)
-    client.force_login(cora, backend="django.contrib.auth.backends.ModelBackend")
-    data = {"action": "run_one_more_seed", "_selected_action": [idea.pk]}
+def test_more_seeds_by_coordinator_on_competition_track_are_refused(
+    client: Client, proposed_entry: Entry, coordinator: User
+) -> None:
+    intake.approve_entry(proposed_entry, proposed_entry.sha, None)
+    client.force_login(coordinator, backend="django.contrib.auth.backends.ModelBackend")
+    data = {"action": "run_one_more_seed", "_selected_action": [proposed_entry.pk]}
     assert "is for a maintainer" in client.post("/admin/leaderboard/entry/", data, follow=True).content.decode()
-    assert idea.runs.count() == 1
+    assert proposed_entry.runs.count() == 1
 
 
-def test_roles_are_given_in_the_list_of_people(client: Client, maintainer: User) -> None:
+def test_user_admin_actions_grant_and_revoke_roles(client: Client, maintainer: User) -> None:
     client.force_login(maintainer)
     new = User.objects.create_user("new")
     data = {"action": "make_coordinator", "_selected_action": [new.pk]}
@@ -163,24 +171,32 @@ def test_roles_are_given_in_the_list_of_people(client: Client, maintainer: User)
         ("soon", "impossible budget"),
     ],
 )
-def test_a_budget_is_a_part_of_the_tracks(idea: Entry, maintainer: User, budget: str, problem: str) -> None:
+def test_approval_with_invalid_budget_is_refused(
+    proposed_entry: Entry, maintainer: User, budget: str, problem: str
+) -> None:
     with pytest.raises(IntakeError, match=problem):
-        intake.approve_entry(idea, idea.sha, maintainer, budget=budget)
-    idea.refresh_from_db()
-    assert idea.state == "proposed"
+        intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer, budget=budget)
+    proposed_entry.refresh_from_db()
+    assert proposed_entry.state == "proposed"
 
 
-def test_the_whole_budget_needs_no_word(idea: Entry, maintainer: User) -> None:
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer, budget="20steps", impact=7)
+def test_approval_with_full_budget_and_impact_records_impact_only(proposed_entry: Entry, maintainer: User) -> None:
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer, budget="20steps", impact=7)
     assert run.budget == "20steps"
     assert run.job
     assert run.job.impact == 7
-    assert [event.sentence for event in Event.objects.about(idea)][1:] == [
-        f"Commit {idea.sha[:8]} approved.",
+    assert [event.sentence for event in Event.objects.about(proposed_entry)][1:] == [
+        f"Commit {proposed_entry.sha[:8]} approved.",
         "Its impact is now 7.",
     ]
 
 
-def test_somebody_without_an_account_is_named_in_the_log(idea: Entry) -> None:
-    intake.approve_entry(idea, idea.sha, None, actor="github:octocat")
-    assert Event.objects.about(idea).order_by("-pk")[0].actor == "github:octocat"
+def test_approval_by_github_user_without_account_is_logged(proposed_entry: Entry) -> None:
+    intake.approve_entry(proposed_entry, proposed_entry.sha, None, actor="github:octocat")
+    assert Event.objects.about(proposed_entry).order_by("-pk")[0].actor == "github:octocat"
+
+
+def test_staff_user_without_role_is_not_core(db: None) -> None:
+    viewer, member = User.objects.create_user("vic", is_staff=True), User.objects.create_user("carl")
+    permissions.grant_role(member, permissions.CORE, None)
+    assert (permissions.is_core(viewer), permissions.is_core(member)) == (False, True)

@@ -1,4 +1,4 @@
-"""The history of another board comes in, as reported, not verified."""
+"""Import of records that another leaderboard reported, marked as not verified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leaderboard.models import ReportedRecord, Track
 
 pytestmark = pytest.mark.django_db
 HISTORY: dict[str, Any] = {
-    "source": "Somebody's speedrun",
+    "source": "Another speedrun",
     "measures": "minutes to 3.28 nats per token on eight H100",
     "records": [
         {"date": "2025-01-02", "title": "First", "author": "ada", "value": 45.0, "url": "https://example.org/1"},
@@ -23,7 +23,7 @@ HISTORY: dict[str, Any] = {
 }
 
 
-def taken_in(tmp_path: Path, history: object, *options: str) -> str:
+def import_records(tmp_path: Path, history: object, *options: str) -> str:
     file = tmp_path / "history.json"
     file.write_text(history if isinstance(history, str) else json.dumps(history))
     from io import StringIO
@@ -33,24 +33,24 @@ def taken_in(tmp_path: Path, history: object, *options: str) -> str:
     return out.getvalue()
 
 
-def test_they_are_shown_as_reported_and_stand_on_no_board(client: Client, track: Track, tmp_path: Path) -> None:
-    assert taken_in(tmp_path, HISTORY).startswith("2 new, 0 known")
+def test_imported_records_are_shown_as_reported_outside_the_board(client: Client, track: Track, tmp_path: Path) -> None:
+    assert import_records(tmp_path, HISTORY).startswith("2 new, 0 known")
     page = " ".join(client.get("/tracks/small/reported/").content.decode().split())
     assert page.count("reported, not verified") == 3
     assert "&lt;b&gt;Second&lt;/b&gt;" in page
     assert client.get("/api/v1/tracks/small/board").json() == []
-    told = client.get("/api/v1/tracks/small/reported").json()
-    assert [(one["title"], one["verified"]) for one in told] == [("First", False), ("<b>Second</b>", False)]
+    records = client.get("/api/v1/tracks/small/reported").json()
+    assert [(record["title"], record["verified"]) for record in records] == [("First", False), ("<b>Second</b>", False)]
 
 
-def test_the_same_file_twice_changes_nothing(track: Track, tmp_path: Path) -> None:
-    taken_in(tmp_path, HISTORY)
-    assert taken_in(tmp_path, HISTORY).startswith("0 new, 2 known")
+def test_records_imported_twice_are_stored_once(track: Track, tmp_path: Path) -> None:
+    import_records(tmp_path, HISTORY)
+    assert import_records(tmp_path, HISTORY).startswith("0 new, 2 known")
     assert ReportedRecord.objects.count() == 2
 
 
 @pytest.mark.parametrize(
-    ("history", "said"),
+    ("history", "message"),
     [
         ("{", "the file"),
         ({**HISTORY, "records": []}, "records"),
@@ -60,15 +60,15 @@ def test_the_same_file_twice_changes_nothing(track: Track, tmp_path: Path) -> No
         ({**HISTORY, "verified": True}, "verified"),
     ],
 )
-def test_what_is_no_history_is_refused_in_one_line(track: Track, tmp_path: Path, history: object, said: str) -> None:
-    with pytest.raises(CommandError, match=said) as refused:
-        taken_in(tmp_path, history)
-    assert "\n" not in str(refused.value)
+def test_invalid_history_is_refused_in_one_line(track: Track, tmp_path: Path, history: object, message: str) -> None:
+    with pytest.raises(CommandError, match=message) as error:
+        import_records(tmp_path, history)
+    assert "\n" not in str(error.value)
     assert not ReportedRecord.objects.exists()
 
 
-def test_an_unknown_track_or_file_is_told(track: Track, tmp_path: Path) -> None:
+def test_import_with_unknown_track_or_file_fails(track: Track, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"Unknown track\. Tracks: small"):
-        taken_in(tmp_path, HISTORY, "--track", "large")
+        import_records(tmp_path, HISTORY, "--track", "large")
     with pytest.raises(CommandError, match="cannot be read"):
         call_command("import_records", str(tmp_path / "none.json"))

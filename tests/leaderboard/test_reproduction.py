@@ -1,4 +1,4 @@
-"""What it takes to train a run again."""
+"""Files and commands that reproduce a run."""
 
 from __future__ import annotations
 
@@ -25,54 +25,61 @@ TABLES = st.dictionaries(
 
 
 @given(TABLES)
-def test_whatever_a_recipe_holds_reads_back_from_its_file(table: dict[str, Any]) -> None:
+def test_recipe_written_as_toml_round_trips(table: dict[str, Any]) -> None:
     assert tomllib.loads("\n".join(reproduction.write_toml_tables(table))) == table
 
 
 @pytest.fixture
 def run(db: None) -> Run:
-    track = scene.track(config={"model": {"depth": 4, "windows": "SL"}, "train": {"batch": 8, "compile": False}})
+    track = scene.create_track(config={"model": {"depth": 4, "windows": "SL"}, "train": {"batch": 8, "compile": False}})
     config = {"model": {"depth": 6, "name": "two words"}, "train": {"evaluations": 7}}
-    return scene.run(scene.entry(track, "Smear", "smear", config=config), seed=5)
+    return scene.create_run(scene.create_entry(track, "Smear", "smear", config=config), seed=5)
 
 
-def test_the_file_and_the_lines_say_the_same_to_the_trainer(client: Client, run: Run, tmp_path: Path) -> None:
-    answer = client.get(f"/runs/{run.pk}/config.toml")
-    assert answer["Content-Disposition"] == f'attachment; filename="run-{run.pk}.toml"'
+def test_config_file_and_commands_give_the_same_config(client: Client, run: Run, tmp_path: Path) -> None:
+    response = client.get(f"/runs/{run.pk}/config.toml")
+    assert response["Content-Disposition"] == f'attachment; filename="run-{run.pk}.toml"'
     file = tmp_path / "run.toml"
-    file.write_bytes(answer.content)
+    file.write_bytes(response.content)
 
-    line = reproduction.write_commands(run).split("dailytrain train", 1)[1].replace("\\\n", " ")
-    flags = shlex.split(line, comments=True)
+    command = reproduction.write_commands(run).split("dailytrain train", 1)[1].replace("\\\n", " ")
+    flags = shlex.split(command, comments=True)
     config = parse_config(flags)
     assert config == parse_config(["--config", str(file), "--out", f"run-{run.pk}"])
     assert (config.model["depth"], config.train.compile) == (6, False)
 
 
-def test_the_file_says_which_commit_and_which_text(client: Client, run: Run) -> None:
+def test_config_file_names_commit_and_dataset(client: Client, run: Run) -> None:
     text = client.get(f"/runs/{run.pk}/config.toml").content.decode()
 
     assert f"# commit {scene.SHA}" in text
     assert f"# dataset hash {'9f2c' * 16}" in text
 
 
-def test_a_title_cannot_add_a_line(run: Run) -> None:
+def test_config_file_escapes_title(run: Run) -> None:
     run.entry.title = "x\nbudget = 'free'\r\u2028seed = 1"
 
     assert tomllib.loads(reproduction.write_toml(run))["seed"] == 5
 
 
-def test_a_trial_and_what_a_run_starts_from_are_part_of_it(db: None) -> None:
-    track = scene.track(trial={"part": 0.1, "config": {"model": {"depth": 2}}})
-    first = scene.run(scene.entry(track, "Smear"), budget=track.trial_budget)
+def test_recipe_includes_trial_config_and_start_run(db: None) -> None:
+    track = scene.create_track(trial={"part": 0.1, "config": {"model": {"depth": 2}}})
+    first = scene.create_run(scene.create_entry(track, "Smear"), budget=track.trial_budget)
     assert reproduction.build_recipe(first)["model"] == {"depth": 2}
-    second = scene.run(first.entry, seed=9, start_run=first)
+    second = scene.create_run(first.entry, seed=9, start_run=first)
     assert f"--from run-{first.pk}" in reproduction.write_commands(second)
 
 
-def test_the_packages_are_those_that_the_node_reported() -> None:
-    said = {"python": "3.11.7", "device": "AVX512", "threads": 2, "torch": "2.13.0+cpu", "numpy": "2.4.6", "none": None}
-    run = Run(config={"environment": said})
+def test_lock_file_has_packages_of_the_node() -> None:
+    environment = {
+        "python": "3.11.7",
+        "device": "AVX512",
+        "threads": 2,
+        "torch": "2.13.0+cpu",
+        "numpy": "2.4.6",
+        "none": None,
+    }
+    run = Run(config={"environment": environment})
 
     assert reproduction.write_lock(run) == "torch==2.13.0+cpu\nnumpy==2.4.6"
     assert ("threads", "2") in reproduction.list_environment(run)

@@ -20,15 +20,15 @@ ADMIN = "/admin/leaderboard/entry/queue/"
 
 
 @pytest.fixture
-def two_steps(settings: Any, db: None) -> None:
+def two_factor_required(settings: Any, db: None) -> None:
     settings.STAFF_TWO_STEP = True
 
 
 @pytest.fixture
-def cora(two_steps: None) -> User:
-    made = User.objects.create_user("cora", password=PASSWORD)
-    permissions.grant_role(made, permissions.COORDINATOR, None)
-    return made
+def coordinator(two_factor_required: None) -> User:
+    user = User.objects.create_user("cora", password=PASSWORD)
+    permissions.grant_role(user, permissions.COORDINATOR, None)
+    return user
 
 
 def sign_in(client: Client, name: str = "cora", **data: str) -> Any:
@@ -36,54 +36,54 @@ def sign_in(client: Client, name: str = "cora", **data: str) -> Any:
     return client.post(address, {"login": name, "password": PASSWORD, "next": ADMIN, **data}, follow=True)
 
 
-def code(secret: str) -> str:
+def compute_code(secret: str) -> str:
     return format_hotp_value(hotp_value(secret, list(yield_hotp_counters_from_time())[1]))
 
 
-def set_up(client: Client) -> str:
-    """Set up the app after signing in; return its secret."""
-    again = client.post(
+def set_up_authenticator(client: Client) -> str:
+    """Set up an authenticator app after sign-in and return its secret."""
+    page = client.post(
         "/accounts/reauthenticate/", {"password": PASSWORD, "next": "/accounts/two-step/app/"}, follow=True
     )
-    secret = re.search(r"Or enter the key: <code>([A-Z2-7]+)<", again.content.decode())
+    secret = re.search(r"Or enter the key: <code>([A-Z2-7]+)<", page.content.decode())
     assert secret
     with TestCase.captureOnCommitCallbacks(execute=True):
-        shown = client.post("/accounts/two-step/app/", {"code": code(secret[1])}, follow=True)
-    assert "10 of 10 are unused" in shown.content.decode()
+        recovery_page = client.post("/accounts/two-step/app/", {"code": compute_code(secret[1])}, follow=True)
+    assert "10 of 10 are unused" in recovery_page.content.decode()
     return secret[1]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_admin_before_two_factor_setup_redirects_to_setup(client: Client, cora: User) -> None:
+def test_admin_before_two_factor_setup_redirects_to_setup(client: Client, coordinator: User) -> None:
     page = sign_in(client)
     assert page.redirect_chain[-1][0].startswith("/accounts/reauthenticate/?next=")
     assert client.get(ADMIN).headers["Location"].startswith("/accounts/two-step/app/?next=%2Fadmin")
-    set_up(client)
+    set_up_authenticator(client)
     assert client.get(ADMIN).status_code == 200
-    assert "Set up an authenticator app for sign-in." in [event.sentence for event in Event.objects.about(cora)]
+    assert "Set up an authenticator app for sign-in." in [event.sentence for event in Event.objects.about(coordinator)]
 
 
-def test_password_alone_after_setup_is_refused(client: Client, cora: User) -> None:
+def test_password_alone_after_setup_is_refused(client: Client, coordinator: User) -> None:
     sign_in(client)
-    secret = set_up(client)
+    secret = set_up_authenticator(client)
     client.logout()
     page = sign_in(client)
     assert page.redirect_chain[-1][0] == "/accounts/two-step/code/"
     assert client.get(ADMIN).headers["Location"].startswith("/admin/login/")
-    wrong = client.post("/accounts/two-step/code/", {"code": "000000"}).content.decode()
-    assert "Incorrect code" in wrong
-    # A code is good for one signing in: the next one in time is still unused.
+    page_content = client.post("/accounts/two-step/code/", {"code": "000000"}).content.decode()
+    assert "Incorrect code" in page_content
+    # A code is valid for one sign-in: the code of the next interval is still unused.
     unused = format_hotp_value(hotp_value(secret, list(yield_hotp_counters_from_time())[2]))
-    there = client.post("/accounts/two-step/code/", {"code": unused}, follow=True)
-    assert there.status_code == 200
+    response = client.post("/accounts/two-step/code/", {"code": unused}, follow=True)
+    assert response.status_code == 200
     assert client.get(ADMIN).status_code == 200
-    assert "A code for sign-in was wrong." in [event.sentence for event in Event.objects.about(cora)]
+    assert "A code for sign-in was wrong." in [event.sentence for event in Event.objects.about(coordinator)]
 
 
-def test_recovery_code_is_accepted_once(client: Client, cora: User) -> None:
+def test_recovery_code_is_accepted_once(client: Client, coordinator: User) -> None:
     sign_in(client)
-    set_up(client)
-    codes = Authenticator.objects.get(user=cora, type="recovery_codes").wrap().get_unused_codes()
+    set_up_authenticator(client)
+    codes = Authenticator.objects.get(user=coordinator, type="recovery_codes").wrap().get_unused_codes()
     for expected in (200, 302):
         client.logout()
         sign_in(client)
@@ -91,36 +91,38 @@ def test_recovery_code_is_accepted_once(client: Client, cora: User) -> None:
         assert client.get(ADMIN).status_code == expected
 
 
-def test_authenticator_secrets_are_stored_encrypted(client: Client, cora: User) -> None:
+def test_authenticator_secrets_are_stored_encrypted(client: Client, coordinator: User) -> None:
     sign_in(client)
-    secret = set_up(client)
-    kept = Authenticator.objects.get(user=cora, type="totp")
-    assert secret not in str(kept.data)
-    assert kept.wrap().validate_code("nothing") is False
+    secret = set_up_authenticator(client)
+    authenticator = Authenticator.objects.get(user=coordinator, type="totp")
+    assert secret not in str(authenticator.data)
+    assert authenticator.wrap().validate_code("nothing") is False
 
 
-def test_admin_login_form_redirects_to_the_site(client: Client, cora: User) -> None:
+def test_admin_login_form_redirects_to_the_site(client: Client, coordinator: User) -> None:
     assert client.get("/admin/login/?next=/admin/").headers["Location"] == "/accounts/login/?next=/admin/"
-    answer = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
-    assert (answer.status_code, client.session.get("_auth_user_id")) == (302, None)
+    response = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
+    assert (response.status_code, client.session.get("_auth_user_id")) == (302, None)
 
 
-def test_admin_login_form_signs_no_other_user_in(client: Client, cora: User) -> None:
+def test_admin_login_form_signs_no_other_user_in(client: Client, coordinator: User) -> None:
     client.force_login(User.objects.create_user("lena"), backend="django.contrib.auth.backends.ModelBackend")
-    answer = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
-    assert answer.status_code == 403
-    assert client.session["_auth_user_id"] != str(cora.pk)
+    response = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
+    assert response.status_code == 403
+    assert client.session["_auth_user_id"] != str(coordinator.pk)
 
 
-def test_admin_action_without_second_factor_is_refused(client: Client, cora: User, idea: Entry) -> None:
+def test_admin_action_without_second_factor_is_refused(
+    client: Client, coordinator: User, proposed_entry: Entry
+) -> None:
     sign_in(client)
-    answer = client.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": idea.sha})
-    assert answer.headers["Location"].startswith("/accounts/two-step/")
-    idea.refresh_from_db()
-    assert idea.state == "proposed"
+    response = client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": proposed_entry.sha})
+    assert response.headers["Location"].startswith("/accounts/two-step/")
+    proposed_entry.refresh_from_db()
+    assert proposed_entry.state == "proposed"
 
 
-def test_sign_in_of_ordinary_user_needs_no_second_factor(client: Client, two_steps: None) -> None:
+def test_sign_in_of_ordinary_user_needs_no_second_factor(client: Client, two_factor_required: None) -> None:
     User.objects.create_user("lena", password=PASSWORD)
     assert sign_in(client, "lena", next="/sponsors/mine/").status_code in (200, 404)
     assert client.session["_auth_user_id"]

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 from pytest_django import Settings
 
-from tests.support.pool import Agent, make_node
+from tests.support.pool import Agent, create_node
 from tests.support.recording_handler import CALLS
 
 
 @pytest.fixture(autouse=True)
 def calls(settings: Settings) -> Iterator[list[tuple[str, object]]]:
-    """Jobs are of a kind that only notes what it is told."""
+    """Use a job kind that only records the calls of its handler."""
     settings.JOB_KINDS = {"train": "tests.support.recording_handler.Recorder"}
     CALLS.clear()
     yield CALLS
@@ -20,5 +20,5 @@ def calls(settings: Settings) -> Iterator[list[tuple[str, object]]]:
 
 @pytest.fixture
 def agent(db: None) -> Agent:
-    """A node that has joined."""
-    return Agent(make_node()[1])
+    """The agent of a joined node."""
+    return Agent(create_node()[1])

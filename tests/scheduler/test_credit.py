@@ -1,4 +1,4 @@
-"""What lent time is worth: hours of an H100, added up from leases."""
+"""Credit for lent time in H100 hours, added up from leases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from scheduler import credit
 from scheduler.models import Lease
 from scheduler.sponsors import contributions
-from tests.support.pool import Agent, make_job, make_node
+from tests.support.pool import Agent, create_job, create_node
 from trainer.accounting import peak_flops
 
 H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"
@@ -53,7 +53,7 @@ def test_unknown_accelerator_earns_hours_without_credit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "lane", "lanes", "found"),
+    ("hardware", "slot", "slots", "expected"),
     [
         ({}, 0, 1, (0, "")),
         ({"gpus": [H100, H100]}, 0, 1, (2, H100)),
@@ -64,26 +64,26 @@ def test_unknown_accelerator_earns_hours_without_credit() -> None:
     ],
 )
 def test_slot_with_mixed_gpus_has_speed_of_slowest(
-    hardware: dict[str, Any], lane: int, lanes: int, found: tuple[int, str]
+    hardware: dict[str, Any], slot: int, slots: int, expected: tuple[int, str]
 ) -> None:
-    assert credit.describe_slot_gpus(hardware, lane, lanes) == found
+    assert credit.describe_slot_gpus(hardware, slot, slots) == expected
 
 
 @pytest.mark.django_db
 def test_credit_of_old_lease_survives_hardware_change() -> None:
-    node, token = make_node()
-    make_job()
-    action = Agent(token).ask(hardware=with_gpus(RTX, RTX))
+    node, token = create_node()
+    create_job()
+    action = Agent(token).request_action(hardware=build_gpu_hardware(RTX, RTX))
     assert action.lease is not None
     Lease.objects.filter(pk=action.lease.lease).update(seconds=1800)
     node.hardware = {}
     node.save()
-    given = contributions.sum_leases_by_node(Lease.objects.all())[node.pk]
-    assert given.gpu_seconds == 3600
-    assert given.credit_hours == pytest.approx(71 / 989)
+    contribution = contributions.sum_leases_by_node(Lease.objects.all())[node.pk]
+    assert contribution.gpu_seconds == 3600
+    assert contribution.credit_hours == pytest.approx(71 / 989)
 
 
-def with_gpus(*names: str) -> Any:
+def build_gpu_hardware(*names: str) -> Any:
     from tests.support.pool import HARDWARE
     from trainer import protocol
 
@@ -92,9 +92,9 @@ def with_gpus(*names: str) -> Any:
 
 @pytest.mark.django_db
 def test_node_without_gpu_earns_cpu_hours() -> None:
-    node, token = make_node()
-    make_job()
-    work = Agent(token).work()
-    work.heartbeat(30)
-    given = contributions.sum_leases_by_node(Lease.objects.all())[node.pk]
-    assert (given.cpu_seconds, given.gpu_seconds, given.credit_hours) == (30, 0, 0)
+    node, token = create_node()
+    create_job()
+    claimed_job = Agent(token).claim_job()
+    claimed_job.send_heartbeat(30)
+    contribution = contributions.sum_leases_by_node(Lease.objects.all())[node.pk]
+    assert (contribution.cpu_seconds, contribution.gpu_seconds, contribution.credit_hours) == (30, 0, 0)

@@ -14,65 +14,66 @@ from scheduler import last_seen
 from scheduler.last_seen import LastSeenBuffer
 from scheduler.models import Node
 from scheduler.node_api import polls
-from tests.support.pool import HARDWARE, ROOT, bearer, make_node
+from tests.support.pool import HARDWARE, ROOT, build_bearer_header, create_node
+from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
 AGO = timedelta(minutes=1)
-FULLER = HARDWARE.model_copy(update={"disk_free_bytes": HARDWARE.disk_free_bytes - 1})
+CHANGED_HARDWARE = HARDWARE.model_copy(update={"disk_free_bytes": HARDWARE.disk_free_bytes - 1})
 
 
-def online(name: str) -> Node:
-    return make_node(name, state=Node.State.ONLINE, last_seen=timezone.now() - AGO)[0]
+def create_online_node(name: str) -> Node:
+    return create_node(name, state=Node.State.ONLINE, last_seen=timezone.now() - AGO)[0]
 
 
-def ask(node: Node, buffer: LastSeenBuffer | None, **fields: object) -> None:
+def check_poll(node: Node, buffer: LastSeenBuffer | None, **fields: object) -> None:
     polls.PollSession(node, protocol.Poll(**{"hardware": HARDWARE, **fields})).check(buffer)  # type: ignore[arg-type]
 
 
-def rows(*nodes: Node) -> list[Node]:
+def reload_nodes(*nodes: Node) -> list[Node]:
     return [Node.objects.get(pk=node.pk) for node in nodes]
 
 
 def test_buffer_when_flushed_updates_the_rows(db: None) -> None:
-    buffer, silent, told = LastSeenBuffer(), online("silent"), online("told")
+    buffer, unchanged, changed = LastSeenBuffer(), create_online_node("unchanged"), create_online_node("changed")
     before = timezone.now()
-    ask(silent, buffer)
-    ask(told, buffer, hardware=FULLER, health=protocol.Health(temperature_celsius=61))
-    assert all(row.last_seen is not None and row.last_seen < before for row in rows(silent, told))
+    check_poll(unchanged, buffer)
+    check_poll(changed, buffer, hardware=CHANGED_HARDWARE, health=protocol.Health(temperature_celsius=61))
+    assert all(row.last_seen is not None and row.last_seen < before for row in reload_nodes(unchanged, changed))
     buffer.flush()
-    first, second = rows(silent, told)
+    first, second = reload_nodes(unchanged, changed)
     assert first.last_seen is not None
     assert first.last_seen >= before
     assert (first.hardware, first.health) == (HARDWARE.model_dump(mode="json"), {})
-    assert second.hardware["disk_free_bytes"] == FULLER.disk_free_bytes
+    assert second.hardware["disk_free_bytes"] == CHANGED_HARDWARE.disk_free_bytes
     assert second.health["temperature_celsius"] == 61
     assert not buffer
 
 
 def test_poll_without_buffer_updates_the_row_at_once(db: None) -> None:
-    node, before = online("loco"), timezone.now()
-    ask(node, None, hardware=FULLER)
-    (row,) = rows(node)
+    node, before = create_online_node("loco"), timezone.now()
+    check_poll(node, None, hardware=CHANGED_HARDWARE)
+    (row,) = reload_nodes(node)
     assert row.last_seen is not None
     assert row.last_seen >= before
-    assert row.hardware["disk_free_bytes"] == FULLER.disk_free_bytes
+    assert row.hardware["disk_free_bytes"] == CHANGED_HARDWARE.disk_free_bytes
 
 
 def test_poll_of_offline_node_updates_the_row_at_once(db: None) -> None:
-    buffer, node, before = LastSeenBuffer(), make_node("loco", state=Node.State.OFFLINE)[0], timezone.now()
-    ask(node, buffer, hardware=FULLER)
-    (row,) = rows(node)
-    assert (row.state, row.hardware) == (Node.State.ONLINE, FULLER.model_dump(mode="json"))
+    buffer, node, before = LastSeenBuffer(), create_node("loco", state=Node.State.OFFLINE)[0], timezone.now()
+    check_poll(node, buffer, hardware=CHANGED_HARDWARE)
+    (row,) = reload_nodes(node)
+    assert (row.state, row.hardware) == (Node.State.ONLINE, CHANGED_HARDWARE.model_dump(mode="json"))
     assert row.last_seen is not None
     assert row.last_seen >= before
 
 
 def test_waiting_poll_is_matched_by_hardware_not_yet_saved(db: None) -> None:
-    node = online("loco")
-    session = polls.PollSession(node, protocol.Poll(hardware=FULLER))
+    node = create_online_node("loco")
+    session = polls.PollSession(node, protocol.Poll(hardware=CHANGED_HARDWARE))
     session.check(LastSeenBuffer())
     session.check_again()
-    assert session.node.hardware["disk_free_bytes"] == FULLER.disk_free_bytes
+    assert session.node.hardware["disk_free_bytes"] == CHANGED_HARDWARE.disk_free_bytes
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -80,13 +81,13 @@ def test_flush_costs_a_fixed_number_of_queries(
     db: None, count: int, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     buffer, now = LastSeenBuffer(), timezone.now()
-    nodes = [online(f"node-{number}") for number in range(count)]
+    nodes = [create_online_node(f"node-{number}") for number in range(count)]
     for node in reversed(nodes):
         node.last_seen = now
         buffer.add(node)
     with django_assert_num_queries(3):
         buffer.flush()
-    assert {row.last_seen for row in rows(*nodes)} == {now}
+    assert {row.last_seen for row in reload_nodes(*nodes)} == {now}
 
 
 def test_flush_that_fails_drops_the_nodes_and_logs(
@@ -98,7 +99,7 @@ def test_flush_that_fails_drops_the_nodes_and_logs(
         raise OperationalError("the disk is full")
 
     buffer = LastSeenBuffer()
-    buffer.add(online("loco"))
+    buffer.add(create_online_node("loco"))
     monkeypatch.setattr(last_seen, "update_last_seen", fail)
     buffer.flush()
     assert not buffer
@@ -106,14 +107,16 @@ def test_flush_that_fails_drops_the_nodes_and_logs(
 
 
 def test_poll_over_http_updates_the_row_a_moment_later(site_url: str) -> None:
-    node, token = make_node("loco", state=Node.State.ONLINE, last_seen=timezone.now() - AGO)
+    node, token = create_node("loco", state=Node.State.ONLINE, last_seen=timezone.now() - AGO)
     before = timezone.now()
     body = protocol.encode_message(protocol.Poll(hardware=HARDWARE, wait_seconds=0))
-    assert httpx.post(f"{site_url}{ROOT}/poll", content=body, headers=bearer(token), timeout=30).status_code == 200
-    deadline = time.monotonic() + 30
+    headers = build_bearer_header(token)
+    response = httpx.post(f"{site_url}{ROOT}/poll", content=body, headers=headers, timeout=WAIT_SECONDS)
+    assert response.status_code == 200
+    deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
-        (row,) = rows(node)
+        (row,) = reload_nodes(node)
         if row.last_seen is not None and row.last_seen >= before:
             return
         time.sleep(0.1)
-    pytest.fail("nothing was written")
+    pytest.fail(f"last_seen was not saved within {WAIT_SECONDS} s")

@@ -1,10 +1,11 @@
-"""Whatever nodes, people and clocks do, in any order: the books are straight after every step."""
+"""Property tests: leases and jobs stay consistent after any sequence of claims, reports, ends and requests."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
@@ -14,14 +15,16 @@ from hypothesis import strategies as st
 from scheduler import deadlines, lease_sweeper, leases, preemption, storage, transitions, uploads
 from scheduler.errors import LeaseEndedError
 from scheduler.models import Event, Job, Lease, Node
-from tests.support.pool import make_job, make_node, reference
+from tests.support.pool import build_file_reference, create_job, create_node
 from tests.support.recording_handler import CALLS
 from trainer import protocol
 
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+
 NODES = 3
-LANES = 2
-MOST = 2
-"""Attempts without progress."""
+SLOTS = 2
+MAX_FAILURES = 2
+"""Attempts without progress before a job fails."""
 JOBS: tuple[dict[str, Any], ...] = (
     {},
     {"checkpoint_seconds": 1200},
@@ -30,134 +33,141 @@ JOBS: tuple[dict[str, Any], ...] = (
     {"priority": Job.Priority.NIGHTLY, "from_core": True, "checkpoint_seconds": 600},
 )
 
-node = st.integers(0, NODES - 1)
-lane = st.tuples(node, st.integers(0, LANES - 1))
-job = st.integers(0, len(JOBS) - 1)
+node_number = st.integers(0, NODES - 1)
+slot_key = st.tuples(node_number, st.integers(0, SLOTS - 1))
+job_number = st.integers(0, len(JOBS) - 1)
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("claim"), lane),
-        st.tuples(st.just("heartbeat"), lane),
-        st.tuples(st.just("checkpoint"), lane),
-        st.tuples(st.sampled_from(["done", "released", "infrastructure", "model"]), lane),
-        st.tuples(st.just("silence"), lane),
-        st.tuples(st.sampled_from(["closes", "opens", "core only"]), node),
+        st.tuples(st.just("claim"), slot_key),
+        st.tuples(st.just("heartbeat"), slot_key),
+        st.tuples(st.just("checkpoint"), slot_key),
+        st.tuples(st.sampled_from(["done", "released", "infrastructure", "model"]), slot_key),
+        st.tuples(st.just("expire"), slot_key),
+        st.tuples(st.sampled_from(["close window", "open", "core only"]), node_number),
         st.tuples(st.sampled_from(["sweep", "make room"]), st.none()),
-        st.tuples(st.sampled_from(["cancel_job", "request_hand_back", "hold_job", "queue_job", "retry_job"]), job),
+        st.tuples(
+            st.sampled_from(["cancel_job", "request_hand_back", "hold_job", "queue_job", "retry_job"]), job_number
+        ),
     ),
     max_size=30,
 )
-WISHES: dict[str, dict[str, Any]] = {
-    "opens": {"available": Node.Available.ALWAYS, "serves": Node.Serves.EVERYONE},
+NODE_SETTINGS: dict[str, dict[str, Any]] = {
+    "open": {"available": Node.Available.ALWAYS, "serves": Node.Serves.EVERYONE},
     "core only": {"serves": Node.Serves.CORE},
 }
 
 
-class World:
-    """Three nodes of two lanes, five jobs; each lane remembers the lease that it got last, as a real one does."""
+class PoolWorld:
+    """Three nodes of two slots and five jobs; each slot remembers its last lease, as a real one does."""
 
     def __init__(self) -> None:
         CALLS.clear()
         self.nodes = [
-            make_node(f"node-{number}", slots=LANES, state=Node.State.ONLINE, last_seen=timezone.now())[0]
+            create_node(f"node-{number}", slots=SLOTS, state=Node.State.ONLINE, last_seen=timezone.now())[0]
             for number in range(NODES)
         ]
         self.jobs = [
-            make_job(max_attempts=MOST, author=f"author-{number}", **fields).pk for number, fields in enumerate(JOBS)
+            create_job(max_attempts=MAX_FAILURES, author=f"author-{number}", **fields).pk
+            for number, fields in enumerate(JOBS)
         ]
-        self.held: dict[tuple[int, int], int] = {}
-        self.ended: dict[int, str] = {}
+        self.last_leases: dict[tuple[int, int], int] = {}
+        self.final_states: dict[int, str] = {}
 
-    def act(self, what: str, which: Any) -> None:
-        if what == "claim":
-            self.claim(*which)
-        elif what == "sweep":
+    def run_step(self, step: str, target: Any) -> None:
+        if step == "claim":
+            self.claim(*target)
+        elif step == "sweep":
             lease_sweeper.sweep_leases()
-        elif what == "make room":
+        elif step == "make room":
             self.make_room()
-        elif what == "closes":
+        elif step == "close window":
             until = timezone.now() + timedelta(seconds=45)
-            Node.objects.filter(pk=self.nodes[which].pk).update(available=Node.Available.UNTIL, available_until=until)
-        elif what in WISHES:
-            Node.objects.filter(pk=self.nodes[which].pk).update(**WISHES[what])
-        elif what in ("cancel_job", "request_hand_back", "hold_job"):
-            getattr(transitions, what)(Job.objects.get(pk=self.jobs[which]), "ada", "Because.")
-        elif what in ("queue_job", "retry_job"):
-            self.ended.pop(self.jobs[which], None) if what == "retry_job" else None
-            getattr(transitions, what)(Job.objects.get(pk=self.jobs[which]), "ada")
-        elif which in self.held:
-            self.speak(what, Lease.objects.select_related("job", "node").get(pk=self.held[which]))
+            Node.objects.filter(pk=self.nodes[target].pk).update(available=Node.Available.UNTIL, available_until=until)
+        elif step in NODE_SETTINGS:
+            Node.objects.filter(pk=self.nodes[target].pk).update(**NODE_SETTINGS[step])
+        elif step in ("cancel_job", "request_hand_back", "hold_job"):
+            getattr(transitions, step)(Job.objects.get(pk=self.jobs[target]), "ada", "Because.")
+        elif step in ("queue_job", "retry_job"):
+            self.final_states.pop(self.jobs[target], None) if step == "retry_job" else None
+            getattr(transitions, step)(Job.objects.get(pk=self.jobs[target]), "ada")
+        elif target in self.last_leases:
+            self.report_step(step, Lease.objects.select_related("job", "node").get(pk=self.last_leases[target]))
 
-    def claim(self, number: int, lane: int) -> None:
+    def claim(self, number: int, slot: int) -> None:
         row = Node.objects.get(pk=self.nodes[number].pk)
-        if granted := leases.claim_job(row, lane):
-            self.held[number, lane] = granted.lease
+        if granted := leases.claim_job(row, slot):
+            self.last_leases[number, slot] = granted.lease
             lease = Lease.objects.select_related("job").get(pk=granted.lease)
-            assert lease.slot == lane
-            assert row.available == Node.Available.ALWAYS, "who is wanted back in a minute begins nothing"
+            assert lease.slot == slot
+            assert row.available == Node.Available.ALWAYS, "a node whose window ends in a minute gets no job"
             assert row.serves == Node.Serves.EVERYONE or lease.job.from_core
 
     def make_room(self) -> None:
-        """Only runs that give way are asked, as many as there are nightlies without a place, and none twice."""
-        asked = Job.objects.filter(state=Job.State.LEASED, stop_requested="finish")
-        before = set(asked.values_list("pk", flat=True))
+        """Check that only preemptible runs are stopped, at most one for each waiting nightly, none twice."""
+        stop_requests = Job.objects.filter(state=Job.State.LEASED, stop_requested="finish")
+        earlier = set(stop_requests.values_list("pk", flat=True))
         preemption.make_room()
-        new = asked.exclude(pk__in=before)
-        assert all(row.preemptible for row in new)
+        new_requests = stop_requests.exclude(pk__in=earlier)
+        assert all(row.preemptible for row in new_requests)
         waiting = Job.objects.filter(state=Job.State.QUEUED, priority=Job.Priority.NIGHTLY).count()
-        assert len(new) <= waiting
+        assert len(new_requests) <= waiting
         preemption.make_room()
-        assert asked.exclude(pk__in=before).count() == len(new), "nobody is asked twice for one nightly"
+        assert stop_requests.exclude(pk__in=earlier).count() == len(new_requests), (
+            "a second run was stopped for one nightly"
+        )
 
-    def speak(self, what: str, lease: Lease) -> None:
-        """What a node says under its lease, whether or not that is over."""
-        before = lease.state
+    def report_step(self, step: str, lease: Lease) -> None:
+        """Report as a node does under its lease, active or ended."""
+        state_before = lease.state
         try:
-            if what == "silence":
+            if step == "expire":
                 Lease.objects.filter(pk=lease.pk).update(expires_at=F("expires_at") - timedelta(days=1))
                 return
-            if what == "heartbeat":
+            if step == "heartbeat":
                 due = deadlines.find_stop_reason(lease, timezone.now())
                 answer = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1))
                 assert answer.stop or not (due or lease.job.stop_requested)
-            elif what == "checkpoint":
-                step = lease.job.checkpoints.count() + 1
-                content = f"job {lease.job_id} step {step}".encode()
+            elif step == "checkpoint":
+                checkpoint_step = lease.job.checkpoints.count() + 1
+                content = f"job {lease.job_id} step {checkpoint_step}".encode()
                 lease.uploads.add(storage.store_bytes(content))
-                uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=(reference(content),)))
-            elif what in ("done", "released"):
-                leases.finish_lease(lease, protocol.FinishLease(outcome=what))  # type: ignore[arg-type]
+                uploads.record_checkpoint(
+                    lease, protocol.Checkpoint(step=checkpoint_step, files=(build_file_reference(content),))
+                )
+            elif step in ("done", "released"):
+                leases.finish_lease(lease, protocol.FinishLease(outcome=step))  # type: ignore[arg-type]
             else:
-                leases.finish_lease(lease, protocol.FinishLease(outcome="failed", cause=what, reason="It broke."))  # type: ignore[arg-type]
+                leases.finish_lease(lease, protocol.FinishLease(outcome="failed", cause=step, reason="It broke."))  # type: ignore[arg-type]
         except LeaseEndedError:
-            assert before != Lease.State.ACTIVE
+            assert state_before != Lease.State.ACTIVE
 
     def check(self) -> None:
         active = list(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("job", "node", "slot"))
-        held = [job for job, _, _ in active]
-        assert len(held) == len(set(held)), "no job is held twice"
-        lanes = [(node, lane) for _, node, lane in active]
-        assert len(lanes) == len(set(lanes)), "no lane holds two"
+        leased_jobs = [job for job, _, _ in active]
+        assert len(leased_jobs) == len(set(leased_jobs)), "a job has two active leases"
+        slots = [(node, slot) for _, node, slot in active]
+        assert len(slots) == len(set(slots)), "a slot has two active leases"
         for row in Job.objects.all():
-            self.check_job(row, row.pk in held)
-        self.check_what_the_kind_was_told()
+            self.check_job(row, row.pk in leased_jobs)
+        self.check_handler_calls()
 
     def check_job(self, row: Job, is_held: bool) -> None:
         assert (row.state == Job.State.LEASED) == is_held
         assert row.attempts == row.leases.count()
-        assert row.failures <= MOST
+        assert row.failures <= MAX_FAILURES
         assert (row.finished_at is not None) == (row.state in transitions.FINAL_STATES)
         assert row.state == Job.State.LEASED or not row.stop_requested
         assert row.state != Job.State.FAILED or row.cause in ("model", "infrastructure")
         if row.state in (Job.State.DONE, Job.State.CANCELLED) or row.cause == "model":
-            assert self.ended.setdefault(row.pk, row.state) == row.state, "what is over stays over"
+            assert self.final_states.setdefault(row.pk, row.state) == row.state, "a final state changed"
 
-    def check_what_the_kind_was_told(self) -> None:
-        told = [name for name, _ in CALLS]
+    def check_handler_calls(self) -> None:
+        calls = [name for name, _ in CALLS]
         for name, state in (("done", Job.State.DONE), ("cancelled", Job.State.CANCELLED)):
-            assert told.count(name) == Job.objects.filter(state=state).count()
-        assert told.count("leased") == Lease.objects.count()
-        ended_lost_or_back = Lease.objects.exclude(state=Lease.State.ACTIVE).count()
-        assert told.count("requeued") <= ended_lost_or_back
+            assert calls.count(name) == Job.objects.filter(state=state).count()
+        assert calls.count("leased") == Lease.objects.count()
+        ended_count = Lease.objects.exclude(state=Lease.State.ACTIVE).count()
+        assert calls.count("requeued") <= ended_count
         assert Event.objects.filter(sentence__startswith="Taken by").count() == Lease.objects.count()
 
 
@@ -167,9 +177,9 @@ class World:
 @given(history=steps)
 def test_lease_invariants_hold_after_every_step(db: None, history: list[tuple[str, Any]]) -> None:
     with transaction.atomic():
-        world = World()
-        for what, which in history:
-            world.act(what, which)
+        world = PoolWorld()
+        for step, target in history:
+            world.run_step(step, target)
             world.check()
         transaction.set_rollback(True)
 
@@ -178,20 +188,20 @@ def test_lease_invariants_hold_after_every_step(db: None, history: list[tuple[st
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(history=steps)
-def test_queue_completes_after_any_history(db: None, history: list[tuple[str, Any]]) -> None:
-    """No history leaves a job stuck: once people keep their hands off, sound nodes finish all that is not held."""
+def test_queue_after_any_history_completes(db: None, history: list[tuple[str, Any]]) -> None:
+    """After any history, working nodes finish all jobs that are not held."""
     with transaction.atomic():
-        world = World()
-        for what, which in history:
-            world.act(what, which)
+        world = PoolWorld()
+        for step, target in history:
+            world.run_step(step, target)
         Lease.objects.filter(state=Lease.State.ACTIVE).update(expires_at=timezone.now() - timedelta(days=1))
         lease_sweeper.sweep_leases()
-        Node.objects.update(**WISHES["opens"])
+        Node.objects.update(**NODE_SETTINGS["open"])
         for _ in range(2 * len(JOBS)):
-            for sound in world.nodes:
-                if granted := leases.claim_job(Node.objects.get(pk=sound.pk)):
+            for working_node in world.nodes:
+                if granted := leases.claim_job(Node.objects.get(pk=working_node.pk)):
                     lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
                     leases.finish_lease(lease, protocol.FinishLease(outcome="done"))
-        left: list[Any] = list(Job.objects.exclude(state__in=[*transitions.FINAL_STATES, Job.State.HELD]))
-        assert left == []
+        unfinished: list[Any] = list(Job.objects.exclude(state__in=[*transitions.FINAL_STATES, Job.State.HELD]))
+        assert unfinished == []
         transaction.set_rollback(True)

@@ -1,4 +1,4 @@
-"""Which job goes to which node: the order of the queue, and that nothing starves."""
+"""Matching of jobs to nodes: requirements, the order of the queue, and no starvation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANY_NODE = NodeSlot(
     gpu_memory_bytes=25 * 10**9,
     memory_bytes=10**11,
 )
-LINE = JobGroup(
+JOB_GROUP = JobGroup(
     priority=Job.Priority.COMMUNITY,
     impact=0,
     expected_seconds=3600.0,
@@ -38,7 +38,7 @@ LINE = JobGroup(
 ids = st.lists(st.integers(1, 3), max_size=2, unique=True)
 names = st.lists(st.sampled_from(["h100", "rack-4"]), max_size=2, unique=True)
 labels = st.lists(st.sampled_from(["1x24gb", "2x24gb", "1x80gb", "h100", "rack-4", "500gb"]), max_size=2, unique=True)
-ASKED = {"1x24gb": (1, 24), "2x24gb": (2, 24), "1x80gb": (1, 80)}
+GPU_LABELS = {"1x24gb": (1, 24), "2x24gb": (2, 24), "1x80gb": (1, 80)}
 tracks = st.sampled_from(["", "small", "large"])
 queues = st.lists(
     st.builds(
@@ -84,102 +84,107 @@ nodes = st.builds(
 shares = st.dictionaries(st.sampled_from(["ada", "bob", "eve"]), st.floats(0, 1e6))
 
 
-def first(*lines: JobGroup, used: dict[str, float] | None = None, now: datetime = NOW) -> JobGroup:
-    return next(matching.JobQueue(lines, used or {}, now).find_fitting(ANY_NODE))
+def find_first_group(*groups: JobGroup, used: dict[str, float] | None = None, now: datetime = NOW) -> JobGroup:
+    return next(matching.JobQueue(groups, used or {}, now).find_fitting(ANY_NODE))
 
 
-def may(line: JobGroup, node: NodeSlot) -> bool:
-    """The rules once more, one by one."""
-    asked = [ASKED[label] for label in line.needs_labels if label in ASKED]
-    left = min(
+def is_permitted(group: JobGroup, node: NodeSlot) -> bool:
+    """Check the matching rules one by one, independently of the implementation."""
+    gpu_needs = [GPU_LABELS[label] for label in group.needs_labels if label in GPU_LABELS]
+    seconds_left = min(
         node.seconds_left or 1e9 * (node.seconds_left is None), node.max_seconds or 1e9 * (node.max_seconds is None)
     )
-    worked = min(line.checkpoint_seconds, line.expected_seconds) if line.checkpoint_seconds else line.expected_seconds
+    needed_seconds = (
+        min(group.checkpoint_seconds, group.expected_seconds) if group.checkpoint_seconds else group.expected_seconds
+    )
     return (
-        {label for label in line.needs_labels if label in ("h100", "rack-4")} <= node.labels
-        and all(gpus <= node.gpus and memory * 1e9 <= node.gpu_memory_bytes for gpus, memory in asked)
-        and ("500gb" not in line.needs_labels or node.disk_free_bytes >= 500e9)
-        and (node.trusted or not line.needs_trusted)
-        and (node.sandboxed or not line.needs_sandbox)
-        and line.needs_disk_bytes <= node.disk_free_bytes
-        and line.needs_gpus <= node.gpus
-        and line.needs_gpu_memory_bytes <= node.gpu_memory_bytes
-        and line.needs_memory_bytes <= node.memory_bytes
-        and node.node not in line.excluded_nodes
-        and node.owner not in line.excluded_owners
-        and (node.kinds is None or line.kind in node.kinds)
-        and {"everyone": True, "core": line.from_core, "track": line.track == node.serves_track}[node.serves]
-        and worked + matching.LEEWAY_SECONDS <= left
+        {label for label in group.needs_labels if label in ("h100", "rack-4")} <= node.labels
+        and all(gpus <= node.gpus and memory * 1e9 <= node.gpu_memory_bytes for gpus, memory in gpu_needs)
+        and ("500gb" not in group.needs_labels or node.disk_free_bytes >= 500e9)
+        and (node.trusted or not group.needs_trusted)
+        and (node.sandboxed or not group.needs_sandbox)
+        and group.needs_disk_bytes <= node.disk_free_bytes
+        and group.needs_gpus <= node.gpus
+        and group.needs_gpu_memory_bytes <= node.gpu_memory_bytes
+        and group.needs_memory_bytes <= node.memory_bytes
+        and node.node not in group.excluded_nodes
+        and node.owner not in group.excluded_owners
+        and (node.kinds is None or group.kind in node.kinds)
+        and {"everyone": True, "core": group.from_core, "track": group.track == node.serves_track}[node.serves]
+        and needed_seconds + matching.LEEWAY_SECONDS <= seconds_left
     )
 
 
 @given(queues, nodes, shares)
 def test_matching_offers_only_permitted_jobs(queue: list[JobGroup], node: NodeSlot, used: dict[str, float]) -> None:
     chosen = list(matching.JobQueue(queue, used, NOW).find_fitting(node))
-    for line in queue:
-        assert (line in chosen) == may(line, node)
+    for group in queue:
+        assert (group in chosen) == is_permitted(group, node)
 
 
 @given(queues, shares)
 def test_matching_order_is_independent_of_input_order(queue: list[JobGroup], used: dict[str, float]) -> None:
-    def ranks(lines: list[JobGroup]) -> list[tuple[object, ...]]:
-        chosen = list(matching.JobQueue(lines, used, NOW).find_fitting(ANY_NODE))
-        places = [(line, matching.rank_group(line, used.get(line.author, 0.0), NOW)) for line in chosen]
-        return [(*rank[:2], matching.count_idle_gpus(line, ANY_NODE), *rank[2:]) for line, rank in places]
+    def list_ranks(groups: list[JobGroup]) -> list[tuple[object, ...]]:
+        chosen = list(matching.JobQueue(groups, used, NOW).find_fitting(ANY_NODE))
+        ranked = [(group, matching.rank_group(group, used.get(group.author, 0.0), NOW)) for group in chosen]
+        return [(*rank[:2], matching.count_idle_gpus(group, ANY_NODE), *rank[2:]) for group, rank in ranked]
 
-    assert ranks(queue) == sorted(ranks(queue)) == ranks(list(reversed(queue)))
+    assert list_ranks(queue) == sorted(list_ranks(queue)) == list_ranks(list(reversed(queue)))
 
 
 @given(queues.filter(bool), shares, st.integers(0, 365))
 def test_matching_age_prevents_starvation(queue: list[JobGroup], used: dict[str, float], days: int) -> None:
     """After a bounded time a waiting job goes before whatever is queued from then on."""
-    old = queue[0]
-    ladder = [int(priority) for priority in Job.Priority]
-    bound = LIFT_PERIOD * ((max(ladder) - min(ladder)) // matching.PRIORITY_STEP + 1)
-    now = old.waiting_since + bound + timedelta(days=days)
-    new = [replace(line, waiting_since=now) for line in queue]
+    old_group = queue[0]
+    priorities = [int(priority) for priority in Job.Priority]
+    bound = LIFT_PERIOD * ((max(priorities) - min(priorities)) // matching.PRIORITY_STEP + 1)
+    now = old_group.waiting_since + bound + timedelta(days=days)
+    new_groups = [replace(group, waiting_since=now) for group in queue]
     assert all(
-        matching.rank_group(old, used.get(old.author, 0.0), now)
-        < matching.rank_group(line, used.get(line.author, 0.0), now)
-        for line in new
+        matching.rank_group(old_group, used.get(old_group.author, 0.0), now)
+        < matching.rank_group(group, used.get(group.author, 0.0), now)
+        for group in new_groups
     )
 
 
 def test_matching_follows_priorities() -> None:
     order = [Job.Priority.NIGHTLY, Job.Priority.CONFIRMATION, Job.Priority.MAINTAINER, Job.Priority.COMMUNITY]
-    lines = [replace(LINE, priority=int(priority)) for priority in reversed(order)]
-    assert [line.priority for line in matching.JobQueue(lines, {}, NOW).find_fitting(ANY_NODE)] == order
+    groups = [replace(JOB_GROUP, priority=int(priority)) for priority in reversed(order)]
+    assert [group.priority for group in matching.JobQueue(groups, {}, NOW).find_fitting(ANY_NODE)] == order
 
 
 def test_matching_prefers_impact_within_priority() -> None:
-    assert first(LINE, replace(LINE, impact=1, expected_seconds=9e5)).impact == 1
+    assert find_first_group(JOB_GROUP, replace(JOB_GROUP, impact=1, expected_seconds=9e5)).impact == 1
 
 
 def test_matching_prefers_shorter_jobs() -> None:
-    assert first(LINE, replace(LINE, expected_seconds=600.0)).expected_seconds == 600.0
+    assert find_first_group(JOB_GROUP, replace(JOB_GROUP, expected_seconds=600.0)).expected_seconds == 600.0
 
 
 def test_matching_prefers_author_with_less_usage() -> None:
-    bob = replace(LINE, author="bob", expected_seconds=3700.0)
-    assert first(LINE, bob, used={"ada": 7200.0}).author == "bob"
-    assert first(LINE, bob, used={"bob": 7200.0}).author == "ada"
+    bob = replace(JOB_GROUP, author="bob", expected_seconds=3700.0)
+    assert find_first_group(JOB_GROUP, bob, used={"ada": 7200.0}).author == "bob"
+    assert find_first_group(JOB_GROUP, bob, used={"bob": 7200.0}).author == "ada"
 
 
 def test_matching_prefers_longer_waiting_job() -> None:
-    assert first(LINE, replace(LINE, author="bob", waiting_since=NOW - timedelta(minutes=1))).author == "bob"
+    assert (
+        find_first_group(JOB_GROUP, replace(JOB_GROUP, author="bob", waiting_since=NOW - timedelta(minutes=1))).author
+        == "bob"
+    )
 
 
 def test_matching_three_days_of_age_equal_nightly_priority() -> None:
-    tonight = replace(LINE, priority=int(Job.Priority.NIGHTLY))
+    nightly = replace(JOB_GROUP, priority=int(Job.Priority.NIGHTLY))
     assert matching.get_lifted_priority(
-        replace(LINE, waiting_since=NOW - 3 * LIFT_PERIOD), NOW
-    ) == matching.get_lifted_priority(tonight, NOW)
-    patient = replace(LINE, waiting_since=NOW - 4 * LIFT_PERIOD)
-    assert first(tonight, patient) == patient
+        replace(JOB_GROUP, waiting_since=NOW - 3 * LIFT_PERIOD), NOW
+    ) == matching.get_lifted_priority(nightly, NOW)
+    old_group = replace(JOB_GROUP, waiting_since=NOW - 4 * LIFT_PERIOD)
+    assert find_first_group(nightly, old_group) == old_group
 
 
 def test_explain_idle_names_needs_of_queue() -> None:
-    queue = [replace(LINE, needs_labels=("h100",)), replace(LINE, needs_trusted=True)]
+    queue = [replace(JOB_GROUP, needs_labels=("h100",)), replace(JOB_GROUP, needs_trusted=True)]
     idle = NodeSlot(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
     assert (
         matching.explain_idle(queue, idle)
@@ -189,18 +194,18 @@ def test_explain_idle_names_needs_of_queue() -> None:
 
 
 def test_matching_excludes_nodes_of_same_owner() -> None:
-    check = replace(LINE, excluded_nodes=(1,), excluded_owners=(7,))
+    check = replace(JOB_GROUP, excluded_nodes=(1,), excluded_owners=(7,))
     assert matching.find_obstacle(check, replace(ANY_NODE, node=1, owner=8))
     assert matching.find_obstacle(check, replace(ANY_NODE, node=2, owner=7))
     assert matching.find_obstacle(check, replace(ANY_NODE, node=2, owner=8)) is None
     assert matching.find_obstacle(check, replace(ANY_NODE, node=2, owner=None)) is None
 
 
-# --- labels, wishes, windows -----------------------------------------------------------------------------------------
+# --- labels, settings of owners, windows ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("label", "waits_for"),
+    ("label", "obstacle"),
     [
         ("1x24gb", None),
         ("2x24gb", None),
@@ -216,34 +221,37 @@ def test_matching_excludes_nodes_of_same_owner() -> None:
         ("2000gb", "with 2000 GB of free disk"),
     ],
 )
-def test_labels_with_numbers_compare_as_numbers(label: str, waits_for: str | None) -> None:
-    assert matching.find_obstacle(replace(LINE, needs_labels=(label,)), ANY_NODE) == waits_for
+def test_labels_with_numbers_compare_as_numbers(label: str, obstacle: str | None) -> None:
+    assert matching.find_obstacle(replace(JOB_GROUP, needs_labels=(label,)), ANY_NODE) == obstacle
 
 
 def test_slot_label_counts_only_its_gpus() -> None:
-    lane = replace(ANY_NODE, gpus=1)
-    assert matching.find_obstacle(replace(LINE, needs_labels=("2x3090",)), lane) == "labeled 2x3090"
-    assert matching.find_obstacle(replace(LINE, needs_labels=("2x24gb",)), lane) == "with 2 GPUs of 24 GB"
-    assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), lane) is None
+    slot = replace(ANY_NODE, gpus=1)
+    assert matching.find_obstacle(replace(JOB_GROUP, needs_labels=("2x3090",)), slot) == "labeled 2x3090"
+    assert matching.find_obstacle(replace(JOB_GROUP, needs_labels=("2x24gb",)), slot) == "with 2 GPUs of 24 GB"
+    assert matching.find_obstacle(replace(JOB_GROUP, needs_labels=("1x3090",)), slot) is None
 
 
 def test_owner_label_adds_no_gpu() -> None:
-    braggart = replace(ANY_NODE, labels=frozenset({"8x80gb", "1x3090"}), gpus=0, gpu_memory_bytes=0)
-    assert matching.find_obstacle(replace(LINE, needs_labels=("8x80gb",)), braggart) == "with 8 GPUs of 80 GB"
-    assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), braggart) == "labeled 1x3090"
+    slot = replace(ANY_NODE, labels=frozenset({"8x80gb", "1x3090"}), gpus=0, gpu_memory_bytes=0)
+    assert matching.find_obstacle(replace(JOB_GROUP, needs_labels=("8x80gb",)), slot) == "with 8 GPUs of 80 GB"
+    assert matching.find_obstacle(replace(JOB_GROUP, needs_labels=("1x3090",)), slot) == "labeled 1x3090"
 
 
 def test_matching_respects_owner_settings() -> None:
-    core, track = replace(ANY_NODE, serves="core"), replace(ANY_NODE, serves="track", serves_track="small")
-    ours, small = replace(LINE, from_core=True, track="large"), replace(LINE, track="small")
-    assert [matching.find_obstacle(ours, core), matching.find_obstacle(small, track)] == [None, None]
-    assert matching.find_obstacle(small, core) == "whose owner lends it to everyone"
-    assert matching.find_obstacle(ours, track) == "whose owner lends it to more than one track"
+    core_slot, track_slot = replace(ANY_NODE, serves="core"), replace(ANY_NODE, serves="track", serves_track="small")
+    core_group, small_group = replace(JOB_GROUP, from_core=True, track="large"), replace(JOB_GROUP, track="small")
+    assert [matching.find_obstacle(core_group, core_slot), matching.find_obstacle(small_group, track_slot)] == [
+        None,
+        None,
+    ]
+    assert matching.find_obstacle(small_group, core_slot) == "whose owner lends it to everyone"
+    assert matching.find_obstacle(core_group, track_slot) == "whose owner lends it to more than one track"
 
 
 def test_matching_skips_job_without_checkpoint_before_window_end() -> None:
-    hourly = replace(LINE, expected_seconds=36_000.0, checkpoint_seconds=3600.0)
-    at_once = replace(LINE, expected_seconds=7200.0)
+    hourly = replace(JOB_GROUP, expected_seconds=36_000.0, checkpoint_seconds=3600.0)
+    at_once = replace(JOB_GROUP, expected_seconds=7200.0)
     short, long = replace(ANY_NODE, seconds_left=3000.0), replace(ANY_NODE, seconds_left=3800.0)
     assert matching.find_obstacle(hourly, short) == "that is free for 63 minutes at a stretch"
     assert matching.find_obstacle(hourly, long) is None
@@ -253,13 +261,13 @@ def test_matching_skips_job_without_checkpoint_before_window_end() -> None:
 
 
 def test_claim_skips_empty_group() -> None:
-    queue = matching.JobQueue([LINE, replace(LINE, author="bob", priority=0)], {}, NOW)
-    first_line = next(queue.find_fitting(ANY_NODE))
-    queue.remove_group(first_line)
-    assert [line.author for line in queue.find_fitting(ANY_NODE)] == ["ada"]
+    queue = matching.JobQueue([JOB_GROUP, replace(JOB_GROUP, author="bob", priority=0)], {}, NOW)
+    first_group = next(queue.find_fitting(ANY_NODE))
+    queue.remove_group(first_group)
+    assert [group.author for group in queue.find_fitting(ANY_NODE)] == ["ada"]
 
 
 def test_describe_needs_names_requirements() -> None:
-    wanted = replace(LINE, needs_labels=("h100", "500gb"), needs_gpus=2, needs_gpu_memory_bytes=24 * 10**9)
-    assert matching.describe_needs(wanted) == "with 2 GPUs of 24 GB and labeled h100 and with 500 GB of free disk"
-    assert matching.describe_needs(LINE) == "that fits"
+    group = replace(JOB_GROUP, needs_labels=("h100", "500gb"), needs_gpus=2, needs_gpu_memory_bytes=24 * 10**9)
+    assert matching.describe_needs(group) == "with 2 GPUs of 24 GB and labeled h100 and with 500 GB of free disk"
+    assert matching.describe_needs(JOB_GROUP) == "that fits"

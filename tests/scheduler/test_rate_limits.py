@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from django_redis.cache import RedisCache
@@ -18,9 +19,9 @@ def use_redis(monkeypatch: pytest.MonkeyPatch, url: str, prefix: str = "test-rat
     monkeypatch.setattr(rate_limits, "cache", RedisCache(url.replace("redis+socket://", "unix://"), parameters))
 
 
+@pytest.mark.usefixtures("rate_limit_clock")
 def test_check_rate_limit_counts_processes_together(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
     monkeypatch.setitem(rate_limits.PER_MINUTE, "poll", 3)
-    monkeypatch.setattr(rate_limits.time, "time", lambda: 6e9)
     prefix = uuid.uuid4().hex
     use_redis(monkeypatch, redis_url, prefix)
     rate_limits.check_rate_limit("poll", "node-7")
@@ -39,9 +40,11 @@ def test_check_rate_limit_without_redis_allows_all(monkeypatch: pytest.MonkeyPat
         rate_limits.check_rate_limit("poll", "node-7")
 
 
-def test_hourly_limit_ends_with_the_hour(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
+def test_hourly_limit_ends_with_the_hour(
+    monkeypatch: pytest.MonkeyPatch, redis_url: str, rate_limit_clock: SimpleNamespace
+) -> None:
     monkeypatch.setitem(rate_limits.PER_HOUR, "ask", 2)
-    monkeypatch.setattr(rate_limits.time, "time", lambda: 7.2e9 + 1800)
+    rate_limit_clock.now = 7.2e9 + 1800
     prefix = uuid.uuid4().hex
     use_redis(monkeypatch, redis_url, prefix)
     assert rate_limits.is_within_rate_limit("ask", "token-7")
@@ -49,5 +52,5 @@ def test_hourly_limit_ends_with_the_hour(monkeypatch: pytest.MonkeyPatch, redis_
     assert rate_limits.is_within_rate_limit("ask", "token-7")
     assert not rate_limits.is_within_rate_limit("ask", "token-7")
     assert rate_limits.get_retry_after("ask") == 1800
-    monkeypatch.setattr(rate_limits.time, "time", lambda: 7.2e9 + 3600)
-    assert rate_limits.is_within_rate_limit("ask", "token-7"), "another hour"
+    rate_limit_clock.now = 7.2e9 + 3600
+    assert rate_limits.is_within_rate_limit("ask", "token-7"), "the limit restarts each hour"

@@ -1,4 +1,4 @@
-"""The site's release of the trainer: a tar that says nothing of the machine or the hour."""
+"""The site's release of the trainer: a reproducible tar."""
 
 from __future__ import annotations
 

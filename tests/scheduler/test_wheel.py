@@ -1,4 +1,4 @@
-"""The wheel that a site serves: built from the checkout, signed, and named in the commands of its pages."""
+"""The wheel that a site serves: reproducible, signed and named in install commands."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from scheduler.release.wheel import Wheel, build_wheel, find_wheel, get_requirem
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a wheel."""
     return tmp_path_factory.mktemp("wheels")
 
 
 @pytest.fixture
-def wheel(built: Path, settings: Settings) -> Wheel:
-    settings.WHEELS = built
-    found = find_wheel()
-    if found is None:
+def wheel(wheel_folder: Path, settings: Settings) -> Wheel:
+    settings.WHEELS = wheel_folder
+    wheel = find_wheel()
+    if wheel is None:
         call_command("build_wheel", verbosity=0)
-        found = find_wheel()
-    assert found
-    return found
+        wheel = find_wheel()
+    assert wheel
+    return wheel
 
 
 def test_wheel_holds_the_trainer_only(wheel: Wheel) -> None:
@@ -50,18 +50,18 @@ def test_wheel_of_same_checkout_has_same_bytes(wheel: Wheel) -> None:
 def test_new_wheel_is_served_before_the_old_one_is_deleted(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.WHEELS, unlink, served = tmp_path, Path.unlink, list[int]()
-    old = tmp_path / "dailytrain-0.0.0-py3-none-any.whl"
-    old.write_bytes(b"an old wheel")
+    settings.WHEELS, unlink, wheel_counts = tmp_path, Path.unlink, list[int]()
+    old_wheel = tmp_path / "dailytrain-0.0.0-py3-none-any.whl"
+    old_wheel.write_bytes(b"an old wheel")
 
-    def record(path: Path, missing_ok: bool = False) -> None:
-        served.append(len(list(tmp_path.glob("*.whl"))))
+    def count_and_unlink(path: Path, missing_ok: bool = False) -> None:
+        wheel_counts.append(len(list(tmp_path.glob("*.whl"))))
         unlink(path, missing_ok)
 
-    monkeypatch.setattr(Path, "unlink", record)
-    built = build_wheel()
-    assert served == [2]
-    assert list(tmp_path.iterdir()) == [built]
+    monkeypatch.setattr(Path, "unlink", count_and_unlink)
+    new_wheel = build_wheel()
+    assert wheel_counts == [2]
+    assert list(tmp_path.iterdir()) == [new_wheel]
 
 
 def test_served_wheel_has_the_named_hash_and_signature(client: Client, wheel: Wheel) -> None:
@@ -94,8 +94,10 @@ def test_requirement_with_package_name_names_no_wheel(wheel: Wheel, settings: Se
 def test_pip_refuses_wheel_with_another_hash(wheel: Wheel, tmp_path: Path) -> None:
     """pip checks the hash that the commands name."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-index", "--dest", str(tmp_path)]
-    good = subprocess.run([*command, f"dailytrain @ file://{wheel.path}#sha256={wheel.sha256}"], capture_output=True)
-    assert good.returncode == 0, good.stderr
-    bad = subprocess.run([*command, f"dailytrain @ file://{wheel.path}#sha256={'0' * 64}"], capture_output=True)
-    assert bad.returncode != 0
-    assert b"HASHES" in bad.stderr.upper()
+    accepted = subprocess.run(
+        [*command, f"dailytrain @ file://{wheel.path}#sha256={wheel.sha256}"], capture_output=True
+    )
+    assert accepted.returncode == 0, accepted.stderr
+    refused = subprocess.run([*command, f"dailytrain @ file://{wheel.path}#sha256={'0' * 64}"], capture_output=True)
+    assert refused.returncode != 0
+    assert b"HASHES" in refused.stderr.upper()

@@ -1,4 +1,4 @@
-"""When a node is lent, in its owner's time zone, on every day of the year."""
+"""Lending windows of nodes in their owners' time zones, on every day of the year."""
 
 from __future__ import annotations
 
@@ -28,78 +28,80 @@ weeks = st.lists(st.builds(Weekly, st.integers(0, 6), times, times), max_size=5)
 moments = st.integers(0, 2 * 366 * 24 * 12).map(lambda steps: MONDAY + steps * timedelta(minutes=5))
 
 
-def left(week: list[Weekly], now: datetime, zone: str = "UTC") -> float | None:
+def get_seconds_left(week: list[Weekly], now: datetime, zone: str = "UTC") -> float | None:
     return windows.get_seconds_left(week, "windows", None, zone, now)
 
 
-def is_lent(week: list[Weekly], wall: datetime) -> bool:
-    """The same question, asked of the wall clock alone."""
+def is_lent(week: list[Weekly], wall_time: datetime) -> bool:
+    """Check by the wall clock alone whether the node is lent."""
     for window in week:
-        for day in (wall.date(), wall.date() - timedelta(days=1)):
+        for day in (wall_time.date(), wall_time.date() - timedelta(days=1)):
             begin = datetime.combine(day, window.start)
             end = datetime.combine(day if window.end > window.start else day + timedelta(days=1), window.end)
-            if day.weekday() == window.weekday and begin <= wall < end:
+            if day.weekday() == window.weekday and begin <= wall_time < end:
                 return True
     return False
 
 
 @given(weeks, moments, st.sampled_from(ZONES))
 def test_node_is_lent_only_within_owner_windows(week: list[Weekly], now: datetime, zone: str) -> None:
-    wall = now.astimezone(ZoneInfo(zone)).replace(tzinfo=None, fold=0)
-    seconds = left(week, now, zone)
+    wall_time = now.astimezone(ZoneInfo(zone)).replace(tzinfo=None, fold=0)
+    seconds = get_seconds_left(week, now, zone)
     if seconds != 0:
-        assert is_lent(week, wall)
-    near = [(now + timedelta(hours=hours)).astimezone(ZoneInfo(zone)).utcoffset() for hours in range(-200, 201, 8)]
-    if len(set(near)) == 1:  # no clock changes: exactly then
-        assert (seconds != 0) == is_lent(week, wall)
+        assert is_lent(week, wall_time)
+    utc_offsets = [
+        (now + timedelta(hours=hours)).astimezone(ZoneInfo(zone)).utcoffset() for hours in range(-200, 201, 8)
+    ]
+    if len(set(utc_offsets)) == 1:  # no clock change within these days
+        assert (seconds != 0) == is_lent(week, wall_time)
 
 
 @given(weeks, moments, st.sampled_from(ZONES), st.floats(0, 1))
 def test_node_is_lent_exactly_until_window_end(week: list[Weekly], now: datetime, zone: str, part: float) -> None:
-    seconds = left(week, now, zone)
+    seconds = get_seconds_left(week, now, zone)
     if seconds is None:
-        assert left(week, now + timedelta(days=7 * part), zone) != 0
+        assert get_seconds_left(week, now + timedelta(days=7 * part), zone) != 0
     elif seconds > 0:
         assert seconds <= 7 * 86400
-        later = left(week, now + timedelta(seconds=int(seconds * part * 0.999)), zone)
+        later = get_seconds_left(week, now + timedelta(seconds=int(seconds * part * 0.999)), zone)
         assert later is not None
         assert later == pytest.approx(seconds - int(seconds * part * 0.999))
-        assert left(week, now + timedelta(seconds=seconds), zone) == 0
+        assert get_seconds_left(week, now + timedelta(seconds=seconds), zone) == 0
     else:
         opens = windows.find_next_opening(week, "windows", zone, now)
         if opens:
             assert opens > now
-            assert left(week, opens, zone) != 0
-            assert left(week, opens - timedelta(seconds=1), zone) == 0
+            assert get_seconds_left(week, opens, zone) != 0
+            assert get_seconds_left(week, opens - timedelta(seconds=1), zone) == 0
 
 
 def test_window_over_midnight_belongs_to_its_first_day() -> None:
     night = [Weekly(0, time(22), time(6))]
-    assert left(night, MONDAY + timedelta(hours=21)) == 0
-    assert left(night, MONDAY + timedelta(hours=23)) == 7 * 3600
-    assert left(night, MONDAY + timedelta(hours=29)) == 3600
-    assert left(night, MONDAY + timedelta(hours=5)) == 0
+    assert get_seconds_left(night, MONDAY + timedelta(hours=21)) == 0
+    assert get_seconds_left(night, MONDAY + timedelta(hours=23)) == 7 * 3600
+    assert get_seconds_left(night, MONDAY + timedelta(hours=29)) == 3600
+    assert get_seconds_left(night, MONDAY + timedelta(hours=5)) == 0
 
 
 def test_adjacent_windows_merge() -> None:
     weekend = [Weekly(5, time(0), time(0)), Weekly(6, time(0), time(0))]
-    assert left(weekend, MONDAY - timedelta(days=2)) == 2 * 86400
-    assert left([Weekly(day, time(9), time(9)) for day in range(7)], MONDAY) is None
+    assert get_seconds_left(weekend, MONDAY - timedelta(days=2)) == 2 * 86400
+    assert get_seconds_left([Weekly(day, time(9), time(9)) for day in range(7)], MONDAY) is None
 
 
 def test_windows_follow_daylight_saving_time() -> None:
     night = [Weekly(6, time(1), time(5))]  # Sundays, in Berlin
-    assert left(night, datetime(2026, 3, 29, 0, tzinfo=UTC), "Europe/Berlin") == 3 * 3600
-    assert left(night, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 5 * 3600
-    assert left(night, datetime(2026, 11, 1, 0, tzinfo=UTC), "Europe/Berlin") == 4 * 3600
+    assert get_seconds_left(night, datetime(2026, 3, 29, 0, tzinfo=UTC), "Europe/Berlin") == 3 * 3600
+    assert get_seconds_left(night, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 5 * 3600
+    assert get_seconds_left(night, datetime(2026, 11, 1, 0, tzinfo=UTC), "Europe/Berlin") == 4 * 3600
 
 
 def test_repeated_hour_is_lent_once() -> None:
     early, late = [Weekly(6, time(1), time(2, 30))], [Weekly(6, time(2, 30), time(4))]
-    assert left(early, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 1.5 * 3600
-    assert left(early, datetime(2026, 10, 25, 1, 15, tzinfo=UTC), "Europe/Berlin") == 0
-    assert left(late, datetime(2026, 10, 25, 0, 45, tzinfo=UTC), "Europe/Berlin") == 0
-    assert left(late, datetime(2026, 10, 25, 1, 45, tzinfo=UTC), "Europe/Berlin") == 1.25 * 3600
+    assert get_seconds_left(early, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 1.5 * 3600
+    assert get_seconds_left(early, datetime(2026, 10, 25, 1, 15, tzinfo=UTC), "Europe/Berlin") == 0
+    assert get_seconds_left(late, datetime(2026, 10, 25, 0, 45, tzinfo=UTC), "Europe/Berlin") == 0
+    assert get_seconds_left(late, datetime(2026, 10, 25, 1, 45, tzinfo=UTC), "Europe/Berlin") == 1.25 * 3600
 
 
 def test_availability_with_always_until_and_unknown_zone() -> None:
@@ -108,5 +110,5 @@ def test_availability_with_always_until_and_unknown_zone() -> None:
     assert windows.get_seconds_left([], "until", MONDAY - timedelta(hours=1), "UTC", MONDAY) == 0
     assert windows.get_seconds_left([], "until", None, "UTC", MONDAY) == 0
     whole = [Weekly(day, time(0), time(0)) for day in range(7)]
-    assert left(whole, MONDAY, "Middle-earth/Bree") == 0
-    assert left([], MONDAY) == 0
+    assert get_seconds_left(whole, MONDAY, "Middle-earth/Bree") == 0
+    assert get_seconds_left([], MONDAY) == 0

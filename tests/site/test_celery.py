@@ -6,7 +6,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+from django_celery_beat.models import PeriodicTask
+
 from dailytrain import schedule
+from dailytrain.celery import app
 from tests.support.paths import REPOSITORY
 
 LIST_TASKS = """
@@ -17,6 +21,7 @@ print(json.dumps(list(app.tasks)))
 """
 
 
+@pytest.mark.slow
 def test_scheduled_tasks_are_registered_in_a_new_worker() -> None:
     # A new process: other tests have imported the modules of the tasks.
     done = subprocess.run(
@@ -24,3 +29,26 @@ def test_scheduled_tasks_are_registered_in_a_new_worker() -> None:
     )
     scheduled = {task for task, _ in (*schedule.INTERVAL_TASKS.values(), *schedule.CRON_TASKS.values())}
     assert scheduled <= set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.django_db
+def test_schedule_after_an_upgrade_names_only_tasks_that_exist() -> None:
+    schedule.install()
+    renamed = PeriodicTask.objects.get(name="Queue score jobs")
+    PeriodicTask.objects.filter(pk=renamed.pk).update(task="leaderboard.tasks.queue_scoring", enabled=False)
+    releases = PeriodicTask.objects.get(name="Publish and score releases")
+    earlier = {"name": "Release weights of long runs", "task": "leaderboard.tasks.publish_last_releases"}
+    PeriodicTask.objects.filter(pk=releases.pk).update(**earlier, enabled=False)
+    PeriodicTask.objects.create(name="Old", task="scheduler.tasks.gone", interval=renamed.interval)
+    PeriodicTask.objects.create(name="Of the admin", task="celery.backend_cleanup", interval=renamed.interval)
+
+    schedule.install()
+
+    assert set(PeriodicTask.objects.exclude(name="Of the admin").values_list("task", flat=True)) <= set(app.tasks)
+    assert PeriodicTask.objects.filter(name="Of the admin").exists()
+    releases.refresh_from_db()
+    assert (releases.name, releases.task, releases.enabled) == (
+        "Publish and score releases", "leaderboard.tasks.publish_and_score_releases", False,
+    )  # fmt: skip
+    renamed.refresh_from_db()
+    assert (renamed.task, renamed.enabled) == ("leaderboard.tasks.queue_scores", False)

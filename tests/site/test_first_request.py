@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import REPOSITORY
 
 SCRIPT = """
@@ -48,6 +50,7 @@ print(json.dumps({"lifespan": lifespan, "status": status, "imported": sorted(imp
 """
 
 
+@pytest.mark.slow
 def test_first_request_imports_nothing_and_startup_needs_no_database(tmp_path: Path) -> None:
     environment = {**os.environ, "DAILYTRAIN_HOME": str(tmp_path), "GITHUB_WEBHOOK_SECRET": "secret"}
     done = subprocess.run(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import get_resolver
 
-from leaderboard.models import Run
+from leaderboard.models import Entry, Run
 from scheduler.models import Node
 from tests.support import scene
+from tests.support.routes import list_patterns
 
 pytestmark = pytest.mark.django_db
 
@@ -31,7 +35,7 @@ def test_api_run_with_malformed_id_is_a_json_error(client: Client, run_id: str, 
 
 
 def test_api_run_with_valid_id_keeps_its_etag(client: Client) -> None:
-    run: Run = scene.night()["best"]
+    run: Run = scene.create_night_board()["best"]
     answer = client.get(f"/api/v1/runs/{run.pk}")
 
     assert answer["ETag"] == f'"{run.pk}.{Run.objects.get(pk=run.pk).revision}"'
@@ -65,6 +69,58 @@ def test_request_with_escaped_percent_sign_is_no_null_byte(client: Client) -> No
     assert client.get("/?q=%2500").status_code == 200
 
 
+def test_session_cookie_with_null_byte_is_refused(client: Client) -> None:
+    client.cookies["sessionid"] = "\0" + "a" * 31  # sent as "\\000aaa...", which Django decodes
+
+    answer = client.get("/accounts/login/")
+
+    assert (answer.status_code, answer.json()["detail"]) == (400, "The cookie contains a null byte.")
+
+
+@pytest.mark.parametrize("field", ["login", "password", "new\0field"])
+def test_form_with_null_byte_is_refused(client: Client, field: str) -> None:
+    answer = client.post("/accounts/login/", {"login": "ada", "password": "a", field: "a\0b"})
+
+    assert (answer.status_code, answer.json()["detail"]) == (400, "The form contains a null byte.")
+
+
+@pytest.mark.parametrize("field", ["run", "prompt", "tokens", "temperature"])
+def test_form_without_csrf_check_refuses_a_null_byte(client: Client, field: str) -> None:
+    run = scene.create_night_board()["best"]
+
+    assert client.post("/try/", {"run": run.pk, "prompt": "The train", field: "a\0b"}).status_code == 400
+
+
+def test_null_byte_in_the_reason_of_a_rejection_is_refused(client: Client) -> None:
+    entry = scene.create_night_board()["entry"]
+    Entry.objects.filter(pk=entry.pk).update(state=Entry.State.PROPOSED)
+    client.force_login(User.objects.create_superuser("mara"))
+
+    answer = client.post(f"/admin/leaderboard/entry/{entry.pk}/reject/", {"reason": "It opens\0a socket."})
+
+    assert answer.status_code == 400
+    entry.refresh_from_db()
+    assert (entry.state, entry.reason) == (Entry.State.PROPOSED, "")
+
+
+@pytest.mark.slow
+@pytest.mark.services
+@pytest.mark.parametrize("number", [2**31, 2**63, "9" * 5000])
+@pytest.mark.parametrize("role", ["visitor", "superuser"])
+def test_number_in_address_that_no_row_has_is_refused(client: Client, role: str, number: int | str) -> None:
+    if role == "superuser":
+        client.force_login(User.objects.create_superuser("mara"))
+    routes = [route for route in list_patterns(get_resolver()) if "<int:" in route or "<path:object_id>" in route]
+    assert len(routes) > 100
+
+    for route in routes:
+        address = "/" + re.sub(r"<(?:int:\w+|path:object_id)>", str(number), route)
+        address = re.sub(r"<\w+:(\w+)>", "x", address).replace("<sha256>", "0" * 64)
+        for method in ("get", "post"):
+            status = getattr(client, method)(address).status_code
+            assert status < 500, f"{method} {address}: {status}"
+
+
 @pytest.mark.parametrize("run", ["²", "٣", DIGITS, "-1", "abc", ""])
 def test_try_page_with_malformed_run_shows_the_form(client: Client, run: str) -> None:
     assert client.get("/try/", {"run": run}).status_code == 200
@@ -77,7 +133,7 @@ def test_compare_table_with_malformed_runs_leaves_them_out(client: Client, runs:
 
 
 def test_compare_table_names_runs_in_order_and_once(client: Client) -> None:
-    night = scene.night()
+    night = scene.create_night_board()
     best, train = night["best"].pk, night["train"].pk
 
     rows = client.get(f"/compare/?format=json&runs={train},{DIGITS},{best},{train}").json()["rows"]

@@ -50,9 +50,23 @@ def manage(environment: dict[str, str], *arguments: str) -> str:
 
 
 def test_check_with_production_settings_passes(environment: dict[str, str]) -> None:
-    assert "no issues" in manage(environment, "check", "--fail-level", "WARNING")
-    # W002: every visitor can create an account with a password.
-    assert "dailytrain.W002" not in manage(environment, "check", "--deploy")
+    assert "no issues" in manage(environment, "check", "--deploy", "--fail-level", "WARNING")
+
+
+@pytest.mark.slow
+def test_site_with_tls_redirects_visitors_but_not_nodes(environment: dict[str, str]) -> None:
+    script = """
+from django.test import Client
+client = Client(headers={"host": "train.example.org"})
+for path in ("/queue/", "/api/v1/", "/api/node/v1/poll", "/healthz"):
+    print(path, client.get(path).status_code)
+print(client.get("/healthz", secure=True)["Strict-Transport-Security"])
+"""
+    manage(environment, "migrate")
+    lines = manage(environment, "shell", "--no-imports", "--command", script).splitlines()
+    assert [line for line in lines if line.startswith(("/", "max-age"))] == [
+        "/queue/ 301", "/api/v1/ 301", "/api/node/v1/poll 405", "/healthz 200", "max-age=31536000",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

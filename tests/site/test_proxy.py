@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,12 +17,16 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 import yaml
+from django.core.exceptions import ImproperlyConfigured
 
+from dailytrain.environment import read_networks
+from dailytrain.proxies import TrustedProxiesMiddleware
+from scheduler.page_cache import PROXY_SECONDS
 from tests.support.paths import REPOSITORY
+from tests.support.waits import WAIT_SECONDS
 
-PROXY_ADDRESS = "172.20.0.5"  # of the proxy's container in the network of compose
+PROXY_ADDRESS = "172.20.0.5"  # of a proxy that is not named
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 TEMPLATE = REPOSITORY / "docker" / "nginx.conf.template"
 
@@ -33,41 +37,63 @@ def services() -> dict[str, Any]:
     return found
 
 
-def get_client_address(services: dict[str, Any], forwarded_for: str) -> str:
-    """Return the client address that the application sees for a request of the proxy."""
-    seen: list[str] = []
+def get_client(
+    trusted: Sequence[str], peer: str = PROXY_ADDRESS, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> tuple[str, str]:
+    """Return the client address and the scheme that the site sees for a request of the peer."""
+    seen: list[tuple[str, str]] = []
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        seen.append(scope["client"][0])
+        seen.append((scope["client"][0], scope["scheme"]))
 
-    trusted = services["web"]["environment"].get("FORWARDED_ALLOW_IPS")
-    config = uvicorn.Config(application, forwarded_allow_ips=trusted, proxy_headers=True)
-    config.load()
-    scope: Mapping[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "GET",
-        "path": "/",
-        "raw_path": b"/",
-        "root_path": "",
-        "query_string": b"",
-        "scheme": "http",
-        "server": ("web", 8000),
-        "client": (PROXY_ADDRESS, 40_000),
-        "headers": [(b"x-forwarded-for", forwarded_for.encode())],
-    }
-    asyncio.run(config.loaded_app(scope, None, None))  # type: ignore[arg-type]
+    scope = {"type": "http", "scheme": "http", "client": (peer, 40_000), "headers": headers}
+    asyncio.run(TrustedProxiesMiddleware(application, trusted)(scope, None, None))
     return seen[0]
+
+
+VISITOR = [(b"x-forwarded-for", b"203.0.113.7"), (b"x-forwarded-proto", b"https")]
 
 
 def test_client_address_behind_proxy_is_that_of_the_visitor(services: dict[str, Any]) -> None:
     # Rate limits count by it: with the proxy's address all visitors share one.
-    assert get_client_address(services, "203.0.113.7") == "203.0.113.7"
+    trusted = services["web"]["environment"]["TRUSTED_PROXIES"].split()
+    proxy = services["proxy"]["networks"]["default"]["ipv4_address"]
+    assert get_client(trusted, proxy, VISITOR) == ("203.0.113.7", "https")
+
+
+def test_address_and_scheme_sent_by_other_peers_are_ignored(
+    services: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    trusted = services["web"]["environment"]["TRUSTED_PROXIES"].split()
+    assert get_client(trusted, PROXY_ADDRESS, VISITOR) == (PROXY_ADDRESS, "http")
+    assert f"{PROXY_ADDRESS} sent X-Forwarded-For but is not in TRUSTED_PROXIES" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("Dockerfile", "deploy/systemd/dailytrain-web.service", "dailytrain/local_site.py"),
+        *("docs/tutorial/first-site.md", "docs/how-to/operations.md"),
+    ],
+)
+def test_uvicorn_leaves_proxy_headers_to_the_site(file: str) -> None:
+    # Its own middleware would replace the peer by the visitor before TRUSTED_PROXIES is compared.
+    assert "--no-proxy-headers" in (REPOSITORY / file).read_text()
+
+
+@pytest.mark.parametrize("trusted", [["10.0.0.1"], ["10.0.0.0/8"], ["fd00::/8", "10.0.0.1"]])
+def test_trusted_proxies_can_be_addresses_and_networks(trusted: list[str]) -> None:
+    assert get_client(trusted, "10.0.0.1", VISITOR) == ("203.0.113.7", "https")
+
+
+@pytest.mark.parametrize("value", ["*", "proxy", "10.0.0.0/33", "10.0.0.7/24", "0.0.0.0/0", "::/0", "127.0.0.1 web"])
+def test_wrong_trusted_proxies_are_refused_at_start(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUSTED_PROXIES", value)
+    with pytest.raises(ImproperlyConfigured, match="TRUSTED_PROXIES names"):
+        read_networks("TRUSTED_PROXIES")
 
 
 def test_web_service_is_reachable_through_the_proxy_only(services: dict[str, Any]) -> None:
-    # The web service trusts X-Forwarded-For of every client, so no other client may reach it.
     assert "ports" not in services["web"]
     assert services["proxy"]["ports"] == ["127.0.0.1:8000:8000"]
     config = TEMPLATE.read_text()
@@ -85,6 +111,10 @@ class Upstream(ThreadingHTTPServer):
         self.requests: list[dict[str, str]] = []
 
 
+CACHE_CONTROL = {"/page": "max-age=5", "/live.json": "no-cache"}
+"""What the site tells browsers, by path (`scheduler.page_cache`)."""
+
+
 class UpstreamHandler(BaseHTTPRequestHandler):
     server: Upstream
 
@@ -96,6 +126,9 @@ class UpstreamHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if self.path.startswith("/form"):
             self.send_header("Set-Cookie", "csrftoken=1")
+        if browsers := CACHE_CONTROL.get(self.path):
+            self.send_header("X-Accel-Expires", PROXY_SECONDS)
+            self.send_header("Cache-Control", browsers)
         self.end_headers()
         self.wfile.write(body)
 
@@ -144,7 +177,7 @@ def start_proxy(tmp_path: Path, upstream: Upstream) -> Iterator[Callable[[str], 
     yield start
     for process in started:
         process.terminate()
-        process.wait(10)
+        process.wait(WAIT_SECONDS)
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
@@ -157,14 +190,26 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError("nginx does not listen")
 
 
+@pytest.mark.parametrize("path", ["/", *CACHE_CONTROL])
 def test_proxy_with_concurrent_visitors_asks_the_site_once(
-    start_proxy: Callable[[str], str], upstream: Upstream
+    start_proxy: Callable[[str], str], upstream: Upstream, path: str
 ) -> None:
     url = start_proxy("10.0.0.0/8")
     with ThreadPoolExecutor(8) as pool:
-        pages = list(pool.map(lambda _: httpx.get(f"{url}/").text, range(8)))
-    assert set(pages) == {"page 1"}
+        responses = list(pool.map(lambda _: httpx.get(url + path), range(8)))
+    assert {response.text for response in responses} == {"page 1"}
     assert len(upstream.requests) == 1
+    assert "X-Accel-Expires" not in responses[0].headers
+
+
+@pytest.mark.parametrize("path", ["/", *CACHE_CONTROL])
+def test_proxy_asks_the_site_again_after_a_second(
+    start_proxy: Callable[[str], str], upstream: Upstream, path: str
+) -> None:
+    url = start_proxy("10.0.0.0/8")
+    httpx.get(url + path)
+    time.sleep(2)  # nginx counts whole seconds
+    assert httpx.get(url + path).text == "page 2"
 
 
 @pytest.mark.parametrize("header", ["Cookie", "Authorization"])

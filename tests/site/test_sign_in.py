@@ -1,4 +1,4 @@
-"""Signing in: with GitHub, as it speaks over a socket, or with a password where the site allows local accounts."""
+"""Signing in with GitHub (over a socket) or with a password, where the site allows local accounts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from dailytrain import sign_in as sign_in_module
-from tests.support.github_oauth import CLIENT_ID, SECRET, GitHub
+from tests.support.github_oauth import CLIENT_ID, SECRET, OAuthServer
 
 pytestmark = pytest.mark.django_db
 
@@ -24,118 +24,120 @@ LOGIN = "/accounts/login/?next=/sponsors/lend/"
 
 
 @pytest.fixture
-def github(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHub]:
-    """A site that has GitHub configured, and no local accounts."""
-    made = GitHub()
+def github(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[OAuthServer]:
+    """A site with GitHub sign-in and without local accounts."""
+    server = OAuthServer()
     for name, path in (("authorize", "/login/oauth/authorize"), ("access_token", "/login/oauth/access_token")):
-        monkeypatch.setattr(GitHubOAuth2Adapter, f"{name}_url", made.address + path)
-    monkeypatch.setattr(GitHubOAuth2Adapter, "profile_url", f"{made.address}/user")
+        monkeypatch.setattr(GitHubOAuth2Adapter, f"{name}_url", server.address + path)
+    monkeypatch.setattr(GitHubOAuth2Adapter, "profile_url", f"{server.address}/user")
     app = {"client_id": CLIENT_ID, "secret": SECRET}
     settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
     settings.LOCAL_ACCOUNTS = False
-    yield made
-    made.close()
+    yield server
+    server.close()
 
 
 def sign_in(client: Client) -> HttpResponse:
-    """Press the button, follow the redirects through GitHub as a browser does; return the site's answer."""
-    leave = client.post("/accounts/github/login/?process=login&next=/sponsors/lend/")
-    assert leave.status_code == 302, leave.content
-    back = httpx.get(leave["Location"]).headers["Location"]
-    return client.get(f"{urlsplit(back).path}?{urlsplit(back).query}")
+    """Press the button, follow the redirects through GitHub as a browser does; return the site's response."""
+    redirect = client.post("/accounts/github/login/?process=login&next=/sponsors/lend/")
+    assert redirect.status_code == 302, redirect.content
+    callback = httpx.get(redirect["Location"]).headers["Location"]
+    return client.get(f"{urlsplit(callback).path}?{urlsplit(callback).query}")
 
 
-def who(client: Client) -> str:
-    """Return the name in the masthead; empty for nobody."""
+def get_username(client: Client) -> str:
+    """Return the name of the signed-in user; empty without one."""
     user = client.get("/sponsors/").context["user"]
     return str(user.get_username())
 
 
-def test_first_sign_in_creates_account_and_returns_to_the_page(client: Client, github: GitHub) -> None:
+def test_first_sign_in_creates_account_and_returns_to_the_page(client: Client, github: OAuthServer) -> None:
     assert "Sign in with GitHub" in client.get(LOGIN).content.decode()
 
-    answer = sign_in(client)
+    response = sign_in(client)
 
-    assert (answer.status_code, answer["Location"]) == (302, "/sponsors/lend/")
-    assert who(client) == "octocat"
-    assert github.asked[0].get("scope", "") == "", "the public profile is enough"
+    assert (response.status_code, response["Location"]) == (302, "/sponsors/lend/")
+    assert get_username(client) == "octocat"
+    assert github.authorization_requests[0].get("scope", "") == "", "the public profile is enough"
 
 
-def test_second_sign_in_under_new_name_finds_the_same_account(client: Client, github: GitHub) -> None:
+def test_second_sign_in_under_new_name_finds_the_same_account(client: Client, github: OAuthServer) -> None:
     sign_in(client)
     client.post("/accounts/logout/")
-    assert who(client) == ""
-    github.person["login"] = "hexacat"
+    assert get_username(client) == ""
+    github.user["login"] = "hexacat"
 
     sign_in(client)
 
-    assert who(client) == "octocat"
+    assert get_username(client) == "octocat"
     assert (User.objects.count(), SocialAccount.objects.count(), SocialToken.objects.count()) == (1, 1, 0)
 
 
-def test_sign_in_with_taken_name_gets_another_name(client: Client, github: GitHub) -> None:
+def test_sign_in_with_taken_name_gets_another_name(client: Client, github: OAuthServer) -> None:
     User.objects.create_superuser("octocat", password="a password of this test only")
 
     sign_in(client)
 
-    assert who(client).startswith("octocat")
-    assert who(client) != "octocat"
-    assert not User.objects.get(username=who(client)).is_staff
+    assert get_username(client).startswith("octocat")
+    assert get_username(client) != "octocat"
+    assert not User.objects.get(username=get_username(client)).is_staff
 
 
-def test_sign_in_as_site_gets_another_name(client: Client, github: GitHub) -> None:
-    github.person["login"] = "site"
+def test_sign_in_as_site_gets_another_name(client: Client, github: OAuthServer) -> None:
+    github.user["login"] = "site"
 
     sign_in(client)
 
-    assert who(client) not in ("", "site")
+    assert get_username(client) not in ("", "site")
 
 
-def test_cancelled_authorization_signs_no_user_in(client: Client, github: GitHub) -> None:
-    github.says_yes = False
+def test_cancelled_authorization_signs_no_user_in(client: Client, github: OAuthServer) -> None:
+    github.is_authorizing = False
 
-    answer = sign_in(client)
+    response = sign_in(client)
 
-    assert "Sign-in cancelled" in client.get(answer["Location"]).content.decode()
-    assert who(client) == ""
-
-
-def test_callback_without_request_signs_no_user_in(client: Client, github: GitHub) -> None:
-    answer = client.get("/accounts/github/login/callback/?code=code-1&state=invented")
-
-    assert answer.status_code == 401
-    assert "Sign-in failed" in answer.content.decode()
-    assert who(client) == ""
+    assert "Sign-in cancelled" in client.get(response["Location"]).content.decode()
+    assert get_username(client) == ""
 
 
-def test_callback_with_code_of_other_browser_signs_no_user_in(client: Client, github: GitHub) -> None:
+def test_callback_without_request_signs_no_user_in(client: Client, github: OAuthServer) -> None:
+    response = client.get("/accounts/github/login/callback/?code=code-1&state=invented")
+
+    assert response.status_code == 401
+    assert "Sign-in failed" in response.content.decode()
+    assert get_username(client) == ""
+
+
+def test_callback_with_code_of_other_browser_signs_no_user_in(client: Client, github: OAuthServer) -> None:
     sign_in(Client())
-    stolen = github.authorize({**github.asked[0]})
+    stolen = github.authorize({**github.authorization_requests[0]})
 
-    answer = client.get(f"{urlsplit(stolen).path}?{urlsplit(stolen).query}")
+    response = client.get(f"{urlsplit(stolen).path}?{urlsplit(stolen).query}")
 
-    assert answer.status_code == 401
-    assert who(client) == ""
+    assert response.status_code == 401
+    assert get_username(client) == ""
 
 
-def test_callback_with_wrong_secret_shows_an_error_page(client: Client, github: GitHub, settings: Settings) -> None:
+def test_callback_with_wrong_secret_shows_an_error_page(
+    client: Client, github: OAuthServer, settings: Settings
+) -> None:
     app = {"client_id": CLIENT_ID, "secret": "another"}
     settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
 
     assert "Sign-in failed" in sign_in(client).content.decode()
 
 
-def test_local_accounts_with_github_are_off(client: Client, github: GitHub) -> None:
+def test_local_accounts_with_github_are_off(client: Client, github: OAuthServer) -> None:
     User.objects.create_user("ada", password="a password of this test only")
     page = client.get(LOGIN).content.decode()
 
     assert "password" not in page
-    answer = client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
-    assert answer.status_code == 403
+    response = client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
+    assert response.status_code == 403
     assert "Sign-up is closed" in client.get("/accounts/signup/").content.decode()
 
 
-def test_signup_with_github_only_creates_no_account(client: Client, github: GitHub) -> None:
+def test_signup_with_github_only_creates_no_account(client: Client, github: OAuthServer) -> None:
     password = "a password of this test only"
 
     client.post("/accounts/signup/", {"username": "ada", "password1": password, "password2": password})
@@ -147,7 +149,7 @@ def test_signup_with_github_only_creates_no_account(client: Client, github: GitH
 @pytest.mark.parametrize("path", ["/accounts/login/", "/admin/login/"])
 @pytest.mark.parametrize("two_steps", [False, True])
 def test_password_login_with_github_only_is_refused(
-    client: Client, github: GitHub, settings: Settings, path: str, is_staff: bool, two_steps: bool
+    client: Client, github: OAuthServer, settings: Settings, path: str, is_staff: bool, two_steps: bool
 ) -> None:
     settings.STAFF_TWO_STEP = two_steps
     password = "a password of this test only"
@@ -159,24 +161,24 @@ def test_password_login_with_github_only_is_refused(
     assert "_auth_user_id" not in client.session
 
 
-def test_staff_with_github_only_needs_a_second_factor(client: Client, github: GitHub, settings: Settings) -> None:
+def test_staff_with_github_only_needs_a_second_factor(client: Client, github: OAuthServer, settings: Settings) -> None:
     settings.STAFF_TWO_STEP = True
     sign_in(client)
     User.objects.update(is_staff=True)
     setup = client.get("/admin/")["Location"]
     assert setup.startswith("/accounts/two-step/app/?next=%2Fadmin")
-    assert client.get(setup).status_code == 200, "no password is asked for: there is none"
+    assert client.get(setup).status_code == 200, "the account has no password to enter"
     TOTP.activate(User.objects.get(), "JBSWY3DPEHPK3PXP")
     client.post("/accounts/logout/")
 
-    answer = sign_in(client)
+    response = sign_in(client)
 
-    assert answer["Location"].startswith("/accounts/two-step/code/")
-    assert who(client) == "", "GitHub alone is not enough"
+    assert response["Location"].startswith("/accounts/two-step/code/")
+    assert get_username(client) == "", "GitHub alone is not enough"
     assert client.get("/admin/")["Location"].startswith("/admin/login/")
 
 
-def test_only_sign_in_pages_may_redirect_to_github(client: Client, github: GitHub) -> None:
+def test_only_sign_in_pages_may_redirect_to_github(client: Client, github: OAuthServer) -> None:
     def get_directives(path: str) -> list[str]:  # django-csp writes them in no fixed order
         return [directive.strip() for directive in client.get(path)["Content-Security-Policy"].split(";")]
 
@@ -194,13 +196,13 @@ def test_local_sign_up_and_sign_in_without_github_work(client: Client) -> None:
     assert "Sign in with GitHub" not in page
     password = {"password1": "a password of this test only", "password2": "a password of this test only"}
 
-    answer = client.post("/accounts/signup/", {"username": "ada", "next": "/sponsors/lend/", **password})
+    response = client.post("/accounts/signup/", {"username": "ada", "next": "/sponsors/lend/", **password})
 
-    assert (answer.status_code, answer["Location"]) == (302, "/sponsors/lend/")
-    assert who(client) == "ada"
+    assert (response.status_code, response["Location"]) == (302, "/sponsors/lend/")
+    assert get_username(client) == "ada"
     client.post("/accounts/logout/")
     client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
-    assert who(client) == "ada"
+    assert get_username(client) == "ada"
 
 
 def test_login_form_after_wrong_password_keeps_the_name(client: Client) -> None:
@@ -210,7 +212,7 @@ def test_login_form_after_wrong_password_keeps_the_name(client: Client) -> None:
 
     assert 'value="ada"' in page
     assert "problems" in page
-    assert who(client) == ""
+    assert get_username(client) == ""
 
 
 def test_repeated_wrong_passwords_are_limited(client: Client) -> None:
@@ -220,15 +222,15 @@ def test_repeated_wrong_passwords_are_limited(client: Client) -> None:
 
     client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
 
-    assert who(client) == ""
+    assert get_username(client) == ""
 
 
-# --- what `manage.py check` says -------------------------------------------------------------------------------------
+# --- `manage.py check` ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("there", "missing"), [("ID", "SECRET"), ("SECRET", "ID")])
-def test_check_github_oauth_with_half_a_configuration_warns(settings: Settings, there: str, missing: str) -> None:
-    setattr(settings, f"GITHUB_CLIENT_{there}", "x")
+@pytest.mark.parametrize(("present", "missing"), [("ID", "SECRET"), ("SECRET", "ID")])
+def test_check_github_oauth_with_half_a_configuration_warns(settings: Settings, present: str, missing: str) -> None:
+    setattr(settings, f"GITHUB_CLIENT_{present}", "x")
 
     (warning,) = sign_in_module.check_github_oauth(None)
 

@@ -36,7 +36,7 @@ def test_robots_file_names_sitemap_and_hides_admin(client: Client) -> None:
 
 
 def test_sitemap_lists_pages_that_exist(client: Client) -> None:
-    night = scene.night()
+    night = scene.create_night_board()
     sections = read_locations(client, "/sitemap.xml")
     assert len(sections) == len(SITEMAPS)
     pages = [page for section in sections for page in read_locations(client, section)]

@@ -6,16 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support import small_release
-from tests.support.small_site import LeaseRecord, SmallSite
+from tests.support import stdlib_release
+from tests.support.node_api_server import LeaseRecord, NodeApiServer
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
 
-LIMITS = protocol.JobLimits(wall_seconds=60, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
+LIMITS = protocol.JobLimits(wall_seconds=WAIT_SECONDS, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
 CORPUS = "python-library"
 HASH = "e" * 64
 """What the small release makes of that corpus."""
@@ -24,7 +23,7 @@ HASH = "e" * 64
 class Node:
     """One agent process, started and stopped by a test."""
 
-    def __init__(self, site: SmallSite, home: Path) -> None:
+    def __init__(self, site: NodeApiServer, home: Path) -> None:
         self.site = site
         self.home = home
         self.process: subprocess.Popen[bytes] | None = None
@@ -46,9 +45,9 @@ class Node:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self) -> int:
         assert self.process is not None
-        return self.process.wait(seconds)
+        return self.process.wait(WAIT_SECONDS)
 
     def read_output(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
@@ -60,10 +59,10 @@ class Node:
 
 
 def build_job(
-    site: SmallSite, order: protocol.Order, entry: bool = True, limits: protocol.JobLimits = LIMITS
+    site: NodeApiServer, order: protocol.Order, entry: bool = True, limits: protocol.JobLimits = LIMITS
 ) -> protocol.JobSpec:
-    release = site.blob(small_release.build_tar(small_release.FILES), "release.tar")
-    overlay = site.blob(small_release.build_tar(small_release.ENTRY), "entry.tar") if entry else None
+    release = site.blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")
+    overlay = site.blob(stdlib_release.build_tar(stdlib_release.ENTRY), "entry.tar") if entry else None
     return protocol.JobSpec(
         job=12, lease=0, node=0, attempt=1, release=release, entry=overlay, order=order, limits=limits, issued_at=0
     )
@@ -74,22 +73,18 @@ def build_dataset_pin(hash: str = HASH) -> protocol.DatasetPin:
 
 
 def build_training_job(
-    site: SmallSite, resume: protocol.Checkpoint | None = None, probe: protocol.ProbeSpec | None = None, **config: Any
+    site: NodeApiServer,
+    resume: protocol.Checkpoint | None = None,
+    probe: protocol.ProbeSpec | None = None,
+    **config: Any,
 ) -> protocol.JobSpec:
     limits = LIMITS.model_copy(update=config.pop("limits", {}))
     order = protocol.TrainOrder(dataset=build_dataset_pin(), config={"steps": 20, **config}, resume=resume, probe=probe)
     return build_job(site, order, limits=limits)
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def wait_until_finished(site: SmallSite, lease: int, seconds: float = 40) -> LeaseRecord:
-    wait_until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
+def wait_until_finished(site: NodeApiServer, lease: int) -> LeaseRecord:
+    wait_until(lambda: lease in site.leases and site.leases[lease].finish is not None)
     return site.leases[lease]
 
 

@@ -1,6 +1,6 @@
-"""A campaign over real text before a real site; its volunteers are processes of `dailytrain rephrase join`.
+"""A campaign over real text on a live site; its volunteers are processes of `dailytrain rephrase join`.
 
-What they write with are servers that speak OpenAI's protocol, in this process (`word_model`).
+Their model servers speak OpenAI's protocol and run in this process (`model_server`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support import hub_server
 from tests.support.live_site import LiveSite
 from tests.support.model_server import NAME, EchoModel, GibberishModel, SynonymModel, serve_model
 from tests.support.paths import DATA
-from tests.support.pool_chaos import Agent, Pool, Wire
+from tests.support.pool_with_faults import Agent, Pool, Wire
 
 TEXT = DATA / "text"
 C4, GUTENBERG = TEXT / "c4_sample" / "c4_sample.jsonl", TEXT / "gutenberg" / "validation.jsonl.xz"
@@ -30,18 +30,18 @@ SLICE = 4000
 """Characters of a book in a document."""
 TARGET = "words"
 UNWRITABLE = " ".join(
-    f"{who} {does} wooden {what} yearly."
-    for who in ("Farmers", "Children", "Teachers")
-    for does in ("paint", "mend", "polish")
-    for what in ("fences", "ladders", "wagons")
+    f"{people} {verb} wooden {objects} yearly."
+    for people in ("Farmers", "Children", "Teachers")
+    for verb in ("paint", "mend", "polish")
+    for objects in ("fences", "ladders", "wagons")
 )
-"""English that `SynonymModel` has no other words for: whoever tries it hands in a copy."""
+"""English text without words that `SynonymModel` can replace: its output is a copy."""
 NONSENSE = ("garbage", "echo")
-"""Who hands in nothing that any check would pass."""
+"""Volunteers whose texts pass no check."""
 
 
 def make_sources(folder: Path, books: int, slices: int) -> list[str]:
-    """Write the real documents where a campaign finds them; return their texts, in its order."""
+    """Write the real documents to the folder of the campaign and return their texts in its order."""
     folder.mkdir(parents=True)
     documents = {"c4.jsonl": [json.loads(line)["text"] for line in C4.read_text().splitlines()]}
     with lzma.open(GUTENBERG, "rt") as file:
@@ -50,40 +50,40 @@ def make_sources(folder: Path, books: int, slices: int) -> list[str]:
         text[SLICE * number : SLICE * (number + 1)].strip() for text in texts for number in range(1, slices + 1)
     ]
     documents["unwritable.jsonl"] = [UNWRITABLE]
-    for name, of_it in documents.items():
-        (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in of_it))
+    for name, file_texts in documents.items():
+        (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in file_texts))
     return [text for name in sorted(documents) for text in documents[name]]
 
 
 @dataclass
-class Overheard(SynonymModel):
-    """An honest one, to whom somebody listens."""
+class RecordingModel(SynonymModel):
+    """A synonym model that records its texts."""
 
-    said: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By style and source."""
+    recorded_texts: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Text by style and source."""
 
     def rephrase(self, style: str, source: str, rng: random.Random) -> str:
         text = super().rephrase(style, source, rng)
-        self.said[style, source] = text
+        self.recorded_texts[style, source] = text
         return text
 
 
 @dataclass
-class Replay(SynonymModel):
-    """Says what it has overheard, as soon as there is something: on the same chunk if it can, otherwise on any."""
+class ReplayingModel(SynonymModel):
+    """Returns recorded texts, once there are any: that of the same chunk if possible, otherwise of another chunk."""
 
-    heard: dict[tuple[str, str], str] = field(default_factory=dict)
+    recorded_texts: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def rephrase(self, style: str, source: str, rng: random.Random) -> str:
-        while not self.heard:
+        while not self.recorded_texts:
             time.sleep(0.05)
-        others = [text for (known, _), text in tuple(self.heard.items()) if known == style]
-        return self.heard.get((style, source)) or (rng.choice(others) if others else source)
+        others = [text for (recorded_style, _), text in tuple(self.recorded_texts.items()) if recorded_style == style]
+        return self.recorded_texts.get((style, source)) or (rng.choice(others) if others else source)
 
 
 @dataclass
 class Volunteer(Agent):
-    """A machine that rephrases, through its own port of the wire."""
+    """A volunteer process that connects through its own port of the wire."""
 
     name: str = ""
     endpoint: str = ""
@@ -96,18 +96,18 @@ class Volunteer(Agent):
 
 
 @contextmanager
-def volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterator[tuple[Pool, Overheard]]:
-    """Yield the honest ones, to be disturbed, and what the last of them writes. `seconds`: for a batch of prompts.
+def run_volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterator[tuple[Pool, RecordingModel]]:
+    """Yield the pool of honest volunteers and the model of the last one. `seconds` is the time for a batch of prompts.
 
-    Those who write nonsense come first and alone, until they are found out: nobody has done all the work before.
+    The volunteers of `NONSENSE` start first and alone until they are banned, so that packets are left for them.
     """
     with ExitStack() as stack:
-        overheard = Overheard(seconds=seconds)
-        engines = {f"honest-{number}": SynonymModel(seconds=seconds) for number in range(honest - 1)}
-        engines |= {f"honest-{honest - 1}": overheard, "garbage": GibberishModel(), "echo": EchoModel()}
-        engines |= {"replay": Replay(heard=overheard.said)}
-        wire = Wire(site.port, len(engines))
-        made = [
+        recording_model = RecordingModel(seconds=seconds)
+        models = {f"honest-{number}": SynonymModel(seconds=seconds) for number in range(honest - 1)}
+        models |= {f"honest-{honest - 1}": recording_model, "garbage": GibberishModel(), "echo": EchoModel()}
+        models |= {"replay": ReplayingModel(recorded_texts=recording_model.recorded_texts)}
+        wire = Wire(site.port, len(models))
+        all_volunteers = [
             Volunteer(
                 number=number,
                 home=site.folder / name,
@@ -115,26 +115,28 @@ def volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterat
                 token="",
                 environment=site.environment,
                 name=name,
-                endpoint=stack.enter_context(serve_model(engine, batch_size=4)).url,
+                endpoint=stack.enter_context(serve_model(model, batch_size=4)).url,
             )
-            for number, (name, engine) in enumerate(engines.items())
+            for number, (name, model) in enumerate(models.items())
         ]
-        everybody = Pool(site, list(made), wire, random.Random(seed))
+        full_pool = Pool(site, list(all_volunteers), wire, random.Random(seed))
         try:
-            bad = [volunteer for volunteer in made if volunteer.name in NONSENSE]
-            for volunteer in bad:
+            nonsense_volunteers = [volunteer for volunteer in all_volunteers if volunteer.name in NONSENSE]
+            for volunteer in nonsense_volunteers:
                 volunteer.start()
-            site.wait(lambda: barred(site) == set(NONSENSE), "those who write nonsense to be barred")
-            for volunteer in made:
-                if volunteer not in bad:
+            site.wait(
+                lambda: list_banned_volunteers(site) == set(NONSENSE), "the ban of volunteers that write nonsense"
+            )
+            for volunteer in all_volunteers:
+                if volunteer not in nonsense_volunteers:
                     volunteer.start()
-            yield Pool(site, list(made[:honest]), wire, random.Random(seed)), overheard
+            yield Pool(site, list(all_volunteers[:honest]), wire, random.Random(seed)), recording_model
         finally:
-            everybody.stop()
+            full_pool.stop()
 
 
-def begin(site: LiveSite, hub: hub_server.Hub, styles: Sequence[str]) -> None:
-    """Start the site with a campaign that runs."""
+def start_campaign(site: LiveSite, hub: hub_server.Hub, styles: Sequence[str]) -> None:
+    """Start the site with a running campaign."""
     site.environment |= {
         "LEASE_SECONDS": "3",
         "REPHRASE_FILES": str(site.folder / "files"),
@@ -148,19 +150,18 @@ def begin(site: LiveSite, hub: hub_server.Hub, styles: Sequence[str]) -> None:
     site.start_worker()
 
 
-def published(hub: hub_server.Hub) -> dict[str, bytes]:
-    """Return the files of the dataset once it is complete."""
+def read_published_files(hub: hub_server.Hub) -> dict[str, bytes]:
+    """Return the files of the dataset, or none before it is complete."""
     repository = hub.repositories.get(f"datasets/{hub_server.ORGANISATION}/{TARGET}")
     files = repository.head.files if repository else {}
-    told = json.loads(files.get("manifest.json", b"{}"))
-    return files if told.get("state") == "done" else {}
+    manifest = json.loads(files.get("manifest.json", b"{}"))
+    return files if manifest.get("state") == "done" else {}
 
 
-def barred(site: LiveSite) -> set[str]:
-    return {name for name, (_, state, _) in books(site)["volunteers"].items() if state == "banned"}
+def list_banned_volunteers(site: LiveSite) -> set[str]:
+    return {name for name, (_, state, _) in read_campaign_state(site)["volunteers"].items() if state == "banned"}
 
 
-def books(site: LiveSite) -> dict[str, Any]:
-    """Return what the site has written down."""
-    found: dict[str, Any] = site.call("campaigns.read_campaign")
-    return found
+def read_campaign_state(site: LiveSite) -> dict[str, Any]:
+    state: dict[str, Any] = site.call("campaigns.read_campaign")
+    return state

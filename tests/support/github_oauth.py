@@ -14,15 +14,15 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 CLIENT_ID, SECRET = "Iv1.train", "a-secret-of-this-test"
 
 
-class GitHub:
-    """One person is signed in there and says yes, unless told otherwise."""
+class OAuthServer:
+    """A server with one signed-in user, who authorizes the application if `is_authorizing`."""
 
     def __init__(self) -> None:
-        self.person: dict[str, Any] = {"id": 583231, "login": "octocat", "name": "The Octocat", "email": None}
-        self.says_yes = True
+        self.user: dict[str, Any] = {"id": 583231, "login": "octocat", "name": "The Octocat", "email": None}
+        self.is_authorizing = True
         self.codes: dict[str, dict[str, str]] = {}
         self.tokens: set[str] = set()
-        self.asked: list[dict[str, str]] = []
+        self.authorization_requests: list[dict[str, str]] = []
         github = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,14 +34,14 @@ class GitHub:
                 if path == "/login/oauth/authorize":
                     self.send(302, b"", Location=github.authorize(query))
                 elif path == "/user" and self.headers["Authorization"].removeprefix("token ") in github.tokens:
-                    self.send(200, json.dumps(github.person).encode(), **{"Content-Type": "application/json"})
+                    self.send(200, json.dumps(github.user).encode(), **{"Content-Type": "application/json"})
                 else:
                     self.send(401, b'{"message": "Bad credentials"}', **{"Content-Type": "application/json"})
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                answer = github.exchange(dict(parse_qsl(body)))
-                # As GitHub does it: a refusal, too, is an answer 200, and forms are spoken unless JSON is asked for.
+                answer = github.exchange_code(dict(parse_qsl(body)))
+                # As GitHub does: errors have status 200, too, and replies are forms unless the client accepts JSON.
                 self.send(
                     200,
                     urlencode(answer).encode(),
@@ -64,26 +64,26 @@ class GitHub:
         self.server.server_close()
 
     def authorize(self, query: dict[str, str]) -> str:
-        """Return where the person is sent back to."""
-        self.asked.append(query)
+        """Return the address that the browser is redirected to."""
+        self.authorization_requests.append(query)
         assert query["client_id"] == CLIENT_ID
-        if not self.says_yes:
+        if not self.is_authorizing:
             answer = {"error": "access_denied", "error_description": "The user has denied your application access."}
         else:
-            code = f"code-{len(self.asked)}"
+            code = f"code-{len(self.authorization_requests)}"
             self.codes[code] = query
             answer = {"code": code}
         return f"{query['redirect_uri']}?{urlencode({**answer, 'state': query['state']})}"
 
-    def exchange(self, given: dict[str, str]) -> dict[str, str]:
-        """Return a token for a code, once, to whom the code was given for."""
-        if (given["client_id"], given["client_secret"]) != (CLIENT_ID, SECRET):
+    def exchange_code(self, form: dict[str, str]) -> dict[str, str]:
+        """Return a token for a code, once, to the client that requested the code."""
+        if (form["client_id"], form["client_secret"]) != (CLIENT_ID, SECRET):
             return {"error": "incorrect_client_credentials"}
-        asked = self.codes.pop(given["code"], None)
-        digest = hashlib.sha256(given.get("code_verifier", "").encode()).digest()
+        request = self.codes.pop(form["code"], None)
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-        if asked is None or asked["redirect_uri"] != given["redirect_uri"] or asked["code_challenge"] != challenge:
+        if request is None or request["redirect_uri"] != form["redirect_uri"] or request["code_challenge"] != challenge:
             return {"error": "bad_verification_code"}
         token = f"gho_{len(self.tokens)}"
         self.tokens.add(token)
-        return {"access_token": token, "scope": asked.get("scope", ""), "token_type": "bearer"}
+        return {"access_token": token, "scope": request.get("scope", ""), "token_type": "bearer"}

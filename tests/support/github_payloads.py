@@ -1,4 +1,4 @@
-"""What GitHub's objects and payloads look like: every field that its documentation calls required."""
+"""Objects and webhook payloads of GitHub with every field that its documentation calls required."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACTIONS = (
     "unlabeled",
     "unlocked",
 )
-"""Of the event `pull_request`."""
+"""Actions of the event `pull_request`."""
 ADDRESSES = {
     "archive": "{archive_format}{/ref}",
     "assignees": "{/user}",
@@ -55,7 +55,7 @@ ADDRESSES = {
     **dict.fromkeys(("contributors", "deployments", "downloads", "events", "forks", "languages", "merges"), ""),
     **dict.fromkeys(("stargazers", "subscribers", "subscription", "tags", "teams"), ""),
 }
-"""Templates of addresses under a repository's."""
+"""Templates of URLs below that of a repository."""
 REACTIONS = ("+1", "-1", "laugh", "hooray", "confused", "heart", "rocket", "eyes")
 _ids = itertools.count(5_000_000_000)  # beyond 32 bits, as GitHub's are by now
 
@@ -89,7 +89,7 @@ def user(login: str = "ada", number: int = 583231, kind: str = "User") -> dict[s
 def repository(
     full_name: str, *, number: int = 1296269, fork: bool = False, clone_url: str = "", branch: str = "main"
 ) -> dict[str, Any]:
-    """`clone_url` may be a folder: then git has something to fetch."""
+    """Return a repository. `clone_url` may be that of a local folder from which git fetches."""
     owner, _, name = full_name.partition("/")
     at = f"{API}/repos/{full_name}"
     return {
@@ -145,7 +145,7 @@ def repository(
 
 
 def branch(repo: dict[str, Any] | None, ref: str, sha: str, owner: dict[str, Any] | None) -> dict[str, Any]:
-    """A pull request's `head` or `base`; the repository is null where the fork is gone."""
+    """Return the `head` or `base` of a pull request; the repository is null if the fork was deleted."""
     label = f"{owner['login']}:{ref}" if owner else f"unknown:{ref}"
     return {"label": label, "ref": ref, "sha": sha, "user": owner, "repo": repo}
 
@@ -164,7 +164,7 @@ def pull(
     draft: bool = False,
     updated_at: str = NOW,
 ) -> dict[str, Any]:
-    """An open pull request. `head`: the fork; the repository itself if not given."""
+    """Return an open pull request. `head` is the fork; the default is the repository itself."""
     at, page = f"{repo['url']}/pulls/{number}", f"{repo['html_url']}/pull/{number}"
     issue = f"{repo['url']}/issues/{number}"
     author = author or user()
@@ -229,10 +229,12 @@ def pull(
     }
 
 
-def about(repo: dict[str, Any], sender: dict[str, Any], installation: int | None, **fields: Any) -> dict[str, Any]:
-    """A payload: what is in each of them, and `fields`."""
-    told = {"installation": {"id": installation, "node_id": f"I_{installation}"}} if installation else {}
-    return {**fields, "repository": repo, "sender": sender, **told}
+def build_payload(
+    repo: dict[str, Any], sender: dict[str, Any], installation: int | None, **fields: Any
+) -> dict[str, Any]:
+    """Return a payload with the common fields and `fields`."""
+    installation_fields = {"installation": {"id": installation, "node_id": f"I_{installation}"}} if installation else {}
+    return {**fields, "repository": repo, "sender": sender, **installation_fields}
 
 
 def pull_request(
@@ -243,8 +245,8 @@ def pull_request(
     sender: dict[str, Any] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """The payload of `pull_request`; `fields` are what its action adds (`changes`, `before`, `after`, `label`)."""
-    return about(
+    """Return a payload of `pull_request`; `fields` are those of its action (`changes`, `before`, `after`, `label`)."""
+    return build_payload(
         of["base"]["repo"],
         sender or user(),
         installation,
@@ -281,24 +283,34 @@ def reactions(to: str) -> dict[str, Any]:
 
 
 def issue_comment(
-    action: str, of: dict[str, Any], said: dict[str, Any], *, installation: int | None = 1, **fields: Any
+    action: str,
+    pull_fields: dict[str, Any],
+    comment_fields: dict[str, Any],
+    *,
+    installation: int | None = 1,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """The payload of `issue_comment` on a pull request, which GitHub shows as an issue here."""
-    repo = of["base"]["repo"]
+    """Return a payload of `issue_comment` on a pull request, which has the form of an issue here."""
+    repo = pull_fields["base"]["repo"]
     names = ("id", "node_id", "number", "title", "user", "labels", "state", "locked", "assignee", "assignees")
     issue = {
-        **{name: of[name] for name in (*names, "milestone", "created_at", "updated_at", "closed_at", "body", "draft")},
-        "url": of["issue_url"],
+        **{
+            name: pull_fields[name]
+            for name in (*names, "milestone", "created_at", "updated_at", "closed_at", "body", "draft")
+        },
+        "url": pull_fields["issue_url"],
         "repository_url": repo["url"],
-        **{f"{name}_url": f"{of['issue_url']}/{name}" for name in ("comments", "events", "labels")},
-        "reactions": reactions(of["issue_url"]),
-        "html_url": of["html_url"],
+        **{f"{name}_url": f"{pull_fields['issue_url']}/{name}" for name in ("comments", "events", "labels")},
+        "reactions": reactions(pull_fields["issue_url"]),
+        "html_url": pull_fields["html_url"],
         "comments": 1,
-        "author_association": of["author_association"],
+        "author_association": pull_fields["author_association"],
         "active_lock_reason": None,
-        "pull_request": {name: of[name] for name in ("url", "html_url", "diff_url", "patch_url", "merged_at")},
+        "pull_request": {name: pull_fields[name] for name in ("url", "html_url", "diff_url", "patch_url", "merged_at")},
     }
-    return about(repo, said["user"], installation, action=action, issue=issue, comment=said, **fields)
+    return build_payload(
+        repo, comment_fields["user"], installation, action=action, issue=issue, comment=comment_fields, **fields
+    )
 
 
 def push(
@@ -321,7 +333,7 @@ def push(
         "modified": [],
     }
     deleted = after == "0" * 40
-    return about(
+    return build_payload(
         repo,
         user(by),
         installation,

@@ -1,7 +1,7 @@
-"""A GitHub on a socket of this machine: what the site uses of its REST, GraphQL and webhooks, refusals and limits too.
+"""A local GitHub server with the part of the REST API, GraphQL API and webhooks that the site uses.
 
-Answers have GitHub's paths, status codes and messages. `fail` makes the next requests go wrong; with `after=True` what
-was asked is done first and only the answer is lost.
+Paths, status codes, messages and rate limits are those of GitHub. `fail_requests` makes the next requests fail; with
+`after=True` the request is executed and only its response is lost.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.support import github_payloads as payloads
 from tests.support.github_payloads import new_id
+from tests.support.waits import WAIT_SECONDS
 
 APP, SLUG, INSTALLATION, TOKEN = "4711", "daily-train", 31_000_000_123, "github_pat_of_mara"
 PERMISSIONS = {
@@ -44,8 +45,8 @@ Reply = tuple[int, Any]
 
 
 @cache
-def private_key() -> str:
-    """The App's, in PEM form. Made once: it takes a tenth of a second."""
+def get_private_key() -> str:
+    """Return the private key of the App in PEM form. It is cached because generating it takes 0.1 seconds."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     kind = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()).decode()
@@ -53,9 +54,9 @@ def private_key() -> str:
 
 @dataclass
 class Repository:
-    """One repository, as GitHub keeps it."""
+    """A repository with its pull requests, comments, checks and webhooks."""
 
-    shown: dict[str, Any]
+    payload: dict[str, Any]
     pulls: dict[int, dict[str, Any]] = field(default_factory=dict)
     files: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     comments: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -63,17 +64,17 @@ class Repository:
     checks: dict[int, dict[str, Any]] = field(default_factory=dict)
     statuses: list[dict[str, Any]] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
-    """{login: admin, maintain, write, triage, read}; everybody reads a public repository."""
+    """{login: admin, maintain, write, triage, read}; every user can read a public repository."""
     hooks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def about(self, number: int) -> list[dict[str, Any]]:
-        """The comments on a pull request, oldest first."""
+    def list_comments_on(self, number: int) -> list[dict[str, Any]]:
+        """Return the comments on a pull request, oldest first."""
         return [row for row in self.comments.values() if row["issue_url"].endswith(f"/issues/{number}")]
 
 
 @dataclass
 class Failure:
-    """How the next `times` requests that match go wrong."""
+    """The response to the next `times` requests that match."""
 
     status: int
     body: Any
@@ -85,7 +86,7 @@ class Failure:
 
 
 class GitHub:
-    """The server. One App, installed for the owners in `installed`; one plain token."""
+    """The state of the server: one App, installed for the owners in `installed`, and one personal token."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -98,72 +99,78 @@ class GitHub:
         self.remaining, self.reset = 5000, int(time.time()) + 3600
         self.largest_page = 100
         self.failures: list[Failure] = []
-        self.asked: list[tuple[str, str, int]] = []
+        self.requests: list[tuple[str, str, int]] = []
         """(method, path, status) of every request."""
         self.deliveries: list[dict[str, Any]] = []
-        self.minimised: set[str] = set()
+        self.minimized_comments: set[str] = set()
         self.url = ""
 
-    # --- what happens on it -------------------------------------------------------------------------------------------
+    # --- repositories and pull requests -------------------------------------------------------------------------------
 
-    def repository(self, full_name: str = "trains/daily", **shown: Any) -> Repository:
-        """Return the repository, made on first sight."""
+    def get_or_create_repository(self, full_name: str = "trains/daily", **fields: Any) -> Repository:
         with self.lock:
             if full_name not in self.repositories:
-                self.repositories[full_name] = Repository(payloads.repository(full_name, **shown))
+                self.repositories[full_name] = Repository(payloads.repository(full_name, **fields))
             return self.repositories[full_name]
 
-    def open(self, repository: str, number: int, sha: str, *, announce: bool = True, **fields: Any) -> dict[str, Any]:
-        """Open a pull request (`github_payloads.pull` says with which fields) and tell the webhook."""
-        of = self.repository(repository)
-        of.pulls[number] = payloads.pull(of.shown, number, sha, **fields)
+    def open_pull_request(
+        self, full_name: str, number: int, sha: str, *, announce: bool = True, **fields: Any
+    ) -> dict[str, Any]:
+        """Open a pull request with fields of `github_payloads.pull` and deliver it to the webhook."""
+        repository = self.get_or_create_repository(full_name)
+        repository.pulls[number] = payloads.pull(repository.payload, number, sha, **fields)
         if announce:
-            self.tell("opened", of.pulls[number])
-        return of.pulls[number]
+            self.deliver_pull_request("opened", repository.pulls[number])
+        return repository.pulls[number]
 
-    def change(self, action: str, repository: str, number: int, **fields: Any) -> dict[str, Any]:
-        """Change fields of a pull request (`head_sha` for a push to it) and tell the webhook."""
-        pull = self.repository(repository).pulls[number]
-        more: dict[str, Any] = {}
+    def change_pull_request(self, action: str, full_name: str, number: int, **fields: Any) -> dict[str, Any]:
+        """Change fields of a pull request (`head_sha` for a push to it) and deliver it to the webhook."""
+        pull = self.get_or_create_repository(full_name).pulls[number]
+        payload_fields: dict[str, Any] = {}
         if sha := fields.pop("head_sha", None):
-            more = {"before": pull["head"]["sha"], "after": sha}
+            payload_fields = {"before": pull["head"]["sha"], "after": sha}
             pull["head"] = {**pull["head"], "sha": sha}
-        pull.update({"updated_at": later(pull["updated_at"]), **fields})
+        pull.update({"updated_at": add_second(pull["updated_at"]), **fields})
         if action == "edited":
-            more["changes"] = {}
-        self.tell(action, pull, **more)
+            payload_fields["changes"] = {}
+        self.deliver_pull_request(action, pull, **payload_fields)
         return pull
 
-    def close(self, repository: str, number: int, *, merged: bool = False) -> dict[str, Any]:
-        return self.change("closed", repository, number, state="closed", merged=merged, closed_at=payloads.NOW)
+    def close_pull_request(self, full_name: str, number: int, *, merged: bool = False) -> dict[str, Any]:
+        fields = {"state": "closed", "merged": merged, "closed_at": payloads.NOW}
+        return self.change_pull_request("closed", full_name, number, **fields)
 
-    def say(self, repository: str, number: int, login: str, body: str, *, announce: bool = True) -> dict[str, Any]:
-        """Somebody comments on a pull request."""
-        of = self.repository(repository)
-        said = payloads.comment(of.shown, number, payloads.user(login, person(login)), body)
+    def post_comment(
+        self, full_name: str, number: int, login: str, body: str, *, announce: bool = True
+    ) -> dict[str, Any]:
+        """Create a comment on a pull request and deliver it to the webhook."""
+        repository = self.get_or_create_repository(full_name)
+        comment = payloads.comment(repository.payload, number, payloads.user(login, compute_user_id(login)), body)
         with self.lock:
-            of.comments[said["id"]] = said
+            repository.comments[comment["id"]] = comment
         if announce:
-            told = payloads.issue_comment("created", of.pulls[number], said, installation=self.installation(repository))
-            self.deliver("issue_comment", told)
-        return said
+            payload = payloads.issue_comment(
+                "created", repository.pulls[number], comment, installation=self.get_installation(full_name)
+            )
+            self.deliver("issue_comment", payload)
+        return comment
 
-    def tell(self, action: str, pull: dict[str, Any], **more: Any) -> int:
-        repository = pull["base"]["repo"]["full_name"]
-        told = payloads.pull_request(
-            action, pull, installation=self.installation(repository), sender=pull["user"], **more
+    def deliver_pull_request(self, action: str, pull: dict[str, Any], **payload_fields: Any) -> int:
+        full_name = pull["base"]["repo"]["full_name"]
+        payload = payloads.pull_request(
+            action, pull, installation=self.get_installation(full_name), sender=pull["user"], **payload_fields
         )
-        return self.deliver("pull_request", told)
+        return self.deliver("pull_request", payload)
 
-    def installation(self, repository: str) -> int | None:
-        return self.installed.get(repository.partition("/")[0])
+    def get_installation(self, full_name: str) -> int | None:
+        return self.installed.get(full_name.partition("/")[0])
 
     # --- webhook ------------------------------------------------------------------------------------------------------
 
     def deliver(self, event: str, payload: dict[str, Any], *, guid: str = "", redelivery: bool = False) -> int:
-        """Send a delivery to the webhook and return the status it got; 0 where nobody answered."""
+        """Send a delivery to the webhook and return the status of the response; 0 if there was none."""
         guid = guid or str(uuid4())
-        status = self.post(event, guid, json.dumps(payload).encode()) if self.hook["url"] else 0
+        status = self.send_delivery(event, guid, json.dumps(payload).encode()) if self.hook["url"] else 0
         record = {"id": new_id(), "guid": guid, "delivered_at": payloads.NOW, "redelivery": redelivery, "duration": 0.1}
         record |= {"status": "OK" if 200 <= status < 300 else "Invalid HTTP Response", "status_code": status}
         record |= {"event": event, "action": payload.get("action"), "installation_id": None, "repository_id": None}
@@ -171,7 +178,7 @@ class GitHub:
             self.deliveries.insert(0, {**record, "payload": payload})
         return status
 
-    def headers(self, event: str, guid: str, body: bytes) -> dict[str, str]:
+    def build_headers(self, event: str, guid: str, body: bytes) -> dict[str, str]:
         signature = hmac.new(self.hook["secret"].encode(), body, hashlib.sha256).hexdigest()
         return {
             "User-Agent": "GitHub-Hookshot/044aadd",
@@ -184,22 +191,22 @@ class GitHub:
             "X-Hub-Signature-256": f"sha256={signature}",
         }
 
-    def post(self, event: str, guid: str, body: bytes) -> int:
-        """Send it over a socket. GitHub, too, waits for ten seconds."""
-        told = self.headers(event, guid, body)
+    def send_delivery(self, event: str, guid: str, body: bytes) -> int:
+        """Send a delivery over a socket and return the status of the response."""
+        headers = self.build_headers(event, guid, body)
         try:
-            return httpx.post(self.hook["url"], content=body, headers=told, timeout=10).status_code
+            return httpx.post(self.hook["url"], content=body, headers=headers, timeout=WAIT_SECONDS).status_code
         except httpx.TransportError:
             return 0
 
     def redeliver(self, number: int) -> int:
-        """Send a delivery again, under its own guid."""
-        old = next(row for row in self.deliveries if row["id"] == number)
-        return self.deliver(old["event"], old["payload"], guid=old["guid"], redelivery=True)
+        """Send a delivery again with the same guid."""
+        delivery = next(row for row in self.deliveries if row["id"] == number)
+        return self.deliver(delivery["event"], delivery["payload"], guid=delivery["guid"], redelivery=True)
 
-    # --- trouble ------------------------------------------------------------------------------------------------------
+    # --- failures -----------------------------------------------------------------------------------------------------
 
-    def fail(
+    def fail_requests(
         self,
         status: int,
         message: str = "Server Error",
@@ -211,51 +218,52 @@ class GitHub:
         body: Any = None,
         **headers: str,
     ) -> None:
-        """Let the next requests whose path matches go wrong. Header names may have underscores."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        told = body if body is not None else {"message": message, "documentation_url": "https://docs.github.com/rest"}
-        self.failures.append(Failure(status, told, times, named, path, method, after))
+        """Make the next requests whose path matches fail. Underscores in header names become hyphens."""
+        response_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is None:
+            body = {"message": message, "documentation_url": "https://docs.github.com/rest"}
+        self.failures.append(Failure(status, body, times, response_headers, path, method, after))
 
-    def secondary_limit(self, retry_after: int | None = 60, **where: Any) -> None:
+    def apply_secondary_limit(self, retry_after: int | None = 60, **request_filter: Any) -> None:
         message = "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."
-        self.fail(403, message, **where, **({"Retry_After": str(retry_after)} if retry_after else {}))
+        headers = {"Retry_After": str(retry_after)} if retry_after else {}
+        self.fail_requests(403, message, **request_filter, **headers)
 
-    def failure(self, method: str, path: str, *, after: bool) -> Failure | None:
+    def take_failure(self, method: str, path: str, *, after: bool) -> Failure | None:
+        """Return the failure that applies to this request and count it as used once."""
         with self.lock:
-            for known in self.failures:
-                matches = re.search(known.path, path) and known.method in ("", method) and known.after == after
-                if known.times and matches:
-                    known.times -= 1
-                    return known
+            for failure in self.failures:
+                matches = re.search(failure.path, path) and failure.method in ("", method) and failure.after == after
+                if failure.times and matches:
+                    failure.times -= 1
+                    return failure
         return None
 
-    def count(self, method: str, path: str) -> int:
-        """How often something was asked and done."""
-        return sum(m == method and bool(re.search(path, p)) and status < 300 for m, p, status in self.asked)
+    def count_requests(self, method: str, path: str) -> int:
+        """Return the number of successful requests whose path matches."""
+        return sum(m == method and bool(re.search(path, p)) and status < 300 for m, p, status in self.requests)
 
 
-def later(moment: str) -> str:
-    """A second later, as GitHub writes times."""
+def add_second(moment: str) -> str:
+    """Return the time one second later in GitHub's format."""
     return (datetime.fromisoformat(moment) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def person(login: str) -> int:
-    """A person's number on GitHub, the same each time."""
+def compute_user_id(login: str) -> int:
+    """Return the same GitHub user id for the same login."""
     return int(hashlib.sha256(login.encode()).hexdigest()[:7], 16)
 
 
-class No(Exception):
-    """A refusal, as GitHub words it."""
+class ApiError(Exception):
+    """An error response in GitHub's format."""
 
-    def __init__(self, status: int, message: str, **more: Any) -> None:
+    def __init__(self, status: int, message: str, **fields: Any) -> None:
         super().__init__(message)
-        self.status, self.body = (
-            status,
-            {"message": message, "documentation_url": "https://docs.github.com/rest", **more},
-        )
+        self.status = status
+        self.body = {"message": message, "documentation_url": "https://docs.github.com/rest", **fields}
 
 
-# --- who asks ---------------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -266,54 +274,56 @@ class Request:
     body: dict[str, Any]
     headers: Any
     github: GitHub
-    who: str = ""
+    authenticated_as: str = ""
     """`app`, `installation` or `token`."""
 
-    def repository(self, full_name: str) -> Repository:
-        if full_name not in self.github.repositories or self.who == "app":
-            raise No(404, "Not Found")
-        if self.who == "installation" and self.github.installation(full_name) is None:
-            raise No(404, "Not Found")
+    def get_repository(self, full_name: str) -> Repository:
+        if full_name not in self.github.repositories or self.authenticated_as == "app":
+            raise ApiError(404, "Not Found")
+        if self.authenticated_as == "installation" and self.github.get_installation(full_name) is None:
+            raise ApiError(404, "Not Found")
         return self.github.repositories[full_name]
 
-    def needs(self, permission: str, level: str = "write") -> None:
+    def require_permission(self, permission: str, level: str = "write") -> None:
         levels = ("", "read", "write")
-        has = self.github.permissions.get(permission, "") if self.who == "installation" else "write"
-        if levels.index(has) < levels.index(level):
-            raise No(403, "Resource not accessible by integration")
+        granted = self.github.permissions.get(permission, "") if self.authenticated_as == "installation" else "write"
+        if levels.index(granted) < levels.index(level):
+            raise ApiError(403, "Resource not accessible by integration")
 
-    def page(self, rows: list[Any]) -> list[Any]:
+    def paginate(self, rows: list[Any]) -> list[Any]:
+        """Return the requested page of rows and set the `Link` header."""
         size = min(int(self.query.get("per_page", 30)), self.github.largest_page)
         number = int(self.query.get("page", 1))
         if number * size < len(rows):
-            more = urlencode({**self.query, "page": number + 1})
-            last = urlencode({**self.query, "page": -(-len(rows) // size)})
-            at = f"{self.github.url}{self.path}"
-            self.headers["Link"] = f'<{at}?{more}>; rel="next", <{at}?{last}>; rel="last"'
+            next_query = urlencode({**self.query, "page": number + 1})
+            last_query = urlencode({**self.query, "page": -(-len(rows) // size)})
+            url = f"{self.github.url}{self.path}"
+            self.headers["Link"] = f'<{url}?{next_query}>; rel="next", <{url}?{last_query}>; rel="last"'
         return rows[(number - 1) * size : number * size]
 
 
-def who_asks(github: GitHub, authorization: str) -> str:
+def authenticate(github: GitHub, authorization: str) -> str:
+    """Return `app`, `installation` or `token`; raise `ApiError` for invalid credentials."""
     kind, _, secret = authorization.partition(" ")
     if kind.lower() not in ("bearer", "token") or not secret:
-        raise No(401, "Requires authentication")
+        raise ApiError(401, "Requires authentication")
     if secret == TOKEN:
         return "token"
     if secret.startswith("ghs_"):
         if github.tokens.get(secret, 0) < time.time():
-            raise No(401, "Bad credentials")
+            raise ApiError(401, "Bad credentials")
         return "installation"
-    key = serialization.load_pem_private_key(private_key().encode(), None).public_key()
+    key = serialization.load_pem_private_key(get_private_key().encode(), None).public_key()
     try:
         claims = jwt.decode(secret, key, algorithms=["RS256"], issuer=APP)  # type: ignore[arg-type]
     except jwt.PyJWTError:
-        raise No(401, "A JSON web token could not be decoded") from None
+        raise ApiError(401, "A JSON web token could not be decoded") from None
     if claims["exp"] > time.time() + 600:
-        raise No(401, "'Expiration time' claim ('exp') is too far in the future")
+        raise ApiError(401, "'Expiration time' claim ('exp') is too far in the future")
     return "app"
 
 
-# --- what may be asked ------------------------------------------------------------------------------------------------
+# --- endpoints --------------------------------------------------------------------------------------------------------
 
 Route = Callable[..., Reply]
 ROUTES: list[tuple[str, re.Pattern[str], Route]] = []
@@ -322,231 +332,236 @@ ROUTES: list[tuple[str, re.Pattern[str], Route]] = []
 def route(method: str, path: str) -> Callable[[Route], Route]:
     pattern = re.compile(path.replace("{repo}", "/repos/([^/]+/[^/]+)"))
 
-    def note(function: Route) -> Route:
+    def register_route(function: Route) -> Route:
         ROUTES.append((method, pattern, function))
         return function
 
-    return note
+    return register_route
 
 
-def only_app(request: Request) -> None:
-    if request.who != "app":
-        raise No(401, "A JSON web token could not be decoded")
+def require_app(request: Request) -> None:
+    if request.authenticated_as != "app":
+        raise ApiError(401, "A JSON web token could not be decoded")
 
 
 @route("GET", "/app")
-def the_app(request: Request) -> Reply:
-    only_app(request)
+def get_app(request: Request) -> Reply:
+    require_app(request)
     github = request.github
-    shown = {"id": int(APP), "slug": SLUG, "name": "The Daily Train", "owner": payloads.user("mara")}
-    shown |= {"html_url": f"https://github.com/apps/{SLUG}", "external_url": "https://train.example"}
-    return 200, {**shown, "permissions": github.permissions, "events": github.events, "installations_count": 1}
+    app = {"id": int(APP), "slug": SLUG, "name": "The Daily Train", "owner": payloads.user("mara")}
+    app |= {"html_url": f"https://github.com/apps/{SLUG}", "external_url": "https://train.example"}
+    return 200, {**app, "permissions": github.permissions, "events": github.events, "installations_count": 1}
 
 
 @route("GET", "/app/hook/config")
-def hook_config(request: Request) -> Reply:
-    only_app(request)
+def get_hook_config(request: Request) -> Reply:
+    require_app(request)
     hook = request.github.hook
     return 200, {**hook, "secret": "********"} if hook["secret"] else {k: v for k, v in hook.items() if k != "secret"}
 
 
 @route("PATCH", "/app/hook/config")
 def set_hook_config(request: Request) -> Reply:
-    only_app(request)
+    require_app(request)
     request.github.hook.update({name: str(value) for name, value in request.body.items()})
-    return hook_config(request)
+    return get_hook_config(request)
 
 
 @route("GET", "/app/hook/deliveries")
 def list_deliveries(request: Request) -> Reply:
-    only_app(request)
-    hidden = ("payload",)
-    rows = [{name: value for name, value in row.items() if name not in hidden} for row in request.github.deliveries]
-    return 200, request.page(rows)
+    require_app(request)
+    rows = [{name: value for name, value in row.items() if name != "payload"} for row in request.github.deliveries]
+    return 200, request.paginate(rows)
 
 
 @route("POST", r"/app/hook/deliveries/(\d+)/attempts")
-def attempt(request: Request, number: str) -> Reply:
-    only_app(request)
+def create_delivery_attempt(request: Request, number: str) -> Reply:
+    require_app(request)
     threading.Thread(target=request.github.redeliver, args=(int(number),), daemon=True).start()
     return 202, {}
 
 
 @route("GET", "/app/installations")
-def installations(request: Request) -> Reply:
-    only_app(request)
-    rows = [shown_installation(request.github, owner) for owner in request.github.installed]
-    return 200, request.page(rows)
+def list_installations(request: Request) -> Reply:
+    require_app(request)
+    rows = [build_installation(request.github, owner) for owner in request.github.installed]
+    return 200, request.paginate(rows)
 
 
 @route("GET", "{repo}/installation")
-def repository_installation(request: Request, repository: str) -> Reply:
-    only_app(request)
-    owner = repository.partition("/")[0]
-    if owner not in request.github.installed or repository not in request.github.repositories:
-        raise No(404, "Not Found")
-    return 200, shown_installation(request.github, owner)
+def get_repository_installation(request: Request, full_name: str) -> Reply:
+    require_app(request)
+    owner = full_name.partition("/")[0]
+    if owner not in request.github.installed or full_name not in request.github.repositories:
+        raise ApiError(404, "Not Found")
+    return 200, build_installation(request.github, owner)
 
 
-def shown_installation(github: GitHub, owner: str) -> dict[str, Any]:
-    shown = {"id": github.installed[owner], "account": payloads.user(owner, 9919, "Organization"), "app_id": int(APP)}
-    shown |= {"permissions": github.permissions, "events": github.events, "suspended_at": None}
-    return {**shown, "app_slug": SLUG, "repository_selection": "selected", "target_type": "Organization"}
+def build_installation(github: GitHub, owner: str) -> dict[str, Any]:
+    installation = {
+        "id": github.installed[owner],
+        "account": payloads.user(owner, 9919, "Organization"),
+        "app_id": int(APP),
+    }
+    installation |= {"permissions": github.permissions, "events": github.events, "suspended_at": None}
+    return {**installation, "app_slug": SLUG, "repository_selection": "selected", "target_type": "Organization"}
 
 
 @route("POST", r"/app/installations/(\d+)/access_tokens")
-def access_token(request: Request, number: str) -> Reply:
-    only_app(request)
+def create_access_token(request: Request, number: str) -> Reply:
+    require_app(request)
     if int(number) not in request.github.installed.values():
-        raise No(404, "Not Found")
+        raise ApiError(404, "Not Found")
     token = f"ghs_{uuid4().hex}"
     request.github.tokens[token] = time.time() + 3600
-    ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
-    return 201, {"token": token, "expires_at": ends, "permissions": request.github.permissions}
+    expires_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+    return 201, {"token": token, "expires_at": expires_at, "permissions": request.github.permissions}
 
 
 @route("GET", "/user")
-def the_user(request: Request) -> Reply:
-    if request.who != "token":
-        raise No(403, "Resource not accessible by integration")
-    return 200, payloads.user("mara", person("mara"))
+def get_user(request: Request) -> Reply:
+    if request.authenticated_as != "token":
+        raise ApiError(403, "Resource not accessible by integration")
+    return 200, payloads.user("mara", compute_user_id("mara"))
 
 
 @route("GET", "{repo}")
-def the_repository(request: Request, repository: str) -> Reply:
-    shown = request.repository(repository).shown
-    role = request.repository(repository).roles.get("mara", "read")
+def show_repository(request: Request, full_name: str) -> Reply:
+    repository = request.get_repository(full_name)
+    role = repository.roles.get("mara", "read")
     rights = {"admin": role == "admin", "push": role in ("admin", "maintain", "write"), "pull": True}
-    return 200, {**shown, "permissions": rights}
+    return 200, {**repository.payload, "permissions": rights}
 
 
 @route("GET", r"{repo}/issues/(\d+)/comments")
-def list_comments(request: Request, repository: str, number: str) -> Reply:
-    of = request.repository(repository)
-    if int(number) not in of.pulls:
-        raise No(404, "Not Found")
-    return 200, request.page(of.about(int(number)))
+def list_comments(request: Request, full_name: str, number: str) -> Reply:
+    repository = request.get_repository(full_name)
+    if int(number) not in repository.pulls:
+        raise ApiError(404, "Not Found")
+    return 200, request.paginate(repository.list_comments_on(int(number)))
 
 
 @route("POST", r"{repo}/issues/(\d+)/comments")
-def make_comment(request: Request, repository: str, number: str) -> Reply:
-    request.needs("issues" if "issues" in request.github.permissions else "pull_requests")
-    of = request.repository(repository)
-    if int(number) not in of.pulls:
-        raise No(404, "Not Found")
-    if of.pulls[int(number)]["locked"]:
-        raise No(403, "Unable to create comment because issue is locked.")
+def create_comment(request: Request, full_name: str, number: str) -> Reply:
+    request.require_permission("issues" if "issues" in request.github.permissions else "pull_requests")
+    repository = request.get_repository(full_name)
+    if int(number) not in repository.pulls:
+        raise ApiError(404, "Not Found")
+    if repository.pulls[int(number)]["locked"]:
+        raise ApiError(403, "Unable to create comment because issue is locked.")
     author = (
         payloads.user(f"{SLUG}[bot]", 41898282, "Bot")
-        if request.who == "installation"
-        else payloads.user("mara", person("mara"))
+        if request.authenticated_as == "installation"
+        else payloads.user("mara", compute_user_id("mara"))
     )
-    made = payloads.comment(of.shown, int(number), author, checked_body(request), int(APP))
-    of.comments[made["id"]] = made
-    return 201, made
+    comment = payloads.comment(repository.payload, int(number), author, read_comment_body(request), int(APP))
+    repository.comments[comment["id"]] = comment
+    return 201, comment
 
 
-def checked_body(request: Request) -> str:
+def read_comment_body(request: Request) -> str:
     body = request.body.get("body")
     if not isinstance(body, str) or not body.strip():
-        raise No(
+        raise ApiError(
             422, "Validation Failed", errors=[{"resource": "IssueComment", "code": "missing_field", "field": "body"}]
         )
     if len(body) > 65_536:
-        raise No(422, "Validation Failed", errors=[{"message": "body is too long (maximum is 65536 characters)"}])
+        raise ApiError(422, "Validation Failed", errors=[{"message": "body is too long (maximum is 65536 characters)"}])
     return body
 
 
-def the_comment(request: Request, repository: str, number: str) -> dict[str, Any]:
-    found = request.repository(repository).comments.get(int(number))
-    if found is None:
-        raise No(404, "Not Found")
-    return found
+def find_comment(request: Request, full_name: str, number: str) -> dict[str, Any]:
+    comment = request.get_repository(full_name).comments.get(int(number))
+    if comment is None:
+        raise ApiError(404, "Not Found")
+    return comment
 
 
 @route("GET", r"{repo}/issues/comments/(\d+)")
-def get_comment(request: Request, repository: str, number: str) -> Reply:
-    return 200, the_comment(request, repository, number)
+def get_comment(request: Request, full_name: str, number: str) -> Reply:
+    return 200, find_comment(request, full_name, number)
 
 
 @route("PATCH", r"{repo}/issues/comments/(\d+)")
-def edit_comment(request: Request, repository: str, number: str) -> Reply:
-    request.needs("issues")
-    found = the_comment(request, repository, number)
-    if request.who == "installation" and found["user"]["login"] != f"{SLUG}[bot]":
-        raise No(403, "Resource not accessible by integration")
-    found.update(body=checked_body(request), updated_at=later(found["updated_at"]))
-    return 200, found
+def edit_comment(request: Request, full_name: str, number: str) -> Reply:
+    request.require_permission("issues")
+    comment = find_comment(request, full_name, number)
+    if request.authenticated_as == "installation" and comment["user"]["login"] != f"{SLUG}[bot]":
+        raise ApiError(403, "Resource not accessible by integration")
+    comment.update(body=read_comment_body(request), updated_at=add_second(comment["updated_at"]))
+    return 200, comment
 
 
 @route("DELETE", r"{repo}/issues/comments/(\d+)")
-def delete_comment(request: Request, repository: str, number: str) -> Reply:
-    the_comment(request, repository, number)
-    del request.repository(repository).comments[int(number)]
+def delete_comment(request: Request, full_name: str, number: str) -> Reply:
+    find_comment(request, full_name, number)
+    del request.get_repository(full_name).comments[int(number)]
     return 204, None
 
 
 @route("POST", r"{repo}/issues/comments/(\d+)/reactions")
-def react(request: Request, repository: str, number: str) -> Reply:
-    the_comment(request, repository, number)
+def create_reaction(request: Request, full_name: str, number: str) -> Reply:
+    find_comment(request, full_name, number)
     content = request.body.get("content")
     if content not in ("+1", "-1", "laugh", "confused", "heart", "hooray", "rocket", "eyes"):
-        raise No(422, "Validation Failed", errors=[{"field": "content", "code": "invalid"}])
-    reactions, wanted = request.repository(repository).reactions, (int(number), content)
-    if wanted in reactions:
+        raise ApiError(422, "Validation Failed", errors=[{"field": "content", "code": "invalid"}])
+    reactions, reaction = request.get_repository(full_name).reactions, (int(number), content)
+    if reaction in reactions:
         return 200, {"id": 1, "content": content}
-    reactions.append(wanted)
+    reactions.append(reaction)
     return 201, {"id": 1, "content": content}
 
 
 @route("POST", "/graphql")
-def graphql(request: Request) -> Reply:
+def run_graphql_mutation(request: Request) -> Reply:
     subject = request.body["variables"]["id"]
-    known = {row["node_id"] for of in request.github.repositories.values() for row in of.comments.values()}
+    comment_ids = {
+        row["node_id"] for repository in request.github.repositories.values() for row in repository.comments.values()
+    }
     if "minimizeComment" not in request.body["query"]:
         return 200, {"data": None, "errors": [{"message": "Parse error"}]}
-    if subject not in known:
+    if subject not in comment_ids:
         message = f"Could not resolve to a node with the global id of '{subject}'"
         return 200, {"data": {"minimizeComment": None}, "errors": [{"type": "NOT_FOUND", "message": message}]}
-    request.github.minimised.add(subject)
+    request.github.minimized_comments.add(subject)
     return 200, {"data": {"minimizeComment": {"minimizedComment": {"isMinimized": True}}}}
 
 
 @route("POST", "{repo}/check-runs")
-def make_check(request: Request, repository: str) -> Reply:
-    if request.who != "installation":
-        raise No(403, "You must authenticate via a GitHub App.")
-    request.needs("checks")
-    of, body = request.repository(repository), request.body
+def create_check(request: Request, full_name: str) -> Reply:
+    if request.authenticated_as != "installation":
+        raise ApiError(403, "You must authenticate via a GitHub App.")
+    request.require_permission("checks")
+    repository, body = request.get_repository(full_name), request.body
     if not body.get("name") or not re.fullmatch("[0-9a-f]{40}", str(body.get("head_sha"))):
-        raise No(422, 'Invalid request.\n\nFor \'links/0/schema\', "name", "head_sha" weren\'t supplied.')
-    made = {
+        raise ApiError(422, 'Invalid request.\n\nFor \'links/0/schema\', "name", "head_sha" weren\'t supplied.')
+    check = {
         "id": new_id(),
         "status": "queued",
         "conclusion": None,
         "external_id": "",
         "app": {"id": int(APP), "slug": SLUG},
     }
-    of.checks[made["id"]] = made
-    return 201, fill_check(made, body)
+    repository.checks[check["id"]] = check
+    return 201, update_check_fields(check, body)
 
 
 @route("PATCH", r"{repo}/check-runs/(\d+)")
-def change_check(request: Request, repository: str, number: str) -> Reply:
-    if request.who != "installation":
-        raise No(403, "You must authenticate via a GitHub App.")
-    request.needs("checks")
-    found = request.repository(repository).checks.get(int(number))
-    if found is None:
-        raise No(404, "Not Found")
-    return 200, fill_check(found, request.body)
+def update_check(request: Request, full_name: str, number: str) -> Reply:
+    if request.authenticated_as != "installation":
+        raise ApiError(403, "You must authenticate via a GitHub App.")
+    request.require_permission("checks")
+    check = request.get_repository(full_name).checks.get(int(number))
+    if check is None:
+        raise ApiError(404, "Not Found")
+    return 200, update_check_fields(check, request.body)
 
 
-def fill_check(check: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+def update_check_fields(check: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
     if body.get("status") == "completed" and not body.get("conclusion"):
-        raise No(422, 'Invalid request.\n\n"conclusion" wasn\'t supplied.')
+        raise ApiError(422, 'Invalid request.\n\n"conclusion" wasn\'t supplied.')
     if len(body.get("output", {}).get("summary", "")) > 65_535:
-        raise No(422, "Invalid request.\n\nOnly 65535 characters are allowed; more were supplied.")
+        raise ApiError(422, "Invalid request.\n\nOnly 65535 characters are allowed; more were supplied.")
     if body.get("status") in ("queued", "in_progress"):
         check["conclusion"] = None
     check.update({name: value for name, value in body.items() if value is not None})
@@ -556,107 +571,117 @@ def fill_check(check: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
 
 
 @route("GET", r"{repo}/commits/([^/]+)/check-runs")
-def list_checks(request: Request, repository: str, sha: str) -> Reply:
+def list_checks(request: Request, full_name: str, sha: str) -> Reply:
     name, app = request.query.get("check_name"), request.query.get("app_id")
-    rows = [row for row in request.repository(repository).checks.values() if row["head_sha"] == sha]
+    rows = [row for row in request.get_repository(full_name).checks.values() if row["head_sha"] == sha]
     rows = [row for row in rows if name in (None, row["name"]) and app in (None, str(row["app"]["id"]))]
     if request.query.get("filter", "latest") == "latest":
         rows = list({row["name"]: row for row in rows}.values())
-    return 200, {"total_count": len(rows), "check_runs": request.page(rows)}
+    return 200, {"total_count": len(rows), "check_runs": request.paginate(rows)}
 
 
 @route("POST", "{repo}/statuses/([0-9a-f]{40})")
-def make_status(request: Request, repository: str, sha: str) -> Reply:
-    request.needs("statuses")
-    of, body = request.repository(repository), request.body
+def create_status(request: Request, full_name: str, sha: str) -> Reply:
+    request.require_permission("statuses")
+    repository, body = request.get_repository(full_name), request.body
     if body.get("state") not in ("error", "failure", "pending", "success"):
-        raise No(422, "Validation Failed", errors=[{"field": "state", "code": "invalid"}])
+        raise ApiError(422, "Validation Failed", errors=[{"field": "state", "code": "invalid"}])
     if len(body.get("description") or "") > 140:
-        raise No(422, "Validation Failed", errors=[{"message": "description is too long (maximum is 140 characters)"}])
-    made = {"id": new_id(), "sha": sha, "context": "default", "target_url": None, **body}
-    of.statuses.append(made)
-    return 201, made
+        raise ApiError(
+            422, "Validation Failed", errors=[{"message": "description is too long (maximum is 140 characters)"}]
+        )
+    status = {"id": new_id(), "sha": sha, "context": "default", "target_url": None, **body}
+    repository.statuses.append(status)
+    return 201, status
 
 
 @route("GET", "{repo}/collaborators/([^/]+)/permission")
-def permission(request: Request, repository: str, login: str) -> Reply:
-    role = request.repository(repository).roles.get(unquote(login), "read")
-    old = {"maintain": "write", "triage": "read"}.get(role, role)
-    return 200, {"permission": old, "role_name": role, "user": payloads.user(unquote(login), person(login))}
+def get_permission(request: Request, full_name: str, login: str) -> Reply:
+    role = request.get_repository(full_name).roles.get(unquote(login), "read")
+    permission = {"maintain": "write", "triage": "read"}.get(role, role)
+    return 200, {
+        "permission": permission,
+        "role_name": role,
+        "user": payloads.user(unquote(login), compute_user_id(login)),
+    }
 
 
 @route("GET", "{repo}/pulls")
-def list_pulls(request: Request, repository: str) -> Reply:
+def list_pulls(request: Request, full_name: str) -> Reply:
     state = request.query.get("state", "open")
-    rows = [row for row in request.repository(repository).pulls.values() if state in ("all", row["state"])]
-    return 200, request.page(rows)
+    rows = [row for row in request.get_repository(full_name).pulls.values() if state in ("all", row["state"])]
+    return 200, request.paginate(rows)
 
 
 @route("GET", r"{repo}/pulls/(\d+)")
-def get_pull(request: Request, repository: str, number: str) -> Reply:
-    found = request.repository(repository).pulls.get(int(number))
-    if found is None:
-        raise No(404, "Not Found")
-    return 200, found
+def get_pull(request: Request, full_name: str, number: str) -> Reply:
+    pull = request.get_repository(full_name).pulls.get(int(number))
+    if pull is None:
+        raise ApiError(404, "Not Found")
+    return 200, pull
 
 
 @route("GET", r"{repo}/pulls/(\d+)/files")
-def pull_files(request: Request, repository: str, number: str) -> Reply:
-    get_pull(request, repository, number)
-    return 200, request.page(request.repository(repository).files.get(int(number), []))
+def list_pull_files(request: Request, full_name: str, number: str) -> Reply:
+    get_pull(request, full_name, number)
+    return 200, request.paginate(request.get_repository(full_name).files.get(int(number), []))
 
 
 @route("GET", "{repo}/hooks")
-def hooks(request: Request, repository: str) -> Reply:
-    of = request.repository(repository)
-    if request.who != "token" or of.roles.get("mara") != "admin":
-        raise No(404, "Not Found")
-    return 200, request.page(list(of.hooks.values()))
+def list_hooks(request: Request, full_name: str) -> Reply:
+    repository = request.get_repository(full_name)
+    if request.authenticated_as != "token" or repository.roles.get("mara") != "admin":
+        raise ApiError(404, "Not Found")
+    return 200, request.paginate(list(repository.hooks.values()))
 
 
 @route("POST", r"{repo}/hooks/(\d+)/pings")
-def ping_hook(request: Request, repository: str, number: str) -> Reply:
-    found = request.repository(repository).hooks.get(int(number))
-    if found is None:
-        raise No(404, "Not Found")
-    told = {"zen": "Approachable is better than simple.", "hook_id": int(number), "hook": found}
-    request.github.deliver("ping", told)
+def ping_hook(request: Request, full_name: str, number: str) -> Reply:
+    hook = request.get_repository(full_name).hooks.get(int(number))
+    if hook is None:
+        raise ApiError(404, "Not Found")
+    payload = {"zen": "Approachable is better than simple.", "hook_id": int(number), "hook": hook}
+    request.github.deliver("ping", payload)
     return 204, None
 
 
-# --- the socket -------------------------------------------------------------------------------------------------------
+# --- HTTP server ------------------------------------------------------------------------------------------------------
 
 
-def answer(github: GitHub, method: str, target: str, headers: Any, raw: bytes) -> tuple[int, Any, dict[str, str]]:
-    """Return status, body and headers."""
+def handle_request(
+    github: GitHub, method: str, target: str, headers: Any, raw: bytes
+) -> tuple[int, Any, dict[str, str]]:
+    """Return status, body and headers of the response."""
     parts = urlsplit(target)
-    more: dict[str, str] = {}
-    if early := github.failure(method, parts.path, after=False):
-        return early.status, early.body, early.headers
+    response_headers: dict[str, str] = {}
+    if failure := github.take_failure(method, parts.path, after=False):
+        return failure.status, failure.body, failure.headers
     try:
-        who = who_asks(github, headers.get("Authorization", ""))
-        if who != "app":
-            spend(github, more)
+        authenticated_as = authenticate(github, headers.get("Authorization", ""))
+        if authenticated_as != "app":
+            use_rate_limit(github, response_headers)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        request = Request(method, parts.path, query, json.loads(raw or b"{}"), more, github, who)
+        request = Request(
+            method, parts.path, query, json.loads(raw or b"{}"), response_headers, github, authenticated_as
+        )
         for verb, pattern, function in ROUTES:
-            if verb == method and (found := pattern.fullmatch(parts.path)):
+            if verb == method and (match := pattern.fullmatch(parts.path)):
                 with github.lock:
-                    status, body = function(request, *found.groups())
+                    status, body = function(request, *match.groups())
                 break
         else:
-            raise No(404, "Not Found")
-    except No as no:
-        status, body = no.status, no.body
+            raise ApiError(404, "Not Found")
+    except ApiError as error:
+        status, body = error.status, error.body
     except ValueError:
         status, body = 400, {"message": "Problems parsing JSON"}
-    if lost := github.failure(method, parts.path, after=True):
-        return lost.status, lost.body, lost.headers
-    return status, body, more
+    if failure := github.take_failure(method, parts.path, after=True):
+        return failure.status, failure.body, failure.headers
+    return status, body, response_headers
 
 
-def spend(github: GitHub, headers: dict[str, str]) -> None:
-    """Take one call off the hour's limit."""
+def use_rate_limit(github: GitHub, headers: dict[str, str]) -> None:
+    """Count one request against the hourly limit and set the rate-limit headers."""
     with github.lock:
         if time.time() > github.reset:
             github.remaining, github.reset = 5000, int(time.time()) + 3600
@@ -667,7 +692,7 @@ def spend(github: GitHub, headers: dict[str, str]) -> None:
     )
     headers["X-RateLimit-Remaining"] = str(max(left - 1, 0))
     if left <= 0:
-        raise No(403, "API rate limit exceeded for installation ID 31000000123.")
+        raise ApiError(403, "API rate limit exceeded for installation ID 31000000123.")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -676,14 +701,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        status, body, headers = answer(self.github, self.command, self.path, self.headers, raw)
+        status, body, headers = handle_request(self.github, self.command, self.path, self.headers, raw)
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         if self.command == "GET" and status == 200:
             headers["ETag"] = f'W/"{hashlib.sha256(content + headers.get("Link", "").encode()).hexdigest()}"'
             if self.headers.get("If-None-Match") == headers["ETag"]:
                 status, content = 304, b""
-                self.github.remaining += 1  # what has not changed is not counted
-        self.github.asked.append((self.command, urlsplit(self.path).path, status))
+                self.github.remaining += 1  # conditional requests do not count
+        self.github.requests.append((self.command, urlsplit(self.path).path, status))
         self.send_response(status)
         for name, value in {"Content-Type": "application/json; charset=utf-8", **headers}.items():
             self.send_header(name, value)
@@ -694,17 +719,17 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = serve
 
     def log_message(self, *arguments: Any) -> None:
-        """No lines on stderr."""
+        """Write no log lines to stderr."""
 
 
 class Server(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """Nothing: who was killed while he asked does not wait for the answer."""
+        """Ignore clients that were killed during a request."""
 
 
 @contextmanager
-def running(port: int = 0) -> Iterator[GitHub]:
-    """A GitHub on a port of 127.0.0.1, until the block ends."""
+def run_github_server(port: int = 0) -> Iterator[GitHub]:
+    """Run a GitHub server on a port of 127.0.0.1 until the block ends."""
     github = GitHub()
     server = Server(("127.0.0.1", port), type("Bound", (Handler,), {"github": github}))
     server.daemon_threads = True
@@ -716,4 +741,4 @@ def running(port: int = 0) -> Iterator[GitHub]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(10)

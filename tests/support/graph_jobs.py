@@ -15,7 +15,7 @@ SUMMARY: dict[str, Any] = {
     "vocabulary_size": 512,
     "sequence_length": 64,
     "parameters": 120_000,
-    "state": 512,
+    "buffer_elements": 512,
     "stored_bytes": 482_048,
     "constant_bytes": 0,
     "flops_per_token": 800_000.0,

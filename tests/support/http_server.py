@@ -10,15 +10,18 @@ from typing import Any
 
 import uvicorn
 
+from tests.support.waits import WAIT_SECONDS
+
 
 @contextmanager
 def serve_in_thread(application: Any) -> Iterator[str]:
     """Serve an ASGI application with uvicorn; yield its address."""
-    config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", ws="none")
+    options: dict[str, Any] = {"lifespan": "off", "log_level": "warning", "ws": "none", "proxy_headers": False}
+    config = uvicorn.Config(application, host="127.0.0.1", port=0, **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT_SECONDS
     while not server.started:
         assert thread.is_alive(), "the site did not start"
         assert time.monotonic() < deadline, "the site is not ready"

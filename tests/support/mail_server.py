@@ -1,4 +1,4 @@
-"""Where notices arrive in tests: an SMTP server and a web server, on sockets of this machine."""
+"""Local servers that receive notices in tests: an SMTP server and an HTTP server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass
-class Letter:
+class Email:
     sender: str
     receivers: list[str]
     message: Message
@@ -34,40 +34,40 @@ class Letter:
 
 
 class MailHandler(socketserver.StreamRequestHandler):
-    """As much SMTP (RFC 5321) as it takes to get a letter."""
+    """The part of SMTP (RFC 5321) that is needed to receive an email."""
 
     server: MailServer
 
     def handle(self) -> None:
-        self.say("220 post.test ready")
+        self.send_reply("220 post.test ready")
         sender, receivers = "", []
         while line := self.rfile.readline().decode().strip():
             word = line.upper()
             if word.startswith(("EHLO", "HELO")):
-                self.say("250 post.test")
+                self.send_reply("250 post.test")
             elif word.startswith("MAIL FROM:"):
                 sender = line[10:].partition(">")[0].strip(" <")
-                self.say("250 OK")
+                self.send_reply("250 OK")
             elif word.startswith("RCPT TO:"):
                 receivers.append(line[8:].strip(" <>"))
-                self.say("550 no such mailbox" if self.server.refuses else "250 OK")
+                self.send_reply("550 no such mailbox" if self.server.rejects_recipients else "250 OK")
             elif word == "DATA":
-                self.say("354 go on")
-                self.server.letters.append(Letter(sender, receivers, message_from_bytes(self.data())))
-                self.say("250 taken")
+                self.send_reply("354 start mail input")
+                self.server.emails.append(Email(sender, receivers, message_from_bytes(self.read_data())))
+                self.send_reply("250 OK")
             elif word == "QUIT":
-                self.say("221 bye")
+                self.send_reply("221 bye")
                 return
             else:
-                self.say("250 OK")
+                self.send_reply("250 OK")
 
-    def data(self) -> bytes:
+    def read_data(self) -> bytes:
         lines = []
         while (line := self.rfile.readline()) not in (b".\r\n", b""):
             lines.append(line.removeprefix(b"."))
         return b"".join(lines)
 
-    def say(self, line: str) -> None:
+    def send_reply(self, line: str) -> None:
         self.wfile.write(f"{line}\r\n".encode())
 
 
@@ -77,8 +77,8 @@ class MailServer(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), MailHandler)
-        self.letters: list[Letter] = []
-        self.refuses = False
+        self.emails: list[Email] = []
+        self.rejects_recipients = False
 
     @property
     def url(self) -> str:
@@ -86,7 +86,7 @@ class MailServer(socketserver.ThreadingTCPServer):
 
 
 @dataclass
-class Post:
+class ReceivedPost:
     path: str
     headers: dict[str, str]
     body: bytes
@@ -97,17 +97,17 @@ class Post:
 
 
 @dataclass
-class Office:
-    """A web server that notes what it is sent, and answers `status`."""
+class ChatServer:
+    """The state of an HTTP server that records POST requests and responds with `status`."""
 
     url: str = ""
-    posts: list[Post] = field(default_factory=list)
+    posts: list[ReceivedPost] = field(default_factory=list)
     status: int = 200
     location: str = ""
 
 
 @contextmanager
-def serving(server: socketserver.BaseServer) -> Iterator[None]:
+def run_in_thread(server: socketserver.BaseServer) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
@@ -119,23 +119,23 @@ def serving(server: socketserver.BaseServer) -> Iterator[None]:
 
 
 @contextmanager
-def mail() -> Iterator[MailServer]:
+def run_mail_server() -> Iterator[MailServer]:
     server = MailServer()
-    with serving(server):
+    with run_in_thread(server):
         yield server
 
 
 @contextmanager
-def web() -> Iterator[Office]:
-    office = Office()
+def run_chat_server() -> Iterator[ChatServer]:
+    chat_server = ChatServer()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            office.posts.append(Post(self.path, dict(self.headers), body))
-            self.send_response(office.status)
-            if office.location:
-                self.send_header("Location", office.location)
+            chat_server.posts.append(ReceivedPost(self.path, dict(self.headers), body))
+            self.send_response(chat_server.status)
+            if chat_server.location:
+                self.send_header("Location", chat_server.location)
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"ok")
@@ -145,6 +145,6 @@ def web() -> Iterator[Office]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    office.url = f"http://127.0.0.1:{server.server_address[1]}"
-    with serving(server):
-        yield office
+    chat_server.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with run_in_thread(server):
+        yield chat_server

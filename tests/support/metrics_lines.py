@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CLOCK = ("seconds", "tokens_per_second", "memory_bytes", "mfu")
+CLOCK = ("seconds", "tokens_per_second", "memory_bytes", "mfu", "mfu_windowed")
 """What the clock and the machine say."""
 
 

@@ -1,4 +1,4 @@
-"""Two nights in a row."""
+"""Start nightly runs on two consecutive days."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ MONDAY = datetime(2026, 3, 2, 20, 0, tzinfo=UTC)
 TUESDAY = MONDAY + timedelta(days=1)
 
 
-def tonight(now: datetime) -> Night:
+def start_night(now: datetime) -> Night:
     (night,) = nightly.start_nightly_runs(now)
     return night

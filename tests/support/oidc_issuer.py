@@ -1,4 +1,4 @@
-"""GitHub's issuer of tokens, over a real socket: its two documents, and the address where a job asks for a token."""
+"""A local server of GitHub's OIDC issuer: its two documents and the URL where a CI job requests a token."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 
 
 @cache
-def key(number: str) -> RSAPrivateKey:
+def generate_key(key_id: str) -> RSAPrivateKey:
     return generate_private_key(public_exponent=65537, key_size=2048)
 
 
 class Issuer:
-    """Signs with the key `one`, and publishes the keys in `published`."""
+    """The state of the issuer: it signs with the key `one` and publishes the keys in `published_keys`."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.published = ["one"]
-        self.asked: list[str] = []
+        self.published_keys = ["one"]
+        self.requests: list[str] = []
         """Paths of all requests."""
         self.status = 200
-        self.about: dict[str, Any] = {}
-        """Put over what the configuration says."""
+        self.configuration: dict[str, Any] = {}
+        """Fields that replace those of the OpenID configuration."""
         self.claims: dict[str, Any] = {}
-        """Of the job that asks for a token."""
+        """Claims of the CI job that requests a token."""
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -41,10 +41,10 @@ class Issuer:
                 pass
 
             def do_GET(self) -> None:
-                issuer.asked.append(self.path)
-                answer = issuer.answer(self.path, self.headers.get("Authorization", ""))
-                content = json.dumps(answer).encode()
-                self.send_response(issuer.status if answer is not None else 401)
+                issuer.requests.append(self.path)
+                document = issuer.build_response(self.path, self.headers.get("Authorization", ""))
+                content = json.dumps(document).encode()
+                self.send_response(issuer.status if document is not None else 401)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
@@ -52,23 +52,23 @@ class Issuer:
 
         self.handler = Handler
 
-    def answer(self, path: str, authorization: str) -> Any:
+    def build_response(self, path: str, authorization: str) -> Any:
         if path == "/.well-known/openid-configuration":
-            return {"issuer": self.url, "jwks_uri": f"{self.url}/.well-known/jwks", **self.about}
+            return {"issuer": self.url, "jwks_uri": f"{self.url}/.well-known/jwks", **self.configuration}
         if path == "/.well-known/jwks":
-            return {"keys": [self.public(number) for number in self.published]}
+            return {"keys": [self.build_jwk(key_id) for key_id in self.published_keys]}
         if path.startswith("/token?") and authorization == "Bearer of this job":
-            return {"value": self.token(aud=parse_qs(urlsplit(path).query)["audience"][0])}
+            return {"value": self.create_token(aud=parse_qs(urlsplit(path).query)["audience"][0])}
         return None
 
-    def public(self, number: str) -> dict[str, Any]:
-        shown = jwt.algorithms.RSAAlgorithm.to_jwk(key(number).public_key(), as_dict=True)
-        return {**shown, "kid": number, "alg": "RS256", "use": "sig"}
+    def build_jwk(self, key_id: str) -> dict[str, Any]:
+        jwk = jwt.algorithms.RSAAlgorithm.to_jwk(generate_key(key_id).public_key(), as_dict=True)
+        return {**jwk, "kid": key_id, "alg": "RS256", "use": "sig"}
 
-    def token(self, *, kid: str = "one", signed_by: str = "", without: str = "", **claims: Any) -> str:
-        """Return a token as GitHub makes one for a push to trains/daily."""
+    def create_token(self, *, kid: str = "one", signed_by: str = "", without: str = "", **claims: Any) -> str:
+        """Return a token like those of GitHub for a push to trains/daily."""
         now = int(time.time())
-        said: dict[str, Any] = {
+        token_claims: dict[str, Any] = {
             "iss": self.url,
             "aud": "http://127.0.0.1:8000",
             "iat": now,
@@ -88,12 +88,12 @@ class Issuer:
             **self.claims,
             **claims,
         }
-        said.pop(without, None)
-        return jwt.encode(said, key(signed_by or kid), algorithm="RS256", headers={"kid": kid})
+        token_claims.pop(without, None)
+        return jwt.encode(token_claims, generate_key(signed_by or kid), algorithm="RS256", headers={"kid": kid})
 
 
 @contextmanager
-def running() -> Iterator[Issuer]:
+def run_oidc_server() -> Iterator[Issuer]:
     issuer = Issuer()
     with ThreadingHTTPServer(("127.0.0.1", 0), issuer.handler) as server:
         issuer.url = f"http://127.0.0.1:{server.server_port}"

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def addresses(night: dict[str, Any]) -> dict[str, str]:
-    """Return where the pages of `scene.night()` are."""
+    """Return where the pages of `scene.create_night_board()` are."""
     best, train, entry = night["best"], night["train"], night["entry"]
     return {
         "board": "/",
@@ -24,6 +24,7 @@ def addresses(night: dict[str, Any]) -> dict[str, str]:
         "campaign": night["campaign"].get_absolute_url(),
         "try it": "/try/",
         "about": "/about/",
+        "learned": "/learned/",
         "acknowledgements": "/acknowledgements/",
         "API": "/api/v1/docs",
         "sign in": "/accounts/login/",

@@ -1,4 +1,4 @@
-"""Nodes and jobs for the scheduler's tests, and a node's end of the API as plain calls."""
+"""Create nodes and jobs for the scheduler's tests, and call the node API as a node does."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ HARDWARE = protocol.Hardware(
 LIMITS = protocol.JobLimits(wall_seconds=60, memory_bytes=2**30, disk_bytes=2**30, processes=64)
 
 
-def make_job(**fields: Any) -> Job:
+def create_job(**fields: Any) -> Job:
     release = fields.pop("release", None) or storage.store_bytes(b"a release")
     defaults: dict[str, Any] = {"kind": "train", "release": release, "limits": LIMITS.model_dump(), "author": "ada"}
     return Job.objects.create(**{**defaults, **fields})
 
 
-def make_node(name: str = "loco", **fields: Any) -> tuple[Node, str]:
+def create_node(name: str = "loco", **fields: Any) -> tuple[Node, str]:
     """Return a node that has joined, and its token."""
     token = node_tokens.generate_token("node")
     hardware = HARDWARE.model_copy(update=fields.pop("hardware", {})).model_dump(mode="json")
     return Node.objects.create(name=name, token_hash=node_tokens.hash_token(token), hardware=hardware, **fields), token
 
 
-def reference(content: bytes, path: str = "model.safetensors") -> protocol.FileRef:
+def build_file_reference(content: bytes, path: str = "model.safetensors") -> protocol.FileRef:
     return protocol.FileRef(path=path, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
 
-def bearer(token: str) -> dict[str, str]:
+def build_bearer_header(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
 @dataclass
 class Agent:
-    """What a node can say. Every call returns the raw answer."""
+    """Calls of the node API with a node's token. Each returns the raw response unless it says otherwise."""
 
     token: str
     client: Client = field(default_factory=Client)
@@ -58,26 +58,28 @@ class Agent:
 
     def call(self, path: str, message: protocol.Message | str, token: str = "") -> HttpResponse:
         body = message if isinstance(message, str) else protocol.encode_message(message)
-        return self.client.post(ROOT + path, body, content_type="application/json", headers=bearer(token or self.token))
+        return self.client.post(
+            ROOT + path, body, content_type="application/json", headers=build_bearer_header(token or self.token)
+        )
 
     def poll(self, **fields: Any) -> HttpResponse:
         return self.call("/poll", protocol.Poll(**{"hardware": self.hardware, "wait_seconds": 0, **fields}))
 
-    def ask(self, **fields: Any) -> protocol.PollReply:
-        answer = self.poll(**fields)
-        assert answer.status_code == 200, answer.content
-        return protocol.PollReply.model_validate_json(answer.content)
+    def request_action(self, **fields: Any) -> protocol.PollReply:
+        response = self.poll(**fields)
+        assert response.status_code == 200, response.content
+        return protocol.PollReply.model_validate_json(response.content)
 
-    def work(self) -> Work:
-        """Ask for work and get some."""
-        action = self.ask()
+    def claim_job(self) -> ClaimedJob:
+        """Poll, and return the job that the site leases to this node."""
+        action = self.request_action()
         assert action.lease is not None, action.reason
-        return Work(self, action.lease)
+        return ClaimedJob(self, action.lease)
 
 
 @dataclass
-class Work:
-    """A lease in a node's hands."""
+class ClaimedJob:
+    """A leased job, and the calls of the node API about its lease."""
 
     agent: Agent
     lease: protocol.Lease
@@ -97,34 +99,34 @@ class Work:
     def call(self, path: str, message: protocol.Message | str) -> HttpResponse:
         return self.agent.call(f"/leases/{self.lease.lease}{path}", message, self.lease.token)
 
-    def heartbeat(self, seconds: float = 1, phase: str = "running") -> HttpResponse:
+    def send_heartbeat(self, seconds: float = 1, phase: str = "running") -> HttpResponse:
         return self.call("/heartbeat", protocol.Heartbeat(phase=phase, seconds=seconds))  # type: ignore[arg-type]
 
-    def metrics(self, sequence: int, rows: list[dict[str, Any]] | None = None) -> HttpResponse:
+    def send_metrics(self, sequence: int, rows: list[dict[str, Any]] | None = None) -> HttpResponse:
         return self.call("/metrics", json.dumps({"sequence": sequence, "rows": rows or [{"kind": "train", "step": 1}]}))
 
-    def log(self, offset: int, text: str) -> HttpResponse:
+    def send_log(self, offset: int, text: str) -> HttpResponse:
         return self.call("/log", protocol.LogChunk(offset=offset, text=text))
 
-    def put(self, content: bytes, sha256: str = "") -> HttpResponse:
+    def upload_blob(self, content: bytes, sha256: str = "") -> HttpResponse:
         return self.agent.client.put(
-            f"{ROOT}/leases/{self.lease.lease}/blobs/{sha256 or reference(content).sha256}",
+            f"{ROOT}/leases/{self.lease.lease}/blobs/{sha256 or build_file_reference(content).sha256}",
             content,
             content_type="application/octet-stream",
-            headers=bearer(self.lease.token),
+            headers=build_bearer_header(self.lease.token),
         )
 
-    def get(self, sha256: str) -> HttpResponse:
+    def download_blob(self, sha256: str) -> HttpResponse:
         return self.agent.client.get(
-            f"{ROOT}/leases/{self.lease.lease}/blobs/{sha256}", headers=bearer(self.lease.token)
+            f"{ROOT}/leases/{self.lease.lease}/blobs/{sha256}", headers=build_bearer_header(self.lease.token)
         )
 
-    def checkpoint(self, step: int, content: bytes = b"weights") -> HttpResponse:
+    def upload_checkpoint(self, step: int, content: bytes = b"weights") -> HttpResponse:
         """Upload a checkpoint of one file."""
-        assert self.put(content).status_code == 200
-        return self.uploaded(step, reference(content))
+        assert self.upload_blob(content).status_code == 200
+        return self.report_checkpoint(step, build_file_reference(content))
 
-    def uploaded(self, step: int, *files: protocol.FileRef) -> HttpResponse:
+    def report_checkpoint(self, step: int, *files: protocol.FileRef) -> HttpResponse:
         return self.call(
             "/checkpoints", protocol.CheckpointUploaded(checkpoint=protocol.Checkpoint(step=step, files=files))
         )
@@ -133,11 +135,11 @@ class Work:
         return self.call("/finish", protocol.FinishLease(outcome=outcome, **fields))  # type: ignore[arg-type]
 
 
-def sentence(answer: HttpResponse) -> str:
-    """Return what a refusal says; every answer of 400 and above is a `protocol.ErrorDetail`."""
-    assert answer.status_code >= 400, answer.content
-    return protocol.ErrorDetail.model_validate_json(answer.content).detail
+def read_error_detail(response: HttpResponse) -> str:
+    """Return the text of an error response; every status of 400 and above has a `protocol.ErrorDetail`."""
+    assert response.status_code >= 400, response.content
+    return protocol.ErrorDetail.model_validate_json(response.content).detail
 
 
-def blob_of(content: bytes) -> Blob | None:
-    return Blob.objects.filter(sha256=reference(content).sha256).first()
+def find_blob(content: bytes) -> Blob | None:
+    return Blob.objects.filter(sha256=build_file_reference(content).sha256).first()

@@ -1,4 +1,4 @@
-"""A pull request from its author's side: it is opened, pushed to, talked in, and what the site says there is read."""
+"""The author of a pull request: opens it, pushes, comments, and reads the comments and checks of the site."""
 
 from __future__ import annotations
 
@@ -16,103 +16,105 @@ from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.support import github_payloads as payloads
-from tests.support.github_server import GitHub, person
+from tests.support.github_server import GitHub, compute_user_id
 
 BODY = "---\ntrack: small\nhypothesis: It helps.\nexpected_effect: 3 %\ncontact: @ada\n---\n"
-AT, NUMBER = "trains/daily", 7
+REPOSITORY_NAME, NUMBER = "trains/daily", 7
 
 
 @dataclass
-class Conversation:
+class PullRequestAuthor:
     github: GitHub
     fork: Repository
     sha: str
-    shown: dict[str, Any] = field(default_factory=dict)
+    payload: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, github: GitHub, main: Repository, folder: Path) -> Conversation:
-        fork = main.fork(folder)
+    def create_fork(cls, github: GitHub, main_repository: Repository, folder: Path) -> PullRequestAuthor:
+        fork = main_repository.fork(folder)
         fork.git("checkout", "--quiet", "-b", "idea")
-        github.repository(AT).roles["mara"] = "write"
+        github.get_or_create_repository(REPOSITORY_NAME).roles["mara"] = "write"
         return cls(github, fork, fork.commit("An idea", {"trainer/models/smear.py": "x = 1\n"}))
 
-    # --- its author ---------------------------------------------------------------------------------------------------
+    # --- the author ---------------------------------------------------------------------------------------------------
 
-    def open(self, *, settled: bool = True, **fields: Any) -> None:
+    def open(self, *, process_now: bool = True, **fields: Any) -> None:
         head = payloads.repository("ada/daily", number=2, fork=True, clone_url=f"file://{self.fork.path}")
-        author = payloads.user("ada", person("ada"))
+        author = payloads.user("ada", compute_user_id("ada"))
         fields = {"body": BODY, "head": head, "author": author, **fields}
-        self.shown = self.github.open(AT, NUMBER, self.sha, **fields)
-        self.hear(settled)
+        self.payload = self.github.open_pull_request(REPOSITORY_NAME, NUMBER, self.sha, **fields)
+        self.process_last_delivery(process_now)
 
-    def write(self, files: dict[str, str], since: str = "") -> None:
-        """Commit; `since`: begin anew from there."""
+    def commit_files(self, files: dict[str, str], since: str = "") -> None:
+        """Commit files, on top of commit `since` if it is given."""
         if since:
             self.fork.git("reset", "--quiet", "--hard", since)
         self.sha = self.fork.commit("Another idea", dict(files))
 
     def push(self, files: dict[str, str], since: str = "") -> None:
-        self.write(files, since)
+        self.commit_files(files, since)
         self.change("synchronize", head_sha=self.sha)
 
     def change(self, action: str, **fields: Any) -> None:
-        self.shown = self.github.change(action, AT, NUMBER, **fields)
-        self.hear()
+        self.payload = self.github.change_pull_request(action, REPOSITORY_NAME, NUMBER, **fields)
+        self.process_last_delivery()
 
-    def say(self, login: str, body: str) -> dict[str, Any]:
-        said = self.github.say(AT, NUMBER, login, body)
-        self.hear()
-        return said
+    def post_comment(self, login: str, body: str) -> dict[str, Any]:
+        comment = self.github.post_comment(REPOSITORY_NAME, NUMBER, login, body)
+        self.process_last_delivery()
+        return comment
 
     # --- the node -----------------------------------------------------------------------------------------------------
 
-    def smoke(self, passed: bool = True, sentence: str = "It passed: 200 steps on a CPU.", **found: Any) -> None:
-        """Let the smoke run that is queued come to its end."""
+    def finish_smoke_run(
+        self, passed: bool = True, sentence: str = "It passed: 200 steps on a CPU.", **result: Any
+    ) -> None:
+        """Finish the queued smoke run with this result."""
         job = Job.objects.get(kind="smoke", state=Job.State.QUEUED)
         Job.objects.filter(pk=job.pk).update(state=Job.State.DONE)
         job.refresh_from_db()
         get_job_kind(job).handle_done(
-            job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **found}
+            job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **result}
         )
-        self.settle()
+        self.process_pending_work()
 
-    # --- the site
+    # --- the site -----------------------------------------------------------------------------------------------------
 
-    def hear(self, settled: bool = True) -> None:
-        """Take over what GitHub tried to tell last, where no webhook is set up, and do what follows."""
+    def process_last_delivery(self, process_now: bool = True) -> None:
+        """Store GitHub's last delivery, if no webhook is set up, and process what follows from it."""
         if not self.github.hook["url"]:
-            last = self.github.deliveries[0]
-            self.hand_over(last["event"], last["payload"], last["guid"])
-        if settled:
-            self.settle()
+            delivery = self.github.deliveries[0]
+            self.process_delivery(delivery["event"], delivery["payload"], delivery["guid"])
+        if process_now:
+            self.process_pending_work()
 
-    def hand_over(self, event: str, payload: dict[str, Any], guid: str = "") -> None:
+    def process_delivery(self, event: str, payload: dict[str, Any], guid: str = "") -> None:
         deliveries.store_delivery(guid or str(uuid.uuid4()), event, uuid.uuid4().bytes, payload)
         deliveries.process_due()
 
-    def settle(self, *, once: bool = False) -> None:
-        """Do what waits, and what follows from it, until nothing does."""
+    def process_pending_work(self, *, once: bool = False) -> None:
+        """Process deliveries, events and outbox messages until none is pending."""
         for _ in range(1 if once else 20):
-            told = deliveries.process_due() + events.announce_events()
+            processed = deliveries.process_due() + events.announce_events()
             OutboxMessage.objects.filter(state=OutboxMessage.State.PENDING).update(not_before=timezone.now())
-            if not told + outbox.process_due():
+            if not processed + outbox.process_due():
                 return
             if once:
                 outbox.process_due()
 
-    # --- what is read there
+    # --- comments and checks ------------------------------------------------------------------------------------------
 
     @property
     def comments(self) -> list[str]:
-        """What the site wrote."""
-        rows = self.github.repository(AT).about(NUMBER)
+        """The bodies of the comments of the site."""
+        rows = self.github.get_or_create_repository(REPOSITORY_NAME).list_comments_on(NUMBER)
         return [row["body"] for row in rows if row["user"]["login"].endswith("[bot]")]
 
     @property
     def comment(self) -> str:
-        """The one that is rewritten."""
-        (found,) = [body for body in self.comments if body.startswith("<!-- dailytrain:pull:")]
-        return found
+        """The body of the comment that the site updates."""
+        (body,) = [body for body in self.comments if body.startswith("<!-- dailytrain:pull:")]
+        return body
 
     @property
     def answers(self) -> list[str]:
@@ -120,8 +122,12 @@ class Conversation:
 
     @property
     def check(self) -> tuple[str, str | None, str]:
-        return self.check_of(self.sha)
+        return self.find_check(self.sha)
 
-    def check_of(self, sha: str) -> tuple[str, str | None, str]:
-        (found,) = [row for row in self.github.repository(AT).checks.values() if row["head_sha"] == sha]
-        return found["status"], found.get("conclusion"), found["output"]["title"]
+    def find_check(self, sha: str) -> tuple[str, str | None, str]:
+        (check,) = [
+            row
+            for row in self.github.get_or_create_repository(REPOSITORY_NAME).checks.values()
+            if row["head_sha"] == sha
+        ]
+        return check["status"], check.get("conclusion"), check["output"]["title"]

@@ -57,4 +57,48 @@ GOOD = {
         " question, and after five years he drew up short notes, enlarged in 1844 into a sketch of the"
         " conclusions."
     ),
+    "faq": (
+        "Question: Who sailed on board the Beagle?\n"
+        "Answer: The author sailed on board H.M.S. Beagle as its naturalist.\n"
+        "\n"
+        "Question: Which facts struck him in South America?\n"
+        "Answer: He was struck by how the inhabitants are distributed there, and by the geological relations of the"
+        " present inhabitants of the continent to its past ones.\n"
+        "\n"
+        "Question: Why did these facts matter to him?\n"
+        "Answer: They seemed to throw light on the origin of species, the mystery of mysteries.\n"
+        "\n"
+        "Question: When did he write about this question?\n"
+        "Answer: He began to accumulate facts in 1837, drew up short notes after five years of work, and enlarged them"
+        " in 1844 into a sketch of his conclusions."
+    ),
+    "math": (
+        "Problem: A naturalist on board the Beagle returns home and begins in 1837 to accumulate facts on the origin of"
+        " species. After five years of work he draws up short notes, and in 1844 he enlarges them into a sketch of"
+        " his conclusions. How many years after the notes did he enlarge them?\n"
+        "Solution: He drew up the notes five years after 1837. The sum of 1837 and 5 is 1842, hence 1842 for them."
+        " He enlarged them in 1844. The difference between 1844 and 1842 is 2. He enlarged the notes two years later."
+    ),
+    "table": (
+        "| Time | What the naturalist did |\n"
+        "|---|---|\n"
+        "| On board the Beagle | Was struck by the distribution of the inhabitants of South America and the geological"
+        " relations of present to past inhabitants |\n"
+        "| 1837 | Began to accumulate facts on the origin of species, the mystery of mysteries |\n"
+        "| After five years | Speculated on the subject and drew up short notes |\n"
+        "| 1844 | Enlarged the notes into a sketch of conclusions |\n"
+        "\n"
+        "The table shows how facts seen in South America became a sketch of conclusions on the origin of species. The"
+        " philosopher who called this a mystery has no name in it."
+    ),
+    "tutorial": (
+        "1. Begin as the author did on board the Beagle: notice which inhabitants live in which parts of South America,"
+        " and how the present inhabitants are related to the past ones that geology shows.\n"
+        "2. Ask what these facts say about the origin of species, that is, how kinds of living things came to be."
+        " A great philosopher called this the mystery of mysteries.\n"
+        "3. Accumulate patiently, as the author did from 1837, all facts that have any bearing on the question,"
+        " and reflect on them.\n"
+        "4. After five years, allow yourself to speculate, and draw up short notes.\n"
+        "5. Enlarge the notes into a sketch of your conclusions, as he did in 1844, and pursue the same object."
+    ),
 }

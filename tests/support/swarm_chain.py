@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.stage import ForwardRecord, Stage, squared_norm
+from trainer.swarm.stage import ForwardRecord, Stage
+from trainer.swarm.tied import add_means
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "nanogpt": {"depth": 4, "width": 32, "heads": 2},
     "gpt": {"depth": 4, "width": 32, "heads": 2},
     "smear": {"depth": 3, "width": 32, "heads": 2},
     "litgpt": {
@@ -58,7 +61,12 @@ def run_backward(stages: list[Stage], records: list[ForwardRecord]) -> None:
 def apply_update(stages: list[Stage], step: int) -> None:
     config = stages[0].config
     means = [stage.gradient_sum * (1 / config.micro_batches) for stage in stages]
-    scale = config.compute_clip_scale(sum(map(squared_norm, means)))
+    first, last = stages[0].tied_range, stages[-1].tied_range
+    if first:
+        tied = add_means(means[0][first.start : first.stop], means[-1][last.start : last.stop], torch.float32)
+        means[0][first.start : first.stop] = means[-1][last.start : last.stop] = tied
+    norms = (stage.compute_squared_norm(mean) for stage, mean in zip(stages, means, strict=True))
+    scale = config.compute_clip_scale(sum(norms))
     for stage, mean in zip(stages, means, strict=True):
         stage.apply_update(mean, config.get_rate_factor(step), scale)
 

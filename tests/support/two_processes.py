@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.support.interrupted_runs import train
+from tests.support.tiny import TINY, TINY_RWKV5
 from trainer import errors
 from trainer.training import compilation
 
@@ -37,6 +38,11 @@ WITH_OPTIONS = {
     for strategy in ("ddp", "fsdp", "zero2")
 }
 """Everything at once that a run may have besides."""
+CHUNKED = {
+    f"{strategy}, chunks {gradients}": ("--train.chunk-gradients", gradients, "--train.strategy", strategy)
+    for strategy, gradients in (("zero2", "truncated"), ("fsdp", "through"), ("zero2", "through"))
+}
+"""RWKV-5 on rows in chunks, whose state crosses passes of the sharded module."""
 
 
 def flags_of(run: str) -> tuple[str, ...]:
@@ -46,8 +52,10 @@ def flags_of(run: str) -> tuple[str, ...]:
 if __name__ == "__main__":
     compilation.BACKEND = "aot_eager"
     dataset, out = sys.argv[1:]
-    for run, own in {**RUNS, **IN_BF16, **WITH_OPTIONS}.items():
+    for run, own in {**RUNS, **IN_BF16, **WITH_OPTIONS, **CHUNKED}.items():
         flags = (*flags_of(run), "--devices", "2", "--dataset", dataset, *own)
-        assert train(Path(out) / run, *flags) == errors.ExitCode.OK
-        assert train(Path(out) / f"{run}-stopped", *flags, stop_after=3) == errors.ExitCode.INTERRUPTED
-        assert train(Path(out) / f"{run}-stopped", *flags) == errors.ExitCode.OK
+        tiny = TINY_RWKV5 if run in CHUNKED else TINY
+        assert train(Path(out) / run, *flags, tiny=tiny) == errors.ExitCode.OK
+        stopped = Path(out) / f"{run}-stopped"
+        assert train(stopped, *flags, tiny=tiny, stop_after=3) == errors.ExitCode.INTERRUPTED
+        assert train(stopped, *flags, tiny=tiny) == errors.ExitCode.OK

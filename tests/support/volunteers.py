@@ -15,7 +15,7 @@ from typing import Any
 from scheduler.campaigns import producer, sessions, transitions
 from scheduler.campaigns.models import Campaign
 from scheduler.models import Node
-from tests.support.pool import HARDWARE, Agent, Work, make_node
+from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_node
 from trainer import protocol
 
 NOUNS = ("river", "garden", "letter", "winter", "captain", "teacher", "window", "forest", "bridge", "kitchen", "barn")
@@ -102,19 +102,19 @@ def fill_campaign(campaign: Campaign) -> Campaign:
 class VolunteerAgent:
     """A node with a lease on a rephrase session."""
 
-    work: Work
+    claimed_job: ClaimedJob
     node: Node
     salt: str = ""
     last: protocol.TakePacketsReply = field(default_factory=protocol.TakePacketsReply)
 
     @property
     def order(self) -> protocol.RephraseOrder:
-        order = self.work.spec.order
+        order = self.claimed_job.spec.order
         assert isinstance(order, protocol.RephraseOrder)
         return order
 
     def take(self, count: int = 16, held: tuple[int, ...] = ()) -> tuple[protocol.Packet, ...]:
-        response = self.work.call("/packets/take", protocol.TakePackets(count=count, held=held))
+        response = self.claimed_job.call("/packets/take", protocol.TakePackets(count=count, held=held))
         assert response.status_code == 200, response.content
         self.last = protocol.TakePacketsReply.model_validate_json(response.content)
         return self.last.packets
@@ -137,7 +137,7 @@ class VolunteerAgent:
         return protocol.RephrasedPacket(**{**fields, **changes})
 
     def submit(self, *results: protocol.RephrasedPacket) -> list[protocol.PacketVerdict]:
-        response = self.work.call("/packets/submit", protocol.SubmitPackets(results=results))
+        response = self.claimed_job.call("/packets/submit", protocol.SubmitPackets(results=results))
         assert response.status_code == 200, response.content
         return list(protocol.SubmitPacketsReply.model_validate_json(response.content).verdicts)
 
@@ -161,11 +161,11 @@ def build_output(chunk: protocol.Chunk, style: Any, text: str) -> protocol.Rephr
 def start_volunteer(name: str, salt: str | None = None, **fields: Any) -> VolunteerAgent:
     """Register a node that claims a rephrase session."""
     sessions.queue_sessions()
-    node, token = make_node(name, **{"packets": Node.Packets.ONLY, **fields})
+    node, token = create_node(name, **{"packets": Node.Packets.ONLY, **fields})
     hardware = HARDWARE.model_copy(
         update={"kinds": ("rephrase",), "rephraser": protocol.Rephraser(back_end="rules", models=("tiny",))}
     )
-    return VolunteerAgent(Agent(token, hardware=hardware).work(), node, name if salt is None else salt)
+    return VolunteerAgent(Agent(token, hardware=hardware).claim_job(), node, name if salt is None else salt)
 
 
 def write_garbage(text: str, style: str) -> str:

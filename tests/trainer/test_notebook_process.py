@@ -13,6 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import trainer
+from tests.support.waits import WAIT_SECONDS
 
 SOUND = ("from pathlib import Path\nimport trainer", "Path('model/weights').write_text('learned')", "print('done')")
 
@@ -26,7 +27,7 @@ def run(folder: Path, *cells: str, text: str | None = None) -> int:
     environment = {**os.environ, "PYTHONPATH": str(Path(trainer.__file__).parents[1])}
     command = [sys.executable, "-s", "-P", "-m", "trainer.notebook", str(notebook)]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, timeout=WAIT_SECONDS, check=False
     ).returncode
 
 

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.accounting.peak_flops import lookup_peak_flops
 from trainer.models.base import LanguageModel
+from trainer.ops import devices
 from trainer.ops.attention import force_reference
 
 Shape = tuple[int, ...]
@@ -36,7 +37,7 @@ def find_peak_flops(device: torch.device, precision: str, threads: int) -> float
     A CPU's is the best of five products of square matrices. `threads` are torch's; they only key the cache.
     """
     if device.type == "cuda":
-        return lookup_peak_flops(torch.cuda.get_device_name(device))
+        return lookup_peak_flops(devices.get_gpu_name(device))
     matrix = torch.full((MATRIX_SIZE, MATRIX_SIZE), 0.5, dtype=torch.float32 if precision == "fp32" else torch.bfloat16)
     product, seconds = torch.empty_like(matrix), []
     for _ in range(5):
@@ -119,11 +120,14 @@ def get_registered_formulas() -> dict[Any, Callable[..., int]]:
     return {operator: formula for operator, formula in operators.items() if operator is not None}
 
 
-def count_flops(model: LanguageModel, tokens: Tensor) -> float:
-    """Return the FLOPs per token of a forward and backward pass over `tokens [B, T]`. Leaves gradients empty."""
+def count_flops(model: LanguageModel, tokens: Tensor, *, cut_windows: bool = False) -> float:
+    """Return the FLOPs per token of a forward and backward pass over `tokens [B, T]`. Leaves gradients empty.
+
+    `cut_windows`: attention with a window counts only the window's tokens, as nanochat counts.
+    """
     counter = FlopCounterMode(display=False, custom_mapping=get_registered_formulas())
     # Attention as matrix products, ours and torch's, unless the model selects another kernel.
-    with force_reference(), sdpa_kernel(SDPBackend.MATH), counter:
+    with force_reference(cut_windows), sdpa_kernel(SDPBackend.MATH), counter:
         # As in training, which does not call the model's `forward`.
         model.logits(model.features(tokens)).float().logsumexp(-1).sum().backward()
     model.zero_grad(set_to_none=True)

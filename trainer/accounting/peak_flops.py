@@ -75,7 +75,18 @@ FORM = re.compile(r"\b(rtx|pcie|nvl)\b| ")
 
 def find_slowest_flops(model: str) -> float | None:
     """Return the FLOP/s of the slowest GPU with this label: `h100` has three form factors. None if unknown."""
-    return min((flops for name, flops in PEAK_FLOPS.items() if FORM.sub("", name.lower()) == model), default=None)
+    return min((PEAK_FLOPS[name] for name in list_form_factors(model)), default=None)
+
+
+def list_form_factors(model: str) -> list[str]:
+    """Return the names of the GPUs with this label."""
+    return [name for name in PEAK_FLOPS if FORM.sub("", name.lower()) == model]
+
+
+def find_gpu_name(name: str) -> str | None:
+    """Return a GPU's name in `PEAK_FLOPS` by its driver's; None if unknown, as for laptops."""
+    known = (part for part in PEAK_FLOPS if re.search(rf"\b{re.escape(part)}\b", name))
+    return None if "Laptop" in name else next(known, None)
 
 
 @lru_cache(maxsize=256)
@@ -84,9 +95,7 @@ def lookup_peak_flops(name: str) -> float | None:
 
     None if unknown, as for laptops.
     """
-    if "Laptop" in name:
-        return None
     count, times, _ = name.partition(" x ")
     factor = int(count) if times and count.isdigit() else 1
-    parts = (part for part in PEAK_FLOPS if re.search(rf"\b{re.escape(part)}\b", name))
-    return next((factor * PEAK_FLOPS[part] for part in parts), None)
+    known = find_gpu_name(name)
+    return factor * PEAK_FLOPS[known] if known else None

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import ExitCode, print_error
+from trainer.ops import devices
 from trainer.protocol import ProbeReading, ProbeSpec
 
 LAYERS = 2
@@ -77,7 +78,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 def measure(probe: ProbeSpec, device: torch.device | None = None) -> ProbeReading:
     """Time steps for `probe.seconds`, at least `MIN_STEPS`."""
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or torch.device("cuda" if devices.is_gpu_available() else "cpu")
     if probe.threads is not None:
         torch.set_num_threads(probe.threads)
     model = ProbeTransformer(probe.width, device)
@@ -104,8 +105,7 @@ def time_steps(model: ProbeTransformer, tokens: Tensor, seconds: float) -> list[
     while len(times) < MIN_STEPS or time.perf_counter() < until:
         started = time.perf_counter()
         model.step(tokens)
-        if tokens.device.type == "cuda":
-            torch.cuda.synchronize()  # the update comes after the loss
+        devices.synchronize(tokens.device)  # the update comes after the loss
         times.append(time.perf_counter() - started)
     return times
 

@@ -1,4 +1,4 @@
-"""Size of a training: parameters, bytes of checkpoints, and a device's memory, from a configuration alone.
+"""Size of a training: parameters, bytes of checkpoints, and a device's memory, also for scoring, from a configuration.
 
 Standard library only: the site uses it for the limits of its tracks. Formulas hold for the architectures in
 `count_parameters`; of others the site learns the sizes when it traces them.
@@ -6,25 +6,31 @@ Standard library only: the site uses it for the limits of its tracks. Formulas h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from trainer.accounting.budget import Budget
 
 FP32, BF16 = 4, 2  # bytes of a number
 GB = 10**9
 VOCABULARY = 32_768  # of seasons for GPUs, where the dataset is not prepared yet
 DEFAULT_GPU_SEQUENCE_LENGTH = 2048
 
-ACTIVATIONS = {"gpt": {"fp32": 84, "bf16": 62}, "rwkv5": {"fp32": 168, "bf16": 140}}
+ACTIVATIONS = {"gpt": {"fp32": 84, "bf16": 48}, "rwkv5": {"fp32": 168, "bf16": 140}}
 """Bytes that a block keeps for the backward pass, per token and channel of its input, with the bf16 copies of its
-weights. Measured on a CPU with saved_tensors_hooks at depths 4 to 12, without torch.compile, which keeps a fifth less.
+weights. Measured on a CPU with saved_tensors_hooks at depths 4 to 12, without torch.compile.
 """
+COMPILED_ACTIVATIONS = {"gpt": (43, 16)}
+"""The same of a graph in bf16 that torch.compile plans for an H100, at its peak in the backward pass, and what is
+outside the blocks: from depths 4 and 24 of width 1,536 (benchmarks/results/cuda-predicted.md)."""
 BLOCK_BACKWARD = 40
 """Bytes beyond that of one block's own backward pass, in the same unit (measured for RWKV-5: 38)."""
 RESIDUAL_STREAMS = 6
 """Tensors `[B, T, width]` in fp32 outside the blocks: embedding, its normalized and smeared copies, features, their
 gradient, and the gradient that a block passes on."""
-CHUNK_LOGITS = 2**27  # logits of a chunk of the loss on a GPU (`trainer.ops.losses`)
+CHUNK_LOGITS = (2**27, 2**28)  # limits of a quarter of the logits: a chunk of the loss on a GPU (`trainer.ops.losses`)
 LOGIT_COPIES = {"gpt": 4, "rwkv5": 3}  # a chunk's logits in fp32, their softmax, their gradient, the soft cap of gpt
 UPDATE_BYTES = 10
 """Temporary bytes for each parameter of all matrices while Muon updates those of one shape together: measured 9.3 with
@@ -32,6 +38,9 @@ fp32 polynomials, 6.2 with bf16."""
 RESERVED_BYTES = 2 * GB
 """CUDA's context, its libraries' buffers, and fragmentation. A guess on the safe side."""
 SHARDED = ("fsdp", "zero2")
+SCORED_STREAMS = 18
+"""fp32 tensors `[T, width]` at the peak of a graph's pass without gradients: measured 15.4 for gpt, 11.6 for RWKV-5."""
+SCORED_LOGITS = 3  # fp32 tensors `[T, vocabulary]` for the loss of a row: measured 2.0
 
 
 KEPT_ON_SERVER = 4  # checkpoints: the newest two, and both ends of a stretch that is kept as evidence
@@ -40,13 +49,39 @@ UPLOAD_FACTOR = 2  # of the computed sizes, for entries that are larger than the
 UPLOAD_EXTRA_BYTES = 2**30
 
 
-SENT_BYTES = 60 * GB  # of checkpoints of a run, its last one included
-MAX_UNSENT_SECONDS = 6 * 3600.0  # lost at most if a node dies: for checkpoints too large for `SENT_BYTES`
+SENT_BYTES = 60 * GB  # of a run: checkpoints, milestones and final weights
+UPLOAD_MARGIN = 1.1  # compilation, evaluation and waiting for the next checkpoint take time beyond the run's
+MAX_UNSENT_SECONDS = 9 * 3600.0  # lost at most if a node dies: for checkpoints too large for `SENT_BYTES`
 
 
-def compute_upload_seconds(checkpoint_bytes: int, run_seconds: float) -> float:
-    """Return the seconds between two uploads with which a run sends at most `SENT_BYTES`, and at least four a day."""
-    return min(run_seconds / max(SENT_BYTES // checkpoint_bytes, 1), MAX_UNSENT_SECONDS)
+@dataclass(frozen=True)
+class CheckpointSizes:
+    """Bytes of what a run uploads."""
+
+    checkpoint: int  # to resume from
+    final: int  # weights in fp32
+    milestone: int  # weights in bf16
+    milestones: int  # their number
+
+    @property
+    def kept(self) -> int:
+        """Bytes that stay after the run."""
+        return self.final + self.milestones * self.milestone
+
+
+def compute_upload_seconds(sizes: CheckpointSizes, run_seconds: float) -> float:
+    """Return the seconds between two uploads of checkpoints to resume from.
+
+    With them a run sends at most `SENT_BYTES`, and at least two checkpoints a day.
+    """
+    uploads = max((SENT_BYTES - sizes.kept) // sizes.checkpoint, 1)
+    return min(UPLOAD_MARGIN * run_seconds / (uploads + 1), MAX_UNSENT_SECONDS)
+
+
+def compute_sent_bytes(sizes: CheckpointSizes, run_seconds: float, checkpoint_seconds: float) -> int:
+    """Return the bytes that an uninterrupted run sends, with a checkpoint every so many seconds."""
+    every = max(compute_upload_seconds(sizes, run_seconds), checkpoint_seconds)
+    return sizes.kept + (math.ceil(run_seconds / every) - 1) * sizes.checkpoint
 
 
 @dataclass(frozen=True)
@@ -57,10 +92,15 @@ class UploadLimits:
     lease_bytes: int  # all files of one lease, superseded checkpoints not counted
 
 
-def compute_upload_limits(checkpoint_bytes: int) -> UploadLimits:
-    """Return the limits for a job whose checkpoints have this size."""
-    file_bytes = UPLOAD_FACTOR * checkpoint_bytes + UPLOAD_EXTRA_BYTES
-    return UploadLimits(file_bytes, KEPT_ON_SERVER * file_bytes)
+def compute_upload_limits(sizes: CheckpointSizes) -> UploadLimits:
+    """Return the limits of a job that uploads files of these sizes."""
+    file_bytes = UPLOAD_FACTOR * sizes.checkpoint + UPLOAD_EXTRA_BYTES
+    return UploadLimits(file_bytes, KEPT_ON_SERVER * file_bytes + UPLOAD_FACTOR * sizes.kept)
+
+
+def estimate_checkpoint_bytes(file_bytes: int) -> int:
+    """Return the bytes of a checkpoint whose limit of a file is `file_bytes`."""
+    return max(file_bytes - UPLOAD_EXTRA_BYTES, 0) // UPLOAD_FACTOR
 
 
 @dataclass(frozen=True)
@@ -89,25 +129,68 @@ class ModelSize:
         """A checkpoint to resume from."""
         return self.weights_bytes + self.optimizer_bytes
 
-    @property
-    def milestone_bytes(self) -> int:
-        """bf16 weights."""
-        return self.parameters * BF16
+
+def compute_checkpoint_sizes(size: ModelSize | None, milestone_percent: int, parameters: int = 0) -> CheckpointSizes:
+    """Return the sizes of a run's uploads; zeros if unknown.
+
+    `parameters`: of its graph, which count if it is larger than the baseline, with AdamW's two momenta.
+    """
+    checkpoint = size.checkpoint_bytes if size else 0
+    if size and size.parameters >= parameters:
+        parameters = size.parameters
+    else:
+        checkpoint = 3 * FP32 * parameters
+    milestones = 99 // milestone_percent if milestone_percent else 0
+    return CheckpointSizes(checkpoint, FP32 * parameters, BF16 * parameters, milestones)
 
 
 def compute_model_size(
     config: Mapping[str, Any], arch: str = "gpt", vocabulary_size: int | None = None
 ) -> ModelSize | None:
-    """Return the size of an architecture of ours at a track's configuration; None if no formula covers it."""
+    """Return the size of an architecture of ours at a track's configuration; None if no formula covers it.
+
+    That of RWKV-5 is its version 5.2's, the largest but for 5.0.
+    """
     model = config.get("model", {})
     arch, vocabulary = config.get("arch", arch), vocabulary_size or VOCABULARY
-    if set(model) - {"depth"}:
+    if set(model) - {"depth", "version"}:
         return None  # sizes other than those that follow from the depth
-    if arch in ("gpt", "smear") and "depth" in model:
-        return compute_gpt_size(model["depth"], vocabulary)
     if arch in RWKV5_SHAPES:
         return compute_rwkv5_size(*RWKV5_SHAPES[arch], vocabulary)
+    if arch in ("gpt", "smear") and "depth" in model:
+        return compute_gpt_size(model["depth"], vocabulary)
+    if arch == "rwkv5" and "depth" in model:
+        return compute_rwkv5_size(model["depth"], 64 * model["depth"], vocabulary)
     return None
+
+
+def explain_too_large(
+    config: Mapping[str, Any], budget: str, card_bytes: int, vocabulary_size: int | None = None
+) -> str:
+    """Return why GPUs of `card_bytes` each cannot hold the model of a configuration; empty if they can or may.
+
+    Counted are weights, gradients and optimizer state. Without a depth the size is that which the budget gives.
+    """
+    has_depth = "depth" in config.get("model", {})
+    sized = {**config, "model": {"depth": choose_gpu_depth(Budget.parse(budget)), **config.get("model", {})}}
+    size = compute_model_size(sized, vocabulary_size=vocabulary_size)
+    devices = config.get("devices", 1)
+    share = devices if config.get("train", {}).get("strategy") in SHARDED else 1
+    if size is None or (needed := (size.checkpoint_bytes + size.weights_bytes) // share) <= card_bytes:
+        return ""
+    arch = config.get("arch", "gpt")
+    follows_budget = not has_depth and arch not in RWKV5_SHAPES
+    origin = f" without a size gets depth {size.depth} for the budget {budget} and then" if follows_budget else ""
+    cards = f"each of the {devices} GPUs" if devices > 1 else "the GPU"
+    return (
+        f"{arch}{origin} has {size.parameters / 1e9:.1f} billion parameters: weights, gradients and optimizer state "
+        f"take {needed / GB:,.0f} GB on {cards}, with {card_bytes / GB:,.0f} GB of memory. "
+        f"Name a smaller size: {suggest_sizes(arch)}."
+    )
+
+
+def suggest_sizes(arch: str) -> str:
+    return ", ".join([*RWKV5_SHAPES, "or set model.depth"]) if arch.startswith("rwkv5") else "set model.depth"
 
 
 def compute_gpt_size(depth: int, vocabulary_size: int) -> ModelSize:
@@ -121,7 +204,14 @@ def compute_gpt_size(depth: int, vocabulary_size: int) -> ModelSize:
     return ModelSize("gpt", depth, width, rows, parameters, block + value_embedding, depth * matrices)
 
 
-RWKV5_SHAPES = {"rwkv5-430m": (24, 1024), "rwkv5-1b5": (24, 2048), "rwkv5-3b": (32, 2560), "rwkv5-7b": (32, 4096)}
+RWKV5_SHAPES = {
+    "rwkv5-tiny": (4, 256),
+    "rwkv5-169m": (12, 768),
+    "rwkv5-430m": (24, 1024),
+    "rwkv5-1b5": (24, 2048),
+    "rwkv5-3b": (32, 2560),
+    "rwkv5-7b": (32, 4096),
+}
 
 
 def compute_rwkv5_size(depth: int, width: int, vocabulary_size: int) -> ModelSize:
@@ -133,12 +223,16 @@ def compute_rwkv5_size(depth: int, width: int, vocabulary_size: int) -> ModelSiz
 
 
 def estimate_memory(
-    size: ModelSize, config: Mapping[str, Any], chunk_logits: int = CHUNK_LOGITS, reserved_bytes: int = RESERVED_BYTES
+    size: ModelSize,
+    config: Mapping[str, Any],
+    chunk_logits: tuple[int, int] = CHUNK_LOGITS,
+    reserved_bytes: int = RESERVED_BYTES,
 ) -> dict[str, int]:
     """Return the largest bytes on one device while it trains, by part. Their sum is an upper bound of the peak.
 
     `config`: a track's, with `train.micro_batch` and `train.sequence_length`. Weights, gradients and optimizer state
-    are shared by the devices with `fsdp`; each then gathers a block, the next one and a gradient, and what is outside.
+    are shared by the devices with `fsdp` and `zero2`; each then gathers a block, the next one and a gradient, and what
+    is outside.
     """
     train, devices = config["train"], config.get("devices", 1)
     tokens = train["micro_batch"] * train.get("sequence_length", DEFAULT_GPU_SEQUENCE_LENGTH)
@@ -146,11 +240,14 @@ def estimate_memory(
     stream = tokens * size.width
     block = ACTIVATIONS[size.family][precision] * stream
     kept = size.depth * stream * FP32 + block if train.get("activation_checkpointing") else size.depth * block
-    logits = min(max(chunk_logits, 256 * size.vocabulary_size), tokens * size.vocabulary_size)
+    logits = estimate_chunk_logits(size, tokens, chunk_logits)
     loss = (
         LOGIT_COPIES[size.family] * FP32 * logits + 2 * FP32 * size.vocabulary_size * size.width
     )  # with the head's gradient twice
     backward = kept + BLOCK_BACKWARD * stream + RESIDUAL_STREAMS * stream * FP32 + loss
+    if is_compiled_whole(size, config):
+        block, outside = COMPILED_ACTIVATIONS[size.family]
+        backward = (size.depth * block + outside) * stream + loss
     update = UPDATE_BYTES * size.matrices  # on every device
     share = devices if train.get("strategy") in SHARDED else 1
     parts = {
@@ -163,6 +260,55 @@ def estimate_memory(
     if share > 1:
         outside = 3 * size.vocabulary_size * size.width  # embedding and head for the whole step, a gradient
         parts["gathered"] = size.parameters * BF16 + (3 * size.largest_block + outside) * FP32
+        if train["strategy"] == "zero2":
+            parts["gathered"] += size.parameters * FP32  # until the backward pass
     elif devices > 1:
         parts["gathered"] = size.parameters * FP32  # the buckets of ddp
     return parts
+
+
+def estimate_chunk_logits(size: ModelSize, tokens: int, limits: tuple[int, int]) -> int:
+    """Return the logits of a chunk of the loss: a quarter of those of `tokens`, within limits, for 256 at least."""
+    chunk = min(max(tokens * size.vocabulary_size // 4, limits[0]), limits[1])
+    return min(max(chunk, 256 * size.vocabulary_size), tokens * size.vocabulary_size)
+
+
+def is_compiled_whole(size: ModelSize, config: Mapping[str, Any]) -> bool:
+    """Return whether a run on a GPU compiles features as one graph whose memory is known."""
+    train = config["train"]
+    is_known = size.family in COMPILED_ACTIVATIONS and train.get("precision") == "bf16"
+    is_whole = train.get("compile", True) and not train.get("activation_checkpointing")
+    return is_known and is_whole and train.get("strategy") not in SHARDED
+
+
+def estimate_scoring_memory(
+    size: ModelSize, sequence_length: int, parameters: int = 0, reserved_bytes: int = RESERVED_BYTES
+) -> dict[str, int]:
+    """Return the largest bytes on a device that scores one row after another, by part (`trainer.scoring.model_scorer`).
+
+    Weights are there twice, in fp32: after each pass they are compared with a copy. `parameters`: of an entry that may
+    be larger than the baseline.
+    """
+    row = sequence_length * FP32
+    return {
+        "weights": 2 * FP32 * max(size.parameters, parameters),
+        "activations or logits": row * max(SCORED_STREAMS * size.width, SCORED_LOGITS * size.vocabulary_size),
+        "reserved": reserved_bytes,
+    }
+
+
+def estimate_gpu_flops(budget: Budget) -> float:
+    """Return the FLOPs that a budget buys on one H100 at 40 % of its peak; GPU sizes follow from it."""
+    if budget.kind == "flops":
+        return budget.amount
+    if budget.kind == "seconds":
+        return budget.amount * 989e12 * 0.4
+    tokens = budget.amount if budget.kind == "tokens" else budget.amount * 2**17
+    # A model trained on 12 tokens a parameter: 6 x (tokens / 12) x tokens.
+    return tokens**2 / 2
+
+
+def choose_gpu_depth(budget: Budget) -> int:
+    """Return the even depth whose 12 x depth x (64 x depth)^2 parameters get about 12 tokens each (as in nanochat)."""
+    depth = (estimate_gpu_flops(budget) / (6 * 12 * (12 * 64**2) ** 2)) ** (1 / 6)
+    return max(4, round(depth / 2) * 2)

@@ -30,7 +30,9 @@ from trainer.distributed.devices import get_peak_memory_bytes, import_fabric
 from trainer.errors import ExitCode, to_one_line
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
+from trainer.ops import devices
 from trainer.optim import muon, optimizers
+from trainer.optim.compiled_muon import compile_steps
 
 StepFunction = Callable[[], object]
 Batch = tuple[Tensor, Tensor]  # inputs and targets [B, T] in main memory, pinned if they go to a GPU
@@ -88,6 +90,7 @@ def build_peer(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
 def build_ours(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module, StepFunction]:
     """Build an architecture with its recipe, trained by `trainer.training.loop.train_step` on random tokens."""
     from trainer.distributed.devices import build_fabric
+    from trainer.training.compilation import choose_muon_backend
     from trainer.training.grad_spikes import GradientSpikeFilter
     from trainer.training.loop import train_step
     from trainer.training.setup import prepare_objective
@@ -99,9 +102,10 @@ def build_ours(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
     raw_model = module.Model(config).to(fabric.device)
     recipe = module.recipe(config)
     model = fabric.setup_module(prepare_objective(raw_model, recipe, resolved))
-    wrapped = list(
-        map(fabric.setup_optimizers, optimizers.build_optimizers(raw_model, recipe, resolved.muon_precision))
-    )
+    backend = choose_muon_backend(resolved)
+    built = optimizers.build_optimizers(raw_model, recipe, resolved.muon_precision, backend)
+    wrapped = [fabric.setup_optimizers(optimizer) for optimizer in built]
+    compile_steps(built)
     optimizers.set_learning_rates(wrapped, recipe.schedule.scale(0.5, 0))
     spike_filter, rows = GradientSpikeFilter(resolved.spikes), itertools.cycle(batches)
     # As in the training loop.
@@ -168,7 +172,7 @@ class ContenderWorker:
     def describe_model(self) -> dict[str, Any]:
         return {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
+            "device": devices.get_gpu_name() if self.device.type == "cuda" else "cpu",
         }
 
     def warm_up(self) -> dict[str, Any]:
@@ -184,19 +188,17 @@ class ContenderWorker:
 
     def release_memory(self) -> None:
         """Wait for the GPU and free its cached memory for the next contender."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+        devices.synchronize(self.device)
+        devices.release_cached_memory(self.device)
 
     def run(self, number: int) -> dict[str, Any]:
         """Time `number` steps. On a GPU one untimed step first allocates the memory again."""
         if self.device.type == "cuda":
             self.train_steps(1)
-            torch.cuda.synchronize()
+        devices.synchronize(self.device)
         started = time.perf_counter()
         self.train_steps(number)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        devices.synchronize(self.device)
         seconds = time.perf_counter() - started
         self.release_memory()
         return {"seconds": seconds}

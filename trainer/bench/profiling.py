@@ -18,6 +18,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trainer.distributed.devices import get_peak_memory_bytes
+from trainer.ops.devices import synchronize
 from trainer.training.loop import run_step
 from trainer.training.run import Run
 
@@ -54,11 +55,6 @@ class StepTimer:
         return timed_call
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def attach_timer(timer: StepTimer, run: Run) -> None:
     """Wrap everything that a step calls."""
     target: Any
@@ -92,7 +88,7 @@ def profile_run(run: Run, steps: int, trace: Path) -> dict[str, Any]:
     return {
         "seconds_per_step": wall,
         "tokens_per_second": tokens_per_second,
-        "mfu": tokens_per_second * run.flops_per_token / run.peak_flops if run.peak_flops else None,
+        **run.compute_mfu(tokens_per_second),
         "shares": {**shares, "other": 1 - sum(shares.values())},
         "peak_memory_bytes": memory,
         "idle": compute_idle_share(profiler, steps * wall) if run.fabric.device.type == "cuda" else None,

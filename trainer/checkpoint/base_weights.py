@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer.checkpoint.store import (
     CHECKPOINTS_FOLDER,
+    MILESTONES_FOLDER,
     CheckpointError,
     describe_file,
     find_latest_checkpoint,
@@ -21,13 +22,14 @@ from trainer.checkpoint.store import (
     read_run,
     verify_checkpoint,
 )
+from trainer.checkpoint.weight_files import list_weight_files, load_weights
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import PRESETS
 from trainer.optim import lora
 
-WEIGHTS, LITGPT_WEIGHTS = "model.safetensors", "lit_model.pth"
+LITGPT_WEIGHTS = "lit_model.pth"
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,14 @@ class BaseCheckpoint:
             from trainer.checkpoint.formats import litgpt
 
             return litgpt.load_tensors(self.folder)
-        verify_checkpoint(self.folder, (WEIGHTS, "state.json"))
-        return lora.merge_adapter_tensors(load_file(self.folder / WEIGHTS))
+        verify_checkpoint(self.folder, optimizer=False)
+        return lora.merge_adapter_tensors(load_weights(self.folder))
 
     def hash_weights(self) -> str:
-        """Return the sha256 of the weights file."""
-        return describe_file(self.folder / (LITGPT_WEIGHTS if self.is_litgpt else WEIGHTS)).sha256
+        """Return the sha256 of the weights file; of shards, that of their hexadecimal hashes in order."""
+        files = [self.folder / LITGPT_WEIGHTS] if self.is_litgpt else list_weight_files(self.folder)
+        first, *others = hashes = [describe_file(file).sha256 for file in files]
+        return hashlib.sha256("".join(hashes).encode()).hexdigest() if others else first
 
     def matches_tokenizer(self, tokenizer: Tokenizer) -> bool:
         """Return whether this is its tokenizer. A checkpoint without one accepts any that fits its vocabulary."""
@@ -85,7 +89,7 @@ def find_base_checkpoint(folder: Path, step: int | None = None) -> BaseCheckpoin
         if newest is None:
             raise CheckpointError(f"--from {folder}: this run has no complete checkpoint")
         return describe_run_checkpoint(folder, newest)
-    if folder.parent.name == CHECKPOINTS_FOLDER and (folder.parent.parent / "run.json").is_file():
+    if folder.parent.name in (CHECKPOINTS_FOLDER, MILESTONES_FOLDER) and (folder.parent.parent / "run.json").is_file():
         return describe_run_checkpoint(folder.parent.parent, folder)
     raise CheckpointError(f"--from {folder} is neither a run's folder, nor one of its checkpoints, nor one of litgpt's")
 
@@ -101,7 +105,7 @@ def find_checkpoint_of_step(run_folder: Path, step: int) -> Path:
 
 
 def describe_run_checkpoint(run_folder: Path, folder: Path) -> BaseCheckpoint:
-    run, state = read_run(run_folder), verify_checkpoint(folder, ("state.json",))
+    run, state = read_run(run_folder), verify_checkpoint(folder, weights=False, optimizer=False)
     tokenizer = run_folder / "tokenizer.json"
     recorded_sha256 = (run.get("dataset") or {}).get("tokenizer_sha256")
     return BaseCheckpoint(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trainer.ops import devices
 from trainer.ops.attention import describe_kernels as describe_attention
 
 PACKAGES = ("torch", "lightning-fabric", "numpy", "tokenizers")
@@ -18,7 +19,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
+        "device": devices.get_gpu_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "attention": describe_attention(device),
         **{name: importlib.metadata.version(name) for name in PACKAGES},

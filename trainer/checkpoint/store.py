@@ -1,9 +1,9 @@
 """Checkpoints: everything needed to resume or re-score a run.
 
-`checkpoints/step-00000100/` holds `model.safetensors`, `optimizer.pt` (plain tensors and numbers, read with the
-weights-only loader), `state.json` (used budget, data position, random number generators, the run's identity) and,
-written last, `manifest.json` with the size and sha256 of each. The folder is written under another name and renamed:
-a folder with a manifest is complete.
+`checkpoints/step-00000100/` holds the weights (`weight_files`), `optimizer.pt` (plain tensors and numbers, read with
+the weights-only loader; not at the end of a run), `state.json` (used budget, data position, random number generators,
+the run's identity) and, written last, `manifest.json` with the size and sha256 of each. The folder is written under
+another name and renamed: a folder with a manifest is complete.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from safetensors.torch import load_model as load_weights
-from safetensors.torch import save_file as save_weights
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.checkpoint.host_buffers import HostBuffers
+from trainer.checkpoint.weight_files import load_weights, load_weights_into, open_weights, write_weights
 from trainer.distributed.sharding import (
     gather_tensor,
     get_full_optimizer_state,
@@ -37,13 +36,15 @@ from trainer.distributed.sharding import (
 )
 from trainer.errors import UserError
 from trainer.models import load_architecture
-from trainer.models.base import LanguageModel
+from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
+from trainer.ops.devices import synchronize
 from trainer.optim import lora
 from trainer.protocol import Checkpoint, FileRef
+from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE, WEIGHTS_FILE, is_weights_file
 
 CHECKPOINTS_FOLDER = "checkpoints"
+MILESTONES_FOLDER = "milestones"
 MANIFEST = "manifest.json"
-FILES = ("model.safetensors", "optimizer.pt", "state.json")
 NAME_PATTERN = re.compile(r"step-(\d{8,})")
 
 
@@ -78,11 +79,22 @@ class CheckpointSnapshot:
 
     weights: dict[str, Tensor]
     aliases: dict[str, str]  # alias -> name under which the tensor is stored: each tensor is stored once
-    optimizers: list[dict[str, Any]]
+    optimizers: list[dict[str, Any]] | None  # None: weights only
 
 
-def take_snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> CheckpointSnapshot:
-    """Copy what a checkpoint needs. Gathers sharded tensors, so all processes must call it together."""
+def take_snapshot(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer] | None,
+    dtype: torch.dtype | None = None,
+    buffers: HostBuffers | None = None,
+) -> CheckpointSnapshot:
+    """Copy what a checkpoint needs. Gathers sharded tensors, so all processes must call it together.
+
+    `dtype`: of floating-point weights; None: as they are. `buffers`: memory for the copies, which overwrites the
+    snapshot that was taken with them before; None: new memory.
+    """
+    if buffers is not None:
+        buffers.reuse()
     first: dict[int, str] = {}
     weights, aliases = {}, {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -90,48 +102,59 @@ def take_snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> Checkpoi
             aliases[name] = first[id(tensor)]
             continue
         first[id(tensor)] = name
-        weights[name] = copy_to_cpu(tensor)
-    states = [copy_to_cpu(get_full_optimizer_state(optimizer)) for optimizer in optimizers]
+        kept = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+        weights[name] = copy_to_cpu(kept, buffers)
+    states = None
+    if optimizers is not None:
+        states = [copy_to_cpu(get_full_optimizer_state(optimizer), buffers) for optimizer in optimizers]
+    if buffers is not None:
+        synchronize(next(model.parameters()).device)
     return CheckpointSnapshot(weights, aliases, states)
 
 
-def copy_to_cpu(content: Any) -> Any:
-    """Copy a tensor, or all tensors in dicts and lists, to main memory."""
+def copy_to_cpu(content: Any, buffers: HostBuffers | None) -> Any:
+    """Copy a tensor, or all tensors in dicts and lists, to main memory. With buffers, synchronize before it is read."""
     if isinstance(content, Tensor):
-        return gather_tensor(content).detach().to("cpu", copy=True).contiguous()
+        whole = gather_tensor(content).detach()
+        return whole.to("cpu", copy=True).contiguous() if buffers is None else buffers.copy(whole)
     if isinstance(content, dict):
-        return {name: copy_to_cpu(value) for name, value in content.items()}
+        return {name: copy_to_cpu(value, buffers) for name, value in content.items()}
     if isinstance(content, list):
-        return [copy_to_cpu(value) for value in content]
+        return [copy_to_cpu(value, buffers) for value in content]
     return content
 
 
 def write_checkpoint(
-    folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], state: dict[str, Any]
+    folder: Path, model: nn.Module, optimizers: Sequence[Optimizer] | None, state: dict[str, Any]
 ) -> Checkpoint:
     """Write a checkpoint of `state["step"]` to `folder` atomically, replacing an existing one."""
     return write_snapshot(folder, take_snapshot(model, optimizers), state)
 
 
-def write_snapshot(folder: Path, content: CheckpointSnapshot, state: dict[str, Any]) -> Checkpoint:
+def write_snapshot(
+    folder: Path, content: CheckpointSnapshot, state: dict[str, Any], milestone: int | None = None
+) -> Checkpoint:
     """Write a snapshot to `folder`. Raises OSError if the disk is full or fails."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        save_weights(content.weights, partial / "model.safetensors", metadata={"format": "pt", **content.aliases})
-        torch.save(content.optimizers, partial / "optimizer.pt")
+        files = write_weights(partial, content.weights, content.aliases)
+        if content.optimizers is not None:
+            files.append(partial / OPTIMIZER_FILE)
+            torch.save(content.optimizers, files[-1])
     except (SafetensorError, RuntimeError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise find_os_error(error, folder) from error
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    (partial / "state.json").write_text(json.dumps(state))
-    manifest = Checkpoint(step=state["step"], files=tuple(describe_file(partial / name) for name in FILES))
-    for name in FILES:
-        fsync_path(partial / name)
-    (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+    files.append(partial / STATE_FILE)
+    files[-1].write_text(json.dumps(state))
+    manifest = Checkpoint(step=state["step"], files=tuple(map(describe_file, files)), milestone=milestone)
+    for file in files:
+        fsync_path(file)
+    (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1, exclude_none=True))
     fsync_path(partial / MANIFEST)
     fsync_path(partial)
     shutil.rmtree(folder, ignore_errors=True)
@@ -157,10 +180,10 @@ def prune_checkpoints(run_folder: Path, keep: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def verify_checkpoint(folder: Path, names: Sequence[str] = FILES) -> dict[str, Any]:
+def verify_checkpoint(folder: Path, *, weights: bool = True, optimizer: bool = True) -> dict[str, Any]:
     """Check files of a checkpoint against its manifest and return its state. Raises `CheckpointError`.
 
-    `names`: the files that are needed. Scoring, for example, does not need the optimizer's.
+    `weights`, `optimizer`: whether those are needed. Scoring, for example, does not need the optimizer's.
     """
     try:
         manifest = Checkpoint.model_validate_json((folder / MANIFEST).read_bytes())
@@ -168,28 +191,33 @@ def verify_checkpoint(folder: Path, names: Sequence[str] = FILES) -> dict[str, A
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}") from error
     except ValueError as error:
         raise build_damage_error(folder, MANIFEST) from error
-    if {file.path for file in manifest.files} != set(FILES):
+    names = {file.path for file in manifest.files}
+    parts = {name for name in names if is_weights_file(name)}
+    if not parts or not parts | {STATE_FILE} <= names <= parts | {STATE_FILE, OPTIMIZER_FILE}:
         raise build_damage_error(folder, MANIFEST)
+    needed = {STATE_FILE} | (parts if weights else set()) | ({OPTIMIZER_FILE} if optimizer else set())
     for file in manifest.files:
-        if file.path in names and (not (folder / file.path).is_file() or describe_file(folder / file.path) != file):
+        if file.path in needed and (not (folder / file.path).is_file() or describe_file(folder / file.path) != file):
             raise build_damage_error(folder, file.path)
-    state = json.loads((folder / "state.json").read_bytes())
+    state = json.loads((folder / STATE_FILE).read_bytes())
     if state["step"] != manifest.step:
-        raise build_damage_error(folder, "state.json")
+        raise build_damage_error(folder, STATE_FILE)
     return state
 
 
 def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Verify a checkpoint, load its weights and momenta, and return its state."""
+    """Verify a checkpoint, load its weights and, unless the run had ended, momenta; return its state."""
     state = verify_checkpoint(folder)
     load_checkpoint_weights(folder, model)
+    if not (folder / OPTIMIZER_FILE).is_file():
+        return state
     try:
-        saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+        saved = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
         for optimizer, content in zip(optimizers, saved, strict=True):
             load_full_optimizer_state(optimizer, content)
     except (ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
         message = "does not fit this run's optimizers: start again in an empty folder"
-        raise CheckpointError(f"{folder / 'optimizer.pt'} {message}") from error
+        raise CheckpointError(f"{folder / OPTIMIZER_FILE} {message}") from error
     return state
 
 
@@ -198,34 +226,49 @@ def load_checkpoint_weights(folder: Path, model: nn.Module) -> None:
 
     Adapters are merged into a model without adapters.
     """
-    file = folder / "model.safetensors"
     try:
         if any(is_sharded(tensor) for tensor in model.parameters()):
-            load_full_weights(model, load_file(file))
+            load_full_weights(model, load_weights(folder))
             return
-        with safe_open(file, framework="pt") as content:
-            shapes = {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
+        with open_weights(folder) as files:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
         merge = lora.find_adapted_layers(shapes) and not lora.has_adapters(model)
         if merge:
             lora.add_matching_adapters(model, shapes)
-        load_weights(model, file)
+        load_weights_into(model, folder)
         if merge:
             lora.merge_adapters(model)
     except (RuntimeError, SafetensorError, OSError, lora.LoraError) as error:
-        raise CheckpointError(f"{file} does not fit this run's architecture") from error
+        raise CheckpointError(f"{folder / WEIGHTS_FILE} does not fit this run's architecture") from error
 
 
-def load_model(run_folder: Path, checkpoint: Path | None = None, device: str | torch.device = "cpu") -> LanguageModel:
+def load_model(
+    run_folder: Path,
+    checkpoint: Path | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> LanguageModel:
     """Return a run's model from a checkpoint (default: the latest), in evaluation mode. Imports its architecture."""
     folder = checkpoint or find_latest_checkpoint(run_folder)
     if folder is None:
         raise CheckpointError(f"{run_folder} has no complete checkpoint to load")
-    verify_checkpoint(folder, ("model.safetensors", "state.json"))
+    verify_checkpoint(folder, optimizer=False)
     run = read_run(run_folder)
     module = load_architecture(run["arch"])
-    model = module.Model(module.Config(**run["model"]))
+    config = module.Config(**run["model"])
+    model = module.Model(config) if dtype == torch.float32 else build_empty_model(module, config, dtype)
     load_checkpoint_weights(folder, model)
     return model.to(device).eval()
+
+
+def build_empty_model(module: Architecture, config: ArchitectureConfig, dtype: torch.dtype) -> LanguageModel:
+    """Return a model of another type for weights that are to be loaded, without its initial fp32 weights in memory."""
+    with torch.device("meta"):
+        model = module.Model(config)
+    is_shared = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
+    if is_shared or any(name not in model.state_dict() for name, _ in model.named_buffers()):
+        return module.Model(config).to(dtype)  # values that no checkpoint holds
+    return model.to(dtype).to_empty(device="cpu")
 
 
 def read_run(run_folder: Path) -> dict[str, Any]:

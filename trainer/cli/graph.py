@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.cli.parser import Parser
 from trainer.errors import ExitCode
-from trainer.graph.schema import read_traced
+from trainer.graph.files import read_traced
 from trainer.graph.summary import describe_traced, print_summary
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.data.sizes import parse_size
 from trainer.errors import ExitCode, UserError, print_error
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from trainer.node.client import RequestRefusedError, SiteClient
     from trainer.node.identity import Identity
 
+MIN_UPLOAD_RATE = 100_000  # bytes per second
 TOKEN_VARIABLE = "DAILYTRAIN_JOIN_TOKEN"  # noqa: S105  (the variable's name)
 
 
@@ -43,7 +45,19 @@ def add_site_arguments(
     add("--home", type=Path, default=default_home, metavar="DIR", help="where it keeps its files (%(default)s)")
     add("--name", default=platform.node() or name, help="what the site shows (%(default)s)")
     add("--label", action="append", default=[], metavar="LABEL", help=label_help)
+    add("--upload-rate", type=parse_rate, metavar="RATE", help="bytes per second for uploads, such as 20MB (no limit)")
     add("--once", action="store_true", help=once_help)
+
+
+def parse_rate(text: str) -> int:
+    """Return bytes per second; raise `argparse.ArgumentTypeError` for anything else."""
+    try:
+        rate = parse_size(text.removesuffix("/s"))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if rate < MIN_UPLOAD_RATE:
+        raise argparse.ArgumentTypeError(f"{text} is too slow: give {MIN_UPLOAD_RATE // 1000}kB or more")
+    return rate
 
 
 def get_default_home(name: str) -> Path:
@@ -84,9 +98,11 @@ def serve_site(
     from trainer.node.agent import AgentStoppedError
     from trainer.node.client import RequestRefusedError, SiteClient
     from trainer.node.console import configure_logging, log
+    from trainer.node.upload_rate import UploadRate
 
     configure_logging()
-    agent = build_agent(SiteClient(options.server, options.token or ""), options.home.absolute())
+    client = SiteClient(options.server, options.token or "", upload_rate=UploadRate(options.upload_rate))
+    agent = build_agent(client, options.home.absolute())
     path = options.home / "identity.json"
     try:
         with agent.handle_signals():

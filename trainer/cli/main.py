@@ -39,7 +39,10 @@ COMMANDS: dict[str, Command | CommandGroup] = {
     "presets": Command("trainer.cli.presets:main", "list the presets of train"),
     "smoke": Command("trainer.cli.smoke:main", "find most mistakes of an architecture in a minute"),
     "try": Command("trainer.cli.try_idea:main", "measure an idea against a small ladder of the baseline"),
+    "sweep": Command("trainer.cli.sweep:main", "run ablations or a small search over options"),
+    "submit": Command("trainer.cli.submit:main", "propose the current commit: a pull request's text, or a run by API"),
     "score": Command("trainer.cli.score:main", "score a run on held-out text"),
+    "benchmarks": Command("trainer.cli.benchmarks:main", "download the evaluation data of benchmarks"),
     "sample": Command("trainer.cli.sample:main", "generate text with a run's model"),
     "chat": Command("trainer.cli.chat:main", "chat with a run's model"),
     "logits": Command("trainer.cli.logits:main", "print the most likely next tokens after each token"),
@@ -59,6 +62,9 @@ COMMANDS: dict[str, Command | CommandGroup] = {
             "join": Command("trainer.cli.swarm:main", "take a part of one run"),
             "local": Command(
                 "trainer.cli.swarm_local:main", "train with processes on this machine, with faults", "swarm", "hivemind"
+            ),
+            "sample": Command(
+                "trainer.cli.swarm_sample:main", "generate text with a running swarm", "swarm", "hivemind"
             ),
         },
     ),

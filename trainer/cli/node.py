@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.join_site import NodeError, add_site_arguments, join_site
 from trainer.cli.parser import Parser
+from trainer.data.sizes import parse_size
+from trainer.errors import UserError
 from trainer.node.network_args import add_network_args, parse_network_args
 from trainer.rephrase.flags import add_backend_flags, build_offer, parse_count
 from trainer.sandbox import DRIVERS, SandboxDriver, get_driver
@@ -26,11 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def build_agent(client: SiteClient, home: Path) -> Agent:
         from trainer.node.agent import Agent
+        from trainer.node.extras import describe_missing_extras
 
         sandbox = choose_sandbox(options.sandbox)
         network = parse_network_args(options)
         offer = build_offer(options)
-        return Agent(client, home, sandbox, (sandbox.name,), options.lanes, offer, network=network)
+        if missing := describe_missing_extras():
+            sys.stderr.write(f"{COMMAND}: this machine {missing}\n")
+        return Agent(
+            client, home, sandbox, (sandbox.name,), options.lanes, offer, network=network, disk_bytes=options.disk
+        )
 
     return join_site(COMMAND, options, build_agent, can_volunteer=False)
 
@@ -47,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--sandbox", choices=sorted(DRIVERS), default="bubblewrap", help="how jobs are confined (%(default)s)")
+    add("--disk", type=parse_disk, metavar="SIZE", help="for jobs and caches together, such as 500GB (what is free)")
     slot_count = partial(parse_count, minimum=1, maximum=64)
     add(
         "--lanes",
@@ -57,6 +66,14 @@ def build_parser() -> argparse.ArgumentParser:
     add_backend_flags(parser.add_argument_group("rephrasing texts between jobs, with your own back end").add_argument)
     add_network_args(parser.add_argument_group("training one model with other machines (swarms)").add_argument)
     return parser
+
+
+def parse_disk(text: str) -> int:
+    """Return bytes; raise `argparse.ArgumentTypeError` for anything else."""
+    try:
+        return parse_size(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def choose_sandbox(name: str) -> SandboxDriver:

@@ -29,9 +29,9 @@ def add_device_flag(parser: argparse.ArgumentParser, default: str = "auto") -> N
 
 def resolve_device(name: str) -> str:
     """Return `cpu` or `cuda` for a value of --device."""
-    import torch
+    from trainer.ops.devices import is_gpu_available
 
-    if name != "cpu" and not torch.cuda.is_available():
+    if name != "cpu" and not is_gpu_available():
         if name == "cuda":
             raise UserError("--device cuda: torch finds no GPU here")
         return "cpu"

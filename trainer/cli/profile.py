@@ -25,6 +25,7 @@ from trainer.cli.parser import Parser
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ExitCode, ModelError, print_error
+from trainer.ops import devices
 from trainer.training.run import Run
 from trainer.training.setup import build_run
 
@@ -58,7 +59,7 @@ def profile_config(config: TrainConfig, steps: int) -> dict[str, Any]:
 
 def describe_run(run: Run) -> dict[str, Any]:
     device, resolved = run.fabric.device, run.resolved
-    name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    name = "cpu" if device.type == "cpu" else devices.get_gpu_name(device)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.describe_machine(name, torch.get_num_threads()),
@@ -76,7 +77,9 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 
 def print_profile(content: dict[str, Any], console: Console) -> None:
-    mfu = f", MFU {content['mfu']:.1%}" if content["mfu"] else ""
+    mfu = ""
+    if content["mfu"]:
+        mfu = f", MFU {content['mfu']:.1%} ({content['mfu_windowed']:.1%} with windows, as nanochat counts)"
     console.print(
         f"{content['arch']}, {content['rows']} rows of {content['sequence_length']} tokens: "
         f"{content['seconds_per_step'] * 1e3:.1f} ms a step, {content['tokens_per_second']:,.0f} tokens/s{mfu}",

@@ -38,14 +38,20 @@ def add_generation_flags(parser: argparse.ArgumentParser, max_tokens: int) -> No
     """Add the arguments of all commands that generate text with a run's model."""
     add = parser.add_argument
     add("run", type=Path, help="folder of a run")
+    add_sampling_flags(parser, max_tokens)
+    add("--checkpoint", type=Path, help="folder of one checkpoint (the latest)")
+    add_device_flag(parser, default="cpu")
+    add("--load", choices=("16bit", "8bit", "4bit"), help="weights in bf16, or quantized with bitsandbytes too (fp32)")
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Add the arguments that sampling needs."""
+    add = parser.add_argument
     add("--max-tokens", type=int, default=max_tokens, metavar="N", help="generate at most this many (%(default)s)")
     add("--temperature", type=float, default=0.8, help="0 takes the most likely token each time (%(default)s)")
     add("--top-k", type=int, help="sample among this many of the most likely tokens (all)")
     add("--top-p", type=float, default=1.0, help="sample among the most likely tokens of this total probability (1)")
     add("--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)")
-    add("--checkpoint", type=Path, help="folder of one checkpoint (the latest)")
-    add_device_flag(parser, default="cpu")
-    add("--load", choices=("8bit", "4bit"), help="quantize the weights with bitsandbytes")
 
 
 def build_sampler(options: argparse.Namespace) -> Sampler:
@@ -58,8 +64,10 @@ def build_sampler(options: argparse.Namespace) -> Sampler:
 def load_generator(options: argparse.Namespace) -> tuple[LanguageModel, Tokenizer, int]:
     """Return the run's model, its tokenizer and its context in tokens. Raise `UserError`."""
     device = torch.device(resolve_device(options.device))
-    model = load_model(options.run, options.checkpoint, "cpu" if options.load else device)
-    if options.load:
+    is_quantized = options.load in ("8bit", "4bit")
+    dtype = torch.bfloat16 if options.load else torch.float32
+    model = load_model(options.run, options.checkpoint, "cpu" if is_quantized else device, dtype)
+    if is_quantized:
         from trainer.ops.quantize import quantize
 
         model = quantize(model, options.load, device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.errors import ExitCode, ModelError, print_error
-from trainer.scoring import benchmark_suite, heldout_text
+from trainer.scoring import benchmark_tasks, heldout_text
 from trainer.scoring.progress import show_progress
 from trainer.scoring.run_folder import RunFolder, RunFolderError
 
@@ -48,8 +47,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     text.add_argument("--dataset", type=Path, help="score the test split of this prepared dataset")
     add("--limit-tokens", type=parse_positive_integer, help="score only this much text; the last document is cut")
     add("--checkpoint", type=Path, help="a checkpoint's folder (default: the last one)")
-    add("--suite", default="", help=f"benchmarks as well, of {', '.join(benchmark_suite.SUITE)}; separated by commas")
-    add("--eval-data", type=Path, help="the folder with the benchmarks' files, or hub (default: $DAILYTRAIN_EVAL_DATA)")
+    add("--suite", default="", help=f"benchmarks as well, of {', '.join(benchmark_tasks.NAMES)}; separated by commas")
+    add("--eval-data", type=Path, help="the folder with the benchmarks' files (default: only the shipped samples)")
     add("--items", type=Path, help="write each document's bits and each item's answer there, and losses.npy beside it")
     add("--reference", type=Path, help="losses.npy of another run on the same text, for a more exact look-ahead check")
     add("--suite-limit", type=parse_positive_integer, help="only this many items of each benchmark")
@@ -62,8 +61,7 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     """Return the record that `--json` prints. Raise `UserError` or `ModelError`."""
     started = time.monotonic()
     names = [name.strip() for name in options.suite.split(",") if name.strip()]
-    folder = options.eval_data or (Path(data) if (data := os.environ.get("DAILYTRAIN_EVAL_DATA")) else None)
-    tasks, missing = benchmark_suite.split_by_available_data(names, folder)
+    tasks, missing = benchmark_tasks.split_by_available_data(names, options.eval_data)
     run = RunFolder.open(options.run, options.checkpoint)
     with show_progress() as progress:
         progress("reading the text", 0)
@@ -71,7 +69,7 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
         # Imported late: torch takes seconds.
         from trainer.scoring.score_record import Suite, score_run
 
-        suite = Suite(tasks, folder, options.suite_limit)
+        suite = Suite(tasks, options.eval_data, options.suite_limit)
         device = resolve_device(options.device)
         record = score_run(run, device, tokenizer, texts, suite, options.items, options.reference, progress)
     return {**record, "suite_missing": missing, "seconds": round(time.monotonic() - started, 3)}
@@ -106,7 +104,8 @@ def print_record(record: dict[str, Any]) -> None:
             f"{record['train_flops']:.3g} FLOPs in {record['train_seconds']:,.0f} s (as reported)",
         )
     for task, metrics in record["suite"].items():
-        table.add_row(task, ", ".join(f"{name} {format_value(*pair)}" for name, pair in metrics.items()))
+        seconds = f" in {record['suite_seconds'][task]:.0f} s" if task in record["suite_seconds"] else ""
+        table.add_row(task, ", ".join(f"{name} {format_value(*pair)}" for name, pair in metrics.items()) + seconds)
     if record["suite_missing"]:
         table.add_row("without data", ", ".join(record["suite_missing"]))
     for line in describe_check_lines(record):
@@ -126,7 +125,8 @@ def describe_check_lines(record: dict[str, Any]) -> list[tuple[str, str]]:
     verdict = "uses later tokens" if found["is_beyond_rounding"] else "within rounding"
     return [
         ("later tokens", f"{found['nats_per_token']:+.1e} ± {found['stderr']:.1e} nats a token: {verdict}"),
-        ("untrained", f"{untrained['bits_per_byte']:.4f}, unigram {untrained['unigram_bits_per_byte']:.4f}"),
+        ("untrained", f"{untrained['bits_per_byte']:.4f} with seed {untrained['seed']}"),
+        ("unigram", f"{untrained['unigram_bits_per_byte']:.4f}, the text's own token frequencies"),
         *suite,
     ]
 

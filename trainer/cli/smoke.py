@@ -39,8 +39,8 @@ from trainer.smoke.terminal import print_conclusion, show_checks
 from trainer.smoke.traced_files import FullSize, measure_full_size, read_sandbox_graphs
 
 COMMAND = "dailytrain smoke"
-CORPUS, TOKENIZER, LIMIT_BYTES = "python-library", "bpe:512", 2**20
-"""Of the small dataset: text that comes with every Python."""
+CORPUS, TOKENIZER, LIMIT_BYTES = "python-packages", "bpe:512", 2**20
+"""Of the small dataset: text that comes with PyTorch."""
 STEPS = 200
 SECONDS = 120.0
 LIMITS = ResourceLimits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6, processes=48)
@@ -170,7 +170,7 @@ def iterate_checks(
                 yield trace_failure
                 return
             traced = read_sandbox_graphs(out, "graph")
-            findings.full_size = measure_full_size(traced, findings.report.tokens_per_step)
+            findings.full_size = measure_full_size(traced)
             if options.graph_out:
                 traced.write(options.graph_out)
             yield check_size(findings.report, findings.full_size, limits)

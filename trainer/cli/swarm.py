@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.join_site import NodeError, add_site_arguments, join_site
 from trainer.cli.parser import Parser
-from trainer.node.network_args import add_network_args, is_swarm_installed, parse_network_args
+from trainer.node.network_args import add_network_args, parse_network_args
 
 if TYPE_CHECKING:
     from trainer.node.agent import Agent
@@ -27,9 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def build_agent(client: SiteClient, home: Path) -> Agent:
         from trainer.node.agent import Agent
+        from trainer.node.extras import list_missing_extras
         from trainer.sandbox import get_driver
 
-        if not is_swarm_installed():
+        if "swarm" in list_missing_extras():
             raise NodeError("the engine is missing here: pip install 'dailytrain[training,swarm]'")
         # No sandbox: a worker runs the site's own code and needs the network.
         sandbox, network = get_driver("none"), parse_network_args(options)

@@ -32,18 +32,23 @@ def override_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """
     changes: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in flatten_table(overrides):
-        part, _, field = name.replace("-", "_").rpartition(".")
+        part, _, field = join_words(name).rpartition(".")
         changes[part][field] = value
     top_level = replace_fields("recipe", recipe, changes.pop("", {}), fixed=("groups", "schedule"))
     schedule = replace_fields("recipe.schedule", recipe.schedule, changes.pop("schedule", {}))
     groups = tuple(
-        replace_fields(f"recipe.{group.name}", group, changes.pop(group.name.replace("-", "_"), {}), fixed=("name",))
+        replace_fields(f"recipe.{group.name}", group, changes.pop(join_words(group.name), {}), fixed=("name",))
         for group in recipe.groups
     )
     if changes:
         known = ", ".join(["clip", "l2wrap", "schedule", *(group.name for group in recipe.groups)])
         raise ConfigError(f"there is no recipe.{min(changes)}; this recipe has {known}")
     return dataclasses.replace(top_level, schedule=schedule, groups=groups)
+
+
+def join_words(name: str) -> str:
+    """Return a name as it is written in flags and TOML keys without quotes: `value embeddings` as value_embeddings."""
+    return name.replace("-", "_").replace(" ", "_")
 
 
 def flatten_table(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -80,7 +85,7 @@ def convert_value(path: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple:
         kinds = options[:1] * len(value) if options[-1] is ... and isinstance(value, list) else options
         if not isinstance(value, list) or len(value) != len(kinds):
-            expected = "names" if options[0] is str else f"{len(options)} numbers"
+            expected = "names" if options[0] is str else f"{'' if options[-1] is ... else f'{len(options)} '}numbers"
             raise ConfigError(f"{path} cannot be {value!r}: it is a list of {expected}")
         return tuple(convert_value(path, each, kind) for each, kind in zip(value, kinds, strict=True))
     if hint is float and type(value) in (int, float) and math.isfinite(value):

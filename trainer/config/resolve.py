@@ -11,13 +11,14 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from trainer.accounting.budget import Budget
+from trainer.accounting.training_size import choose_gpu_depth, estimate_gpu_flops
 from trainer.config.train_config import SHARDED, SHORT_TEXT, ConfigError, TrainConfig
 from trainer.data.sizes import parse_size
 from trainer.models.scaling import batch_tokens
 
 MACHINE_FIELDS = ("precision", "muon_precision", "compile", "micro_batch")
 """Fields whose defaults depend on the machine. Chosen once for a run and saved with it."""
-RESUMABLE_FIELDS = ("devices", "strategy", "micro_batch", "activation_checkpointing")
+RESUMABLE_FIELDS = ("devices", "strategy", "micro_batch", "activation_checkpointing", "fused_mlp")
 """Fields that may change when a run is resumed. They change the order of sums: last digits differ."""
 
 
@@ -41,6 +42,7 @@ class ResolvedConfig:
     evaluations: int
     dev_tokens: int
     sample_tokens: int
+    fused_mlp: bool = False
     chunk: int = 0  # tokens; 0 for whole rows
     chunk_gradients: Literal["truncated", "through"] = "truncated"
 
@@ -96,6 +98,7 @@ def resolve_config(
         evaluations=args.evaluations or (3 if is_under_a_minute(budget) else 5),
         dev_tokens=args.dev_tokens or choose_dev_tokens(budget, on_cpu),
         sample_tokens=args.sample_tokens,
+        fused_mlp=args.fused_mlp,
         chunk=args.chunk or 0,
         chunk_gradients=args.chunk_gradients,
     )
@@ -146,23 +149,6 @@ def choose_cpu_depth(budget: Budget) -> int:
         return 4
     limits = ((120, 2), (600, 3), (7200, 4), (math.inf, 6))
     return next(depth for seconds, depth in limits if budget.amount < seconds)
-
-
-def estimate_gpu_flops(budget: Budget) -> float:
-    """Return the FLOPs that a budget buys on one H100 at 40 % of its peak; GPU sizes follow from it."""
-    if budget.kind == "flops":
-        return budget.amount
-    if budget.kind == "seconds":
-        return budget.amount * 989e12 * 0.4
-    tokens = budget.amount if budget.kind == "tokens" else budget.amount * 2**17
-    # A model trained on 12 tokens a parameter: 6 x (tokens / 12) x tokens.
-    return tokens**2 / 2
-
-
-def choose_gpu_depth(budget: Budget) -> int:
-    """Return the even depth whose 12 x depth x (64 x depth)^2 parameters get about 12 tokens each (as in nanochat)."""
-    depth = (estimate_gpu_flops(budget) / (6 * 12 * (12 * 64**2) ** 2)) ** (1 / 6)
-    return max(4, round(depth / 2) * 2)
 
 
 def choose_gpu_batch(budget: Budget, sequence_length: int) -> int:

@@ -14,10 +14,11 @@
     batch = 8
 
 The same as flags: `--arch gpt --budget 180s --model.depth 4 --train.batch 8`. Everything else at the top level does not
-change results: folders (the dataset's hash counts, not its path), `checkpoint_every`, `keep`, `logger`, `threads`.
+change results: folders (the dataset's hash counts, not its path), `checkpoint_every`, `keep`, `milestones`, `logger`,
+`threads`.
 Missing values are computed from the device and the budget in `trainer.config.resolve`, printed and saved.
 
-`corpus` is one of `trainer.data.corpora`: `python-library`, `files:PATH`, `rephrased:OWNER/NAME@SHA256` for the
+`corpus` is one of `trainer.data.corpora`: `python-packages`, `files:PATH`, `rephrased:OWNER/NAME@SHA256` for the
 published dataset of a rephrasing campaign, and others.
 """
 
@@ -33,7 +34,7 @@ from trainer.data.sizes import parse_size
 from trainer.errors import UserError
 from trainer.optim.lora_args import LoraArgs
 
-DEFAULT_CORPUS = "python-library"
+DEFAULT_CORPUS = "python-packages"
 DEFAULT_TOKENIZER = "bpe:8192"
 SHORT_TEXT = 16 * 2**20  # default bytes of text for a CPU run of less than ten minutes
 SHARDED = ("fsdp", "zero2")  # strategies that shard the weights
@@ -64,6 +65,9 @@ class TrainArgs:
     hardware support, see `trainer.optim.muon`."""
     compile: bool | None = None
     """Compile the model with torch.compile. Computed: on a GPU, and on a CPU with a C++ compiler from 10 minutes up."""
+    fused_mlp: bool = False
+    """Compute MLPs with ReLU^2 by our own Triton kernels (`trainer.ops.fused_mlp`), in compiled graphs in bf16 on a
+    Hopper GPU. Off until a GPU has measured them."""
     activation_checkpointing: bool = False
     """Store only the input of each block and recompute it in the backward pass: less memory, a third more work."""
     chunk: int | None = None
@@ -92,8 +96,6 @@ class TrainArgs:
                 raise ConfigError(f"train.{name} must be at least {minimum}, not {value}")
         if self.sample_tokens < 0:
             raise ConfigError(f"train.sample_tokens cannot be {self.sample_tokens}")
-        if self.chunk and self.strategy in SHARDED:
-            raise ConfigError(f"train.chunk works on one device or with ddp, not with train.strategy {self.strategy}")
         if self.batch and self.micro_batch and self.batch % self.micro_batch:
             raise ConfigError(f"train.micro_batch {self.micro_batch} must divide train.batch {self.batch}")
 
@@ -126,7 +128,7 @@ class TrainConfig:
     0.01, --recipe.clip 1. The others are the architecture's."""
     train: TrainArgs = field(default_factory=TrainArgs)
     corpus: str | None = None
-    """Text to train on: python-library (the default), fineweb-edu, slimpajama or files:GLOB."""
+    """Text to train on: python-packages (the default), fineweb-edu, slimpajama or files:GLOB."""
     tokenizer: str | None = None
     """bpe:SIZE (trained on the corpus; the default is bpe:8192), gpt2:FOLDER, world:FILE or a tokenizer.json."""
     limit_bytes: int | str | None = None
@@ -144,6 +146,8 @@ class TrainConfig:
     """Seconds or steps between checkpoints: 30s, 5m, 100steps. The interval does not change results."""
     keep: int = 2
     """Checkpoints to keep; older ones are deleted."""
+    milestones: int = 0
+    """Also keep the weights, in bf16, at every so many percent of the budget, in `milestones/`; 0: none."""
     logger: Literal["none", "tensorboard", "wandb"] = "none"
     """Also send the metrics there (pip install 'dailytrain[loggers]'). metrics.jsonl is written in any case."""
 
@@ -155,14 +159,16 @@ class TrainConfig:
             raise ConfigError("dataset replaces corpus, tokenizer and limit_bytes: set either it or them")
         if self.graph and (self.model or self.from_ or self.train.chunk or self.train.strategy in SHARDED):
             raise ConfigError("graph fixes the model: leave out model, --from, train.chunk and sharded strategies")
-        if self.graph and (self.train.activation_checkpointing or self.train.precision == "fp8"):
-            raise ConfigError("a graph has no modules for train.activation_checkpointing or train.precision fp8")
+        if self.graph and self.train.activation_checkpointing:
+            raise ConfigError("a graph has no modules for train.activation_checkpointing")
         if self.graph and self.eager:
             raise ConfigError("graph has no Python module to train with --eager: leave out one of them")
         if self.lora.rank and self.from_ is None:
             raise ConfigError("lora.rank needs --from: adapters fine-tune a trained model")
         if self.keep < 1 or self.devices < 1 or (self.threads is not None and self.threads < 1):
             raise ConfigError("keep, devices and threads must be at least 1")
+        if not 0 <= self.milestones < 100:
+            raise ConfigError(f"milestones is a percentage from 0 to 99, not {self.milestones}")
         if self.devices == 1 and self.train.strategy != "auto":
             raise ConfigError(f"train.strategy {self.train.strategy} needs several devices: set --devices")
         if self.limit_bytes is not None:

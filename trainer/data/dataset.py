@@ -25,7 +25,6 @@ from typing import Any
 
 import tokenizers
 from filelock import FileLock, Timeout
-from rich.console import Console
 
 from trainer.data.corpora import Document, find_corpus
 from trainer.data.errors import DamagedDatasetError, DatasetError
@@ -37,6 +36,7 @@ from trainer.data.preparation import (
     build_dataset,
     compute_content_hash,
 )
+from trainer.data.progress import ProgressConsole, Report
 from trainer.data.shards import Shard, TokenStream, get_token_dtype
 from trainer.data.tokenization import SPLITS
 from trainer.data.tokenizer import Tokenizer
@@ -148,12 +148,13 @@ def prepare_dataset(
     folder: str | os.PathLike[str] | None = None,
     limit_bytes: int | None = None,
     progress: bool = False,
+    report: Report | None = None,
 ) -> Dataset:
     """Return the dataset of this corpus, tokenizer and limit; prepare it if it does not exist yet.
 
     `folder` is its destination, by default one in the cache. A repeated request returns the existing dataset; a changed
     file or another tokenizer makes a new one. Raise CorpusError, TokenizerError or DatasetError. Several processes may
-    call it at once: one prepares, the others wait.
+    call it at once: one prepares, the others wait. `progress`: show it on standard error. `report`: gets it, too.
     """
     if limit_bytes is not None and limit_bytes <= 0:
         raise DatasetError(f"The limit is {limit_bytes} bytes, but it must be greater than 0")
@@ -164,7 +165,7 @@ def prepare_dataset(
     target, find = target.absolute(), _find_in_folder if folder is not None else _find_in_cache
     if found := find(target, key):
         return found
-    console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=not progress)
+    console = ProgressConsole(report, stderr=True, soft_wrap=True, highlight=False, quiet=not progress)
     _create_parent(target)
     with _lock(target, console):
         found = find(target, key)  # another process may have prepared it in the meantime
@@ -177,7 +178,7 @@ def prepare_dataset(
 
 
 @contextmanager
-def _lock(target: Path, console: Console) -> Iterator[None]:
+def _lock(target: Path, console: ProgressConsole) -> Iterator[None]:
     """Hold the lock of a destination. The kernel releases it when its holder dies."""
     path = target.with_name(f".{target.name}.lock")
     lock = FileLock(path)

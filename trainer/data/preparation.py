@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from trainer.data import splits
 from trainer.data.corpora import Corpus
 from trainer.data.errors import DatasetError, UnsuitableCorpusError
-from trainer.data.progress import show_phase
+from trainer.data.progress import ProgressConsole, show_phase
 from trainer.data.shards import get_token_dtype, write_file
 from trainer.data.spool import Spool, SpoolWriter
 from trainer.data.tokenization import SPLITS, Row, ShardTask, plan_shards, tokenize_shards
@@ -42,7 +41,12 @@ Advance = Callable[[int], None]  # called with a number of bytes of text
 
 
 def build_dataset(
-    folder: Path, corpus: Corpus, spec: TokenizerSpec, limit_bytes: int | None, origin: dict[str, Any], console: Console
+    folder: Path,
+    corpus: Corpus,
+    spec: TokenizerSpec,
+    limit_bytes: int | None,
+    origin: dict[str, Any],
+    console: ProgressConsole,
 ) -> None:
     """Build the dataset at `folder`, which must be absent or empty. The caller holds the lock.
 
@@ -67,7 +71,7 @@ def build_dataset(
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _open_partial(partial: Path, origin: dict[str, Any], console: Console) -> None:
+def _open_partial(partial: Path, origin: dict[str, Any], console: ProgressConsole) -> None:
     """Keep the temporary folder of an interrupted preparation of the same dataset, else begin with an empty one."""
     request = json.dumps(origin)
     if (partial / REQUEST).is_file() and (partial / REQUEST).read_text() == request:
@@ -79,7 +83,12 @@ def _open_partial(partial: Path, origin: dict[str, Any], console: Console) -> No
 
 
 def _write_dataset(
-    folder: Path, corpus: Corpus, spec: TokenizerSpec, limit_bytes: int | None, origin: dict[str, Any], console: Console
+    folder: Path,
+    corpus: Corpus,
+    spec: TokenizerSpec,
+    limit_bytes: int | None,
+    origin: dict[str, Any],
+    console: ProgressConsole,
 ) -> None:
     work = folder / "spool"
     _spool_corpus(work / "documents", corpus, limit_bytes, console)
@@ -141,7 +150,7 @@ def compute_content_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _spool_corpus(path: Path, corpus: Corpus, limit_bytes: int | None, console: Console) -> None:
+def _spool_corpus(path: Path, corpus: Corpus, limit_bytes: int | None, console: ProgressConsole) -> None:
     with SpoolWriter(path) as spool, show_phase(console, "Reading the corpus", limit_bytes, spool.size) as phase:
         if spool.is_complete:
             return
@@ -181,7 +190,7 @@ def _assign_splits(documents: Spool, pieces: Path) -> tuple[Path, np.ndarray]:
     return pieces, assignment
 
 
-def _train_tokenizer(path: Path, assignment: np.ndarray, spec: TokenizerSpec, console: Console) -> Tokenizer:
+def _train_tokenizer(path: Path, assignment: np.ndarray, spec: TokenizerSpec, console: ProgressConsole) -> Tokenizer:
     assert spec.train_size is not None
     numbers = np.flatnonzero(assignment == splits.TRAIN)
     with Spool(path) as spool:

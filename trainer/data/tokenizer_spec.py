@@ -25,7 +25,7 @@ from trainer.data.tokenizer import (
     build_byte_level,
     remove_normalization,
 )
-from trainer.data.tokenizer_names import check_tokenizer_name, find_tokenizer_file
+from trainer.data.tokenizer_names import check_tokenizer_name, find_tokenizer_file, find_vocabulary
 from trainer.data.world import WorldTokenizer
 
 
@@ -74,5 +74,5 @@ class TokenizerSpec:
         if kind == "gpt2" and argument:
             return cls(text, tokenizer=load_gpt2(Path(argument).expanduser()))
         if kind == "world" and argument:
-            return cls(text, tokenizer=world.load_vocabulary(world.find_vocabulary(argument)))
+            return cls(text, tokenizer=world.load_vocabulary(find_vocabulary(argument)))
         return cls(text, tokenizer=load_tokenizer(find_tokenizer_file(text)))

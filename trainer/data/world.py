@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,23 +88,6 @@ def build_trie(tokens: dict[int, bytes]) -> TrieNode:
             node = node[0].setdefault(byte, [None, 0])
         node[1] = number
     return root
-
-
-def find_vocabulary(name: str) -> Path:
-    """Return the path of a vocabulary file. A bare file name is also searched in the machine's tokenizer folders.
-
-    A site names the tokenizer of a season once for all its nodes, whose paths differ.
-    """
-    path = Path(name).expanduser()
-    cache = Path(os.environ.get("DAILYTRAIN_CACHE") or Path.home() / ".cache" / "dailytrain").expanduser()
-    folders = [cache / "tokenizers"] if path.name == name else []
-    if folders and (data := os.environ.get("DAILYTRAIN_DATA")):
-        folders.insert(0, Path(data) / "tokenizers" / "rwkv-world")
-    for candidate in (path, *(folder / name for folder in folders)):
-        if candidate.is_file():
-            return candidate
-    where = f", neither there nor in {cache / 'tokenizers'}" if folders else ""
-    raise TokenizerError(f"{name} cannot be read: No such file{where}")
 
 
 def load_vocabulary(file: Path) -> WorldTokenizer:

@@ -15,6 +15,7 @@ import torch
 
 from trainer.errors import UserError
 from trainer.ops.attention import activate_flash_attention
+from trainer.ops.devices import count_gpus, get_peak_gpu_memory_bytes, is_gpu_available
 from trainer.ops.heap import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class DeviceError(UserError):
 
 def select_device(requested: str, devices: int) -> Literal["cpu", "cuda"]:
     """Return the kind of device for `auto`, `cpu` or `cuda`. Raises `DeviceError` if there are too few GPUs."""
-    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
+    if requested == "cpu" or (requested == "auto" and not is_gpu_available()):
         return "cpu"
-    if not torch.cuda.is_available():
+    if not is_gpu_available():
         raise DeviceError("device cuda: torch finds no GPU here; --device cpu trains without one")
-    if devices > torch.cuda.device_count():
-        raise DeviceError(f"devices {devices}: torch finds {torch.cuda.device_count()} here")
+    if devices > count_gpus():
+        raise DeviceError(f"devices {devices}: torch finds {count_gpus()} here")
     return "cuda"
 
 
@@ -88,7 +89,7 @@ def import_fabric() -> None:
 def get_peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory use: of the GPU, or of this process."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return get_peak_gpu_memory_bytes(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -5,6 +5,7 @@ All functions return other tensors unchanged. All processes must call the gather
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,6 +52,8 @@ def shard_model(objective: Objective, mesh: DeviceMesh, reshard_after_forward: b
     scalar = next((name for name, weight in objective.model.named_parameters() if weight.ndim == 0), None)
     if scalar is not None:
         raise ModelError(f"fsdp cannot shard {scalar}, which has no dimension: give it the shape (1,).")
+    # RWKV-5's state is a view. FSDP2 warns of views because writing into one would break its hooks; we never do.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(\w+\) returned a view tensor")
     for block in objective.model.repeated_blocks():
         fully_shard(block, mesh=mesh["data_parallel"], reshard_after_forward=reshard_after_forward)
     fully_shard(objective, mesh=mesh["data_parallel"])

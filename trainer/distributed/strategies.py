@@ -5,8 +5,9 @@
   that block computes. This is torch's FSDP2 through Fabric's `ModelParallelStrategy`; Fabric's older `FSDPStrategy`
   does not run on CPUs.
 - `zero2`: as `fsdp`, but gathered weights stay from the forward to the backward pass: half the communication, and for
-  that time each process holds the whole model (ZeRO stage 2, arXiv 1910.02054, section 5). DeepSpeed itself is not
-  used, since its engine would replace the training loop.
+  that time each process holds the whole model (ZeRO stage 2, arXiv 1910.02054, section 5). Its losses equal
+  DeepSpeed's, whose engine is not offered: Fabric's strategy for it takes one optimizer, does not clip, and refuses
+  CPUs, so it could not be tested (benchmarks/results/rwkv5.md).
 
 All run on GPUs (NCCL) and on CPUs (gloo). Results equal those of one device except for the order of sums.
 

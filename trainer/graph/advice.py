@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 ADVICE = {
+    r"^aten::squeeze_?$": "`squeeze()` also drops the rows if there is one: name the dimension, `x.squeeze(1)`",
     r"one_hot": "`F.one_hot` needs the number of classes: `F.one_hot(x, classes)`",
+    r"aten(\.|::)embedding_bag": "call it as `F.embedding_bag` or `nn.EmbeddingBag` with indices [bags, length]",
     r"aten(\.|::)bincount": "`bincount` counts values; use `F.one_hot(x, classes).sum(dim)`, whose shape is fixed",
-    r"DynamicOutputShape|nonzero|aten(\.|::)_?unique|masked_select|boolean": (
+    r"DynamicOutputShape|nonzero|aten(\.|::)(_?unique|repeat_interleave\.(self_)?Tensor)|masked_select|boolean": (
         "the shape of a result depends on values (`nonzero`, `unique`, `x[mask]`), and shapes in a graph are fixed: "
         "use `torch.where` or multiply by the mask"
     ),

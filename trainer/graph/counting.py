@@ -5,16 +5,20 @@ would compute is counted by its formula (`trainer.graph.operators`). An operator
 nothing is free. Attention counts as matrix products over all pairs of positions, whatever kernel runs and whatever the
 mask, as in torch's counter and in papers.
 
-A pass costs a part that does not depend on the number of rows (tables, products of weights) and a part for each row.
-Both come from counting two rows and three rows: one row alone needs fewer copies, since its layout is that of no batch.
-Training also counts every number of rows that its passes may have, since a forged graph could cost more at just these.
+Features are computed for the rows of a micro-batch. They cost a part that does not depend on the number of rows
+(tables, products of weights) and a part for each row. Both come from counting two rows and three rows: one row alone
+needs fewer copies, since its layout is that of no batch. Logits are computed on chunks of positions
+(`trainer.ops.losses`), so they are counted on `[1, n]`: a part for each chunk and a part for each position.
+
+A forged graph could cost more at other numbers than the counted ones, so every number of rows and positions that a run
+may have is counted, too. Optimizer and the sums of gradients over chunks and micro-batches are the trainer's own work.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,86 +27,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.errors import to_one_line
+from trainer.graph.build import GraphFunction
+from trainer.graph.cost_meter import Cost, CostMeter
 from trainer.graph.model import GraphModel, get_stored_tensors
-from trainer.graph.operators import (
-    Formula,
-    count_added_product,
-    count_convolution,
-    count_convolution_backward,
-    count_mm,
-    count_nothing,
-    find_formula,
-    iterate_tensors,
-)
+from trainer.graph.operators import iterate_tensors
 from trainer.graph.schema import GraphError
 from trainer.ops.attention import force_reference
+from trainer.ops.losses import choose_chunk_positions, limit_chunk_positions
 
-PRODUCTS: dict[str, Formula] = {
-    "aten::mm": count_mm,
-    "aten::bmm": count_mm,
-    "aten::addmm": count_added_product,
-    "aten::baddbmm": count_added_product,
-    "aten::convolution": count_convolution,
-    "aten::convolution_backward": count_convolution_backward,
-}
-"""Operators that tensor cores compute (what a GPU's peak FLOP/s is about) -> FLOPs without the addition of a bias."""
+CHECKED_COUNT = 1021
+"""Cost is measured at 2 and 3 rows or positions, and has to hold at this number, which is not a round one."""
 
-
-MANY_ROWS = 1021
-"""Cost is measured at 2 and 3 rows, and has to hold at this number, which is not a round one."""
-
-ONE_ROW_TOLERANCE = (
-    0.05  # share of the cost by which a pass over one row may differ, since its layout needs other copies
+TOLERANCE_OF_ONE = (
+    0.05  # share of the cost by which a pass over one row or position may differ: its layout needs other copies
 )
-
-
-@dataclass
-class Cost:
-    """What operators cost."""
-
-    flops: int = 0
-    product_flops: int = 0  # in matrix products and convolutions
-    bytes: int = 0  # read and written by operators that compute, each alone
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.flops + other.flops, self.product_flops + other.product_flops, self.bytes + other.bytes)
-
-    def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.flops - other.flops, self.product_flops - other.product_flops, self.bytes - other.bytes)
-
-
-class CostMeter(TorchDispatchMode):
-    """Counts every operator that torch computes while it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = Cost()
-        self.by_operator: dict[str, Cost] = {}
-        self.by_module: dict[str, Cost] = {}
-        self.module = ""  # that the next operators belong to
-        self.attributed: set[Any] = set()  # nodes of the backward pass whose module is known
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func.name().startswith("prim::"):
-            return result
-        formula = find_formula(func)
-        if formula is None:
-            raise GraphError(f"{self.module or 'the model'} needs {func.name()}, whose cost is unknown")
-        if formula is not count_nothing:
-            self.add(func.name().partition(".")[0], formula, (*args, *kwargs.values()), result)
-        return result
-
-    def add(self, name: str, formula: Formula, arguments: tuple[Any, ...], result: Any) -> None:
-        moved = sum(tensor.nbytes for tensor in iterate_tensors((arguments, result)))
-        cost = Cost(formula(arguments, result), PRODUCTS.get(name, count_nothing)(arguments, result), moved)
-        self.total += cost
-        self.by_operator[name] = self.by_operator.get(name, Cost()) + cost
-        self.by_module[self.module] = self.by_module.get(self.module, Cost()) + cost
 
 
 @dataclass(frozen=True)
@@ -111,79 +51,164 @@ class TrainingCost:
 
     tokens_per_row: int
     per_row: Cost
-    per_pass: Cost  # in addition, once for all rows of a step
-    by_operator: dict[str, Cost]  # of one row
-    by_module: dict[str, Cost]  # of one row, by the module that made the forward call
+    per_pass: Cost  # in addition, once for all rows of a micro-batch
+    per_chunk: Cost  # in addition, once for each chunk of logits
+    by_operator: dict[str, Cost]  # of a micro-batch of one row and one chunk
+    by_module: dict[str, Cost]  # likewise, by the module that made the forward call
     forward_per_row: Cost  # of evaluation, forward only
 
-    def flops_per_token(self, rows_per_step: int) -> float:
-        """Return the FLOPs of a step divided by its tokens."""
-        return (self.per_row.flops + self.per_pass.flops / rows_per_step) / self.tokens_per_row
+    def flops_per_token(self, rows: int = 1, chunks: int = 1) -> float:
+        """Return the FLOPs of a micro-batch of `rows`, whose logits are computed in `chunks`, divided by its tokens."""
+        return self.sum_per_token("flops", rows, chunks)
+
+    def product_flops_per_token(self, rows: int = 1, chunks: int = 1) -> float:
+        return self.sum_per_token("product_flops", rows, chunks)
+
+    def sum_per_token(self, name: str, rows: int, chunks: int) -> float:
+        per_row, per_pass, per_chunk = (getattr(c, name) for c in (self.per_row, self.per_pass, self.per_chunk))
+        return float((per_row + (per_pass + chunks * per_chunk) / rows) / self.tokens_per_row)
 
 
-def count_training_cost(model: GraphModel, row_counts: Iterable[int] = ()) -> TrainingCost:
+def count_training_cost(model: GraphModel, row_counts: Iterable[int] = (), device: str = "cuda") -> TrainingCost:
     """Count a model whose tensors are on the `meta` device.
 
-    `row_counts`: the numbers of rows that a pass of the run may have. A graph could cost more at just these.
-    Raises `GraphError` for operators of unknown cost, if shapes do not fit, or if costs do not grow evenly with rows.
+    `row_counts`: the numbers of rows that a micro-batch of the run may have. A graph could cost more at just these.
+    `device`: of the run, which decides how many positions a chunk of logits has.
+    Raises `GraphError` for operators of unknown cost, if shapes do not fit, or if costs do not grow evenly with rows
+    or positions.
     """
+    length, row_counts = model.traced_length, set(row_counts)
+    positions = {1, 2, 3, length, CHECKED_COUNT, *list_chunk_positions(model, row_counts, device)}
     try:
-        two, three = run_meter(model, 2), run_meter(model, 3)
-        totals = {rows: run_meter(model, rows).total.flops for rows in {MANY_ROWS, *row_counts}}
+        model.train()
+        sample = compute_features(model)
+        features = {rows: count_features(model, rows) for rows in {2, 3, CHECKED_COUNT, *row_counts}}
+        logits = {number: count_logits(model, sample, number) for number in positions}
         model.eval()
-        with torch.no_grad(), measure_costs() as evaluation:
-            compute_loss(model, 1, evaluation)
-    except (RuntimeError, TypeError) as error:
+        sample = compute_features(model)
+        one_row = count_features(model, 1)
+        scored = {number: count_logits(model, sample, number) for number in (1, 2, 3, length, CHECKED_COUNT)}
+        model.train()
+    except GraphError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise GraphError(f"the graph cannot be computed: {to_one_line(error)}") from error
-    model.train()
-    per_row = three.total - two.total
-    for rows, flops in totals.items():
-        expected = two.total.flops + (rows - 2) * per_row.flops
-        if not math.isclose(flops, expected, rel_tol=1e-9 if rows > 1 else ONE_ROW_TOLERANCE):
-            raise GraphError("its cost does not grow evenly with the number of rows, so it cannot be counted")
+    per_pass, per_row = fit_costs(features, "rows")
+    per_chunk, per_position = fit_costs(logits, "positions")
+    fit_costs(scored, "positions")
     return TrainingCost(
-        tokens_per_row=model.traced_length,
-        per_row=per_row,
-        per_pass=two.total - per_row - per_row,
-        by_operator=extrapolate(two.by_operator, three.by_operator),
-        by_module=extrapolate(two.by_module, three.by_module),
-        forward_per_row=evaluation.total,
+        tokens_per_row=length,
+        per_row=per_row + per_position * length,
+        per_pass=per_pass,
+        per_chunk=per_chunk,
+        by_operator=add_costs(extrapolate(features, "by_operator"), logits[length].by_operator),
+        by_module=add_costs(extrapolate(features, "by_module"), logits[length].by_module),
+        forward_per_row=one_row.total + scored[length].total,
     )
 
 
-def extrapolate(two: dict[str, Cost], three: dict[str, Cost]) -> dict[str, Cost]:
+def list_chunk_positions(model: GraphModel, row_counts: Iterable[int], device: str) -> set[int]:
+    """Return the numbers of positions of the chunks of logits that a run computes."""
+    totals = {rows * model.traced_length for rows in row_counts}
+    vocabulary = model.vocabulary_size
+    sizes = {total: choose_chunk_positions(total, limit_chunk_positions(device, vocabulary, total)) for total in totals}
+    return {*sizes.values(), *(total % size for total, size in sizes.items() if total % size)}
+
+
+def compute_features(model: GraphModel) -> Tensor:
+    """Return features without data. Raise `GraphError` if features or logits have other shapes than declared."""
+    features = model.features(torch.zeros(2, model.traced_length, dtype=torch.int64, device="meta"))
+    width = model.traced_passes[model.training].logits.graph.inputs[0].shape[2]
+    check_shape("features", features, (2, model.traced_length, width))
+    check_shape("logits", model.logits(features[:, :2]), (2, 2, model.vocabulary_size))
+    return features
+
+
+def check_shape(name: str, value: Tensor, expected: tuple[int | str, ...]) -> None:
+    if tuple(value.shape) != expected:
+        raise GraphError(f"{name} returns {list(value.shape)} instead of {list(expected)}")
+
+
+def fit_costs(meters: Mapping[int, CostMeter], unit: str) -> tuple[Cost, Cost]:
+    """Return the constant part of the cost and that of each row or position. Raise `GraphError` if there are none."""
+    each = meters[3].total - meters[2].total
+    constant = meters[2].total - each * 2
+    for number, meter in meters.items():
+        expected, tolerance = constant + each * number, TOLERANCE_OF_ONE if number == 1 else 0.0
+        if not math.isclose(meter.total.flops, expected.flops, rel_tol=tolerance) or each.flops < 0:
+            raise GraphError(f"its cost does not grow evenly with the number of {unit}, so it cannot be counted")
+    if constant.flops < 0:
+        raise GraphError(f"its cost grows faster than the number of {unit}, so it cannot be counted")
+    return constant, each
+
+
+def extrapolate(meters: Mapping[int, CostMeter], name: str) -> dict[str, Cost]:
     """Return what one row costs, from the costs of two rows and of three."""
-    return {name: cost + cost - three[name] for name, cost in two.items()}
+    two, three = (getattr(meters[rows], name) for rows in (2, 3))
+    return {key: cost * 2 - three[key] for key, cost in two.items()}
 
 
-def run_meter(model: GraphModel, rows: int) -> CostMeter:
-    """Count a forward and a backward pass over this many rows."""
-    model.train()
-    with measure_costs() as meter:
-        compute_loss(model, rows, meter).backward()
+def add_costs(left: Mapping[str, Cost], right: Mapping[str, Cost]) -> dict[str, Cost]:
+    return {**left, **{name: cost + left.get(name, Cost()) for name, cost in right.items()}}
+
+
+def count_features(model: GraphModel, rows: int) -> CostMeter:
+    """Count the features of this many rows: forward, and in training backward."""
+    meter = CostMeter()
+    tokens = torch.zeros(rows, model.traced_length, dtype=torch.int64, device="meta")
+    passes = model.traced_passes[model.training]
+    with torch.set_grad_enabled(model.training):
+        with measure_costs(meter):
+            features = run_attributed(model, passes.features, tokens, meter)
+        if not features.requires_grad:
+            return meter
+        for stored in get_stored_tensors(model, passes.logits):
+            if stored.requires_grad:
+                stored.grad = torch.empty_like(stored)  # to which those of shared weights are added
+        gradient = torch.empty(features.shape, dtype=features.dtype, device="meta")
+        with measure_costs(meter):
+            features.backward(gradient)
     model.zero_grad(set_to_none=True)
     return meter
 
 
+def count_logits(model: GraphModel, features: Tensor, positions: int) -> CostMeter:
+    """Count the logits and the loss of a chunk of this many positions: forward, and in training backward.
+
+    `features`: any of the model's, for their type and width.
+    """
+    meter = CostMeter()
+    function = model.traced_passes[model.training].logits
+    with torch.set_grad_enabled(model.training):
+        chunk = torch.empty(1, positions, features.size(-1), dtype=features.dtype, device="meta")
+        targets = torch.zeros(positions, dtype=torch.int64, device="meta")
+        parameters = [stored for stored in get_stored_tensors(model, function) if stored.requires_grad]
+        with measure_costs(meter):
+            logits = run_attributed(model, function, chunk.requires_grad_(model.training), meter)
+            meter.module = "loss"
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum")
+            if model.training:
+                torch.autograd.grad(loss, (chunk, *parameters), allow_unused=True)
+    return meter
+
+
 @contextmanager
-def measure_costs() -> Iterator[CostMeter]:
+def measure_costs(meter: CostMeter) -> Iterator[None]:
     with ExitStack() as stack:
         # Attention as matrix products, ours and torch's.
         stack.enter_context(force_reference())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        yield stack.enter_context(CostMeter())
+        stack.enter_context(meter)
+        yield
 
 
-def compute_loss(model: GraphModel, rows: int, meter: CostMeter) -> Tensor:
-    """Run features, logits and the loss of this many rows, and attribute every operator to its module."""
-    tokens = torch.zeros(rows, model.traced_length, dtype=torch.int64, device="meta")
-    passes = model.traced_passes[model.training]
-    value = tokens
-    for function in (passes.features, passes.logits):
-        interpreter = AttributingInterpreter(function.module, meter)
-        (value,) = interpreter.run(value.device, value, *get_stored_tensors(model, function))
-    meter.module = "loss"
-    return F.cross_entropy(value.flatten(0, 1).float(), tokens.flatten(), reduction="sum")
+def run_attributed(model: GraphModel, function: GraphFunction, value: Tensor, meter: CostMeter) -> Tensor:
+    """Run a graph of one input and one output, and attribute every operator to its module."""
+    result: Tensor
+    (result,) = AttributingInterpreter(function.module, meter).run(
+        value.device, value, *get_stored_tensors(model, function)
+    )
+    return result
 
 
 class AttributingInterpreter(fx.Interpreter):

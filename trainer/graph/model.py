@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from trainer.graph.build import GraphFunction, build_constants, build_function
+from trainer.graph.files import TracedArchitecture
 from trainer.graph.initialization import compute_initial_tensors
-from trainer.graph.schema import GraphError, Passes, StoredTensor, TracedArchitecture
+from trainer.graph.operators import RANDOM_OPERATORS, strip_variant
+from trainer.graph.schema import GraphError, Initialization, Passes, StoredTensor, iterate_values
 from trainer.models.base import LanguageModel
+
+PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.aten.mm.default)
+VIEWS = (torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.slice.Tensor)
 
 
 class GraphPasses:
@@ -32,14 +38,19 @@ class GraphModel(LanguageModel):
         """`tensors`: the stored tensors and the constants by name."""
         super().__init__()
         self.traced_length = int(traced.training.features.inputs[0].shape[1])
+        self.vocabulary_size = int(traced.recipe["vocabulary_size"])
         self.traced_passes = {
             True: GraphPasses(traced.training, allow_random=True),
             False: GraphPasses(traced.evaluation, allow_random=False),
         }
-        for description in traced.initialization.tensors:
-            register_tensor(self, description, tensors[description.name])
-        for name in traced.initialization.constants:
-            self.register_buffer(name, tensors[name], persistent=False)
+        saved = find_saved_buffers(traced.initialization)
+        try:
+            for description in traced.initialization.tensors:
+                register_tensor(self, description, tensors[description.name], saved)
+            for name in traced.initialization.constants:
+                self.register_buffer(name, tensors[name], persistent=False)
+        except KeyError as error:
+            raise GraphError(f"a stored tensor has the name of a part of the model: {error.args[0]}") from error
 
     def features(self, tokens: Tensor) -> Tensor:
         length = tokens.size(1)
@@ -52,6 +63,22 @@ class GraphModel(LanguageModel):
 
     def logits(self, features: Tensor) -> Tensor:
         return run_graph(self, self.traced_passes[self.training].logits, features)
+
+    def list_head_matrices(self) -> list[str]:
+        """Return the names of the parameters that the head of training reads in matrix products alone: autocast casts
+        all of these."""
+        parameters = {name for name, _ in self.named_parameters(remove_duplicate=False)}
+        return [name for name in find_product_matrices(self.traced_passes[True].logits) if name in parameters]
+
+    def compute_logits(self, features: Tensor, replacements: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits with other tensors in place of stored ones."""
+        function = self.traced_passes[self.training].logits
+        stored = [
+            replacements.get(name, tensor)
+            for name, tensor in zip(function.stored_names, get_stored_tensors(self, function), strict=True)
+        ]
+        result: Tensor = function.module(features.device, features, *stored)[0]
+        return result
 
 
 def build_model(traced: TracedArchitecture) -> GraphModel:
@@ -76,13 +103,62 @@ def run_graph(model: nn.Module, function: GraphFunction, value: Tensor) -> Tenso
     return result
 
 
+def find_product_matrices(function: GraphFunction) -> list[str]:
+    """Return the stored tensors that a graph reads only as a matrix of a product, possibly transposed or cut."""
+    placeholders = {node.name: node for node in function.module.graph.nodes if node.op == "placeholder"}
+    nodes = {name: placeholders[f"stored_{number}"] for number, name in enumerate(function.stored_names)}
+    return [name for name, node in nodes.items() if node.users and is_product_matrix(node)]
+
+
+def is_product_matrix(node: fx.Node) -> bool:
+    return all(
+        (user.target in PRODUCTS and node not in user.args[2:]) or (user.target in VIEWS and is_product_matrix(user))
+        for user in node.users
+    )
+
+
 def get_stored_tensors(model: nn.Module, function: GraphFunction) -> list[Tensor]:
     """Return the parameters, buffers and constants that a graph reads, in its order."""
     return [get_stored(model, name) for name in function.stored_names]
 
 
-def register_tensor(root: nn.Module, description: StoredTensor, value: Tensor) -> None:
-    """Add a parameter or buffer under its dotted names, creating the modules on the way."""
+def find_saved_buffers(initialization: Initialization) -> set[str]:
+    """Return the buffers that checkpoints hold: those that are persistent, and those with random values.
+
+    A buffer counts as random if the initialization relates it to a random operator by any chain of calls.
+    """
+    graph = initialization.graph
+    groups = [{number} for number in range(len(graph.calls))]  # calls that are related, the same object for each
+    is_random = [strip_variant(call.operator) in RANDOM_OPERATORS for call in graph.calls]
+    for number, call in enumerate(graph.calls):
+        for value in iterate_values([call.arguments, list((call.keywords or {}).values())]):
+            other = read_call_number(value)
+            if other is None or groups[other] is groups[number]:
+                continue
+            smaller, larger = sorted((groups[other], groups[number]), key=len)
+            larger |= smaller
+            for member in smaller:
+                groups[member] = larger
+    saved = set()
+    for description, value in zip(initialization.tensors, graph.outputs, strict=True):
+        number = read_call_number(value)
+        has_random_values = number is not None and any(is_random[member] for member in groups[number])
+        if description.kind == "buffer" or has_random_values:
+            saved.add(description.name)
+    return saved
+
+
+def read_call_number(value: Any) -> int | None:
+    """Return the number of the call whose result a reference is; None for other values."""
+    is_result = isinstance(value, str) and value.startswith("%") and value[1:].isdecimal()
+    return int(value[1:]) if is_result else None
+
+
+def register_tensor(root: nn.Module, description: StoredTensor, value: Tensor, saved: Collection[str] = ()) -> None:
+    """Add a parameter or buffer under its dotted names, creating the modules on the way.
+
+    `saved`: the names of buffers that checkpoints hold.
+    """
     tensor = nn.Parameter(value) if description.kind == "parameter" else value
     for name in (description.name, *description.other_names):
         path, _, own_name = name.rpartition(".")
@@ -96,7 +172,7 @@ def register_tensor(root: nn.Module, description: StoredTensor, value: Tensor) -
         if isinstance(tensor, nn.Parameter):
             parent.register_parameter(own_name, tensor)
         else:
-            parent.register_buffer(own_name, tensor, persistent=description.kind == "buffer")
+            parent.register_buffer(own_name, tensor, persistent=description.name in saved)
 
 
 def get_stored(root: nn.Module, name: str) -> Tensor:

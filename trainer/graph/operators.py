@@ -13,11 +13,15 @@ An operator that is not in `OPERATORS` does not load. Costs are counted where to
 | search | log2 n per value looked up among n |
 | sort | n log2 n per row of n |
 | fourier | 5 n log2 n per transform of length n (Cooley and Tukey 1965, counted as in FFTW's benchmarks) |
+| pooling | one per element of each window |
 | product, convolution, ... | a formula of their own: twice the multiplications |
 
-Every formula is linear in the number of rows plus a constant, since `counting` measures one row and two.
+Formulas count elements of single precision. `find_precision_factor` multiplies them for complex and for double ones.
 
-Backward passes call operators that a graph itself may not name; they are in `BACKWARD`.
+Every formula is linear in the number of rows plus a constant, since `counting` measures two rows and three.
+
+Torch computes some operators, and all backward passes, by others that a graph itself may not name; they are in
+`DECOMPOSED_OPERATORS`.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from trainer.graph.operator_functions import MODEL_PARTS, SIZE_OPERATORS
 
 Formula = Callable[[tuple[Any, ...], Any], int]
 """Takes an operator's arguments and its result; returns floating-point operations."""
@@ -102,19 +108,20 @@ def count_searchsorted(arguments: tuple[Any, ...], result: Any) -> int:
     return result.numel() * round_up_log(arguments[0].shape[-1])
 
 
-def count_bag(arguments: tuple[Any, ...], result: Any) -> int:
-    """`_embedding_bag`: weight, indices, ...: a factor and an addition for each element that is read."""
-    return 2 * arguments[1].numel() * arguments[0].shape[-1]
+def count_window(kernel: list[int]) -> int:
+    """Return the number of elements of a window of two dimensions; one number stands for both."""
+    return int(math.prod(kernel if len(kernel) == 2 else kernel * 2))
 
 
-def count_bag_backward(arguments: tuple[Any, ...], result: Any) -> int:
-    """gradient, indices, ...: the table's gradient is cleared, then added to."""
-    return result.numel() + 2 * arguments[1].numel() * arguments[0].shape[-1]
+def count_pooling(arguments: tuple[Any, ...], result: Any) -> int:
+    """self, kernel, ...: one per element of each window."""
+    pooled = next(iterate_tensors(result))
+    return pooled.numel() * count_window(arguments[1])
 
 
-def count_bag_weights_backward(arguments: tuple[Any, ...], result: Any) -> int:
-    """gradient, weight, indices, ...: a dot product for each index."""
-    return 2 * arguments[2].numel() * arguments[1].shape[-1]
+def count_pooling_backward(arguments: tuple[Any, ...], result: Any) -> int:
+    """gradient, self, kernel, ...: likewise."""
+    return arguments[0].numel() * count_window(arguments[2])
 
 
 def count_fourier(arguments: tuple[Any, ...], result: Any) -> int:
@@ -125,8 +132,8 @@ def count_fourier(arguments: tuple[Any, ...], result: Any) -> int:
 
 
 def count_product(left: Tensor, right: Tensor) -> int:
-    """`[..., n, k] x [..., k, m]`."""
-    return 2 * left.numel() * right.shape[-1]
+    """`[..., n, k] x [..., k, m]`. With k = 0 it writes zeros."""
+    return 2 * left.numel() * right.shape[-1] or math.prod(left.shape[:-1]) * right.shape[-1]
 
 
 def count_mm(arguments: tuple[Any, ...], result: Any) -> int:
@@ -150,6 +157,22 @@ def count_addmv(arguments: tuple[Any, ...], result: Any) -> int:
     return 2 * arguments[1].numel() + result.numel()
 
 
+def count_addr(arguments: tuple[Any, ...], result: Any) -> int:
+    """A multiplication and an addition for each element of the outer product."""
+    return 2 * result.numel()
+
+
+def count_multinomial(arguments: tuple[Any, ...], result: Any) -> int:
+    """probabilities, samples, whether a value can be drawn twice.
+
+    With that, all probabilities are summed and divided, and each draw is a search. Without, a random number is drawn
+    and divided for each, and they are sorted.
+    """
+    values, draws_again = arguments[0], len(arguments) > 2 and arguments[2]
+    search = round_up_log(find_length(values, -1))
+    return 2 * values.numel() + (result.numel() * (1 + search) if draws_again else values.numel() * search)
+
+
 def count_convolution(arguments: tuple[Any, ...], result: Any) -> int:
     """input, weight, bias, stride, padding, dilation, transposed, ...: every weight for every output position."""
     values, weight, transposed = arguments[0], arguments[1], arguments[6]
@@ -166,8 +189,8 @@ def count_convolution_backward(arguments: tuple[Any, ...], result: Any) -> int:
 
 
 def count_distances(arguments: tuple[Any, ...], result: Any) -> int:
-    """`_cdist_forward`: three for each coordinate of each pair of points."""
-    return 3 * result.numel() * arguments[0].shape[-1]
+    """`_cdist_forward`: three for each coordinate of each pair of points. Without coordinates it writes zeros."""
+    return result.numel() * max(1, 3 * arguments[0].shape[-1])
 
 
 def count_distances_backward(arguments: tuple[Any, ...], result: Any) -> int:
@@ -177,9 +200,9 @@ def count_distances_backward(arguments: tuple[Any, ...], result: Any) -> int:
 
 def count_factorization(arguments: tuple[Any, ...], result: Any) -> int:
     """`4 n^2 m` for each matrix `n x m`, n the smaller side: the bound of a Householder factorization (Golub and Van
-    Loan, section 5.2), which the others do not exceed."""
+    Loan, section 5.2), which the others do not exceed; at least one per element of the results."""
     rows, columns = arguments[0].shape[-2:]
-    return 4 * arguments[0].numel() * min(rows, columns)
+    return max(4 * arguments[0].numel() * min(rows, columns), count_written(arguments, result))
 
 
 def count_triangular_solve(arguments: tuple[Any, ...], result: Any) -> int:
@@ -227,7 +250,7 @@ OPERATORS: dict[str, Formula] = {
         count_written,
         "clone cat concat concatenate stack hstack vstack column_stack repeat tile roll flip fliplr flipud rot90 "
         "constant_pad_nd reflection_pad1d replication_pad1d copy fill zero slice_scatter select_scatter "
-        "diagonal_scatter diag diag_embed im2col col2im upsample_nearest1d upsample_linear1d _to_copy "
+        "diagonal_scatter diag diag_embed im2col upsample_nearest1d upsample_linear1d _to_copy "
         "lift_fresh_copy expand_copy permute_copy diagonal_copy block_diag pixel_shuffle",
     ),
     # tensors of given values
@@ -246,7 +269,8 @@ OPERATORS: dict[str, Formula] = {
     # reading and writing at positions
     **list_operators(count_written, "embedding gather index index_select take"),
     **list_operators(
-        count_touched, "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_scatter"
+        count_touched,
+        "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_scatter col2im",
     ),
     **list_operators(count_bucketize, "bucketize"),
     **list_operators(count_searchsorted, "searchsorted"),
@@ -258,13 +282,13 @@ OPERATORS: dict[str, Formula] = {
     **list_operators(count_mm, "mm bmm"),
     **list_operators(count_addmm, "addmm baddbmm addbmm"),
     **list_operators(count_dot, "dot vdot mv"),
-    **list_operators(count_addmv, "addmv addr"),
+    **list_operators(count_addmv, "addmv"),
+    **list_operators(count_addr, "addr"),
     # linear algebra
     **list_operators(count_factorization, "linalg_qr linalg_cholesky cholesky linalg_inv"),
     **list_operators(count_triangular_solve, "linalg_solve_triangular"),
     # arithmetic of sizes, and the parts of a result with several tensors
-    **{f"size::{name}": count_nothing for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "min", "max")},
-    "result::item": count_nothing,
+    **dict.fromkeys((*SIZE_OPERATORS, "result::item"), count_nothing),
 }
 """Operators that a graph may call -> what they cost. Each covers its overloads and its in-place variant (`add_`)."""
 
@@ -275,26 +299,73 @@ COMPOSITES = frozenset(
             "linear matmul einsum layer_norm group_norm rms_norm batch_norm instance_norm softmax log_softmax "
             "dropout feature_dropout alpha_dropout scaled_dot_product_attention lstm gru rnn_tanh rnn_relu "
             "cosine_similarity pairwise_distance msort conv1d conv2d conv3d conv_transpose1d conv_transpose2d bilinear "
-            "embedding_bag outer inner tensordot kron chain_matmul linalg_multi_dot type_as to argsort meshgrid "
+            "outer inner tensordot kron chain_matmul linalg_multi_dot type_as to argsort meshgrid "
             "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 "
             "fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift fft_ifftshift cdist linalg_norm "
             "linalg_matrix_norm nuclear_norm max_pool1d avg_pool1d adaptive_avg_pool1d pad one_hot "
             "cross_entropy_loss nll_loss take_along_dim repeat_interleave rrelu selu prelu _weight_norm",
         ),
-        # Parts of models whose kernel the trainer chooses per device (`trainer.ops`).
-        *(f"dailytrain::{name}" for name in ("attention", "norm", "rotate", "squared_relu", "softcap")),
+        *MODEL_PARTS,
     )
 )
 """Operators that a graph may call and that torch computes as others. Those are counted."""
 
-RANDOM_OPERATORS: dict[str, Formula] = list_operators(
-    count_written,
-    "rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal uniform "
-    "exponential random geometric log_normal cauchy native_dropout dropout feature_dropout alpha_dropout rrelu",
-)
+RANDOM_OPERATORS: dict[str, Formula] = {
+    **list_operators(
+        count_written,
+        "rand randn randint randperm rand_like randn_like randint_like bernoulli normal uniform "
+        "exponential random geometric log_normal cauchy native_dropout dropout feature_dropout alpha_dropout rrelu",
+    ),
+    **list_operators(count_multinomial, "multinomial"),
+}
 """Operators that draw random numbers: in the initialization and in training, not in evaluation."""
 
-BACKWARD: dict[str, Formula] = {
+MAY_RETURN_ARGUMENT = {
+    "dailytrain::cast_for_autocast": ("x",),
+} | {
+    f"aten::{name}": tuple(arguments.split())
+    for name, arguments in {
+        "type_as": "self",
+        "meshgrid": "tensors",
+        "unsafe_split": "self",
+        "unsafe_chunk": "self",
+        "einsum": "tensors",
+        "chain_matmul": "matrices",
+        "conj_physical": "self",
+        "dropout": "input",
+        "feature_dropout": "input",
+        "alpha_dropout": "input",
+    }.items()
+}
+"""Operators whose result may be an argument or a view of it, which their declaration in torch does not say -> the
+arguments. A test runs all operators and compares memory."""
+
+UNCHECKED_OVERLOADS = frozenset(
+    (
+        *(f"aten::{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+        *(f"aten::repeat_interleave.{overload}" for overload in ("Tensor", "self_Tensor")),
+        "aten::tensor_split.tensor_indices_or_sections",
+        "aten::squeeze",
+        "aten::squeeze_",
+    )
+)
+"""Overloads that take sizes or addresses from a tensor, which not all of torch's kernels check; and `squeeze` without a
+dimension, which drops the rows of a micro-batch of one and makes it another computation."""
+
+UNCHECKED_ARGUMENTS = {
+    "aten::searchsorted": "sorter",
+    "aten::upsample_nearest1d": "scales",
+    "aten::upsample_linear1d": "scales",
+}
+"""Operators -> an argument from which addresses are computed that not all of torch's kernels check."""
+
+RUNNING_STATISTICS = {
+    "aten::batch_norm": ("training", "running_mean", "running_var"),
+    "aten::instance_norm": ("use_input_stats", "running_mean", "running_var"),
+}
+"""Operators that write to arguments, which their declaration does not say -> what switches it on, and the arguments."""
+
+DECOMPOSED_OPERATORS: dict[str, Formula] = {
     **list_operators(
         count_nothing,
         "_unsafe_view _reshape_alias as_strided _conj _neg_view _reshape_copy is_same_size sym_numel item",
@@ -305,8 +376,8 @@ BACKWARD: dict[str, Formula] = {
         "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats native_batch_norm_backward "
         "_fused_rms_norm _fused_rms_norm_backward _softmax _safe_softmax _softmax_backward_data _log_softmax "
         "_log_softmax_backward_data nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
-        "value_selecting_reduction_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d "
-        "avg_pool2d_backward _weight_norm_interface _weight_norm_interface_backward",
+        "value_selecting_reduction_backward max_pool2d_with_indices_backward _weight_norm_interface "
+        "_weight_norm_interface_backward",
     ),
     **list_operators(
         count_written,
@@ -314,15 +385,18 @@ BACKWARD: dict[str, Formula] = {
         "softplus_backward hardtanh_backward hardsigmoid_backward hardswish_backward leaky_relu_backward "
         "log_sigmoid_forward log_sigmoid_backward mish_backward glu_backward _prelu_kernel _prelu_kernel_backward "
         "logit_backward native_dropout_backward rrelu_with_noise rrelu_with_noise_backward "
-        "select_backward slice_backward diagonal_backward unfold_backward new_empty_strided empty_strided "
+        "select_backward slice_backward diagonal_backward new_empty_strided empty_strided "
         "empty_permuted constant_pad_nd "
         "reflection_pad1d_backward softshrink_backward hardshrink_backward replication_pad1d_backward "
-        "upsample_nearest1d_backward upsample_linear1d_backward as_strided_scatter slice_scatter select_scatter",
+        "as_strided_scatter slice_scatter select_scatter",
     ),
-    **list_operators(count_touched, "embedding_dense_backward _index_put_impl index_put"),
-    **list_operators(count_bag, "_embedding_bag _embedding_bag_forward_only"),
-    **list_operators(count_bag_backward, "_embedding_bag_backward _embedding_bag_dense_backward"),
-    **list_operators(count_bag_weights_backward, "_embedding_bag_per_sample_weights_backward"),
+    **list_operators(
+        count_touched,
+        "embedding_dense_backward _index_put_impl index_put unfold_backward upsample_nearest1d_backward "
+        "upsample_linear1d_backward",
+    ),
+    **list_operators(count_pooling, "max_pool2d_with_indices avg_pool2d"),
+    **list_operators(count_pooling_backward, "avg_pool2d_backward"),
     **list_operators(count_fourier, "_fft_r2c _fft_c2r _fft_c2c"),
     **list_operators(count_convolution, "convolution"),
     **list_operators(count_convolution_backward, "convolution_backward"),
@@ -333,7 +407,7 @@ BACKWARD: dict[str, Formula] = {
 }
 """Operators that others turn into, forward or backward. A graph may not name them."""
 
-FORMULAS = OPERATORS | RANDOM_OPERATORS | BACKWARD
+FORMULAS = OPERATORS | RANDOM_OPERATORS | DECOMPOSED_OPERATORS
 
 
 def strip_variant(name: str) -> str:
@@ -346,7 +420,19 @@ def strip_variant(name: str) -> str:
 def is_allowed(name: str) -> bool:
     """Return whether a graph may call the operator `namespace::name.overload`."""
     base = strip_variant(name)
+    if name.removesuffix(".default") in UNCHECKED_OVERLOADS:
+        return False
     return base in OPERATORS or base in COMPOSITES or base in RANDOM_OPERATORS
+
+
+def find_precision_factor(name: str, arguments: tuple[Any, ...], result: Any) -> int:
+    """Return what an element counts: 4 if complex, as a product of complex numbers has 4 of real ones, twice that in
+    double precision. The formula of Fourier transforms counts real operations."""
+    # A tensor without dimensions does not decide in which precision torch computes.
+    tensors = [*iterate_tensors(result), *(t for t in iterate_tensors(arguments) if t.dim())]
+    types = {tensor.dtype for tensor in tensors}
+    is_complex = any(dtype.is_complex for dtype in types) and FORMULAS.get(name) is not count_fourier
+    return (4 if is_complex else 1) * (2 if types & {torch.float64, torch.complex128} else 1)
 
 
 def find_formula(operator: Any) -> Formula | None:

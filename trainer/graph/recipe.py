@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from trainer.errors import to_one_line
-from trainer.graph.schema import GraphError, TracedArchitecture
+from trainer.graph.files import TracedArchitecture
+from trainer.graph.schema import GraphError
 from trainer.models.base import ArchitectureConfig, ParameterGroup, Recipe, Schedule
 
 
@@ -28,6 +29,7 @@ def read_recipe(traced: TracedArchitecture) -> Recipe:
             ParameterGroup(**{**group, "match": tuple(group["match"]), "betas": tuple(group["betas"])})
             for group in table["groups"]
         ]
-        return Recipe(**{**table, "groups": tuple(groups), "schedule": Schedule(**table["schedule"])})
-    except (KeyError, TypeError, ValueError) as error:
+        changed = {"groups": tuple(groups), "schedule": Schedule(**table["schedule"])}
+        return Recipe(**{**table, **changed, "multi_token": tuple(table.get("multi_token", ()))})
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise GraphError(f"recipe.json is not a recipe: {to_one_line(error)}") from error

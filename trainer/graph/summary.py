@@ -11,24 +11,33 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.accounting.peak_flops import H100_BYTES_PER_SECOND, H100_PEAK_FLOPS
-from trainer.graph.counting import Cost, count_training_cost
+from trainer.graph.cost_meter import Cost
+from trainer.graph.counting import count_training_cost
+from trainer.graph.files import TracedArchitecture, count_constant_bytes
+from trainer.graph.initialization import count_initialization_cost
 from trainer.graph.model import build_model_without_data
-from trainer.graph.schema import Graph, TracedArchitecture
+from trainer.graph.schema import Graph
+from trainer.ops.losses import count_chunks
 
 ROWS = 20  # of a printed table
 
 
-def describe_traced(traced: TracedArchitecture, rows_per_step: int = 1) -> dict[str, Any]:
-    """Return what `dailytrain graph --json` prints and the site shows. FLOPs are per token of training.
+def describe_traced(traced: TracedArchitecture, rows: int = 1, device: str = "cuda") -> dict[str, Any]:
+    """Return what `dailytrain graph --json` prints and the site shows.
 
-    `rows_per_step`: what is computed once for a step is shared by its rows. Costs of operators and modules are those
-    of a step of one row.
+    FLOPs are per token: of training, but for `scoring_flops_per_token`. Those of the initialization are once for a run.
+    A parameter of 64 bits, such as a complex number, counts as two, one of 128 bits as four.
+
+    `rows`: of a micro-batch, which share what is computed once for it. `device`: of the run, on which the size of a
+    chunk of logits depends. Costs of operators and modules are those of a micro-batch of one row.
     """
     cost = count_training_cost(build_model_without_data(traced))
+    initialization = count_initialization_cost(traced.initialization)
     tokens = cost.tokens_per_row
+    chunks = count_chunks(rows * tokens, device, traced.recipe["vocabulary_size"])
     tensors = traced.initialization.tensors
     elements = {
-        kind: sum(t.number_of_elements for t in tensors if t.kind == kind)
+        kind: sum(t.number_of_elements * max(1, get_item_size(t.dtype) // 4) for t in tensors if t.kind == kind)
         for kind in ("parameter", "buffer", "non_persistent_buffer")
     }
     return {
@@ -36,18 +45,25 @@ def describe_traced(traced: TracedArchitecture, rows_per_step: int = 1) -> dict[
         "vocabulary_size": traced.recipe["vocabulary_size"],
         "sequence_length": tokens,
         "parameters": elements["parameter"],
-        "state": elements["buffer"] + elements["non_persistent_buffer"],
-        "stored_bytes": sum(t.number_of_elements * getattr(torch, t.dtype).itemsize for t in tensors),
-        "constant_bytes": sum(c.number_of_bytes for c in traced.initialization.constants.values()),
-        "flops_per_token": cost.flops_per_token(rows_per_step),
-        "product_flops_per_token": (cost.per_row.product_flops + cost.per_pass.product_flops / rows_per_step) / tokens,
+        "buffer_elements": elements["buffer"] + elements["non_persistent_buffer"],
+        "stored_bytes": sum(t.number_of_elements * get_item_size(t.dtype) for t in tensors),
+        "constant_bytes": count_constant_bytes(traced),
+        "flops_per_token": cost.flops_per_token(rows, chunks),
+        "product_flops_per_token": cost.product_flops_per_token(rows, chunks),
         "scoring_flops_per_token": cost.forward_per_row.flops / tokens,
+        "initialization_flops": initialization.flops,
+        "initialization_bytes": initialization.peak_bytes,
         "bytes_per_token": cost.per_row.bytes / tokens,
         "reference_seconds_per_token": estimate_reference_seconds(cost.by_operator) / tokens,
         "calls": {name: count_calls(graph) for name, graph in list_graphs(traced).items()},
         "operators": [describe_cost(name, c, tokens) for name, c in sort_costs(cost.by_operator)],
         "modules": [describe_cost(name, c, tokens) for name, c in cost.by_module.items()],
     }
+
+
+def get_item_size(dtype: str) -> int:
+    size: int = getattr(torch, dtype).itemsize
+    return size
 
 
 def list_graphs(traced: TracedArchitecture) -> dict[str, Graph]:
@@ -86,11 +102,15 @@ def print_summary(content: dict[str, Any]) -> None:
     for label, text in (
         ("graph", content["hash"]),
         ("parameters", f"{content['parameters']:,}"),
-        ("state", f"{content['state']:,} numbers, {content['stored_bytes']:,} bytes with the parameters"),
-        ("constants", f"{content['constant_bytes']:,} bytes"),
+        ("buffers", f"{content['buffer_elements']:,} numbers, {content['stored_bytes']:,} bytes with the parameters"),
+        ("constants", f"{content['constant_bytes']:,} bytes, with what calls and recipe hold, compressed"),
         ("training", f"{content['flops_per_token']:,.0f} FLOPs a token, forward and backward"),
         ("matrix products", f"{content['product_flops_per_token'] / content['flops_per_token']:.1%} of them"),
         ("scoring", f"{content['scoring_flops_per_token']:,.0f} FLOPs a token"),
+        (
+            "initialization",
+            f"{content['initialization_flops']:,} FLOPs once, {content['initialization_bytes']:,} bytes at one time",
+        ),
         ("calls", ", ".join(f"{sum(calls.values()):,} in {name}" for name, calls in content["calls"].items())),
     ):
         facts.add_row(label, text)

@@ -19,11 +19,12 @@ from trainer.graph.advice import find_advice
 from trainer.graph.build import build_constants, check_passes
 from trainer.graph.construction import record_construction
 from trainer.graph.export import Exporter, TraceError, describe_stack, draw_truncated_normal, skip_compilation
-from trainer.graph.functions import UNINITIALIZED
+from trainer.graph.files import TracedArchitecture, check_constant_bytes
 from trainer.graph.initialization import compute_initial_tensors
 from trainer.graph.model import GraphModel
+from trainer.graph.operator_functions import UNINITIALIZED
 from trainer.graph.recipe import describe_recipe
-from trainer.graph.schema import GraphError, TracedArchitecture
+from trainer.graph.schema import GraphError
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 
 MAX_VERIFIED_ELEMENTS = 100_000_000
@@ -47,6 +48,7 @@ def trace_architecture(module: Architecture, config: ArchitectureConfig) -> Trac
             passes.append(exporter.export_passes(model, mode, config.sequence_length))
     initialization = dataclasses.replace(initialization, constants=exporter.constants)
     traced = TracedArchitecture(initialization, passes[0], passes[1], describe_recipe(module.recipe(config), config))
+    check_constant_bytes(traced)
     check_passes(traced)
     with explain_errors("in the module"):
         verify_trace(traced, lambda: module.Model(config), exporter)

@@ -15,15 +15,14 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-
 from trainer import errors
 from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.checkpoint.store import load_model, read_run
 from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.graph.schema import read_traced
+from trainer.graph.files import read_traced
 from trainer.inference.sampling import Sampler, TextGenerator, decode_stream, generate_tokens
 from trainer.models.base import LanguageModel
+from trainer.ops.devices import is_gpu_available
 from trainer.protocol import GenerateOrder, GenerateResult
 
 LINE_SECONDS = 0.2  # text generated within this time becomes one line
@@ -80,7 +79,7 @@ def run_generate_order(run: Path, checkpoint: Path, out: Path) -> GenerateResult
 
 def load_generating_model(run: Path, checkpoint: Path) -> LanguageModel:
     """Return the model from the run's graphs, or from the Python of its architecture, in evaluation mode."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if is_gpu_available() else "cpu"
     if (run / "graph").is_dir():
         return load_graph_model(read_traced(run / "graph"), checkpoint).to(device).eval()
     return load_model(run, checkpoint, device)

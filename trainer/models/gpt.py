@@ -4,8 +4,9 @@ Fixed: no biases, RMSNorm without parameters before each block and at the end (a
 else is a field of `Config`, described there with its source. Depth determines all other sizes: width is 64 x depth.
 
 The figures behind the defaults are nanochat's (https://github.com/karpathy/nanochat) and modded-nanogpt's
-(https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in public; `benchmarks/ablations.py`
-measures ours. From top to bottom: `Config`, block inputs and KV cache, attention, MLP, block, model, recipe.
+(https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in public; the sweeps in
+`benchmarks/spaces` measure ours. From top to bottom: `Config`, block inputs and KV cache, attention, MLP, block,
+model, recipe.
 
 Not covered: dropout, fewer heads for keys than for queries.
 """
@@ -23,8 +24,11 @@ from torch import Tensor, nn
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary
 from trainer.models.scaling import weight_decay
 from trainer.ops.attention import attention
-from trainer.ops.elementwise import norm, rotate, softcap, squared_relu
+from trainer.ops.dense import build_dense_lambdas, mix_streams
+from trainer.ops.elementwise import cast_for_autocast, norm, rotate, softcap, squared_relu
+from trainer.ops.paired_heads import pair_documents, pair_heads, unpair_heads
 
+BIGRAM_FACTOR, BIGRAM_PRIME = 1_000_003, 2**31 - 1
 GATE_CHANNELS = 32  # input channels that a gate reads: enough, and cheap
 
 
@@ -54,26 +58,54 @@ class Config:
     rotary: bool = True
     """Queries and keys are rotated by position (RoFormer, arXiv 2104.09864, eq. 34). False: no positions."""
     rope_base: float = 10_000.0
-    """The longest period is about 2 pi times this many tokens."""
+    """The longest period is about 2 pi times this many tokens (nanochat: 100,000)."""
     qk_norm: bool = True
     """RMSNorm on queries and keys and one gain per head (after Query-Key Normalization, arXiv 2010.04245, eq. 4)."""
+    qk_gain: float = 1.44
+    """Initial gain of the queries under `qk_norm`: above 1, attention starts sharper (nanochat: 1.2 on queries and on
+    keys)."""
+    paired_heads: bool = False
+    """Two heads attend as one, to the keys of both (modded-nanogpt; see `trainer.ops.paired_heads`). Attention then
+    costs twice as much."""
     value_embeddings: bool = True
     """Every second block, the last among them, adds to its values an embedding of the token, through a gate per head
     (value residual learning, arXiv 2410.17897, section 3; as tables in modded-nanogpt, gated in nanochat)."""
+    value_gate_range: float = 3.0
+    """That gate is between 0 and this, initially half of it (as in nanochat)."""
 
     mlp: str = "relu2"
     """`relu2`: ReLU^2, 4 x width inside (Primer, arXiv 2109.08668, section 4.2). `swiglu`: a gated SiLU of as many
     parameters (arXiv 2002.05202, eq. 6). Which is better is disputed."""
+
+    mlp_init: float = 0.4
+    """Factor on the initial scale of the MLP's input projection (as in nanochat)."""
 
     embedding_norm: bool = True
     """RMSNorm on the embedding, so that a row's size does not matter (modded-nanogpt)."""
     embedding_smear: bool = True
     """Adds to each embedding a gated part of the previous one: bigrams at nearly no cost (modded-nanogpt, nanochat).
     The architecture `smear` is different: it mixes keys."""
+    smear_init: float = 0.5
+    """Initial value of the smear's lambda; the gate starts at 1/2. Short runs gain from a smear at the start (measured:
+    benchmarks/results/peers.md). nanochat and modded-nanogpt start at 0."""
+    bigram_rows: int = 0
+    """Rows of a table, read by a hash of a token and the one before it, whose result is added to the embedding
+    (modded-nanogpt; hashed n-grams: arXiv 2412.09871, section 3.2.1). They count as parameters. 0: none."""
     residual_lambdas: bool = True
     """Each block's input is the residual stream times a learned number (modded-nanogpt)."""
+    residual_lambda_first: float = 1.0
+    """Initial value in the first block. Blocks in between are interpolated linearly (nanochat: 1.15)."""
+    residual_lambda_last: float = 1.0
+    """Likewise in the last block (nanochat: 1.05)."""
     x0_lambdas: bool = True
     """Each block's input has a learned multiple of the embedding added (modded-nanogpt)."""
+    x0_lambda_first: float = 0.1
+    """That multiple at the start, as `residual_lambda_first` (nanochat: 0.2)."""
+    x0_lambda_last: float = 0.1
+    """Likewise in the last block (nanochat: 0.05)."""
+    dense_every: int = 0
+    """After every so many blocks, the residual stream is a learned sum of the outputs of all earlier blocks
+    (DenseFormer; see `trainer.ops.dense`). 0: none."""
     backout: bool = True
     """A learned multiple of the residual stream at half depth is subtracted at the end, so that what only the upper
     blocks need does not reach the head (modded-nanogpt)."""
@@ -93,8 +125,16 @@ class Config:
             raise ValueError(f"gpt: width {self.width} must be an even multiple of heads {self.heads}")
         if not self.windows or set(self.windows) - {"S", "L"}:
             raise ValueError(f"gpt: windows is a word of the letters S and L, not {self.windows!r}")
+        if self.bigram_rows < 0:
+            raise ValueError(f"gpt: bigram_rows must be at least 0, not {self.bigram_rows}")
         if self.short_window < 1 or self.rope_base <= 0 or self.softcap < 0:
             raise ValueError("gpt: short_window and rope_base must be positive, softcap at least 0")
+        if self.qk_gain <= 0 or self.mlp_init <= 0 or self.value_gate_range <= 0:
+            raise ValueError("gpt: qk_gain, mlp_init and value_gate_range must be positive")
+        if self.paired_heads and self.heads % 2:
+            raise ValueError(f"gpt: paired_heads needs an even number of heads, not {self.heads}")
+        if self.dense_every < 0:
+            raise ValueError(f"gpt: dense_every must be at least 0, not {self.dense_every}")
         if self.mlp not in ("relu2", "swiglu"):
             raise ValueError(f"gpt: mlp is relu2 or swiglu, not {self.mlp!r}")
 
@@ -110,7 +150,7 @@ class Config:
             width=width,
             heads=width // head,
             windows="SSSL" if sequence_length >= 1024 else "L",
-            short_window=max(sequence_length // 2, 1),
+            short_window=max(sequence_length // 4, 1),
         )
 
     @property
@@ -129,6 +169,10 @@ class Config:
 
     def has_value_embedding(self, block: int) -> bool:
         return self.value_embeddings and (self.depth - 1 - block) % 2 == 0
+
+    def interpolate(self, first: float, last: float, block: int) -> float:
+        """Return a block's value on the line from the first block's to the last's."""
+        return first + (last - first) * block / max(self.depth - 1, 1)
 
 
 # --- block inputs and the KV cache ------------------------------------------------------------------------------------
@@ -169,6 +213,7 @@ class GPTState:
 
     caches: list[KVCache]
     length: int = 0  # tokens so far
+    last_token: Tensor | None = None  # `[B, 1]`, for the bigrams
     embedding: Tensor | None = None  # embedding of the last token, `[B, 1, width]`, for the smear
     documents: Tensor | None = None  # as in `BlockInputs`
 
@@ -200,7 +245,7 @@ class GPTAttention(nn.Module):
         self.output = linear(config.width, config.width)
         if config.qk_norm:
             # After the norm, query x key is at most sqrt(head width): the gain lets a head be sharper or softer.
-            self.gain = nn.Parameter(torch.ones(config.heads))
+            self.gain = nn.Parameter(torch.full((config.heads,), config.qk_gain))
         self.value_embedding: nn.Embedding | None = None
         if config.has_value_embedding(block):
             self.value_embedding = nn.Embedding(config.padded_vocabulary_size, config.width)
@@ -221,9 +266,9 @@ class GPTAttention(nn.Module):
         value = self.split_heads(self.value(x))
         if self.value_embedding is None:
             return value
-        # From 0 to 2, initially 1.
-        gate = 2 * torch.sigmoid(F.linear(x[..., : self.value_gate.size(1)], self.value_gate))
-        return value + (gate[..., None] * self.split_heads(self.value_embedding(tokens))).to(value.dtype)
+        gate = torch.sigmoid(F.linear(x[..., : self.value_gate.size(1)], self.value_gate))
+        gate = self.config.value_gate_range * gate
+        return value + gate[..., None] * self.split_heads(cast_for_autocast(self.value_embedding(tokens)))
 
     def forward(self, x: Tensor, inputs: BlockInputs, cache: KVCache | None = None) -> Tensor:
         query, key = self.split_heads(self.query(x)), self.compute_keys(x, cache.last_input if cache else None)
@@ -231,12 +276,16 @@ class GPTAttention(nn.Module):
             query, key = norm(query, self.gain), norm(key)
         if self.config.rotary:
             query, key = (rotate(each, inputs.cosine, inputs.sine) for each in (query, key))
-        query, key, value = (each.transpose(1, 2) for each in (query, key, self.compute_values(x, inputs.tokens)))
+        value, documents, window = self.compute_values(x, inputs.tokens), inputs.documents, self.window
+        if self.config.paired_heads:
+            query, key, value = pair_heads(query), pair_heads(key), pair_heads(value)
+            documents, window = pair_documents(documents), window and 2 * window
+        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         if cache:
-            key, value = cache.extend(x, key, value, self.window)
-        documents = None if inputs.documents is None else inputs.documents[:, -key.size(2) :]
-        mixed = attention(query, key, value, window=self.window, documents=documents)
-        return self.output(mixed.transpose(1, 2).flatten(-2))
+            key, value = cache.extend(x, key, value, window)
+        documents = None if documents is None else documents[:, -key.size(2) :]
+        mixed = attention(query, key, value, window=window, documents=documents).transpose(1, 2)
+        return self.output((unpair_heads(mixed) if self.config.paired_heads else mixed).flatten(-2))
 
 
 class GPTMLP(nn.Module):
@@ -253,19 +302,24 @@ class GPTMLP(nn.Module):
 
 
 class GPTBlock(nn.Module):
-    def __init__(self, config: Config, attention: GPTAttention) -> None:
+    def __init__(self, config: Config, attention: GPTAttention, mlp: nn.Module, block: int) -> None:
         super().__init__()
         self.attention = attention
-        self.mlp = GPTMLP(config)
-        self.residual_lambda = nn.Parameter(torch.ones(1)) if config.residual_lambdas else None
-        self.x0_lambda = nn.Parameter(torch.full((1,), 0.1)) if config.x0_lambdas else None
+        self.mlp = mlp
+        residual = config.interpolate(config.residual_lambda_first, config.residual_lambda_last, block)
+        x0 = config.interpolate(config.x0_lambda_first, config.x0_lambda_last, block)
+        self.residual_lambda = nn.Parameter(torch.full((1,), residual)) if config.residual_lambdas else None
+        self.x0_lambda = nn.Parameter(torch.full((1,), x0)) if config.x0_lambdas else None
 
     def forward(self, x: Tensor, x0: Tensor, inputs: BlockInputs, cache: KVCache | None = None) -> Tensor:
-        """`x, x0 [B, T, width]`: the residual stream here and at the first block."""
+        """`x, x0 [B, T, width]`: the residual stream here and at the first block.
+
+        Each lambda is read as a number: as a vector of one number in fp32 it would turn a stream of 16 bits into fp32.
+        """
         if self.residual_lambda is not None:
-            x = x * self.residual_lambda
+            x = x * self.residual_lambda[0]
         if self.x0_lambda is not None:
-            x = x + x0 * self.x0_lambda
+            x = x + x0 * self.x0_lambda[0]
         x = x + self.attention(norm(x), inputs, cache)
         return x + self.mlp(norm(x))
 
@@ -273,15 +327,23 @@ class GPTBlock(nn.Module):
 class Model(LanguageModel):
     attention_class: type[GPTAttention] = GPTAttention
     """Attention of the blocks. An architecture that changes only attention overrides only this."""
+    mlp_class: type[nn.Module] = GPTMLP
+    """Likewise. It takes the `Config`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.padded_vocabulary_size, config.width)
-        self.blocks = nn.ModuleList(GPTBlock(config, self.attention_class(config, n)) for n in range(config.depth))
+        if config.bigram_rows:
+            self.bigrams = nn.Embedding(config.bigram_rows, config.width)
+        self.blocks = nn.ModuleList(
+            GPTBlock(config, self.attention_class(config, n), self.mlp_class(config), n) for n in range(config.depth)
+        )
+        if config.dense_every:
+            self.dense_lambda = build_dense_lambdas(config.depth)
         if config.embedding_smear:
             self.smear_gate = nn.Parameter(torch.zeros(1, min(GATE_CHANNELS, config.width)))
-            self.smear_lambda = nn.Parameter(torch.zeros(1))
+            self.smear_lambda = nn.Parameter(torch.full((1,), float(config.smear_init)))
         if config.backout:
             self.backout_lambda = nn.Parameter(torch.full((1,), 0.2))
         if not config.tied_head:
@@ -289,11 +351,14 @@ class Model(LanguageModel):
         self.initialize()
 
     def initialize(self) -> None:
-        """Embeddings: scale 1 if a norm follows and the head is separate. Matrices: uniform, variance 1 / fan-in. Head:
-        near zero, so that an untrained model predicts the uniform distribution."""
+        """Embeddings: scale 1 if a norm follows and the head is separate. Matrices: uniform, variance 1 / fan-in (an
+        MLP's first: `mlp_init` squared times that). Head: near zero, so that an untrained model predicts the uniform
+        distribution."""
         config = self.config
         unit = config.embedding_norm and not config.tied_head
         nn.init.normal_(self.embedding.weight, std=1.0 if unit else 0.02)
+        if config.bigram_rows:
+            nn.init.zeros_(self.bigrams.weight)
         if not config.tied_head:
             nn.init.normal_(self.head.weight, std=0.001)
         for name, module in self.blocks.named_modules():
@@ -302,6 +367,8 @@ class Model(LanguageModel):
             if isinstance(module, nn.Linear):
                 ends_branch = name.endswith(("attention.output", "mlp.down"))
                 bound = math.sqrt(3 / module.in_features / (2 * config.depth if ends_branch else 1))
+                if name.endswith("mlp.up"):
+                    bound *= config.mlp_init
                 if ends_branch and config.zero_init:
                     bound = 0.0
                 nn.init.uniform_(module.weight, -bound, bound)
@@ -336,17 +403,22 @@ class Model(LanguageModel):
         """Run blocks start to stop - 1; return the residual stream and the one at half depth, for `finish`.
 
         `x`, `x0` and `middle` are `[B, T, width]`: the residual stream before block `start`, before the first block,
-        and after the first half of the blocks (ignored if `start` is in that half).
+        and after the first half of the blocks (ignored if `start` is in that half). With `dense_every`, `start` is 0.
         """
+        every, streams = self.config.dense_every, [x]
         for number in range(start, stop):
             x = self.blocks[number](x, x0, inputs, state.caches[number] if state else None)
+            if every:
+                streams.append(x)
+                if (number + 1) % every == 0:
+                    x = mix_streams(streams, self.dense_lambda[number])
             if number == self.config.depth // 2 - 1:
                 middle = x
         return x, middle
 
     def finish(self, x: Tensor, middle: Tensor) -> Tensor:
         """Return the features, from what `run_blocks` returned for the last block."""
-        return norm(x - self.backout_lambda * middle if self.config.backout else x)
+        return norm(x - self.backout_lambda[0] * middle if self.config.backout else x)
 
     def build_inputs(self, tokens: Tensor, state: GPTState | None = None) -> BlockInputs:
         config, start, documents = self.config, state.length if state else 0, None
@@ -359,22 +431,34 @@ class Model(LanguageModel):
         return BlockInputs(tokens, *tables, documents)
 
     def embed(self, inputs: BlockInputs, state: GPTState | None = None) -> Tensor:
-        x = self.embedding(inputs.tokens)
+        x = cast_for_autocast(self.embedding(inputs.tokens))
         if self.config.embedding_norm:
             x = norm(x)
+        if self.config.bigram_rows:
+            x = x + cast_for_autocast(self.bigrams(self.hash_bigrams(inputs.tokens, state)))
         return self.smear_embeddings(x, inputs.documents, state) if self.config.embedding_smear else x
+
+    def hash_bigrams(self, tokens: Tensor, state: GPTState | None) -> Tensor:
+        """Return a row of the table for each token and the one before it, `[B, T]`; at the start that is token 0."""
+        first = state.last_token if state and state.last_token is not None else torch.zeros_like(tokens[:, :1])
+        before = torch.cat((first, tokens[:, :-1]), dim=1)
+        if self.config.document_mask:
+            before = torch.where(tokens == self.config.end_of_text, 0, before)  # it starts a document
+        if state:
+            state.last_token = tokens[:, -1:]
+        return (before * BIGRAM_FACTOR + tokens) % BIGRAM_PRIME % self.config.bigram_rows
 
     def smear_embeddings(self, x: Tensor, documents: Tensor | None, state: GPTState | None) -> Tensor:
         """Add to each embedding a gated part of the previous one in the same document."""
         first = state.embedding if state and state.embedding is not None else torch.zeros_like(x[:, :1])
         before = torch.cat((first, x[:, :-1]), dim=1)
-        gate = self.smear_lambda * torch.sigmoid(F.linear(x[..., : self.smear_gate.size(1)], self.smear_gate))
+        gate = self.smear_lambda[0] * torch.sigmoid(F.linear(x[..., : self.smear_gate.size(1)], self.smear_gate))
         if documents is not None:
             earlier = F.pad(documents, (1, 0), value=-1)[:, :-1]
             gate = gate * (documents == earlier)[:, -x.size(1) :, None]
         if state:
             state.embedding = x[:, -1:]
-        return x + (gate * before).to(x.dtype)
+        return x + gate * before
 
     def logits(self, features: Tensor) -> Tensor:
         cap, size = self.config.softcap, self.config.vocabulary_size
@@ -401,13 +485,16 @@ def recipe(config: Config) -> Recipe:
     def adamw(name: str, *match: str, rate: float) -> ParameterGroup:
         return ParameterGroup(name, match, "adamw", rate, betas=(0.8, 0.95))
 
+    bigrams = (adamw("bigrams", "bigrams.*", rate=0.05 * scale),) if config.bigram_rows else ()
     return Recipe(
         groups=(
+            *bigrams,
             adamw("embedding", "embedding.*", rate=0.1 * scale),
             adamw("value embeddings", "*.value_embedding.*", rate=0.05 * scale),
             adamw("head", "head.*", rate=0.004 * scale),
+            adamw("smear", "smear_*", "backout_lambda", rate=0.02),
             adamw("scalars", "*.gain", "*gate", "*_lambda", rate=0.02),
             ParameterGroup("matrices", ("blocks.*",), "muon", 0.02, weight_decay=decay, normalised=True, cautious=True),
         ),
-        schedule=Schedule(warmup=0.01, warmdown=0.6),
+        schedule=Schedule(warmup=0.01, warmdown=0.6, final=0.05, momentum_start=0.85, momentum_end=0.90),
     )

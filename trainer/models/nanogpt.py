@@ -35,6 +35,8 @@ class Config:
     """Size of the residual stream."""
     heads: int = 12
     """Attention heads, each width / heads wide."""
+    tied_head: bool = True
+    """The head is the embedding, as in GPT-2."""
 
     def __post_init__(self) -> None:
         if min(self.depth, self.heads, self.width) < 1 or self.width % self.heads:
@@ -75,6 +77,8 @@ class Model(LanguageModel):
         self.positions = nn.Embedding(config.sequence_length, config.width)
         self.blocks = nn.ModuleList(NanoGPTBlock(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
+        padded = pad_vocabulary(config.vocabulary_size)
+        self.head = None if config.tied_head else nn.Linear(config.width, padded, bias=False)
         self.initialize()
 
     def initialize(self) -> None:
@@ -83,7 +87,7 @@ class Model(LanguageModel):
             if isinstance(module, nn.Linear | nn.Embedding):
                 ends_branch = name.endswith(("output", "down"))
                 nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * self.config.depth) if ends_branch else 0.02)
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
     def features(self, tokens: Tensor) -> Tensor:
@@ -99,7 +103,8 @@ class Model(LanguageModel):
         return self.norm(x), after
 
     def logits(self, features: Tensor) -> Tensor:
-        return F.linear(features, self.embedding.weight)[..., : self.config.vocabulary_size]
+        logits = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
+        return logits[..., : self.config.vocabulary_size]
 
 
 def recipe(config: Config) -> Recipe:

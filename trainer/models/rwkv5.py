@@ -305,13 +305,16 @@ class ChannelMix(TokenShiftMix):
 class RWKV5Block(nn.Module):
     def __init__(self, config: Config, block: int) -> None:
         super().__init__()
-        self.ln0 = nn.LayerNorm(config.width) if block == 0 else None  # for the embedding, as in official weights
+        # For the embedding, as in official weights. Applied by the block, for which FSDP gathers its weights.
+        self.ln0 = nn.LayerNorm(config.width) if block == 0 else None
         self.ln1 = nn.LayerNorm(config.width)
         self.ln2 = nn.LayerNorm(config.width)
         self.att = TimeMix(config, block)
         self.ffn = ChannelMix(config, block)
 
     def forward(self, x: Tensor, state: RWKV5State) -> tuple[Tensor, RWKV5State]:
+        if self.ln0 is not None:
+            x = self.ln0(x)
         time = self.ln1(x)
         mixed, heads = self.att(time, state)
         x = x + mixed
@@ -347,7 +350,7 @@ class Model(LanguageModel):
             nn.init.constant_(block.att.ln_x.weight, ((1 + number) / config.depth) ** 0.7)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.blocks[0].ln0(self.emb(tokens))
+        return self.emb(tokens)
 
     def run_blocks(
         self, start: int, stop: int, x: Tensor, states: list[RWKV5State] | None = None

@@ -19,13 +19,15 @@ from trainer import protocol
 from trainer.node.blobs import BlobCache
 from trainer.node.client import GaveUpError, ServerUnreachableError, SiteClient, retry_until_reachable
 from trainer.node.console import log
+from trainer.node.disk_quota import DATASETS, PREPARING, DiskQuota
+from trainer.node.extras import list_unsupported_kinds
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpu_readers import open_gpu_reader
 from trainer.node.gpus import GpuReader
 from trainer.node.hardware import detect_hardware, list_processors
 from trainer.node.identity import Identity
-from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND, SWARM_KINDS
-from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs, is_swarm_installed
+from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND
+from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs
 from trainer.node.poll import PollLoop
 from trainer.node.slot_cleanup import kill_marked_processes
 from trainer.node.slot_context import SlotContext
@@ -61,12 +63,13 @@ class Agent:
         network: NetworkArgs = DEFAULT_NETWORK_ARGS,
         swarm_run: int | None = None,
         gpu_reader: GpuReader | None = None,
+        disk_bytes: int | None = None,
     ) -> None:
         """`client` carries the join token until the node has joined.
 
         `sandboxes`: names of the working drivers; `slots`: None for the number that the site sets; `offer`: the
         rephrasing back end; `kinds`: kinds of job that the owner allows; `network`: how other swarm machines reach it;
-        `swarm_run`: the only swarm run it joins.
+        `swarm_run`: the only swarm run it joins; `disk_bytes`: quota of its files, None for all that is free.
         """
         self.client = client
         self.home = home
@@ -76,8 +79,9 @@ class Agent:
         self.offer = offer
         self.network = network
         self.swarm_run = swarm_run
-        missing = {*(() if offer is not None else (REPHRASE_KIND,)), *(() if is_swarm_installed() else SWARM_KINDS)}
+        missing = {*(() if offer is not None else (REPHRASE_KIND,)), *list_unsupported_kinds()}
         self.kinds = tuple(kind for kind in kinds if kind not in missing)
+        self.quota = DiskQuota(home, disk_bytes)
         self.sponsor = SponsorSignal()
         self.gpu_monitor = GpuMonitor(gpu_reader or open_gpu_reader())
         self._slot_count = slots or 1
@@ -104,9 +108,10 @@ class Agent:
         abandoned = self._remove_leftovers()
         blobs, dataset_lock = BlobCache(self.home / "blobs"), threading.Lock()
         weights = BlobCache(self.home / "weights", max_bytes=WEIGHTS_BYTES)
+        evaluation_data = BlobCache(self.home / "evaluation")
         while True:
             slots = split_into_slots(self.gpu_monitor.reader.gpus, list_processors(), self._slot_count)
-            shared = (self.home, identity, self.sandbox, blobs, weights, self.gpu_monitor)
+            shared = (self.home, identity, self.sandbox, blobs, weights, evaluation_data, self.quota, self.gpu_monitor)
             contexts = [SlotContext(*shared, slot, dataset_lock, self.offer, self.network) for slot in slots]
             self._run_loops([PollLoop(self, context, abandoned, once) for context in contexts])
             if not self.is_changing_slots or self.sponsor.level > StopLevel.NONE:
@@ -126,8 +131,10 @@ class Agent:
         return self._next_slot_count != self._slot_count
 
     def detect_hardware(self) -> protocol.Hardware:
-        speed = self.client.speed.bytes_per_second
-        hardware = detect_hardware(self.home, self.sandboxes, self.gpu_monitor.reader, speed)
+        speeds = (self.client.speed.bytes_per_second, self.client.upload_rate.bytes_per_second)
+        speed = min((speed for speed in speeds if speed is not None), default=None)
+        available = self.quota.get_available_bytes()
+        hardware = detect_hardware(available, self.sandboxes, self.gpu_monitor.reader, speed)
         settings = {"kinds": self.kinds, "rephraser": self._describe_offer(), "swarm_run": self.swarm_run}
         return hardware.model_copy(update=settings)
 
@@ -211,6 +218,7 @@ class Agent:
         if isinstance(self.sandbox, DockerDriver):
             self.sandbox.remove_stale_containers()
         kill_marked_processes(f"{self.home}:")
+        remove_folder(self.home / DATASETS / PREPARING)
         leases = find_abandoned_leases(self.home)
         for lease in leases:
             remove_folder(self.home / "work" / str(lease))

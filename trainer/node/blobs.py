@@ -1,4 +1,4 @@
-"""A cache of downloaded files by hash: releases, entries, the weights of models that generate text."""
+"""A cache of downloaded files by hash: releases, entries, evaluation data, the weights of models that generate text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer.protocol import FileRef
 
-MAX_FILES = 64  # the least recently used are removed first
+MAX_FILES = 128  # the least recently used are removed first
 
 
 class BlobCache:

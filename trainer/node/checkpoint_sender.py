@@ -1,4 +1,4 @@
-"""Uploads complete checkpoints from the job's folder while it runs."""
+"""Uploads complete checkpoints and milestones from the job's folder while it runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainer.node.job import Job
 
 CHECKPOINTS_FOLDER = "checkpoints"
+MILESTONES_FOLDER = "milestones"  # weights in bf16 at every so many percent of the budget
 MANIFEST = "manifest.json"
 """Written last, so its existence means the checkpoint is complete. It is uploaded with the other files."""
 RUN_FILE = "run.json"
@@ -44,10 +45,32 @@ class CheckpointSender(BackgroundSender):
         super().__init__(job, "checkpoints")
         self._out = job.workspace.out
         self._last_step = last_step
+        self._unreadable: set[int] = set()  # steps of checkpoints that could not be read
         self._upload_seconds = upload_seconds
         self._sent_at = time.monotonic()
 
     def send_next(self) -> bool:
+        """Send the oldest milestone, or a checkpoint; once the job ends, first the checkpoint to resume from."""
+        if self._closing.is_set():
+            return self._send_next_checkpoint() or self._send_next_milestone()
+        if self.stop_signal.is_stopping():  # the last checkpoint is being written: no milestone may delay it
+            return self._send_next_checkpoint()
+        return self._send_next_milestone() or self._send_next_checkpoint()
+
+    def _send_next_milestone(self) -> bool:
+        """Send the oldest milestone and remove it here."""
+        for step, name in list_checkpoints(self._out, MILESTONES_FOLDER):
+            with suppress(OSError, UnsafeFileError), ExitStack() as stack:
+                milestone = open_checkpoint(self._out, f"{MILESTONES_FOLDER}/{name}", step, stack)
+                if milestone is None:
+                    continue
+                self._send(*milestone)
+                log.info("The weights of step %s are with the server.", step)
+            remove_folders(self._out, MILESTONES_FOLDER, [name])
+            return True
+        return False
+
+    def _send_next_checkpoint(self) -> bool:
         """Send the oldest unsent checkpoint; with an interval, the newest one if it is due or the last."""
         checkpoints = list_checkpoints(self._out)
         if self._upload_seconds is not None:
@@ -55,17 +78,23 @@ class CheckpointSender(BackgroundSender):
                 return False
             checkpoints.reverse()
         for step, name in checkpoints:
-            if step <= self._last_step:
+            if step <= self._last_step or step in self._unreadable:
                 continue
             started = time.monotonic()
-            # OSError: the job removed it meanwhile, and the next one is sent instead.
-            with suppress(OSError, UnsafeFileError), ExitStack() as stack:
-                checkpoint = open_checkpoint(self._out, f"{CHECKPOINTS_FOLDER}/{name}", step, stack)
-                if checkpoint is None:
-                    continue
-                self._send(*checkpoint)
-                self._sent_at = started
-                log.info("The checkpoint of step %s is with the server.", step)
+            try:
+                with ExitStack() as stack:
+                    checkpoint = open_checkpoint(self._out, f"{CHECKPOINTS_FOLDER}/{name}", step, stack)
+                    if checkpoint is None:
+                        continue
+                    self._send(*checkpoint)
+            except FileNotFoundError:  # the job removed it meanwhile: the next one is sent instead
+                continue
+            except (OSError, UnsafeFileError) as error:
+                log.warning("The checkpoint of step %s cannot be sent: %s", step, error)
+                self._unreadable.add(step)
+                continue
+            self._sent_at = started
+            log.info("The checkpoint of step %s is with the server.", step)
             self._last_step = step
             self._remove_old()
             return True
@@ -92,20 +121,25 @@ class CheckpointSender(BackgroundSender):
     def _remove_old(self) -> None:
         """Remove uploaded checkpoints except the newest."""
         uploaded = [name for step, name in list_checkpoints(self._out) if step <= self._last_step]
-        if not uploaded[:-KEPT_CHECKPOINTS]:
-            return
-        with suppress(OSError):
-            parent = open_folder(self._out, CHECKPOINTS_FOLDER)
-            try:
-                for name in uploaded[:-KEPT_CHECKPOINTS]:
-                    shutil.rmtree(name, dir_fd=parent)
-            finally:
-                os.close(parent)
+        remove_folders(self._out, CHECKPOINTS_FOLDER, uploaded[:-KEPT_CHECKPOINTS])
 
 
-def list_checkpoints(out: Path) -> list[tuple[int, str]]:
+def remove_folders(out: Path, folder: str, names: Sequence[str]) -> None:
+    """Remove checkpoints of a folder of the job, as far as that is possible."""
+    if not names:
+        return
+    with suppress(OSError):
+        parent = open_folder(out, folder)
+        try:
+            for name in names:
+                shutil.rmtree(name, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+
+def list_checkpoints(out: Path, folder: str = CHECKPOINTS_FOLDER) -> list[tuple[int, str]]:
     """Return step and folder name of each checkpoint, complete or not, by step."""
-    matches = [(name, FOLDER_NAME.fullmatch(name)) for name in list_folder(out, CHECKPOINTS_FOLDER)]
+    matches = [(name, FOLDER_NAME.fullmatch(name)) for name in list_folder(out, folder)]
     return sorted((int(match[1]), name) for name, match in matches if match)
 
 
@@ -132,7 +166,7 @@ def open_checkpoint(
         files.append(file)
     if tuple(refs[:-1]) != manifest.files:
         raise UnsafeFileError("The checkpoint's files are not those of its manifest.")
-    return Checkpoint(step=step, files=tuple(refs)), files
+    return manifest.model_copy(update={"files": tuple(refs)}), files
 
 
 def upload_missing_files(

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
 from trainer.node.transfer_speed import TransferSpeed
+from trainer.node.upload_rate import UploadRate
 from trainer.protocol import Acknowledgment, ErrorDetail, FileRef, Message, parse_lenient
 
 PREFIX = "/api/node/v1"
@@ -70,16 +71,22 @@ class SiteClient:
     """
 
     def __init__(
-        self, server: str, token: str, http: httpx.Client | None = None, speed: TransferSpeed | None = None
+        self,
+        server: str,
+        token: str,
+        http: httpx.Client | None = None,
+        speed: TransferSpeed | None = None,
+        upload_rate: UploadRate | None = None,
     ) -> None:
         self.server = server.rstrip("/")
         self.token = token
         self.speed = speed or TransferSpeed()
+        self.upload_rate = upload_rate or UploadRate()
         self._http = http or build_http_client(self.server)
 
     def with_token(self, token: str) -> SiteClient:
-        """Return a client with another credential that shares the connections."""
-        return SiteClient(self.server, token, self._http, self.speed)
+        """Return a client with another credential that shares the connections and the limit of uploads."""
+        return SiteClient(self.server, token, self._http, self.speed, self.upload_rate)
 
     def close(self) -> None:
         """Close the connections, also those of clients made by `with_token`."""
@@ -96,7 +103,7 @@ class SiteClient:
     def put_file(self, path: str, file: BufferedReader, size: int) -> None:
         """Send exactly `size` bytes; raise `DamagedFileError` if the file is shorter."""
         started_at = time.monotonic()
-        self._send("PUT", path, read_pieces(file, size), build_upload_headers(size))
+        self._send("PUT", path, read_chunks(file, size, self.upload_rate), build_upload_headers(size))
         self.speed.record("up", size, time.monotonic() - started_at)
 
     def put_piece(self, path: str, file: BufferedReader, first: int, total: int) -> int:
@@ -109,7 +116,7 @@ class SiteClient:
         headers = build_upload_headers(size) | {"Content-Range": f"bytes {first}-{first + size - 1}/{total}"}
         timeout = TIMEOUT_SECONDS + (total / SERVER_BYTES_PER_SECOND if first + size == total else 0)
         started_at = time.monotonic()
-        response = self._send("PUT", path, read_pieces(file, size), headers, timeout)
+        response = self._send("PUT", path, read_chunks(file, size, self.upload_rate), headers, timeout)
         if first + size < total:  # the reply to the last piece includes the server's check of the whole file
             self.speed.record("up", size, time.monotonic() - started_at)
         return parse_response(response, Acknowledgment).received
@@ -215,13 +222,14 @@ def parse_retry_after(response: httpx.Response) -> float:
     return float(seconds) if seconds.isdigit() else 0.0
 
 
-def read_pieces(file: BufferedReader, size: int) -> Iterator[bytes]:
+def read_chunks(file: BufferedReader, size: int, rate: UploadRate) -> Iterator[bytes]:
     while size > 0:
-        piece = file.read(min(CHUNK_BYTES, size))
-        if not piece:
+        chunk = file.read(min(rate.chunk_bytes, size))
+        if not chunk:
             raise DamagedFileError("A file became shorter while it was sent.")
-        size -= len(piece)
-        yield piece
+        size -= len(chunk)
+        rate.wait_for(len(chunk))
+        yield chunk
 
 
 def retry_until_reachable(attempt: Callable[[], Result], should_give_up: Callable[[], bool]) -> Result:

@@ -25,7 +25,10 @@ class ConsoleHandler(logging.Handler):
     """Prints one line per record. rich's own RichHandler would wrap it at the terminal's width."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        get_console().print(self.format(record), style=STYLES.get(record.levelno))
+        try:
+            get_console().print(self.format(record), style=STYLES.get(record.levelno))
+        except Exception:  # a full disk under the log ends no job
+            self.handleError(record)
 
 
 def configure_logging() -> None:

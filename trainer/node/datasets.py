@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.node.disk_quota import PREPARING
 from trainer.node.outcome import JobFailedError
 from trainer.protocol import DatasetPin, FileRef
 from trainer.sandbox import Mount, ResourceLimits, SandboxSpec, get_driver
@@ -43,24 +44,25 @@ def ensure_dataset(job: Job, pin: DatasetPin) -> Path:
     while not lock.acquire(timeout=LOCK_SECONDS):
         job.check_stop()
     try:
-        if pin.files:
-            download_dataset(job, pin.hash, pin.files, folder)
-        elif read_dataset_hash(folder) != pin.hash:
-            prepare_and_verify(job, pin, folder)
+        missing = [file for file in pin.files or () if not is_complete(file, folder / parse_relative_path(file.path))]
+        with job.context.quota.use_dataset(job.lease, pin.hash, sum(file.size for file in missing)):
+            if pin.files:
+                download_dataset(job, pin.hash, missing, folder)
+            elif read_dataset_hash(folder) != pin.hash:
+                prepare_and_verify(job, pin, folder)
         return folder
     finally:
         lock.release()
 
 
-def download_dataset(job: Job, dataset_hash: str, files: Sequence[FileRef], folder: Path) -> None:
+def download_dataset(job: Job, dataset_hash: str, missing: Sequence[FileRef], folder: Path) -> None:
     """Download what is missing. A file that an earlier job left unfinished continues where it broke off."""
-    missing = [(file, folder / parse_relative_path(file.path)) for file in files]
-    missing = [(file, target) for file, target in missing if not is_complete(file, target)]
     if missing:
-        size = sum(file.size for file, _ in missing)
+        size = sum(file.size for file in missing)
         job.log(f"downloading its data: {len(missing)} files, {size / 1e6:,.0f} MB; this happens once.")
-    for file, target in missing:
+    for file in missing:
         job.check_stop()
+        target = folder / parse_relative_path(file.path)
         partial = target.with_name(f".{target.name}.partial")
         job.download(file, partial)
         with partial.open("rb") as content:
@@ -77,7 +79,7 @@ def is_complete(file: FileRef, target: Path) -> bool:
 
 def prepare_and_verify(job: Job, pin: DatasetPin, folder: Path) -> None:
     job.log(f"preparing its data ({pin.corpus}); this happens once.")
-    partial = folder.with_name(".preparing")
+    partial = folder.with_name(PREPARING)
     shutil.rmtree(partial, ignore_errors=True)
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:

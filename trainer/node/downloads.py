@@ -85,6 +85,8 @@ class FileDownload:
 
     def _fetch(self) -> None:
         """Download the rest; raise `ServerUnreachableError` if less than `CHUNK_BYTES` of new data arrives."""
+        if self.received and (not self._target.is_file() or self._target.stat().st_size != self.received):
+            self.restart()  # removed or changed meanwhile: the rest would be appended to something else
         started_at, before = time.monotonic(), self._transferred
         try:
             with self._client.stream_file(self._path, self.received) as response:

@@ -1,4 +1,4 @@
-"""GPUs from NVML, the library of NVIDIA's driver, through `nvidia-ml-py` (extra `cuda`)."""
+"""GPUs from NVML, the library of NVIDIA's driver, through `nvidia-ml-py` (extra `gpu`)."""
 
 from __future__ import annotations
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import socket
 import sys
-from pathlib import Path
 
 import psutil
 
@@ -17,28 +15,27 @@ from trainer.protocol import Hardware
 
 
 def detect_hardware(
-    home: Path, sandboxes: tuple[str, ...], gpus: GpuReader | None = None, bytes_per_second: float | None = None
+    disk_bytes: int, sandboxes: tuple[str, ...], gpus: GpuReader | None = None, bytes_per_second: float | None = None
 ) -> Hardware:
     """Return the hardware.
 
-    `home`: the folder whose free space counts; `sandboxes`: working drivers, the one in use first;
-    `bytes_per_second`: measured speed of the network.
+    `disk_bytes`: what a job may use; `sandboxes`: working drivers, the one in use first; `bytes_per_second`: measured
+    speed of the network.
     """
     gpus = ProcGpuReader() if gpus is None else gpus
-    free = shutil.disk_usage(home).free
     return Hardware(
         hostname=socket.gethostname()[:200],
         platform=f"{platform.system()} {platform.release()} {platform.machine()}"[:200],
         python=platform.python_version(),
         cpus=len(list_processors()),
         memory_bytes=psutil.virtual_memory().total,
-        disk_free_bytes=free,
+        disk_free_bytes=disk_bytes,
         gpus=tuple(gpu.name for gpu in gpus.gpus),
         sandboxes=sandboxes,
         gpu_details=gpus.gpus,
         cuda=gpus.cuda[:20],
         network_bytes_per_second=bytes_per_second,
-        found_labels=derive_labels(gpus.gpus, free),
+        found_labels=derive_labels(gpus.gpus, disk_bytes),
     )
 
 

@@ -25,7 +25,7 @@ from trainer.node.client import (
 from trainer.node.console import log
 from trainer.node.downloads import download_file
 from trainer.node.heartbeat import HeartbeatLoop
-from trainer.node.job_handlers import JOB_HANDLERS
+from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND
 from trainer.node.log_sender import LogSender, OutputCapture
 from trainer.node.outcome import JobFailedError, JobInterruptedError, JobOutcome
 from trainer.node.signature import UntrustedOrderError, verify_order
@@ -223,6 +223,7 @@ def run_job(context: SlotContext, lease: protocol.Lease, client: SiteClient, spo
         with suppress(OSError):  # checked again, and reported, before the next job (`slot_cleanup`)
             is_known = is_reported or stop_signal.server_level is StopLevel.LOST
             job.workspace.remove(keep_folder=not is_known)
+        context.quota.release(lease.lease)
     return outcome.outcome == "done" or outcome.cause == "model" or stop_signal.level > StopLevel.NONE
 
 
@@ -233,6 +234,8 @@ def run_handler(job: Job) -> JobOutcome:
     try:
         job.workspace.create()
         log_sender.start()
+        if job.spec.order.kind != REPHRASE_KIND:  # it downloads models to other folders
+            job.context.quota.reserve(job.lease, int(job.limits.disk_bytes))
         job.log(f"{handler.ACTIVITY} (attempt {job.spec.attempt}).")
         return handler.run(job)
     except (JobInterruptedError, GaveUpError):

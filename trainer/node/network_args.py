@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +45,3 @@ def parse_network_args(options: argparse.Namespace) -> NetworkArgs:
     if malformed:
         raise NetworkArgsError(f"--swarm-announce {malformed[0]} is not an address such as /ip4/203.0.113.5/tcp/7000")
     return NetworkArgs(options.swarm_listen, tuple(options.swarm_announce), options.behind_nat)
-
-
-def is_swarm_installed() -> bool:
-    """Return whether the extra `swarm` is installed."""
-    return importlib.util.find_spec("hivemind") is not None

@@ -59,6 +59,7 @@ class PollLoop(threading.Thread):
                 self._log_idle(reply)
                 self._sleep(reply.wait_seconds * random.uniform(1, 1.25))
                 continue
+            self._agent.quota.set_lent_bytes(reply.disk_bytes)
             failures = 0 if self._run_job(reply.lease) else failures + 1
             if self._once:
                 return
@@ -102,6 +103,8 @@ class PollLoop(threading.Thread):
             lambda: agent.client.post("/poll", message, protocol.PollReply, POLL_SECONDS + TIMEOUT_SECONDS)
         )
         self._abandoned = ()
+        if reply.disk_bytes is not None:
+            agent.quota.set_lent_bytes(reply.disk_bytes)
         if reply.action != "job" and reply.wait_seconds == 0 and time.monotonic() - started_at < MIN_POLL_SECONDS:
             self._sleep(MIN_POLL_SECONDS * random.uniform(0.5, 1))
         return reply

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.node.blobs import BlobCache
+from trainer.node.disk_quota import DiskQuota
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.identity import Identity
 from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs
@@ -23,8 +24,10 @@ class SlotContext:
     home: Path
     identity: Identity
     sandbox: SandboxDriver
-    blobs: BlobCache  # this, `weights`, `gpu_monitor` and `dataset_lock` are shared by all slots
+    blobs: BlobCache  # this and all other caches, `gpu_monitor` and `dataset_lock` are shared by all slots
     weights: BlobCache  # of models that generate text
+    evaluation_data: BlobCache
+    quota: DiskQuota
     gpu_monitor: GpuMonitor
     slot: Slot
     dataset_lock: threading.Lock  # held while a dataset is prepared

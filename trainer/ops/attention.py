@@ -28,17 +28,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.ops import registered
+from trainer.ops import devices, registered
+from trainer.ops.elementwise import cast_for_autocast
 
 AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "reference"]
 
 # A constant, because torch.compile cannot trace the search, and torch.compiler's decorators import torch._dynamo: 2 s.
 # A package has an origin; flash-attn-4 brings only a namespace of this name, which has none.
 HAS_FLASH_ATTENTION_2 = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
-AUTOCAST_DEVICES = ("cpu", "cuda")  # torch raises for a device without autocast, such as meta
 
 _is_newer_flash_active = False  # FA3 or FA4, which are preferred to flash-attn 2
 _is_reference_forced = False
+_is_window_cut = False  # with the reference: keys beyond the window are left out, as many for each query
 
 
 def attention(
@@ -48,15 +49,14 @@ def attention(
 
     `query [B, H, Tq, D]` are the last Tq of the Tk positions of `key` and `value [B, H, Tk, D]`. Each sees its own and
     earlier positions. `window`: number of tokens it sees, including itself. `documents [B, Tk]`: document numbers,
-    non-decreasing along a row; each position sees only its own document.
+    non-decreasing along a row; each position sees only its own document. Raises `ValueError` for other shapes.
     """
+    check_shapes(query, key, value, window, documents)
     window = None if window is None or window >= key.size(2) else window
     if registered.is_exporting():
         return torch.ops.dailytrain.attention(query, key, value, window, documents)
-    kind = query.device.type
-    if kind in AUTOCAST_DEVICES and torch.is_autocast_enabled(kind):
-        # A value may have another type than the query: a traced graph holds fixed ones. Flash kernels refuse that.
-        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
+    # A value may have another type than the query: a traced graph holds fixed ones. Flash kernels refuse that.
+    query, key, value = (cast_for_autocast(x) for x in (query, key, value))
     path = select_path(query, key, window=window, documents=documents)
     if path == "sdpa":
         return F.scaled_dot_product_attention(query, key, value, is_causal=query.size(2) > 1)
@@ -64,10 +64,28 @@ def attention(
         return varlen_attention(query, key, value, window, documents)
     if path == "flash-attn 2":
         return flash_attention_2(query, key, value, window)
+    if path == "reference" and _is_window_cut and window is not None:
+        return (query @ key[:, :, -window:].mT).softmax(-1) @ value[:, :, -window:]
     if path == "reference":
         return reference_attention(query, key, value, window=window, documents=documents)
     mask = build_mask(query.size(2), key.size(2), query.device, window=window, documents=documents)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def check_shapes(query: Tensor, key: Tensor, value: Tensor, window: int | None, documents: Tensor | None) -> None:
+    """Raise `ValueError` unless the shapes are those of `attention`. Kernels of GPUs do not broadcast: at other shapes
+    they would read memory of others."""
+    if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape:
+        raise ValueError("attention takes query, key and value of four dimensions, and key and value of one shape")
+    if query.shape[:2] != key.shape[:2] or query.size(3) != key.size(3) or query.size(2) > key.size(2):
+        raise ValueError(
+            f"attention takes key and value of the query's rows, heads and width, and no fewer keys than queries;"
+            f" query {list(query.shape)}, key {list(key.shape)}: `expand` or repeat the keys"
+        )
+    if documents is not None and documents.shape != (key.size(0), key.size(2)):
+        raise ValueError(f"attention takes documents [rows, keys], and these are {list(documents.shape)}")
+    if window is not None and window < 1:
+        raise ValueError(f"attention takes a window of at least 1, and this is {window}")
 
 
 def select_path(
@@ -100,14 +118,18 @@ def describe_kernels(device: torch.device) -> str:
 
 
 @contextmanager
-def force_reference() -> Iterator[None]:
-    """Context manager: `attention` uses `reference_attention`, for counting FLOPs."""
-    global _is_reference_forced
-    before, _is_reference_forced = _is_reference_forced, True
+def force_reference(cut_windows: bool = False) -> Iterator[None]:
+    """Context manager: `attention` uses `reference_attention`, for counting FLOPs.
+
+    `cut_windows`: with a window each query is multiplied with as many keys as the window has. Results are then wrong.
+    """
+    global _is_reference_forced, _is_window_cut
+    before = _is_reference_forced, _is_window_cut
+    _is_reference_forced, _is_window_cut = True, cut_windows
     try:
         yield
     finally:
-        _is_reference_forced = before
+        _is_reference_forced, _is_window_cut = before
 
 
 # --- the definition ---------------------------------------------------------------------------------------------------
@@ -194,7 +216,7 @@ def activate_flash_attention(device: torch.device) -> str | None:
     if (current := current_flash_attention_impl()) is not None:
         _is_newer_flash_active = True
         return current
-    generation = torch.cuda.get_device_capability(device)[0]
+    generation = devices.get_generation(device)
     for name in {9: ("FA3", "FA4"), 10: ("FA4",)}.get(generation, ()):
         try:
             activate_flash_attention_impl(name)

@@ -17,6 +17,22 @@ from trainer.ops import registered
 EPSILON = 1e-6  # added to the mean square, so that a row of zeros stays zero
 
 
+AUTOCAST_DEVICES = ("cpu", "cuda")  # torch raises for a device without autocast, such as meta
+
+
+def cast_for_autocast(x: Tensor) -> Tensor:
+    """Return `x` in autocast's type if autocast is on: in 16 bits an embedding starts a residual stream of 16 bits.
+
+    Cast the rows, not the table, so that their gradients are summed in fp32.
+    """
+    if registered.is_exporting():
+        return torch.ops.dailytrain.cast_for_autocast(x)
+    kind = x.device.type
+    if kind in AUTOCAST_DEVICES and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
 class RMSNormFunction(torch.autograd.Function):
     """x / sqrt(mean(x^2) + epsilon) x gain over the last dimension, with one gain per index of the second to last."""
 

@@ -10,30 +10,46 @@ nothing else: no soft cap, no L2Wrap, no traced head. So it is not used (`benchm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}
-"""Logits of a chunk. 16 MB of fp32 fit a CPU's last cache; half a gigabyte is a product large enough for a GPU."""
+CHUNK_LOGITS = {"cpu": (2**22, 2**22), "cuda": (2**27, 2**28)}
+"""Smallest and largest limit of a chunk's logits; in between it is a quarter of the micro-batch's. 16 MB of fp32 fit a
+CPU's last cache. On a GPU the micro-batch is chosen by memory, and larger chunks follow it: each reads and writes the
+head, which half a gigabyte of logits makes up for."""
+CHUNKS = 4  # of a micro-batch, between these limits
 MIN_CHUNK_POSITIONS = 256
 """For large vocabularies: each chunk adds to the whole gradient of the head, which for fewer positions takes longer
 than their logits (measured: benchmarks/results/loss-cpu.md)."""
 
-ChunkLoss = Callable[[Tensor, Tensor, str], Tensor]
-"""Takes features `[1, N, D]`, targets `[N]` and a reduction; returns nats."""
+ChunkLoss = Callable[..., Tensor]
+"""Takes features `[1, N, D]`, targets `[N]`, a reduction and the head's matrices that are cast; returns nats."""
 
 
 class ChunkedLossFunction(torch.autograd.Function):
-    """The sum of the losses of all chunks. The forward pass also computes the gradients."""
+    """The sum of the losses of all chunks. The forward pass also computes the gradients.
+
+    `casts`: by index, the parameters that `loss_function` takes in another type. They are cast once for all chunks, and
+    the gradients of chunks are summed in the parameter's own type.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, loss_function: ChunkLoss, positions: int, features: Tensor, targets: Tensor, *parameters: nn.Parameter
+        ctx: Any,
+        loss_function: ChunkLoss,
+        positions: int,
+        features: Tensor,
+        targets: Tensor,
+        casts: Mapping[int, torch.dtype],
+        *parameters: nn.Parameter,
     ) -> Tensor:
+        cast = {index: parameters[index].detach().to(dtype).requires_grad_() for index, dtype in casts.items()}
+        read = [cast.get(index, parameter) for index, parameter in enumerate(parameters)]
         total = torch.zeros((), device=features.device)
         feature_gradient = torch.empty_like(features)
         parameter_gradients: list[Tensor | None] = [None] * len(parameters)
@@ -41,13 +57,15 @@ class ChunkedLossFunction(torch.autograd.Function):
         for part, y in iterate_chunks(features, targets, positions):
             x = part.detach().requires_grad_()
             with torch.enable_grad():
-                loss = loss_function(x, y, "sum")
+                loss = loss_function(x, y, "sum", *cast.values())
             # Most parameters do not belong to the head: their gradient is None.
-            gradient, *others = torch.autograd.grad(loss, (x, *parameters), allow_unused=True)
+            gradient, *others = torch.autograd.grad(loss, (x, *read), allow_unused=True)
             total += loss.detach()
             feature_gradient[start : start + len(y)] = gradient[0]
             start += len(y)
-            parameter_gradients = [add_gradients(*pair) for pair in zip(parameter_gradients, others, strict=True)]
+            parameter_gradients = [
+                add_gradients(*each) for each in zip(parameter_gradients, others, parameters, strict=True)
+            ]
         ctx.gradients = (feature_gradient, *parameter_gradients)
         return total
 
@@ -56,14 +74,14 @@ class ChunkedLossFunction(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         feature_gradient, *others = (None if g is None else g.mul_(scale.to(g.dtype)) for g in ctx.gradients)
         del ctx.gradients
-        return None, None, feature_gradient, None, *others
+        return None, None, feature_gradient, None, None, *others
 
 
-def add_gradients(total: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Return the sum, in place if both exist."""
-    if total is None or other is None:
-        return other if total is None else total
-    return total.add_(other)
+def add_gradients(total: Tensor | None, other: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """Return the sum in the parameter's type, in place if both exist."""
+    if other is None:
+        return total
+    return other.to(parameter.dtype) if total is None else total.add_(other)
 
 
 def iterate_chunks(features: Tensor, targets: Tensor, positions: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -72,11 +90,19 @@ def iterate_chunks(features: Tensor, targets: Tensor, positions: int) -> Iterato
         yield features[None, start : start + positions], targets[start : start + positions]
 
 
-def max_chunk_positions(device: str, vocabulary_size: int) -> int:
-    return max(MIN_CHUNK_POSITIONS, CHUNK_LOGITS[device] // vocabulary_size)
+def limit_chunk_positions(device: str, vocabulary_size: int, positions: int) -> int:
+    """Return how many of a micro-batch's positions a chunk has at most."""
+    smallest, largest = CHUNK_LOGITS[device]
+    logits = min(max(positions * vocabulary_size // CHUNKS, smallest), largest)
+    return max(MIN_CHUNK_POSITIONS, logits // vocabulary_size)
 
 
 def choose_chunk_positions(number: int, limit: int) -> int:
     """Return the largest divisor of `number` between half of `limit` and `limit`; `limit` if there is none."""
     limit = max(1, min(number, limit))
     return next((d for d in range(limit, limit // 2, -1) if number % d == 0), limit)
+
+
+def count_chunks(number: int, device: str, vocabulary_size: int) -> int:
+    """Return in how many chunks the logits of a number of positions are computed."""
+    return math.ceil(number / choose_chunk_positions(number, limit_chunk_positions(device, vocabulary_size, number)))

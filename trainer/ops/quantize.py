@@ -1,4 +1,4 @@
-"""Quantize linear layers to 8 or 4 bits for inference, with bitsandbytes (the extra `cuda`).
+"""Quantize linear layers to 8 or 4 bits for inference, with bitsandbytes (the extra `gpu`).
 
 8 bit is LLM.int8 (arXiv 2208.07339): one scale per row, and inputs beyond +-6 are multiplied in full precision. 4 bit
 is NF4 (arXiv 2305.14314, section 3): one scale per 64 weights. Embeddings, norms and the head keep their precision:

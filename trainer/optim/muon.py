@@ -2,8 +2,8 @@
 
 From Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). Unlike torch's, this one processes all matrices
 of a shape at once and uses the coefficients of Polar Express (Amsel et al., arXiv 2505.16932), fitted step by step.
-Options: variance normalization (NorMuon: Li et al., arXiv 2510.05491, algorithm 1) and cautious weight decay
-(Chen et al., arXiv 2510.12402, algorithm 1).
+Options: variance normalization (NorMuon: Li et al., arXiv 2510.05491, algorithm 1), cautious weight decay (Chen et
+al., arXiv 2510.12402, algorithm 1) and renormalization (Muon+: Zhang et al., arXiv 2602.21545).
 
 Not covered: sharing the work between devices; each computes all updates, also of parameters that are sharded.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.distributed.sharding import gather_tensor, shard_like
+from trainer.models.base import Renormalization
 
 Coefficients = Sequence[tuple[float, float, float]]
 
@@ -102,17 +103,31 @@ def iterate_gram_polynomials(x: Tensor, coefficients: Coefficients) -> Tensor:
     return torch.bmm(x, product) if x.size(-2) > x.size(-1) else torch.bmm(product, x)
 
 
-def normalize_neurons(directions: Tensor, variances: Tensor, momentum: float) -> Tensor:
+def normalize_neurons(directions: Tensor, variances: Tensor, new_share: float | Tensor) -> Tensor:
     """Divide each row (a neuron's weights) of `[N, rows, columns]` by the root of its running mean square.
 
-    `variances [N, rows, 1]` is updated in place. Each matrix keeps its Frobenius norm, computed from the norms of its
-    rows, so that the matrices are read only twice.
+    `variances [N, rows, 1]` is updated in place; `new_share` is the share of the new square in it. Each matrix keeps
+    its Frobenius norm, computed from the norms of its rows, so that the matrices are read only twice.
     """
     rows = torch.linalg.vector_norm(directions, dim=-1, keepdim=True)
-    variances.lerp_(rows.square() / directions.size(-1), 1 - momentum)
+    variances.lerp_(rows.square() / directions.size(-1), new_share)
     scale = 1 / (variances.sqrt() + 1e-8)
     before, after = (sizes.norm(dim=-2, keepdim=True) for sizes in (rows, rows * scale))
     return directions * (scale * before / (after + 1e-8))
+
+
+def renormalize(directions: Tensor, kind: Renormalization) -> Tensor:
+    """Scale `[N, rows, columns]` to norms of semi-orthogonal matrices, whose squares sum to min(rows, columns)."""
+    if kind == "none":
+        return directions
+    rows, columns = directions.shape[-2:]
+    smaller = min(rows, columns)
+    if kind == "frobenius":
+        return directions * (smaller**0.5 / (directions.norm(dim=(-2, -1), keepdim=True) + 1e-8))
+    for dimension, number in ((-2, columns), (-1, rows)):
+        sizes = torch.linalg.vector_norm(directions, dim=dimension, keepdim=True)
+        directions = directions * ((smaller / number) ** 0.5 / (sizes + 1e-8))
+    return directions
 
 
 class Muon(Optimizer):
@@ -132,12 +147,14 @@ class Muon(Optimizer):
         normalised: bool = False,
         variance_momentum: float = 0.95,
         cautious: bool = False,
+        renormalize: Renormalization = "none",
         coefficients: Coefficients = POLAR_EXPRESS,
         precision: Precision | None = None,
     ) -> None:
         """`precision`: of the polynomials. None: see `choose_precision`."""
-        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "cautious": cautious}
-        super().__init__(params, {**settings, "normalised": normalised, "variance_momentum": variance_momentum})
+        settings: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "cautious": cautious}
+        settings |= {"normalised": normalised, "variance_momentum": variance_momentum, "renormalize": renormalize}
+        super().__init__(params, settings)
         self.coefficients = coefficients
         self.precision = precision
 
@@ -148,13 +165,16 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            by_shape: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape[parameter.shape, parameter.dtype, parameter.device].append(parameter)
-            for parameters in by_shape.values():
+            for parameters in self.group_by_shape([each for each in group["params"] if each.grad is not None]):
                 self.step_together(parameters, group)
         return loss
+
+    def group_by_shape(self, parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+        """Return the parameters that are stepped together."""
+        by_shape: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+        for parameter in parameters:
+            by_shape[parameter.shape, parameter.dtype, parameter.device].append(parameter)
+        return list(by_shape.values())
 
     def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step parameters of one shape together."""
@@ -179,10 +199,11 @@ class Muon(Optimizer):
         stack = torch.stack([gather_tensor(each) for each in ahead])
         precision = self.precision or choose_precision(stack.device.type)
         directions = orthogonalize(stack.flatten(0, -3), self.coefficients, precision)
+        directions = renormalize(directions, group.get("renormalize", "none"))
         if group["normalised"]:
             means = [self.get_state(p, "variance", each[..., :1]) for p, each in zip(parameters, stack, strict=True)]
             variances = torch.stack(means)
-            directions = normalize_neurons(directions, variances.flatten(0, -3), group["variance_momentum"])
+            directions = normalize_neurons(directions, variances.flatten(0, -3), 1 - group["variance_momentum"])
             torch._foreach_copy_(means, list(variances.unbind()))
         unstacked = directions.view(stack.shape).unbind()
         return [shard_like(update, parameter) for update, parameter in zip(unstacked, parameters, strict=True)]

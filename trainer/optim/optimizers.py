@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch.optim import AdamW, Optimizer
 
 from trainer.errors import UserError
 from trainer.models.base import ParameterGroup, Recipe
+from trainer.optim.compiled_muon import CompiledMuon
 from trainer.optim.muon import Muon, Precision
+from trainer.optim.tail_average import TailAverage
 
 
 class OptimizerNotInstalledError(UserError):
@@ -39,26 +41,40 @@ def assign_parameters(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterG
     return [(group, members) for group, members in assigned if members]
 
 
-def build_optimizers(model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None) -> list[Optimizer]:
-    """Return the recipe's optimizers, one per kind in use. The schedule scales each group's `top_rate`."""
+def build_optimizers(
+    model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None, muon_backend: str | None = None
+) -> list[Optimizer]:
+    """Return the recipe's optimizers, one per kind in use. The schedule scales each group's `top_rate`.
+
+    With `tail_average` the last one is a `TailAverage`. `muon_backend`: of torch.compile; None: Muon's step is not
+    compiled.
+    """
     kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "adamw8bit": []}
     for group, parameters in assign_parameters(model, recipe):
         kinds[group.optimizer].append({"params": list(parameters.values()), **build_group_settings(group)})
     optimizers: list[Optimizer] = []
     if kinds["muon"]:
-        optimizers.append(Muon(kinds["muon"], precision=muon_precision))
+        optimizers.append(build_muon(kinds["muon"], muon_precision, muon_backend))
     if kinds["adamw"]:
         optimizers.append(CautiousDecay.attach(AdamW(kinds["adamw"], fused=True)))
     if kinds["adamw8bit"]:
         optimizers.append(CautiousDecay.attach(import_adamw8bit()(kinds["adamw8bit"])))
+    if recipe.tail_average:
+        optimizers.append(TailAverage([group["params"] for groups in kinds.values() for group in groups]))
     return optimizers
+
+
+def build_muon(groups: list[dict[str, Any]], precision: Precision | None, backend: str | None) -> Muon:
+    if backend is None:
+        return Muon(groups, precision=precision)
+    return CompiledMuon(groups, backend=backend, precision=precision)
 
 
 def build_group_settings(group: ParameterGroup) -> dict[str, Any]:
     """Return a group's settings under its optimizer's names."""
     common = {"name": group.name, "lr": group.learning_rate, "top_rate": group.learning_rate}
     if group.optimizer == "muon":
-        names = ("weight_decay", "momentum", "normalised", "variance_momentum", "cautious")
+        names = ("weight_decay", "momentum", "normalised", "variance_momentum", "cautious", "renormalize")
         return {**common, **{name: getattr(group, name) for name in names}}
     decay = {"weight_decay": group.weight_decay, "cautious_decay": 0.0}
     if group.cautious:
@@ -116,8 +132,35 @@ class CautiousDecay:
         self.before = []
 
 
+def apply_schedule(optimizers: Sequence[Optimizer], recipe: Recipe, fraction: float, steps: int) -> None:
+    """Set rates, momenta and weight decays for a used budget fraction and after `steps` steps."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, TailAverage):
+            optimizer.set_active(fraction >= 1 - recipe.tail_average)
+    optimizers = [optimizer for optimizer in optimizers if not isinstance(optimizer, TailAverage)]
+    schedule = recipe.schedule
+    set_learning_rates(optimizers, schedule.scale(fraction, steps))
+    if not schedule.changes_momentum_or_decay:
+        return
+    declared = {group.name: group for group in recipe.groups}
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        settings = declared[group["name"]]
+        decay = settings.weight_decay * schedule.scale_weight_decay(fraction)
+        if settings.optimizer == "muon":
+            group |= {"momentum": schedule.compute_momentum(settings.momentum, fraction), "weight_decay": decay}
+        else:
+            group["cautious_decay" if settings.cautious else "weight_decay"] = decay
+
+
 def set_learning_rates(optimizers: Iterable[Optimizer], scale: float) -> None:
     """Set every group's learning rate to its top rate times the schedule's scale."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["top_rate"] * scale
+
+
+def load_tail_average(optimizers: Iterable[Optimizer]) -> None:
+    """Replace the weights by their average over the budget's end, if the recipe asks for it."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, TailAverage):
+            optimizer.copy_to_parameters()

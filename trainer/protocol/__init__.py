@@ -58,7 +58,6 @@ from trainer.protocol.rephrase import (
 )
 from trainer.protocol.results import (
     Cause,
-    Count,
     GenerateResult,
     NotebookResult,
     ProbeReading,
@@ -67,7 +66,7 @@ from trainer.protocol.results import (
     SmokeCheckResult,
     SmokeResult,
 )
-from trainer.protocol.swarm import PeerAddress, SwarmOrder, WorkerOrder, WorkerResult
+from trainer.protocol.swarm import PeerAddress, SwarmOrder, SwarmSampleOrder, WorkerOrder, WorkerResult
 from trainer.protocol.version import VERSION, Message, encode_message, parse_lenient
 
 __all__ = [
@@ -80,7 +79,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointUploaded",
     "Chunk",
-    "Count",
     "DatasetPin",
     "ErrorDetail",
     "FileRef",
@@ -132,6 +130,7 @@ __all__ = [
     "SubmitPackets",
     "SubmitPacketsReply",
     "SwarmOrder",
+    "SwarmSampleOrder",
     "TakePackets",
     "TakePacketsReply",
     "TrainOrder",

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from trainer.protocol.bounds import Count, Name
 from trainer.protocol.version import Message
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 GRAPH_FILES = ("init.json", "train.json", "eval.json", "recipe.json")
+WEIGHTS_FILE = "model.safetensors"  # of a checkpoint; large weights are shards and an index instead
+WEIGHTS_INDEX = "model.safetensors.index.json"
+SHARD_NAME = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
+OPTIMIZER_FILE = "optimizer.pt"  # the larger part of a checkpoint, which only resuming needs
+STATE_FILE = "state.json"
+
+
+def is_weights_file(name: str) -> bool:
+    """Return whether a file of a checkpoint holds weights, or is the index of those that do."""
+    return name in (WEIGHTS_FILE, WEIGHTS_INDEX) or SHARD_NAME.fullmatch(name) is not None
 
 
 class FileRef(Message):
@@ -21,14 +33,17 @@ class FileRef(Message):
 
     path: str = Field(max_length=200)  # relative to the folder that the file is part of; forward slashes, no `..`
     sha256: Sha256
-    size: int = Field(ge=0)
+    size: Count
 
 
 class Checkpoint(Message):
-    """The files of one folder `checkpoints/step-XXXXXXXX`: enough to resume or to score."""
+    """The files of one folder `checkpoints/step-XXXXXXXX`: enough to score, and with `OPTIMIZER_FILE` to resume."""
 
-    step: int = Field(ge=0)
-    files: tuple[FileRef, ...]
+    step: Count
+    files: tuple[FileRef, ...] = Field(max_length=20_000)
+    milestone: int | None = Field(default=None, ge=1, le=99)
+    """Percent of the budget at which these weights (bf16, without `OPTIMIZER_FILE`) are kept. None: a checkpoint to
+    resume from, or the final one."""
 
 
 class BaseWeights(Message):
@@ -43,7 +58,7 @@ class GraphFiles(Message):
     """The files of a traced architecture (`trainer.graph`), and the hash that identifies it."""
 
     hash: Sha256  # SHA-256 over the hexadecimal hashes of the files, in the order of `GRAPH_FILES`
-    files: tuple[FileRef, ...]
+    files: tuple[FileRef, ...] = Field(max_length=len(GRAPH_FILES))
 
     @model_validator(mode="after")
     def _check_hash(self) -> Self:
@@ -60,8 +75,8 @@ class DatasetPin(Message):
     A node downloads the files that the job needs. Without files it prepares the dataset itself.
     """
 
-    corpus: str  # `python-library`, `fineweb-edu` or `files:<glob>`
-    tokenizer: str  # `bpe:<vocabulary size>` (trained on the corpus), `gpt2:<folder>` or a `tokenizer.json`
-    limit_bytes: int | None = None  # use only this much text from the start of the corpus; None: all
+    corpus: Name  # `python-library`, `fineweb-edu` or `files:<glob>`
+    tokenizer: Name  # `bpe:<vocabulary size>` (trained on the corpus), `gpt2:<folder>` or a `tokenizer.json`
+    limit_bytes: Count | None = None  # use only this much text from the start of the corpus; None: all
     hash: Sha256
     files: tuple[FileRef, ...] | None = Field(default=None, max_length=20_000)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from trainer.protocol.bounds import Count, JsonObject, Seconds, Sentence
 from trainer.protocol.files import Checkpoint, FileRef, Sha256
 from trainer.protocol.node import Health
 from trainer.protocol.results import Cause
@@ -16,34 +17,34 @@ class Heartbeat(Message):
     """POST /heartbeat."""
 
     phase: Literal["preparing", "running", "uploading"]
-    seconds: float  # wall-clock seconds that the job's processes have run under this lease, metered by the agent
+    seconds: Seconds  # wall-clock seconds that the job's processes have run under this lease, metered by the agent
     health: Health | None = None
 
 
 class HeartbeatReply(Message):
     stop: Literal["", "finish", "cancel"] = ""
     """"finish": upload the next checkpoint, then release the job. "cancel": kill the job now, keep nothing."""
-    reason: str = ""
+    reason: Sentence = ""
 
 
 class MetricsBatch(Message):
     """POST /metrics: lines of `metrics.jsonl`. Batches are numbered from 1 within a lease; repeats are ignored."""
 
-    sequence: int = Field(ge=1)
-    rows: tuple[dict[str, Any], ...] = Field(max_length=500)
+    sequence: int = Field(ge=1, lt=2**31)
+    rows: tuple[JsonObject, ...] = Field(max_length=500)
 
 
 class LogChunk(Message):
     """POST /log: text of the job's output, at a byte offset within this lease; repeats are ignored."""
 
-    offset: int = Field(ge=0)
+    offset: Count
     text: str = Field(max_length=64_000)
 
 
 class Acknowledgment(Message):
     """How much the server has received: the last sequence number, or the offset after the last byte."""
 
-    received: int
+    received: Count
 
 
 class BlobQuery(Message):
@@ -53,18 +54,18 @@ class BlobQuery(Message):
     each is an `Acknowledgment`. After an interruption, `HEAD /blobs/<sha256>` returns the offset in `Upload-Offset`.
     """
 
-    files: tuple[FileRef, ...]
+    files: tuple[FileRef, ...] = Field(max_length=20_000)
 
 
 class MissingBlobs(Message):
-    sha256: tuple[Sha256, ...]
+    sha256: tuple[Sha256, ...] = Field(max_length=20_000)
 
 
 class CheckpointUploaded(Message):
     """POST /checkpoints: all files have been sent; the checkpoint is valid from now on."""
 
     checkpoint: Checkpoint
-    files: tuple[FileRef, ...] = ()
+    files: tuple[FileRef, ...] = Field(default=(), max_length=20_000)
     """Small files stored with the job: `run.json`, which others need to start from a checkpoint of an unfinished run or
     to publish its weights."""
 
@@ -76,10 +77,10 @@ class FinishLease(Message):
     """"released": neither done nor failed; the job returns to the queue and resumes from its last checkpoint."""
     cause: Cause = "infrastructure"
     reason: str = Field(default="", max_length=500)  # a sentence for the contributor
-    result: dict[str, Any] = {}
+    result: JsonObject = {}
     """By kind of job: `result.json` of a training run with its `ProbeResults`, the JSON of `dailytrain score`,
     `ReplayResult`, `SmokeResult`, `NotebookResult`, `GenerateResult`, `RephraseResult` or `WorkerResult`."""
-    files: tuple[FileRef, ...] = ()
+    files: tuple[FileRef, ...] = Field(default=(), max_length=20_000)
     """Files stored with the job (`run.json`, a notebook's files in `model/`), uploaded like blobs."""
-    seconds: float | None = None
+    seconds: Seconds | None = None
     """As in the heartbeat, after all processes have ended; None: use the last heartbeat's value."""

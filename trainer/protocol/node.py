@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
+from trainer.protocol.bounds import Count, Identifier, Label, Name, Seconds, Sentence
 from trainer.protocol.results import ProbeReading
 from trainer.protocol.version import VERSION, Message
 
@@ -15,7 +16,7 @@ class Gpu(Message):
     """One GPU, as NVIDIA's driver reports it."""
 
     name: str = Field(max_length=80)
-    memory_bytes: int = Field(default=0, ge=0)
+    memory_bytes: Count = 0
     driver: str = Field(default="", max_length=40)
     uuid: str = Field(default="", max_length=80)
 
@@ -24,7 +25,7 @@ class Rephraser(Message):
     """The back end that a node rephrases with."""
 
     back_end: str = Field(max_length=80)
-    models: tuple[Annotated[str, Field(max_length=200)], ...] | None = Field(default=None, max_length=64)
+    models: tuple[Name, ...] | None = Field(default=None, max_length=64)
     """The models it serves; None: it downloads the model of any campaign."""
     campaign: str = Field(default="", max_length=80)  # the only campaign it accepts; empty: any
 
@@ -32,24 +33,24 @@ class Rephraser(Message):
 class Hardware(Message):
     """What the node detected about itself."""
 
-    hostname: str = Field(max_length=200)
-    platform: str = Field(max_length=200)
+    hostname: Name
+    platform: Name
     python: str = Field(max_length=50)
-    cpus: int
-    memory_bytes: int
-    disk_free_bytes: int
-    gpus: tuple[str, ...] = ()  # names
-    sandboxes: tuple[str, ...] = ()  # working sandbox drivers; the first is in use
+    cpus: int = Field(ge=0, lt=2**31)
+    memory_bytes: Count
+    disk_free_bytes: Count
+    gpus: tuple[Name, ...] = Field(default=(), max_length=64)  # names
+    sandboxes: tuple[Label, ...] = Field(default=(), max_length=16)  # working sandbox drivers; the first is in use
     gpu_details: tuple[Gpu, ...] = Field(default=(), max_length=64)  # the same GPUs, in the same order
     cuda: str = Field(default="", max_length=20)  # the newest CUDA version that the driver supports
     network_bytes_per_second: float | None = Field(default=None, ge=0, lt=1e15)
     """Measured on recent transfers with the server, the slower direction; None before the first large transfer."""
-    found_labels: tuple[Annotated[str, Field(max_length=40)], ...] = Field(default=(), max_length=64)
+    found_labels: tuple[Label, ...] = Field(default=(), max_length=64)
     """Derived from the hardware: `2x3090`, `2x24gb`, `500gb`."""
-    kinds: tuple[Annotated[str, Field(max_length=40)], ...] | None = Field(default=None, max_length=64)
+    kinds: tuple[Label, ...] | None = Field(default=None, max_length=64)
     """Kinds of order that its agent supports; None: any."""
     rephraser: Rephraser | None = None  # None: it cannot rephrase, and `kinds` does not include "rephrase"
-    swarm_run: int | None = Field(default=None, ge=0, lt=2**63)  # the only swarm run it joins; None: any
+    swarm_run: Identifier | None = None  # the only swarm run it joins; None: any
 
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Health(Message):
 
     temperature_celsius: float | None = Field(default=None, gt=-100, lt=1000)  # of the hottest GPU
     throttled: bool = False  # a GPU is slowed down by heat or by its power supply
-    gpu_used_bytes: int | None = Field(default=None, ge=0)  # memory in use on all GPUs together
+    gpu_used_bytes: Count | None = None  # memory in use on all GPUs together
     idle_gpu: bool = False  # a job is running, but its GPUs have been idle for minutes
     probe: ProbeReading | None = None  # the result of the last probe on this node
     trouble: str = Field(default="", max_length=300)
@@ -76,9 +77,9 @@ class Health(Message):
 class Register(Message):
     """POST /register, `Authorization: Bearer <join token>`."""
 
-    version: int = VERSION
+    version: int = Field(default=VERSION, ge=0, lt=2**31)
     name: str = Field(max_length=80)
-    labels: tuple[str, ...] = ()
+    labels: tuple[Label, ...] = Field(default=(), max_length=64)
     hardware: Hardware
 
 
@@ -88,25 +89,25 @@ class RegisterVolunteer(Message):
     Volunteers with an account use a join token and `Register` instead, and get credit.
     """
 
-    version: int = VERSION
+    version: int = Field(default=VERSION, ge=0, lt=2**31)
     name: str = Field(max_length=80)
     hardware: Hardware
 
 
 class RegisterReply(Message):
-    node: int
-    token: str  # the node's credential, sent once; required in every later call
-    public_key: str  # Base64 of the site's Ed25519 key; the agent pins it
+    node: Identifier
+    token: Name  # the node's credential, sent once; required in every later call
+    public_key: Name  # Base64 of the site's Ed25519 key; the agent pins it
 
 
 class Poll(Message):
     """POST /poll, `Authorization: Bearer <node token>`: a free node requests work."""
 
-    version: int = VERSION
+    version: int = Field(default=VERSION, ge=0, lt=2**31)
     hardware: Hardware
     wait_seconds: float = Field(default=20, ge=0, le=60)
     """How long the server may hold the request open before it replies "idle" (long polling)."""
-    abandoned: tuple[int, ...] = ()
+    abandoned: tuple[Identifier, ...] = Field(default=(), max_length=1024)
     """Leases that this node held before it was restarted. The server requeues their jobs at once."""
     lane: int = Field(default=0, ge=0, lt=64)  # index of the free slot, from 0
     lanes: int | None = Field(default=None, ge=1, le=64)  # how many slots the node runs; None: an agent without slots
@@ -116,25 +117,27 @@ class Poll(Message):
 
 
 class Lease(Message):
-    lease: int
-    token: str  # short-lived credential of this lease; never visible to the job process
-    seconds: float  # the lease expires this long after its last heartbeat
-    spec: str  # JSON of a `JobSpec`, exactly as signed
-    signature: str  # Base64, Ed25519
+    lease: Identifier
+    token: Name  # short-lived credential of this lease; never visible to the job process
+    seconds: Seconds  # the lease expires this long after its last heartbeat
+    spec: str = Field(max_length=2**24)  # JSON of a `JobSpec`, exactly as signed
+    signature: Name  # Base64, Ed25519
 
 
 class PollReply(Message):
     """The server's reply to a poll, which also sets the poll interval."""
 
     action: Literal["job", "idle", "pause", "stop"]
-    wait_seconds: float = 0  # poll again after this long, plus jitter
-    reason: str = ""  # a sentence for the sponsor
+    wait_seconds: Seconds = 0  # poll again after this long, plus jitter
+    reason: Sentence = ""  # a sentence for the sponsor
     lease: Lease | None = None
-    lanes: int | None = None
+    lanes: int | None = Field(default=None, ge=1, le=64)
     """Set if the node runs another number of slots than configured: the number to run before it gets a job."""
+    disk_bytes: Count | None = None
+    """Disk space that the owner lends, for jobs and caches together. With a job, None: all that is free."""
 
 
 class ErrorDetail(Message):
     """Body of every reply with a status of 400 or above."""
 
-    detail: str  # what happened, what is safe and what to do, in a sentence
+    detail: str = Field(max_length=10_000)  # what happened, what is safe and what to do, in a sentence

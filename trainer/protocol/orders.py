@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trainer.protocol.bounds import Count, Identifier, JsonObject, Name, Seconds
 from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef, GraphFiles
 from trainer.protocol.rephrase import RephraseOrder
-from trainer.protocol.swarm import SwarmOrder, WorkerOrder
+from trainer.protocol.swarm import SwarmOrder, SwarmSampleOrder, WorkerOrder
 from trainer.protocol.version import VERSION, Message
 
 
@@ -26,13 +27,13 @@ class ProbeSpec(Message):
 class TrainOrder(Message):
     kind: Literal["train"] = "train"
     dataset: DatasetPin
-    config: dict[str, Any]
+    config: JsonObject
     """The run's configuration, as in the TOML file of `dailytrain train` (without corpus, tokenizer and folders)."""
     graph: GraphFiles | None = None  # what is trained; None: the Python of the entry, in the sandbox
     resume: Checkpoint | None = None
     probe: ProbeSpec | None = None
     base: BaseWeights | None = None  # What the run starts from; None: from scratch. Nodes ignore `from` in `config`.
-    upload_seconds: float | None = Field(default=None, gt=0)
+    upload_seconds: float | None = Field(default=None, gt=0, lt=1e12)
     """Shortest time between two uploads of checkpoints while the run goes on. None: each is uploaded. The last one of a
     lease always is."""
 
@@ -43,10 +44,15 @@ class ScoreOrder(Message):
     run: FileRef  # `run.json` of the run
     checkpoint: Checkpoint
     graph: GraphFiles | None = None  # as in the `TrainOrder` of that run
+    limit_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    """Score only so much of the test split, a fixed uniform sample of its documents. None: all."""
     reference: FileRef | None = None
     """Losses of the season's baseline on the same text (`losses.npy` of its own scoring), for the look-ahead check."""
-    suite: tuple[str, ...] = ()  # lm-eval task names; a task whose data this node lacks is skipped and reported
-    suite_limit: int | None = Field(default=None, ge=1)  # use only the first so many items of each task; None: all
+    suite: tuple[Name, ...] = Field(default=(), max_length=1000)
+    """Benchmark tasks. One whose files are not all in `suite_files` is skipped and reported."""
+    suite_files: tuple[FileRef, ...] | None = Field(default=None, max_length=500)  # the season's evaluation data
+    suite_limit: int | None = Field(default=None, ge=1, lt=2**31)
+    """Use only the first so many items of each task. None: all."""
 
 
 class ReplayOrder(Message):
@@ -54,7 +60,7 @@ class ReplayOrder(Message):
 
     kind: Literal["replay"] = "replay"
     dataset: DatasetPin
-    config: dict[str, Any]  # as in the `TrainOrder` of that run
+    config: JsonObject  # as in the `TrainOrder` of that run
     graph: GraphFiles | None = None  # likewise
     start: Checkpoint | None = None  # start of the segment; None: the initial weights
     base: BaseWeights | None = None  # as in that order
@@ -68,14 +74,15 @@ class SmokeOrder(Message):
     """
 
     kind: Literal["smoke"] = "smoke"
-    config: dict[str, Any]
+    config: JsonObject
     """As in the `TrainOrder` of the run. Parameters are counted at this size; the test trains a small model."""
-    tokenizer: str  # as in a `DatasetPin`
-    vocabulary_size: int | None = Field(default=None, ge=2)  # of the season's dataset; None: follows from `tokenizer`
+    tokenizer: Name  # as in a `DatasetPin`
+    vocabulary_size: int | None = Field(default=None, ge=2, lt=2**31)
+    """Of the season's dataset. None: follows from `tokenizer`."""
     trace_only: bool = False  # for code of the site: trains no small model
-    memory_bytes: float | None = Field(default=None, gt=0)
+    memory_bytes: float | None = Field(default=None, gt=0, lt=1e30)
     """GPU memory of the run's target machines, all GPUs together, or the job's memory limit; None: unknown."""
-    peak: float | None = Field(default=None, gt=0)  # peak FLOP/s of those machines; None: unknown
+    peak: float | None = Field(default=None, gt=0, lt=1e30)  # peak FLOP/s of those machines; None: unknown
 
 
 class NotebookOrder(Message):
@@ -84,9 +91,9 @@ class NotebookOrder(Message):
     kind: Literal["notebook"] = "notebook"
     notebook: FileRef  # its path among the entry's files, and the hash of the approved bytes
     dataset: DatasetPin | None = None  # provided without the test split; None: the notebook needs no dataset
-    part: int = Field(default=1, ge=1)  # Part number, from 1 to `parts`. Each part is a job.
-    parts: int = Field(default=1, ge=1)
-    seconds: float = Field(gt=0)  # time limit of all cells together
+    part: int = Field(default=1, ge=1, lt=2**31)  # Part number, from 1 to `parts`. Each part is a job.
+    parts: int = Field(default=1, ge=1, lt=2**31)
+    seconds: float = Field(gt=0, lt=1e12)  # time limit of all cells together
     model: tuple[FileRef, ...] = Field(default=(), max_length=500)
     """Files that the previous part left in the folder `model/`, with paths below it. They are restored there."""
 
@@ -115,7 +122,8 @@ Order = Annotated[
     | GenerateOrder
     | RephraseOrder
     | SwarmOrder
-    | WorkerOrder,
+    | WorkerOrder
+    | SwarmSampleOrder,
     Field(discriminator="kind"),
 ]
 
@@ -123,22 +131,22 @@ Order = Annotated[
 class JobLimits(Message):
     """Sandbox limits for all of the job's processes together. Units: seconds, bytes."""
 
-    wall_seconds: float
-    memory_bytes: int
-    disk_bytes: int
-    processes: int
+    wall_seconds: Seconds
+    memory_bytes: Count
+    disk_bytes: Count
+    processes: Count
 
 
 class JobSpec(Message):
     """One job for one node, signed by the server (Ed25519 over the exact bytes of its JSON)."""
 
     version: Literal[1] = VERSION
-    job: int
-    lease: int
-    node: int
-    attempt: int
+    job: Identifier
+    lease: Identifier
+    node: Identifier
+    attempt: Count
     release: FileRef  # the server's release of `trainer/`: a tar of the package
     entry: FileRef | None = None  # the entry's files: a tar with only `trainer/models/`, extracted over the release
     order: Order
     limits: JobLimits
-    issued_at: float  # Unix time in seconds, by the server's clock
+    issued_at: Seconds  # Unix time in seconds, by the server's clock

@@ -9,8 +9,8 @@ A node agent is never newer than its server. The server can be updated first bec
   it. That agent releases the job without running anything and reports that it needs an update.
 - A new kind of order is sent only to agents that list it (`Hardware.kinds`).
 
-A new optional field (None) or a new kind keeps `VERSION`. Any other change increments it, and the server rejects nodes
-of another version (`Register.version`, `Poll.version`).
+A new optional field (None), a new kind or a new style keeps `VERSION`. Any other change increments it, and the server
+rejects nodes of another version (`Register.version`, `Poll.version`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION: Final = 1
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 MessageT = TypeVar("MessageT", bound=Message)

@@ -78,4 +78,6 @@ def sample_token(logits: Tensor, request: CompletionRequest, rng: torch.Generato
         return int(logits.argmax())
     probabilities, order = (logits / request.temperature).softmax(-1).sort(descending=True)
     probabilities[probabilities.cumsum(-1) - probabilities >= request.top_p] = 0  # the likeliest token always stays
+    if request.top_k:
+        probabilities[request.top_k :] = 0
     return int(order[torch.multinomial(probabilities, 1, generator=rng)])

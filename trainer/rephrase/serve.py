@@ -35,6 +35,7 @@ class CompletionRequest:
     prompt: str
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
     max_tokens: int = 512
     seed: int = 0
 
@@ -166,6 +167,7 @@ def parse_request(body: bytes, model: str) -> CompletionRequest:
         "\n\n".join(str(message["content"]) for message in fields["messages"]),
         temperature=float(fields.get("temperature", 1.0)),
         top_p=float(fields.get("top_p", 1.0)),
+        top_k=int(fields.get("top_k") or 0),
         max_tokens=int(fields.get("max_tokens") or 512),
         seed=int(fields.get("seed") or 0),
     )

@@ -50,7 +50,7 @@ def rephrase_chunk(
     tokens = 0
     for tries in range(1, MAX_ATTEMPTS + 1):
         try:
-            completion = complete(prompt, order.sampling.model_dump(), random.randrange(2**31))
+            completion = complete(prompt, order.sampling.model_dump(exclude_none=True), random.randrange(2**31))
         except (PromptTooLongError, PromptRejectedError) as error:
             trouble = "prompt_too_long" if isinstance(error, PromptTooLongError) else "declined"
             return ChunkResult(build_output(task, "", ended="none", trouble=trouble, tries=tries), None, tokens)

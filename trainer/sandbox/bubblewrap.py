@@ -33,6 +33,9 @@ from trainer.sandbox.spec import Mount, OutputStream, ResourceLimits, SandboxErr
 
 INNER_USER_ID = "65534"  # User and group id inside. Outside, the files it writes belong to the caller.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/alternatives")
+KERNEL_SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/scsi", "/proc/mtrr")
+"""Read-only inside. A node that runs as root owns them even without capabilities: core_pattern names a program that the
+kernel starts outside."""
 PROCESSOR = "/sys/devices/system/cpu"  # PyTorch reads the number of processors from it
 OPEN_FILES = 4096
 
@@ -145,6 +148,7 @@ def build_bwrap_arguments(spec: SandboxSpec, info: int | None) -> list[str]:
         *(word for path in SYSTEM for word in bind_system_folder(Path(path))),
         *["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--size", size, "--tmpfs", "/tmp"],  # noqa: S108
         *["--ro-bind-try", PROCESSOR, PROCESSOR],
+        *(word for path in KERNEL_SETTINGS for word in ("--ro-bind-try", path, path)),
         *(word for path in list_gpu_devices(spec.environment) for word in ("--dev-bind", path, path)),
         *(word for path in list_interpreter_folders() for word in ("--ro-bind", path, path)),
         *(word for mount in spec.mounts for word in bind_mount(mount)),

@@ -1,6 +1,6 @@
 """Distance between the weights that a replay computed and those that a node claimed; runs outside the sandbox.
 
-    python -m trainer.scoring.compare_replay START CLAIMED REPLAYED [--start-is-replayed]      (files of weights)
+    python -m trainer.scoring.compare_replay START CLAIMED REPLAYED [--start-is-replayed]      (folders or files)
 
 deviation = |replayed - claimed| / |claimed - start|, over all weights together: 0 for the same machine, small for one
 that rounds differently, 1 or more if the steps were not trained as claimed. If the replay starts from the initial
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
+from trainer.checkpoint.weight_files import open_weights
 from trainer.errors import ExitCode, UserError, print_error
 
 MAX_DEVIATION = 1e9
@@ -35,7 +36,7 @@ class ReplayComparison(NamedTuple):
 
 
 def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_replayed: bool = False) -> ReplayComparison:
-    """Compare three files of weights. Raise `UserError` if one cannot be read."""
+    """Compare the weights in three folders, or files. Raise `UserError` if one cannot be read."""
     sums = sum_squares(start, claimed, replayed)
     if sums is None:
         return ReplayComparison(exact=False, deviation=MAX_DEVIATION)
@@ -52,11 +53,11 @@ def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, floa
     """Return |replayed - claimed|^2, |claimed - start|^2, |claimed|^2; None for bad names, shapes or numbers."""
     difference = update = size = 0.0
     try:
-        with safe_open(start, "pt") as a, safe_open(claimed, "pt") as b, safe_open(replayed, "pt") as r:
-            if not set(a.keys()) == set(b.keys()) == set(r.keys()):
+        with open_weights(start) as a, open_weights(claimed) as b, open_weights(replayed) as r:
+            if not a.keys() == b.keys() == r.keys():
                 return None
-            for name in b.keys():  # noqa: SIM118  (a file, not a dict)
-                initial, sent, computed = (file.get_tensor(name).to(torch.float64) for file in (a, b, r))
+            for name in b:
+                initial, sent, computed = (files[name].get_tensor(name).to(torch.float64) for files in (a, b, r))
                 if not initial.shape == sent.shape == computed.shape:
                     return None
                 difference += float((computed - sent).square().sum())

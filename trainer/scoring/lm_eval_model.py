@@ -9,12 +9,12 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
-from trainer.scoring.model_scorer import TargetScores, replace_later_tokens
-from trainer.scoring.windows import cut_windows, pad_rows
+from trainer.scoring.model_scorer import score_answer
+from trainer.scoring.windows import pad_rows
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
-    from trainer.scoring.model_scorer import ModelScorer, Tokens
+    from trainer.scoring.model_scorer import ModelScorer
 
 TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]  # ((context, continuation), their tokens)
 
@@ -44,33 +44,17 @@ class LmEvalModel(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenizedRequest], **kwargs: Any) -> list[tuple[float, bool]]:
         rows = [np.array((context + tokens)[-(self._length + 1) :], np.int64) for _, context, tokens in requests]
-        text = np.concatenate(rows)
+        text, rng = np.concatenate(rows), self._rng if self.replaces_later_tokens else None
         results = []
         for number, (row, (_, _, continuation)) in enumerate(zip(rows, requests, strict=True), 1):
             positions = np.arange(len(row) - 1)[-len(continuation) :]
-            scores = self._score(row, positions, text)
+            scores = score_answer(self._scorer, row, positions, text, self.eot_token_id, rng)
             results.append((-float(scores.nats.sum()), bool(scores.is_greedy.all())))
             self._progress("benchmarks", number / len(rows))
         return results
 
-    def _score(self, row: Tokens, positions: Tokens, text: Tokens) -> TargetScores:
-        """Score what follows some positions of a row. `text`: tokens that can replace others."""
-        inputs, targets = (pad_rows([part], self._length, self.eot_token_id) for part in (row[:-1], row[1:]))
-        if self.replaces_later_tokens:
-            copies = replace_later_tokens(inputs.repeat(len(positions), axis=0), positions, text, self._rng)
-            return self._scorer.score_positions(copies, positions, targets[0, positions])
-        scores = self._scorer.score_rows(inputs, targets)
-        return TargetScores(scores.nats[0, positions], scores.is_greedy[0, positions])
-
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Score whole texts, in the same windows as bits per byte."""
-        totals = []
-        for request in requests:
-            tokens = np.array(self._tokenizer.encode(request.args[0]), np.int64)
-            windows = cut_windows(0, tokens, self.eot_token_id, self._length)
-            pairs: list[TokenizedRequest] = [(("", ""), [int(w.inputs[0])], w.targets.tolist()) for w in windows]
-            totals.append(sum(value for value, _ in self._loglikelihood_tokens(pairs)))
-        return totals
+        raise NotImplementedError("Whole texts are scored by `dailytrain score --corpus`, corrected for later tokens.")
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:
         """Generate greedily, one text at a time: slow."""

@@ -30,6 +30,17 @@ UNSEEN_DRAWS = 2.6
 """Draws of a costly position that may have been missed, added to the variance: with 3 expected, none is drawn in 5 % of
 samples, and 3 are 1.96 standard errors only if the variance is at least 3^2 / 1.96^2 = 2.3 of theirs."""
 
+ROUNDING_STDERRS = 4.0
+LEAST_ROUNDING = 2.0**-23
+"""Of the mean loss. A loss is a number of 32 bits, with a relative error of 2^-24 at most. So f_i and p_i of a causal
+model differ by up to 2^-23 f_i, even if nothing before them rounds. The correction is a weighted mean of p_i - f_i,
+with weights that turn such a mean into that of all positions."""
+MOST_ROUNDING = 2.0**-8
+"""Of the mean loss, for the difference of two losses at one position. Scores are computed in 32 bits, and bf16, with a
+relative spacing of 2^-8, is the coarsest type to which a graph can round by itself. The public architectures of
+`tests/support` differ by 2e-6 at most, and under bf16 autocast by 2e-4."""
+MIN_LOSS = 1.0  # nats. Below, rounding follows the size of logits, not of losses
+
 Losses = NDArray[np.float64]
 
 
@@ -39,22 +50,36 @@ class PositionSample:
 
     positions: NDArray[np.int64]  # [n], indices into the losses
     weights: Losses  # [n], 1 / (N q) of each
-    unseen: float  # weight times gain of a position that was not drawn
+    undrawn_gain: float  # weight times gain of a position that was not drawn
+    mean_loss: float  # of all positions
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What has to be added to a mean loss, in nats."""
+    """What has to be added to a mean loss. All values are in nats."""
 
     nats: float
     stderr: float  # with `unseen`
-    rounding: float  # standard error that differences of rounding alone would have
+    rounding: float  # standard error of the correction of a causal model whose repeated losses differ as much
     unseen: float  # the part of `stderr` for later tokens that are used only at positions that were not drawn
+    least_rounding: float  # that losses of this size may have (`LEAST_ROUNDING`)
+    most_rounding: float  # `rounding` of a causal model is not larger (`MOST_ROUNDING`)
 
     @property
     def is_beyond_rounding(self) -> bool:
-        """Whether the model uses later tokens: the correction is larger than four standard errors of rounding."""
-        return bool(self.nats > 4 * max(self.rounding, 1e-7))
+        """Whether the model uses later tokens: by its correction, or by how much it depends on their replacement.
+
+        The correction is compared with four standard errors of rounding, of which `least_rounding` is always allowed.
+        It can be negative: later tokens may also make predictions worse. A model can enlarge the measured `rounding`
+        by depending on the replacement, but only up to `most_rounding`.
+        """
+        is_corrected = abs(self.nats) > ROUNDING_STDERRS * max(self.rounding, self.least_rounding)
+        return bool(is_corrected or self.depends_on_replacement)
+
+    @property
+    def depends_on_replacement(self) -> bool:
+        """Whether losses differ between two replacements of the later tokens by more than rounding."""
+        return self.rounding > self.most_rounding
 
 
 def choose_draws(positions: int) -> int:
@@ -73,24 +98,31 @@ def draw_positions(losses: Losses, reference: Losses, draws: int, rng: np.random
         chances += (1 - share) * gains / total
     chances /= chances.sum()
     positions = rng.choice(count, size=draws, p=chances)
-    return PositionSample(
-        positions, 1 / (count * chances[positions]), total / count / (1 - share) if total > 0 else 0.0
-    )
+    undrawn_gain = total / count / (1 - share) if total > 0 else 0.0
+    return PositionSample(positions, 1 / (count * chances[positions]), undrawn_gain, float(losses.mean()))
 
 
 def estimate_correction(sample: PositionSample, differences: Losses, repeats: Losses) -> Correction:
     """Return the correction of a mean loss.
 
-    `differences [n]`: p - f of the drawn positions. `repeats [m]`: differences of p between two replacements of the
-    same later tokens, which only rounding explains.
+    `differences [n]`: p - f of the drawn positions. `repeats [m]`: differences of p between two independent
+    replacements of the later tokens, at some of them. For a causal model both are rounding alone, of two passes each.
     """
     draws = len(differences)
     values = sample.weights * differences
-    unseen = math.sqrt(UNSEEN_DRAWS) * sample.unseen / draws
-    spread = float(np.sqrt(np.mean(np.square(repeats)) / 2)) if len(repeats) else 0.0
-    rounding = spread * math.sqrt(float(np.mean(np.square(sample.weights))) / draws)
+    unseen = math.sqrt(UNSEEN_DRAWS) * sample.undrawn_gain / draws
+    spread = float(np.sqrt(np.mean(np.square(repeats)))) if len(repeats) else 0.0
+    to_stderr = math.sqrt(float(np.mean(np.square(sample.weights))) / draws)
+    size = max(sample.mean_loss, MIN_LOSS)
     stderr = math.hypot(float(values.std(ddof=1)) / math.sqrt(draws), unseen)
-    return Correction(float(values.mean()), stderr, rounding, unseen)
+    return Correction(
+        nats=float(values.mean()),
+        stderr=stderr,
+        rounding=spread * to_stderr,
+        unseen=unseen,
+        least_rounding=LEAST_ROUNDING * size,
+        most_rounding=MOST_ROUNDING * size * to_stderr,
+    )
 
 
 def estimate_reference(tokens: NDArray[np.int64], vocabulary_size: int) -> Losses:

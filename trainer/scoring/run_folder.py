@@ -1,7 +1,7 @@
-"""The scorer's view of a run's folder: plain JSON and the header of a safetensors file. Nothing is unpickled.
+"""The scorer's view of a run's folder: plain JSON and the headers of safetensors files. Nothing is unpickled.
 
-`run.json` and `result.json` were written by a process that ran untrusted code. Their compute figures are reported as
-advisory; their sizes are bounded and recounted here.
+The node that trained the run wrote the folder, and the scorer does not trust it. Sizes are checked against limits, the
+checkpoint's numbers are counted from its headers, and figures of compute are passed on as the run reports them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
+from trainer.checkpoint.weight_files import open_weights
 from trainer.errors import UserError
+from trainer.protocol.files import is_weights_file
 
 MAX_SEQUENCE_LENGTH = 2**16  # tokens in a row
 MAX_VOCABULARY_SIZE = 2**20
-MAX_ROWS_PER_STEP = 2**20
+MAX_MICRO_BATCH = 2**20
 
 
 class RunFolderError(UserError):
@@ -35,10 +37,11 @@ class RunFolder:
     arch: str
     step: int
     sequence_length: int  # tokens in a row of the full pass, as in training
-    rows_per_step: int  # of training; 1 if unknown
+    micro_batch: int  # rows of a forward pass of training; 1 if unknown
+    device: str  # kind of the training device
     vocabulary_size: int  # logits in each position
     tokenizer_sha256: str  # from `run.json`; the caller compares it with the tokenizer it uses
-    parameters: int  # elements of the checkpoint's floating-point tensors, counted from the file's header
+    checkpoint_floats: int  # elements of the checkpoint's floating-point tensors: parameters and stored buffers
     train_tokens: float | None  # advisory: reported by the run. So are the next two.
     train_flops: float | None
     train_seconds: float | None
@@ -62,10 +65,11 @@ class RunFolder:
             arch=parse_name(run, "arch"),
             step=parse_integer(manifest, "step", 0, 2**62),
             sequence_length=parse_integer(model, "sequence_length", 1, MAX_SEQUENCE_LENGTH),
-            rows_per_step=read_rows_per_step(run),
+            micro_batch=read_micro_batch(run),
+            device=read_device(run),
             vocabulary_size=parse_integer(model, "vocabulary_size", 2, MAX_VOCABULARY_SIZE),
             tokenizer_sha256=str((run.get("dataset") or {}).get("tokenizer_sha256", "")),
-            parameters=count_parameters(checkpoint / "model.safetensors"),
+            checkpoint_floats=count_checkpoint_floats(checkpoint),
             train_tokens=tokens,
             train_flops=flops,
             train_seconds=seconds,
@@ -98,13 +102,20 @@ def parse_integer(record: dict[str, Any], key: str, minimum: int, maximum: int) 
     return value
 
 
-def read_rows_per_step(run: dict[str, Any]) -> int:
-    """Return the batch of `run.json`; 1 if it has none."""
+def read_train_settings(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the resolved settings of training in `run.json`; empty if it has none."""
     identity = run.get("identity")
     settings = identity.get("train") if isinstance(identity, dict) else None
-    if not isinstance(settings, dict) or "batch" not in settings:
-        return 1
-    return parse_integer(settings, "batch", 1, MAX_ROWS_PER_STEP)
+    return settings if isinstance(settings, dict) else {}
+
+
+def read_micro_batch(run: dict[str, Any]) -> int:
+    settings = read_train_settings(run)
+    return parse_integer(settings, "micro_batch", 1, MAX_MICRO_BATCH) if "micro_batch" in settings else 1
+
+
+def read_device(run: dict[str, Any]) -> str:
+    return "cpu" if read_train_settings(run).get("device") == "cpu" else "cuda"
 
 
 def find_latest_checkpoint(folder: Path) -> Path:
@@ -125,15 +136,15 @@ def verify_checkpoint(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
         raise RunFolderError(f"{checkpoint / 'manifest.json'} does not list the checkpoint's files.")
     listed = {str(file.get("path")): str(file.get("sha256")) for file in files}
-    if "model.safetensors" not in listed:
+    if not any(map(is_weights_file, listed)):
         raise RunFolderError(f"{checkpoint / 'manifest.json'} lists no model.safetensors.")
     for name, sha256 in listed.items():
         path = checkpoint / name
         if Path(name).name != name:
             raise RunFolderError(f"{checkpoint / 'manifest.json'} lists a file outside the checkpoint.")
         if not path.is_file():
-            if name == "model.safetensors":
-                raise RunFolderError(f"The checkpoint {checkpoint} has no model.safetensors.")
+            if is_weights_file(name):
+                raise RunFolderError(f"The checkpoint {checkpoint} has no {name}.")
             continue
         if compute_sha256(path) != sha256:
             raise RunFolderError(f"The checkpoint is corrupt: {path} is not the file that its manifest names.")
@@ -145,14 +156,22 @@ def compute_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def count_parameters(weights: Path) -> int:
-    """Return the elements of all floating-point tensors; a tied tensor is stored, and counted, once."""
+def count_checkpoint_floats(checkpoint: Path) -> int:
+    """Return the numbers of all floating-point tensors; a tied tensor is stored, and counted, once.
+
+    A number of 64 bits, such as a complex one, counts twice.
+    """
     try:
-        with safe_open(weights, framework="numpy") as file:
-            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (not a dict)
-            return sum(math.prod(part.get_shape()) for part in slices if part.get_dtype().startswith(("F", "BF")))
+        with open_weights(checkpoint, "numpy") as files:
+            slices = [file.get_slice(name) for name, file in files.items()]
+            factors = {"F64": 2, "C64": 2}
+            return sum(
+                factors.get(part.get_dtype(), 1) * math.prod(part.get_shape())
+                for part in slices
+                if part.get_dtype().startswith(("F", "BF", "C"))
+            )
     except (SafetensorError, OSError):
-        raise RunFolderError(f"The checkpoint is corrupt: {weights} is not a safetensors file.") from None
+        raise RunFolderError("The checkpoint is corrupt: its weights are not safetensors files.") from None
 
 
 def read_training_compute(folder: Path, checkpoint: Path) -> tuple[float | None, float | None, float | None]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 from trainer.accounting.flops import count_parameters
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, UserError, attribute_to_model
-from trainer.graph.schema import read_traced
+from trainer.graph.files import read_traced
 from trainer.graph.summary import describe_traced
 from trainer.scoring import benchmark_suite, items
 from trainer.scoring.heldout_text import EncodedDocument
@@ -54,23 +55,39 @@ def score_run(
     lengths, end_of_text = tokenizer.byte_lengths(), tokenizer.end_of_text
     models, facts = load_models(run)
     with attribute_to_model("while it was scored"):
-        trained, untrained = (ModelScorer(model, torch.device(device_name), run.sequence_length) for model in models)
+        device = torch.device(device_name)
+        trained = ModelScorer(models.trained, device, run.sequence_length)
+        untrained = ModelScorer(models.untrained, device, run.sequence_length)
         result = score_text(trained, untrained, texts, lengths, end_of_text, progress, reference)
     if result.untrained.is_better:
         raise ModelError(
             "The untrained model predicts the held-out text better than the text's own token frequencies do:"
-            " it holds knowledge that was not trained."
+            " it holds knowledge that was not trained. Remove tables that were computed from text, and read no later"
+            " tokens."
         )
-    answers = benchmark_suite.SuiteResult({}, {}, [])
+    answers = benchmark_suite.SuiteResult({}, {}, [], {})
     if suite.tasks:
-        assert suite.folder is not None
-        answers = benchmark_suite.run_suite(trained, tokenizer, suite.tasks, suite.folder, suite.limit, progress)
+        with use_tf32(device):
+            answers = benchmark_suite.run_suite(trained, tokenizer, suite.tasks, suite.folder, suite.limit, progress)
     if items_path is not None:
         items.write_items(items_path, result.documents, answers.items)
         np.save(items_path.with_name(LOSSES_FILE), result.losses.astype(np.float16))
     record = {**build_record(run, result), **facts, "suite": benchmark_suite.list_metrics(answers.metrics)}
+    record["suite_seconds"] = {name: round(seconds, 1) for name, seconds in answers.seconds.items()}
+    record["checks"]["untrained"]["seed"] = models.seed
     record["checks"]["suite"] = benchmark_suite.list_metrics(answers.corrections, has_average=False)
     return record
+
+
+@contextlib.contextmanager
+def use_tf32(device: torch.device) -> Iterator[None]:
+    """Round the factors of matrix products to TF32 on a GPU: the sampling error of benchmarks is much larger."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def load_models(run: RunFolder) -> tuple[ScoredModels, dict[str, Any]]:
@@ -78,7 +95,7 @@ def load_models(run: RunFolder) -> tuple[ScoredModels, dict[str, Any]]:
     if (run.folder / "graph").is_dir():
         with attribute_to_model("while its graphs were loaded"):
             traced = read_traced(run.folder / "graph")
-            summary = describe_traced(traced, run.rows_per_step)
+            summary = describe_traced(traced, run.micro_batch, run.device)
             return load_graph_models(traced, run), {
                 "graph": summary["hash"],
                 "flops_per_token": summary["flops_per_token"],
@@ -114,7 +131,7 @@ def build_record(run: RunFolder, result: TextScore) -> dict[str, Any]:
     return {
         **dataclasses.asdict(result.bits),
         "arch": run.arch,
-        "parameters": run.parameters,
+        "parameters": run.checkpoint_floats,
         "train_flops": run.train_flops,
         "train_seconds": run.train_seconds,
         "train_tokens": run.train_tokens,

@@ -14,11 +14,10 @@ from trainer.scoring.bits_per_byte import BitsPerByte
 from trainer.scoring.heldout_text import EncodedDocument
 from trainer.scoring.look_ahead import Correction, choose_draws, draw_positions, estimate_correction, estimate_reference
 from trainer.scoring.model_scorer import Losses, ModelScorer, Tokens, replace_later_tokens
+from trainer.scoring.passes import REPEATED_DRAWS, UNTRAINED_WINDOWS
 from trainer.scoring.progress import ProgressCallback
 from trainer.scoring.windows import TextWindow, cut_windows, pad_rows
 
-REPEATED_DRAWS = 64  # drawn positions that are computed with a second replacement of the later tokens
-UNTRAINED_WINDOWS = 64  # windows on which the untrained model is scored
 MIN_UNTRAINED_WINDOWS = 8  # fewest windows whose spread says something
 UNTRAINED_STDERRS = 4.0  # by which an untrained model must be better than token frequencies to be refused
 
@@ -75,9 +74,14 @@ def score_text(
     reference: Losses | None = None,
     rng: np.random.Generator | None = None,
 ) -> TextScore:
-    """Score texts; `reference`: another model's losses of the same tokens, from an earlier `TextScore`."""
+    """Score texts; `reference`: another model's losses of the same tokens, from an earlier `TextScore`.
+
+    The untrained model is scored first and unloaded, so that only one model at a time is on the device.
+    """
     rng = rng or np.random.default_rng()
     rows = WindowRows.build(texts, end_of_text, scorer.sequence_length)
+    before_training = score_untrained(untrained, rows, byte_lengths, rng)
+    untrained.unload()
     count = len(rows.windows)
     losses = scorer.score_rows(rows.inputs, rows.targets, lambda done: progress("scoring", done / count)).nats
     flat, tokens = losses[rows.mask], rows.targets[rows.mask]
@@ -91,7 +95,7 @@ def score_text(
         bits=add_correction(plain, correction),
         bits_per_byte_uncorrected=plain.bits_per_byte,
         correction=correction,
-        untrained=score_untrained(untrained, rows, byte_lengths, rng),
+        untrained=before_training,
         documents=[
             (float(part.sum() + correction.nats * len(part)) / math.log(2), size)
             for part, size in zip(parts, sizes, strict=True)
@@ -111,13 +115,12 @@ def correct_for_later_tokens(
     """Return what has to be added to the mean loss (`trainer.scoring.look_ahead`)."""
     full_reference = np.zeros(rows.inputs.shape)
     full_reference[rows.mask] = reference
-    # The last target of a window has no later token.
+    # The last position of a row has no later token. That of a short window has: padding shows where the document ends.
     has_later = rows.mask.copy()
-    has_later[:, :-1] &= rows.mask[:, 1:]
     has_later[:, -1] = False
     places = np.argwhere(has_later)
     if not len(places):
-        return Correction(0.0, 0.0, 0.0, 0.0)
+        return Correction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     candidates = losses[has_later]
     sample = draw_positions(candidates, full_reference[has_later], choose_draws(len(places)), rng)
     drawn = places[sample.positions]

@@ -23,8 +23,9 @@ from trainer.config.recipe_overrides import override_recipe
 from trainer.config.resolve import ResolvedConfig, resolve_config
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ModelError, to_one_line
+from trainer.graph.files import TracedArchitecture
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError, TracedArchitecture
+from trainer.graph.schema import GraphError
 from trainer.graph.trace import trace_architecture
 from trainer.models import ARCHITECTURES, UnknownArchitectureError
 from trainer.models.base import Architecture

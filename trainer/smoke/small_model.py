@@ -20,8 +20,8 @@ from trainer.accounting.flops import count_parameters
 from trainer.config.parsing import parse_config
 from trainer.data.dataset import Dataset
 from trainer.errors import ModelError, UserError, attribute_to_model, is_out_of_memory
+from trainer.graph.files import TracedArchitecture
 from trainer.graph.model import build_model
-from trainer.graph.schema import TracedArchitecture
 from trainer.scoring.heldout_text import load_test_split
 from trainer.scoring.look_ahead import Correction
 from trainer.scoring.model_scorer import ModelScorer

@@ -11,9 +11,9 @@ from torch import nn
 
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.build import build_function, check_passes
+from trainer.graph.files import MAX_FILE_BYTES, TracedArchitecture, parse_files
 from trainer.graph.model import build_model_without_data
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import MAX_FILE_BYTES, TracedArchitecture, parse_files
 from trainer.graph.summary import describe_traced
 from trainer.models.base import Recipe
 from trainer.optim import optimizers
@@ -51,12 +51,11 @@ def read_sandbox_graphs(out: Path, name: str) -> TracedArchitecture:
     return traced
 
 
-def measure_full_size(traced: TracedArchitecture, tokens_per_step: float | None) -> FullSize:
+def measure_full_size(traced: TracedArchitecture) -> FullSize:
     """Count parameters, FLOPs and memory without computing the graphs. Raise `ModelError`."""
-    rows_per_step = max(1, int(tokens_per_step or 0) // traced.recipe["sequence_length"])
     with attribute_to_model("while its full size was counted"):
         try:
-            summary = describe_traced(traced, rows_per_step)
+            summary = describe_traced(traced)
             model, recipe = build_model_without_data(traced), read_recipe(traced)
             return FullSize(summary, count_embedding_parameters(traced), count_state_bytes(model, recipe))
         except ValueError as error:

@@ -1,17 +1,20 @@
-"""Slots: how many micro-batches fit into a worker's free memory between their forward and backward passes.
+"""A worker's memory plan: how many micro-batches between their forward and backward passes, and how many texts, fit.
 
 Calls beyond a worker's slots wait. The coordinator starts no more micro-batches than the stage with the fewest slots
-has. There is no other back-pressure.
+has. There is no other back-pressure. Texts are the caches of those that are being sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.distributed.devices import get_free_memory_bytes
+from trainer.ops.devices import get_free_gpu_memory_bytes
 from trainer.swarm.stage import Stage
 from trainer.training.micro_batch import MEMORY_SHARE, measure_saved_bytes
 
@@ -19,6 +22,14 @@ RESERVED_COPIES = 3
 """Multiples of the weights' size to leave free: for a micro-batch's gradients, and two for temporaries of an update."""
 
 MAX_SLOTS = 1024
+MAX_CACHES = 8  # Texts that a worker remembers: twice as many as are sampled at once, because lost ones leave theirs
+CACHE_SHARE = 0.25  # Largest part of the memory for micro-batches that texts may take
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    slots: int  # Micro-batches, at least 1
+    texts: int  # 0: too little memory to sample
 
 
 def measure_micro_batch(stage: Stage) -> int:
@@ -45,13 +56,39 @@ def count_head_bytes(stage: Stage) -> int:
     return sum(p.nbytes for part in parts if isinstance(part, nn.Module) for p in part.parameters())
 
 
-def count_slots(stage: Stage, free: int | None = None) -> int:
-    """Return how many micro-batches fit into `free` bytes (default: the device's free memory), at least 1."""
+def measure_text(stage: Stage) -> int:
+    """Return the bytes of the cache of a text as long as a row, measured by reading zeros."""
+    cache, length = stage.build_cache(), stage.config.sequence_length
+    hidden = None if stage.is_first else torch.zeros(1, length, stage.input_width)
+    stage.advance(torch.zeros(1, length, dtype=torch.int64), hidden, cache)
+    storages = [tensor.untyped_storage() for tensor in iterate_tensors(cache)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def iterate_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a cache: dataclasses, modules, lists, tuples and dicts of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.buffers()
+    elif isinstance(value, list | tuple | dict) or is_dataclass(value):
+        parts = (
+            value if isinstance(value, list | tuple) else (value if isinstance(value, dict) else vars(value)).values()
+        )
+        for part in parts:
+            yield from iterate_tensors(part)
+
+
+def plan_memory(stage: Stage, free: int | None = None) -> MemoryPlan:
+    """Return what fits into `free` bytes (default: the device's free memory)."""
     if free is None:
         on_gpu = stage.device.type == "cuda"
-        free = torch.cuda.mem_get_info(stage.device)[0] if on_gpu else get_free_memory_bytes()
+        free = get_free_gpu_memory_bytes(stage.device) if on_gpu else get_free_memory_bytes()
     weights = RESERVED_COPIES * sum(parameter.nbytes for parameter in stage.parameters.values())
-    return max(1, min(MAX_SLOTS, int((MEMORY_SHARE * free - weights) / measure_micro_batch(stage))))
+    available, text = max(0.0, MEMORY_SHARE * free - weights), measure_text(stage)
+    texts = min(MAX_CACHES, int(CACHE_SHARE * available / max(1, text)))
+    slots = int((available - texts * text) / measure_micro_batch(stage))
+    return MemoryPlan(max(1, min(MAX_SLOTS, slots)), texts)
 
 
 def limit_in_flight(slots: Iterable[Iterable[int]], limit: int) -> int:

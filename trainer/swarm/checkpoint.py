@@ -138,7 +138,7 @@ def assemble_run(
     model = join_stages(run_folder, config, version)
     usage = compute_usage(config, model, version, seconds)
     folder = get_checkpoint_path(run_folder, version)
-    write_checkpoint(folder, model, [], {"step": version, "spent": usage, "identity": {}})
+    write_checkpoint(folder, model, None, {"step": version, "spent": usage, "identity": {}})
     dataset.tokenizer.save(run_folder / "tokenizer.json")
     atomic_write_json(run_folder / "run.json", describe_run(config, dataset, model, usage))
     return folder
@@ -147,8 +147,13 @@ def assemble_run(
 def join_stages(run_folder: Path, config: SwarmConfig, version: int) -> LanguageModel:
     """Return the whole model of a version."""
     model, prefix = build_model(config), "weight."
-    states = (load_stage(run_folder, config, stage, version) for stage in range(config.stages))
-    weights = {name.removeprefix(prefix): t for s in states for name, t in s.items() if name.startswith(prefix)}
+    weights: dict[str, Tensor] = {}
+    for stage in range(config.stages):
+        state = load_stage(run_folder, config, stage, version)
+        for name in (name for name in state if name.startswith(prefix)):
+            first = weights.setdefault(name.removeprefix(prefix), state[name])
+            if not torch.equal(first, state[name]):
+                raise CheckpointError(f"version {version} has two different copies of {name}: use an earlier version")
     parameters = dict(model.named_parameters())
     if parameters.keys() != weights.keys():
         raise CheckpointError(f"version {version} does not have the parameters of {config.arch}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from trainer.protocol import Message
 
+Wire = Literal["fp32", "bf16", "fp16", "fp8", "fp8-feedback"]
+WIRES = get_args(Wire)
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -33,7 +35,8 @@ class SwarmConfig(Message):
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of matrix products; weights, gradient sums and the optimizer are fp32."""
-    wire: Literal["fp32", "bf16", "fp16"] = "fp32"  # Dtype in which hidden states and their gradients are sent
+    wire: Wire = "fp32"
+    """How hidden states and their gradients are sent (`trainer.swarm.wire`). Only fp32 is exact."""
     sums: Literal["fp32", "bf16"] = "fp32"  # Dtype in which peers of a stage exchange gradient sums
     audit: float = Field(default=0.02, ge=0, le=1)
     """Probability, per peer and step, that another peer of its stage recomputes its share."""

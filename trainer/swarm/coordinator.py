@@ -26,6 +26,7 @@ from trainer.swarm.frames import CallError, CallRefusedError, PeerUnreachableErr
 from trainer.swarm.inference import evaluate_dev
 from trainer.swarm.journal import Journal, JournalLine, JournalState, read_journal
 from trainer.swarm.membership import LOAD_SECONDS, Admit, Guest, Membership, member_from_line
+from trainer.swarm.sampling import SamplingService, SwarmText
 from trainer.swarm.stage_client import StageClient
 from trainer.swarm.state_transfer import fetch_state, send_state
 from trainer.swarm.transaction import StageLostError, Transaction
@@ -57,9 +58,11 @@ class Coordinator:
         faults: FaultInjector | None = None,
         first_stage: StageClient | None = None,
         admit: Admit = lambda peer, hello: True,
+        admit_sample: Callable[[messages.SampleRequest], bool] = lambda request: True,
         on_journal_line: Callable[[JournalLine], None] = lambda line: None,
     ) -> None:
-        """`first_stage`: the client of the first stage's peers; `admit`: which workers may join."""
+        """`first_stage`: the client of the first stage's peers; `admit`: which workers may join; `admit_sample`: who
+        may sample text."""
         self.folder, self.batches, self.config, self.transport = folder, batches, batches.config, transport
         self.options, self.timeout, self.faults = options, options.timeout, faults or FaultInjector()
         self.journal = Journal(folder, on_journal_line)
@@ -69,6 +72,8 @@ class Coordinator:
         self.last_rebalance = time.monotonic()
         self.resumed = False  # Whether an earlier process of this run has begun the current step
         self.stopping = False
+        list_empty_stages = self.membership.list_empty_stages
+        self.sampling = SamplingService(self.build_text, batches.dataset.tokenizer, list_empty_stages, admit_sample)
 
     # --- the run ---
 
@@ -78,6 +83,7 @@ class Coordinator:
             {
                 "hello": Route(self.membership.on_hello, lambda peer: True, 2**16),
                 "state": Route(self.on_state, self.is_known, 2**16),
+                "sample": Route(self.sampling.on_sample, lambda peer: True, 2**16),
             }
         )
         address = {"peer": self.transport.peer, "addresses": self.transport.addresses}
@@ -99,6 +105,9 @@ class Coordinator:
 
     def is_known(self, peer: str) -> bool:
         return peer in self.membership.guests or peer in self.membership.members
+
+    def build_text(self) -> SwarmText:
+        return SwarmText(self.first_stage, self.config, lambda: self.version, self.timeout)
 
     def build_transaction(self) -> Transaction:
         return Transaction(self.version, self.batches, self.membership, self.first_stage)
@@ -239,7 +248,8 @@ class Coordinator:
         """Read a stage's state from one of its members. Evict members that fail to send it."""
         for member in self.membership.get_stage_members(stage):
             try:
-                return await fetch_state(self.transport, member.name, stage, self.version, self.timeout)
+                request = messages.StateRequest(stage=stage, step=self.version)
+                return await fetch_state(self.transport, member.name, request, self.timeout)
             except (CallError, ValueError) as error:
                 self.membership.evict(member.name, f"sent no state: {error}")
         raise StageLostError

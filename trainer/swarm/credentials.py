@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+SAMPLE_PREFIX = "sample-"  # of labels that may sample text, and may not join
 LABEL_SECONDS = 30.0  # A label stays with a machine for this long after its last hello
 
 
@@ -26,10 +27,17 @@ class Admission:
 
     def admit(self, peer: str, label: str, credential: str, now: float) -> bool:
         """Return whether this machine may join. `now`: seconds of a monotonic clock."""
-        if not label or not hmac.compare_digest(make_credential(self.secret, label).encode(), credential.encode()):
+        if not label or label.startswith(SAMPLE_PREFIX) or not self.is_valid(label, credential):
             return False
         holder, seen = self.holders.get(label, (peer, now))
         if holder != peer and now - seen < LABEL_SECONDS:
             return False
         self.holders[label] = (peer, now)
         return True
+
+    def admit_sample(self, label: str, credential: str) -> bool:
+        """Return whether text may be sampled with this credential."""
+        return label.startswith(SAMPLE_PREFIX) and self.is_valid(label, credential)
+
+    def is_valid(self, label: str, credential: str) -> bool:
+        return hmac.compare_digest(make_credential(self.secret, label).encode(), credential.encode())

@@ -24,6 +24,7 @@ DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
     "int64": torch.int64,
     "uint8": torch.uint8,
 }

@@ -1,13 +1,8 @@
-"""Evaluation and sampling with a swarm's model. Requests take the path of training steps, without gradients."""
+"""Evaluation of a swarm's model. Requests take the path of training steps, without gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
 from trainer.swarm import messages
-from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.stage_client import StageClient
 
@@ -22,27 +17,3 @@ async def evaluate_dev(
         reply, _ = await client.call_stage(messages.to_frame(request, x, y), batches.config.stages, timeout, x.numel())
         nats, targets = nats + float(reply.tensors[0].double().sum()), targets + int((y >= 0).sum())
     return nats / max(targets, 1), targets
-
-
-async def sample_tokens(
-    client: StageClient,
-    config: SwarmConfig,
-    step: int,
-    timeout: float,
-    tokens: Sequence[int],
-    count: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> list[int]:
-    """Return the prompt's tokens and `count` sampled ones; a temperature of 0 takes the likeliest."""
-    text, rng = list(tokens), torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        x = torch.tensor([text[-config.sequence_length :]])
-        request = messages.RunRequest(step=step, micro_batch=0, mode="logits", timeout=timeout)
-        reply, _ = await client.call_stage(messages.to_frame(request, x), config.stages, timeout, x.numel())
-        logits = reply.tensors[0][0]
-        if temperature:
-            text.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng)))
-        else:
-            text.append(int(logits.argmax()))
-    return text

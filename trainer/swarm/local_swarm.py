@@ -39,6 +39,7 @@ from trainer.swarm.transport import SOCKET_FOLDER_VARIABLE, set_environment
 COORDINATOR_MODULE, WORKER_MODULE = "trainer.swarm.coordinator_main", "trainer.swarm.worker_main"
 PRELOADED_MODULES = ["hivemind.p2p", COORDINATOR_MODULE, WORKER_MODULE]
 PR_SET_PDEATHSIG = 1  # Option of prctl(2): the signal that a process receives when its parent dies
+HANG_SECONDS = 300.0  # Time limit for a process to start or to end. Only a process that hangs reaches it.
 
 
 class SwarmStuckError(Exception):
@@ -78,7 +79,8 @@ class LocalSwarm:
     requested_stages: Sequence[int | None]  # The requested stage of each worker at the start
     plan: FaultPlan = field(default_factory=FaultPlan)
     timeout: float = 3.0  # Seconds after which a silent peer is evicted
-    out: Path | None = None  # Folder to keep journal, checkpoints and logs in; None: a temporary one
+    out: Path | None = None
+    """Folder to keep journal, checkpoints and logs in; None: a temporary one. A run that is there is resumed."""
     links: Callable[[int], int] | None = None
     """Maps a process's port to the port that others should dial, for simulated links."""
     undialable: Collection[str] = ()
@@ -92,6 +94,7 @@ class LocalSwarm:
         self.base = Path(tempfile.mkdtemp(prefix="swarm-"))
         self.folder = self.out or self.base / "run"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.old_address = self.get_address_time()  # of an earlier coordinator, or of one that still runs
         self.sockets = self.base / "s"
         self.sockets.mkdir()
         set_environment()  # the fork server imports hivemind at once
@@ -158,16 +161,20 @@ class LocalSwarm:
     def build_announce_flags(self, port: int) -> list[str]:
         return ["--announce", f"/ip4/127.0.0.1/tcp/{self.links(port)}"] if self.links else []
 
-    def wait_for_address(self, seconds: float = 60) -> str:
+    def wait_for_address(self, seconds: float = HANG_SECONDS) -> str:
         """Return the coordinator's address as soon as it has one."""
-        file = self.folder / ADDRESS_FILE
         deadline = time.monotonic() + seconds
-        while not file.exists():
+        while self.get_address_time() == self.old_address:
             self.replace_killed()
             if time.monotonic() > deadline:
                 raise SwarmStuckError(f"the coordinator did not start: {self.read_log_tail('coordinator-0')}")
             time.sleep(0.02)
-        return str(json.loads(file.read_text())["addresses"][0])
+        return str(json.loads((self.folder / ADDRESS_FILE).read_text())["addresses"][0])
+
+    def get_address_time(self) -> int | None:
+        """Return when the folder's address was written, in ns; None without one."""
+        file = self.folder / ADDRESS_FILE
+        return file.stat().st_mtime_ns if file.exists() else None
 
     # --- running ---
 
@@ -192,7 +199,7 @@ class LocalSwarm:
             if worker.process.is_alive():
                 worker.process.terminate()
         for worker in self.workers:
-            worker.process.join(10)
+            worker.process.join(HANG_SECONDS)
 
     def replace_killed(self) -> None:
         """Count and replace killed processes. Raise `SwarmStuckError` if one ended in any other way."""

@@ -13,8 +13,10 @@ Methods, served by `trainer.swarm.worker` and `coordinator`:
     compare_replay   the same           return the distance of a peer's sum from a replay
     commit     coordinator -> worker    make the update
     snapshot   worker -> worker         a part of a worker's own sum; `reduced`: a part of the reduced sum
+    tied       worker -> worker         a part of a stage's mean gradient of the tied matrix, for the other end
     state      -> worker, coordinator   weights and optimizer state of a stage
     shutdown   coordinator -> worker    the run is over
+    sample     anyone -> coordinator    continue a text; the reply is a stream of `SampledText`
 """
 
 from __future__ import annotations
@@ -79,6 +81,8 @@ class Members(Message):
 class Load(StepRequest):
     stage: StageIndex
     sources: tuple[Peer, ...] = ()  # Peers that have the state, best first. Empty: build the stage from the seed
+    tied_sources: tuple[Peer, ...] = ()
+    """For a stage built from the seed: peers of the other end, whose copy of the tied matrix counts."""
 
 
 class Loaded(Message):
@@ -93,6 +97,14 @@ class ReplayTarget(Message):
     number: Number
 
 
+class CachePosition(Message):
+    """A text whose earlier tokens the stages remember: keys and values, or recurrent states."""
+
+    name: str = Field(pattern=r"^[0-9a-f]{16}$")  # A new one starts a text
+    start: Number  # Tokens that are in the caches. A worker with another number refuses with the code "no_cache".
+    path: Annotated[tuple[PeerName, ...], Field(max_length=64)] = ()  # The peers with the caches, by stage
+
+
 class RunRequest(Message):
     """Tensors: tokens `[B, T]`, targets `[B, T]` but for logits, and after stage 0 the hidden state `[B, T, width]`."""
 
@@ -104,6 +116,7 @@ class RunRequest(Message):
     timeout: Timeout  # For each stage
     replay: ReplayTarget | None = None
     """For a replay: no peer accumulates gradients, and this peer, which has to take part, stores them separately."""
+    cache: CachePosition | None = None  # For `logits`, which need one: the tokens follow it
 
 
 class StageReply(Message):
@@ -154,12 +167,22 @@ class Position(Message):
 class Prepare(StepRequest):
     held: tuple[Number, ...]  # The expected ledger, sorted
     peers: tuple[PeerName, ...]  # All peers of its stage including itself, in the order of the reduction
+    other_end: tuple[PeerName, ...] = ()  # With a tied head, at the first and last stage: the peers of the other one
     timeout: Timeout
+
+
+class TiedDigests(Message):
+    """Digests of this peer's weights of the tied matrix, followed by a stage's mean gradient of it."""
+
+    own: Sha256  # This stage's mean
+    read: Sha256  # The other end's mean, as `source` sent it
+    source: PeerName
 
 
 class Vote(Message):
     digest: Sha256  # Digest of the weights and the mean gradient
     squared_norm: float  # Squared norm of this stage's mean gradient; may be not finite
+    tied: TiedDigests | None = None
     norms: Annotated[tuple[tuple[PeerName, float], ...], Field(max_length=4096)] = ()
     """Squared norm of what the voter read of each peer's sum, including its own."""
 
@@ -195,6 +218,7 @@ class SumPart(StepRequest):
 class StateRequest(Message):
     stage: StageIndex
     step: Number
+    tied: bool = False  # Only the weights of the tied matrix
 
 
 class StateTensor(Message):
@@ -205,6 +229,26 @@ class StateTensor(Message):
 
 class Shutdown(Message):
     why: str = Field(default="", max_length=300)
+
+
+class SampleRequest(Message):
+    prompt: str = Field(max_length=4000)
+    tokens: int = Field(ge=1, le=4096)  # Maximum; fewer if the model ends its text
+    temperature: float = Field(default=0.8, ge=0, le=10)  # 0 takes the most likely token each time
+    top_k: int | None = Field(default=None, ge=1, lt=2**31)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    label: str = Field(default="", max_length=60)
+    credential: str = Field(default="", max_length=4096)  # For this run and label, checked by the coordinator
+
+
+class SampledText(Message):
+    """The next piece of a text. The last one says why it ended."""
+
+    text: str = Field(max_length=2**16)
+    tokens: Number  # Sampled so far
+    step: Number  # Version of the weights that computed the last token
+    ended: Literal["", "length", "end of text"] = ""
 
 
 def parse_message(kind: type[MessageT], frame: RpcFrame) -> MessageT:

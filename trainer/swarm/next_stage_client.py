@@ -16,10 +16,11 @@ from torch import Tensor
 
 from trainer.swarm import messages, trust
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.frames import DTYPES, CallError, MalformedFrameError, RpcFrame
+from trainer.swarm.frames import CallError, MalformedFrameError, RpcFrame
 from trainer.swarm.stage import ForwardRecord
 from trainer.swarm.stage_client import ReplyCheck, StageClient
 from trainer.swarm.transport import Transport, loop_time
+from trainer.swarm.wire import decode_tensor, encode_hidden
 
 MAX_CONFIRMATIONS = 3  # Peers that compute one gradient: two, and a third if these disagree
 
@@ -31,11 +32,15 @@ class StageQuery:
     request: messages.RunRequest
     tensors: tuple[Tensor, ...]
     shape: tuple[int, ...]  # Shape of the reply
-    dtype: torch.dtype
+    wire: str  # Encoding of the reply
     depth: int  # Number of stages from the next one on
 
     def to_frame(self) -> RpcFrame:
         return messages.to_frame(self.request, *self.tensors)
+
+    def decode_reply(self, reply: RpcFrame) -> Tensor:
+        """Return the reply's tensor; raise `MalformedFrameError` for an unexpected one."""
+        return decode_tensor(reply.tensors, self.wire, self.shape)
 
     def to_replay_frame(self, peer: str) -> RpcFrame:
         """Return a request for the same computation without any peer accumulating gradients."""
@@ -55,12 +60,15 @@ class NextStageClient:
     ) -> tuple[Tensor, messages.StageReply]:
         """Return the reply of the later stages, a verified gradient when learning. Raise `CallRefusedError`."""
         query = self.build_query(request, record, targets)
-        pinned, cost = None if request.replay is None else request.replay.peer, record.tokens.numel()
+        pinned = None if request.replay is None else request.replay.peer
+        cost: float = record.tokens.numel()
+        if request.cache is not None:  # single tokens are slow: they say nothing about a peer's throughput
+            pinned, cost = next(iter(request.cache.path[self.stage + 1 :]), None), 0.0
         started, check = loop_time(), self.build_check(query)
         reply, result = await self.client.call_stage(
             query.to_frame(), query.depth, request.timeout, cost, check, pinned
         )
-        (tensor,) = reply.tensors
+        tensor = query.decode_reply(reply)
         if request.mode == "learn":
             is_confirmed = True
             is_audited = request.replay is None and self.rng.random() < self.config.audit
@@ -72,7 +80,7 @@ class NextStageClient:
         return tensor, result.model_copy(update={"later_seconds": loop_time() - started})
 
     def build_query(self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None) -> StageQuery:
-        tokens, dtype = record.tokens, DTYPES[self.config.wire]
+        tokens, wire = record.tokens, self.config.wire
         inputs = (tokens,) if targets is None else (tokens, targets)
         shape = {
             "learn": tuple(record.output.shape),
@@ -81,17 +89,17 @@ class NextStageClient:
         }[request.mode]
         return StageQuery(
             request=request,
-            tensors=(*inputs, record.output.to(dtype)),
+            tensors=(*inputs, *encode_hidden(record.output, wire)),
             shape=shape,
-            dtype=dtype if request.mode == "learn" else torch.float32,
+            wire=wire if request.mode == "learn" else "fp32",
             depth=self.config.stages - self.stage - 1,
         )
 
     def build_check(self, query: StageQuery) -> ReplyCheck:
-        """Return the check of replies: shape and dtype, finite numbers, and the usual size of gradients."""
+        """Return the check of replies: shape and encoding, finite numbers, and the usual size of gradients."""
 
         def check(_: str, reply: RpcFrame) -> str:
-            tensor = get_single_tensor(reply, query.shape, query.dtype)
+            tensor = query.decode_reply(reply)
             outlier = self.gradient_norms.describe_outlier if query.request.mode == "learn" else lambda _: ""
             return describe_non_finite(tensor) or outlier(tensor)
 
@@ -116,7 +124,7 @@ class NextStageClient:
             with contextlib.suppress(CallError):
                 reply, _, reason = await self.client.call_peer(peer, request, left, self.build_check(query))
                 if not reason:
-                    (gradients[peer],) = reply.tensors
+                    gradients[peer] = query.decode_reply(reply)
                     agreeing = trust.majority_vote(gradients, tolerance)
         if len(agreeing) > 1:
             accuse = self.client.blame if query.depth == 1 else self.client.ban

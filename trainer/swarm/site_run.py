@@ -38,14 +38,14 @@ from trainer.swarm.coordinator_main import add_network_arguments, run_until_sign
 from trainer.swarm.credentials import Admission
 from trainer.swarm.data import Batches
 from trainer.swarm.journal import JournalLine
-from trainer.swarm.messages import Hello
+from trainer.swarm.messages import Hello, SampleRequest
 from trainer.swarm.metrics_reporter import MetricsReporter
 from trainer.swarm.partitions import get_partition
 from trainer.swarm.stage import build_model
 from trainer.swarm.stage_client import StageClient
 from trainer.swarm.transaction import DivergedError
 from trainer.swarm.transport import Transport
-from trainer.training.metrics import MetricsWriter, build_logger
+from trainer.training.metrics import MetricsLogger, MetricsWriter, build_logger
 
 STOPPED = 128 + signal.SIGTERM  # exit code
 EVALUATIONS = 10  # Evaluations on dev, evenly over a run, the first before the first step
@@ -85,7 +85,10 @@ def build_config(order: SwarmOrder, dataset: Dataset) -> SwarmConfig:
         "seed": order.config["seed"],
         "sequence_length": length,
     }
-    return SwarmConfig.model_validate(swarm | fields)
+    config = SwarmConfig.model_validate(swarm | fields)
+    with torch.device("meta"):
+        get_partition(config.arch).check(build_model(config))
+    return config
 
 
 class SiteRun:
@@ -98,7 +101,7 @@ class SiteRun:
     async def run(self, args: argparse.Namespace) -> int:
         """Run the coordinator to its end; return the exit code."""
         transport = await start_transport(args, serve_as_relay=True)
-        logger = build_logger(str(self.order.config.get("logger", "none")), self.out, f"run-{self.order.run}")
+        logger = self.build_logger()
         try:
             with MetricsWriter(self.out / "metrics.jsonl", logger) as metrics:
                 reporter = MetricsReporter(self.config, metrics, transport, self.flops_per_token)
@@ -109,11 +112,25 @@ class SiteRun:
         finally:
             await transport.close()
 
+    def build_logger(self) -> MetricsLogger | None:
+        """Return the external logger that the order names, if any, with the configuration logged.
+
+        All coordinators of a run are one group.
+        """
+        name = str(self.order.config.get("logger", "none"))
+        logger = build_logger(name, self.out, "swarm", f"run-{self.order.run}")
+        if logger is not None:
+            logger.log_hyperparams(self.config.model_dump(mode="json"))
+        return logger
+
     def build_coordinator(self, transport: Transport, reporter: MetricsReporter) -> Coordinator:
         admission = Admission(self.order.secret)
 
         def admit(peer: str, hello: Hello) -> bool:
             return admission.admit(peer, hello.label, hello.credential, time.monotonic())
+
+        def admit_sample(request: SampleRequest) -> bool:
+            return admission.admit_sample(request.label, request.credential)
 
         def handle_line(line: JournalLine) -> None:
             reporter.report(line)
@@ -127,7 +144,14 @@ class SiteRun:
         )
         batches, client = Batches(self.dataset, self.config), StageClient(transport, reporter.report_temporary_ban)
         return Coordinator(
-            self.out, batches, transport, options, first_stage=client, admit=admit, on_journal_line=handle_line
+            self.out,
+            batches,
+            transport,
+            options,
+            first_stage=client,
+            admit=admit,
+            admit_sample=admit_sample,
+            on_journal_line=handle_line,
         )
 
     def publish_checkpoint(self, version: int) -> None:

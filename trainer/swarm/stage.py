@@ -67,7 +67,7 @@ class Stage:
         self.config, self.index, self.device = config, index, torch.device(device)
         self.partition, model = get_partition(config.arch), build_model(config)
         self.block_range = partition_blocks(config, model)[index]
-        decayed = get_decayed_names(config, model)
+        decayed, tied = get_decayed_names(config, model), find_tied_parameter(self.partition, model)
         remove_other_stages(self.partition, model, self.block_range)
         self.model = model.to(self.device)
         self.objective = Objective(self.model)
@@ -76,6 +76,18 @@ class Stage:
         self.version = 0  # Number of updates, which is the current step
         self.gradient_sum = torch.zeros(sum(p.numel() for p in self.parameters.values()), device=self.device)
         """`[P]`, fp32: the sum of accumulated gradients, in the order of the parameters."""
+        self.tied_name = tied if config.stages > 1 and tied in self.parameters else None
+        """The parameter of which the stage at the other end has a copy (`trainer.swarm.tied`)."""
+        self.tied_range = self.find_range(self.tied_name)
+
+    def find_range(self, wanted: str | None) -> range:
+        """Return the positions of a parameter in `[P]`, none for None."""
+        start = 0
+        for name, parameter in self.parameters.items():
+            if name == wanted:
+                return range(start, start + parameter.numel())
+            start += parameter.numel()
+        return range(0)
 
     @property
     def is_first(self) -> bool:
@@ -131,16 +143,33 @@ class Stage:
         features = self.compute_features(tokens, hidden)
         return self.objective.compute_loss(features, targets.to(self.device), per_position=True).view_as(tokens)
 
-    @torch.no_grad()
-    def compute_next_logits(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
-        """Return the logits `[B, V]`, fp32, of the next token of each row, for sampling. Last stage only."""
-        with self.autocast():
-            return self.model.logits(self.compute_features(tokens, hidden)[:, -1:])[:, 0].float()
-
     def compute_features(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
         assert self.is_last, "only the last stage has a head"
         inputs = None if hidden is None else hidden.to(self.device, torch.float32)
         return self.compute_output(tokens.to(self.device), inputs, None)
+
+    # --- sampling ---
+
+    def build_cache(self) -> Any:
+        """Return the cache of a text before its first token."""
+        return self.partition.build_cache(self.model)
+
+    @torch.no_grad()
+    def advance(self, tokens: Tensor, hidden: Tensor | None, cache: Any) -> Tensor:
+        """Read the tokens `[B, T]` that follow `cache`, and extend it. The cache is useless after an update.
+
+        Return the input of the next stage; at the last stage the logits `[B, V]`, fp32, of the next token of each row.
+        """
+        tokens = tokens.to(self.device)
+        with self.autocast():
+            if hidden is None:
+                hidden = self.partition.embed_tokens(self.model, tokens, cache)
+            hidden = hidden.to(self.device, torch.float32)
+            span = self.block_range
+            hidden = self.partition.run_blocks(self.model, tokens, hidden, span.start, span.stop, cache)
+            if not self.is_last:
+                return hidden
+            return self.model.logits(self.partition.normalize_output(self.model, hidden[:, -1:]))[:, 0].float()
 
     # --- backward ---
 
@@ -177,6 +206,12 @@ class Stage:
         parts = flat.split([p.numel() for p in self.parameters.values()])
         return [part.view_as(p) for part, p in zip(parts, self.parameters.values(), strict=True)]
 
+    def compute_squared_norm(self, mean: Tensor) -> float:
+        """Return the squared norm of a mean gradient `[P]`. The first stage counts a tied matrix, the last doesn't."""
+        if not (self.is_last and self.tied_range):
+            return squared_norm(mean)
+        return squared_norm(mean[: self.tied_range.start]) + squared_norm(mean[self.tied_range.stop :])
+
     # --- update ---
 
     def apply_update(self, mean: Tensor, factor: float, clip_scale: float = 1.0) -> None:
@@ -212,6 +247,18 @@ class Stage:
             tensor.copy_(state[name])
         self.version = version
         self.clear_gradients()
+
+    def get_tied_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the tied matrix by their name; empty without one."""
+        return {} if self.tied_name is None else {self.tied_name: self.parameters[self.tied_name].detach()}
+
+    @torch.no_grad()
+    def load_tied_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the other end's copy of the tied matrix; raise `StateError` for another tensor."""
+        for name, tensor in self.get_tied_weights().items():
+            if name not in weights or weights[name].shape != tensor.shape or weights[name].dtype != tensor.dtype:
+                raise StateError(f"the other end's weights have no {name} of the shape {tuple(tensor.shape)}")
+            tensor.copy_(weights[name])
 
     def compute_digest(self, *more: Tensor) -> str:
         """Return the sha256 of the weights followed by more tensors."""
@@ -254,22 +301,33 @@ def partition_blocks(config: SwarmConfig, model: LanguageModel) -> tuple[range, 
     partition = get_partition(config.arch)
     partition.check(model)
     _, behind = partition.get_end_parts(model)
-    head = sum(count_matrix_parameters(getattr(holder, name)) for holder, name in behind)
+    head = sum(count_matrix_parameters(getattr(holder, name), (nn.Linear, nn.Embedding)) for holder, name in behind)
     costs = tuple(count_matrix_parameters(block) for block in partition.get_blocks(model))
     return balance_blocks(costs, head, config.stages)
 
 
-def count_matrix_parameters(part: nn.Module | nn.Parameter) -> int:
-    """Return the number of parameters in a part's matrices, at least 1."""
+def count_matrix_parameters(
+    part: nn.Module | nn.Parameter, kinds: tuple[type[nn.Linear | nn.Embedding], ...] = (nn.Linear,)
+) -> int:
+    """Return the number of parameters in a part's matrices, at least 1. An embedding is one only as a tied head."""
     modules = part.modules() if isinstance(part, nn.Module) else ()
-    return max(1, sum(module.weight.numel() for module in modules if isinstance(module, nn.Linear)))
+    return max(1, sum(module.weight.numel() for module in modules if isinstance(module, kinds)))
+
+
+def find_tied_parameter(partition: Partition, model: LanguageModel) -> str | None:
+    """Return the name of the parameter that a whole model's embedding and head share; None if they are separate."""
+    before, behind = partition.get_end_parts(model)
+    tied = [getattr(holder, name) for holder, name in before if (holder, name) in behind]
+    names = [name for part in tied for name, p in model.named_parameters() if any(p is q for q in part.parameters())]
+    return names[0] if names else None
 
 
 def remove_other_stages(partition: Partition, model: LanguageModel, span: range) -> None:
     """Remove the parts of other stages. The rest keeps its names."""
     blocks = partition.get_blocks(model)
     before, behind = partition.get_end_parts(model)
-    for holder, name in (*(before if span.start > 0 else ()), *(behind if span.stop < len(blocks) else ())):
+    needed = {*(before if span.start == 0 else ()), *(behind if span.stop == len(blocks) else ())}
+    for holder, name in {*before, *behind} - needed:
         delattr(holder, name)
     for number in range(len(blocks)):
         if number not in span:

@@ -19,8 +19,8 @@ BLAME_SECONDS = 3600.0  # The same for a peer whose reply was invalid
 UNBAN_DELAY = 0.2  # Seconds before banned peers are called again, if there are no others
 MAX_FAILURES = 2
 """If every peer has failed this often the client gives up. The coordinator then finds out which peers are gone."""
-CALLER_ERRORS = ("stale", "frozen", "later_stage", "not_member")
-"""Refusal codes of healthy peers: the caller is outdated, or a stage further down failed."""
+CALLER_ERRORS = ("stale", "frozen", "later_stage", "not_member", "no_cache", "no_memory")
+"""Refusal codes of healthy peers: the caller is outdated, a stage further down failed, or a text does not fit."""
 
 MAX_HIDDEN_BYTES = 2**31  # Limit of a message with hidden states
 

@@ -13,11 +13,12 @@ from trainer.swarm.transport import Transport
 MAX_TENSOR_BYTES = 2**34
 
 
-async def fetch_state(transport: Transport, peer: str, stage: int, step: int, timeout: float) -> dict[str, Tensor]:
+async def fetch_state(
+    transport: Transport, peer: str, request: messages.StateRequest, timeout: float
+) -> dict[str, Tensor]:
     """Read a stage's state from a peer; `timeout` is per tensor. Raise `CallError`, or ValueError for a bad frame."""
-    request = messages.to_frame(messages.StateRequest(stage=stage, step=step))
     state: dict[str, Tensor] = {}
-    async for frame in transport.stream(peer, "state", request, timeout, MAX_TENSOR_BYTES):
+    async for frame in transport.stream(peer, "state", messages.to_frame(request), timeout, MAX_TENSOR_BYTES):
         (state[messages.parse_message(messages.StateTensor, frame).name],) = frame.tensors
     return state
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from trainer.swarm import messages, reduce
+from trainer.swarm import messages, reduce, tied
 from trainer.swarm.frames import (
     DTYPES,
     CallError,
@@ -31,19 +32,20 @@ class SumExchange:
         self.transport, self.state, self.run_in_thread = transport, state, run_in_thread
         self.changed = asyncio.Condition()
         """Notified when the worker has frozen or unfrozen, or a reduced part is available."""
-        self.reduced: tuple[int, Tensor] | None = None
-        """The attempt, and `[P]` with this worker's part of the reduced gradient."""
+        self.published: dict[str, tuple[int, Tensor]] = {}
+        """The attempt and a tensor. "reduced": `[P]` with this worker's part of the mean gradient; "tied": the stage's
+        mean gradient of the tied matrix."""
 
     async def notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
+    async def publish(self, which: str, attempt: int, tensor: Tensor) -> None:
+        self.published[which] = (attempt, tensor)
+        await self.notify()
+
     async def vote(self, request: messages.Prepare) -> messages.Vote:
         """Reduce the stage's gradient sums, and vote on the result."""
-
-        async def publish(total: Tensor) -> None:
-            self.reduced = (request.attempt, total)
-            await self.notify()
 
         async def read_chunk(peer: str, which: str, chunk: range) -> Tensor:
             return await self.read_part(peer, which, request, chunk)
@@ -51,13 +53,15 @@ class SumExchange:
         state, norms = self.state, dict[str, float]()
         size, dtype = state.get_stage(request.step).gradient_sum.numel(), DTYPES[state.config.sums]
         count = state.config.micro_batches
+        publish = partial(self.publish, "reduced", request.attempt)
         reduction = reduce.all_reduce_mean(
             self.transport.peer, request.peers, size, count, dtype, read_chunk, publish, norms
         )
         hashing = self.run_in_thread(state.hash_weights, request)
         mean, _ = await reduce.gather_or_cancel([reduction, hashing])
+        mean, digests = await tied.add_other_end(self, request, mean)
         vote = await self.run_in_thread(state.vote, request, mean)
-        return vote.model_copy(update={"norms": tuple(norms.items())})
+        return vote.model_copy(update={"norms": tuple(norms.items()), "tied": digests})
 
     async def compare_replay(self, request: messages.CompareReplay) -> messages.ReplayDistance:
         """Return the distance of a peer's gradient sum from the one that this worker recomputed."""
@@ -102,7 +106,7 @@ class SumExchange:
             if self.state.attempt > part.attempt:
                 raise CallRefusedError("stale", "there is a newer attempt")
             is_frozen = self.state.frozen_attempt == part.attempt
-            return is_frozen and (which == "snapshot" or bool(self.reduced and self.reduced[0] == part.attempt))
+            return is_frozen and (which == "snapshot" or self.published.get(which, (0,))[0] == part.attempt)
 
         try:
             async with asyncio.timeout(part.timeout), self.changed:
@@ -112,7 +116,7 @@ class SumExchange:
         return messages.to_frame(messages.Acknowledgement(), self.get_own_part(which, part))
 
     def get_own_part(self, which: str, part: messages.SumPart) -> Tensor:
-        whole = self.state.snapshot if which == "snapshot" else self.reduced and self.reduced[1]
+        whole = self.state.snapshot if which == "snapshot" else self.published.get(which, (0, None))[1]
         if whole is None or part.stop > len(whole):
             raise CallRefusedError("stale", "the sum is no longer available")
         return whole[part.start : part.stop].to(DTYPES[self.state.config.sums])

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from trainer.errors import ModelError
 from trainer.swarm import buffers, cover, messages, trust
@@ -180,48 +180,86 @@ class Transaction:
         """Have all members freeze, reduce and vote. Return None if one failed or the votes of a stage differ."""
         timeout = self.timeout + self.get_reduce_seconds()
         order = messages.Prepare(attempt=attempt, step=self.version, held=(), peers=(), timeout=timeout)
-        orders = {
-            name: order.model_copy(update={"held": tuple(sorted(get_held(ledger))), "peers": tuple(sorted(peers))})
-            for peers in ledgers.values()
-            for name, ledger in peers.items()
-        }
+        orders = {}
+        for stage, peers in ledgers.items():
+            other_end = tuple(member.name for member in self.membership.list_other_end(stage))
+            for name, ledger in peers.items():
+                held = tuple(sorted(get_held(ledger)))
+                update = {"held": held, "peers": tuple(sorted(peers)), "other_end": other_end}
+                orders[name] = order.model_copy(update=update)
         replies = await self.membership.call_members(orders, "prepare", timeout + self.timeout / 2)
-        votes = {}
+        votes, errors = dict[str, messages.Vote](), dict[str, CallError]()
         for name, reply in replies.items():
             try:
                 votes[name] = messages.parse_message(messages.Vote, raise_if_failed(reply))
             except CallError as error:
-                self.assign_blame(name, error)
-        if len(votes) < len(replies):
-            return None
-        outvoted = [name for stage in ledgers for name in self.find_outvoted(stage, votes)]
-        for name in outvoted:
-            self.membership.evict(name, "its result differs from the others' of its stage")
-        return None if outvoted else votes
+                errors[name] = error
+        for name, error in errors.items():
+            self.assign_blame(name, error, votes)
+        is_valid = not errors and self.check_tied(votes)
+        return votes if is_valid and not self.evict_outvoted(ledgers, {n: v.digest for n, v in votes.items()}) else None
 
     def get_reduce_seconds(self) -> float:
         """Return how long reading all gradient sums of a stage may take, beyond the usual timeout."""
         stages = self.membership.list_stages()
-        return max(4 * len(peers) * max(member.parameters for member in peers) for peers in stages) / MIN_BANDWIDTH
+        extra = len(self.membership.tied_stages) // 2  # the other end's mean is one more to read
+        sums = (4 * (len(peers) + extra) * max(member.parameters for member in peers) for peers in stages)
+        return max(sums) / MIN_BANDWIDTH
 
-    def assign_blame(self, name: str, error: CallError) -> None:
-        """Record why a member did not vote, and evict the cause: itself, or the peer whose sum it could not read."""
-        is_unreadable = isinstance(error, CallRefusedError) and error.code == "unreadable"
-        culprit = error.message.partition(":")[0] if is_unreadable else name
-        is_outdated = isinstance(error, CallRefusedError) and error.code in ("stale", "mismatch")
-        if is_outdated or culprit not in self.membership.members:
-            return
-        self.blames[culprit] += 1 if isinstance(error, CallRefusedError) else MAX_BLAMES
-        if self.blames[culprit] >= MAX_BLAMES:
-            self.membership.evict(culprit, f"no vote: {error}")
+    def assign_blame(self, name: str, error: CallError, votes: Collection[str]) -> None:
+        """Record why a member did not vote, and evict the cause: itself, or the peer whose sum it could not read.
 
-    def find_outvoted(self, stage: int, votes: Mapping[str, messages.Vote]) -> list[str]:
+        A peer of the other end that could not vote itself had no mean to send, so it is not the cause.
+        """
+        code, culprit = error.code if isinstance(error, CallRefusedError) else "", name
+        if isinstance(error, CallRefusedError) and code in ("unreadable", "other_end"):
+            culprit = error.message.partition(":")[0]
+        is_outdated = code in ("stale", "mismatch") or (code == "other_end" and culprit not in votes)
+        if not is_outdated:
+            self.add_blame(culprit, f"no vote: {error}", 1 if isinstance(error, CallRefusedError) else MAX_BLAMES)
+
+    def add_blame(self, name: str, reason: str, count: int = 1) -> None:
+        self.blames[name] += count
+        if self.blames[name] >= MAX_BLAMES:
+            self.membership.evict(name, reason)
+
+    def evict_outvoted(self, stages: Iterable[int], digests: Mapping[str, str]) -> bool:
+        """Evict members whose digest differs from that of most of their stage; return whether there were any."""
+        outvoted = [name for stage in stages for name in self.find_outvoted(stage, digests)]
+        for name in outvoted:
+            self.membership.evict(name, "its result differs from the others' of its stage")
+        return bool(outvoted)
+
+    def find_outvoted(self, stage: int, digests: Mapping[str, str]) -> list[str]:
         """Return a stage's members that voted against the majority. In a tie the oldest member's vote decides."""
-        peers = [m for m in self.membership.get_stage_members(stage) if m.name in votes]
-        counts = Counter(votes[m.name].digest for m in peers)
+        peers = [m for m in self.membership.get_stage_members(stage) if m.name in digests]
+        counts = Counter(digests[m.name] for m in peers)
         oldest = min(peers, key=lambda member: (member.since, member.name))
-        winner = max(counts, key=lambda digest: (counts[digest], digest == votes[oldest.name].digest))
-        return [member.name for member in peers if votes[member.name].digest != winner]
+        winner = max(counts, key=lambda digest: (counts[digest], digest == digests[oldest.name]))
+        return [member.name for member in peers if digests[member.name] != winner]
+
+    def check_tied(self, votes: Mapping[str, messages.Vote]) -> bool:
+        """Return whether both copies of a tied matrix are equal and get the same update (`trainer.swarm.tied`).
+
+        If not, evict members in the minority of their stage. If a member read something else than the other end has,
+        it or its source is wrong: both are blamed, and the next attempt chooses other sources.
+        """
+        stages = self.membership.tied_stages
+        names = {stage: [member.name for member in self.membership.get_stage_members(stage)] for stage in stages}
+        tied = {name: votes[name].tied for peers in names.values() for name in peers}
+        digests = {name: each for name, each in tied.items() if each is not None}
+        for name in tied.keys() - digests.keys():
+            self.membership.evict(name, "it has no digests of the tied matrix")
+        if len(digests) < len(tied) or self.evict_outvoted(stages, {n: d.own for n, d in digests.items()}):
+            return False
+        is_equal = True
+        for stage, other in zip(stages, reversed(stages), strict=True):
+            expected = digests[names[other][0]].own
+            for name in (name for name in names[stage] if digests[name].read != expected):
+                is_equal = False
+                for culprit in {name, digests[name].source} & {name, *names[other]}:
+                    self.add_blame(culprit, "the two ends differ in the tied matrix")
+        return is_equal
 
     # --- commit ---
 

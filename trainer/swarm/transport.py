@@ -247,9 +247,9 @@ class Transport:
         from hivemind.p2p import PeerID
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
-        name = PeerID.from_base58(peer)
         for attempt in (1, 2):
             try:
+                name = PeerID.from_base58(peer)
                 if peer not in self._connected and peer in self._known:
                     await self._connect(name, peer)
                 _, reader, writer = await self._p2p.call_binary_stream_handler(name, PROTOCOL)

@@ -20,15 +20,16 @@ from torch import Tensor
 
 from trainer.protocol import Message
 from trainer.protocol.version import MessageT
-from trainer.swarm import buffers, messages, trust
+from trainer.swarm import messages, trust
 from trainer.swarm.fault_injection import FaultInjector
-from trainer.swarm.frames import DTYPES, CallError, CallRefusedError, MalformedFrameError, RpcFrame
+from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
 from trainer.swarm.next_stage_client import NextStageClient, describe_non_finite
 from trainer.swarm.stage import ForwardRecord, Stage, StateError
 from trainer.swarm.stage_client import MAX_HIDDEN_BYTES
 from trainer.swarm.state_transfer import fetch_state, send_state
 from trainer.swarm.sum_exchange import SumExchange
 from trainer.swarm.transport import Handler, Route, Transport, loop_time
+from trainer.swarm.wire import decode_tensor, encode_gradient
 from trainer.swarm.worker_state import WorkerState
 
 GIVE_UP_SECONDS = 900.0  # A worker stops if the coordinator does not reply for this long
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 class Worker:
     exchange_type = SumExchange
+    state_type = WorkerState
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Worker:
         routes = {name: Route(h, self.is_coordinator, MAX_MESSAGE_BYTES) for name, h in handlers.items()}
         routes["run"] = Route(self.on_run, self.may_run, MAX_HIDDEN_BYTES)
         routes["state"] = Route(self.on_state, self.may_load, MAX_MESSAGE_BYTES)
-        for which in ("snapshot", "reduced"):
+        for which in ("snapshot", "reduced", "tied"):
             routes[which] = Route(partial(self.serve_sum, which), self.is_member, MAX_MESSAGE_BYTES)
         await self.transport.serve(routes)
         await self.send_hellos()
@@ -108,7 +110,7 @@ class Worker:
     def handle_welcome(self, welcome: messages.Welcome) -> float:
         """Return the seconds until the next hello."""
         if self.state is None:
-            self.state = WorkerState(welcome.config, self.device)
+            self.state = self.state_type(welcome.config, self.device)
             self.exchange = self.exchange_type(self.transport, self.state, self.run_in_thread)
         if welcome.finished:
             self.stop("The run is finished.")
@@ -175,30 +177,40 @@ class Worker:
 
     async def on_load(self, order: messages.Load) -> messages.Loaded:
         worker = self.get_state()
-        state = await self.fetch_first_state(order) if order.sources else None
+        request, other_end = messages.StateRequest(stage=order.stage, step=order.step), self.find_other_end(order.stage)
+        tied_request = request.model_copy(update={"stage": other_end, "tied": True})
+        state = await self.fetch_first_state(order.sources, request) if order.sources else None
+        tied = await self.fetch_first_state(order.tied_sources, tied_request) if order.tied_sources else None
         try:
-            stage = await self.run_in_thread(worker.load_stage, order.attempt, order.stage, order.step, state)
+            stage = await self.run_in_thread(worker.load_stage, order.attempt, order.stage, order.step, state, tied)
         except StateError as error:
-            raise CallRefusedError("unreadable", f"{order.sources[0].name}: {error}") from error
-        slots = await self.run_in_thread(buffers.count_slots, stage)
-        self.slots, self.get_exchange().reduced, self.next_stage = asyncio.Semaphore(slots), None, None
+            raise CallRefusedError("unreadable", f"{(order.sources or order.tied_sources)[0].name}: {error}") from error
+        slots = await self.run_in_thread(worker.plan_memory)
+        self.slots, self.next_stage = asyncio.Semaphore(slots), None
+        self.get_exchange().published.clear()
         log.info("stage %d of %d at step %d", order.stage, worker.config.stages, order.step)
         return messages.Loaded(parameters=stage.gradient_sum.numel(), slots=slots)
 
-    async def fetch_first_state(self, order: messages.Load) -> dict[str, Tensor]:
+    def find_other_end(self, stage: int) -> int:
+        """Return the last stage for the first, and the first for any other."""
+        return self.get_state().config.stages - 1 if stage == 0 else 0
+
+    async def fetch_first_state(
+        self, sources: Sequence[messages.Peer], request: messages.StateRequest
+    ) -> dict[str, Tensor]:
         """Read a stage's state from the first source that sends it."""
         failure = "no sources"
-        for source in order.sources:
+        for source in sources:
             self.transport.add_addresses(source.name, source.addresses)
             try:
-                return await fetch_state(self.transport, source.name, order.stage, order.step, 30)
+                return await fetch_state(self.transport, source.name, request, 30)
             except (CallError, ValueError) as error:
                 failure = f"{source.name}: {error}"
         raise CallRefusedError("unreadable", failure)
 
     async def on_state(self, _: str, frame: RpcFrame) -> AsyncIterator[RpcFrame]:
         request = messages.parse_message(messages.StateRequest, frame)
-        state = await self.run_in_thread(self.get_state().copy_state, request.stage, request.step)
+        state = await self.run_in_thread(self.get_state().copy_state, request)
         async for part in send_state(state):
             yield part
 
@@ -220,14 +232,26 @@ class Worker:
         async with self.slots:
             stage = state.get_stage(request.step)
             tokens, targets, hidden = check_inputs(stage, request, frame.tensors)
-            if stage.is_last and request.mode != "learn":
-                reply = await self.run_in_thread(state.infer, request, tokens, hidden, targets)
+            if request.cache is not None:
+                return await self.advance_text(request, request.cache, tokens, hidden)
+            if stage.is_last and request.mode == "nats":
+                reply = await self.run_in_thread(state.compute_nats, request, tokens, hidden, targets)
                 return messages.to_frame(messages.StageReply(path=(self.transport.peer,)), reply)
             record = await self.run_in_thread(state.run_forward, request, tokens, hidden, targets)
             if stage.is_last:
                 result = messages.StageReply(path=(), nats=record.nats, targets=record.count)
                 return await self.backward(request, record, None, result)
             return await self.run_next_stages(request, record, targets)
+
+    async def advance_text(
+        self, request: messages.RunRequest, position: messages.CachePosition, tokens: Tensor, hidden: Tensor | None
+    ) -> RpcFrame:
+        """Read the next tokens of a text that is being sampled; reply with the next token's logits."""
+        state = self.get_state()
+        output = await self.run_in_thread(state.advance, request, position, tokens, hidden)
+        if state.get_stage(request.step).is_last:
+            return messages.to_frame(messages.StageReply(path=(self.transport.peer,)), output)
+        return await self.run_next_stages(request, ForwardRecord(tokens, None, None, output, None), None)
 
     async def run_next_stages(
         self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None
@@ -253,7 +277,7 @@ class Worker:
         input_gradient = await self.run_in_thread(run_backward)
         await self.faults.trigger("added", request.step)
         result = result.model_copy(update={"path": (self.transport.peer, *result.path)})
-        tensors = [] if input_gradient is None else [input_gradient.to(DTYPES[state.config.wire])]
+        tensors = () if input_gradient is None else encode_gradient(input_gradient, state.config.wire)
         return messages.to_frame(result, *tensors)
 
     # --- the end of a step ---
@@ -289,7 +313,7 @@ class Worker:
     async def on_commit(self, order: messages.Commit) -> messages.Committed:
         await self.faults.trigger("committing", order.step)
         committed = await self.run_in_thread(self.get_state().commit, order)
-        self.get_exchange().reduced = None
+        self.get_exchange().published.clear()
         return committed
 
 
@@ -309,13 +333,15 @@ def check_inputs(
     remaining = list(tensors)
     tokens = remaining.pop(0) if remaining else torch.empty(0)
     targets = remaining.pop(0) if remaining and request.mode != "logits" else None
-    hidden = remaining.pop(0) if remaining and not stage.is_first else None
     check_tokens(stage, tokens, targets)
-    if remaining or (targets is None) != (request.mode == "logits") or (hidden is None) != stage.is_first:
+    if (targets is None) != (request.mode == "logits") or bool(remaining) == stage.is_first:
         raise MalformedFrameError("too many or too few tensors")
-    if hidden is not None:
-        check_hidden(stage, tokens, hidden)
-    return tokens, targets, hidden
+    if request.cache is not None and len(tokens) != 1:
+        raise MalformedFrameError("a text is one row")
+    start = request.cache.start if request.cache else 0
+    if (request.cache is None) != (request.mode != "logits") or start + tokens.shape[1] > stage.config.sequence_length:
+        raise MalformedFrameError("a cache is for logits, and a text as long as a row at most")
+    return tokens, targets, None if stage.is_first else decode_hidden(stage, tokens, remaining)
 
 
 def check_tokens(stage: Stage, tokens: Tensor, targets: Tensor | None) -> None:
@@ -330,11 +356,8 @@ def check_tokens(stage: Stage, tokens: Tensor, targets: Tensor | None) -> None:
         raise MalformedFrameError("tokens beyond the vocabulary")
 
 
-def check_hidden(stage: Stage, tokens: Tensor, hidden: Tensor) -> None:
-    wire, shape = stage.config.wire, (*tokens.shape, stage.input_width)
-    if hidden.shape != shape or hidden.dtype != DTYPES[wire]:
-        raise MalformedFrameError(
-            f"a hidden state of {hidden.dtype} {list(hidden.shape)}, expected {wire} {list(shape)}"
-        )
+def decode_hidden(stage: Stage, tokens: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    hidden = decode_tensor(tensors, stage.config.wire, (*tokens.shape, stage.input_width))
     if describe_non_finite(hidden):
         raise MalformedFrameError("a hidden state that is not finite")
+    return hidden

@@ -9,15 +9,19 @@ ledgers until each micro-batch is held once. Then the worker freezes (`freeze`),
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.swarm import buffers
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import DTYPES, CallRefusedError
 from trainer.swarm.messages import (
+    CachePosition,
     Commit,
     Committed,
     HeldMicroBatch,
@@ -26,11 +30,12 @@ from trainer.swarm.messages import (
     PositionRequest,
     Prepare,
     RunRequest,
+    StateRequest,
     StepRequest,
     Vote,
 )
 from trainer.swarm.router import SMOOTHING
-from trainer.swarm.stage import ForwardRecord, HashObject, Stage, squared_norm, update_hash
+from trainer.swarm.stage import ForwardRecord, HashObject, Stage, update_hash
 
 
 class WorkerState:
@@ -47,20 +52,43 @@ class WorkerState:
         self.mean: Tensor | None = None  # `[P]`, fp32: the stage's mean gradient that was voted on
         self.replayed: tuple[int, Tensor] | None = None  # Number of a replay and the gradient sum that it recomputed
         self.throughput: float | None = None
+        self.caches: dict[str, tuple[int, Any]] = {}
+        """Texts that are being sampled: tokens so far and the stage's cache of them. Dropped by an update."""
+        self.max_caches = 0  # As many as fit, by the memory plan
 
     # --- the stage ---
 
-    def load_stage(self, attempt: int, index: int, step: int, state: Mapping[str, Tensor] | None) -> Stage:
-        """Load a stage with this state, or build it from the seed without one. Raise `StateError` for a wrong state."""
+    def load_stage(
+        self,
+        attempt: int,
+        index: int,
+        step: int,
+        state: Mapping[str, Tensor] | None,
+        tied: Mapping[str, Tensor] | None = None,
+    ) -> Stage:
+        """Load a stage with this state, or build it from the seed without one. Raise `StateError` for a wrong state.
+
+        `tied`: the other end's weights of the tied matrix. Weights from the seed may differ in their last bits there.
+        """
         self.check_attempt(attempt)
         self.reset_step()
+        self.caches.clear()
         if self.stage is not None and (state is None or self.stage.index != index):
             self.stage = None
         if self.stage is None:
             self.stage = Stage(self.config, index, self.device)
         if state is not None:
             self.stage.load_state(state, step)
+        if tied is not None:
+            self.stage.load_tied_weights(tied)
         return self.get_stage(step)
+
+    def plan_memory(self) -> int:
+        """Return how many micro-batches fit into the free memory, and limit the texts to what fits beside them."""
+        assert self.stage is not None, "a stage has been loaded"
+        plan = buffers.plan_memory(self.stage)
+        self.max_caches = plan.texts
+        return plan.slots
 
     def reset_step(self) -> None:
         """Drop this step's gradients, and unfreeze."""
@@ -81,11 +109,13 @@ class WorkerState:
             raise CallRefusedError("stale", f"requested step {step}, this worker is at {version}")
         return self.stage
 
-    def copy_state(self, index: int, step: int) -> dict[str, Tensor]:
-        """Return a copy of weights and momenta."""
-        stage = self.get_stage(step)
-        if stage.index != index:
-            raise CallRefusedError("stale", f"requested stage {index}, this worker has {stage.index}")
+    def copy_state(self, request: StateRequest) -> dict[str, Tensor]:
+        """Return a copy of weights and momenta, or of the tied matrix."""
+        stage = self.get_stage(request.step)
+        if stage.index != request.stage:
+            raise CallRefusedError("stale", f"requested stage {request.stage}, this worker has {stage.index}")
+        if request.tied:
+            return {name: tensor.to("cpu", copy=True) for name, tensor in stage.get_tied_weights().items()}
         return stage.copy_state()
 
     # --- a micro-batch ---
@@ -99,13 +129,27 @@ class WorkerState:
         self.observe_throughput(tokens.numel(), time.perf_counter() - started, share=1 / 3)
         return record
 
-    def infer(self, request: RunRequest, tokens: Tensor, hidden: Tensor | None, targets: Tensor | None) -> Tensor:
-        """Return the last stage's reply to a request without gradients."""
+    def compute_nats(self, request: RunRequest, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
+        """Return the last stage's reply to an evaluation."""
+        return self.get_stage(request.step).compute_nats(tokens, hidden, targets)
+
+    def advance(self, request: RunRequest, position: CachePosition, tokens: Tensor, hidden: Tensor | None) -> Tensor:
+        """Read the next tokens of a text: return the stage's output, at the last stage the next token's logits.
+
+        Refuse a text whose earlier tokens are not in a cache here: the caller starts it again.
+        """
         stage = self.get_stage(request.step)
-        if request.mode == "nats":
-            assert targets is not None
-            return stage.compute_nats(tokens, hidden, targets)
-        return stage.compute_next_logits(tokens, hidden)
+        if not self.max_caches:
+            raise CallRefusedError("no_memory", "this worker has too little memory to remember a text")
+        length, cache = self.caches.pop(position.name, (0, None))
+        if length != position.start:
+            raise CallRefusedError("no_cache", f"{length} tokens of this text are here, not {position.start}")
+        cache = stage.build_cache() if cache is None else cache
+        output = stage.advance(tokens, hidden, cache)
+        self.caches[position.name] = length + tokens.size(1), cache
+        if len(self.caches) > self.max_caches:
+            del self.caches[next(iter(self.caches))]  # the one that was used least recently
+        return output
 
     def run_backward(
         self, request: RunRequest, record: ForwardRecord, gradient: Tensor | None, peer: str = ""
@@ -190,13 +234,18 @@ class WorkerState:
         if self.frozen_attempt == request.attempt:
             self.weights_hash = (request.attempt, self.get_stage(request.step).hash_weights())
 
+    def digest_tied(self, request: Prepare, *means: Tensor) -> tuple[str, ...]:
+        """Return, for each mean of the tied matrix, the digest of the matrix's weights followed by it."""
+        weights = update_hash(hashlib.sha256(), self.get_stage(request.step).get_tied_weights().values())
+        return tuple(update_hash(weights.copy(), [mean]).hexdigest() for mean in means)
+
     def vote(self, request: Prepare, mean: Tensor) -> Vote:
-        self.get_stage(request.step)
+        stage = self.get_stage(request.step)
         is_frozen = self.frozen_attempt == request.attempt
         if not is_frozen or self.weights_hash is None or self.weights_hash[0] != request.attempt:
             raise CallRefusedError("stale", "this worker has been unfrozen")
         digest = update_hash(self.weights_hash[1].copy(), [mean]).hexdigest()
-        vote = Vote(digest=digest, squared_norm=squared_norm(mean))
+        vote = Vote(digest=digest, squared_norm=stage.compute_squared_norm(mean))
         self.mean = mean
         return vote
 
@@ -210,6 +259,7 @@ class WorkerState:
             self.check_attempt(order.attempt)
             stage.apply_update(self.mean, order.factor, order.clip_scale)
             self.reset_step()
+            self.caches.clear()
         return Committed(step=stage.version)
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
+from torch.optim import Optimizer
 
 from trainer.accounting.budget import Usage
 from trainer.accounting.flops import count_parameters
 from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.checkpoint.store import (
+    MILESTONES_FOLDER,
+    CheckpointError,
+    CheckpointSnapshot,
     find_latest_checkpoint,
     get_checkpoint_path,
     prune_checkpoints,
@@ -22,6 +28,7 @@ from trainer.checkpoint.store import (
     write_snapshot,
 )
 from trainer.config.resolve import RESUMABLE_FIELDS, serialize_config
+from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.training.finetune import describe_lineage
 from trainer.training.identity import check_identity
 from trainer.training.metrics import MetricsWriter
@@ -29,10 +36,11 @@ from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import MetricsWindow, Run
 
 
-def save_checkpoint(run: Run, wait: bool = True) -> Path:
+def save_checkpoint(run: Run, *, wait: bool = True, is_final: bool = False) -> Path:
     """Write a checkpoint and delete those too old. All processes take part, one writes.
 
-    With `wait` false it is written in the background; the next call or `run.writer` then raises its OSError.
+    With `wait` false it is written in the background; the next call or `run.writer` then raises its OSError. The final
+    one has no optimizer state.
     """
     folder = get_checkpoint_path(run.config.out, run.usage.steps)
     state = {
@@ -42,12 +50,13 @@ def save_checkpoint(run: Run, wait: bool = True) -> Path:
         "dev": run.dev,
         "clock": list(run.step_microseconds),
         "compile_seconds": run.compile_seconds,
+        **run.compute_mfu(run.usage.tokens / run.usage.seconds if run.usage.seconds else 0.0),
         "spikes": run.spike_filter.state_dict(),
         "loader": run.loader.state_dict(),
         "random": get_random_state(),
         "identity": run.identity,
     }
-    content = take_snapshot(run.raw_model, run.optimizers)
+    content = take_run_snapshot(run, None if is_final else run.optimizers)
 
     def write() -> None:
         write_snapshot(folder, content, state)
@@ -61,6 +70,24 @@ def save_checkpoint(run: Run, wait: bool = True) -> Path:
     return folder
 
 
+def save_milestone(run: Run, percent: int) -> None:
+    """Write the weights in bf16 in the background, as those of a percentage of the budget. All processes take part."""
+    folder = run.config.out / MILESTONES_FOLDER / get_checkpoint_path(run.config.out, run.usage.steps).name
+    state = {"step": run.usage.steps, "spent": dataclasses.asdict(run.usage)}
+    content = take_run_snapshot(run, None, torch.bfloat16)
+    if run.fabric.is_global_zero:
+        run.writer.begin(lambda: write_snapshot(folder, content, state, milestone=percent))
+
+
+def take_run_snapshot(
+    run: Run, optimizers: Sequence[Optimizer] | None, dtype: torch.dtype | None = None
+) -> CheckpointSnapshot:
+    """Copy what a checkpoint needs, off a GPU into buffers that all checkpoints of the run share."""
+    if run.host_buffers is not None:
+        run.writer.wait()  # which reads them
+    return take_snapshot(run.raw_model, optimizers, dtype, run.host_buffers)
+
+
 def resume_run(run: Run, console: Console) -> None:
     """Restore the newest checkpoint if there is one."""
     folder = find_latest_checkpoint(run.config.out)
@@ -72,6 +99,8 @@ def resume_run(run: Run, console: Console) -> None:
     check_identity(run.config.out, saved, run.identity)
     state = restore_checkpoint(folder, run.raw_model, run.optimizers)
     run.usage = Usage(**state["spent"])
+    if run.fraction < 1 and not (folder / OPTIMIZER_FILE).is_file():
+        raise CheckpointError(f"{folder} has no {OPTIMIZER_FILE} to resume with: start a new run --from it")
     run.window = MetricsWindow(**state["window"])
     run.dev = state["dev"]
     run.step_microseconds = state.get("clock", [])
@@ -130,6 +159,7 @@ def write_run_json(run: Run) -> None:
         "packing": {"kind": run.resolved.packing, "waste": run.loader.waste},
         "parameters": count_parameters(run.raw_model),
         "flops_per_token": run.flops_per_token,
+        "window_flops_per_token": run.window_flops_per_token,
         "environment": describe_environment(run.fabric.device),
         "peak_flops": run.peak_flops,
         "compile_seconds": run.compile_seconds,
@@ -156,6 +186,7 @@ def write_result(run: Run, folder: Path) -> None:
         "train_flops": run.usage.flops,
         "train_seconds": run.usage.seconds,
         "compile_seconds": run.compile_seconds,
+        **run.compute_mfu(run.usage.tokens / run.usage.seconds if run.usage.seconds else 0.0),
         "spikes": run.spike_filter.skipped,
         "final_loss": run.dev["loss"],
         "bits_per_byte": run.dev["bits_per_byte"],

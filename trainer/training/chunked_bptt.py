@@ -7,8 +7,9 @@ Two kinds of gradients:
   long pass. States are recomputed (Chen et al., arXiv 1604.06174, section 3): `FAN_OUT` of them are stored on each
   level of a tree of chunks. Memory grows with the logarithm of the row's length; each level costs one forward pass.
 
-Requires a model with `bounded` false, whose `advance` does not change its argument. Not covered: fsdp, which shards the
-weights that gradients are computed for.
+Requires a model with `bounded` false, whose `advance` does not change its argument. With sharded weights each chunk is
+a pass of the whole FSDP module, forward and backward (`ShardedRows`); otherwise a row is one autograd function
+(`ChunkedBPTT`), as DDP expects.
 """
 
 from __future__ import annotations
@@ -44,6 +45,17 @@ def collect_tensors(state: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     map_tensors(lambda tensor: tensors.append(tensor) or tensor, state)  # type: ignore[func-returns-value]
     return tensors
+
+
+class CarriedState:
+    """A model's state on its way into a sharded module and out of it.
+
+    FSDP takes the tensors in lists and tuples for inputs of a pass, and reduces gradients once theirs are complete: too
+    early here. It leaves other objects alone, as Fabric does.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
 
 
 def evaluate_in_chunks(objective: Objective, inputs: Tensor, targets: Tensor, per_position: bool) -> Tensor:
@@ -139,3 +151,43 @@ class ChunkedRows:
         state_gradients = zip(inputs[len(self.parameters) :], gradients[len(self.parameters) :], strict=True)
         grads_before = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in state_gradients]
         return map_tensors(Tensor.detach, after), grads_before
+
+
+class ShardedRows(ChunkedRows):
+    """Rows of a sharded model. FSDP gathers weights and reduces gradients in its own passes, so gradients are added to
+    the parameters.
+    """
+
+    def __init__(self, module: nn.Module, objective: Objective, inputs: Tensor, targets: Tensor, scale: float) -> None:
+        super().__init__(objective, inputs, targets, ())
+        self.module, self.scale = module, scale
+
+    def run_passes(self) -> Tensor:
+        """Run forward and backward over all chunks; return the sum of the losses times `scale`."""
+        if self.objective.full_gradients:
+            self.run_through(0, len(self.inputs), None, [])
+        else:
+            self.run_truncated()
+        return self.loss * self.scale
+
+    @torch.no_grad()
+    def advance_state(self, first: int, end: int, state: Any) -> Any:
+        for x in self.inputs[first:end]:
+            state = self.module(x, None, state=CarriedState(state))[1].content
+        torch.clear_autocast_cache()
+        return state
+
+    def train_chunk(self, number: int, state: Any, grads_after: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
+        before = map_tensors(lambda tensor: tensor.detach().requires_grad_(self.objective.full_gradients), state)
+        loss, carried = self.module(self.inputs[number], self.targets[number], state=CarriedState(before))
+        outputs = [loss, *(collect_tensors(carried.content) if grads_after else [])]
+        torch.autograd.backward(outputs, [torch.full_like(loss, self.scale), *grads_after])
+        self.loss += loss.detach()
+        grads_before = [torch.zeros_like(x) if x.grad is None else x.grad for x in collect_tensors(before)]
+        return map_tensors(Tensor.detach, carried.content), grads_before
+
+
+def needs_chunk_passes(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether rows of a model, as Fabric wraps it, are trained as `ShardedRows`."""
+    objective = getattr(module, "module", module)
+    return hasattr(objective, "unshard") and 0 < objective.chunk < inputs.size(1)

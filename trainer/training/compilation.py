@@ -1,7 +1,8 @@
 """Compile the model with torch.compile, and cache the compiled code.
 
 Two functions are compiled, each as one graph for fixed shapes: tokens to features, and a chunk of features to its loss.
-With `fsdp` and `zero2` each block is compiled, since weights are gathered between blocks. The time is reported as
+With `fsdp` and `zero2` each block is compiled, since weights are gathered between blocks. So are blocks of recurrent
+modules and of large graphs, equal blocks once, so that the time does not grow with the depth. It is reported as
 `compile_seconds` and not charged to the budget.
 
 The cache is in $DAILYTRAIN_CACHE, else below the home folder, else (as in a sandbox) in a temporary folder. A node's
@@ -10,6 +11,7 @@ jobs do not share it: it holds machine code, and one entry could replace another
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -19,8 +21,18 @@ import torch
 
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.dataset import get_cache_folder
+from trainer.graph.blocks import count_calls, has_split_blocks, split_blocks
+from trainer.graph.mlps import fuse_mlps
+from trainer.graph.model import GraphModel
+from trainer.models.base import LanguageModel
+from trainer.ops import devices
 from trainer.training.objective import Objective
 
+MAX_CALLS = 2000
+"""In a graph that is compiled as a whole. The compiler's time grows with them, to half an hour for rwkv5 at depth 24. A
+block of `gpt` has about 34; a recurrent model's has more for each chunk of a row."""
+MAX_BLOCKS = 64  # that differ in a graph; torch's own limit is 8
+HOPPER = 9  # compute capability
 BACKEND = "inductor"  # tests use `aot_eager`, which generates no code and needs no compiler
 
 
@@ -47,12 +59,42 @@ def set_cache_folder() -> None:
 def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph: bool = True) -> None:
     """Compile the objective's functions at their first call. `fullgraph`: raise at a graph break."""
     model, options = objective.model, {"dynamic": False, "fullgraph": fullgraph, "backend": BACKEND}
-    if resolved.is_sharded:
+    if resolved.is_sharded or not model.bounded:
         for block in model.repeated_blocks():
             block.compile(dynamic=False, backend=BACKEND)
+    elif isinstance(model, GraphModel) and is_large(model):
+        for passes in model.traced_passes.values():
+            for block in split_blocks(passes.features.module):
+                block.compile(**options, recompile_limit=MAX_BLOCKS)
     else:
         objective.features = torch.compile(model.features, **options)
     objective.chunk_loss = torch.compile(objective.compute_chunk_loss, **options)
+
+
+def is_large(model: GraphModel) -> bool:
+    """Return whether a graph's blocks are compiled instead of the whole, which would take too long."""
+    module = model.traced_passes[True].features.module
+    return has_split_blocks(module) or count_calls(module.graph, module) > MAX_CALLS
+
+
+def choose_muon_backend(resolved: ResolvedConfig) -> str | None:
+    """Return torch.compile's backend for Muon's step; None if it is not compiled: on CPUs, and of sharded weights."""
+    return BACKEND if resolved.compile and resolved.device == "cuda" and not resolved.is_sharded else None
+
+
+def fuse_supported_mlps(model: LanguageModel, resolved: ResolvedConfig) -> int:
+    """With `fused_mlp`, let MLPs of graphs with ReLU^2 be computed by `trainer.ops.fused_mlp`; return their number.
+
+    Only compiled, in bf16 and on a Hopper GPU, for which the blocks of its kernels are chosen.
+    """
+    can_fuse = resolved.fused_mlp and resolved.compile and resolved.device == "cuda" and resolved.precision == "bf16"
+    if not can_fuse or not isinstance(model, GraphModel):
+        return 0
+    if devices.get_generation() != HOPPER or importlib.util.find_spec("triton") is None:
+        return 0
+    from trainer.ops.fused_mlp import compute_mlp
+
+    return fuse_mlps(model, compute_mlp)
 
 
 def is_graph_break(error: BaseException) -> bool:

@@ -47,7 +47,7 @@ def comparable_identity(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_identity(run_folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise `ConfigError` if the folder holds a different run. Fields missing in an older release's count as equal."""
+    """Raise `ConfigError` if the folder holds a different run. Missing fields of `train` count as equal."""
     old, new = comparable_identity(saved), comparable_identity(current)
     old["train"] = {**new["train"], **old["train"]}
     different = [name for name, value in new.items() if old.get(name) != value]

@@ -27,7 +27,8 @@ from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
 from trainer.errors import RESUME_HINT, ExitCode, ModelError, TrainingInterrupted, attribute_to_model
 from trainer.optim import optimizers as optim
-from trainer.training.checkpointing import save_checkpoint, write_result
+from trainer.training.checkpointing import save_checkpoint, save_milestone, write_result
+from trainer.training.chunked_bptt import ShardedRows, needs_chunk_passes
 from trainer.training.evaluation import evaluate
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.interruption import StopRequest
@@ -44,6 +45,8 @@ TRAIN_LINES = 200  # train lines over a whole run, fewer if it has fewer steps
 def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
     """Train until the budget is used or a stop is requested; save a checkpoint in either case."""
     logger = run.fabric.loggers[0] if run.fabric.loggers else None
+    if logger is not None:
+        logger.log_hyperparams(run.identity)
     with MetricsWriter(run.metrics_path, logger) as metrics, TrainingProgress(console) as progress:
         stop.is_graceful = True
         try:
@@ -55,7 +58,7 @@ def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
         folder = get_checkpoint_path(run.config.out, run.usage.steps)
         run.writer.wait()
         if run.last_checkpoint != folder:
-            save_checkpoint(run)
+            save_checkpoint(run, is_final=True)
         write_result(run, folder)
         progress.print_line(
             f"done: {run.usage.steps:,} steps, {run.usage.tokens:,} tokens, {run.usage.seconds:.1f} s of training, "
@@ -80,11 +83,17 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
             values = (loss, seconds, stop.is_requested, is_due)
             loss, seconds, must_stop, is_due = average_across_processes(run.fabric, values)
             charge_step(run, loss, seconds)
+            if milestone := find_passed_milestone(before, run.fraction, run.config.milestones):
+                save_milestone(run, milestone)  # before averaging: of the weights in training
+            if run.fraction >= 1:
+                optim.load_tail_average(run.optimizers)
             if crosses_interval(before, run.fraction, TRAIN_LINES):
                 write_train_line(run, norm, metrics, progress)
             if crosses_interval(before, run.fraction, run.resolved.evaluations):
                 evaluate(run, metrics, progress)
                 gc.collect()
+            if run.fraction >= 1:
+                break  # its last checkpoint has another content
             if must_stop:
                 raise TrainingInterrupted
             if is_due:
@@ -113,7 +122,8 @@ def garbage_collection_paused() -> Iterator[None]:
 
 def run_step(run: Run, fraction: float) -> tuple[float, float]:
     """Run the next step; return loss and gradient norm. `fraction`: the used part of the budget."""
-    optim.set_learning_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.usage.steps))
+    optim.apply_schedule(run.optimizers, run.recipe, fraction, run.usage.steps)
+    run.objective.set_later_weights(run.recipe.compute_multi_token(fraction))
     return train_step(
         run.fabric,
         run.model,
@@ -172,10 +182,14 @@ def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, 
         x, y = (tensor[rows].to(fabric.device, non_blocking=True) for tensor in batch)
         # Exchange gradients only in the last micro-batch.
         with fabric.no_backward_sync(model, enabled=rows.stop < len(inputs)):
-            with attribute_to_model("in a forward pass"):
-                loss = model(x, y) / target_count
-            with attribute_to_model("in a backward pass"):
-                fabric.backward(loss)
+            if needs_chunk_passes(model, x):
+                with attribute_to_model("in a pass over a row's chunks"):
+                    loss = ShardedRows(model, model.module, x, y, 1 / target_count).run_passes()
+            else:
+                with attribute_to_model("in a forward pass"):
+                    loss = model(x, y) / target_count
+                with attribute_to_model("in a backward pass"):
+                    fabric.backward(loss)
         total += loss.detach()
     return total
 
@@ -222,6 +236,15 @@ def crosses_interval(before: float, after: float, parts: int) -> bool:
     return math.floor(after * parts + 1e-9) > math.floor(before * parts + 1e-9)
 
 
+def find_passed_milestone(before: float, after: float, every: int) -> int | None:
+    """Return the last multiple of `every` percent, below 100, that the used fraction passes; None if there is none."""
+    if not every:
+        return None
+    start, end = (math.floor(fraction * 100 / every + 1e-9) * every for fraction in (before, after))
+    end = min(end, 99 // every * every)
+    return end if end > start else None
+
+
 def is_checkpoint_due(interval: Budget, step: int, saved_at: float) -> bool:
     """Return whether it is time for a checkpoint. An interval in seconds is wall-clock time since `saved_at`."""
     if interval.kind == "steps":
@@ -233,7 +256,6 @@ def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: Tr
     window, run.window = run.window, MetricsWindow()
     speed = window.steps * run.resolved.tokens_per_step / window.seconds
     loss = window.losses / window.steps
-    peak = run.peak_flops and run.peak_flops * run.resolved.devices
     metrics.write(
         "train",
         run.usage.steps,
@@ -242,7 +264,7 @@ def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: Tr
         learning_rate=run.optimizers[0].param_groups[0]["lr"],
         gradient_norm=norm,
         tokens_per_second=speed,
-        mfu=speed * run.flops_per_token / peak if peak else None,
+        **run.compute_mfu(speed),
         memory_bytes=get_peak_memory_bytes(run.fabric.device),
         spikes=run.spike_filter.skipped,
     )

@@ -1,14 +1,15 @@
 """A run's `metrics.jsonl`: one JSON object per line, flushed at once, truncated when a run resumes at an earlier step.
 
     {"kind": "train", "step", "fraction", "tokens", "flops", "seconds", "loss", "learning_rate", "gradient_norm",
-     "tokens_per_second", "mfu", "memory_bytes", "spikes"}
+     "tokens_per_second", "mfu", "mfu_windowed", "memory_bytes", "spikes"}
     {"kind": "dev", "step", "fraction", "tokens", "flops", "seconds", "loss", "bits_per_byte"}
     {"kind": "sample", "step", "prompt", "text"}
 Losses are nats per token, in a train line the mean since the previous line; `seconds` are those charged to the budget;
 `learning_rate` is that of the first optimizer's first group (the matrices, in the baseline); `mfu` is the model's FLOPs
-as a share of the devices' peak (measured for a CPU, see `run.json`; null if unknown); `spikes` are the updates skipped
-so far. With a budget in steps, tokens or FLOPs only `seconds`, `tokens_per_second`, `mfu` and `memory_bytes` depend on
-the clock or the machine's state.
+as a share of the devices' peak (measured for a CPU, see `run.json`; null if unknown), `mfu_windowed` only those of
+matrix products, with attention counted over its windows, as nanochat counts; `spikes` are the updates skipped
+so far. With a budget in steps, tokens or FLOPs only `seconds`, `tokens_per_second`, both MFUs and `memory_bytes` depend
+on the clock or the machine's state.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from trainer.config.train_config import ConfigError
 
 class MetricsLogger(Protocol):
     """The methods of Lightning's loggers that we use."""
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """Log the run's configuration."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         """Log values."""
@@ -77,10 +81,11 @@ def is_complete_until(line: str, step: int) -> bool:
         return False
 
 
-def build_logger(name: str, run_folder: Path, group: str | None = None) -> MetricsLogger | None:
-    """Return Lightning's logger of that name, which writes below the run's folder. `group`: of runs, for W&B.
+def build_logger(name: str, run_folder: Path, job_type: str, group: str | None = None) -> MetricsLogger | None:
+    """Return Lightning's logger of that name, which writes below the run's folder, None for `none`.
 
-    Raise `ConfigError` if it is not installed.
+    `job_type` and `group` are W&B's; without a group W&B reads WANDB_RUN_GROUP. Raise `ConfigError` if the logger is
+    not installed.
     """
     if name == "none":
         return None
@@ -91,6 +96,7 @@ def build_logger(name: str, run_folder: Path, group: str | None = None) -> Metri
             return TensorBoardLogger(root_dir=run_folder, name="tensorboard")
         from lightning.pytorch.loggers import WandbLogger
 
-        return WandbLogger(project="dailytrain", name=run_folder.name, save_dir=run_folder, group=group)
+        names = {"project": "dailytrain", "name": run_folder.name, "job_type": job_type, "group": group}
+        return WandbLogger(save_dir=run_folder, **names)
     except ImportError as error:
         raise ConfigError(f"logger {name} is not installed: pip install 'dailytrain[loggers]'") from error

@@ -29,7 +29,9 @@ from trainer.errors import (
     is_out_of_memory,
     to_one_line,
 )
-from trainer.ops.losses import max_chunk_positions
+from trainer.ops.devices import release_cached_memory
+from trainer.ops.losses import limit_chunk_positions
+from trainer.optim.compiled_muon import compile_steps
 from trainer.training import compilation
 from trainer.training.objective import Objective
 from trainer.training.random_state import get_random_state, restore_random_state
@@ -67,15 +69,15 @@ def measure_saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor
     return sum(saved.values())
 
 
-def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int) -> int:
-    """Return how many of `rows` fit into the memory at once: a divisor of them."""
+def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int, copies: int = 3) -> int:
+    """Return how many of `rows` fit into the memory at once: a divisor of them. `copies`: of the weights, see below."""
     free = get_free_memory_bytes()
-    # Gradients and momenta are allocated later, each as large as the weights.
+    # Gradients, momenta and an average are allocated later, each as large as the weights.
     weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
     with torch.no_grad():
         vocabulary_size = objective.model(row[:, :1]).size(-1)
-    logits = LOGIT_COPIES * 4 * max_chunk_positions("cpu", vocabulary_size) * vocabulary_size
-    available = MEMORY_SHARE * free - 3 * weights - logits
+    logits = LOGIT_COPIES * 4 * limit_chunk_positions("cpu", vocabulary_size, 0) * vocabulary_size
+    available = MEMORY_SHARE * free - copies * weights - logits
     return find_largest_divisor(rows, max(1, int(available / max(1, measure_row_bytes(objective, row)))))
 
 
@@ -97,6 +99,7 @@ def warm_up(run: Run, console: Console, row: Tensor, can_choose: bool) -> None:
         while not try_pass(run, is_searching):
             set_micro_batch(run, find_largest_divisor(run.resolved.rows_per_device, run.resolved.micro_batch - 1))
         run.raw_model.zero_grad(set_to_none=True)
+        compile_steps(run.optimizers)
         if run.resolved.compile:
             run.compile_seconds += time.perf_counter() - started
     restore_random_state(before)
@@ -114,7 +117,8 @@ def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:
             with torch.no_grad():
                 run.model(row, row)  # FSDP initializes itself in the first call of the whole model
         with gather_weights(run.objective):
-            rows = choose_cpu_micro_batch(run.objective, row, run.resolved.rows_per_device)
+            copies = 3 + bool(run.recipe.tail_average)
+            rows = choose_cpu_micro_batch(run.objective, row, run.resolved.rows_per_device, copies)
     return int(run.fabric.broadcast(rows))
 
 
@@ -125,8 +129,9 @@ def try_pass(run: Run, is_searching: bool) -> bool:
     weights = sum(weight.nbytes for weight in run.raw_model.parameters() if weight.requires_grad)
     fits = True
     try:
-        # In training there are momenta, too: at most two for each weight.
-        momenta = torch.empty(2 * weights * is_searching, dtype=torch.uint8, device=run.fabric.device)
+        # In training there are momenta, too: at most two for each weight, and its average.
+        copies = 2 + bool(run.recipe.tail_average)
+        momenta = torch.empty(copies * weights * is_searching, dtype=torch.uint8, device=run.fabric.device)
         with attribute_to_model("in its first pass"):
             run_pass(run, rows)
         del momenta
@@ -138,7 +143,7 @@ def try_pass(run: Run, is_searching: bool) -> bool:
     if not fits:
         # Outside of the handler, whose traceback keeps references to the tensors.
         run.raw_model.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
+        release_cached_memory(run.fabric.device)
     return fits
 
 

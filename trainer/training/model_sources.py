@@ -20,11 +20,13 @@ from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
+from trainer.graph.files import TracedArchitecture, read_traced
 from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError, TracedArchitecture, read_traced
+from trainer.graph.schema import GraphError
 from trainer.models import PRESETS, check_architecture_name, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
+from trainer.ops.losses import count_chunks
 from trainer.optim import lora
 from trainer.optim import optimizers as optim
 from trainer.training.finetune import load_base_weights
@@ -47,17 +49,28 @@ class BuiltModel:
     def graph_hash(self) -> str | None:
         return self.traced and self.traced.compute_hash()
 
-    def count_flops(self, row: Tensor, resolved: ResolvedConfig) -> float:
-        """Return the FLOPs per token of a forward and backward pass, of the module over `row [1, T]`.
+    def count_flops(self, row: Tensor, resolved: ResolvedConfig) -> dict[int, float]:
+        """Return the FLOPs per token of a forward and backward pass for each micro-batch that divides the rows.
 
-        Graphs are counted at every number of rows that a micro-batch may have.
+        Those of a module are counted over `row [1, T]`, whatever the micro-batch.
+        """
+        rows, length = resolved.rows_per_device, resolved.sequence_length
+        micro_batches = [size for size in range(1, rows + 1) if rows % size == 0]
+        if self.traced is None:
+            return dict.fromkeys(micro_batches, flops.count_flops(self.model, row))
+        model = build_model_without_data(self.traced)
+        cost = count_training_cost(model, micro_batches, resolved.device)
+        chunks = {size: count_chunks(size * length, resolved.device, model.vocabulary_size) for size in micro_batches}
+        return {size: cost.flops_per_token(size, chunks[size]) for size in micro_batches}
+
+    def count_window_flops(self, row: Tensor) -> float:
+        """Return the FLOPs per token of matrix products alone, with attention counted over its windows.
+
+        nanochat counts this way, so MFU by this count can be compared with its. `row`: tokens `[1, T]`.
         """
         if self.traced is None:
-            return flops.count_flops(self.model, row)
-        rows = resolved.rows_per_device
-        micro_batches = [size for size in range(1, rows + 1) if rows % size == 0]
-        cost = count_training_cost(build_model_without_data(self.traced), micro_batches)
-        return cost.flops_per_token(resolved.batch)
+            return flops.count_flops(self.model, row, cut_windows=True)
+        return flops.count_flops(build_model_without_data(self.traced), row.to("meta"), cut_windows=True)
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,6 @@ class ModelSource:
             "a sharded strategy": self.resolved.is_sharded,
             "--from": config.from_ is not None,
             "train.chunk": bool(config.train.chunk),
-            "train.precision fp8": config.train.precision == "fp8",
             "train.activation_checkpointing": config.train.activation_checkpointing,
             "an architecture of a fixed size": config.arch in PRESETS,
             "the run began with it": bool(self.saved) and self.saved.get("graph") is None,

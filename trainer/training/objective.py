@@ -5,22 +5,28 @@ An architecture must compute the logits of each position independently, without 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.data.loader import IGNORE_INDEX
+from trainer.graph.model import GraphModel, get_stored
 from trainer.models.base import LanguageModel
 from trainer.ops.losses import (
     ChunkedLossFunction,
     ChunkLoss,
     choose_chunk_positions,
     iterate_chunks,
-    max_chunk_positions,
+    limit_chunk_positions,
 )
-from trainer.training.chunked_bptt import ChunkedBPTT, evaluate_in_chunks
+from trainer.training.chunked_bptt import (
+    CarriedState,
+    ChunkedBPTT,
+    evaluate_in_chunks,
+)
 
 
 class Objective(nn.Module):
@@ -28,22 +34,58 @@ class Objective(nn.Module):
 
     `features` and `chunk_loss` are the two functions that torch.compile compiles; the loop over chunks stays Python.
     Rows longer than `chunk` tokens are read in chunks; `full_gradients`: across chunks (`chunked_bptt`).
+    `later_tokens`: how many tokens after the next one the same logits also predict in training, with weights from
+    `set_later_weights`.
     """
 
-    def __init__(self, model: LanguageModel, l2wrap: float = 0.0, chunk: int = 0, full_gradients: bool = False) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        l2wrap: float = 0.0,
+        chunk: int = 0,
+        full_gradients: bool = False,
+        later_tokens: int = 0,
+    ) -> None:
         super().__init__()
         self.model = model
         self.l2wrap = l2wrap
+        self.later_tokens = later_tokens
+        # A buffer, so that a compiled loss reads its values instead of being compiled for each.
+        self.register_buffer("later_weights", torch.zeros(later_tokens), persistent=False)
         self.chunk, self.full_gradients = chunk, full_gradients
         self.features: Callable[[Tensor], Tensor] = model.features
         self.chunk_loss: ChunkLoss = self.compute_chunk_loss
         self.vocabulary_size = 0
+        self.head_matrices = model.list_head_matrices() if isinstance(model, GraphModel) else []
 
-    def compute_chunk_loss(self, features: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        """Return the nats of features `[1, N, D]` and targets `[N]`."""
-        logits = self.model.logits(features).flatten(0, 1).float()
+    def set_later_weights(self, weights: Sequence[float]) -> None:
+        """Set the weights of the losses of later tokens, as many as `later_tokens`."""
+        if self.later_tokens:
+            self.later_weights.copy_(torch.tensor(weights))
+
+    def compute_chunk_loss(self, features: Tensor, targets: Tensor, reduction: str, *matrices: Tensor) -> Tensor:
+        """Return the nats of features `[1, N, D]` and targets `[N]`, or `[N, 1 + later_tokens]` in training.
+
+        `matrices`: in place of `head_matrices`.
+        """
+        logits = self.compute_logits(features, matrices).flatten(0, 1).float()
+        later, targets = (targets[:, 1:], targets[:, 0]) if targets.dim() == 2 else (None, targets)
         nats = F.cross_entropy(logits, targets, reduction=reduction)
+        if later is not None:
+            nats = nats + self.compute_later_loss(logits, later)
         return nats + self.compute_l2wrap(logits, targets) if self.l2wrap and torch.is_grad_enabled() else nats
+
+    def compute_logits(self, features: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        if not matrices:
+            return self.model.logits(features)
+        assert isinstance(self.model, GraphModel)
+        return self.model.compute_logits(features, dict(zip(self.head_matrices, matrices, strict=True)))
+
+    def compute_later_loss(self, logits: Tensor, later: Tensor) -> Tensor:
+        """Return zero, with the gradient of the weighted losses of later tokens `[N, later_tokens]`."""
+        losses = [F.cross_entropy(logits, later[:, number], reduction="sum") for number in range(self.later_tokens)]
+        extra = (torch.stack(losses) * self.later_weights).sum()
+        return extra - extra.detach()
 
     def compute_l2wrap(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return zero, with the gradient of L2Wrap: `l2wrap` times each learned position's largest logit.
@@ -54,29 +96,74 @@ class Objective(nn.Module):
         extra = self.l2wrap / 2 * largest.square().sum()
         return extra - extra.detach()
 
-    def forward(self, inputs: Tensor, targets: Tensor, per_position: bool = False) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        targets: Tensor | None,
+        per_position: bool = False,
+        state: CarriedState | None = None,
+    ) -> Any:
+        """With a `state`, return the loss (None without targets) and the state after the inputs."""
+        if state is not None:
+            return self.advance(inputs, targets, state)
+        assert targets is not None, "only a pass with a state can do without"
         if not 0 < self.chunk < inputs.size(1):
             return self.compute_loss(self.features(inputs), targets, per_position)
         if per_position or not torch.is_grad_enabled():
             return evaluate_in_chunks(self, inputs, targets, per_position)
         return ChunkedBPTT.apply(self, inputs, targets, *self.get_trainable())
 
+    def advance(
+        self, inputs: Tensor, targets: Tensor | None, state: CarriedState
+    ) -> tuple[Tensor | None, CarriedState]:
+        features, after = self.model.advance(inputs, state.content)
+        return None if targets is None else self.compute_loss(features, targets), CarriedState(after)
+
     def get_trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def compute_loss(self, features: Tensor, targets: Tensor, per_position: bool = False) -> Tensor:
         """Return the loss as `forward` does, from features `[B, T, D]`."""
-        features, targets = features.flatten(0, 1), targets.flatten()
+        is_training = not per_position and torch.is_grad_enabled()
+        if self.later_tokens and is_training:
+            targets = add_later_targets(targets, self.later_tokens)
+        features, targets = features.flatten(0, 1), targets.flatten(0, 1)
         positions = self.count_chunk_positions(features)
-        if per_position or not torch.is_grad_enabled():
+        if not is_training:
             reduction = "none" if per_position else "sum"
             parts = [self.chunk_loss(x, y, reduction) for x, y in iterate_chunks(features, targets, positions)]
             return torch.cat(parts) if per_position else torch.stack(parts).sum()
-        return ChunkedLossFunction.apply(self.chunk_loss, positions, features, targets, *self.get_trainable())
+        parameters = self.get_trainable()
+        casts = self.choose_casts(features.device.type, parameters)
+        return ChunkedLossFunction.apply(self.chunk_loss, positions, features, targets, casts, *parameters)
+
+    def choose_casts(self, device: str, parameters: Sequence[nn.Parameter]) -> dict[int, torch.dtype]:
+        """Return the indexes of the parameters that autocast would cast for every chunk, and to which type."""
+        if not self.head_matrices or not torch.is_autocast_enabled(device):
+            return {}
+        assert isinstance(self.model, GraphModel)
+        indexes = {id(parameter): index for index, parameter in enumerate(parameters)}
+        found = [indexes.get(id(get_stored(self.model, name))) for name in self.head_matrices]
+        if any(index is None or parameters[index].dtype != torch.float32 for index in found):
+            return {}
+        return {index: torch.get_autocast_dtype(device) for index in found if index is not None}
 
     def count_chunk_positions(self, features: Tensor) -> int:
-        """Return how many positions a chunk has: up to `max_chunk_positions`, dividing evenly if possible."""
+        """Return how many positions a chunk has: up to `limit_chunk_positions`, dividing evenly if possible."""
         if not self.vocabulary_size:
             with torch.no_grad():
                 self.vocabulary_size = self.model.logits(features[None, :1]).size(-1)
-        return choose_chunk_positions(features.size(0), max_chunk_positions(features.device.type, self.vocabulary_size))
+        number = len(features)
+        return choose_chunk_positions(number, limit_chunk_positions(features.device.type, self.vocabulary_size, number))
+
+
+def add_later_targets(targets: Tensor, number: int) -> Tensor:
+    """Return `[B, T, 1 + number]`: for each position its target `[B, T]` and the following ones of its row.
+
+    At the end of a row, and from an ignored target on, there is nothing to predict: these are ignored.
+    """
+    columns = [targets]
+    for _ in range(number):
+        following = F.pad(columns[-1][:, 1:], (0, 1), value=IGNORE_INDEX)
+        columns.append(following.masked_fill(columns[-1] == IGNORE_INDEX, IGNORE_INDEX))
+    return torch.stack(columns, dim=-1)

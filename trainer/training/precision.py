@@ -20,6 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer.config.train_config import ConfigError
+from trainer.graph.fp8 import MULTIPLE, RECIPE, convert_graph_to_fp8
+from trainer.graph.model import GraphModel
+from trainer.ops import devices
 from trainer.training.random_state import get_random_state, restore_random_state
 
 MIN_SPEEDUP = 1.5  # of bf16: on a CPU the element-wise part of a model does not get faster
@@ -30,7 +33,7 @@ WIDTH, POSITIONS, REPEATS = 256, 512, 4
 def choose_precision(device: torch.device, threads: int) -> Literal["fp32", "bf16"]:
     """Return the precision to train in on this device. `threads` (torch's) only separates cached measurements."""
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        return "bf16" if devices.has_bf16() else "fp32"
     before = get_random_state()
     up, down = (nn.Linear(*shape, bias=False, device=device) for shape in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)))
     x = torch.randn(POSITIONS, WIDTH, device=device, requires_grad=True)
@@ -56,21 +59,26 @@ def measure_seconds(work: Callable[[], None]) -> float:
 
 def check_fp8(device: Literal["cpu", "cuda"]) -> None:
     """Raise `ConfigError` unless matrices can be multiplied in 8 bits here."""
-    if device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
+    if device != "cuda" or not devices.has_fp8():
         raise ConfigError("train.precision fp8 needs a GPU that supports it (Ada, Hopper or newer)")
     if importlib.util.find_spec("torchao") is None:
         raise ConfigError("train.precision fp8 needs torchao: pip install torchao")
 
 
 def convert_to_fp8(model: nn.Module) -> None:
-    """Convert the blocks' linear layers to fp8 with tensorwise scaling; the head stays bf16. Not yet tested on a GPU.
+    """Convert linear layers to fp8; the head stays bf16. Not yet tested on a GPU.
 
-    Only sizes that are multiples of 16, which the kernels need.
+    Only sizes that are multiples of 16, which the kernels need. A graph is evaluated in bf16, a module in fp8.
     """
-    from torchao.float8 import convert_to_float8_training
+    if isinstance(model, GraphModel):
+        convert_graph_to_fp8(model)
+        return
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     def is_supported(module: nn.Module, name: str) -> bool:
-        return isinstance(module, nn.Linear) and module.in_features % 16 == module.out_features % 16 == 0
+        sizes = (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (1,)
+        return all(size % MULTIPLE == 0 for size in sizes)
 
     for block in model.repeated_blocks():
-        convert_to_float8_training(block, module_filter_fn=is_supported)
+        config = Float8LinearConfig.from_recipe_name(RECIPE)
+        convert_to_float8_training(block, config=config, module_filter_fn=is_supported)

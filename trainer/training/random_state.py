@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.ops.devices import get_gpu_random_states, set_gpu_random_states
+
 
 def seed_everything(seed: int) -> None:
     random.seed(seed)
@@ -23,7 +25,7 @@ def get_random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [kind, keys.tolist(), *rest],
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()],
+        "cuda": [state.numpy().tobytes().hex() for state in get_gpu_random_states()],
     }
 
 
@@ -33,7 +35,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
     np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(tensor_from_hex(state["torch"]))
     if state["cuda"]:
-        torch.cuda.set_rng_state_all([tensor_from_hex(text) for text in state["cuda"]])
+        set_gpu_random_states([tensor_from_hex(text) for text in state["cuda"]])
 
 
 def tensor_from_hex(text: str) -> Tensor:

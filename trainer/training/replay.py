@@ -28,6 +28,7 @@ from trainer.config.parsing import parse_config
 from trainer.config.resolve import MACHINE_FIELDS
 from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.errors import ModelError, UserError
+from trainer.optim.optimizers import load_tail_average
 from trainer.training.checkpointing import save_checkpoint
 from trainer.training.loop import charge_step, run_step
 from trainer.training.run import Run
@@ -83,6 +84,8 @@ def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:
     while run.usage.steps < until and run.fraction < 1:
         loss, _ = run_step(run, run.fraction)
         charge_step(run, loss, clock[run.usage.steps] / 1e6 if is_timed else 0.0)
+    if run.fraction >= 1:
+        load_tail_average(run.optimizers)
 
 
 if __name__ == "__main__":

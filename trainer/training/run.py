@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,12 @@ from torch.optim import Optimizer
 
 from trainer.accounting.budget import Budget, Usage
 from trainer.checkpoint.background_writer import CheckpointWriter
+from trainer.checkpoint.host_buffers import HostBuffers
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.prefetch import PrefetchLoader
-from trainer.graph.schema import TracedArchitecture
+from trainer.graph.files import TracedArchitecture
 from trainer.models.base import LanguageModel, Recipe
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.objective import Objective
@@ -47,7 +49,8 @@ class Run:
     model: nn.Module  # the objective as wrapped by Fabric: what training and evaluation call
     optimizers: list[Optimizer]
     recipe: Recipe
-    flops_per_token: float
+    flops_by_micro_batch: Mapping[int, float]  # per token, for each micro-batch that the run may have
+    window_flops_per_token: float  # of products, attention over its windows: for the MFU that nanochat prints
     spike_filter: GradientSpikeFilter
     loader: PrefetchLoader
     identity: dict[str, Any]  # see `trainer.training.identity`
@@ -57,6 +60,7 @@ class Run:
     """Peak FLOP/s of one device, see `trainer.accounting.flops`; None if unknown."""
     compile_seconds: float = 0.0  # spent by torch.compile, including earlier processes of this run
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
+    host_buffers: HostBuffers | None = None  # for checkpoints; None: of a CPU
     last_checkpoint: Path | None = None
     usage: Usage = field(default_factory=Usage)
     window: MetricsWindow = field(default_factory=MetricsWindow)
@@ -67,6 +71,19 @@ class Run:
     @property
     def budget(self) -> Budget:
         return self.config.parsed_budget
+
+    @property
+    def flops_per_token(self) -> float:
+        return self.flops_by_micro_batch[self.resolved.micro_batch]
+
+    def compute_mfu(self, tokens_per_second: float) -> dict[str, float | None]:
+        """Return the shares of the devices' peak at a speed, by both counts of FLOPs; None if the peak is unknown.
+
+        `mfu`: all counted operations, attention over all pairs of positions. `mfu_windowed`: as nanochat counts.
+        """
+        peak = self.peak_flops and self.peak_flops * self.resolved.devices
+        counts = {"mfu": self.flops_per_token, "mfu_windowed": self.window_flops_per_token}
+        return {name: tokens_per_second * count / peak if peak else None for name, count in counts.items()}
 
     @property
     def fraction(self) -> float:

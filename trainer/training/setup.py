@@ -10,7 +10,9 @@ from rich.console import Console
 
 from trainer.accounting import flops
 from trainer.accounting.cores import count_cores
+from trainer.accounting.training_size import explain_too_large
 from trainer.checkpoint.base_weights import choose_vocabulary_size, find_base_checkpoint
+from trainer.checkpoint.host_buffers import HostBuffers
 from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_limit, resolve_config
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, TrainConfig
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
@@ -19,6 +21,7 @@ from trainer.data.prefetch import build_loader
 from trainer.distributed.devices import build_fabric, select_device
 from trainer.errors import ModelError, attribute_to_model
 from trainer.models.base import LanguageModel, Recipe
+from trainer.ops.devices import allocate_pinned, get_gpu_memory_bytes
 from trainer.optim import muon
 from trainer.optim import optimizers as optim
 from trainer.training import compilation, precision
@@ -43,8 +46,10 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     saved = read_saved_identity(config.out)
     saved_fields = saved.get("train", {})
     resolved = resolve_config(config, device, choose_machine_fields(config, device, saved_fields))
+    if device == "cuda":
+        check_size(config, resolved, get_gpu_memory_bytes())
     source = build_model_source(config, resolved, saved)
-    logger = build_logger(config.logger, config.out)
+    logger = build_logger(config.logger, config.out, "train")
     base = None if config.from_ is None else find_base_checkpoint(config.from_)
     dataset = open_training_dataset(config, device)
     row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # raises if there is too little text
@@ -60,13 +65,15 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        flops_per_token = built.count_flops(row, resolved)
-    objective = prepare_objective(raw_model, built.recipe, resolved)
+        flops_by_micro_batch = built.count_flops(row, resolved)
+        window_flops = built.count_window_flops(row)
+    objective = prepare_objective(raw_model, built.recipe, resolved, console)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
         # After `setup_module`, which may replace the weights by shards.
-        optimizers = optim.build_optimizers(raw_model, built.recipe, resolved.muon_precision)
+        muon_backend = compilation.choose_muon_backend(resolved)
+        optimizers = optim.build_optimizers(raw_model, built.recipe, resolved.muon_precision, muon_backend)
         optimizers = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     run = Run(
         config=config,
@@ -78,7 +85,8 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         model=model,
         optimizers=optimizers,
         recipe=built.recipe,
-        flops_per_token=flops_per_token,
+        flops_by_micro_batch=flops_by_micro_batch,
+        window_flops_per_token=window_flops,
         spike_filter=GradientSpikeFilter(resolved.spikes),
         loader=build_loader(
             dataset,
@@ -96,6 +104,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         ),
         traced=built.traced,
         lineage=built.lineage,
+        host_buffers=HostBuffers(allocate_pinned) if device == "cuda" and fabric.is_global_zero else None,
         peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
     )
     check_run_folder(run)
@@ -104,6 +113,16 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     write_run_json(run)
     log_run_summary(run, console)
     return run
+
+
+def check_size(config: TrainConfig, resolved: ResolvedConfig, card_bytes: int) -> None:
+    """Raise `ConfigError` with the numbers if GPUs of this memory cannot hold a model of ours that starts untrained."""
+    if config.graph is not None or config.from_ is not None:
+        return
+    sizes = {"arch": config.arch, "model": config.model, "devices": resolved.devices}
+    sizes["train"] = {"strategy": resolved.strategy}
+    if excess := explain_too_large(sizes, config.budget, card_bytes):
+        raise ConfigError(excess)
 
 
 def choose_machine_fields(
@@ -135,13 +154,20 @@ def open_training_dataset(config: TrainConfig, device: str) -> Dataset:
     )
 
 
-def prepare_objective(model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig) -> Objective:
+def prepare_objective(
+    model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig, console: Console | None = None
+) -> Objective:
     """Return the model's training objective, with fp8, activation checkpointing and compilation if configured."""
     if resolved.precision == "fp8":
         precision.convert_to_fp8(model)
+    fused = compilation.fuse_supported_mlps(model, resolved)
+    if resolved.fused_mlp and console is not None:
+        none = "fused_mlp has no effect here: it needs a compiled graph in bf16 on a Hopper GPU"
+        console.print(f"{fused} MLPs are fused" if fused else none, highlight=False, soft_wrap=True)
     if resolved.activation_checkpointing:
         enable_activation_checkpointing(model)
-    objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
+    is_through = resolved.chunk_gradients == "through"
+    objective = Objective(model, recipe.l2wrap, resolved.chunk, is_through, len(recipe.multi_token))
     if resolved.compile:
         compilation.compile_objective(objective, resolved)
     return objective

@@ -85,22 +85,27 @@ def plan_trials(
         raise PlanError("at least 2 seeds are needed to measure the noise of a run")
     shares = sorted(set(rungs), key=lambda share: (share != 1, share))
 
-    def build_trials(entry: Entry, shares_of_entry: Iterable[float]) -> list[Trial]:
-        entry_folder = folder / f"{entry.arch}-{compute_fingerprint(entry, dataset, preset, eager)}"
-        return [
-            Trial(
-                entry=entry,
-                budget=str(full.times(share)),
-                share=share,
-                seed=seed,
-                folder=entry_folder / f"{full.times(share)}-seed-{seed}",
-            )
-            for share in shares_of_entry
-            for seed in range(1, seeds + 1)
-        ]
+    def build(entry: Entry, shares_of_entry: Iterable[float]) -> list[Trial]:
+        fingerprint = compute_fingerprint(entry, dataset, preset, eager)
+        return build_trials(entry, full, shares_of_entry, seeds, folder / f"{entry.arch}-{fingerprint}")
 
-    ideas = [] if idea == baseline else build_trials(idea, [1.0])
-    return TrialPlan(baseline=baseline, idea=idea, trials=(*build_trials(baseline, shares), *ideas))
+    ideas = [] if idea == baseline else build(idea, [1.0])
+    return TrialPlan(baseline=baseline, idea=idea, trials=(*build(baseline, shares), *ideas))
+
+
+def build_trials(entry: Entry, full: Budget, shares: Iterable[float], seeds: int, folder: Path) -> list[Trial]:
+    """Return the trials of an entry at shares of the full budget, with seeds 1 to `seeds`, in folders of `folder`."""
+    return [
+        Trial(
+            entry=entry,
+            budget=str(full.times(share)),
+            share=share,
+            seed=seed,
+            folder=folder / f"{full.times(share)}-seed-{seed}",
+        )
+        for share in shares
+        for seed in range(1, seeds + 1)
+    ]
 
 
 def compute_fingerprint(entry: Entry, dataset: str, preset: str, eager: bool) -> str:

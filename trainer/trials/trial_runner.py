@@ -16,13 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.json_files import atomic_write_json
+from trainer.errors import OUT_OF_MEMORY, ExitCode
 from trainer.trials.plan import Trial
 
-SCORE = "score.json"
+SCORE, FAILED = "score.json", "failed.json"
 
 
 class TrialError(RuntimeError):
     """A training or scoring process failed. The message is the last line of its output."""
+
+
+class TrialModelError(TrialError):
+    """The model could not be trained or scored: the same run would fail again."""
 
 
 @dataclass
@@ -33,6 +39,8 @@ class TrialRunner:
     preset: str
     jobs: int  # runs at a time, one thread each: for small models faster than one run on all cores
     eager: bool = False  # train Python modules instead of graphs
+    uses_dev: bool = False  # a run's last evaluation on dev instead of its score on test
+    keep_failures: bool = False  # return `{"failed": REASON}` for a model that cannot be trained, instead of raising
     is_stopping: bool = False
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -41,7 +49,7 @@ class TrialRunner:
         """Yield each trial with its record when it is ready, finished ones first. Raises `TrialError`."""
         unfinished = []
         for trial in trials:
-            if (record := load_record(trial)) is None:
+            if (record := self.load_finished(trial)) is None:
                 unfinished.append(trial)
             else:
                 yield trial, record
@@ -50,19 +58,37 @@ class TrialRunner:
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
-            finally:
+            except BaseException:  # GeneratorExit and KeyboardInterrupt, too
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.stop()
+                raise
 
     def run_trial(self, trial: Trial) -> dict[str, Any]:
         """Train and score one trial, or resume it."""
+        try:
+            return self.train_and_score(trial)
+        except TrialModelError as error:
+            if not self.keep_failures:
+                raise
+            trial.folder.mkdir(parents=True, exist_ok=True)
+            atomic_write_json(trial.folder / FAILED, {"failed": str(error)})
+            return {"failed": str(error)}
+
+    def load_finished(self, trial: Trial) -> dict[str, Any] | None:
+        """Return a finished trial's record, or its failure if those are kept."""
+        if self.keep_failures and (trial.folder / FAILED).is_file():
+            return dict(json.loads((trial.folder / FAILED).read_text()))
+        return load_record(trial)
+
+    def train_and_score(self, trial: Trial) -> dict[str, Any]:
         if not (trial.folder / "result.json").is_file():
             self.run_module(self.build_train_command(trial))
-        score = ["trainer.cli", "score", str(trial.folder), "--dataset", str(self.dataset), "--json"]
-        output = self.run_module(score)
-        partial = trial.folder / f".{SCORE}.partial"
-        partial.write_text(output)
-        partial.replace(trial.folder / SCORE)
+        if self.uses_dev:
+            score = json.loads((trial.folder / "result.json").read_text())
+        else:
+            command = ["trainer.cli", "score", str(trial.folder), "--dataset", str(self.dataset), "--json"]
+            score = json.loads(self.run_module(command))
+        atomic_write_json(trial.folder / SCORE, score)
         record = load_record(trial)
         assert record is not None
         return record
@@ -96,7 +122,9 @@ class TrialRunner:
             self.running.discard(process)
         if process.returncode != 0:
             last = (err.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
-            raise TrialError(last)
+            # The same run may find enough memory later, with fewer beside it.
+            is_final = process.returncode == ExitCode.MODEL_ERROR and OUT_OF_MEMORY not in last
+            raise (TrialModelError if is_final else TrialError)(last)
         return out
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from leaderboard.models.seasons import MOST_SEEDS
+from leaderboard.models.field_checks import MOST_SEEDS
 
 NAMES = ("/train", "/cancel", "/rerun", "/priority", "/approve", "/help")
 MAX_COMMANDS = 5  # of one comment

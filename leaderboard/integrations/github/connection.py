@@ -40,6 +40,8 @@ JWT_LIFE = timedelta(minutes=9)  # GitHub allows ten minutes by its own clock
 CLOCK_DRIFT = timedelta(minutes=1)
 TOKEN_MARGIN = timedelta(minutes=5)  # an installation's token is valid for an hour
 
+CREDENTIALS_WAIT = timedelta(minutes=10)  # GitHub rejects a token of a clock that is wrong, too
+
 
 class NotFoundError(PermanentError):
     """GitHub does not have it, or denies access to it."""
@@ -208,6 +210,8 @@ class Connection:
             raise RetryLater(f"GitHub answered {status}: {message}")
         if status in (404, 410):
             raise NotFoundError(f"GitHub does not have {urlsplit(str(response.url)).path}, or denies access to it.")
+        if status == httpx.codes.UNAUTHORIZED:
+            raise RetryLater(ERROR_MESSAGES[status].format(message=message), CREDENTIALS_WAIT)
         raise PermanentError(
             ERROR_MESSAGES.get(status, "GitHub answered {status}: {message}").format(status=status, message=message)
         )

@@ -87,6 +87,11 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def as_number(value: Any, limit: int = 2**63) -> int | None:
+    """Return a number of GitHub's that a column can hold: from 1 to below the limit."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < limit else None
+
+
 # --- processing -------------------------------------------------------------------------------------------------------
 
 
@@ -112,10 +117,10 @@ def claim_next(subject: str) -> Delivery | None:
 
 
 def process_delivery(delivery: Delivery) -> None:
-    number = get_nested(delivery.payload, "installation", "id")
+    number = as_number(get_nested(delivery.payload, "installation", "id"))
     try:
         handler: Handler = import_string(EVENTS[delivery.event])
-        problem = handler(delivery.payload, number if isinstance(number, int) else None)
+        problem = handler(delivery.payload, number)
     except PermanentError as error:
         finish_delivery(delivery, Delivery.State.FAILED, str(error))
     except RetryLater as error:
@@ -159,7 +164,7 @@ def delete_old_payloads() -> int:
 
 def handle_installation(payload: dict[str, Any], number: int | None) -> str | None:
     """Handle `installation`: created, deleted, suspend, unsuspend, new_permissions_accepted."""
-    action = payload.get("action")
+    action = as_text(payload.get("action"))
     if number is None or action not in GONE | BACK:
         return "The event names no installation or an unknown action."
     fields: dict[str, Any] = {"account": get_account(payload["installation"]), "suspended": action in GONE}
@@ -182,11 +187,13 @@ def handle_repositories(payload: dict[str, Any], number: int | None) -> str | No
     return None
 
 
-def get_account(installation: dict[str, Any]) -> str:
+def get_account(installation: Any) -> str:
     """Return the login; an enterprise's account has a slug instead."""
-    owner = installation.get("account") or {}
-    return str(owner.get("login") or owner.get("slug") or "")[:120]
+    names = (as_text(get_nested(installation, "account", key)) for key in ("login", "slug"))
+    return next(filter(None, names), "")[:120]
 
 
-def get_full_names(rows: list[dict[str, Any]] | None) -> list[str]:
-    return sorted(row["full_name"] for row in rows or [])
+def get_full_names(rows: Any) -> list[str]:
+    """Return the names of a list of repositories. Whatever is not one is left out."""
+    names = (as_text(get_nested(row, "full_name")) for row in rows) if isinstance(rows, list) else ()
+    return sorted(filter(None, names))

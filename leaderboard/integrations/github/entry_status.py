@@ -88,15 +88,15 @@ def get_runs_status(entry: Entry, runs: Sequence[Run], now: datetime) -> EntrySt
 def get_queued_status(run: Run, now: datetime) -> EntryStatus:
     start = estimate_starts([run], now)[0]
     place = f", number {start.position} in the queue" if start.position else ""
-    when = f" It leaves at about {format_clock(start.leaves_at, now)}." if start.leaves_at else ""
+    when = f" It starts at about {format_clock(start.leaves_at, now)}." if start.leaves_at else ""
     why = "" if start.leaves_at else f" {start.reason}".rstrip()
     message = f"Run {run.pk} waits for a node{place}.{when}{why}"
-    return EntryStatus("Waits for a node", message, "nothing, it leaves by itself.")
+    return EntryStatus("Waits for a node", message, "nothing, it starts by itself.")
 
 
 def get_training_status(run: Run, now: datetime) -> EntryStatus:
     if run.state == Run.State.PAUSED:
-        todo = "nothing, it goes on from its last checkpoint by itself."
+        todo = "nothing, it continues from its last checkpoint by itself."
         return EntryStatus("Delayed", f"Run {run.pk} lost its node. {run.reason}", todo, is_started=True)
     steps = int(run.fraction * PROGRESS_STEPS)
     done = f", {steps * 100 // PROGRESS_STEPS} % of the way" if steps else ""

@@ -21,6 +21,8 @@ from difflib import get_close_matches
 from itertools import dropwhile, takewhile
 from typing import Any
 
+from leaderboard.sanitize import check_storable
+
 # Names of fields and their maximum lengths in characters.
 FIELDS = {
     "track": 50,
@@ -214,15 +216,18 @@ def parse_config(lines: Sequence[str]) -> dict[str, Any]:
 
     Raises ValueError; the caller adds the final period. Not YAML, which has 3e-4 as a text and `no` as false.
     """
+    found: dict[str, Any]
     text = "\n".join(lines).strip()
     if sum(map(len, lines)) > FIELDS["config"]:
         raise ValueError(f"it has more than {FIELDS['config']} characters")
     if text.startswith("{"):
         try:
-            return dict(json.loads(text, parse_constant=reject_constant))
+            found = dict(json.loads(text, parse_constant=reject_constant))
         except (ValueError, RecursionError):
             raise ValueError("it begins like JSON and is none") from None
-    found: dict[str, Any] = {}
+        check_storable(found)
+        return found
+    found = {}
     section = ""
     for line in lines:
         if not line.strip():
@@ -236,6 +241,7 @@ def parse_config(lines: Sequence[str]) -> dict[str, Any]:
         else:
             within = section.split(".") if section and line[:1] == " " and "." not in name else []
             set_value(found, [*within, *name.split(".")], value)
+    check_storable(found)
     return found
 
 

@@ -20,7 +20,7 @@ from leaderboard.integrations.github import client, command_parser, sync
 from leaderboard.integrations.github.command_parser import Command, InvalidCommand
 from leaderboard.integrations.github.comments import ANSWER, enqueue_comment
 from leaderboard.integrations.github.connection import NotConnectedError
-from leaderboard.integrations.github.deliveries import as_text, get_nested
+from leaderboard.integrations.github.deliveries import as_number, as_text, get_nested
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.outbox import PermanentError, RetryLater
 from leaderboard.runs import RunError
@@ -73,8 +73,8 @@ def handle_issue_comment(payload: dict[str, Any], installation: int | None) -> s
     return enqueue_commands(
         payload,
         installation,
-        number=get_nested(payload, "issue", "number"),
-        key=get_nested(comment, "id"),
+        number=as_number(get_nested(payload, "issue", "number"), 2**31),
+        key=as_number(get_nested(comment, "id")),
         user=get_nested(comment, "user"),
         body=as_text(get_nested(comment, "body")),
         at=as_text(get_nested(comment, "created_at")),
@@ -86,7 +86,8 @@ def handle_check_run(payload: dict[str, Any], installation: int | None) -> str |
 
     https://docs.github.com/en/webhooks/webhook-events-and-payloads#check_run
     """
-    external = as_text(get_nested(payload, "check_run", "external_id"))
+    external = as_text(get_nested(payload, "check_run", "external_id"))[:40]
+    check_id = as_number(get_nested(payload, "check_run", "id"))
     if payload.get("action") != "rerequested" or not external.startswith("entry:"):
         return "It is no re-run of a check of this site."
     entry = Entry.objects.filter(pk=int(external[6:]) if external[6:].isdecimal() else 0).first()
@@ -97,7 +98,7 @@ def handle_check_run(payload: dict[str, Any], installation: int | None) -> str |
         payload,
         installation,
         number=entry.pull_request.number,
-        key=f"check-{get_nested(payload, 'check_run', 'id')}-{completed_at}",  # once for each completion
+        key=check_id and f"check-{check_id}-{completed_at}",  # once for each completion
         user=payload.get("sender"),
         body="/rerun",
         at=completed_at,
@@ -105,7 +106,14 @@ def handle_check_run(payload: dict[str, Any], installation: int | None) -> str |
 
 
 def enqueue_commands(
-    payload: Mapping[str, Any], installation: int | None, *, number: Any, key: Any, user: Any, body: str, at: str
+    payload: Mapping[str, Any],
+    installation: int | None,
+    *,
+    number: int | None,
+    key: int | str | None,
+    user: Any,
+    body: str,
+    at: str,
 ) -> str | None:
     """Enqueue the commands of a comment, or return why there are none."""
     repository = as_text(get_nested(payload, "repository", "full_name"))
@@ -113,10 +121,10 @@ def enqueue_commands(
         return reason
     if not command_parser.parse_comment(body):
         return "It has no command."
-    if not isinstance(number, int) or key is None or sync.parse_time(at) is None:
+    if number is None or key is None or sync.parse_time(at) is None:
         return "It lacks its place or time."
     pull = sync.get_pull_request(repository, number, installation)
-    author = {"login": as_text(get_nested(user, "login")), "person": get_nested(user, "id")}
+    author = {"login": as_text(get_nested(user, "login")), "person": as_number(get_nested(user, "id"))}
     request = {"pull": pull.pk, "comment": key, **author, "body": body[:MAX_BODY_LENGTH], "at": at}
     outbox.enqueue_once(COMMAND, f"{COMMAND}:{pull.pk}:{key}"[:160], request)
     if pull.seen_at is None:
@@ -151,7 +159,7 @@ def identify_commenter(pull: PullRequest, request: Mapping[str, Any]) -> Comment
         permission = "none"
     at = sync.parse_time(request["at"])
     assert at is not None, "checked by enqueue_commands"
-    number = request["person"] if isinstance(request["person"], int) else None
+    number = request["person"]
     return Commenter(
         request["login"],
         permission,

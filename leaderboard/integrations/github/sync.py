@@ -17,7 +17,7 @@ from django.utils.dateparse import parse_datetime
 from leaderboard import outbox, permissions
 from leaderboard.integrations.github import client, front_matter
 from leaderboard.integrations.github.comments import enqueue_comment
-from leaderboard.integrations.github.deliveries import as_text, get_nested
+from leaderboard.integrations.github.deliveries import as_number, as_text, get_nested
 from leaderboard.integrations.github.front_matter import FrontMatter
 from leaderboard.models import Entry, Installation, OutboxMessage, PullRequest, Track
 from leaderboard.outbox import PermanentError, RetryLater
@@ -43,13 +43,12 @@ class PullRequestState:
 
 def parse_pull_request(pull: Any) -> PullRequestState | None:
     """Parse GitHub's object of a pull request; None if it lacks a required field."""
-    number, sha = get_nested(pull, "number"), as_text(get_nested(pull, "head", "sha"))
+    number, sha = as_number(get_nested(pull, "number"), 2**31), as_text(get_nested(pull, "head", "sha"))
     updated = parse_time(get_nested(pull, "updated_at"))
-    if not isinstance(number, int) or not SHA.fullmatch(sha) or updated is None:
+    if number is None or not SHA.fullmatch(sha) or updated is None:
         return None
     merged = get_nested(pull, "merged") or get_nested(pull, "merged_at")
     ended = PullRequest.State.MERGED if merged else PullRequest.State.CLOSED
-    author_id = get_nested(pull, "user", "id")
     # If the fork is gone: the repository itself keeps the heads of its pull requests.
     clone = get_nested(pull, "head", "repo", "clone_url") or get_nested(pull, "base", "repo", "clone_url")
     fields = {
@@ -58,7 +57,7 @@ def parse_pull_request(pull: Any) -> PullRequestState | None:
         "title": as_text(get_nested(pull, "title"))[:300],
         "body": as_text(get_nested(pull, "body")),
         "author": as_text(get_nested(pull, "user", "login"))[:120],
-        "author_id": author_id if isinstance(author_id, int) else None,
+        "author_id": as_number(get_nested(pull, "user", "id")),
         "head_sha": sha,
         "head_repository": as_text(clone)[:400],
         "url": as_text(get_nested(pull, "html_url"))[:400],
@@ -223,6 +222,7 @@ def list_tracks(pull: PullRequest, request: FrontMatter) -> list[Track]:
 def enter_track(pull: PullRequest, request: FrontMatter, track: Track) -> Entry:
     """Submit or update the head commit's entry on a track, and queue a smoke run if it may have one."""
     actor = f"github:{pull.author}"
+    requested_by = permissions.find_github_user(pull.author_id) if pull.author_id else None
     hypothesis = f"{request.hypothesis} Expected effect: {request.expected_effect}"
     entry = intake.submit_entry(
         pull.head_repository,
@@ -234,11 +234,13 @@ def enter_track(pull: PullRequest, request: FrontMatter, track: Track) -> Entry:
         hypothesis=hypothesis,
         url=pull.url[:200],
         config=request.config,
-        requested_by=permissions.find_github_user(pull.author_id) if pull.author_id else None,
+        requested_by=requested_by,
         pull_request=pull,
         actor=actor,
     )
-    Entry.objects.filter(pk=entry.pk, pull_request=None).update(pull_request=pull)
+    # Anyone may have requested a run of this public commit before: it belongs to the author that GitHub vouches for.
+    unclaimed = Entry.objects.filter(pk=entry.pk, pull_request=None)
+    unclaimed.update(pull_request=pull, author=pull.author, requested_by=requested_by)
     entry.refresh_from_db()
     is_reopened = entry.pull_request_id == pull.pk and intake.reopen_entry(
         entry, "The pull request requests it again.", actor

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import re
 from typing import Any, NoReturn
 
@@ -18,11 +19,10 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from leaderboard.integrations.github import deliveries
+from leaderboard.sanitize import replace_unstorable
 
 GUID = re.compile(r"[0-9A-Za-z-]{1,64}")
 EVENT = re.compile(r"[a-z0-9_]{1,60}")
-# What is valid in JSON and not in a database's text: NUL, and halves of surrogate pairs.
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class WebhookError(Exception):
@@ -80,7 +80,7 @@ def parse_payload(request: HttpRequest, body: bytes) -> dict[str, Any]:
     if request.content_type != "application/json":
         raise WebhookError(415, "Set the webhook's content type to application/json.")
     try:
-        payload = replace_unstorable(json.loads(body, parse_constant=reject_constant))
+        payload = replace_unstorable(json.loads(body, parse_constant=reject_constant, parse_float=parse_finite))
     except (ValueError, RecursionError):
         raise WebhookError(400, "The body is not JSON.") from None
     if not isinstance(payload, dict):
@@ -88,15 +88,12 @@ def parse_payload(request: HttpRequest, body: bytes) -> dict[str, Any]:
     return payload
 
 
+def parse_finite(digits: str) -> float:
+    """Parse a number; `1e999` is JSON, but no database stores it."""
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits} is too large")
+    return number
+
+
 def reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
-
-
-def replace_unstorable(value: Any) -> Any:
-    if isinstance(value, str):
-        return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
-    if isinstance(value, dict):
-        return {replace_unstorable(name): replace_unstorable(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [replace_unstorable(inner) for inner in value]
-    return value

@@ -12,8 +12,8 @@ from leaderboard.models import Track
 from leaderboard.schedule.night_checks import check_next_night
 
 NO_TRACK = (
-    "No track has nightly runs. Run manage.py create_season, manage.py create_track night-h100 and "
-    "manage.py join_token --trusted, then manage.py check_night."
+    "No track has nightly runs. Follow docs/tutorial/first-site.md: manage.py create_season, create_track night-h100 "
+    "and join_token --trusted; then run manage.py check_night again."
 )
 
 
@@ -40,5 +40,5 @@ class Command(BaseCommand):
         width = max(len(check.name) for check in checks)
         self.stdout.write(f"{track}")
         for check in checks:
-            self.stdout.write(f"{check.state:11}  {check.name:{width}}  {check.advice}")
+            self.stdout.write(f"{check.label:18}  {check.name:{width}}  {check.advice}")
         return [check.name for check in checks if check.fails_night]

@@ -2,41 +2,76 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from leaderboard.schedule import first_season, next_season
+from leaderboard.models import SeasonPreparation
+from leaderboard.runs import SITE
+from leaderboard.schedule import next_season, preparations
+from leaderboard.schedule.evaluation_data import FOLDER_HELP
 from leaderboard.schedule.first_season import SetupError
 from trainer.data.corpora import KINDS
 from trainer.data.sizes import parse_tokens
 from trainer.errors import UserError
+from trainer.scoring.benchmark_tasks import NAMES
+
+POLL_SECONDS = 2.0
 
 
 class Command(BaseCommand):
     help = (
-        "Prepare the dataset of a new season and store it for nodes. Then make it the current season: all tracks of "
-        "the season before continue in it with the newest scored main as baseline. After an interruption, run it again."
+        "Prepare the dataset and evaluation data of a new season and store them. Then make it current: all tracks of "
+        "the season before continue in it with the newest scored main as baseline. After an interruption run it again. "
+        "The season's page in the admin shows the progress and can do the same."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name")
-        parser.add_argument("--corpus", required=True, help=f"one of {', '.join(sorted(KINDS))}")
+        parser.add_argument(
+            "--corpus", help=f"one of {', '.join(sorted(KINDS))}; without it: the season that the admin has added"
+        )
         parser.add_argument("--tokenizer", default="bpe:32768", help="default: %(default)s")
         parser.add_argument("--tokens", help="read 5.5 bytes of text for each, such as 12B; default: the whole corpus")
+        parser.add_argument("--suite", default=",".join(NAMES), help="benchmark tasks to store; default: all")
+        parser.add_argument("--eval-data", type=Path, help=FOLDER_HELP)
 
-    def handle(self, *args: Any, name: str, tokens: str | None, verbosity: int, **options: Any) -> None:
+    def handle(self, *args: Any, name: str, tokens: str | None, suite: str, verbosity: int, **options: Any) -> None:
         try:
             limit = parse_tokens(tokens) if tokens is not None else None
-            season = next_season.create_season(name, options["corpus"], options["tokenizer"], limit)
-            first_season.prepare_season(season, show_progress=verbosity > 0)
+            tasks = preparations.parse_suite(suite)
+            if options["corpus"] is None:
+                season = next_season.get_season(name)
+            else:
+                season = next_season.create_season(name, options["corpus"], options["tokenizer"], limit)
+            preparation = preparations.request_preparation(season, SITE, tasks, options["eval_data"])
         except ValidationError as error:
             raise CommandError("\n".join(error.messages)) from error
         except (SetupError, UserError) as error:
             raise CommandError(str(error)) from error
-        tracks = next_season.begin_season(season)
-        queued = next_season.start_ladders(tracks)
+        self.work_on(preparation, show_progress=verbosity > 0)
+        if preparation.state != SeasonPreparation.State.DONE:
+            raise CommandError(preparation.message)
+        season.refresh_from_db()
         self.stdout.write(f"{season}: dataset {season.dataset_hash[:12]}")
-        self.stdout.write(f"{len(tracks)} tracks continue in it; {queued} runs of its baseline's ladder are requested")
+        self.stdout.write(preparation.message)
+
+    def work_on(self, preparation: SeasonPreparation, *, show_progress: bool) -> None:
+        """Prepare the season in this process; while another one does, wait for it."""
+        seen = None
+        while not preparation.is_over and not preparations.run_preparation(preparation.pk, show_progress=show_progress):
+            preparation.refresh_from_db()
+            if (preparation.state, preparation.stage) != seen:
+                seen = (preparation.state, preparation.stage)
+                self.stderr.write(f"Another process works on a preparation. {describe(preparation)}")
+            time.sleep(POLL_SECONDS)
+        preparation.refresh_from_db()
+
+
+def describe(preparation: SeasonPreparation) -> str:
+    parts = [f"{preparation.season} is {preparation.state}", preparation.stage.lower()]
+    return f"{': '.join(part for part in parts if part)}. Ctrl-C leaves it to that process."

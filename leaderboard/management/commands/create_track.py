@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from leaderboard.models import Run, Season
-from leaderboard.schedule.track_templates import TEMPLATES, create_track
+from leaderboard.schedule.track_templates import SWARM_TEMPLATES, TEMPLATES, create_track
 
 
 class Command(BaseCommand):
@@ -17,9 +17,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.formatter_class = RawDescriptionHelpFormatter
-        rows = (f"  {key:16} {', '.join(track['needs_labels'])}: {track['name']}" for key, track in TEMPLATES.items())
+        templates = {**TEMPLATES, **SWARM_TEMPLATES}
+        labels = {key: ", ".join(track.get("needs_labels", ["any node"])) for key, track in templates.items()}
+        rows = (f"  {key:16} {labels[key]}: {track['name']}" for key, track in templates.items())
         parser.epilog = "\n".join(["templates:", *rows])
-        parser.add_argument("template", choices=TEMPLATES, metavar="template")
+        parser.add_argument("template", choices=templates, metavar="template")
         parser.add_argument("--slug", default="", help="in its URL; default: the template's name")
         parser.add_argument("--name", default="")
         parser.add_argument("--start", type=int, metavar="RUN", help="its runs start from the weights of this run")

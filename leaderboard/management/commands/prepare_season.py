@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leaderboard.models import Season
-from leaderboard.schedule import first_season
+from leaderboard.models import Season, SeasonPreparation
+from leaderboard.schedule import evaluation_data, first_season
 from leaderboard.schedule.first_season import SetupError
 
 
 class Command(BaseCommand):
-    help = "Build the dataset of a season and pin its hash. Creates the first season. Idempotent."
+    help = (
+        "Build a season's dataset, pin its hash, and store its evaluation data. Creates the first season. Idempotent."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--season", help="name of the season; default: the current one")
+        parser.add_argument("--eval-data", type=Path, help=evaluation_data.FOLDER_HELP)
 
-    def handle(self, *args: Any, season: str | None, verbosity: int, **options: Any) -> None:
+    def handle(self, *args: Any, season: str | None, eval_data: Path | None, verbosity: int, **options: Any) -> None:
         found = Season.objects.filter(name=season).first() if season else first_season.ensure_season()
         if found is None:
             raise CommandError(f"There is no season named {season!r}.")
+        working = SeasonPreparation.objects.working().select_related("season").first()
+        if working is not None and not (found.is_prepared and found.is_stored):
+            raise CommandError(
+                f"Another process prepares {working.season}, and a second preparation could fill memory or disk. Wait "
+                "until it has ended, or cancel it on the page of that season in the admin."
+            )
         try:
             first_season.prepare_season(found, show_progress=verbosity > 0)
         except SetupError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{found}: dataset {found.dataset_hash[:12]}")
+        if lacking := evaluation_data.store_evaluation_data(found, evaluation_data.list_tasks(found), eval_data):
+            self.stderr.write(f"No evaluation data of {', '.join(lacking)}: runs are scored without it.")

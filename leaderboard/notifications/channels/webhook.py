@@ -9,9 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import ipaddress
 import json
-import socket
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -21,6 +19,7 @@ from django.utils import timezone
 from leaderboard.models import Subscription
 from leaderboard.notifications.channels.base import Channel
 from leaderboard.notifications.message import DeliveryError, Message
+from leaderboard.public_hosts import HostError, resolve_host, resolve_public_host
 
 VERSION = 1
 TIMEOUT_SECONDS = 10.0
@@ -89,8 +88,8 @@ def post_payload(address: str, body: bytes, headers: dict[str, str]) -> int:
     """Return the response's status. Connects to the checked IP address, so DNS rebinding has no effect."""
     parts = urlsplit(address)
     assert parts.hostname, "checked by clean_address"
-    number = resolve_public_address(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
-    host = f"[{number}]" if ":" in number else number
+    ip = resolve_address(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+    host = f"[{ip}]" if ":" in ip else ip
     target = urlunsplit(parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host))
     try:
         with (
@@ -108,11 +107,8 @@ def post_payload(address: str, body: bytes, headers: dict[str, str]) -> int:
         raise DeliveryError(f"The address could not be reached: {type(error).__name__}.") from error
 
 
-def resolve_public_address(host: str, port: int) -> str:
+def resolve_address(host: str, port: int) -> str:
     try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    except (OSError, UnicodeError):
-        raise DeliveryError(f"The host {host} is unknown.") from None
-    if not settings.NOTICES_TO_PRIVATE_HOSTS and not all(ipaddress.ip_address(number).is_global for number in found):
-        raise DeliveryError(f"The host {host} is not on the public internet.")
-    return found[0]
+        return resolve_host(host, port)[0] if settings.NOTICES_TO_PRIVATE_HOSTS else resolve_public_host(host, port)
+    except HostError as error:
+        raise DeliveryError(str(error)) from None

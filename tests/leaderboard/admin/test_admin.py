@@ -8,163 +8,241 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from leaderboard.models import ApiToken, Entry, Run, Season, Track
+from leaderboard.models import ApiToken, Entry, PullRequest, ReportedRecord, Run, Season, Track
+from leaderboard.publishing import publications
+from scheduler import storage
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import Repository, lease
+from tests.leaderboard.conftest import Repository, create_checkpoint, lease_job
+from trainer import protocol
 
 
 @pytest.fixture
-def mara(client: Client, maintainer: User) -> Client:
+def maintainer_client(client: Client, maintainer: User) -> Client:
     client.force_login(maintainer)
     return client
 
 
-def test_the_page_shows_the_commit_and_approves_just_that(mara: Client, idea: Entry) -> None:
-    address = f"/admin/leaderboard/entry/{idea.pk}/change/"
-    page = mara.get(address).content.decode()
-    shown = re.search(r'name="sha" value="([0-9a-f]{40})"', page)
-    assert shown
-    assert shown[1] == idea.sha
-    mara.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": shown[1]})
-    idea.refresh_from_db()
-    assert (idea.state, idea.approved_by and idea.approved_by.username) == ("approved", "mara")
+def test_entry_page_shows_commit_and_approves_that_commit(maintainer_client: Client, proposed_entry: Entry) -> None:
+    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/change/"
+    page = maintainer_client.get(address).content.decode()
+    match = re.search(r'name="sha" value="([0-9a-f]{40})"', page)
+    assert match
+    assert match[1] == proposed_entry.sha
+    maintainer_client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": match[1]})
+    proposed_entry.refresh_from_db()
+    assert (proposed_entry.state, proposed_entry.approved_by and proposed_entry.approved_by.username) == (
+        "approved",
+        "mara",
+    )
     assert Run.objects.get().state == "queued"
-    assert 'name="sha"' not in mara.get(address).content.decode()
+    assert 'name="sha"' not in maintainer_client.get(address).content.decode()
 
 
-def test_the_page_shows_the_difference_as_text(mara: Client, main: Repository, track: Track, tmp_path: object) -> None:
+def test_entry_page_escapes_the_diff(
+    maintainer_client: Client, main_repository: Repository, track: Track, tmp_path: object
+) -> None:
     from leaderboard.submissions import intake
 
-    start = main.git("rev-parse", "HEAD")
-    main.git("checkout", "--quiet", "-b", "idea")
-    main.commit("Idea", {"trainer/models/gpt.py": "x = '<script>alert(1)</script>'\n"})
-    entry = intake.submit_entry(str(main.path), "idea", "Idea", "gpt", track)
+    start = main_repository.git("rev-parse", "HEAD")
+    main_repository.git("checkout", "--quiet", "-b", "idea")
+    main_repository.commit("Idea", {"trainer/models/gpt.py": "x = '<script>alert(1)</script>'\n"})
+    entry = intake.submit_entry(str(main_repository.path), "idea", "Idea", "gpt", track)
     assert entry.base_sha == start
-    page = mara.get(f"/admin/leaderboard/entry/{entry.pk}/change/").content.decode()
+    page = maintainer_client.get(f"/admin/leaderboard/entry/{entry.pk}/change/").content.decode()
     assert '<td class="sign">+</td><td><code>x = &#x27;&lt;script&gt;alert(1)&lt;/script&gt;&#x27;</code>' in page
     assert "<code>trainer/models/gpt.py</code>" in page
 
 
-def test_a_page_that_showed_another_commit_approves_nothing(mara: Client, idea: Entry) -> None:
-    answer = mara.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": "0" * 40}, follow=True)
-    assert "You reviewed 00000000" in answer.content.decode()
+def test_entry_approval_with_other_commit_is_refused(maintainer_client: Client, proposed_entry: Entry) -> None:
+    response = maintainer_client.post(
+        f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": "0" * 40}, follow=True
+    )
+    assert "You reviewed 00000000" in response.content.decode()
     assert not Job.objects.exists()
 
 
-def test_rejecting_needs_a_reason(mara: Client, idea: Entry) -> None:
-    address = f"/admin/leaderboard/entry/{idea.pk}/reject/"
-    assert "needs a reason" in mara.post(address, {"reason": ""}, follow=True).content.decode()
-    mara.post(address, {"reason": "It opens a socket."})
-    idea.refresh_from_db()
-    assert (idea.state, idea.reason) == ("rejected", "It opens a socket.")
-    assert Event.objects.about(idea).last().actor == "mara"  # type: ignore[union-attr]
+def test_entry_rejection_without_reason_is_refused(maintainer_client: Client, proposed_entry: Entry) -> None:
+    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/reject/"
+    assert "needs a reason" in maintainer_client.post(address, {"reason": ""}, follow=True).content.decode()
+    maintainer_client.post(address, {"reason": "It opens a socket."})
+    proposed_entry.refresh_from_db()
+    assert (proposed_entry.state, proposed_entry.reason) == ("rejected", "It opens a socket.")
+    assert Event.objects.about(proposed_entry).last().actor == "mara"  # type: ignore[union-attr]
 
 
-def test_whoever_may_only_look_cannot_decide(client: Client, idea: Entry) -> None:
+def test_entry_approval_by_viewer_is_forbidden(client: Client, proposed_entry: Entry) -> None:
     viewer = User.objects.create_user("vic", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_entry"))
     client.force_login(viewer)
-    page = client.get(f"/admin/leaderboard/entry/{idea.pk}/change/")
+    page = client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/change/")
     assert page.status_code == 200
     assert 'name="sha"' not in page.content.decode()
-    assert client.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": idea.sha}).status_code == 403
-    assert client.get(f"/admin/leaderboard/entry/{idea.pk}/approve/").status_code == 405
+    assert (
+        client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": proposed_entry.sha}).status_code
+        == 403
+    )
+    assert client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/").status_code == 405
     client.logout()
-    assert client.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": idea.sha}).status_code == 302
-    idea.refresh_from_db()
-    assert idea.state == "proposed"
+    assert (
+        client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": proposed_entry.sha}).status_code
+        == 302
+    )
+    proposed_entry.refresh_from_db()
+    assert proposed_entry.state == "proposed"
 
 
-def test_a_decision_needs_the_csrf_token(maintainer: User, idea: Entry) -> None:
+def test_entry_approval_without_csrf_token_is_forbidden(maintainer: User, proposed_entry: Entry) -> None:
     forged = Client(enforce_csrf_checks=True)
     forged.force_login(maintainer)
-    assert forged.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": idea.sha}).status_code == 403
+    assert (
+        forged.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": proposed_entry.sha}).status_code
+        == 403
+    )
 
 
-def act(client: Client, action: str, run: Run) -> str:
+def run_admin_action(client: Client, action: str, run: Run) -> str:
     data = {"action": action, "_selected_action": [run.pk]}
     return client.post("/admin/leaderboard/run/", data, follow=True).content.decode()
 
 
-def test_runs_are_cancelled(mara: Client, run: Run) -> None:
-    act(mara, "cancel_runs", run)
+def test_cancel_action_cancels_run(maintainer_client: Client, run: Run) -> None:
+    run_admin_action(maintainer_client, "cancel_runs", run)
     run.refresh_from_db()
     assert (run.state, run.reason) == ("cancelled", "Cancelled by mara.")
 
 
-def test_a_run_is_repeated_with_a_new_seed(mara: Client, run: Run) -> None:
-    act(mara, "run_again", run)
+def test_run_again_action_queues_run_with_new_seed(maintainer_client: Client, run: Run) -> None:
+    run_admin_action(maintainer_client, "run_again", run)
     first, second = Run.objects.order_by("pk")
     assert (second.entry, second.state) == (first.entry, "queued")
     assert second.seed != first.seed
 
 
-def test_only_an_infrastructure_failure_goes_on(mara: Client, run: Run, node: Node) -> None:
+def test_go_on_action_resumes_infrastructure_failures_only(maintainer_client: Client, run: Run, node: Node) -> None:
     assert run.job
-    assert "because of the infrastructure" in act(mara, "go_on", run)
-    lease(run.job, node)
+    assert "because of the infrastructure" in run_admin_action(maintainer_client, "go_on", run)
+    lease_job(run.job, node)
     Job.objects.update(state=Job.State.FAILED)
     get_job_kind(run.job).handle_failure(run.job, "infrastructure", "No node.")
-    act(mara, "go_on", run)
+    run_admin_action(maintainer_client, "go_on", run)
     run.refresh_from_db()
     assert run.state == "queued"
 
 
-def test_a_new_token_is_shown_once_with_a_line_to_paste(mara: Client, maintainer: User) -> None:
-    answer = mara.post(
+def test_new_api_token_is_shown_once_with_command(maintainer_client: Client, maintainer: User) -> None:
+    response = maintainer_client.post(
         "/admin/leaderboard/apitoken/add/", {"name": "CI", "owner": maintainer.pk, "scope": "runs:create"}
     )
-    page = answer.content.decode()
+    page = response.content.decode()
     token = ApiToken.objects.get()
-    found = re.search(r'id="secret">(dt_[\w-]+)<', page)
-    assert found
-    assert ApiToken.objects.with_secret(found[1]) == token
-    assert "no-store" in answer.headers["Cache-Control"]
-    assert found[1] not in mara.get(f"/admin/leaderboard/apitoken/{token.pk}/change/").content.decode()
+    match = re.search(r'id="secret">(dt_[\w-]+)<', page)
+    assert match
+    assert ApiToken.objects.with_secret(match[1]) == token
+    assert "no-store" in response.headers["Cache-Control"]
+    assert match[1] not in maintainer_client.get(f"/admin/leaderboard/apitoken/{token.pk}/change/").content.decode()
 
 
-def test_the_line_to_paste_is_a_shell_command_with_json() -> None:
+def test_api_token_command_is_valid_shell_with_json() -> None:
     from leaderboard.admin.tracks import build_curl_command
 
-    line = build_curl_command("dt_x").replace("$(git remote get-url origin)", "R").replace("$(git rev-parse HEAD)", "S")
-    words = shlex.split(line.replace("\\\n", " ").replace("$(git log -1 --format=%h)", "T"))
-    assert words[2] == "http://127.0.0.1:8000/api/v1/runs"
-    assert "Authorization: Bearer dt_x" in words
-    wanted = {"repository": "R", "sha": "S", "architecture": "gpt", "title": "T"}
-    assert json.loads(words[words.index("-d") + 1]) == wanted
+    command = (
+        build_curl_command("dt_x").replace("$(git remote get-url origin)", "R").replace("$(git rev-parse HEAD)", "S")
+    )
+    arguments = shlex.split(command.replace("\\\n", " ").replace("$(git log -1 --format=%h)", "T"))
+    assert arguments[2] == "http://127.0.0.1:8000/api/v1/runs"
+    assert "Authorization: Bearer dt_x" in arguments
+    payload = {"repository": "R", "sha": "S", "architecture": "gpt", "title": "T"}
+    assert json.loads(arguments[arguments.index("-d") + 1]) == payload
 
 
-def test_a_token_is_revoked(mara: Client, maintainer: User) -> None:
+def test_api_token_form_revokes_token(maintainer_client: Client, maintainer: User) -> None:
     token = ApiToken(name="CI", owner=maintainer)
     token.draw_secret()
     token.save()
-    mara.post(f"/admin/leaderboard/apitoken/{token.pk}/change/", {"name": "CI", "revoked": "on"})
+    maintainer_client.post(f"/admin/leaderboard/apitoken/{token.pk}/change/", {"name": "CI", "revoked": "on"})
     token.refresh_from_db()
     assert token.revoked
 
 
-def test_a_track_that_no_run_could_follow_is_refused(mara: Client, track: Track) -> None:
+def test_track_form_with_invalid_budget_is_refused(maintainer_client: Client, track: Track) -> None:
     fields = {
         "slug": "x", "name": "X", "season": track.season_id, "expected_seconds": "10", "config": "{}", "suite": "[]",
         "needs_labels": "[]", "limits": "{}", "position": "0",
         "ladder": "{}", "seeds": "1", "probe_seconds": "2",
         "kind": "competition", "trial": "{}", "needs_memory_bytes": "0",
         "kappa_tolerance": "0.03", "drift_tolerance": "0.01", "confirmations": "3",
-        "monthly": "0", "releases": "0", "hours_zone": "UTC", "hours-TOTAL_FORMS": "0", "hours-INITIAL_FORMS": "0",
+        "monthly": "0", "milestones": "10", "releases": "0",
+        "hours_zone": "UTC", "hours-TOTAL_FORMS": "0", "hours-INITIAL_FORMS": "0",
     }  # fmt: skip
-    page = mara.post("/admin/leaderboard/track/add/", {**fields, "budget": "soon"}).content.decode()
+    page = maintainer_client.post("/admin/leaderboard/track/add/", {**fields, "budget": "soon"}).content.decode()
     assert "soon" in page
     assert not Track.objects.filter(slug="x").exists()
-    mara.post("/admin/leaderboard/track/add/", {**fields, "budget": "5m"})
+    maintainer_client.post("/admin/leaderboard/track/add/", {**fields, "budget": "5m"})
     assert Track.objects.filter(slug="x").exists()
 
 
+def test_track_form_with_milestone_saves_start_checkpoint(maintainer_client: Client, track: Track, run: Run) -> None:
+    assert run.job
+    create_checkpoint(run.job, 5)  # with run.json
+    blob = storage.store_bytes(b"weights in bf16")
+    file = storage.build_file_reference(blob, "model.safetensors")
+    manifest = protocol.Checkpoint(step=10, files=(file,), milestone=50).model_dump(mode="json")
+    publications.keep_weights(run, manifest, [blob], "50-percent", "50 %.")
+    finetune_track = Track.objects.get(pk=track.pk)
+    (
+        finetune_track.pk,
+        finetune_track.slug,
+        finetune_track.start_run,
+        finetune_track.is_traced,
+        finetune_track.start_checkpoint,
+    ) = None, "tune", run, False, None
+    finetune_track.ladder = {}
+    finetune_track.save()
+    address = f"/admin/leaderboard/track/{finetune_track.pk}/change/"
+    form = maintainer_client.get(address).context["adminform"].form
+    assert [value for value, _ in form.fields["start_checkpoint"].choices] == ["", 10, 5]
+    fields = {name: form[name].value() for name in form.fields}
+    form_data = {name: value for name, value in fields.items() if value is not None and value is not False}
+    form_data |= {"start_checkpoint": "10", "hours-TOTAL_FORMS": "0", "hours-INITIAL_FORMS": "0"}
+    for _ in range(2):
+        response = maintainer_client.post(address, form_data)
+        assert response.status_code == 302, response.context["adminform"].form.errors
+        start = Track.objects.get(slug="tune").start_checkpoint
+        assert start is not None
+        assert (start.step, start.from_milestone) == (10, True)
+    assert maintainer_client.get(address).context["adminform"].form["start_checkpoint"].value() == 10
+
+
 @pytest.mark.parametrize("model", ["season", "track", "entry", "run", "night", "replay", "apitoken"])
-def test_every_list_opens(mara: Client, run: Run, model: str) -> None:
-    assert mara.get(f"/admin/leaderboard/{model}/").status_code == 200
+def test_admin_list_of_each_model_opens(maintainer_client: Client, run: Run, model: str) -> None:
+    assert maintainer_client.get(f"/admin/leaderboard/{model}/").status_code == 200
 
 
-def test_a_runs_page_opens(mara: Client, run: Run) -> None:
-    assert mara.get(f"/admin/leaderboard/run/{run.pk}/change/").status_code == 200
+def test_admin_run_page_opens(maintainer_client: Client, run: Run) -> None:
+    assert maintainer_client.get(f"/admin/leaderboard/run/{run.pk}/change/").status_code == 200
     assert Season.objects.count() == 1
+
+
+def test_track_page_opens_for_staff_with_view_permission(client: Client, track: Track) -> None:
+    viewer = User.objects.create_user("vera", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_track"))
+    client.force_login(viewer)
+    assert client.get(f"/admin/leaderboard/track/{track.pk}/change/").status_code == 200
+
+
+def test_javascript_url_is_refused_and_not_linked(
+    maintainer_client: Client, main_repository: Repository, track: Track
+) -> None:
+    from leaderboard.submissions import intake
+
+    with pytest.raises(intake.IntakeError, match="must begin with https:// or http://"):
+        intake.submit_entry(str(main_repository.path), "main", "Idea", "smear", track, url="javascript:alert(1)")
+    entry = intake.submit_entry(str(main_repository.path), "main", "Idea", "smear", track)
+    Entry.objects.update(url="javascript:alert(1)")
+    PullRequest.objects.create(number=1, url="javascript:alert(2)", entry=entry)
+    ReportedRecord.objects.create(track=track, source="x", date="2025-01-01", title="x", value=1, url="javascript:a")
+    pages = [f"/admin/leaderboard/entry/{entry.pk}/change/", f"/entries/{entry.pk}/", "/admin/leaderboard/entry/"]
+    pages += [f"/tracks/{track.slug}/reported/"]
+    for page in pages:
+        assert 'href="javascript:' not in maintainer_client.get(page, follow=True).content.decode(), page

@@ -1,4 +1,4 @@
-"""The admin shows what GitHub told and what the site does outside of itself, and has it tried again."""
+"""Deliveries and outbox messages in the admin, and their retry action."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from scheduler.models import Event
 
 
 @pytest.fixture
-def mara(client: Client, maintainer: User) -> Client:
+def maintainer_client(client: Client, maintainer: User) -> Client:
     client.force_login(maintainer)
     return client
 
 
-def do_again(client: Client, address: str, number: int) -> None:
-    answer = client.post(address, {"action": "again", "_selected_action": [number]}, follow=True)
-    assert answer.status_code == 200
+def run_retry_action(client: Client, address: str, number: int) -> None:
+    response = client.post(address, {"action": "again", "_selected_action": [number]}, follow=True)
+    assert response.status_code == 200
 
 
-def test_an_effect_that_was_refused_is_asked_for_again(mara: Client) -> None:
-    made = outbox.enqueue("github.comment", "github.comment:1", {"pull": 1})
+def test_retry_action_requeues_failed_outbox_message(maintainer_client: Client) -> None:
+    message = outbox.enqueue("github.comment", "github.comment:1", {"pull": 1})
     OutboxMessage.objects.update(state=OutboxMessage.State.FAILED, problem="The App is not installed.")
-    assert "The App is not installed." in mara.get("/admin/leaderboard/outboxmessage/").content.decode()
-    assert mara.get(f"/admin/leaderboard/outboxmessage/{made.pk}/change/").status_code == 200
-    do_again(mara, "/admin/leaderboard/outboxmessage/", made.pk)
-    made.refresh_from_db()
-    assert (made.state, made.problem) == ("pending", "")
-    assert Event.objects.about(made).get().actor == "mara"
+    assert "The App is not installed." in maintainer_client.get("/admin/leaderboard/outboxmessage/").content.decode()
+    assert maintainer_client.get(f"/admin/leaderboard/outboxmessage/{message.pk}/change/").status_code == 200
+    run_retry_action(maintainer_client, "/admin/leaderboard/outboxmessage/", message.pk)
+    message.refresh_from_db()
+    assert (message.state, message.problem) == ("pending", "")
+    assert Event.objects.about(message).get().actor == "mara"
 
 
-def test_a_delivery_is_read_again_while_its_content_is_there(mara: Client) -> None:
-    told = {"action": "created", "installation": {"id": 5, "account": {"login": "trains"}}}
-    kept = deliveries.store_delivery(str(uuid4()), "installation", b"1", told)
-    assert kept
+def test_retry_action_requeues_delivery_with_payload_only(maintainer_client: Client) -> None:
+    payload = {"action": "created", "installation": {"id": 5, "account": {"login": "trains"}}}
+    delivery = deliveries.store_delivery(str(uuid4()), "installation", b"1", payload)
+    assert delivery
     deliveries.process_due()
     Installation.objects.all().delete()
-    do_again(mara, "/admin/leaderboard/delivery/", kept.pk)
+    run_retry_action(maintainer_client, "/admin/leaderboard/delivery/", delivery.pk)
     assert deliveries.process_due() == 1
-    assert "trains" in mara.get("/admin/leaderboard/installation/").content.decode()
+    assert "trains" in maintainer_client.get("/admin/leaderboard/installation/").content.decode()
     Delivery.objects.update(payload={})
-    do_again(mara, "/admin/leaderboard/delivery/", kept.pk)
+    run_retry_action(maintainer_client, "/admin/leaderboard/delivery/", delivery.pk)
     assert Delivery.objects.get().state == Delivery.State.DONE
 
 
-def test_nobody_writes_these_rows_by_hand(mara: Client) -> None:
+def test_outbox_and_delivery_rows_cannot_be_added(maintainer_client: Client) -> None:
     for name in ("outboxmessage", "delivery", "installation"):
-        assert mara.get(f"/admin/leaderboard/{name}/add/").status_code == 403
+        assert maintainer_client.get(f"/admin/leaderboard/{name}/add/").status_code == 403

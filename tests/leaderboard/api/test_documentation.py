@@ -28,28 +28,28 @@ LISTS = ("/", "/tracks", "/entries", "/runs", "/nodes", "/sponsors", "/queue", "
 
 @pytest.mark.parametrize("path", LISTS)
 def test_list_without_token_has_an_etag(client: Client, path: str) -> None:
-    scene.night()
+    scene.create_night_board()
     first = client.get(f"{API}{path}")
     assert first.status_code == 200
     if path not in ("/", "/queue"):  # its estimates change with time
         assert client.get(f"{API}{path}", headers={"If-None-Match": first["ETag"]}).status_code == 304
 
 
-def test_start_links_to_every_list(client: Client) -> None:
+def test_api_start_page_links_to_every_list(client: Client) -> None:
     for address in client.get(f"{API}/").json()["places"].values():
         assert client.get(address.removeprefix("http://127.0.0.1:8000")).status_code == 200, address
 
 
-def test_cursor_leads_through_all_rows_and_is_opaque(client: Client, run: Run) -> None:
-    made = {run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))}
-    seen: list[int] = []
+def test_cursor_pages_through_all_rows_and_is_opaque(client: Client, run: Run) -> None:
+    run_ids = {run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))}
+    listed_ids: list[int] = []
     cursor: str | None = ""
     while cursor is not None:
         page = client.get(f"{API}/runs?limit=2&cursor={cursor}").json()
-        seen += [row["id"] for row in page["items"]]
+        listed_ids += [row["id"] for row in page["items"]]
         cursor = page["cursor"]
         assert cursor is None or re.fullmatch(r"[\w-]+", cursor)
-    assert seen == sorted(made, reverse=True)
+    assert listed_ids == sorted(run_ids, reverse=True)
 
 
 def test_last_full_page_has_no_cursor(client: Client, run: Run) -> None:
@@ -87,20 +87,20 @@ def test_entries_are_filtered_by_state_track_and_author(client: Client, run: Run
 
 
 def test_node_shows_its_jobs_and_sponsor(client: Client, maintainer: Any) -> None:
-    scene.night()
+    scene.create_night_board()
     Sponsor.objects.create(user=maintainer, name="Rack & Sons")
     Node.objects.update(owner=maintainer)
-    found = client.get(f"{API}/nodes").json()["items"]
-    assert {row["sponsor"] for row in found} == {"Rack & Sons"}
-    assert [work["kind"] for row in found for work in row["now"]] == ["train"]
+    nodes = client.get(f"{API}/nodes").json()["items"]
+    assert {row["sponsor"] for row in nodes} == {"Rack & Sons"}
+    assert [job["kind"] for row in nodes for job in row["now"]] == ["train"]
     Node.objects.update(shown=False)
     assert {row["sponsor"] for row in client.get(f"{API}/nodes").json()["items"]} == {""}
 
 
 def test_queue_lists_runs_with_reasons(client: Client, run: Run) -> None:
-    found = client.get(f"{API}/queue").json()
-    assert found["live"] == []
-    assert [(line["run"]["id"], bool(line["reason"])) for line in found["waiting"]] == [(run.pk, True)]
+    queue = client.get(f"{API}/queue").json()
+    assert queue["live"] == []
+    assert [(line["run"]["id"], bool(line["reason"])) for line in queue["waiting"]] == [(run.pk, True)]
 
 
 def test_run_lists_its_scores_and_events(client: Client, run: Run) -> None:
@@ -110,14 +110,15 @@ def test_run_lists_its_scores_and_events(client: Client, run: Run) -> None:
     assert set(events[0]) == {"at", "actor", "sentence"}
 
 
+@pytest.mark.usefixtures("rate_limit_clock")
 def test_requests_over_the_limit_of_an_address_are_429(
     client: Client, track: Track, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(rate_limits.PER_MINUTE, "read", 3)
-    answers = [client.get(f"{API}/tracks") for _ in range(4)]
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-    assert 0 < int(answers[3]["Retry-After"]) <= 60
-    assert "Try again" in answers[3].json()["detail"]
+    responses = [client.get(f"{API}/tracks") for _ in range(4)]
+    assert [response.status_code for response in responses] == [200, 200, 200, 429]
+    assert 0 < int(responses[3]["Retry-After"]) <= 60
+    assert "Try again" in responses[3].json()["detail"]
     assert client.get(f"{API}/tracks", REMOTE_ADDR="203.0.113.7").status_code == 200
 
 
@@ -132,7 +133,7 @@ def test_pool_lists_with_many_rows_take_the_same_queries(
         client.get(f"{API}/sponsors")
 
 
-# --- documentation ----------------------------------------------------------------------------------------------------
+# --- documentation ---------------------------------------------------------------------------------------------------
 
 
 def test_openapi_document_is_valid_and_lists_all_paths(client: Client) -> None:

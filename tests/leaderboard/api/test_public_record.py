@@ -11,109 +11,109 @@ from leaderboard.models import CurvePoint, Run, Track
 from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.runs import make_run
 from scheduler.models import Node
-from tests.leaderboard.conftest import finish, lease, train_row
+from tests.leaderboard.conftest import build_train_row, finish_run, lease_job
 
 
-def get(client: Client, path: str, etag: str = "") -> tuple[int, object, str]:
-    answer = client.get(f"/api/v1{path}", headers={"If-None-Match": etag} if etag else {})
-    return answer.status_code, answer.json() if answer.content else None, answer.headers.get("ETag", "")
+def get_json(client: Client, path: str, etag: str = "") -> tuple[int, object, str]:
+    response = client.get(f"/api/v1{path}", headers={"If-None-Match": etag} if etag else {})
+    return response.status_code, response.json() if response.content else None, response.headers.get("ETag", "")
 
 
-def test_track_shows_what_it_fixes(client: Client, track: Track) -> None:
-    (found,) = client.get("/api/v1/tracks").json()
-    assert (found["slug"], found["budget"], found["corpus"]) == ("small", "20steps", "python-library")
-    assert found["page"] == "/tracks/small/"
+def test_track_json_has_its_settings(client: Client, track: Track) -> None:
+    (track_data,) = client.get("/api/v1/tracks").json()
+    assert (track_data["slug"], track_data["budget"], track_data["corpus"]) == ("small", "20steps", "python-library")
+    assert track_data["page"] == "/tracks/small/"
 
 
-def test_board_lists_judged_runs_best_first(client: Client, run: Run, node: Node) -> None:
-    finish(run, node)
-    better = make_run(run.entry, run.track)
-    Run.objects.filter(pk=better.pk).update(state="finished", bits_per_byte=1.5)
+def test_board_lists_scored_runs_best_first(client: Client, run: Run, node: Node) -> None:
+    finish_run(run, node)
+    better_run = make_run(run.entry, run.track)
+    Run.objects.filter(pk=better_run.pk).update(state="finished", bits_per_byte=1.5)
     make_run(run.entry, run.track)
-    code, rows, etag = get(client, "/tracks/small/board")
+    code, rows, etag = get_json(client, "/tracks/small/board")
     assert code == 200
-    assert [(row["id"], row["bits_per_byte"]) for row in rows] == [(better.pk, 1.5), (run.pk, 2.5)]  # type: ignore[attr-defined]
-    assert get(client, "/tracks/small/board", etag)[0] == 304
-    better.change_state("cancelled", since=["finished"], actor="mara", message="Disputed.")
-    assert get(client, "/tracks/small/board", etag)[0] == 200
+    assert [(row["id"], row["bits_per_byte"]) for row in rows] == [(better_run.pk, 1.5), (run.pk, 2.5)]  # type: ignore[attr-defined]
+    assert get_json(client, "/tracks/small/board", etag)[0] == 304
+    better_run.change_state("cancelled", since=["finished"], actor="mara", message="Disputed.")
+    assert get_json(client, "/tracks/small/board", etag)[0] == 200
 
 
 def test_run_shows_its_provenance_and_scores(client: Client, run: Run, node: Node) -> None:
-    finish(run, node)
-    _, found, etag = get(client, f"/runs/{run.pk}")
-    assert isinstance(found, dict)
-    assert {score["name"] for score in found["scores"]} == {"bits_per_byte", "nats_per_token", "blimp/acc"}
-    assert (found["sha"], found["seed"], found["dataset_hash"]) == (run.entry.sha, run.seed, "d" * 64)
-    assert found["bundle"] == run.entry.bundle_id
-    assert get(client, f"/runs/{run.pk}", etag)[0] == 304
+    finish_run(run, node)
+    _, run_data, etag = get_json(client, f"/runs/{run.pk}")
+    assert isinstance(run_data, dict)
+    assert {score["name"] for score in run_data["scores"]} == {"bits_per_byte", "nats_per_token", "blimp/acc"}
+    assert (run_data["sha"], run_data["seed"], run_data["dataset_hash"]) == (run.entry.sha, run.seed, "d" * 64)
+    assert run_data["bundle"] == run.entry.bundle_id
+    assert get_json(client, f"/runs/{run.pk}", etag)[0] == 304
 
 
 def test_live_of_unchanged_run_is_304(client: Client, run: Run, node: Node) -> None:
     assert run.job
-    lease(run.job, node)
-    _, before, etag = get(client, f"/runs/{run.pk}/live")
-    assert get(client, f"/runs/{run.pk}/live", etag)[0] == 304
-    metrics.store_metrics(run, [train_row(5)])
-    code, after, _ = get(client, f"/runs/{run.pk}/live", etag)
+    lease_job(run.job, node)
+    _, first, etag = get_json(client, f"/runs/{run.pk}/live")
+    assert get_json(client, f"/runs/{run.pk}/live", etag)[0] == 304
+    metrics.store_metrics(run, [build_train_row(5)])
+    code, second, _ = get_json(client, f"/runs/{run.pk}/live", etag)
     assert code == 200
-    assert isinstance(before, dict)
-    assert isinstance(after, dict)
-    assert (before["fraction"], after["fraction"], after["node"]) == (0, 0.25, "cellar")
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert (first["fraction"], second["fraction"], second["node"]) == (0, 0.25, "cellar")
 
 
-def test_curve_when_thinned_keeps_its_extremes(client: Client, run: Run) -> None:
+def test_downsampled_curve_keeps_its_extremes(client: Client, run: Run) -> None:
     steps = range(1, 7001)
     loss = {step: 5 - math.log(step) / 3 + (0.1 if step % 2 else 0) for step in steps}
     loss[3333], loss[4444] = 50.0, 0.001
     CurvePoint.objects.bulk_create(
         [CurvePoint(run=run, series="train", step=s, tokens=s, flops=s, seconds=s, loss=loss[s]) for s in steps]
     )
-    _, found, etag = get(client, f"/runs/{run.pk}/curve")
-    assert isinstance(found, dict)
-    shown = [point["step"] for point in found["train"]]
-    assert 1000 < len(shown) <= 2000
-    assert {1, 3333, 4444, 7000} <= set(shown)
-    assert shown == sorted(shown)
-    assert found["points"] == {"train": 7000, "dev": 0}
-    assert get(client, f"/runs/{run.pk}/curve", etag)[0] == 304
-    _, few, _ = get(client, f"/runs/{run.pk}/curve?limit=20")
-    assert len(few["train"]) <= 20  # type: ignore[index]
+    _, curve, etag = get_json(client, f"/runs/{run.pk}/curve")
+    assert isinstance(curve, dict)
+    steps_listed = [point["step"] for point in curve["train"]]
+    assert 1000 < len(steps_listed) <= 2000
+    assert {1, 3333, 4444, 7000} <= set(steps_listed)
+    assert steps_listed == sorted(steps_listed)
+    assert curve["points"] == {"train": 7000, "dev": 0}
+    assert get_json(client, f"/runs/{run.pk}/curve", etag)[0] == 304
+    _, short_curve, _ = get_json(client, f"/runs/{run.pk}/curve?limit=20")
+    assert len(short_curve["train"]) <= 20  # type: ignore[index]
 
 
 def test_samples_are_plain_text(client: Client, run: Run) -> None:
     metrics.store_metrics(run, [{"kind": "sample", "step": 3, "prompt": "import", "text": "<b>x</b>"}])
-    _, found, _ = get(client, f"/runs/{run.pk}/samples")
-    assert found == [{"step": 3, "prompt": "import", "text": "<b>x</b>"}]
+    _, samples, _ = get_json(client, f"/runs/{run.pk}/samples")
+    assert samples == [{"step": 3, "prompt": "import", "text": "<b>x</b>"}]
 
 
 def test_lists_are_paginated(client: Client, run: Run) -> None:
-    made = [run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))]
-    seen: list[int] = []
-    before = ""
+    run_ids = [run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))]
+    listed_ids: list[int] = []
+    cursor = ""
     while True:
-        _, page, _ = get(client, f"/runs?limit=2{before}")
+        _, page, _ = get_json(client, f"/runs?limit=2{cursor}")
         assert isinstance(page, dict)
-        seen += [row["id"] for row in page["items"]]
+        listed_ids += [row["id"] for row in page["items"]]
         if page["next"] is None:
             break
-        before = f"&before={page['next']}"
-    assert seen == sorted(made, reverse=True)
-    _, queued, _ = get(client, "/runs?state=queued,training&track=small")
+        cursor = f"&before={page['next']}"
+    assert listed_ids == sorted(run_ids, reverse=True)
+    _, queued, _ = get_json(client, "/runs?state=queued,training&track=small")
     assert [row["id"] for row in queued["items"]] == [run.pk]  # type: ignore[index]
 
 
 def test_entry_lists_its_runs(client: Client, run: Run) -> None:
-    _, found, _ = get(client, f"/entries/{run.entry_id}")
-    assert isinstance(found, dict)
-    assert [row["id"] for row in found["runs"]] == [run.pk]
-    assert found["changed_files"] == []
-    _, page, _ = get(client, "/entries")
+    _, entry_data, _ = get_json(client, f"/entries/{run.entry_id}")
+    assert isinstance(entry_data, dict)
+    assert [row["id"] for row in entry_data["runs"]] == [run.pk]
+    assert entry_data["changed_files"] == []
+    _, page, _ = get_json(client, "/entries")
     assert [row["id"] for row in page["items"]] == [run.entry_id]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("path", ["/runs/999", "/runs/999/curve", "/entries/999", "/tracks/none/board"])
 def test_missing_row_is_404_with_a_message(client: Client, db: None, path: str) -> None:
-    assert get(client, path)[:2] == (404, {"detail": "Not found."})
+    assert get_json(client, path)[:2] == (404, {"detail": "Not found."})
 
 
 @pytest.mark.stored_standings
@@ -129,17 +129,17 @@ def test_tables_with_many_rows_take_the_same_queries(
         with django_assert_num_queries(5):  # version, track, runs, the standings table and its rows
             client.get("/api/v1/tracks/small/board")
         for _ in range(10):
-            made = make_run(run.entry, run.track)
-            Run.objects.filter(pk=made.pk).update(state="finished", bits_per_byte=1.5)
+            new_run = make_run(run.entry, run.track)
+            Run.objects.filter(pk=new_run.pk).update(state="finished", bits_per_byte=1.5)
 
 
 @pytest.mark.stored_standings
 def test_board_with_current_etag_takes_one_query(
     client: Client, run: Run, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    etag = get(client, "/tracks/small/board")[2]
+    etag = get_json(client, "/tracks/small/board")[2]
     with django_assert_num_queries(1):
-        assert get(client, "/tracks/small/board", etag)[0] == 304
+        assert get_json(client, "/tracks/small/board", etag)[0] == 304
 
 
 def test_docs_page_requests_no_other_host(client: Client, db: None) -> None:
@@ -155,8 +155,8 @@ def test_docs_page_requests_no_other_host(client: Client, db: None) -> None:
 
 @pytest.mark.parametrize(("path", "known"), [("/runs", "finished"), ("/entries", "approved")])
 def test_list_with_unknown_state_is_422(client: Client, db: None, path: str, known: str) -> None:
-    assert get(client, f"{path}?state={known}")[0] == 200
-    status, answer, _ = get(client, f"{path}?state={known},unknown")
+    assert get_json(client, f"{path}?state={known}")[0] == 200
+    status, response, _ = get_json(client, f"{path}?state={known},unknown")
     assert status == 422
-    assert answer == {"detail": answer["detail"]}  # type: ignore[index]
-    assert "'unknown'" in str(answer)
+    assert response == {"detail": response["detail"]}  # type: ignore[index]
+    assert "'unknown'" in str(response)

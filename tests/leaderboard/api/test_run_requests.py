@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import cache
+from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
 
@@ -14,6 +16,7 @@ from leaderboard.models import ApiToken, Entry, Run, Track
 from leaderboard.submissions import intake
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
+from tests.scheduler.test_claims_race import call_concurrently
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +31,10 @@ def carol(db: None) -> User:
 
 @pytest.fixture
 def token(carol: User) -> ApiToken:
-    made = ApiToken(name="CI", owner=carol)
-    made.secret = made.draw_secret()  # type: ignore[attr-defined]
-    made.save()
-    return made
+    api_token = ApiToken(name="CI", owner=carol)
+    api_token.secret = api_token.draw_secret()  # type: ignore[attr-defined]
+    api_token.save()
+    return api_token
 
 
 def request_run(client: Client, token: Any, payload: dict[str, Any]) -> HttpResponse:
@@ -41,10 +44,10 @@ def request_run(client: Client, token: Any, payload: dict[str, Any]) -> HttpResp
 
 
 @pytest.fixture
-def payload(main: Repository, track: Track) -> dict[str, Any]:
+def payload(main_repository: Repository, track: Track) -> dict[str, Any]:
     return {
-        "repository": str(main.path),
-        "sha": main.git("rev-parse", "HEAD"),
+        "repository": str(main_repository.path),
+        "sha": main_repository.git("rev-parse", "HEAD"),
         "architecture": "smear",
         "title": "Smeared keys",
     }
@@ -53,9 +56,9 @@ def payload(main: Repository, track: Track) -> dict[str, Any]:
 def test_run_request_of_ci_job_is_watched_and_approved(
     client: Client, token: ApiToken, payload: dict[str, Any], maintainer: User
 ) -> None:
-    answer = request_run(client, token, payload)
-    assert answer.status_code == 201
-    reply = answer.json()
+    response = request_run(client, token, payload)
+    assert response.status_code == 201
+    reply = response.json()
     run = Run.objects.get()
     assert reply == {
         "entry": run.entry_id,
@@ -86,12 +89,46 @@ def test_repeated_run_request_returns_the_same_run(client: Client, token: ApiTok
     assert Run.objects.count() == Entry.objects.count() == 1
 
 
+def test_repeated_run_request_with_another_config_is_409(
+    client: Client, token: ApiToken, payload: dict[str, Any]
+) -> None:
+    payload["config"] = {"model": {"depth": 4}}
+    assert request_run(client, token, payload).status_code == 201
+    other = {**payload, "config": {"model": {"depth": 5}}}
+    response = request_run(client, token, other)
+    assert response.status_code == 409
+    assert "has another config. Give this request a variant." in response.json()["detail"]  # type: ignore[attr-defined]
+    assert request_run(client, token, {**other, "variant": "depth-5"}).status_code == 201
+    without = {name: value for name, value in payload.items() if name != "config"}
+    assert request_run(client, token, without).status_code == 200
+    assert Run.objects.count() == 2
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_run_requests_create_one_run(token: ApiToken, payload: dict[str, Any]) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL: set DATABASE_URL")
+    calls = [lambda: request_run(Client(), token, payload).json()["run"] for _ in range(4)]  # type: ignore[attr-defined]
+    assert set(call_concurrently(calls)) == {Run.objects.get().pk}
+
+
+def test_run_request_with_a_number_beyond_floats_is_422(
+    client: Client, token: ApiToken, payload: dict[str, Any]
+) -> None:
+    body = json.dumps({**payload, "config": {"model": {"depth": 4}}}).replace("4}", "1e999}")
+    headers = {"Authorization": f"Bearer {token.secret}"}  # type: ignore[attr-defined]
+    response = client.post("/api/v1/runs", body, content_type="application/json", headers=headers)
+    assert response.status_code == 422
+    assert "config: Value error, NaN and infinite numbers" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("secret", ["", "dt_wrong", "x" * 5000])
 def test_run_request_without_valid_token_is_401(client: Client, payload: dict[str, Any], secret: str) -> None:
-    answer = request_run(client, secret, payload)
-    assert answer.status_code == 401
-    assert "valid token is required" in answer.json()["detail"]  # type: ignore[attr-defined]
-    assert answer["WWW-Authenticate"] == "Bearer"
+    response = request_run(client, secret, payload)
+    assert response.status_code == 401
+    assert "Create one at /accounts/tokens/." in response.json()["detail"]  # type: ignore[attr-defined]
+    assert response["WWW-Authenticate"] == "Bearer"
     assert not Entry.objects.exists()
 
 
@@ -102,9 +139,9 @@ def test_run_request_with_revoked_token_is_401(client: Client, token: ApiToken, 
 
 def test_run_request_with_other_scope_is_403(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
     ApiToken.objects.update(scope="runs:read")
-    answer = request_run(client, token, payload)
-    assert answer.status_code == 403
-    assert answer.json()["detail"] == "This token may not request runs: its scope is runs:read."  # type: ignore[attr-defined]
+    response = request_run(client, token, payload)
+    assert response.status_code == 403
+    assert response.json()["detail"] == "This token may not request runs: its scope is runs:read."  # type: ignore[attr-defined]
 
 
 def test_run_request_of_closed_account_is_403(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
@@ -125,24 +162,31 @@ def test_run_request_of_closed_account_is_403(client: Client, token: ApiToken, p
         ({"repository": "ext::sh -c id"}, "accepts only https:// addresses of repositories"),
         ({"url": "javascript:alert(1)"}, "url: "),
         ({"config": {"budget": "24h"}}, "cannot set 'budget'"),
+        ({"title": "Smeared\0keys"}, "title: Value error, null bytes"),
+        ({"variant": "a\0b"}, "variant: Value error, null bytes"),
+        ({"hypothesis": "\ud800"}, "hypothesis: "),
+        ({"config": {"model": {"name\0": 1}}}, "config: Value error, null bytes"),
+        ({"config": {"model": {"name": "\ud800"}}}, "config: Value error, null bytes"),
+        ({"config": {"model": {"depth": float("nan")}}}, "config: Value error, NaN"),
         ({"seed": 3}, "seed: "),
     ],
 )
 def test_invalid_run_request_is_422_with_a_message(
     client: Client, token: ApiToken, payload: dict[str, Any], change: dict[str, Any], sentence: str
 ) -> None:
-    answer = request_run(client, token, {**payload, **change})
-    assert answer.status_code == 422
-    assert sentence in answer.json()["detail"]  # type: ignore[attr-defined]
+    response = request_run(client, token, {**payload, **change})
+    assert response.status_code == 422
+    assert sentence in response.json()["detail"]  # type: ignore[attr-defined]
     assert not Run.objects.exists()
 
 
+@pytest.mark.usefixtures("rate_limit_clock")
 def test_run_requests_over_the_hourly_limit_are_429(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
     codes = [request_run(client, token, {**payload, "track": "none"}).status_code for _ in range(31)]
     assert codes == [422] * 30 + [429]
-    other = ApiToken(name="CI", owner=token.owner)
-    secret = other.draw_secret()
-    other.save()
+    other_token = ApiToken(name="CI", owner=User.objects.create_user("dave"))
+    secret = other_token.draw_secret()
+    other_token.save()
     assert request_run(client, secret, payload).status_code == 201
 
 

@@ -1,4 +1,4 @@
-"""What the address of the board asks: order, search, filters, columns, pages."""
+"""The board's query parameters: sorting, search, filters, columns and pages."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tests.support import boards, scene
 pytestmark = pytest.mark.django_db
 
 
-def titles(client: Client, query: str = "") -> list[str]:
+def list_titles(client: Client, query: str = "") -> list[str]:
     page = client.get(f"/{query}").content.decode()
     table = page[page.index('<table class="board') : page.index("</table>", page.index('<table class="board'))]
     return re.findall(r'<th scope="row" class="entry">\s*<a [^>]*>([^<]*)', table)
 
 
-def test_the_board_is_sorted_by_any_column_both_ways(client: Client) -> None:
-    boards.board()
+def test_board_with_sort_orders_by_column_both_ways(client: Client) -> None:
+    boards.create_board()
 
-    assert titles(client) == ["Better", "Level", "main, 3 March", "Worse"]
-    assert titles(client, "?sort=entry") == ["Better", "Level", "main, 3 March", "Worse"]
-    assert titles(client, "?sort=-entry") == ["Worse", "main, 3 March", "Level", "Better"]
-    assert titles(client, "?sort=-multiplier")[0] == "Worse"
-    assert titles(client, "?sort=bits")[0] == "Better"
-    assert titles(client, "?sort=-bits")[0] == "Worse"
+    assert list_titles(client) == ["Better", "Level", "main, 3 March", "Worse"]
+    assert list_titles(client, "?sort=entry") == ["Better", "Level", "main, 3 March", "Worse"]
+    assert list_titles(client, "?sort=-entry") == ["Worse", "main, 3 March", "Level", "Better"]
+    assert list_titles(client, "?sort=-multiplier")[0] == "Worse"
+    assert list_titles(client, "?sort=bits")[0] == "Better"
+    assert list_titles(client, "?sort=-bits")[0] == "Worse"
 
 
-def test_the_head_that_sorts_is_told_to_everybody_and_turns_the_order_around(client: Client) -> None:
-    boards.board()
+def test_board_header_of_sorted_column_has_aria_sort_and_reverse_link(client: Client) -> None:
+    boards.create_board()
 
     page = client.get("/?sort=bits").content.decode()
 
@@ -45,70 +45,72 @@ def test_the_head_that_sorts_is_told_to_everybody_and_turns_the_order_around(cli
     assert page.count("aria-sort") == 1
 
 
-def test_a_row_without_a_value_is_last_whichever_way(client: Client) -> None:
-    _, entries = boards.board()
+def test_board_row_without_value_is_last_in_both_orders(client: Client) -> None:
+    _, entries = boards.create_board()
     for title, value in (("Better", 0.12), ("Worse", 0.08)):
         for run in entries[title].runs.all():
             Score.objects.create(run=run, name="average/normalised", value=value)
     Run.objects.update(revision=5)
 
-    assert titles(client, "?sort=average")[:2] == ["Better", "Worse"]
-    assert titles(client, "?sort=-average")[:2] == ["Worse", "Better"]
+    assert list_titles(client, "?sort=average")[:2] == ["Better", "Worse"]
+    assert list_titles(client, "?sort=-average")[:2] == ["Worse", "Better"]
     assert b"12.0\xc2\xa0%" in client.get("/").content
 
 
-def test_a_search_looks_at_titles_authors_architectures_and_commits(client: Client) -> None:
-    track, _ = boards.board()
-    boards.judged(scene.entry(track, "Väter", "gpt", author="Tomás", sha="abcd" + "0" * 36))
+def test_board_search_matches_title_author_architecture_and_commit(client: Client) -> None:
+    track, _ = boards.create_board()
+    boards.create_scored_run(scene.create_entry(track, "Väter", "gpt", author="Tomás", sha="abcd" + "0" * 36))
 
-    for words in ("väter", "TOM%C3%81S", "abcd", "gpt+v%C3%A4"):
-        assert titles(client, f"?q={words}") == ["main, 3 March", "Väter"], words
-    assert titles(client, "?architecture=smear") == ["main, 3 March", "Better", "Level", "Worse"]
+    for text in ("väter", "TOM%C3%81S", "abcd", "gpt+v%C3%A4"):
+        assert list_titles(client, f"?q={text}") == ["main, 3 March", "Väter"], text
+    assert list_titles(client, "?architecture=smear") == ["main, 3 March", "Better", "Level", "Worse"]
     assert b"3 of 5" in client.get("/?architecture=smear").content
 
 
-def test_the_baseline_is_always_to_be_seen(client: Client) -> None:
-    boards.board()
+def test_board_search_always_shows_the_baseline(client: Client) -> None:
+    boards.create_board()
 
-    assert titles(client, "?q=worse") == ["main, 3 March", "Worse"]
-    page = client.get("/?q=nobody").content.decode()
+    assert list_titles(client, "?q=worse") == ["main, 3 March", "Worse"]
+    page = client.get("/?q=missing").content.decode()
     assert 'class="pinned"' in page
     assert "No entry is like that." in page
     assert 'class="pinned"' not in client.get("/").content.decode()
 
 
-def test_a_filter_by_badge_keeps_what_has_it(client: Client) -> None:
-    _, entries = boards.board()
+def test_board_filter_by_trust_keeps_matching_rows(client: Client) -> None:
+    _, entries = boards.create_board()
     entries["Better"].runs.update(trust=Run.Trust.REPLICATED)
     Run.objects.update(revision=7)
 
-    assert titles(client, "?trust=replicated") == ["main, 3 March", "Better"]
+    assert list_titles(client, "?trust=replicated") == ["main, 3 March", "Better"]
 
 
-def test_columns_are_chosen_and_empty_usual_ones_are_left_out(client: Client) -> None:
-    boards.board()
-    usual = client.get("/").content.decode()
-    chosen = client.get("/?columns=tokens&columns=author,nonsense").content.decode()
+def test_board_columns_can_be_chosen_and_empty_ones_are_hidden(client: Client) -> None:
+    boards.create_board()
+    default_page = client.get("/").content.decode()
+    custom_page = client.get("/?columns=tokens&columns=author,nonsense").content.decode()
 
-    assert "col-average" not in usual
-    assert "col-bits" in usual
-    assert "col-bits" not in chosen
-    assert re.findall(r'<th scope="col" class="col-(\w+)', chosen) == ["author", "tokens"]
-    assert 'href="?sort=tokens&amp;columns=author,tokens"' in chosen, "what is chosen stays chosen"
+    assert "col-average" not in default_page
+    assert "col-bits" in default_page
+    assert "col-bits" not in custom_page
+    assert re.findall(r'<th scope="col" class="col-(\w+)', custom_page) == ["author", "tokens"]
+    assert 'href="?sort=tokens&amp;columns=author,tokens"' in custom_page, "sort links keep the chosen columns"
 
 
-def test_a_long_board_comes_in_pages(client: Client) -> None:
-    track, _ = boards.board()
+def test_long_board_is_paginated(client: Client) -> None:
+    track, _ = boards.create_board()
     for number in range(ROWS_PER_PAGE):
-        boards.judged(scene.entry(track, f"Idea {number}", sha=f"{500 + number:040x}"), 1.3 + number / 1000)
+        boards.create_scored_run(
+            scene.create_entry(track, f"Idea {number}", sha=f"{500 + number:040x}"), 1.3 + number / 1000
+        )
 
-    first, second = titles(client), titles(client, "?page=2")
+    first, second = list_titles(client), list_titles(client, "?page=2")
 
-    assert len(first) == ROWS_PER_PAGE + 1, "with the baseline, which is further down"
+    assert len(first) == ROWS_PER_PAGE + 1, "the first page also shows the baseline"
     assert first[0] == "main, 3 March"
     assert len(second) == 4
     assert b'href="?page=2#results"' in client.get("/").content
-    assert len(titles(client, "?page=99")) == 1
+    assert len(list_titles(client, "?page=99")) == 1
 
 
 @given(
@@ -117,7 +119,7 @@ def test_a_long_board_comes_in_pages(client: Client) -> None:
         st.text(max_size=12) | st.sampled_from(["bits", "-bits", "-", "seconds", "2", "٣", "-1", "rank,bits", "\0"]),
     )
 )
-def test_any_address_is_read_and_reads_back_the_same(query: dict[str, str]) -> None:
+def test_board_query_of_any_address_round_trips(query: dict[str, str]) -> None:
     given_query = QueryDict(mutable=True)
     given_query.update(query)
 
@@ -127,8 +129,8 @@ def test_any_address_is_read_and_reads_back_the_same(query: dict[str, str]) -> N
     assert BoardQuery.from_address(QueryDict(parsed.address().removeprefix("?"))) == parsed
 
 
-def test_sorting_keeps_every_row_once() -> None:
-    track, _ = boards.board()
+def test_board_sorting_keeps_each_row_once() -> None:
+    track, _ = boards.create_board()
     table = load_standings(track)
     entries = sorted(table.rows.values_list("entry", flat=True))
 

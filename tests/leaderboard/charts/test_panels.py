@@ -1,4 +1,4 @@
-"""A run's metrics in several small pictures, and other runs laid over them."""
+"""A run's metric panels, and reference runs overlaid on them."""
 
 from __future__ import annotations
 
@@ -20,49 +20,56 @@ from leaderboard.rankings.standings_store import load_standings, recompute_stand
 from leaderboard.reference_runs import find_reference_runs
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Node
-from tests.leaderboard.conftest import lease, train_row
-from tests.leaderboard.views.test_page_board import words
+from tests.leaderboard.conftest import build_train_row, lease_job
+from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 
 
-def drawn(run: Run, asked: str = "") -> dict[str, panels.Panel]:
-    shown = [Shown(run, curve_svg.load_curve(run), "this", "ink", is_alone=True)]
-    return {panel.metric.name: panel for panel in panels.build_panels(shown, View.from_query(QueryDict(asked)))}
+def build_panels(run: Run, query: str = "") -> dict[str, panels.Panel]:
+    shown_runs = [Shown(run, curve_svg.load_curve(run), "this", "ink", is_alone=True)]
+    return {panel.metric.name: panel for panel in panels.build_panels(shown_runs, View.from_query(QueryDict(query)))}
 
 
 @pytest.fixture
 def run() -> Run:
-    made = scene.run(scene.entry(scene.track(), "main"), state=Run.State.TRAINING)
+    training_run = scene.create_run(scene.create_entry(scene.create_track(), "main"), state=Run.State.TRAINING)
     rows = [
-        {**train_row(step, 3 + 6 / step), "memory_bytes": 2**30, "mfu": 0.4 if step > 10 else None}
+        {
+            **build_train_row(step, 3 + 6 / step),
+            "memory_bytes": 2**30,
+            "mfu": 0.4 if step > 10 else None,
+            "mfu_windowed": 0.3,
+        }
         for step in range(1, 101)
     ]
-    metrics.store_metrics(made, rows, temperature=61.5)
-    made.refresh_from_db()
-    return made
+    metrics.store_metrics(training_run, rows, temperature=61.5)
+    training_run.refresh_from_db()
+    return training_run
 
 
-def test_there_is_a_panel_where_there_are_values(run: Run) -> None:
-    assert list(drawn(run)) == [
-        "loss", "learning_rate", "gradient_norm", "mfu", "memory_bytes", "temperature_celsius",
+def test_panel_exists_for_each_metric_with_values(run: Run) -> None:
+    assert list(build_panels(run)) == [
+        "loss", "learning_rate", "gradient_norm", "mfu", "mfu_windowed", "memory_bytes", "temperature_celsius",
     ]  # fmt: skip
-    assert drawn(run)["memory_bytes"].latest == "1"
-    assert drawn(run)["mfu"].latest == "40"
-    assert drawn(run)["temperature_celsius"].latest == "61.5"
+    assert build_panels(run)["memory_bytes"].latest == "1"
+    assert build_panels(run)["mfu"].latest == "40"
+    assert build_panels(run)["mfu_windowed"].latest == "30"
+    assert build_panels(run)["mfu_windowed"].metric.title == "MFU as nanochat counts"
+    assert build_panels(run)["temperature_celsius"].latest == "61.5"
 
 
-def test_nothing_is_drawn_before_the_first_step() -> None:
-    assert drawn(scene.run(scene.entry(scene.track(), "main"))) == {}
+def test_run_without_points_has_no_panels() -> None:
+    assert build_panels(scene.create_run(scene.create_entry(scene.create_track(), "main"))) == {}
 
 
-def test_the_steep_start_goes_off_the_top_but_not_on_a_logarithmic_axis(run: Run) -> None:
-    def tops(asked: str) -> float:
-        return max(float(tick.label) for tick in drawn(run, asked)["loss"].y_ticks)
+def test_loss_panel_clips_steep_start_on_linear_axis_only(run: Run) -> None:
+    def get_highest_tick(query: str) -> float:
+        return max(float(tick.label) for tick in build_panels(run, query)["loss"].y_ticks)
 
-    assert tops("") < 5 < 8 < tops("log=y") + 3
-    first = re.match(r"m\S+ (\S+) ", drawn(run)["loss"].lines[0].raw)
+    assert get_highest_tick("") < 5 < 8 < get_highest_tick("log=y") + 3
+    first = re.match(r"m\S+ (\S+) ", build_panels(run)["loss"].lines[0].raw)
     assert first
     assert float(first[1]) < 0
 
@@ -70,74 +77,74 @@ def test_the_steep_start_goes_off_the_top_but_not_on_a_logarithmic_axis(run: Run
 @pytest.mark.parametrize("x", curve_svg.ABSCISSAE)
 @pytest.mark.parametrize("log", ["", "&log=x", "&log=y", "&log=x&log=y"])
 @pytest.mark.parametrize("smooth", panels.SMOOTHINGS)
-def test_every_choice_has_a_picture_inside_its_frame(run: Run, x: str, log: str, smooth: str) -> None:
-    found = drawn(run, f"x={x}{log}&smooth={smooth}")
+def test_panel_ticks_for_each_view_are_inside_the_frame(run: Run, x: str, log: str, smooth: str) -> None:
+    panels_by_name = build_panels(run, f"x={x}{log}&smooth={smooth}")
 
-    assert all(0 <= tick.at <= 100 for panel in found.values() for tick in [*panel.x_ticks, *panel.y_ticks])
-    assert all(len(panel.x_ticks) >= 2 and len(panel.y_ticks) >= 2 for panel in found.values())
+    assert all(0 <= tick.at <= 100 for panel in panels_by_name.values() for tick in [*panel.x_ticks, *panel.y_ticks])
+    assert all(len(panel.x_ticks) >= 2 and len(panel.y_ticks) >= 2 for panel in panels_by_name.values())
 
 
-def test_an_address_that_nobody_understands_is_left_as_it_is() -> None:
+def test_view_of_invalid_query_is_the_default() -> None:
     assert View.from_query(QueryDict("x=fish&smooth=much&log=z")) == View()
 
 
-def test_the_table_behind_has_the_last_step_and_every_metric(run: Run) -> None:
+def test_points_table_has_first_and_last_step_and_all_metrics(run: Run) -> None:
     table = panels.build_points_table(curve_svg.load_curve(run))
 
     assert len(table.rows) == panels.TABLE_ROWS
     assert (table.rows[0][0], table.rows[-1][0]) == ("1", "100")
     assert "GPU temperature, °C" in table.heads
-    assert table.rows[0][table.heads.index("MFU, % of the peak")] == "–"
+    assert table.rows[0][table.heads.index("MFU, all operations, % of the peak")] == "–"
 
 
-def test_the_temperature_is_the_agents_word_and_not_the_training_processs(run: Run, node: Node) -> None:
-    job = scene.job(run)
+def test_point_temperature_is_from_node_health_not_from_training(run: Run, node: Node) -> None:
+    job = scene.create_job(run)
     Run.objects.filter(pk=run.pk).update(job=job)
     Node.objects.filter(pk=node.pk).update(health={"temperature_celsius": 71, "throttled": False})
-    lease(job, node)
+    lease_job(job, node)
 
-    get_job_kind(job).handle_metrics(job, [train_row(101, temperature_celsius=20)])
+    get_job_kind(job).handle_metrics(job, [build_train_row(101, temperature_celsius=20)])
 
     assert CurvePoint.objects.get(run=run, step=101).temperature_celsius == 71
 
 
-def test_the_baseline_and_the_leader_of_the_same_budget_are_offered(client: Client) -> None:
-    track, entries = boards.board()
-    level, better = entries["Level"].runs.get(), entries["Better"].runs.order_by("pk")[0]
-    rung = entries["baseline"].runs.get(budget="2.5e12flops", seed=2)
+def test_reference_runs_are_baseline_and_leader_of_same_budget(client: Client) -> None:
+    track, entries = boards.create_board()
+    level_run, better_run = entries["Level"].runs.get(), entries["Better"].runs.order_by("pk")[0]
+    rung_run = entries["baseline"].runs.get(budget="2.5e12flops", seed=2)
 
-    labels = {other.label: other.run for other in find_reference_runs(level, load_standings(track))}
+    labels = {reference.label: reference.run for reference in find_reference_runs(level_run, load_standings(track))}
 
     assert labels["baseline"] == entries["baseline"].runs.get(budget=track.budget, seed=1).pk
-    assert labels["best so far"] == better.pk
-    assert [other.label for other in find_reference_runs(better, load_standings(track))] == ["baseline"]
-    assert find_reference_runs(rung, load_standings(track)) == []
+    assert labels["best so far"] == better_run.pk
+    assert [reference.label for reference in find_reference_runs(better_run, load_standings(track))] == ["baseline"]
+    assert find_reference_runs(rung_run, load_standings(track)) == []
 
 
 @pytest.mark.stored_standings
-def test_what_lies_over_it_is_drawn_without_script_in_few_queries(
+def test_overlaid_run_is_drawn_without_script_in_few_queries(
     client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    track, entries = boards.board()
-    level, best = entries["Level"].runs.get(), entries["Better"].runs.order_by("pk")[0]
-    for run in (level, best):
-        scene.points(run, 1, 300)
+    track, entries = boards.create_board()
+    level_run, best_run = entries["Level"].runs.get(), entries["Better"].runs.order_by("pk")[0]
+    for run in (level_run, best_run):
+        scene.add_curve_points(run, 1, 300)
     recompute_standings(track)
 
     with django_assert_max_num_queries(11):
-        page = client.get(f"{level.get_absolute_url()}?over={best.pk}&x=flops&log=x").content.decode()
+        page = client.get(f"{level_run.get_absolute_url()}?over={best_run.pk}&x=flops&log=x").content.decode()
 
     assert 'class="smooth is-record"' in page
-    assert re.search(rf'value="{best.pk}" checked', page)
-    assert "best so far" in words(page.encode())
+    assert re.search(rf'value="{best_run.pk}" checked', page)
+    assert "best so far" in extract_text(page.encode())
 
 
 @pytest.mark.parametrize("over", ["999999", "fish", "-1", "1,2,3,4,5,6,7,8,9,10,11,12,13"])
-def test_what_is_not_there_cannot_lie_over_it(client: Client, run: Run, over: str) -> None:
+def test_overlay_of_unknown_run_is_ignored(client: Client, run: Run, over: str) -> None:
     assert client.get(f"{run.get_absolute_url()}?over={over}").status_code == 200
 
 
-def test_columns_for_scripts_are_of_one_length_and_without_what_is_missing(run: Run) -> None:
+def test_script_columns_have_one_length_and_no_missing_metrics(run: Run) -> None:
     columns: dict[str, Any] = panels.script_columns(run, curve_svg.load_curve(run))
 
     assert {len(column) for column in columns["train"].values()} == {100}
@@ -146,17 +153,17 @@ def test_columns_for_scripts_are_of_one_length_and_without_what_is_missing(run: 
     assert set(columns["end"]) == set(curve_svg.ABSCISSAE)
 
 
-def test_of_many_checkpoints_some_samples_are_shown_the_last_among_them(client: Client, run: Run) -> None:
+def test_run_page_with_many_samples_shows_first_and_last(client: Client, run: Run) -> None:
     rows = [{"kind": "sample", "step": step, "prompt": "The", "text": f"text {step}."} for step in range(1, 101)]
     metrics.store_metrics(run, rows)
 
-    page = words(client.get(run.get_absolute_url()).content)
+    page = extract_text(client.get(run.get_absolute_url()).content)
 
     assert page.count("text ") <= 12
     assert "text 100." in page
     assert "text 1." in page
 
 
-def test_columns_for_scripts_have_five_digits_and_gaps() -> None:
+def test_script_columns_have_five_digits_and_null_for_nan() -> None:
     values = [0.0, 1.0, -2.5, 3.14159265, 1.23456789e13, 9.99999e-4, 7.3e-9, math.nan, math.inf]
     assert panels.round_column(np.array(values)) == [*map(panels.round_value, values[:-2]), None, None]

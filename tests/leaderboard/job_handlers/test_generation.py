@@ -1,4 +1,4 @@
-"""What becomes of a visitor's prompt: who may ask how often, what a node is told, whose words come in."""
+"""Visitor prompts: rate limits, the order for the node, and the generated text."""
 
 from __future__ import annotations
 
@@ -14,122 +14,126 @@ from leaderboard.models import Entry, Generation, Run
 from scheduler import leases, transitions
 from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import finish, hand_back, lease
+from tests.leaderboard.conftest import finish_run, lease_job, requeue_job
 from trainer import protocol
 
 PROMPT = Prompt("The train", 50, 0.5)
 
 
 @pytest.fixture
-def arrived(run: Run, able: Node) -> Run:
-    return finish(run, able)
+def finished_run(run: Run, capable_node: Node) -> Run:
+    return finish_run(run, capable_node)
 
 
-def say(asked: Generation, *texts: object) -> str:
-    get_job_kind(asked.job).handle_metrics(asked.job, [{"kind": "text", "text": text} for text in texts])
-    asked.refresh_from_db()
-    return asked.text
+def send_text(generation_row: Generation, *texts: object) -> str:
+    get_job_kind(generation_row.job).handle_metrics(
+        generation_row.job, [{"kind": "text", "text": text} for text in texts]
+    )
+    generation_row.refresh_from_db()
+    return generation_row.text
 
 
-def test_a_trusted_node_with_a_sandbox_is_told_the_prompt_and_the_weights(arrived: Run, able: Node) -> None:
-    asked = queue_generation(arrived, PROMPT, "192.0.2.1")
+def test_prompt_job_is_leased_to_trusted_node_with_prompt_and_weights(finished_run: Run, capable_node: Node) -> None:
+    generation_row = queue_generation(finished_run, PROMPT, "192.0.2.1")
     Node.objects.update(trusted=False)
-    able.refresh_from_db()
-    assert leases.claim_job(able) is None
+    capable_node.refresh_from_db()
+    assert leases.claim_job(capable_node) is None
     Node.objects.update(trusted=True)
-    able.refresh_from_db()
-    given = leases.claim_job(able)
-    assert given is not None
-    order = protocol.JobSpec.model_validate_json(given.spec).order
+    capable_node.refresh_from_db()
+    lease = leases.claim_job(capable_node)
+    assert lease is not None
+    order = protocol.JobSpec.model_validate_json(lease.spec).order
     assert isinstance(order, protocol.GenerateOrder)
-    assert (order.prompt, order.tokens, order.temperature, order.seed) == ("The train", 50, 0.5, asked.seed)
+    assert (order.prompt, order.tokens, order.temperature, order.seed) == ("The train", 50, 0.5, generation_row.seed)
     assert [file.path for file in order.checkpoint.files] == ["checkpoints/step-00000020/model.safetensors"]
-    assert summarize_jobs([asked.job])[asked.job_id].title == "Smeared keys, visitor prompt"
+    assert summarize_jobs([generation_row.job])[generation_row.job_id].title == "Smeared keys, visitor prompt"
 
 
-def test_only_a_run_with_weights_can_write(run: Run) -> None:
+def test_prompt_for_run_without_weights_is_refused(run: Run) -> None:
     with pytest.raises(GenerationError, match="has no weights"):
         queue_generation(run, PROMPT, "192.0.2.1")
 
 
-def test_words_come_in_as_text_of_limited_length(arrived: Run, able: Node) -> None:
-    asked = queue_generation(arrived, PROMPT, "192.0.2.1")
-    lease(asked.job, able)
-    assert say(asked, " leaves", "\x1b[31m at <nine>\x00", 7) == " leaves[31m at <nine>"
-    assert len(say(asked, "x" * 30_000)) == generation.MAX_TEXT
-    get_job_kind(asked.job).handle_done(asked.job, {"version": 1, "tokens": 9, "seconds": 2.0, "ended": "length"})
-    asked.refresh_from_db()
-    assert (asked.written, asked.tokens_per_second) == (9, 4.5)
+def test_generated_text_is_sanitized_and_limited_in_length(finished_run: Run, capable_node: Node) -> None:
+    generation_row = queue_generation(finished_run, PROMPT, "192.0.2.1")
+    lease_job(generation_row.job, capable_node)
+    assert send_text(generation_row, " leaves", "\x1b[31m at <nine>\x00", 7) == " leaves[31m at <nine>"
+    assert len(send_text(generation_row, "x" * 30_000)) == generation.MAX_TEXT
+    get_job_kind(generation_row.job).handle_done(
+        generation_row.job, {"version": 1, "tokens": 9, "seconds": 2.0, "ended": "length"}
+    )
+    generation_row.refresh_from_db()
+    assert (generation_row.written, generation_row.tokens_per_second) == (9, 4.5)
 
 
-def test_another_node_begins_anew(arrived: Run, able: Node) -> None:
-    asked = queue_generation(arrived, PROMPT, "192.0.2.1")
-    given = lease(asked.job, able)
-    say(asked, " half a")
-    hand_back(given)
-    lease(asked.job, able)
-    assert say(asked, " whole") == " whole"
+def test_generated_text_of_requeued_job_starts_over(finished_run: Run, capable_node: Node) -> None:
+    generation_row = queue_generation(finished_run, PROMPT, "192.0.2.1")
+    lease = lease_job(generation_row.job, capable_node)
+    send_text(generation_row, " half a")
+    requeue_job(lease)
+    lease_job(generation_row.job, capable_node)
+    assert send_text(generation_row, " whole") == " whole"
 
 
-def test_an_answer_that_cannot_be_right_leaves_the_words_alone(arrived: Run) -> None:
-    asked = queue_generation(arrived, PROMPT, "192.0.2.1")
-    say(asked, " leaves")
-    get_job_kind(asked.job).handle_done(asked.job, {"tokens": -1})
-    asked.refresh_from_db()
-    assert (asked.text, asked.written) == (" leaves", None)
+def test_invalid_generation_result_keeps_the_text(finished_run: Run) -> None:
+    generation_row = queue_generation(finished_run, PROMPT, "192.0.2.1")
+    send_text(generation_row, " leaves")
+    get_job_kind(generation_row.job).handle_done(generation_row.job, {"tokens": -1})
+    generation_row.refresh_from_db()
+    assert (generation_row.text, generation_row.written) == (" leaves", None)
 
 
-def test_a_visitor_asks_a_few_times_a_minute(arrived: Run) -> None:
+def test_prompts_of_one_visitor_are_rate_limited(finished_run: Run) -> None:
     for _ in range(4):
-        queue_generation(arrived, PROMPT, "192.0.2.1")
+        queue_generation(finished_run, PROMPT, "192.0.2.1")
     with pytest.raises(GenerationError, match="Try again in a few minutes"):
-        queue_generation(arrived, PROMPT, "192.0.2.1")
-    queue_generation(arrived, PROMPT, "192.0.2.2")
+        queue_generation(finished_run, PROMPT, "192.0.2.1")
+    queue_generation(finished_run, PROMPT, "192.0.2.2")
 
 
-def test_all_together_ask_no_more_than_the_site_allows(arrived: Run, settings: Any) -> None:
+def test_prompts_of_all_visitors_are_limited_by_settings(finished_run: Run, settings: Any) -> None:
     settings.GENERATE_WAITING = 1
-    first = queue_generation(arrived, PROMPT, "192.0.2.1")
+    first = queue_generation(finished_run, PROMPT, "192.0.2.1")
     with pytest.raises(GenerationError, match="waiting for a node"):
-        queue_generation(arrived, PROMPT, "192.0.2.2")
+        queue_generation(finished_run, PROMPT, "192.0.2.2")
     transitions.cancel_job(first.job, "site", "Enough.")
     settings.GENERATE_PER_HOUR = 1
     with pytest.raises(GenerationError, match="limit of prompts for this hour"):
-        queue_generation(arrived, PROMPT, "192.0.2.2")
+        queue_generation(finished_run, PROMPT, "192.0.2.2")
     settings.GENERATE_PER_HOUR = 0
     with pytest.raises(GenerationError, match="does not accept"):
-        queue_generation(arrived, PROMPT, "192.0.2.2")
+        queue_generation(finished_run, PROMPT, "192.0.2.2")
 
 
-def test_a_household_of_ipv6_is_one_visitor() -> None:
-    near = {generation.get_visitor_network(f"2001:db8:1:2::{number}") for number in range(3)}
-    assert near == {"2001:db8:1:2::/64"}
+def test_visitor_network_of_ipv6_is_its_prefix() -> None:
+    networks = {generation.get_visitor_network(f"2001:db8:1:2::{number}") for number in range(3)}
+    assert networks == {"2001:db8:1:2::/64"}
     assert generation.get_visitor_network("192.0.2.1") == "192.0.2.1"
     assert generation.get_visitor_network("") == ""
 
 
-def test_what_no_node_takes_is_given_up_and_what_is_old_is_forgotten(arrived: Run) -> None:
-    asked = queue_generation(arrived, PROMPT, "192.0.2.1")
+def test_old_generations_are_cancelled_then_deleted(finished_run: Run) -> None:
+    generation_row = queue_generation(finished_run, PROMPT, "192.0.2.1")
     generation.expire_generations()
-    asked.job.refresh_from_db()
-    assert asked.job.state == Job.State.QUEUED
+    generation_row.job.refresh_from_db()
+    assert generation_row.job.state == Job.State.QUEUED
     Generation.objects.update(created_at=timezone.now() - timedelta(hours=2))
     generation.expire_generations()
-    asked.job.refresh_from_db()
-    assert (asked.job.state, asked.job.reason[:10]) == (Job.State.CANCELLED, "No node wa")
+    generation_row.job.refresh_from_db()
+    assert (generation_row.job.state, generation_row.job.reason[:10]) == (Job.State.CANCELLED, "No node wa")
     Generation.objects.update(created_at=timezone.now() - timedelta(days=8))
     generation.expire_generations()
     assert not Generation.objects.exists()
-    assert Job.objects.filter(pk=asked.job_id).exists(), "what a node has lent stays counted"
-    get_job_kind(asked.job).handle_metrics(asked.job, [{"kind": "text", "text": "late"}])
+    assert Job.objects.filter(pk=generation_row.job_id).exists(), "the job stays, since it counts for its node's hours"
+    get_job_kind(generation_row.job).handle_metrics(generation_row.job, [{"kind": "text", "text": "late"}])
 
 
-def test_the_best_of_a_track_has_the_fewest_bits_and_is_not_disputed(arrived: Run, idea: Entry) -> None:
-    assert arrived.job is not None
-    better = Run.objects.get(pk=arrived.pk)
+def test_best_run_of_track_has_fewest_bits_and_no_dispute(finished_run: Run, proposed_entry: Entry) -> None:
+    assert finished_run.job is not None
+    better = Run.objects.get(pk=finished_run.pk)
     better.pk, better.seed, better.bits_per_byte, better.score_job = None, 7, 1.0, None
-    better.job = Job.objects.create(kind="train", release_id=arrived.job.release_id)
+    better.job = Job.objects.create(kind="train", release_id=finished_run.job.release_id)
     better.save()
-    assert generation.get_best_run(idea.track) == better
+    assert generation.get_best_run(proposed_entry.track) == better
     Run.objects.filter(pk=better.pk).update(trust=Run.Trust.DISPUTED)
-    assert generation.get_best_run(idea.track) == arrived
+    assert generation.get_best_run(proposed_entry.track) == finished_run

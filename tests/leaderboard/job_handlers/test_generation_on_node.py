@@ -1,4 +1,4 @@
-"""A real site on a socket, a real agent, bubblewrap, a model: a visitor's prompt is answered, twice."""
+"""Two visitor prompts with a live site, a real agent, bubblewrap and a tiny model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from leaderboard.models import Generation, Run, Season
 from scheduler import node_tokens, storage
 from scheduler.models import Blob, Checkpoint, Job, JobFile
 from tests.support import scene
+from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import get_driver
 
-SECONDS = 180
 TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20
 
 
-def trained(folder: Path) -> tuple[bytes, list[Path], bytes]:
-    """Return run.json, the files of a checkpoint and the tokenizer of a model as small as can be."""
+def train_tiny_model(folder: Path) -> tuple[bytes, list[Path], bytes]:
+    """Return run.json, the checkpoint's files and the tokenizer of a minimal model."""
     from trainer.checkpoint.store import write_checkpoint
     from trainer.data.tokenizer import train_bpe
     from trainer.models import load_architecture
@@ -40,24 +40,26 @@ def trained(folder: Path) -> tuple[bytes, list[Path], bytes]:
     return record, sorted((folder / "step-00000003").iterdir()), (folder / "tokenizer.json").read_bytes()
 
 
-def blob_of(path: Path) -> Blob:
+def store_file(path: Path) -> Blob:
     return storage.store_bytes(path.read_bytes())
 
 
-def arrived(record: bytes, files: list[Path]) -> Run:
-    """A finished run with these weights."""
-    run = scene.run(scene.entry(scene.track(), "Tiny"), state=Run.State.FINISHED, bits_per_byte=2.5)
-    run.job = scene.job(run, state=Job.State.DONE)
+def create_finished_run(record: bytes, files: list[Path]) -> Run:
+    """Create a finished run with these weights."""
+    run = scene.create_run(
+        scene.create_entry(scene.create_track(), "Tiny"), state=Run.State.FINISHED, bits_per_byte=2.5
+    )
+    run.job = scene.create_job(run, state=Job.State.DONE)
     JobFile.objects.create(job=run.job, path="run.json", blob=storage.store_bytes(record))
-    parts = [storage.build_file_reference(blob_of(path), path.name).model_dump() for path in files]
+    parts = [storage.build_file_reference(store_file(path), path.name).model_dump() for path in files]
     run.checkpoint = Checkpoint.objects.create(job=run.job, step=3, manifest={"step": 3, "files": parts})
-    run.checkpoint.blobs.set([blob_of(path) for path in files])
+    run.checkpoint.blobs.set([store_file(path) for path in files])
     run.save()
     return run
 
 
-def lay_out_dataset(home: Path, tokenizer: bytes) -> None:
-    """The node has the season's dataset already: to make one takes a while."""
+def write_dataset(home: Path, tokenizer: bytes) -> None:
+    """Write the season's dataset into the node's cache, since preparing one takes long."""
     name = hashlib.sha256(tokenizer).hexdigest()
     Season.objects.update(dataset_hash=name)
     folder = home / "datasets" / name
@@ -66,50 +68,52 @@ def lay_out_dataset(home: Path, tokenizer: bytes) -> None:
     (folder / "manifest.json").write_text(json.dumps({"hash": name}))
 
 
-def answered(client: Client, prompt: str, run: Run) -> Generation:
+def request_generation(client: Client, prompt: str, run: Run) -> Generation:
     page = client.post("/try/", {"run": run.pk, "prompt": prompt, "tokens": "50"})
     assert page.status_code == 302, page.content.decode()
     token = page["Location"].strip("/").rpartition("/")[2]
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        asked = Generation.objects.select_related("job").get(token=token)
-        if asked.is_over:
-            return asked
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        generation = Generation.objects.select_related("job").get(token=token)
+        if generation.is_over:
+            return generation
         time.sleep(0.2)
-    raise AssertionError("nobody answered")
+    raise AssertionError(f"no text after {WAIT_SECONDS} s")
 
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-def test_a_prompt_is_answered_in_the_sandbox_and_the_weights_stay_on_the_node(
+def test_prompt_on_real_node_is_answered_and_weights_are_cached(
     site: Any, live_server: Any, client: Client, tmp_path: Path
 ) -> None:
     if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     home = tmp_path / "agent"
-    record, files, tokenizer = trained(tmp_path)
-    run = arrived(record, files)
-    lay_out_dataset(home, tokenizer)
+    record, files, tokenizer = train_tiny_model(tmp_path)
+    run = create_finished_run(record, files)
+    write_dataset(home, tokenizer)
     command = [sys.executable, "-m", "trainer.cli", "node", "--server", live_server.url, "--sandbox", "bubblewrap"]
-    words = ["--token", node_tokens.create_join_token(trusted=True), "--home", str(home), "--name", "cellar"]
-    said = tmp_path / "agent.log"
-    with said.open("wb") as log:
+    arguments = ["--token", node_tokens.create_join_token(trusted=True), "--home", str(home), "--name", "cellar"]
+    log_path = tmp_path / "agent.log"
+    with log_path.open("wb") as log:
         agent = subprocess.Popen(
-            [*command, *words], cwd=configured.BASE_DIR, env={**os.environ}, stdout=log, stderr=log
+            [*command, *arguments], cwd=configured.BASE_DIR, env={**os.environ}, stdout=log, stderr=log
         )
         try:
-            first = answered(client, "The <b>train</b>", run)
-            kept = {path.name: path.stat().st_ino for path in (home / "weights").iterdir()}
-            second = answered(client, "The", run)
+            first = request_generation(client, "The <b>train</b>", run)
+            cached_inodes = {path.name: path.stat().st_ino for path in (home / "weights").iterdir()}
+            second = request_generation(client, "The", run)
         finally:
             agent.terminate()
-            agent.wait(30)
-    assert first.job.state == Job.State.DONE, (first.job.reason, said.read_text()[-3000:])
+            agent.wait(WAIT_SECONDS)
+    assert first.job.state == Job.State.DONE, (first.job.reason, log_path.read_text()[-3000:])
     assert first.text
     assert first.written is not None
     assert 0 < first.written <= 50
     assert second.job.state == Job.State.DONE
-    assert kept == {path.name: path.stat().st_ino for path in (home / "weights").iterdir()}
-    assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name != "optimizer.pt"} == set(kept)
+    assert cached_inodes == {path.name: path.stat().st_ino for path in (home / "weights").iterdir()}
+    assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name != "optimizer.pt"} == set(
+        cached_inodes
+    )
     page = client.get(first.get_absolute_url()).content.decode()
     assert "The &lt;b&gt;train&lt;/b&gt;" in page

@@ -10,82 +10,84 @@ from leaderboard.job_handlers import metrics
 from leaderboard.models import CurvePoint, Run, Sample
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Node
-from tests.leaderboard.conftest import hand_back, lease, train_row, upload
+from tests.leaderboard.conftest import build_train_row, create_checkpoint, lease_job, requeue_job
 
 
 @pytest.fixture
-def training(run: Run, node: Node) -> Run:
+def training_run(run: Run, node: Node) -> Run:
     assert run.job
-    lease(run.job, node)
+    lease_job(run.job, node)
     run.refresh_from_db()
     return run
 
 
-def curve(run: Run) -> list[tuple[Any, ...]]:
+def list_curve(run: Run) -> list[tuple[Any, ...]]:
     return list(run.points.values_list("series", "step", "loss", "tokens", "learning_rate"))
 
 
-def test_lines_become_points_samples_and_progress(training: Run) -> None:
+def test_metrics_rows_become_points_samples_and_progress(training_run: Run) -> None:
     dev = {"kind": "dev", "step": 2, "fraction": 0.1, "tokens": 1024, "flops": 1e9, "seconds": 1, "loss": 5.0}
     sample = {"kind": "sample", "step": 2, "prompt": "def", "text": "def x():\n\tpass"}
-    metrics.store_metrics(training, [train_row(1, 6.0), train_row(2, 5.5), {**dev, "bits_per_byte": 2.1}, sample])
-    assert curve(training) == [
+    metrics.store_metrics(
+        training_run, [build_train_row(1, 6.0), build_train_row(2, 5.5), {**dev, "bits_per_byte": 2.1}, sample]
+    )
+    assert list_curve(training_run) == [
         ("dev", 2, 5.0, 1024, None),
         ("train", 1, 6.0, 512, 0.01),
         ("train", 2, 5.5, 1024, 0.01),
     ]
-    assert [shown.to_dict() for shown in training.samples.all()] == [
+    assert [sample.to_dict() for sample in training_run.samples.all()] == [
         {"step": 2, "prompt": "def", "text": "def x():\n\tpass"}
     ]
-    before = training.revision
-    training.refresh_from_db()
-    assert (training.step, training.fraction, training.tokens, training.loss) == (2, 0.1, 1024, 5.5)
-    assert training.revision > before
-    assert training.seconds_left == pytest.approx(9.0)
+    revision = training_run.revision
+    training_run.refresh_from_db()
+    assert (training_run.step, training_run.fraction, training_run.tokens, training_run.loss) == (2, 0.1, 1024, 5.5)
+    assert training_run.revision > revision
+    assert training_run.seconds_left == pytest.approx(9.0)
 
 
-def test_a_resumed_run_writes_the_same_rows(training: Run, node: Node) -> None:
-    """It goes on from step 10, and says steps 11 to 20 once more: the curve is that of an uninterrupted run."""
-    assert training.job
-    rows = [train_row(step, 6 - step / 10) for step in range(1, 21)]
-    metrics.store_metrics(training, rows)
-    uninterrupted = curve(training)
-    upload(training.job, 10)
-    given = training.job.leases.get()
-    hand_back(given)
-    training.refresh_from_db()
-    assert (training.state, training.reason) == (
+def test_metrics_of_resumed_run_match_uninterrupted_run(training_run: Run, node: Node) -> None:
+    """The run resumes from step 10 and reports steps 11 to 20 a second time."""
+    assert training_run.job
+    rows = [build_train_row(step, 6 - step / 10) for step in range(1, 21)]
+    metrics.store_metrics(training_run, rows)
+    uninterrupted = list_curve(training_run)
+    create_checkpoint(training_run.job, 10)
+    lease = training_run.job.leases.get()
+    requeue_job(lease)
+    training_run.refresh_from_db()
+    assert (training_run.state, training_run.reason) == (
         "paused",
         "The node was switched off. It resumes from step 10 as soon as a node is free.",
     )
-    lease(training.job, node)
-    training.refresh_from_db()
-    assert training.state == "training"
-    assert [row[1] for row in curve(training)] == list(range(1, 11))
-    metrics.store_metrics(training, rows[10:15])
-    metrics.store_metrics(training, rows[12:])
-    assert curve(training) == uninterrupted
-    assert "Resumes from step 10 on cellar." in [event.sentence for event in Event.objects.about(training)]
+    lease_job(training_run.job, node)
+    training_run.refresh_from_db()
+    assert training_run.state == "training"
+    assert [row[1] for row in list_curve(training_run)] == list(range(1, 11))
+    metrics.store_metrics(training_run, rows[10:15])
+    metrics.store_metrics(training_run, rows[12:])
+    assert list_curve(training_run) == uninterrupted
+    assert "Resumes from step 10 on cellar." in [event.sentence for event in Event.objects.about(training_run)]
 
 
-def test_a_run_that_lost_its_node_before_a_checkpoint_starts_over(training: Run, node: Node) -> None:
-    assert training.job
-    metrics.store_metrics(training, [train_row(1), train_row(2)])
-    hand_back(training.job.leases.get())
-    lease(training.job, node)
-    assert curve(training) == []
+def test_metrics_of_run_lost_before_checkpoint_are_deleted(training_run: Run, node: Node) -> None:
+    assert training_run.job
+    metrics.store_metrics(training_run, [build_train_row(1), build_train_row(2)])
+    requeue_job(training_run.job.leases.get())
+    lease_job(training_run.job, node)
+    assert list_curve(training_run) == []
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        train_row(1, math.nan),
-        train_row(1, math.inf),
-        train_row(1, -1.0),
-        train_row(-1),
-        train_row(2**70),
-        train_row(1, tokens=2**70),
-        train_row(1, loss="<script>"),
+        build_train_row(1, math.nan),
+        build_train_row(1, math.inf),
+        build_train_row(1, -1.0),
+        build_train_row(-1),
+        build_train_row(2**70),
+        build_train_row(1, tokens=2**70),
+        build_train_row(1, loss="<script>"),
         {"kind": "train"},
         {"kind": "elsewhere", "step": 1, "loss": 1.0},
         {"kind": "sample", "step": 1, "prompt": None, "text": "x"},
@@ -93,54 +95,54 @@ def test_a_run_that_lost_its_node_before_a_checkpoint_starts_over(training: Run,
         {},
     ],
 )
-def test_a_line_that_cannot_be_right_is_left_out(training: Run, row: dict[str, Any]) -> None:
-    metrics.store_metrics(training, [row, train_row(3)])
-    assert [point.step for point in training.points.all()] == [3]
-    assert not training.samples.exists()
+def test_metrics_row_that_is_invalid_is_skipped(training_run: Run, row: dict[str, Any]) -> None:
+    metrics.store_metrics(training_run, [row, build_train_row(3)])
+    assert [point.step for point in training_run.points.all()] == [3]
+    assert not training_run.samples.exists()
 
 
-def test_a_step_said_twice_in_one_batch_is_one_point(training: Run) -> None:
-    metrics.store_metrics(training, [train_row(1, 6.0), train_row(1, 5.0)])
-    assert curve(training) == [("train", 1, 5.0, 512, 0.01)]
+def test_metrics_with_duplicate_step_store_one_point(training_run: Run) -> None:
+    metrics.store_metrics(training_run, [build_train_row(1, 6.0), build_train_row(1, 5.0)])
+    assert list_curve(training_run) == [("train", 1, 5.0, 512, 0.01)]
 
 
-def test_texts_are_made_fit_and_bounded(training: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_text_is_sanitized_and_limited(training_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a\x00b\x1b[31mc\ud800d\n" + "e" * 10_000
-    metrics.store_metrics(training, [{"kind": "sample", "step": 1, "prompt": "p" * 900, "text": text}])
+    metrics.store_metrics(training_run, [{"kind": "sample", "step": 1, "prompt": "p" * 900, "text": text}])
     sample = Sample.objects.get()
     assert sample.text.startswith("ab[31mc?d\ne")
     assert (len(sample.prompt), len(sample.text)) == (500, 4000)
     monkeypatch.setattr(metrics, "MAX_SAMPLES", 3)
     metrics.store_metrics(
-        training, [{"kind": "sample", "step": step, "prompt": "p", "text": "t"} for step in range(2, 9)]
+        training_run, [{"kind": "sample", "step": step, "prompt": "p", "text": "t"} for step in range(2, 9)]
     )
     assert Sample.objects.count() == 3
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_ends_and_extremes(
-    training: Run, monkeypatch: pytest.MonkeyPatch
+def test_long_curve_is_downsampled_keeping_ends_and_extremes(
+    training_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "MAX_POINTS", 50)
     for start in range(1, 400, 20):
         metrics.store_metrics(
-            training, [train_row(step, 9.0 if step == 77 else 3.0) for step in range(start, start + 20)]
+            training_run, [build_train_row(step, 9.0 if step == 77 else 3.0) for step in range(start, start + 20)]
         )
-    steps = [point.step for point in training.points.all()]
+    steps = [point.step for point in training_run.points.all()]
     assert len(steps) <= 50
     assert (steps[0], steps[-1]) == (1, 400)
     assert 77 in steps
 
 
-def test_after_the_end_nothing_more_is_taken(training: Run) -> None:
-    assert training.job
-    Run.objects.filter(pk=training.pk).update(state=Run.State.CANCELLED)
-    get_job_kind(training.job).handle_metrics(training.job, [train_row(1)])
+def test_metrics_after_end_of_run_are_ignored(training_run: Run) -> None:
+    assert training_run.job
+    Run.objects.filter(pk=training_run.pk).update(state=Run.State.CANCELLED)
+    get_job_kind(training_run.job).handle_metrics(training_run.job, [build_train_row(1)])
     assert not CurvePoint.objects.exists()
 
 
-def test_a_batch_takes_the_same_number_of_queries_whatever_its_size(
-    training: Run, django_assert_num_queries: DjangoAssertNumQueries
+def test_metrics_batch_of_any_size_takes_constant_queries(
+    training_run: Run, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     for size in (2, 60):
-        with django_assert_num_queries(4):  # the last step, the points it may outdo, upsert, progress
-            metrics.store_metrics(training, [train_row(step) for step in range(size)])
+        with django_assert_num_queries(3):  # points to replace, upsert, progress
+            metrics.store_metrics(training_run, [build_train_row(step) for step in range(size)])

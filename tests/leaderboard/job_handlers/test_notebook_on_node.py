@@ -1,4 +1,4 @@
-"""A real site on a socket, a real agent, bubblewrap, papermill and a kernel: a notebook in two parts."""
+"""A notebook in two parts with a live site, a real agent, bubblewrap, papermill and a kernel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from leaderboard.models import Run, Season, Track
 from leaderboard.submissions import intake
 from scheduler import node_tokens
 from tests.leaderboard.conftest import Repository
+from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import get_driver
 
-SECONDS = 180
 FIRST = (
     "from pathlib import Path\nPath('model/weights.txt').write_text('one')",
     "import socket\ntry:\n    socket.create_connection(('1.1.1.1', 80), 2)\nexcept OSError:\n    print('no network')",
@@ -28,7 +28,7 @@ FIRST = (
 SECOND = ("weights = open('model/weights.txt').read() + ' and two'", "open('model/weights.txt', 'w').write(weights)")
 
 
-def notebook(*sources: str) -> str:
+def build_notebook(*sources: str) -> str:
     cells = [
         {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [], "source": source}
         for source in sources
@@ -36,9 +36,9 @@ def notebook(*sources: str) -> str:
     return json.dumps({"nbformat": 4, "nbformat_minor": 4, "metadata": {}, "cells": cells})
 
 
-def arrive(run: Run) -> Run:
-    until = time.monotonic() + SECONDS
-    while not run.is_over and time.monotonic() < until:
+def wait_for_run(run: Run) -> Run:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not run.is_over and time.monotonic() < deadline:
         time.sleep(0.2)
         run = Run.objects.get(pk=run.pk)
     return run
@@ -46,31 +46,34 @@ def arrive(run: Run) -> Run:
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-def test_two_parts_run_in_the_sandbox_and_are_shown(
-    main: Repository, track: Track, live_server: Any, client: Client, tmp_path: Path
+def test_notebook_parts_on_real_node_run_and_are_shown(
+    main_repository: Repository, track: Track, live_server: Any, client: Client, tmp_path: Path
 ) -> None:
     if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     Track.objects.update(kind="community", nightly=False, budget="2m", expected_seconds=120)
     track = Track.objects.select_related("season").get()
-    main.git("checkout", "--quiet", "-b", "idea")
-    parts = {"notebooks/idea-part1.ipynb": notebook(*FIRST), "notebooks/idea-part2.ipynb": notebook(*SECOND)}
-    main.commit("An idea in two parts", dict(parts))
-    entry = intake.submit_entry(str(main.path), "idea", "An idea", "", track)
+    main_repository.git("checkout", "--quiet", "-b", "idea")
+    parts = {
+        "notebooks/idea-part1.ipynb": build_notebook(*FIRST),
+        "notebooks/idea-part2.ipynb": build_notebook(*SECOND),
+    }
+    main_repository.commit("An idea in two parts", dict(parts))
+    entry = intake.submit_entry(str(main_repository.path), "idea", "An idea", "", track)
     (run,) = intake.approve_entry(entry, entry.sha, None)
-    Season.objects.update(dataset_hash="")  # these bring all they need
+    Season.objects.update(dataset_hash="")  # these notebooks need no dataset
     command = [sys.executable, "-m", "trainer.cli", "node", "--server", live_server.url, "--sandbox", "bubblewrap"]
-    words = ["--token", node_tokens.create_join_token(), "--home", str(tmp_path / "agent"), "--name", "cellar"]
+    arguments = ["--token", node_tokens.create_join_token(), "--home", str(tmp_path / "agent"), "--name", "cellar"]
     with (tmp_path / "agent.log").open("wb") as log:
         agent = subprocess.Popen(
-            [*command, *words], cwd=configured.BASE_DIR, env={**os.environ}, stdout=log, stderr=log
+            [*command, *arguments], cwd=configured.BASE_DIR, env={**os.environ}, stdout=log, stderr=log
         )
         try:
-            run = arrive(run)
+            run = wait_for_run(run)
         finally:
             agent.terminate()
-            agent.wait(30)
+            agent.wait(WAIT_SECONDS)
     assert run.state == "finished", (run.state, run.reason, (tmp_path / "agent.log").read_text()[-2000:])
     assert "no network" in client.get(run.get_absolute_url()).content.decode()
-    left = client.get(f"/runs/{run.pk}/parts/2/model/weights.txt")
-    assert b"".join(left) == b"one and two"  # type: ignore[arg-type]
+    download = client.get(f"/runs/{run.pk}/parts/2/model/weights.txt")
+    assert b"".join(download) == b"one and two"  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Spot checks: whom they are drawn for, where they run, and what comes of them."""
+"""Replays of training stretches: selection, node requirements and outcomes."""
 
 from __future__ import annotations
 
@@ -17,145 +17,151 @@ from leaderboard.rankings import trust
 from scheduler import leases, node_vetting, retention, storage, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Lease, Node
-from tests.leaderboard.conftest import VERDICT, lease, upload
+from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint, lease_job
 from trainer import protocol
 
 
 @pytest.fixture
-def stranger(db: None) -> Node:
-    """A node that nobody vouches for."""
+def untrusted_node(db: None) -> Node:
+    """An untrusted node of another owner."""
     owner = User.objects.create(username="eve")
     return Node.objects.create(name="attic", owner=owner, state=Node.State.ONLINE, hardware={"cpus": 2})
 
 
-def trained(run: Run, node: Node, *steps: int) -> Run:
-    """Take a queued run through training on a node, with these checkpoints."""
+def finish_training(run: Run, node: Node, *steps: int) -> Run:
+    """Train a queued run on a node, with checkpoints at these steps."""
     assert run.job
-    held = lease(run.job, node)
+    lease = lease_job(run.job, node)
     for step in steps or (5, 10, 20):
-        checkpoint = upload(run.job, step)
-        checkpoint.lease = held
+        checkpoint = create_checkpoint(run.job, step)
+        checkpoint.lease = lease
         checkpoint.save()
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     return run
 
 
-def scored(run: Run, node: Node) -> Run:
+def finish_scoring(run: Run, node: Node) -> Run:
     assert run.score_job
-    lease(run.score_job, node)
-    get_job_kind(run.score_job).handle_done(run.score_job, VERDICT)
+    lease_job(run.score_job, node)
+    get_job_kind(run.score_job).handle_done(run.score_job, SCORE_RESULT)
     run.refresh_from_db()
     return run
 
 
-def answer(replay: Replay, node: Node, **fields: Any) -> Replay:
+def finish_replay(replay: Replay, node: Node, **fields: Any) -> Replay:
     assert replay.job
-    lease(replay.job, node)
-    found = {"step": replay.end_step, "exact": True, "deviation": 0.0, **fields}
-    get_job_kind(replay.job).handle_done(replay.job, found)
+    lease_job(replay.job, node)
+    result = {"step": replay.end_step, "exact": True, "deviation": 0.0, **fields}
+    get_job_kind(replay.job).handle_done(replay.job, result)
     replay.refresh_from_db()
     return replay
 
 
-def sentences(about: Any) -> list[str]:
-    return [event.sentence for event in Event.objects.about(about)]
+def list_messages(target: Any) -> list[str]:
+    return [event.sentence for event in Event.objects.about(target)]
 
 
-def test_a_new_nodes_run_counts_when_a_replay_agreed(run: Run, node: Node, stranger: Node) -> None:
-    replay = trained(run, stranger).replays.get()
-    scored(run, node)
+def test_run_of_untrusted_node_is_provisional_until_replay_agrees(run: Run, node: Node, untrusted_node: Node) -> None:
+    replay = finish_training(run, untrusted_node).replays.get()
+    finish_scoring(run, node)
     assert (run.state, run.trust) == ("finished", "provisional")
-    assert sentences(run)[-1] == "Provisional: attic is new, so it counts when a stretch of it was replayed."
-    answer(replay, node)
+    assert list_messages(run)[-1] == "Provisional: attic is new, so it counts when a stretch of it was replayed."
+    finish_replay(replay, node)
     run.refresh_from_db()
-    stranger.refresh_from_db()
-    assert (replay.state, run.trust, stranger.valid_in_a_row) == ("agreed", "scored", 1)
-    assert sentences(run)[-1].endswith("replayed to the last bit. (on cellar)")
+    untrusted_node.refresh_from_db()
+    assert (replay.state, run.trust, untrusted_node.valid_in_a_row) == ("agreed", "scored", 1)
+    assert list_messages(run)[-1].endswith("replayed to the last bit. (on cellar)")
 
 
-def test_a_replay_may_be_over_before_the_verdict(run: Run, node: Node, stranger: Node) -> None:
-    answer(trained(run, stranger).replays.get(), node)
+def test_replay_finished_before_scoring_makes_run_scored(run: Run, node: Node, untrusted_node: Node) -> None:
+    finish_replay(finish_training(run, untrusted_node).replays.get(), node)
     run.refresh_from_db()
     assert run.trust == "provisional"
-    assert scored(run, node).trust == "scored"
+    assert finish_scoring(run, node).trust == "scored"
 
 
 @pytest.mark.parametrize("fields", [{"exact": False, "deviation": 1.2}, {"step": 3}])
-def test_a_mismatch_disputes_the_run_and_begins_the_probation_anew(
-    run: Run, node: Node, stranger: Node, fields: dict[str, Any]
+def test_replay_mismatch_disputes_run_and_resets_node_trust(
+    run: Run, node: Node, untrusted_node: Node, fields: dict[str, Any]
 ) -> None:
-    Node.objects.filter(pk=stranger.pk).update(valid_in_a_row=9)
-    replay = trained(run, stranger, 10, 20).replays.get()
-    scored(run, node)
-    answer(replay, node, **fields)
+    Node.objects.filter(pk=untrusted_node.pk).update(valid_in_a_row=9)
+    replay = finish_training(run, untrusted_node, 10, 20).replays.get()
+    finish_scoring(run, node)
+    finish_replay(replay, node, **fields)
     run.refresh_from_db()
-    stranger.refresh_from_db()
-    assert (replay.state, run.trust, stranger.valid_in_a_row) == ("differed", "disputed", 0)
-    assert sentences(run)[-1].startswith("Disputed: ")
+    untrusted_node.refresh_from_db()
+    assert (replay.state, run.trust, untrusted_node.valid_in_a_row) == ("differed", "disputed", 0)
+    assert list_messages(run)[-1].startswith("Disputed: ")
     assert trust.settle_dispute(run, "mara")
     assert run.trust == "scored"
 
 
-def test_a_run_that_was_disputed_before_its_verdict_stays_so(run: Run, node: Node, stranger: Node) -> None:
-    answer(trained(run, stranger).replays.get(), node, exact=False, deviation=5.0)
-    assert scored(run, node).trust == "disputed"
+def test_run_disputed_before_scoring_stays_disputed(run: Run, node: Node, untrusted_node: Node) -> None:
+    finish_replay(finish_training(run, untrusted_node).replays.get(), node, exact=False, deviation=5.0)
+    assert finish_scoring(run, node).trust == "disputed"
 
 
-def test_in_between_nobody_is_blamed(run: Run, node: Node, stranger: Node) -> None:
-    replay = answer(trained(run, stranger).replays.get(), node, exact=False, deviation=0.2)
-    stranger.refresh_from_db()
-    assert (replay.state, stranger.result_checks.count()) == ("abandoned", 0)
+def test_replay_with_small_deviation_is_abandoned_for_maintainer(run: Run, node: Node, untrusted_node: Node) -> None:
+    replay = finish_replay(finish_training(run, untrusted_node).replays.get(), node, exact=False, deviation=0.2)
+    untrusted_node.refresh_from_db()
+    assert (replay.state, untrusted_node.result_checks.count()) == ("abandoned", 0)
     assert "A maintainer has to decide" in replay.sentence
-    assert scored(run, node).trust == "provisional"
+    assert finish_scoring(run, node).trust == "provisional"
 
 
-def test_rounding_on_another_machine_is_agreement(run: Run, node: Node, stranger: Node) -> None:
-    replay = answer(trained(run, stranger).replays.get(), node, exact=False, deviation=0.01)
+def test_replay_with_rounding_deviation_agrees(run: Run, node: Node, untrusted_node: Node) -> None:
+    replay = finish_replay(finish_training(run, untrusted_node).replays.get(), node, exact=False, deviation=0.01)
     assert replay.state == "agreed"
 
 
-def test_every_stretch_can_be_drawn_the_first_weights_among_them(run: Run, node: Node, stranger: Node) -> None:
-    trained(run, stranger, 5, 10, 20)
-    found = [(stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.list_stretches(run)]
-    assert found == [(0, 5), (5, 10), (10, 20)]
+def test_replay_stretches_include_the_start_of_training(run: Run, node: Node, untrusted_node: Node) -> None:
+    finish_training(run, untrusted_node, 5, 10, 20)
+    stretches = [
+        (stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.list_stretches(run)
+    ]
+    assert stretches == [(0, 5), (5, 10), (10, 20)]
     replay = run.replays.get()
-    assert (replay.start_step, replay.end_step) in found
+    assert (replay.start_step, replay.end_step) in stretches
 
 
-def test_stretch_without_its_files_is_not_drawn(run: Run, node: Node) -> None:
-    trained(run, node, 5, 10, 20, 30)
+def test_replay_stretch_without_files_is_not_listed(run: Run, node: Node) -> None:
+    finish_training(run, node, 5, 10, 20, 30)
     assert run.job
     run.job.checkpoints.filter(step=10).update(files_deleted_at=timezone.now())
-    found = [(stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.list_stretches(run)]
-    assert found == [(0, 5), (20, 30)]
+    stretches = [
+        (stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.list_stretches(run)
+    ]
+    assert stretches == [(0, 5), (20, 30)]
 
 
-def test_node_whose_checkpoints_are_superseded_is_still_checked(run: Run, node: Node, stranger: Node) -> None:
-    """Files of superseded checkpoints are deleted; who trained them, and one stretch of theirs, is kept."""
+def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
+    run: Run, node: Node, untrusted_node: Node
+) -> None:
+    """Deleting files of superseded checkpoints keeps their nodes and one stretch of each node."""
     assert run.job
-    for number, worker in enumerate((stranger, node)):
+    for number, worker in enumerate((untrusted_node, node)):
         Job.objects.filter(pk=run.job.pk).update(state=Job.State.QUEUED)
-        held = lease(run.job, worker)
+        lease = lease_job(run.job, worker)
         for step in range(6 * number + 1, 6 * number + 7):
             content = b"weights of step %d" % step
-            held.uploads.add(storage.store_bytes(content))
+            lease.uploads.add(storage.store_bytes(content))
             file = protocol.FileRef(path="model.safetensors", sha256=sha256(content).hexdigest(), size=len(content))
-            uploads.record_checkpoint(held, protocol.Checkpoint(step=step, files=(file,)))
-        Lease.objects.filter(pk=held.pk).update(state=Lease.State.RELEASED)
+            uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=(file,)))
+        Lease.objects.filter(pk=lease.pk).update(state=Lease.State.RELEASED)
     assert run.job.checkpoints.count() == 12
     assert run.job.checkpoints.with_files().count() <= 6
-    upload(run.job, 13)
+    create_checkpoint(run.job, 13)
     get_job_kind(run.job).handle_done(run.job, {"step": 12})
     replay = run.replays.get()
-    assert (replay.node, replay.end_step <= 6) == (stranger, True)
+    assert (replay.node, replay.end_step <= 6) == (untrusted_node, True)
     for end in (replay.start, replay.claimed):
         assert end is None or end.blobs.exists()
-    assert set(trust.find_training_nodes(run.job)) == {stranger, node}
+    assert set(trust.find_training_nodes(run.job)) == {untrusted_node, node}
 
 
-def test_what_several_gpus_computed_together_is_not_compared_with_what_one_computes(run: Run, stranger: Node) -> None:
-    trained(run, stranger, 5, 10)
+def test_replay_of_multi_gpu_track_has_no_stretches(run: Run, untrusted_node: Node) -> None:
+    finish_training(run, untrusted_node, 5, 10)
     assert run.job
     run.job.leases.update(gpus=2)
     assert len(replays.list_stretches(run)) == 2, "a run uses one GPU of a larger node"
@@ -164,92 +170,92 @@ def test_what_several_gpus_computed_together_is_not_compared_with_what_one_compu
     assert replays.list_stretches(Run.objects.get(pk=run.pk)) == []
 
 
-def test_a_trusted_nodes_run_counts_at_once_and_is_not_checked(run: Run, node: Node) -> None:
-    assert scored(trained(run, node), node).trust == "scored"
+def test_run_of_trusted_node_is_scored_without_replay(run: Run, node: Node) -> None:
+    assert finish_scoring(finish_training(run, node), node).trust == "scored"
     assert not run.replays.exists()
 
 
-def test_a_vetted_nodes_run_counts_at_once_and_is_checked_at_random(run: Run, node: Node, stranger: Node) -> None:
-    Node.objects.filter(pk=stranger.pk).update(valid_in_a_row=10**9)
-    assert scored(trained(run, stranger), node).trust == "scored"
+def test_run_of_vetted_node_is_scored_without_waiting_for_replay(run: Run, node: Node, untrusted_node: Node) -> None:
+    Node.objects.filter(pk=untrusted_node.pk).update(valid_in_a_row=10**9)
+    assert finish_scoring(finish_training(run, untrusted_node), node).trust == "scored"
     assert not run.replays.exists()
 
 
-def test_neither_the_node_nor_its_owner_replays_it(run: Run, able: Node, stranger: Node) -> None:
-    replay = trained(run, stranger).replays.get()
+def test_replay_excludes_the_node_and_its_owner(run: Run, capable_node: Node, untrusted_node: Node) -> None:
+    replay = finish_training(run, untrusted_node).replays.get()
     job = Job.objects.get(replay=replay)
     assert job.needs_trusted
-    assert (job.excluded_nodes, job.excluded_owners) == ([stranger.pk], [stranger.owner_id])
+    assert (job.excluded_nodes, job.excluded_owners) == ([untrusted_node.pk], [untrusted_node.owner_id])
     assert run.score_job
     Job.objects.filter(pk=run.score_job.pk).delete()
-    able.owner_id = stranger.owner_id
-    able.save()
-    assert leases.claim_job(able) is None
-    able.owner = None
-    able.save()
-    given = leases.claim_job(able)
-    assert given
-    order = protocol.JobSpec.model_validate_json(given.spec).order
+    capable_node.owner_id = untrusted_node.owner_id
+    capable_node.save()
+    assert leases.claim_job(capable_node) is None
+    capable_node.owner = None
+    capable_node.save()
+    lease = leases.claim_job(capable_node)
+    assert lease
+    order = protocol.JobSpec.model_validate_json(lease.spec).order
     assert isinstance(order, protocol.ReplayOrder)
     assert order.claimed.step == replay.end_step
     assert (order.start.step if order.start else 0) == replay.start_step
     assert order.config["seed"] == run.seed
 
 
-def test_the_ends_of_the_stretch_are_kept_until_it_is_over(run: Run, node: Node, stranger: Node) -> None:
-    replay = trained(run, stranger).replays.get()
+def test_replay_keeps_checkpoints_of_its_stretch_until_finished(run: Run, node: Node, untrusted_node: Node) -> None:
+    replay = finish_training(run, untrusted_node).replays.get()
     Job.objects.filter(pk=run.job_id).update(state=Job.State.DONE, finished_at=timezone.now())
-    later = timezone.now() + timedelta(days=30)
-    ends = {checkpoint for checkpoint in (replay.start, replay.claimed) if checkpoint}
-    retention.delete_expired(later)
+    expiry_time = timezone.now() + timedelta(days=30)
+    stretch_checkpoints = {checkpoint for checkpoint in (replay.start, replay.claimed) if checkpoint}
+    retention.delete_expired(expiry_time)
     assert run.job
-    assert ends <= set(run.job.checkpoints.all())
-    answer(replay, node)
-    retention.delete_expired(later)
+    assert stretch_checkpoints <= set(run.job.checkpoints.all())
+    finish_replay(replay, node)
+    retention.delete_expired(expiry_time)
     assert [checkpoint.step for checkpoint in run.job.checkpoints.all()] == [20]
 
 
-def test_what_an_untrusted_node_replays_says_nothing(run: Run, node: Node, stranger: Node) -> None:
-    replay = trained(run, stranger).replays.get()
+def test_replay_on_untrusted_node_is_abandoned(run: Run, node: Node, untrusted_node: Node) -> None:
+    replay = finish_training(run, untrusted_node).replays.get()
     node.trusted = False
     node.save()
-    assert answer(replay, node, deviation=9.0, exact=False).state == "abandoned"
+    assert finish_replay(replay, node, deviation=9.0, exact=False).state == "abandoned"
 
 
-@pytest.mark.parametrize("word", [{}, {"exact": True}, {"step": 20, "exact": False, "deviation": -1}])
-def test_an_answer_that_cannot_be_right_says_nothing(
-    run: Run, node: Node, stranger: Node, word: dict[str, Any]
+@pytest.mark.parametrize("result", [{}, {"exact": True}, {"step": 20, "exact": False, "deviation": -1}])
+def test_replay_with_invalid_result_is_abandoned(
+    run: Run, node: Node, untrusted_node: Node, result: dict[str, Any]
 ) -> None:
-    replay = trained(run, stranger).replays.get()
+    replay = finish_training(run, untrusted_node).replays.get()
     assert replay.job
-    lease(replay.job, node)
-    get_job_kind(replay.job).handle_done(replay.job, word)
+    lease_job(replay.job, node)
+    get_job_kind(replay.job).handle_done(replay.job, result)
     replay.refresh_from_db()
     assert replay.state == "abandoned"
 
 
-def test_a_replay_that_failed_says_so_and_leaves_the_run_provisional(run: Run, node: Node, stranger: Node) -> None:
-    replay = trained(run, stranger).replays.get()
+def test_failed_replay_leaves_run_provisional(run: Run, node: Node, untrusted_node: Node) -> None:
+    replay = finish_training(run, untrusted_node).replays.get()
     assert replay.job
     get_job_kind(replay.job).handle_failure(replay.job, "infrastructure", "Five nodes were lost.")
     replay.refresh_from_db()
     assert (replay.state, replay.sentence) == ("abandoned", "could not be replayed: Five nodes were lost.")
-    assert scored(run, node).trust == "provisional"
+    assert finish_scoring(run, node).trust == "provisional"
 
 
-def test_a_maintainer_asks_for_one_of_any_run(run: Run, node: Node) -> None:
+def test_replay_requested_by_maintainer_is_queued(run: Run, node: Node) -> None:
     with pytest.raises(ReplayError, match="has not been trained"):
         replays.request_replay(run, actor="mara")
-    trained(run, node)
+    finish_training(run, node)
     replay = replays.request_replay(run, actor="mara")
     assert replay.node == node
-    assert "on another, trusted node queued" in sentences(run)[-1]
+    assert "on another, trusted node queued" in list_messages(run)[-1]
 
 
-def test_it_counts_once(run: Run, node: Node, stranger: Node) -> None:
-    replay = trained(run, stranger).replays.get()
-    answer(replay, node)
-    answer(replay, node, exact=False, deviation=9.0)
-    stranger.refresh_from_db()
-    assert (replay.state, stranger.valid_in_a_row) == ("agreed", 1)
+def test_replay_reported_twice_counts_once(run: Run, node: Node, untrusted_node: Node) -> None:
+    replay = finish_training(run, untrusted_node).replays.get()
+    finish_replay(replay, node)
+    finish_replay(replay, node, exact=False, deviation=9.0)
+    untrusted_node.refresh_from_db()
+    assert (replay.state, untrusted_node.valid_in_a_row) == ("agreed", 1)
     assert node_vetting.describe_standing(1) == "After 9 more in a row its results count before they are compared."

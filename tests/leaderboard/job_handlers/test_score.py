@@ -1,4 +1,4 @@
-"""Each release of a long run is scored by a trusted node, and its card and the milestones say what came of it."""
+"""Scoring of releases of long runs: on trusted nodes, shown on the model card and the run page."""
 
 from __future__ import annotations
 
@@ -9,97 +9,115 @@ from django.test import Client
 
 from leaderboard.job_handlers import score
 from leaderboard.models import Publication, Run, Sample
-from leaderboard.publishing import model_card, publications, weights
+from leaderboard.publishing import model_card, weights
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, JobFile, Node
-from tests.leaderboard.conftest import VERDICT, finish, lease, train_row, upload
+from tests.leaderboard.conftest import (
+    SCORE_RESULT,
+    build_train_row,
+    create_checkpoint,
+    finish_run,
+    lease_job,
+    publish_release,
+)
 from trainer import protocol
 
 
 @pytest.fixture
-def kept(run: Run, node: Node) -> Publication:
+def released_publication(run: Run, node: Node) -> Publication:
     """The release of step 10 of a run that trains."""
     type(run.track).objects.filter(pk=run.track_id).update(releases=10)
     assert run.job
-    lease(run.job, node)
-    get_job_kind(run.job).handle_metrics(run.job, [train_row(10)])
+    lease_job(run.job, node)
+    get_job_kind(run.job).handle_metrics(run.job, [build_train_row(10)])
     Sample.objects.create(run=run, step=10, prompt="The ", text="train\n# left <b>on</b> time")
     Sample.objects.create(run=run, step=20, prompt="The ", text="later one")
-    made = publications.publish_release(run, upload(run.job, 10), "50-percent")
-    return Publication.objects.select_related("run__track").get(pk=made.pk)
+    publication = publish_release(run, create_checkpoint(run.job, 10), "50-percent")
+    return Publication.objects.select_related("run__track").get(pk=publication.pk)
 
 
 @pytest.fixture
-def job(kept: Publication) -> Job:
+def release_score_job(released_publication: Publication) -> Job:
     assert score.queue_release_scores() == 1
     assert score.queue_release_scores() == 0
-    kept.refresh_from_db()
-    assert kept.score_job
-    return kept.score_job
+    released_publication.refresh_from_db()
+    assert released_publication.score_job
+    return released_publication.score_job
 
 
-def scored(job: Job, node: Node, **changed: Any) -> Publication:
-    given = lease(job, node)
-    get_job_kind(job).handle_done(job, {**VERDICT, **changed})
-    assert given.node == node
-    return Publication.objects.get(score_job=job)
+def finish_release_score(score_job: Job, node: Node, **changed: Any) -> Publication:
+    lease = lease_job(score_job, node)
+    get_job_kind(score_job).handle_done(score_job, {**SCORE_RESULT, **changed})
+    assert lease.node == node
+    return Publication.objects.get(score_job=score_job)
 
 
-def test_a_trusted_node_is_asked_to_score_that_very_step(kept: Publication, job: Job) -> None:
-    order = get_job_kind(job).build_order(job, None)
+def test_release_score_job_has_step_of_release_and_needs_trust(
+    released_publication: Publication, release_score_job: Job
+) -> None:
+    order = get_job_kind(release_score_job).build_order(release_score_job, None)
     assert isinstance(order, protocol.ScoreOrder)
-    assert (order.checkpoint.step, order.suite, job.needs_trusted) == (10, ("blimp",), True)
+    assert (order.checkpoint.step, order.suite, release_score_job.needs_trusted) == (10, ("blimp",), True)
 
 
-def test_its_numbers_are_the_releases_and_not_the_runs(kept: Publication, job: Job, node: Node, client: Client) -> None:
-    found = scored(job, node)
-    run = Run.objects.get(pk=kept.run_id)
-    assert (found.bits_per_byte, run.bits_per_byte, run.state) == (2.5, None, Run.State.TRAINING)
+def test_release_score_is_stored_on_release_not_on_run(
+    released_publication: Publication, release_score_job: Job, node: Node, client: Client
+) -> None:
+    publication = finish_release_score(release_score_job, node)
+    run = Run.objects.get(pk=released_publication.run_id)
+    assert (publication.bits_per_byte, run.bits_per_byte, run.state) == (2.5, None, Run.State.TRAINING)
     assert not run.scores.exists()
-    assert "| bits per byte, held-out text | 2.5000 | 0.0100 |" in model_card.build_card(found, "a/b", False)
+    assert "| bits per byte, held-out text | 2.5000 | 0.0100 |" in model_card.build_card(publication, "a/b", False)
     assert "<strong>2.5000</strong>" in client.get(run.get_absolute_url()).content.decode()
-    assert get_job_kind(job).describe_jobs([job])[job.pk].outcome == "2.5000 bits per byte"
+    assert (
+        get_job_kind(release_score_job).describe_jobs([release_score_job])[release_score_job.pk].outcome
+        == "2.5000 bits per byte"
+    )
 
 
-def test_the_card_has_samples_of_its_step_as_text(kept: Publication) -> None:
-    card = model_card.build_card(kept, "a/b", False)
+def test_model_card_of_release_has_samples_of_its_step(released_publication: Publication) -> None:
+    card = model_card.build_card(released_publication, "a/b", False)
     assert "At step 10, the first words given:\n\n    The train\n    # left <b>on</b> time\n" in card
     assert "later one" not in card
     assert "## Scores" not in card
 
 
-@pytest.mark.parametrize(("changed", "said"), [({"bits_per_byte": -1}, "is invalid"), ({}, "untrusted")])
-def test_what_cannot_be_relied_on_is_not_written_down(
-    kept: Publication, job: Job, node: Node, changed: dict[str, Any], said: str
+@pytest.mark.parametrize(("changed", "message"), [({"bits_per_byte": -1}, "is invalid"), ({}, "untrusted")])
+def test_release_score_that_is_invalid_or_untrusted_is_not_stored(
+    released_publication: Publication, release_score_job: Job, node: Node, changed: dict[str, Any], message: str
 ) -> None:
     Node.objects.filter(pk=node.pk).update(trusted=bool(changed))
-    assert scored(job, Node.objects.get(pk=node.pk), **changed).scores == []
-    assert Event.objects.about(kept.run).filter(sentence__contains=said).exists()
+    assert finish_release_score(release_score_job, Node.objects.get(pk=node.pk), **changed).scores == []
+    assert Event.objects.about(released_publication.run).filter(sentence__contains=message).exists()
 
 
-def test_a_failed_scoring_leaves_the_run_alone(kept: Publication, job: Job, node: Node) -> None:
-    lease(job, node)
-    get_job_kind(job).handle_failure(job, "model", "The model looked ahead.")
-    assert Run.objects.get(pk=kept.run_id).state == Run.State.TRAINING
-    assert Event.objects.about(kept.run).filter(sentence__contains="The model looked ahead.").exists()
-    assert score.queue_release_scores() == 0  # not for ever
+def test_failed_release_score_keeps_run_training(
+    released_publication: Publication, release_score_job: Job, node: Node
+) -> None:
+    lease_job(release_score_job, node)
+    get_job_kind(release_score_job).handle_failure(release_score_job, "model", "The model looked ahead.")
+    assert Run.objects.get(pk=released_publication.run_id).state == Run.State.TRAINING
+    assert Event.objects.about(released_publication.run).filter(sentence__contains="The model looked ahead.").exists()
+    assert score.queue_release_scores() == 0  # not retried
 
 
-def test_until_the_run_has_said_what_it_is_nothing_is_scored(kept: Publication) -> None:
-    JobFile.objects.filter(job=kept.run.job).delete()
+def test_release_without_run_json_is_not_scored(released_publication: Publication) -> None:
+    JobFile.objects.filter(job=released_publication.run.job).delete()
     assert score.queue_release_scores() == 0
 
 
-def test_a_finished_runs_scoring_is_its_own_still(run: Run, node: Node) -> None:
-    assert finish(run, node).bits_per_byte == 2.5
+def test_score_of_finished_run_is_stored_on_run(run: Run, node: Node) -> None:
+    assert finish_run(run, node).bits_per_byte == 2.5
     assert run.score_job
     assert (
         get_job_kind(run.score_job).describe_jobs([run.score_job])[run.score_job.pk].title == "Scoring of Smeared keys"
     )
 
 
-def test_a_release_can_be_loaded_before_its_run_has_ended(kept: Publication, job: Job) -> None:
-    upload(job, 10)  # the scorer's own tokenizer stays with its job
-    JobFile.objects.filter(job=job).update(path="tokenizer.json")
-    names = [file.path for file in weights.list_weight_files(kept.run, "50-percent")]
+def test_weight_files_of_release_before_end_of_run_are_listed(
+    released_publication: Publication, release_score_job: Job
+) -> None:
+    create_checkpoint(release_score_job, 10)  # the tokenizer file belongs to the score job
+    JobFile.objects.filter(job=release_score_job).update(path="tokenizer.json")
+    names = [file.path for file in weights.list_weight_files(released_publication.run, "50-percent")]
     assert names == ["checkpoints/step-00000010/model.safetensors", "run.json", "source.tar", "tokenizer.json"]

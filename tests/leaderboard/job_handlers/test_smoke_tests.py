@@ -1,4 +1,4 @@
-"""A smoke run comes before any GPU: who may have one unlooked at, what becomes of it, and what waits for it."""
+"""Smoke tests of entries: permission before approval, node requirements, results and waiting runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from leaderboard.submissions import intake, smoke_tests
 from scheduler import leases, transitions
 from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Event, Job, Lease, Node
-from tests.leaderboard.conftest import lease
+from tests.leaderboard.conftest import lease_job
 from trainer import protocol
 
-FOUND: dict[str, Any] = {
+PASSED: dict[str, Any] = {
     "passed": True,
     "sentence": "It imports, fits, learns and sees no later token.",
     "checks": [{"name": "starts", "passed": True, "text": "it imports"}],
@@ -25,25 +25,25 @@ FOUND: dict[str, Any] = {
     "flops_per_token": 6e6,
 }
 FAILED: dict[str, Any] = {
-    **FOUND,
+    **PASSED,
     "passed": False,
     "sentence": "The loss does not fall: 6.24 nats a token before training, 6.24 after 200 steps.",
 }
 
 
 @pytest.fixture
-def pull(idea: Entry) -> PullRequest:
-    """The pull request that the idea came with, of somebody unknown."""
-    made = PullRequest.objects.create(
+def pull_request(proposed_entry: Entry) -> PullRequest:
+    """The pull request of the proposed entry, by an unknown author."""
+    pull_request = PullRequest.objects.create(
         repository="trains/daily", number=7, author="eve", author_id=99, head_sha="a" * 40
     )
-    Entry.objects.filter(pk=idea.pk).update(pull_request=made)
-    idea.refresh_from_db()
-    return made
+    Entry.objects.filter(pk=proposed_entry.pk).update(pull_request=pull_request)
+    proposed_entry.refresh_from_db()
+    return pull_request
 
 
-def told(entry: Entry, result: dict[str, Any]) -> Entry:
-    """Let its smoke run end so."""
+def finish_smoke_test(entry: Entry, result: dict[str, Any]) -> Entry:
+    """Finish the entry's smoke test with this result."""
     entry.refresh_from_db()
     assert entry.smoke_job is not None
     assert transitions.change_job_state(
@@ -54,53 +54,53 @@ def told(entry: Entry, result: dict[str, Any]) -> Entry:
     return entry
 
 
-def sentences(entry: Entry) -> list[str]:
+def list_messages(entry: Entry) -> list[str]:
     return [event.sentence for event in Event.objects.about(entry)]
 
 
-def test_a_strangers_code_waits_for_a_maintainer_and_known_code_does_not(
-    idea: Entry, pull: PullRequest, settings: Any, maintainer: User
+def test_smoke_test_before_approval_is_for_known_authors_only(
+    proposed_entry: Entry, pull_request: PullRequest, settings: Any, maintainer: User
 ) -> None:
-    assert smoke_tests.queue_smoke_test(idea) is None
+    assert smoke_tests.queue_smoke_test(proposed_entry) is None
     settings.SMOKE_UNAPPROVED = "nobody"
-    Entry.objects.filter(pk=idea.pk).update(requested_by=maintainer)
-    idea.refresh_from_db()
-    assert smoke_tests.queue_smoke_test(idea) is None
+    Entry.objects.filter(pk=proposed_entry.pk).update(requested_by=maintainer)
+    proposed_entry.refresh_from_db()
+    assert smoke_tests.queue_smoke_test(proposed_entry) is None
     settings.SMOKE_UNAPPROVED = "known"
-    assert smoke_tests.queue_smoke_test(idea) is not None
+    assert smoke_tests.queue_smoke_test(proposed_entry) is not None
 
 
-def test_who_had_an_entry_approved_is_known_and_a_name_in_a_commit_is_not(
-    idea: Entry, pull: PullRequest, track: Track
+def test_smoke_test_author_is_known_by_account_not_by_name(
+    proposed_entry: Entry, pull_request: PullRequest, track: Track
 ) -> None:
-    fields = {"track": track, "kind": Entry.Kind.ARCHITECTURE, "architecture": "smear", "author": idea.author}
+    fields = {"track": track, "kind": Entry.Kind.ARCHITECTURE, "architecture": "smear", "author": proposed_entry.author}
     earlier = Entry.objects.create(**fields, sha="b" * 40, approved_at=timezone.now())
-    assert not smoke_tests.can_run_unapproved(idea)
+    assert not smoke_tests.can_run_unapproved(proposed_entry)
     earlier.pull_request = PullRequest.objects.create(repository="trains/daily", number=3, author="Eve", author_id=99)
     earlier.save()
-    assert smoke_tests.can_run_unapproved(idea)
+    assert smoke_tests.can_run_unapproved(proposed_entry)
 
 
-def test_a_maintainer_who_asks_vouches_for_the_code(idea: Entry, pull: PullRequest) -> None:
-    job = smoke_tests.queue_smoke_test(idea, actor="mara", is_vouched=True)
-    idea.refresh_from_db()
-    assert (idea.state, idea.smoke_job) == (Entry.State.SMOKE, job)
-    assert smoke_tests.queue_smoke_test(idea, is_vouched=True) is None, "one at a time"
+def test_smoke_test_requested_by_maintainer_is_queued_once(proposed_entry: Entry, pull_request: PullRequest) -> None:
+    job = smoke_tests.queue_smoke_test(proposed_entry, actor="mara", is_vouched=True)
+    proposed_entry.refresh_from_db()
+    assert (proposed_entry.state, proposed_entry.smoke_job) == (Entry.State.SMOKE, job)
+    assert smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True) is None, "a second smoke test is queued"
 
 
-def test_unapproved_code_goes_only_to_trusted_nodes_with_a_sandbox(idea: Entry, able: Node) -> None:
-    smoke_tests.queue_smoke_test(idea, is_vouched=True)
-    able.trusted = False
-    able.save()
-    assert leases.claim_job(able) is None
-    able.trusted = True
-    able.save()
-    given = leases.claim_job(able)
-    assert given is not None
-    order = protocol.JobSpec.model_validate_json(given.spec).order
+def test_smoke_test_of_unapproved_code_needs_trusted_node(proposed_entry: Entry, capable_node: Node) -> None:
+    smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
+    capable_node.trusted = False
+    capable_node.save()
+    assert leases.claim_job(capable_node) is None
+    capable_node.trusted = True
+    capable_node.save()
+    lease = leases.claim_job(capable_node)
+    assert lease is not None
+    order = protocol.JobSpec.model_validate_json(lease.spec).order
     assert isinstance(order, protocol.SmokeOrder)
     assert (order.config["arch"], order.tokenizer, order.peak) == ("smear", "bpe:512", None)
-    assert order.memory_bytes == idea.track.training_limits().memory_bytes
+    assert order.memory_bytes == proposed_entry.track.training_limits().memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -112,98 +112,98 @@ def test_unapproved_code_goes_only_to_trusted_nodes_with_a_sandbox(idea: Entry, 
         (["1x80gb", "1xh100"], 80e9, 989e12),
     ],
 )
-def test_what_the_tracks_machines_have_is_told(
-    labels: list[str], memory: float | None, peak: float | None, idea: Entry, node: Node
+def test_smoke_test_order_has_memory_and_peak_of_track(
+    labels: list[str], memory: float | None, peak: float | None, proposed_entry: Entry, node: Node
 ) -> None:
-    idea.track.needs_labels = labels
-    idea.track.save()
-    job = smoke_tests.queue_smoke_test(idea, is_vouched=True)
+    proposed_entry.track.needs_labels = labels
+    proposed_entry.track.save()
+    job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert job is not None
     order = smoke.SmokeTestHandler().build_order(job, None)
     assert (order.memory_bytes, order.peak, order.config["device"]) == (memory, peak, "cuda")
 
 
-def test_what_was_found_is_on_the_entry_which_is_proposed_again(idea: Entry) -> None:
-    smoke_tests.queue_smoke_test(idea, is_vouched=True)
-    assert told(idea, FOUND).state == Entry.State.PROPOSED
-    assert (idea.smoke["passed"], idea.smoke["parameters"]) == (True, 1e6)
-    assert idea.smoke_sentence == FOUND["sentence"]
-    assert f"Smoke run passed: {FOUND['sentence']}" in sentences(idea)
-    assert idea.smoke_job is not None
-    assert summarize_jobs([idea.smoke_job])[idea.smoke_job.pk].outcome == FOUND["sentence"]
+def test_passed_smoke_test_is_stored_on_proposed_entry(proposed_entry: Entry) -> None:
+    smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
+    assert finish_smoke_test(proposed_entry, PASSED).state == Entry.State.PROPOSED
+    assert (proposed_entry.smoke["passed"], proposed_entry.smoke["parameters"]) == (True, 1e6)
+    assert proposed_entry.smoke_sentence == PASSED["sentence"]
+    assert f"Smoke run passed: {PASSED['sentence']}" in list_messages(proposed_entry)
+    assert proposed_entry.smoke_job is not None
+    assert summarize_jobs([proposed_entry.smoke_job])[proposed_entry.smoke_job.pk].outcome == PASSED["sentence"]
 
 
-def test_an_answer_that_cannot_be_right_says_nothing(idea: Entry) -> None:
-    smoke_tests.queue_smoke_test(idea, is_vouched=True)
-    assert told(idea, {"passed": "maybe"}).smoke == {"passed": None}
-    assert "is invalid" in idea.smoke_sentence
+def test_smoke_test_with_invalid_result_has_no_outcome(proposed_entry: Entry) -> None:
+    smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
+    assert finish_smoke_test(proposed_entry, {"passed": "maybe"}).smoke == {"passed": None}
+    assert "is invalid" in proposed_entry.smoke_sentence
 
 
-def test_a_lost_node_says_nothing_about_the_entry_and_its_own_fault_does(idea: Entry, node: Node) -> None:
+def test_failed_smoke_test_counts_against_entry_by_cause(proposed_entry: Entry, node: Node) -> None:
     for cause, passed in (("infrastructure", None), ("model", False)):
-        job = smoke_tests.queue_smoke_test(idea, is_vouched=True)
+        job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
         assert job is not None
-        lease(job, node)
+        lease_job(job, node)
         transitions.fail_job(job, "node:cellar", cause, "It ended.")  # type: ignore[arg-type]
-        idea.refresh_from_db()
-        assert (idea.state, idea.smoke["passed"]) == (Entry.State.PROPOSED, passed)
+        proposed_entry.refresh_from_db()
+        assert (proposed_entry.state, proposed_entry.smoke["passed"]) == (Entry.State.PROPOSED, passed)
 
 
-def test_an_approved_pull_request_is_smoked_first_and_then_trains(
-    idea: Entry, pull: PullRequest, maintainer: User
+def test_approved_pull_request_waits_for_smoke_test_then_queues(
+    proposed_entry: Entry, pull_request: PullRequest, maintainer: User
 ) -> None:
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     assert (run.state, run.reason) == (Run.State.WAITING, "Approved; waits for its smoke run.")
-    assert idea.smoke_job is not None
-    assert not idea.smoke_job.needs_trusted, "it was looked at"
-    assert told(idea, FOUND).state == Entry.State.APPROVED
+    assert proposed_entry.smoke_job is not None
+    assert not proposed_entry.smoke_job.needs_trusted, "approved code needs no trusted node"
+    assert finish_smoke_test(proposed_entry, PASSED).state == Entry.State.APPROVED
     run.refresh_from_db()
     assert run.state == Run.State.QUEUED
 
 
-def test_after_a_failed_one_a_maintainer_may_let_it_train_all_the_same(
-    idea: Entry, pull: PullRequest, maintainer: User
+def test_second_approval_after_failed_smoke_test_queues_run(
+    proposed_entry: Entry, pull_request: PullRequest, maintainer: User
 ) -> None:
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
-    told(idea, FAILED)
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
+    finish_smoke_test(proposed_entry, FAILED)
     run.refresh_from_db()
     assert run.state == Run.State.WAITING
     assert run.reason.startswith("Approved, but its smoke run failed: The loss does not fall")
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     assert run.state == Run.State.QUEUED
 
 
-def test_approving_while_it_runs_waits_for_it(idea: Entry, maintainer: User) -> None:
-    smoke_tests.queue_smoke_test(idea, is_vouched=True)
-    idea.refresh_from_db()
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
+def test_approval_during_smoke_test_waits_for_its_end(proposed_entry: Entry, maintainer: User) -> None:
+    smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
+    proposed_entry.refresh_from_db()
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     assert run.state == Run.State.WAITING
-    assert idea.smoke_job is not None
+    assert proposed_entry.smoke_job is not None
     assert transitions.change_job_state(
-        idea.smoke_job, Job.State.LEASED, since=[Job.State.QUEUED], actor="node:cellar", message="On."
+        proposed_entry.smoke_job, Job.State.LEASED, since=[Job.State.QUEUED], actor="node:cellar", message="On."
     )
-    transitions.fail_job(idea.smoke_job, "node:cellar", "infrastructure", "The node was lost.")
+    transitions.fail_job(proposed_entry.smoke_job, "node:cellar", "infrastructure", "The node was lost.")
     run.refresh_from_db()
-    assert run.state == Run.State.QUEUED, "it said nothing against the entry"
+    assert run.state == Run.State.QUEUED, "a lost node does not count against the entry"
 
 
-def test_a_closed_entry_has_none_any_more(idea: Entry) -> None:
-    job = smoke_tests.queue_smoke_test(idea, is_vouched=True)
-    intake.withdraw_entry(idea)
+def test_withdrawn_entry_cancels_its_smoke_test(proposed_entry: Entry) -> None:
+    job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
+    intake.withdraw_entry(proposed_entry)
     assert job is not None
     job.refresh_from_db()
-    idea.refresh_from_db()
-    assert (job.state, idea.state) == (Job.State.CANCELLED, Entry.State.WITHDRAWN)
-    assert smoke_tests.queue_smoke_test(idea, is_vouched=True) is None
+    proposed_entry.refresh_from_db()
+    assert (job.state, proposed_entry.state) == (Job.State.CANCELLED, Entry.State.WITHDRAWN)
+    assert smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True) is None
 
 
-def test_a_result_of_an_older_one_does_not_count(idea: Entry, node: Node) -> None:
-    first = smoke_tests.queue_smoke_test(idea, is_vouched=True)
+def test_result_of_superseded_smoke_test_is_ignored(proposed_entry: Entry, node: Node) -> None:
+    first = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert first is not None
-    told(idea, FOUND)
-    second = smoke_tests.queue_smoke_test(idea, is_vouched=True)
+    finish_smoke_test(proposed_entry, PASSED)
+    second = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert second is not None
     smoke.SmokeTestHandler().handle_done(first, FAILED)
-    idea.refresh_from_db()
-    assert (idea.state, idea.smoke) == (Entry.State.SMOKE, {})
+    proposed_entry.refresh_from_db()
+    assert (proposed_entry.state, proposed_entry.smoke) == (Entry.State.SMOKE, {})
     assert not Lease.objects.exists()

@@ -1,4 +1,4 @@
-"""Runs of a swarm's track: who leads, which seats are ready, what is kept of what happens, and their page."""
+"""Runs of a swarm track: coordinator, seats, recorded events and the swarm page."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from django.test import Client
 
 from leaderboard import runs
 from leaderboard.job_handlers import swarm
-from leaderboard.models import Entry, Run, Seat, SwarmEvent, Track
+from leaderboard.models import Entry, Generation, Run, Seat, Swarm, SwarmEvent, Track
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler import matching, node_slots, transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.matching import NodeSlot
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import hand_back, lease, train_row, upload
+from tests.leaderboard.conftest import build_train_row, create_checkpoint, lease_job, requeue_job
 from trainer import protocol
-from trainer.swarm.credentials import make_credential
+from trainer.swarm.credentials import Admission, make_credential
 
 ADDRESS = "/ip4/127.0.0.1/tcp/7000/p2p/12D3KooWQn1yPtGwGVnB6DTbQ3bRyPPGbtLwWYvKp3cQPbqhsUfE"
 
 
 @pytest.fixture
-def together(track: Track) -> Track:
+def swarm_track(track: Track) -> Track:
     track.kind = Track.Kind.SWARM
     track.swarm = {"stages": 2, "workers": 2}
     track.probe_seconds = 0
@@ -37,42 +37,42 @@ def together(track: Track) -> Track:
 
 
 @pytest.fixture
-def swarm_run(main: Any, together: Track) -> Run:
-    entry = intake.submit_entry(str(main.path), "main", "Everybody", "gpt", together)
-    (made,) = intake.approve_entry(entry, entry.sha, None)
-    return made
+def swarm_run(main_repository: Any, swarm_track: Track) -> Run:
+    entry = intake.submit_entry(str(main_repository.path), "main", "Swarm entry", "gpt", swarm_track)
+    (run,) = intake.approve_entry(entry, entry.sha, None)
+    return run
 
 
 @pytest.fixture
-def led(swarm_run: Run, able: Node) -> Run:
-    """The run, whose coordinator has told where it is."""
+def led_run(swarm_run: Run, capable_node: Node) -> Run:
+    """The run, whose coordinator has reported its address."""
     assert swarm_run.job is not None
-    lease(swarm_run.job, able)
-    tell(swarm_run, what="address", addresses=[ADDRESS])
+    lease_job(swarm_run.job, capable_node)
+    send_swarm_row(swarm_run, what="address", addresses=[ADDRESS])
     swarm_run.refresh_from_db()
     return swarm_run
 
 
-def tell(run: Run, **row: Any) -> None:
+def send_swarm_row(run: Run, **row: Any) -> None:
     assert run.job is not None
-    full = {"kind": "swarm", "step": 0, "time": 1_795_300_000.0, **row}
-    get_job_kind(run.job).handle_metrics(run.job, [full])
+    swarm_row = {"kind": "swarm", "step": 0, "time": 1_795_300_000.0, **row}
+    get_job_kind(run.job).handle_metrics(run.job, [swarm_row])
 
 
-def waiting(run: Run) -> list[Seat]:
+def list_waiting_seats(run: Run) -> list[Seat]:
     return list(Seat.objects.waiting().filter(swarm__run=run).select_related("job"))
 
 
-def sit(run: Run, name: str) -> Seat:
-    """Let a machine of this name take the first seat."""
-    seat = waiting(run)[0]
+def take_seat(run: Run, name: str) -> Seat:
+    """Lease the first waiting seat to a node of this name."""
+    seat = list_waiting_seats(run)[0]
     node, _ = Node.objects.get_or_create(name=name)
-    lease(seat.job, node)
+    lease_job(seat.job, node)
     seat.refresh_from_db()
     return seat
 
 
-def test_a_run_is_led_by_the_sites_own_code_on_a_trusted_node(swarm_run: Run) -> None:
+def test_swarm_coordinator_job_runs_site_code_on_trusted_node(swarm_run: Run) -> None:
     job = swarm_run.job
     assert job is not None
     assert (job.kind, job.needs_trusted, job.entry, job.needs_sandbox) == ("swarm", True, None, False)
@@ -83,91 +83,91 @@ def test_a_run_is_led_by_the_sites_own_code_on_a_trusted_node(swarm_run: Run) ->
     assert protocol.SwarmOrder.model_validate_json(protocol.encode_message(order)) == order
 
 
-def test_code_that_is_not_on_main_is_not_let_onto_other_peoples_machines(main: Any, together: Track) -> None:
-    main.git("checkout", "--quiet", "-b", "idea")
-    main.commit("An idea", {"trainer/models/gpt.py": "class Model:\n    changed = True\n"})
+def test_swarm_entry_with_changed_code_is_refused(main_repository: Any, swarm_track: Track) -> None:
+    main_repository.git("checkout", "--quiet", "-b", "idea")
+    main_repository.commit("An idea", {"trainer/models/gpt.py": "class Model:\n    changed = True\n"})
     with pytest.raises(IntakeError, match="code from main only"):
-        intake.submit_entry(str(main.path), "idea", "Mine", "gpt", together)
+        intake.submit_entry(str(main_repository.path), "idea", "Mine", "gpt", swarm_track)
     assert not Entry.objects.exists()
 
 
-def test_a_run_of_changed_code_is_not_queued_either(idea: Entry, together: Track) -> None:
-    Entry.objects.filter(pk=idea.pk).update(state=Entry.State.APPROVED, changed_files=["trainer/models/gpt.py"])
-    idea.refresh_from_db()
-    run = runs.make_run(idea, together)
+def test_swarm_run_of_changed_code_is_not_queued(proposed_entry: Entry, swarm_track: Track) -> None:
+    Entry.objects.filter(pk=proposed_entry.pk).update(
+        state=Entry.State.APPROVED, changed_files=["trainer/models/gpt.py"]
+    )
+    proposed_entry.refresh_from_db()
+    run = runs.make_run(proposed_entry, swarm_track)
     with pytest.raises(runs.RunError, match="own code only"):
         runs.queue_run(run)
 
 
-def test_seats_are_ready_once_the_coordinator_is_there_and_never_more_than_are_wanted(
-    swarm_run: Run, able: Node
-) -> None:
+def test_swarm_seats_are_queued_after_coordinator_up_to_worker_count(swarm_run: Run, capable_node: Node) -> None:
     assert swarm.fill_seats(swarm.get_swarm(swarm_run)) == 0
     assert swarm_run.job is not None
-    lease(swarm_run.job, able)
+    lease_job(swarm_run.job, capable_node)
     assert swarm.fill_all_seats() == 0
-    tell(swarm_run, what="address", addresses=[ADDRESS])
-    assert len(waiting(swarm_run)) == swarm.QUEUED_SEATS
+    send_swarm_row(swarm_run, what="address", addresses=[ADDRESS])
+    assert len(list_waiting_seats(swarm_run)) == swarm.QUEUED_SEATS
     names = iter("abcd")
-    for name, ahead in zip(names, (3, 2, 1, 0), strict=True):
-        sit(swarm_run, name)
-        assert len(waiting(swarm_run)) == ahead
+    for name, waiting_count in zip(names, (3, 2, 1, 0), strict=True):
+        take_seat(swarm_run, name)
+        assert len(list_waiting_seats(swarm_run)) == waiting_count
     assert swarm.fill_all_seats() == 0
 
 
-def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
-    seat = waiting(led)[0]
+def test_swarm_seat_order_has_its_own_credential(led_run: Run) -> None:
+    seat = list_waiting_seats(led_run)[0]
     order = get_job_kind(seat.job).build_order(seat.job, None)
     assert isinstance(order, protocol.WorkerOrder)
     assert order.coordinator == (ADDRESS,)
-    assert order.credential == make_credential(led.swarm.secret, order.label)
-    assert led.swarm.secret not in protocol.encode_message(order)
+    assert order.credential == make_credential(led_run.swarm.secret, order.label)
+    assert led_run.swarm.secret not in protocol.encode_message(order)
     assert (seat.job.entry, seat.job.needs_trusted) == (None, False)
 
 
-def test_a_lost_seat_is_given_up_and_another_queued(led: Run) -> None:
-    seat = sit(led, "ada")
-    taken = Seat.objects.taken().get()
-    hand_back(taken.job.leases.get(), "Its heartbeat stopped.")
+def test_lost_swarm_seat_is_cancelled_and_replaced(led_run: Run) -> None:
+    seat = take_seat(led_run, "ada")
+    taken_seat = Seat.objects.taken().get()
+    requeue_job(taken_seat.job.leases.get(), "Its heartbeat stopped.")
     seat.job.refresh_from_db()
     assert seat.job.state == Job.State.CANCELLED
-    assert len(waiting(led)) == swarm.QUEUED_SEATS
+    assert len(list_waiting_seats(led_run)) == swarm.QUEUED_SEATS
 
 
-def test_a_run_that_is_over_takes_its_seats_away(led: Run) -> None:
-    sitting = sit(led, "ada")
-    assert led.job is not None
-    upload(led.job, 20)
-    transitions.finish_job(led.job, "node:cellar", {"step": 20})
-    led.refresh_from_db()
-    assert led.state == Run.State.SCORING
-    assert led.score_job is not None
-    assert led.score_job.entry is None
-    assert waiting(led) == []
-    sitting.job.refresh_from_db()
-    assert sitting.job.stop_requested == "cancel"
+def test_finished_swarm_run_cancels_its_seats(led_run: Run) -> None:
+    taken_seat = take_seat(led_run, "ada")
+    assert led_run.job is not None
+    create_checkpoint(led_run.job, 20)
+    transitions.finish_job(led_run.job, "node:cellar", {"step": 20})
+    led_run.refresh_from_db()
+    assert led_run.state == Run.State.SCORING
+    assert led_run.score_job is not None
+    assert led_run.score_job.entry is None
+    assert list_waiting_seats(led_run) == []
+    taken_seat.job.refresh_from_db()
+    assert taken_seat.job.stop_requested == "cancel"
     assert swarm.fill_all_seats() == 0
 
 
-def test_a_lost_coordinator_takes_its_seats_along_until_another_is_there(led: Run, able: Node) -> None:
-    assert led.job is not None
-    hand_back(led.job.leases.get())
-    assert waiting(led) == []
-    led.job.refresh_from_db()
-    lease(led.job, able)
-    tell(led, what="address", addresses=[ADDRESS])
-    assert len(waiting(led)) == swarm.QUEUED_SEATS
+def test_lost_coordinator_cancels_seats_until_replaced(led_run: Run, capable_node: Node) -> None:
+    assert led_run.job is not None
+    requeue_job(led_run.job.leases.get())
+    assert list_waiting_seats(led_run) == []
+    led_run.job.refresh_from_db()
+    lease_job(led_run.job, capable_node)
+    send_swarm_row(led_run, what="address", addresses=[ADDRESS])
+    assert len(list_waiting_seats(led_run)) == swarm.QUEUED_SEATS
 
 
-def test_what_is_told_is_kept_and_counted_for_those_who_did_it(led: Run) -> None:
-    ada, bob = sit(led, "ada"), sit(led, "bob")
-    tell(led, what="join", peer="peerada1", label=ada.label, stage=0)
-    tell(led, what="join", peer="peerbob1", label=bob.label, stage=1)
-    held = {"0": {"peerada1": 8}, "1": {"peerbob1": 8, "stranger": 4}}
-    tell(led, what="step", step=1, loss=5.0, seconds=0.5, tokens_per_second=900.0, held=held)
-    tell(led, what="leave", step=1, peer="peerbob1", stage=1, why="no\x00 ledger")
-    tell(led, what="nonsense")
-    tell(led, what="join", peer="x" * 50, label="seat-1", stage=0)
+def test_swarm_events_are_stored_and_credited_to_seats(led_run: Run) -> None:
+    ada, bob = take_seat(led_run, "ada"), take_seat(led_run, "bob")
+    send_swarm_row(led_run, what="join", peer="peerada1", label=ada.label, stage=0)
+    send_swarm_row(led_run, what="join", peer="peerbob1", label=bob.label, stage=1)
+    held = {"0": {"peerada1": 8}, "1": {"peerbob1": 8, "unknown": 4}}
+    send_swarm_row(led_run, what="step", step=1, loss=5.0, seconds=0.5, tokens_per_second=900.0, held=held)
+    send_swarm_row(led_run, what="leave", step=1, peer="peerbob1", stage=1, why="no\x00 ledger")
+    send_swarm_row(led_run, what="nonsense")
+    send_swarm_row(led_run, what="join", peer="x" * 50, label="seat-1", stage=0)
     assert list(SwarmEvent.objects.values_list("what", flat=True)) == ["address", "join", "join", "step", "leave"]
     ada.refresh_from_db()
     bob.refresh_from_db()
@@ -180,62 +180,68 @@ def test_what_is_told_is_kept_and_counted_for_those_who_did_it(led: Run) -> None
     assert (ada.bytes_in, ada.bytes_out, ada.tokens_per_second) == (5, 7, 90.5)
 
 
-def test_a_machine_that_is_banned_for_good_gets_no_other_seat_of_this_run(led: Run, client: Client) -> None:
-    mallory = sit(led, "mallory")
-    tell(led, what="join", peer="peermall", label=mallory.label, stage=0)
-    tell(led, what="ban", peer="peermall", stage=0, why="gradients that are not finite", lasting=True)
-    assert [seat.job.excluded_nodes for seat in waiting(led)] == [[mallory.node_id]] * len(waiting(led))
-    seat = sit(led, "ada")
-    hand_back(seat.job.leases.get())
-    assert all(seat.job.excluded_nodes == [mallory.node_id] for seat in waiting(led))
-    assert "mallory is banned from this run" in client.get(f"/runs/{led.pk}/swarm/").content.decode()
-
-
-def test_the_curve_is_an_ordinary_one(led: Run) -> None:
-    assert led.job is not None
-    get_job_kind(led.job).handle_metrics(
-        led.job, [train_row(3, loss=4.5), {"kind": "swarm", "what": "end", "step": 3, "time": 9.0}]
+def test_banned_swarm_node_gets_no_other_seat_of_run(led_run: Run, client: Client) -> None:
+    mallory = take_seat(led_run, "mallory")
+    send_swarm_row(led_run, what="join", peer="peermall", label=mallory.label, stage=0)
+    send_swarm_row(led_run, what="ban", peer="peermall", stage=0, why="gradients that are not finite", lasting=True)
+    assert [seat.job.excluded_nodes for seat in list_waiting_seats(led_run)] == [[mallory.node_id]] * len(
+        list_waiting_seats(led_run)
     )
-    led.refresh_from_db()
-    assert (led.step, led.loss) == (3, 4.5)
+    seat = take_seat(led_run, "ada")
+    requeue_job(seat.job.leases.get())
+    assert all(seat.job.excluded_nodes == [mallory.node_id] for seat in list_waiting_seats(led_run))
+    assert "mallory is banned from this run" in client.get(f"/runs/{led_run.pk}/swarm/").content.decode()
 
 
-def test_the_page_says_who_is_where_and_escapes_names(led: Run, client: Client) -> None:
-    seat = sit(led, "<b>ada</b>")
-    tell(led, what="join", peer="peerada1", label=seat.label, stage=1)
-    tell(led, what="step", step=1, loss=5.0, seconds=0.5, tokens_per_second=900.0, held={"1": {"peerada1": 16}})
-    tell(led, what="move", step=1, peer="peerada1", stage=0, source=1)
-    tell(led, what="rollback", step=0, since=1, stages=[1])
-    page = " ".join(client.get(f"/runs/{led.pk}/swarm/").content.decode().split())
+def test_swarm_training_rows_become_curve_points(led_run: Run) -> None:
+    assert led_run.job is not None
+    get_job_kind(led_run.job).handle_metrics(
+        led_run.job, [build_train_row(3, loss=4.5), {"kind": "swarm", "what": "end", "step": 3, "time": 9.0}]
+    )
+    led_run.refresh_from_db()
+    assert (led_run.step, led_run.loss) == (3, 4.5)
+
+
+def test_swarm_page_shows_members_and_escapes_names(led_run: Run, client: Client) -> None:
+    seat = take_seat(led_run, "<b>ada</b>")
+    send_swarm_row(led_run, what="join", peer="peerada1", label=seat.label, stage=1)
+    send_swarm_row(
+        led_run, what="step", step=1, loss=5.0, seconds=0.5, tokens_per_second=900.0, held={"1": {"peerada1": 16}}
+    )
+    send_swarm_row(led_run, what="move", step=1, peer="peerada1", stage=0, source=1)
+    send_swarm_row(led_run, what="rollback", step=0, since=1, stages=[1])
+    page = " ".join(client.get(f"/runs/{led_run.pk}/swarm/").content.decode().split())
     assert "&lt;b&gt;ada&lt;/b&gt;" in page
     assert "<b>ada</b>" not in page
     assert "moves from stage 2 to stage 1" in page
     assert "back from step 1 to 0" in page
     assert "internet is the bottleneck" in page
-    assert f"--run {led.pk}" in page
-    assert led.swarm.secret not in page
-    live = client.get(f"/runs/{led.pk}/swarm/live.json").json()
+    assert f"--run {led_run.pk}" in page
+    assert led_run.swarm.secret not in page
+    live = client.get(f"/runs/{led_run.pk}/swarm/live.json").json()
     assert live["last"] == SwarmEvent.objects.last().pk  # type: ignore[union-attr]
-    assert f"--server {settings.SITE_URL} --run {led.pk}" in " ".join(live["parts"]["head"].split())
+    assert f"--server {settings.SITE_URL} --run {led_run.pk}" in " ".join(live["parts"]["head"].split())
     assert set(live["parts"]) == {"head", "lines", "people", "happened"}
-    assert f"/runs/{led.pk}/swarm/" in client.get(f"/runs/{led.pk}/").content.decode()
+    assert f"swarm of run {led_run.pk} · The Daily Train</title>" in page
+    link = f'<a href="/runs/{led_run.pk}/swarm/">Machines that train run {led_run.pk} together</a>'
+    assert link in client.get(f"/runs/{led_run.pk}/").content.decode()
 
 
-def test_the_record_is_handed_out_piece_by_piece(led: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swarm_events_are_served_in_pages(led_run: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leaderboard.views.swarms.EVENTS_PER_RESPONSE", 3)
     for step in range(1, 6):
-        tell(led, what="step", step=step, loss=1.0, held={})
-    found: list[dict[str, Any]] = []
+        send_swarm_row(led_run, what="step", step=step, loss=1.0, held={})
+    events: list[dict[str, Any]] = []
     since: int | None = 0
     while since is not None:
-        answer = client.get(f"/runs/{led.pk}/swarm.json?since={since}").json()
-        found += answer["events"]
+        answer = client.get(f"/runs/{led_run.pk}/swarm.json?since={since}").json()
+        events += answer["events"]
         since = answer["next"]
-    assert [event["step"] for event in found if event["what"] == "step"] == [1, 2, 3, 4, 5]
-    assert client.get(f"/runs/{led.pk}/swarm.json?since=x").status_code == 200
+    assert [event["step"] for event in events if event["what"] == "step"] == [1, 2, 3, 4, 5]
+    assert client.get(f"/runs/{led_run.pk}/swarm.json?since=x").status_code == 200
 
 
-def test_a_swarm_that_nobody_leads_yet_has_a_page_and_another_run_has_none(swarm_run: Run, client: Client) -> None:
+def test_swarm_page_without_coordinator_opens_and_of_other_run_is_404(swarm_run: Run, client: Client) -> None:
     page = client.get(f"/runs/{swarm_run.pk}/swarm/")
     assert "No machines yet." in page.content.decode()
     Track.objects.update(kind=Track.Kind.COMPETITION, swarm={})
@@ -243,7 +249,7 @@ def test_a_swarm_that_nobody_leads_yet_has_a_page_and_another_run_has_none(swarm
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"swarm": {}}, "it is"),
         ({"swarm": {"stages": 0, "workers": 1}}, "whole number"),
@@ -253,16 +259,16 @@ def test_a_swarm_that_nobody_leads_yet_has_a_page_and_another_run_has_none(swarm
         ({"kind": "competition"}, "only a track of kind swarm"),
     ],
 )
-def test_a_track_says_what_a_swarm_cannot_have(together: Track, change: dict[str, Any], words: str) -> None:
+def test_swarm_track_with_invalid_settings_is_refused(swarm_track: Track, change: dict[str, Any], message: str) -> None:
     for name, value in change.items():
-        setattr(together, name, value)
-    with pytest.raises(ValidationError, match=words):
-        together.full_clean()
+        setattr(swarm_track, name, value)
+    with pytest.raises(ValidationError, match=message):
+        swarm_track.full_clean()
 
 
-def test_a_volunteer_takes_seats_of_the_run_it_came_for_without_an_account(led: Run, able: Node) -> None:
-    job = waiting(led)[0].job
-    line = matching.JobGroup(
+def test_swarm_seat_matches_volunteer_of_the_same_run_only(led_run: Run, capable_node: Node) -> None:
+    job = list_waiting_seats(led_run)[0].job
+    group = matching.JobGroup(
         priority=job.priority,
         impact=0,
         expected_seconds=job.expected_seconds,
@@ -276,11 +282,88 @@ def test_a_volunteer_takes_seats_of_the_run_it_came_for_without_an_account(led: 
         waiting_since=job.queued_at,
     )
 
-    def seeker(run: int | None, packets: str = "only") -> NodeSlot:
-        able.packets = packets
-        able.hardware |= {"kinds": ["seat"], "swarm_run": run, "sandboxes": []}
-        return node_slots.build_node_slot(able, job.queued_at)
+    def build_slot(run: int | None, packets: str = "only") -> NodeSlot:
+        capable_node.packets = packets
+        capable_node.hardware |= {"kinds": ["seat"], "swarm_run": run, "sandboxes": []}
+        return node_slots.build_node_slot(capable_node, job.queued_at)
 
-    assert matching.find_obstacle(line, seeker(led.pk)) is None
-    assert matching.find_obstacle(line, seeker(None, "never")) is None
-    assert matching.find_obstacle(line, seeker(led.pk + 1)) == "that takes seats of this run too"
+    assert matching.find_obstacle(group, build_slot(led_run.pk)) is None
+    assert matching.find_obstacle(group, build_slot(None, "never")) is None
+    assert matching.find_obstacle(group, build_slot(led_run.pk + 1)) == "that takes seats of this run too"
+
+
+def post_prompt(client: Client, run: Run, **fields: Any) -> Any:
+    return client.post(f"/runs/{run.pk}/swarm/write/", {"prompt": "The train", "tokens": "50", **fields})
+
+
+def test_swarm_page_where_prompts_are_closed_offers_none(client: Client, led_run: Run, settings: Any) -> None:
+    settings.GENERATE_PER_HOUR = 0
+    for state in (Run.State.TRAINING, Run.State.FINISHED):
+        Run.objects.filter(pk=led_run.pk).update(state=state)
+        page = client.get(f"/runs/{led_run.pk}/swarm/").content.decode()
+        assert "This site accepts no prompts." in page
+        assert "can be tried here" not in page
+        assert "Try its model" not in page
+
+
+def test_ended_swarm_without_weights_links_no_other_model(client: Client, led_run: Run) -> None:
+    Run.objects.filter(pk=led_run.pk).update(state=Run.State.FINISHED, checkpoint=None)
+    page = client.get(f"/runs/{led_run.pk}/swarm/").content.decode()
+    assert "left no model to try" in page
+    assert "Try its model" not in page
+
+
+def test_visitor_prompt_reaches_coordinator_with_sampling_credential(
+    client: Client, led_run: Run, capable_node: Node
+) -> None:
+    assert "Try this model" in (page := client.get(f"/runs/{led_run.pk}/swarm/").content.decode())
+    assert f'action="/runs/{led_run.pk}/swarm/write/#write"' in page
+    response = post_prompt(client, led_run, temperature="0.5")
+    assert response.status_code == 302
+    generation = Generation.objects.select_related("job").get()
+    assert response["Location"] == generation.get_absolute_url()
+    job = generation.job
+    assert (job.kind, job.needs_trusted, job.entry, job.needs_gpus) == ("swarm_sample", True, None, 0)
+    order = get_job_kind(job).build_order(job, None)
+    assert isinstance(order, protocol.SwarmSampleOrder)
+    assert (order.prompt, order.tokens, order.temperature) == ("The train", 50, 0.5)
+    assert order.coordinator == (ADDRESS,)
+    admission = Admission(swarm.get_swarm(led_run).secret)
+    assert admission.admit_sample(order.label, order.credential)
+    assert not admission.admit("peer", order.label, order.credential, 0.0)
+    assert protocol.SwarmSampleOrder.model_validate_json(protocol.encode_message(order)) == order
+
+
+def test_generation_page_of_swarm_escapes_text_and_links_swarm(client: Client, led_run: Run) -> None:
+    post_prompt(client, led_run)
+    generation = Generation.objects.select_related("job").get()
+    get_job_kind(generation.job).handle_metrics(generation.job, [{"kind": "text", "text": " leaves <b>"}])
+    page = client.get(generation.get_absolute_url()).content.decode()
+    assert " leaves &lt;b&gt;" in page
+    assert f'href="/runs/{led_run.pk}/swarm/#write"' in page
+    assert "written by the machines that were training" in page
+    assert "bits per byte" not in page
+    live = client.get(f"{generation.get_absolute_url()}live.json").json()
+    assert " leaves &lt;b&gt;" in live["parts"]["written"]
+
+
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_swarm_prompts_have_limits_of_other_prompts(client: Client, led_run: Run, settings: Any) -> None:
+    assert post_prompt(client, led_run, prompt="").status_code == 400
+    assert [post_prompt(client, led_run).status_code for _ in range(5)] == [302] * 4 + [429]
+    settings.GENERATE_PER_HOUR = 0
+    response = client.get(f"/runs/{led_run.pk}/swarm/")
+    assert b"<textarea" not in response.content
+    address = f"/runs/{led_run.pk}/swarm/write/"
+    other_site = client.post(address, {"prompt": "x"}, headers={"sec-fetch-site": "cross-site"})
+    assert other_site.status_code == 403
+
+
+def test_swarm_without_coordinator_accepts_no_prompt(client: Client, swarm_run: Run, led_run: Run) -> None:
+    swarm.get_swarm(led_run)
+    Swarm.objects.update(addresses=[])
+    assert b"can be tried here while machines train it" in client.get(f"/runs/{led_run.pk}/swarm/").content
+    response = post_prompt(client, led_run)
+    assert response.status_code == 429
+    assert b"No machines are training this run now" in response.content
+    assert not Generation.objects.exists()

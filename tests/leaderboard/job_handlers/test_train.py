@@ -1,86 +1,92 @@
-"""The board's side of a run, driven by the queue's own functions: claim, upload, last word."""
+"""Training runs through the queue's functions: claim, checkpoint upload, loss of a node, scoring."""
 
 from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
+from django.test import Client
 from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import runs
 from leaderboard.models import Run
 from scheduler import leases, storage, transitions, uploads
 from scheduler.estimates import estimate_start
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Job, Lease, Node
 from scheduler.node_api import job_reports
-from tests.leaderboard.conftest import VERDICT, train_row
+from tests.leaderboard.conftest import SCORE_RESULT, build_train_row, create_checkpoint, lease_job
 from trainer import protocol
 
 
-def take(node: Node) -> tuple[Lease, protocol.JobSpec]:
-    given = leases.claim_job(node)
-    assert given
-    return Lease.objects.get(pk=given.lease), protocol.JobSpec.model_validate_json(given.spec)
+def claim_job(node: Node) -> tuple[Lease, protocol.JobSpec]:
+    claimed = leases.claim_job(node)
+    assert claimed
+    return Lease.objects.get(pk=claimed.lease), protocol.JobSpec.model_validate_json(claimed.spec)
 
 
-def sent(lease: Lease, path: str, content: bytes) -> protocol.FileRef:
+def upload_file(lease: Lease, path: str, content: bytes) -> protocol.FileRef:
     blob: Blob = storage.store_bytes(content)
     lease.uploads.add(blob)
     return storage.build_file_reference(blob, path)
 
 
-def test_a_run_is_lost_resumed_scored_and_on_the_board(run: Run, able: Node) -> None:
-    lease, spec = take(able)
+def test_run_with_lost_lease_resumes_and_is_scored(run: Run, capable_node: Node) -> None:
+    lease, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
     assert spec.order.config["seed"] == run.seed
     assert spec.entry
     assert spec.entry.sha256 == run.entry.bundle_id
-    job_reports.store_metrics(lease, protocol.MetricsBatch(sequence=1, rows=(train_row(10, 4.0), train_row(12, 3.9))))
-    weights = sent(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
+    job_reports.store_metrics(
+        lease, protocol.MetricsBatch(sequence=1, rows=(build_train_row(10, 4.0), build_train_row(12, 3.9)))
+    )
+    weights = upload_file(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
     uploads.record_checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
     assert leases.lose_lease(lease, "Its heartbeat stopped.")
     run.refresh_from_db()
     assert (run.state, run.points.count()) == ("paused", 2)
 
-    lease, spec = take(able)
+    lease, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
     assert spec.order.resume
     assert spec.order.resume.step == 10
     assert [point.step for point in run.points.all()] == [10]
-    job_reports.store_metrics(lease, protocol.MetricsBatch(sequence=1, rows=(train_row(20, 3.0),)))
-    weights = sent(lease, "checkpoints/step-00000020/model.safetensors", b"twenty")
+    job_reports.store_metrics(lease, protocol.MetricsBatch(sequence=1, rows=(build_train_row(20, 3.0),)))
+    weights = upload_file(lease, "checkpoints/step-00000020/model.safetensors", b"twenty")
     uploads.record_checkpoint(lease, protocol.Checkpoint(step=20, files=(weights,)))
-    about = sent(lease, "run.json", json.dumps({"format": 1}).encode())
-    leases.finish_lease(lease, protocol.FinishLease(outcome="done", result={"step": 20}, files=(about,)))
+    run_json = upload_file(lease, "run.json", json.dumps({"format": 1}).encode())
+    leases.finish_lease(lease, protocol.FinishLease(outcome="done", result={"step": 20}, files=(run_json,)))
     run.refresh_from_db()
     assert run.state == "scoring"
 
-    lease, spec = take(able)
+    lease, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.ScoreOrder)
-    assert (spec.order.checkpoint.step, spec.order.run.sha256) == (20, about.sha256)
-    leases.finish_lease(lease, protocol.FinishLease(outcome="done", result=VERDICT))
+    assert (spec.order.checkpoint.step, spec.order.run.sha256) == (20, run_json.sha256)
+    leases.finish_lease(lease, protocol.FinishLease(outcome="done", result=SCORE_RESULT))
     run.refresh_from_db()
     assert (run.state, run.bits_per_byte, run.trust) == ("finished", 2.5, "scored")
     assert list(Run.objects.on_board(run.track)) == [run]
 
 
-def test_a_running_run_is_cancelled_when_its_node_has_heard_of_it(run: Run, able: Node) -> None:
-    lease, _ = take(able)
+def test_running_run_is_cancelled_when_node_stops(run: Run, capable_node: Node) -> None:
+    lease, _ = claim_job(capable_node)
     run.refresh_from_db()
     runs.cancel_run(run, "Not wanted any more.", "mara")
     run.refresh_from_db()
     assert run.state == "training"
     lease.job.refresh_from_db()
-    heard = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1))
-    assert heard.stop == "cancel"
+    reply = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1))
+    assert reply.stop == "cancel"
     leases.finish_lease(lease, protocol.FinishLease(outcome="released"))
     run.refresh_from_db()
     assert (run.state, run.reason) == ("cancelled", "Not wanted any more.")
 
 
-def test_a_run_that_gave_up_goes_on_from_its_checkpoint(run: Run, able: Node) -> None:
-    lease, _ = take(able)
-    weights = sent(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
+def test_retried_run_resumes_from_its_checkpoint(run: Run, capable_node: Node) -> None:
+    lease, _ = claim_job(capable_node)
+    weights = upload_file(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
     uploads.record_checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
     Job.objects.update(failures=99)
     assert leases.lose_lease(lease, "Its heartbeat stopped.")
@@ -89,19 +95,58 @@ def test_a_run_that_gave_up_goes_on_from_its_checkpoint(run: Run, able: Node) ->
     assert run.job
     assert not transitions.cancel_job(run.job, "mara", "Too late.")
     runs.retry_run(run, actor="mara")
-    _, spec = take(able)
+    _, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
     assert spec.order.resume
     assert (spec.order.resume.step, spec.order.config["seed"]) == (10, run.seed)
 
 
-def test_queue_estimate_uses_the_progress_of_the_running_job(run: Run, able: Node) -> None:
-    take(able)
+def test_start_estimate_uses_progress_of_running_job(run: Run, capable_node: Node) -> None:
+    claim_job(capable_node)
     assert run.job
     Job.objects.filter(pk=run.job_id).update(expected_seconds=3600)
     Run.objects.filter(pk=run.pk).update(fraction=0.9, seconds=9 * 420)  # 420 s left at this pace
-    waiting = Job.objects.create(kind="train", author="ada", release=run.job.release, expected_seconds=60)
+    queued_job = Job.objects.create(kind="train", author="ada", release=run.job.release, expected_seconds=60)
     now = timezone.now()
-    estimate = estimate_start(waiting, now)
+    estimate = estimate_start(queued_job, now)
     assert estimate.next_free == now + timedelta(seconds=420)
     assert estimate.begins_at == estimate.next_free
+
+
+def test_run_without_checkpoint_of_last_step_fails_instead_of_scoring(run: Run, node: Node) -> None:
+    assert run.job
+    lease_job(run.job, node)
+    create_checkpoint(run.job, 10)
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    run.refresh_from_db()
+    assert (run.state, run.cause, run.score_job) == ("failed", "infrastructure", None)
+    assert "the checkpoint of its last step, 20" in run.reason
+    runs.retry_run(run, actor="mara")
+    create_checkpoint(run.job, 20)
+    lease_job(run.job, node)
+    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    run.refresh_from_db()
+    assert run.checkpoint
+    assert (run.state, run.checkpoint.step) == ("scoring", 20)
+
+
+def test_metrics_and_heartbeat_of_a_lease_take_few_queries(
+    run: Run, capable_node: Node, client: Client, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    Node.objects.update(token_hash="x" * 64)
+    claimed_lease = leases.claim_job(capable_node)
+    assert claimed_lease
+
+    def send_message(path: str, message: dict[str, Any]) -> None:
+        headers = {"Authorization": f"Bearer {claimed_lease.token}"}
+        address = f"/api/node/v1/leases/{claimed_lease.lease}/{path}"
+        assert client.post(address, message, content_type="application/json", headers=headers).status_code == 200
+
+    send_message("metrics", {"sequence": 1, "rows": [build_train_row(step) for step in range(50)]})
+    send_message("heartbeat", {"phase": "running", "seconds": 1.0, "health": {"temperature_celsius": 61.5}})
+    with django_assert_num_queries(11):  # two of a savepoint; lease, node, job, batch, run, points, levels, points, run
+        send_message("metrics", {"sequence": 2, "rows": [build_train_row(step) for step in range(50, 100)]})
+    with django_assert_num_queries(4):  # lease, node, job, renewal
+        send_message("heartbeat", {"phase": "running", "seconds": 2.0})
+
+    assert list(run.points.values_list("temperature_celsius", flat=True)) == [None] * 50 + [61.5] * 50

@@ -1,7 +1,8 @@
-"""Notices over real sockets: letters by SMTP, chats through apprise, signed webhooks; and when one of them says no."""
+"""Delivery of notices over real sockets: email, chats through apprise, signed webhooks, and their failures."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -22,13 +23,13 @@ from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.message import Attachment, Message
 from leaderboard.notifications.topics import TOPICS
 from tests.support import mail_server
-from tests.support.mail_server import MailServer, Office
+from tests.support.mail_server import ChatServer, MailServer
 
 pytestmark = pytest.mark.django_db
 
 DISCORD = "https://discord.com/api/webhooks/123456789012345678/" + "a1-_" * 17
 SLACK = "https://hooks.slack.com/services/T0000000A/B0000000B/abcdefghijklmnopqrstuvwx"
-NEWS = Message(
+NOTICE = Message(
     title="A record: *bold* @everyone",
     lines=("Its author writes <!channel> and [click](http://evil.example).", "It saves 5 %."),
     url="http://127.0.0.1:8000/entries/7/",
@@ -41,130 +42,133 @@ NEWS = Message(
 
 
 @pytest.fixture(autouse=True)
-def news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What there is to tell."""
-    monkeypatch.setattr(TOPICS["record"], "compose", lambda about: NEWS)
+def _composed_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the composed record notice by a fixed one."""
+    monkeypatch.setattr(TOPICS["record"], "compose", lambda about: NOTICE)
 
 
 @pytest.fixture
-def office(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Office]:
+def chat_server(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[ChatServer]:
     settings.NOTICES_TO_PRIVATE_HOSTS = True
-    with mail_server.web() as opened:
-        monkeypatch.setattr(NotifyDiscord, "notify_url", f"{opened.url}/api/webhooks")
+    with mail_server.run_chat_server() as server:
+        monkeypatch.setattr(NotifyDiscord, "notify_url", f"{server.url}/api/webhooks")
         monkeypatch.setattr(NotifyDiscord, "request_rate_per_sec", 0)
-        monkeypatch.setattr(NotifySlack, "webhook_url", f"{opened.url}/services")
+        monkeypatch.setattr(NotifySlack, "webhook_url", f"{server.url}/services")
         monkeypatch.setattr(NotifySlack, "request_rate_per_sec", 0)
-        yield opened
+        yield server
 
 
 @pytest.fixture
 def mail(settings: Any) -> Iterator[MailServer]:
-    with mail_server.mail() as opened:
-        settings.MAIL_URL = opened.url
-        yield opened
+    with mail_server.run_mail_server() as server:
+        settings.MAIL_URL = server.url
+        yield server
 
 
-def subscribe(kind: str, address: str, **fields: Any) -> Subscription:
+def create_subscription(kind: str, address: str, **fields: Any) -> Subscription:
     user, _ = User.objects.get_or_create(username="vera")
     values = {"topics": ["record"], "confirmed_at": timezone.now(), **fields}
     return Subscription.objects.create(user=user, kind=kind, address=address, **values)
 
 
-def send(about: int = 7) -> OutboxMessage:
-    """Ask for the notice and let a worker come by."""
+def send_notice(about: int = 7) -> OutboxMessage:
+    """Enqueue the notice, process the outbox and return its message."""
     assert delivery.notify_subscribers("record", about) == 1
     outbox.process_due()
     return OutboxMessage.objects.get(key__startswith=f"notice:record:{about}:")
 
 
-def test_a_letter_arrives_with_the_picture_the_numbers_and_a_way_to_stop(mail: MailServer) -> None:
-    subscription = subscribe("email", "vera@example.net")
-    assert send().result == {"sent": True}
-    (letter,) = mail.letters
-    assert (letter.sender, letter.receivers) == ("train@example.org", ["vera@example.net"])
-    assert letter.message["Subject"] == NEWS.title
-    assert "It saves 5 %." in letter.text
-    assert NEWS.url in letter.text
-    assert "/notices/stop/" in letter.text
-    assert letter.files == {file.name: file.contents for file in NEWS.files}
+def test_email_notice_has_text_files_and_unsubscribe_link(mail: MailServer) -> None:
+    subscription = create_subscription("email", "vera@example.net")
+    assert send_notice().result == {"sent": True}
+    (email,) = mail.emails
+    assert (email.sender, email.receivers) == ("train@example.org", ["vera@example.net"])
+    assert email.message["Subject"] == NOTICE.title
+    assert "It saves 5 %." in email.text
+    assert NOTICE.url in email.text
+    assert "/notices/stop/" in email.text
+    token = email.text.partition("/notices/stop/")[2]
+    content = base64.urlsafe_b64decode(token.partition(":")[0] + "==").decode()
+    assert "@" not in content, "links are written to access logs"
+    assert email.files == {file.name: file.contents for file in NOTICE.files}
     subscription.refresh_from_db()
     assert subscription.sent_at
 
 
-def test_a_discord_channel_gets_words_that_call_nobody_and_the_files(office: Office) -> None:
-    subscribe("discord", DISCORD)
-    assert send().result == {"sent": True}
-    words = office.posts[0]
-    assert words.path.startswith("/api/webhooks/123456789012345678/" + "a1-_" * 17)
-    said = words.json["content"]
-    assert "**A record\\: \\*bold\\* @\u200beveryone**" in said
-    assert "\\[click\\]\\(http" in said
-    assert said.rstrip().endswith(NEWS.url)
-    files = b"".join(post.body for post in office.posts[1:])
+def test_discord_notice_escapes_mentions_and_has_files(chat_server: ChatServer) -> None:
+    create_subscription("discord", DISCORD)
+    assert send_notice().result == {"sent": True}
+    post = chat_server.posts[0]
+    assert post.path.startswith("/api/webhooks/123456789012345678/" + "a1-_" * 17)
+    text = post.json["content"]
+    assert "**A record\\: \\*bold\\* @\u200beveryone**" in text
+    assert "\\[click\\]\\(http" in text
+    assert text.rstrip().endswith(NOTICE.url)
+    files = b"".join(file_post.body for file_post in chat_server.posts[1:])
     assert b"\x89PNG picture" in files
     assert b'filename="run-7.csv"' in files
     assert b"everyone" not in files or b"@\\u200beveryone" in files
 
 
-def test_a_slack_channel_gets_words_that_call_nobody_and_links_to_the_files(office: Office) -> None:
-    subscribe("slack", SLACK)
-    assert send().result == {"sent": True}
-    (post,) = office.posts
+def test_slack_notice_escapes_mentions_and_links_files(chat_server: ChatServer) -> None:
+    create_subscription("slack", SLACK)
+    assert send_notice().result == {"sent": True}
+    (post,) = chat_server.posts
     assert post.path == "/services/T0000000A/B0000000B/abcdefghijklmnopqrstuvwx"
     assert b"<!channel>" not in post.body
     assert b"curve.png" in post.body
     assert b"entries/7/" in post.body
 
 
-def test_a_webhook_is_signed_so_that_its_program_knows_who_speaks(office: Office) -> None:
-    subscribe("webhook", f"{office.url}/hook?x=1", secret="between us")
-    effect = send()
-    (post,) = office.posts
+def test_webhook_notice_is_signed(chat_server: ChatServer) -> None:
+    create_subscription("webhook", f"{chat_server.url}/hook?x=1", secret="between us")
+    message = send_notice()
+    (post,) = chat_server.posts
     assert post.path == "/hook?x=1"
-    at = post.headers["X-Daily-Train-Timestamp"]
-    expected = hmac.new(b"between us", f"{at}.".encode() + post.body, hashlib.sha256).hexdigest()
+    timestamp = post.headers["X-Daily-Train-Timestamp"]
+    expected = hmac.new(b"between us", f"{timestamp}.".encode() + post.body, hashlib.sha256).hexdigest()
     assert post.headers["X-Daily-Train-Signature-256"] == f"sha256={expected}"
-    assert post.headers["X-Daily-Train-Delivery"] == str(effect.pk)
-    assert post.headers["Host"] == office.url.removeprefix("http://")
-    assert abs(timezone.now().timestamp() - int(at)) < 600
+    assert post.headers["X-Daily-Train-Delivery"] == str(message.pk)
+    assert post.headers["Host"] == chat_server.url.removeprefix("http://")
+    assert abs(timezone.now().timestamp() - int(timestamp)) < 600
     assert post.json["version"] == 1
-    assert post.json["title"] == NEWS.title
+    assert post.json["title"] == NOTICE.title
     assert post.json["facts"] == {"entry": 7}
     assert [file["name"] for file in post.json["files"]] == ["run-7.png", "run-7.csv"]
 
 
-def test_the_same_notice_goes_out_once(office: Office) -> None:
-    subscribe("webhook", office.url, secret="s")
-    send()
+def test_notice_enqueued_twice_is_sent_once(chat_server: ChatServer) -> None:
+    create_subscription("webhook", chat_server.url, secret="s")
+    send_notice()
     assert delivery.notify_subscribers("record", 7) == 1
     outbox.process_due()
-    assert len(office.posts) == 1
-    send(8)
-    assert len(office.posts) == 2
+    assert len(chat_server.posts) == 1
+    send_notice(8)
+    assert len(chat_server.posts) == 2
 
 
-def test_a_service_that_is_away_gets_it_later(office: Office) -> None:
-    subscription = subscribe("webhook", office.url, secret="s")
-    office.status = 503
-    effect = send()
-    assert (effect.state, effect.problem) == ("pending", "The address answered 503.")
-    office.status = 204
+def test_notice_to_unavailable_service_is_retried(chat_server: ChatServer) -> None:
+    subscription = create_subscription("webhook", chat_server.url, secret="s")
+    chat_server.status = 503
+    message = send_notice()
+    assert (message.state, message.problem) == ("pending", "The address answered 503.")
+    chat_server.status = 204
     OutboxMessage.objects.update(not_before=timezone.now())
     outbox.process_due()
-    effect.refresh_from_db()
-    assert effect.state == "done"
+    message.refresh_from_db()
+    assert message.state == "done"
     subscription.refresh_from_db()
     assert subscription.stopped_at is None
 
 
 @pytest.mark.parametrize(("kind", "address"), [("webhook", ""), ("discord", DISCORD), ("slack", SLACK)])
-def test_an_address_that_is_gone_is_left_alone_until_its_owner_comes(
-    office: Office, kind: str, address: str, caplog: pytest.LogCaptureFixture
+def test_subscription_of_missing_address_is_stopped(
+    chat_server: ChatServer, kind: str, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subscription = subscribe(kind, address or office.url, secret="s")
-    office.status = 404
+    subscription = create_subscription(kind, address or chat_server.url, secret="s")
+    chat_server.status = 404
     with caplog.at_level(logging.DEBUG):
-        assert send().state == "failed"
+        assert send_notice().state == "failed"
     subscription.refresh_from_db()
     assert subscription.stopped_at
     assert subscription.problem
@@ -173,26 +177,26 @@ def test_an_address_that_is_gone_is_left_alone_until_its_owner_comes(
     assert "abcdefghijklmnopqrstuvwx" not in caplog.text
 
 
-def test_after_hours_of_refusals_it_is_given_up(office: Office) -> None:
-    subscription = subscribe("webhook", office.url, secret="s")
-    office.status = 500
-    effect = send()
-    OutboxMessage.objects.filter(pk=effect.pk).update(attempts=delivery.MAX_ATTEMPTS - 1, not_before=timezone.now())
+def test_subscription_after_max_attempts_is_stopped(chat_server: ChatServer) -> None:
+    subscription = create_subscription("webhook", chat_server.url, secret="s")
+    chat_server.status = 500
+    message = send_notice()
+    OutboxMessage.objects.filter(pk=message.pk).update(attempts=delivery.MAX_ATTEMPTS - 1, not_before=timezone.now())
     outbox.process_due()
     subscription.refresh_from_db()
     assert subscription.stopped_at
 
 
-def test_old_news_is_not_sent(office: Office) -> None:
-    subscribe("webhook", office.url, secret="s")
+def test_notice_older_than_a_day_is_not_sent(chat_server: ChatServer) -> None:
+    create_subscription("webhook", chat_server.url, secret="s")
     delivery.notify_subscribers("record", 7)
     OutboxMessage.objects.update(created_at=timezone.now() - timedelta(days=2))
     outbox.process_due()
-    assert office.posts == []
+    assert chat_server.posts == []
 
 
-def test_who_has_changed_his_mind_meanwhile_hears_nothing(office: Office) -> None:
-    subscription = subscribe("webhook", office.url, secret="s")
+def test_notice_after_unsubscribing_is_not_sent(chat_server: ChatServer) -> None:
+    subscription = create_subscription("webhook", chat_server.url, secret="s")
     delivery.notify_subscribers("record", 7)
     subscription.topics = []
     subscription.save()
@@ -200,23 +204,23 @@ def test_who_has_changed_his_mind_meanwhile_hears_nothing(office: Office) -> Non
     delivery.notify_subscribers("record", 8)
     subscription.delete()
     outbox.process_due()
-    assert office.posts == []
+    assert chat_server.posts == []
 
 
-def test_noise_ends(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notices_per_day_are_limited(chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "MAX_PER_DAY", 2)
-    subscribe("webhook", office.url, secret="s")
+    create_subscription("webhook", chat_server.url, secret="s")
     assert [delivery.notify_subscribers("record", about) for about in range(4)] == [1, 1, 0, 0]
 
 
-def test_a_webhook_follows_no_redirect_and_calls_no_neighbour(office: Office, settings: Any) -> None:
-    subscribe("webhook", f"{office.url}/hook", secret="s")
-    office.status, office.location = 302, f"{office.url}/elsewhere"
-    assert send().problem == "The address answered 302."
-    assert [post.path for post in office.posts] == ["/hook"]
+def test_webhook_notice_follows_no_redirect_and_avoids_private_hosts(chat_server: ChatServer, settings: Any) -> None:
+    create_subscription("webhook", f"{chat_server.url}/hook", secret="s")
+    chat_server.status, chat_server.location = 302, f"{chat_server.url}/elsewhere"
+    assert send_notice().problem == "The address answered 302."
+    assert [post.path for post in chat_server.posts] == ["/hook"]
     settings.NOTICES_TO_PRIVATE_HOSTS = False
-    assert "not on the public internet" in send(8).problem
-    assert len(office.posts) == 1
+    assert "not on the public internet" in send_notice(8).problem
+    assert len(chat_server.posts) == 1
 
 
 @pytest.mark.parametrize(
@@ -226,7 +230,7 @@ def test_a_webhook_follows_no_redirect_and_calls_no_neighbour(office: Office, se
         *("https://example.org:99999/", "https://[::1", "https://example.org/#x", "https://example.org/\x00"),
     ],
 )
-def test_what_cannot_be_a_webhook_is_refused_with_a_sentence(address: str) -> None:
+def test_invalid_webhook_address_is_refused_with_message(address: str) -> None:
     with pytest.raises(ValueError, match=r"\.$"):
         CHANNELS["webhook"].clean_address(address)
 
@@ -234,7 +238,7 @@ def test_what_cannot_be_a_webhook_is_refused_with_a_sentence(address: str) -> No
 @pytest.mark.parametrize(
     "address", ["", "https://evil.example/api/webhooks/123456789012345678/" + "a" * 68, "discord://x/y"]
 )
-def test_only_discord_and_slack_are_called_discord_and_slack(address: str) -> None:
+def test_chat_address_of_other_host_is_refused(address: str) -> None:
     for channel in (CHANNELS["discord"], CHANNELS["slack"]):
         with pytest.raises(ValueError, match="copy it from there"):
             channel.clean_address(address)

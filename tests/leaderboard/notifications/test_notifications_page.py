@@ -1,4 +1,4 @@
-"""Each subscriber chooses: where, what, and when to stop."""
+"""The subscriptions page: adding, changing, confirming and ending subscriptions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DISCORD = "https://discord.com/api/webhooks/123456789012345678/" + "s3cr" * 17
 
 
 @pytest.fixture
-def vera(client: Client) -> User:
+def signed_in_user(client: Client) -> User:
     user = User.objects.create_user("vera", password="vera")
     client.force_login(user)
     return user
@@ -31,101 +31,111 @@ def vera(client: Client) -> User:
 
 @pytest.fixture
 def mail(settings: Any) -> Iterator[MailServer]:
-    with mail_server.mail() as opened:
-        settings.MAIL_URL = opened.url
-        yield opened
+    with mail_server.run_mail_server() as server:
+        settings.MAIL_URL = server.url
+        yield server
 
 
-def add(client: Client, kind: str, address: str, *topics: str) -> str:
-    answer = client.post(PAGE, {"kind": kind, "address": address, "topics": topics or ("record",)}, follow=True)
-    return str(answer.content.decode())
+def post_subscription_form(client: Client, kind: str, address: str, *topics: str) -> str:
+    response = client.post(PAGE, {"kind": kind, "address": address, "topics": topics or ("record",)}, follow=True)
+    return str(response.content.decode())
 
 
-def test_it_is_for_people_who_have_signed_in(client: Client) -> None:
+def test_subscriptions_page_requires_sign_in(client: Client) -> None:
     assert client.get(PAGE).status_code == 302
     assert client.get("/accounts/login/").status_code == 200
 
 
-def test_a_place_is_added_and_its_address_never_shown_again(client: Client, vera: User) -> None:
-    said = add(client, "discord", DISCORD, "record", "morning")
-    (one,) = Subscription.objects.all()
-    assert (one.user, one.address, one.topics) == (vera, DISCORD, ["morning", "record"])
-    assert one.confirmed_at
-    assert "discord.com, webhook 123456789012345678" in said
-    assert "s3cr" not in said
+def test_new_subscription_is_saved_and_its_address_hidden(client: Client, signed_in_user: User) -> None:
+    page = post_subscription_form(client, "discord", DISCORD, "record", "morning")
+    (subscription,) = Subscription.objects.all()
+    assert (subscription.user, subscription.address, subscription.topics) == (
+        signed_in_user,
+        DISCORD,
+        ["morning", "record"],
+    )
+    assert subscription.confirmed_at
+    assert "discord.com, webhook 123456789012345678" in page
+    assert "s3cr" not in page
 
 
-def test_a_webhooks_secret_is_shown_once(client: Client, vera: User) -> None:
-    said = add(client, "webhook", "https://example.org/hook")
+def test_webhook_secret_is_shown_once(client: Client, signed_in_user: User) -> None:
+    page = post_subscription_form(client, "webhook", "https://example.org/hook")
     secret = Subscription.objects.get().secret
     assert len(secret) > 40
-    assert secret in said
+    assert secret in page
     assert secret not in client.get(PAGE).content.decode()
 
 
-def test_what_cannot_be_an_address_is_said_and_nothing_kept(client: Client, vera: User) -> None:
-    assert "A Discord address looks like" in add(client, "discord", "https://evil.example/")
-    assert "Select a valid choice" in add(client, "email", "vera@example.net"), "this site sends no letters"
-    assert "Select a valid choice" in add(client, "discord", DISCORD, "approval"), "not hers to choose"
-    add(client, "discord", DISCORD)
-    assert "This address is subscribed already" in add(client, "discord", DISCORD)
+def test_subscription_with_invalid_address_is_refused(client: Client, signed_in_user: User) -> None:
+    assert "A Discord address looks like" in post_subscription_form(client, "discord", "https://evil.example/")
+    assert "Select a valid choice" in post_subscription_form(client, "email", "vera@example.net"), (
+        "this site sends no email"
+    )
+    assert "Select a valid choice" in post_subscription_form(client, "discord", DISCORD, "approval"), (
+        "only maintainers may choose the topic"
+    )
+    post_subscription_form(client, "discord", DISCORD)
+    assert "This address is subscribed already" in post_subscription_form(client, "discord", DISCORD)
     assert Subscription.objects.count() == 1
 
 
-def test_other_topics_a_trial_and_the_end(client: Client, vera: User) -> None:
-    add(client, "discord", DISCORD)
-    one = Subscription.objects.get()
-    client.post(f"{PAGE}{one.pk}/topics/", {"topics": ["node", "approval", "nonsense"]})
-    one.refresh_from_db()
-    assert one.topics == ["node"]
-    client.post(f"{PAGE}{one.pk}/trial/")
+def test_subscription_can_be_changed_tested_and_ended(client: Client, signed_in_user: User) -> None:
+    post_subscription_form(client, "discord", DISCORD)
+    subscription = Subscription.objects.get()
+    client.post(f"{PAGE}{subscription.pk}/topics/", {"topics": ["node", "approval", "nonsense"]})
+    subscription.refresh_from_db()
+    assert subscription.topics == ["node"]
+    client.post(f"{PAGE}{subscription.pk}/trial/")
     assert OutboxMessage.objects.get().payload["topic"] == "trial"
-    assert client.post(f"{PAGE}{one.pk}/nonsense/").status_code == 404
-    client.post(f"{PAGE}{one.pk}/end/")
+    assert client.post(f"{PAGE}{subscription.pk}/nonsense/").status_code == 404
+    client.post(f"{PAGE}{subscription.pk}/end/")
     assert not Subscription.objects.exists()
 
 
-def test_a_stopped_address_is_tried_again_when_its_owner_says_so(client: Client, vera: User) -> None:
-    add(client, "discord", DISCORD)
+def test_stopped_subscription_can_be_resumed(client: Client, signed_in_user: User) -> None:
+    post_subscription_form(client, "discord", DISCORD)
     Subscription.objects.update(stopped_at="2026-03-01T00:00Z", problem="The address is not valid any more.")
     assert "The address is not valid any more." in client.get(PAGE).content.decode()
     client.post(f"{PAGE}{Subscription.objects.get().pk}/resume/")
     assert Subscription.objects.listening().count() == 1
 
 
-def test_nobody_touches_what_is_somebody_elses(client: Client, vera: User) -> None:
-    other = Subscription.objects.create(user=User.objects.create(username="uma"), kind="discord", address=DISCORD)
-    for wish in ("topics", "trial", "resume", "end"):
-        assert client.post(f"{PAGE}{other.pk}/{wish}/").status_code == 404
+def test_subscription_of_other_user_is_not_found(client: Client, signed_in_user: User) -> None:
+    other_subscription = Subscription.objects.create(
+        user=User.objects.create(username="uma"), kind="discord", address=DISCORD
+    )
+    for action in ("topics", "trial", "resume", "end"):
+        assert client.post(f"{PAGE}{other_subscription.pk}/{action}/").status_code == 404
     assert "webhook 1234" not in client.get(PAGE).content.decode()
 
 
-def test_an_e_mail_address_is_asked_first_and_can_stop_without_signing_in(
-    client: Client, vera: User, mail: MailServer
+def test_email_subscription_needs_confirmation_and_unsubscribes_by_link(
+    client: Client, signed_in_user: User, mail: MailServer
 ) -> None:
-    said = add(client, "email", "vera@example.net")
-    assert "A letter has been sent there" in said
-    assert "vera@" not in said
+    page = post_subscription_form(client, "email", "vera@example.net")
+    assert "An e-mail has been sent there" in page
+    assert "vera@" not in page
     assert not Subscription.objects.listening().exists()
     outbox.process_due()
-    (letter,) = mail.letters
-    confirm, stop = (re.search(rf"/notices/{word}/\S+/", letter.text) for word in ("confirm", "stop"))
+    (email,) = mail.emails
+    confirm, stop = (re.search(rf"/notices/{word}/\S+/", email.text) for word in ("confirm", "stop"))
     assert confirm
     assert stop
     reader = Client()
-    assert "Nothing is sent until you say yes" in reader.get(confirm[0]).content.decode()
-    assert not Subscription.objects.listening().exists(), "a mail program that follows links says nothing"
-    assert "Notices come from now on" in reader.post(confirm[0]).content.decode()
+    assert "Nothing is sent until you confirm" in reader.get(confirm[0]).content.decode()
+    assert not Subscription.objects.listening().exists(), "a GET request of a link scanner confirms nothing"
+    assert "Notices are on" in reader.post(confirm[0]).content.decode()
     assert Subscription.objects.listening().count() == 1
     assert reader.post(stop[0]).status_code == 200
     assert not Subscription.objects.exists()
     assert reader.get(stop[0]).status_code == 404
 
 
-def test_a_forged_or_swapped_link_is_nobodys(client: Client, vera: User, mail: MailServer) -> None:
-    add(client, "email", "vera@example.net")
+def test_forged_or_swapped_email_link_is_not_found(client: Client, signed_in_user: User, mail: MailServer) -> None:
+    post_subscription_form(client, "email", "vera@example.net")
     outbox.process_due()
-    confirm = re.search(r"/notices/confirm/\S+/", mail.letters[0].text)
+    confirm = re.search(r"/notices/confirm/\S+/", mail.emails[0].text)
     assert confirm
     assert client.post(confirm[0].replace("confirm", "stop")).status_code == 404
     assert client.post(confirm[0][:-3] + "xx/").status_code == 404
@@ -133,25 +143,27 @@ def test_a_forged_or_swapped_link_is_nobodys(client: Client, vera: User, mail: M
     assert Subscription.objects.get().confirmed_at is None
 
 
-def test_nobody_can_have_us_write_to_strangers_all_day(vera: User, mail: MailServer) -> None:
+def test_test_notices_per_day_are_limited(signed_in_user: User, mail: MailServer) -> None:
     for number in range(subscriptions.MAX_TEST_NOTICES):
-        subscriptions.subscribe(vera, "email", f"{number}@example.net", ["record"])
+        subscriptions.subscribe(signed_in_user, "email", f"{number}@example.net", ["record"])
     with pytest.raises(SubscriptionError, match="Too many test messages today"):
-        subscriptions.subscribe(vera, "email", "one-more@example.net", ["record"])
-    assert not subscriptions.send_test_notice(Subscription.objects.filter(user=vera).first())  # type: ignore[arg-type]
+        subscriptions.subscribe(signed_in_user, "email", "one-more@example.net", ["record"])
+    assert not subscriptions.send_test_notice(Subscription.objects.filter(user=signed_in_user).first())  # type: ignore[arg-type]
 
 
-def test_nobody_has_more_places_than_he_can_look_after(vera: User) -> None:
+def test_subscriptions_per_user_are_limited(signed_in_user: User) -> None:
     for number in range(subscriptions.MAX_SUBSCRIPTIONS):
-        subscriptions.subscribe(vera, "webhook", f"https://example.org/{number}", ["record"])
+        subscriptions.subscribe(signed_in_user, "webhook", f"https://example.org/{number}", ["record"])
     with pytest.raises(SubscriptionError, match="You have 10 subscriptions"):
-        subscriptions.subscribe(vera, "webhook", "https://example.org/more", ["record"])
+        subscriptions.subscribe(signed_in_user, "webhook", "https://example.org/more", ["record"])
 
 
-def test_the_admin_shows_no_addresses(admin_client: Client, vera: User) -> None:
-    one = Subscription.objects.create(user=vera, kind="discord", address=DISCORD, secret="between us")
-    for address in ("", f"{one.pk}/change/"):
-        said = admin_client.get(f"/admin/leaderboard/subscription/{address}").content.decode()
-        assert "vera" in said
-        assert "s3cr" not in said
-        assert "between us" not in said
+def test_subscription_admin_hides_addresses_and_secrets(admin_client: Client, signed_in_user: User) -> None:
+    subscription = Subscription.objects.create(
+        user=signed_in_user, kind="discord", address=DISCORD, secret="between us"
+    )
+    for address in ("", f"{subscription.pk}/change/"):
+        page = admin_client.get(f"/admin/leaderboard/subscription/{address}").content.decode()
+        assert "vera" in page
+        assert "s3cr" not in page
+        assert "between us" not in page

@@ -1,4 +1,4 @@
-"""Who hears of what: by Events, by records, every morning."""
+"""Recipients of notices: node, approval and record events, and the morning report."""
 
 from __future__ import annotations
 
@@ -17,86 +17,97 @@ from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler import pool
 from scheduler.models import Node
-from tests.leaderboard.conftest import Repository, finish
-from tests.leaderboard.rankings.test_confirmations import confirm, entry
+from tests.leaderboard.conftest import Repository, finish_run
+from tests.leaderboard.rankings.test_confirmations import create_candidate, finish_confirmations
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def listening(monkeypatch: pytest.MonkeyPatch) -> None:
+def _notification_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "LISTENERS", ("leaderboard.notifications.delivery.notify_about_events",))
 
 
-def person(name: str, *groups: str) -> User:
-    made = User.objects.create(username=name, is_staff=bool(groups))
-    made.groups.set([Group.objects.get_or_create(name=group)[0] for group in groups])
-    return made
+def create_user(name: str, *groups: str) -> User:
+    user = User.objects.create(username=name, is_staff=bool(groups))
+    user.groups.set([Group.objects.get_or_create(name=group)[0] for group in groups])
+    return user
 
 
-def subscribe(user: User, *topics: str, **fields: Any) -> Subscription:
+def create_subscription(user: User, *topics: str, **fields: Any) -> Subscription:
     values = {"kind": "webhook", "address": f"https://{user}.example.org/", "secret": "s", **fields}
     return Subscription.objects.create(user=user, topics=list(topics), **{"confirmed_at": timezone.now(), **values})
 
 
-def told(topic: str) -> list[tuple[str, str]]:
-    """Whom it was said to, and about what."""
+def list_notices(topic: str) -> list[tuple[str, str]]:
+    """Return the recipient and subject of each notice of a topic."""
     names = dict(Subscription.objects.values_list("pk", "user__username"))
     notices = OutboxMessage.objects.filter(kind="notice", payload__topic=topic).order_by("pk")
     return [(names[notice.payload["subscription"]], notice.payload["about"]) for notice in notices]
 
 
-# --- a node down -----------------------------------------------------------------------------------------------------
+# --- offline nodes ---------------------------------------------------------------------------------------------------
 
 
-def silence(node: Node) -> None:
+def take_node_offline(node: Node) -> None:
     Node.objects.filter(pk=node.pk).update(state=Node.State.ONLINE, last_seen=timezone.now() - timedelta(hours=1))
     pool.mark_silent_nodes_offline(timezone.now())
 
 
-def test_a_silent_node_is_told_to_its_owner_and_to_maintainers_once_each_time(node: Node) -> None:
-    owner = person("uma")
-    for user in (owner, person("mara", permissions.MAINTAINER), person("carl", permissions.COORDINATOR), person("zoe")):
-        subscribe(user, "node")
+def test_node_notice_is_sent_to_owner_and_maintainers_once(node: Node) -> None:
+    owner = create_user("uma")
+    for user in (
+        owner,
+        create_user("mara", permissions.MAINTAINER),
+        create_user("carl", permissions.COORDINATOR),
+        create_user("zoe"),
+    ):
+        create_subscription(user, "node")
     Node.objects.filter(pk=node.pk).update(owner=owner)
-    silence(node)
+    take_node_offline(node)
     events.announce_events()
     events.announce_events()
-    assert [name for name, _ in told("node")] == ["uma", "mara"]
-    message = TOPICS["node"].compose(told("node")[0][1])
+    assert [name for name, _ in list_notices("node")] == ["uma", "mara"]
+    message = TOPICS["node"].compose(list_notices("node")[0][1])
     assert message
     assert message.title == "cellar is offline"
-    silence(node)
+    take_node_offline(node)
     events.announce_events()
-    assert [name for name, _ in told("node")] == ["uma", "mara", "uma", "mara"]
+    assert [name for name, _ in list_notices("node")] == ["uma", "mara", "uma", "mara"]
 
 
-def test_a_node_that_is_back_before_the_notice_is_no_news(node: Node) -> None:
-    subscribe(person("mara", permissions.MAINTAINER), "node")
-    silence(node)
+def test_node_notice_is_dropped_when_node_is_online_again(node: Node) -> None:
+    create_subscription(create_user("mara", permissions.MAINTAINER), "node")
+    take_node_offline(node)
     events.announce_events()
     Node.objects.filter(pk=node.pk).update(state=Node.State.ONLINE)
-    assert TOPICS["node"].compose(told("node")[0][1]) is None
+    assert TOPICS["node"].compose(list_notices("node")[0][1]) is None
 
 
-def test_what_else_happens_to_a_node_is_no_news(node: Node) -> None:
-    subscribe(person("mara", permissions.MAINTAINER), "node")
-    silence(node)
+def test_node_notice_is_not_sent_for_other_events(node: Node) -> None:
+    create_subscription(create_user("mara", permissions.MAINTAINER), "node")
+    take_node_offline(node)
     events.announce_events()
     pool.pause_node(node, "mara")
     events.announce_events()
-    assert len(told("node")) == 1
+    assert len(list_notices("node")) == 1
 
 
-# --- waiting for approval --------------------------------------------------------------------------------------------
+# --- entries that wait for approval ----------------------------------------------------------------------------------
 
 
-def test_an_entry_that_waits_is_told_to_those_who_may_approve_it(track: Track, main: Repository) -> None:
-    for user in (person("mara", permissions.MAINTAINER), person("carl", permissions.COORDINATOR), person("zoe")):
-        subscribe(user, "approval")
-    entry = intake.submit_entry(str(main.path), "main", "Smeared keys", "smear", track, hypothesis="Bigrams sooner.")
+def test_approval_notice_is_sent_to_users_who_may_approve(track: Track, main_repository: Repository) -> None:
+    for user in (
+        create_user("mara", permissions.MAINTAINER),
+        create_user("carl", permissions.COORDINATOR),
+        create_user("zoe"),
+    ):
+        create_subscription(user, "approval")
+    entry = intake.submit_entry(
+        str(main_repository.path), "main", "Smeared keys", "smear", track, hypothesis="Bigrams sooner."
+    )
     events.announce_events()
-    assert told("approval") == [("mara", f"{entry.pk}.0")], "a coordinator does not decide about nightly tracks"
+    assert list_notices("approval") == [("mara", f"{entry.pk}.0")], "coordinators cannot approve on nightly tracks"
     message = TOPICS["approval"].compose(f"{entry.pk}.0")
     assert message
     assert message.title == "Waits for approval: Smeared keys"
@@ -104,57 +115,57 @@ def test_an_entry_that_waits_is_told_to_those_who_may_approve_it(track: Track, m
     assert message.url.endswith(entry.get_absolute_url())
     intake.approve_entry(entry, entry.sha, None)
     events.announce_events()
-    assert len(told("approval")) == 1
+    assert len(list_notices("approval")) == 1
     assert TOPICS["approval"].compose(f"{entry.pk}.0") is None
 
 
-def test_nobody_is_called_before_the_smoke_run_has_passed(idea: Entry) -> None:
-    subscribe(person("mara", permissions.MAINTAINER), "approval")
-    Entry.objects.filter(pk=idea.pk).update(state=Entry.State.SMOKE)
+def test_approval_notice_waits_for_passed_smoke_test(proposed_entry: Entry) -> None:
+    create_subscription(create_user("mara", permissions.MAINTAINER), "approval")
+    Entry.objects.filter(pk=proposed_entry.pk).update(state=Entry.State.SMOKE)
     events.announce_events()
-    assert told("approval") == []
-    Entry.objects.filter(pk=idea.pk).update(state=Entry.State.PROPOSED, smoke={"passed": False})
-    idea.refresh_from_db()
-    assert not is_waiting_for_approval(idea)
-    Entry.objects.filter(pk=idea.pk).update(smoke={"passed": True}, smoke_sentence="It learns.")
-    idea.refresh_from_db()
-    assert is_waiting_for_approval(idea)
+    assert list_notices("approval") == []
+    Entry.objects.filter(pk=proposed_entry.pk).update(state=Entry.State.PROPOSED, smoke={"passed": False})
+    proposed_entry.refresh_from_db()
+    assert not is_waiting_for_approval(proposed_entry)
+    Entry.objects.filter(pk=proposed_entry.pk).update(smoke={"passed": True}, smoke_sentence="It learns.")
+    proposed_entry.refresh_from_db()
+    assert is_waiting_for_approval(proposed_entry)
 
 
-# --- a record --------------------------------------------------------------------------------------------------------
+# --- records ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_is_told_with_its_multiplier(full_track: Track) -> None:
-    subscribe(person("vera"), "record", "morning")
-    subscribe(person("late"), "morning")
-    better = entry(full_track, 1.3)
-    confirm(better, 1.3)
+def test_record_notice_has_multiplier(full_track: Track) -> None:
+    create_subscription(create_user("vera"), "record", "morning")
+    create_subscription(create_user("late"), "morning")
+    record_entry = create_candidate(full_track, 1.3)
+    finish_confirmations(record_entry, 1.3)
     events.announce_events()
-    assert told("record") == [("vera", str(better.pk))]
-    message = TOPICS["record"].compose(str(better.pk))
+    assert list_notices("record") == [("vera", str(record_entry.pk))]
+    message = TOPICS["record"].compose(str(record_entry.pk))
     assert message
     assert message.title == f"A record on {full_track.name}: Better by mira"
     assert "Multiplier 1.3" in message.lines[0]
     assert message.facts["multiplier"] == pytest.approx(1.3, rel=0.05)
 
 
-# --- the morning post ------------------------------------------------------------------------------------------------
+# --- the morning report ----------------------------------------------------------------------------------------------
 
 MONDAY = datetime(2026, 3, 2, 20, 0, tzinfo=UTC)
 TUESDAY = "2026-03-03"
 
 
-def night(run: Run | None = None, **fields: Any) -> Night:
-    (made,) = nightly.start_nightly_runs(MONDAY)
-    Night.objects.filter(pk=made.pk).update(**fields)
-    made.refresh_from_db()
-    return made
+def create_night(run: Run | None = None, **fields: Any) -> Night:
+    (new_night,) = nightly.start_nightly_runs(MONDAY)
+    Night.objects.filter(pk=new_night.pk).update(**fields)
+    new_night.refresh_from_db()
+    return new_night
 
 
-def test_the_morning_post_has_last_nights_result_its_curve_and_the_numbers(track: Track, node: Node) -> None:
-    made = night()
-    assert made.run
-    run = finish(made.run, node)
+def test_morning_report_of_finished_run_has_result_card_and_csv(track: Track, node: Node) -> None:
+    new_night = create_night()
+    assert new_night.run
+    run = finish_run(new_night.run, node)
     CurvePoint.objects.filter(run=run).exists()
     Run.objects.filter(pk=run.pk).update(finished_at=MONDAY + timedelta(hours=10))
     message = TOPICS["morning"].compose(TUESDAY)
@@ -163,15 +174,15 @@ def test_the_morning_post_has_last_nights_result_its_curve_and_the_numbers(track
     assert message.lines[0].startswith("Small: main, 2 Mar finished with 2.5000 bits per byte.")
     assert message.lines[0].count("2.5000 bits per byte") == 1
     assert message.url.endswith(run.get_absolute_url())
-    picture, numbers = message.files
-    assert picture.contents.startswith(b"\x89PNG")
-    assert numbers.contents.decode().splitlines()[0].startswith("series,step,tokens")
-    assert len(numbers.contents.decode().splitlines()) == 3
+    card, curve_csv = message.files
+    assert card.contents.startswith(b"\x89PNG")
+    assert curve_csv.contents.decode().splitlines()[0].startswith("series,step,tokens")
+    assert len(curve_csv.contents.decode().splitlines()) == 3
     assert message.facts["nights"][0]["bits_per_byte"] == 2.5
 
 
 @pytest.mark.parametrize(
-    ("state", "fields", "said"),
+    ("state", "fields", "text"),
     [
         (Run.State.QUEUED, {}, "It starts as soon as one is."),
         (Run.State.TRAINING, {"fraction": 0.5, "seconds": 10.0}, "is in progress: 50% of its budget"),
@@ -179,50 +190,50 @@ def test_the_morning_post_has_last_nights_result_its_curve_and_the_numbers(track
         (Run.State.FAILED, {"reason": "The loss became NaN."}, "failed: The loss became NaN."),
     ],
 )
-def test_it_says_how_far_a_train_is_that_has_not_arrived(
-    track: Track, state: str, fields: dict[str, Any], said: str
+def test_morning_report_of_unfinished_run_shows_its_state(
+    track: Track, state: str, fields: dict[str, Any], text: str
 ) -> None:
-    made = night()
-    Run.objects.filter(pk=made.run_id).update(state=state, **fields)
+    new_night = create_night()
+    Run.objects.filter(pk=new_night.run_id).update(state=state, **fields)
     message = TOPICS["morning"].compose(TUESDAY)
     assert message
-    assert said in message.lines[0]
+    assert text in message.lines[0]
     assert message.files == ()
 
 
-def test_a_night_without_a_train_says_why(track: Track) -> None:
-    night(run=None, sentence="Run 7 of an earlier night is still training: no second one starts.")
+def test_morning_report_of_night_without_run_gives_reason(track: Track) -> None:
+    create_night(run=None, sentence="Run 7 of an earlier night is still training: no second one starts.")
     message = TOPICS["morning"].compose(TUESDAY)
     assert message
     assert message.lines == ("Small: Run 7 of an earlier night is still training: no second one starts.",)
 
 
-def test_where_nothing_is_nightly_there_is_no_post(track: Track) -> None:
+def test_morning_report_without_nightly_track_is_not_sent(track: Track) -> None:
     assert TOPICS["morning"].compose(TUESDAY) is None
 
 
-def test_the_schedule_asks_for_it_once_a_day(track: Track) -> None:
-    subscribe(person("vera"), "morning")
+def test_morning_report_task_sends_once_a_day(track: Track) -> None:
+    create_subscription(create_user("vera"), "morning")
     tasks.send_morning_report()
     tasks.send_morning_report()
-    assert told("morning") == [("vera", timezone.now().astimezone(UTC).date().isoformat())]
+    assert list_notices("morning") == [("vera", timezone.now().astimezone(UTC).date().isoformat())]
 
 
-# --- who listens -----------------------------------------------------------------------------------------------------
+# --- eligible recipients ---------------------------------------------------------------------------------------------
 
 
-def test_only_who_has_said_yes_and_may_still_sign_in_hears_anything(db: None) -> None:
-    subscribe(person("unasked"), "record", confirmed_at=None)
-    subscribe(person("stopped"), "record", stopped_at=timezone.now())
-    gone = person("gone")
-    subscribe(gone, "record")
-    User.objects.filter(pk=gone.pk).update(is_active=False)
+def test_notice_is_sent_to_confirmed_active_subscribers_only(db: None) -> None:
+    create_subscription(create_user("unconfirmed"), "record", confirmed_at=None)
+    create_subscription(create_user("stopped"), "record", stopped_at=timezone.now())
+    inactive_user = create_user("inactive")
+    create_subscription(inactive_user, "record")
+    User.objects.filter(pk=inactive_user.pk).update(is_active=False)
     assert delivery.notify_subscribers("record", 1) == 0
 
 
-def test_what_can_be_chosen_depends_on_who_chooses(db: None) -> None:
-    assert list(list_choosable_topics(person("zoe"))) == ["morning", "record", "node"]
-    assert list(list_choosable_topics(person("carl", permissions.COORDINATOR))) == [
+def test_choosable_topics_depend_on_role(db: None) -> None:
+    assert list(list_choosable_topics(create_user("zoe"))) == ["morning", "record", "node"]
+    assert list(list_choosable_topics(create_user("carl", permissions.COORDINATOR))) == [
         "morning",
         "record",
         "node",
@@ -230,10 +241,10 @@ def test_what_can_be_chosen_depends_on_who_chooses(db: None) -> None:
     ]
 
 
-def test_who_loses_his_role_hears_of_it_no_more(idea: Entry) -> None:
-    carl = person("mara", permissions.MAINTAINER)
-    subscription = subscribe(carl, "approval")
+def test_approval_notice_is_dropped_after_role_was_removed(proposed_entry: Entry) -> None:
+    user = create_user("mara", permissions.MAINTAINER)
+    subscription = create_subscription(user, "approval")
     events.announce_events()
-    carl.groups.clear()
-    (about,) = (about for _, about in told("approval"))
+    user.groups.clear()
+    (about,) = (about for _, about in list_notices("approval"))
     assert delivery.compose_notice("approval", about, Subscription.objects.get(pk=subscription.pk)) is None

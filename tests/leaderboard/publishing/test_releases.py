@@ -1,77 +1,194 @@
-"""A long run leaves its weights behind at every tenth of its budget, each once, and its page says how far it is."""
+"""Milestones and releases of long runs: stored once each, scored, published and shown on the run page."""
 
 from __future__ import annotations
 
-import pytest
-from django.test import Client
-from hypothesis import given
-from hypothesis import strategies as st
+from datetime import timedelta
+from functools import partial
+from typing import Any
 
+import pytest
+from django.core.exceptions import ValidationError
+from django.test import Client
+from django.utils import timezone
+
+from leaderboard import initial_weights, run_jobs
+from leaderboard.job_handlers import replays, score
 from leaderboard.models import Publication, Run
 from leaderboard.publishing import releases
 from leaderboard.schedule import track_templates
+from scheduler import storage, uploads
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Node
-from tests.leaderboard.conftest import finish, lease, train_row, upload
+from scheduler.models import Checkpoint, Lease, Node
+from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, lease_job
+from tests.scheduler.test_claims_race import call_concurrently
+from trainer import protocol
 
 
 @pytest.fixture
 def long_run(run: Run, node: Node) -> Run:
-    """A run that trains, on a track with a release every 10 percent."""
+    """A training run on a track with a release every 10 percent."""
     type(run.track).objects.filter(pk=run.track_id).update(releases=10)
     assert run.job
-    lease(run.job, node)
+    lease_job(run.job, node)
     run.refresh_from_db()
     return run
 
 
-def arrive(run: Run, step: int, of: int, checkpoint: bool = True) -> list[str]:
-    """The run is at `step` of `of`, with a checkpoint; return the names of what is released."""
-    assert run.job
-    point = {"fraction": step / of, "tokens": step * 512}
-    dev = {**train_row(step, 3 - step / of), **point, "kind": "dev", "bits_per_byte": 1.0}
-    get_job_kind(run.job).handle_metrics(run.job, [train_row(step, **point), dev])
-    if checkpoint:
-        upload(run.job, step)
-    return [kept.name for kept in releases.cut_releases()]
+def send_milestone(run: Run, percent: int, step: int, content: bytes = b"bf16 weights") -> None:
+    """Send weights in bf16 as a node does."""
+    lease = Lease.objects.get(job=run.job)
+    Lease.objects.filter(pk=lease.pk).update(state=Lease.State.ACTIVE)
+    blobs = {"model.safetensors": storage.store_bytes(content), "state.json": storage.store_bytes(b"{}")}
+    lease.uploads.add(*blobs.values())
+    files = tuple(storage.build_file_reference(blob, name) for name, blob in blobs.items())
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=files, milestone=percent))
 
 
-def test_each_mark_that_a_checkpoint_passes_is_released_once(long_run: Run) -> None:
-    assert arrive(long_run, 90, 1000) == []
-    assert arrive(long_run, 100, 1000) == ["10-percent"]
-    assert arrive(long_run, 110, 1000) == []
-    assert releases.cut_releases() == []
-    assert arrive(long_run, 450, 1000) == ["40-percent"]  # of several marks the last
-    kept = Publication.objects.get(name="40-percent")
-    assert (kept.step, kept.reason) == (450, "40 % of the budget, at step 450.")
-    assert kept.blobs.count() == 1
+def list_publications(run: Run) -> list[tuple[str, int]]:
+    return list(run.publications.values_list("name", "step"))
 
 
-def test_a_mark_is_passed_by_a_checkpoint_and_not_by_the_run(long_run: Run) -> None:
-    assert arrive(long_run, 150, 1000) == ["10-percent"]
-    assert arrive(long_run, 250, 1000, checkpoint=False) == []  # its weights are of 15 percent
-    assert arrive(long_run, 290, 1000) == ["20-percent"]
+def test_milestone_sent_twice_is_stored_once(long_run: Run, client: Client) -> None:
+    type(long_run.track).objects.filter(pk=long_run.track_id).update(releases=20)
+    send_milestone(long_run, 10, 100)
+    send_milestone(long_run, 20, 205)
+    send_milestone(long_run, 20, 207, b"after a resume")
+    assert list_publications(long_run) == [("10-percent", 100), ("20-percent", 205)]
+    first, second = long_run.publications.order_by("step")
+    assert second.reason == "20 % of the budget, at step 205."
+    assert (first.percent, second.percent) == (10, 20)
+    assert not Checkpoint.objects.filter(job=long_run.job).exists(), (
+        "a milestone in bf16 is no checkpoint to resume from"
+    )
+    file = f"/runs/{long_run.pk}/weights/10-percent/checkpoints/step-00000100/model.safetensors"
+    assert b"".join(client.get(file)) == b"bf16 weights"
 
 
-def test_other_tracks_release_nothing(run: Run, node: Node) -> None:
-    assert run.job
-    lease(run.job, node)
-    assert arrive(run, 500, 1000) == []
-    assert releases.get_release_progress(run) is None
+def test_milestone_that_is_no_release_is_not_scored(long_run: Run) -> None:
+    type(long_run.track).objects.filter(pk=long_run.track_id).update(releases=20)
+    create_checkpoint(long_run.job, 50)  # type: ignore[arg-type]  # with run.json
+    send_milestone(long_run, 10, 100)
+    send_milestone(long_run, 20, 200)
+    assert score.queue_release_scores() == 1
+    assert long_run.publications.exclude(score_job=None).get().name == "20-percent"
 
 
-def test_the_end_is_the_last_release(run: Run, node: Node) -> None:
+def test_milestone_before_track_had_releases_is_not_scored(long_run: Run) -> None:
+    tracks = type(long_run.track).objects.filter(pk=long_run.track_id)
+    tracks.update(releases=0)
+    create_checkpoint(long_run.job, 50)  # type: ignore[arg-type]  # with run.json
+    send_milestone(long_run, 10, 100)
+    tracks.update(releases=10)
+    send_milestone(long_run, 10, 103, b"again")
+    assert score.queue_release_scores() == 0
+    send_milestone(long_run, 20, 200)
+    tracks.update(releases=0)
+    assert score.queue_release_scores() == 1, "it was a release when it was sent"
+
+
+@pytest.mark.parametrize(("milestones", "release_percent"), [(10, 7), (20, 50)])
+def test_track_with_incompatible_spacings_is_refused(long_run: Run, milestones: int, release_percent: int) -> None:
+    track = long_run.track
+    track.milestones, track.releases = milestones, release_percent
+    with pytest.raises(ValidationError, match="one must be a multiple of the other"):
+        track.clean()
+    track.save()  # a row from before this check
+    send_milestone(long_run, 1, 10)
+    assert list_publications(long_run) == []
+
+
+@pytest.mark.parametrize(
+    ("milestones", "release_percent", "expected"), [(10, 20, 10), (20, 10, 10), (10, 0, 10), (0, 30, 30)]
+)
+def test_milestone_percent_is_the_smaller_spacing(
+    long_run: Run, milestones: int, release_percent: int, expected: int
+) -> None:
+    track = long_run.track
+    track.milestones, track.releases = milestones, release_percent
+    track.clean()
+    assert track.milestone_percent == expected
+
+
+def test_milestone_outside_the_spacing_is_ignored(long_run: Run) -> None:
+    send_milestone(long_run, 15, 150)
+    assert list_publications(long_run) == []
+
+
+def test_milestone_of_ladder_run_or_other_track_is_ignored(long_run: Run) -> None:
+    type(long_run.track).objects.filter(pk=long_run.track_id).update(releases=0, milestones=0)
+    send_milestone(long_run, 10, 100)
+    assert list_publications(long_run) == []
+    assert releases.get_release_progress(Run.objects.get(pk=long_run.pk)) is None
+    type(long_run.track).objects.filter(pk=long_run.track_id).update(milestones=10)
+    ladder_run = Run.objects.get(pk=long_run.pk)
+    assert run_jobs.get_milestone_percent(ladder_run) == 10
+    ladder_run.purpose = Run.Purpose.LADDER
+    assert run_jobs.get_milestone_percent(ladder_run) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_kept"),
+    [
+        ({"state": "failed"}, False),
+        ({"state": "cancelled"}, False),
+        ({"state": "finished", "bits_per_byte": 1.0, "trust": "disputed"}, False),
+        ({"state": "finished", "bits_per_byte": 1.0, "trust": "scored", "purpose": "rewind"}, False),
+        ({"state": "finished", "bits_per_byte": 1.0, "trust": "scored"}, True),
+        ({"state": "training"}, True),
+    ],
+)
+def test_milestones_are_deleted_two_days_after_an_unranked_run(
+    long_run: Run, fields: dict[str, Any], is_kept: bool
+) -> None:
+    type(long_run.track).objects.filter(pk=long_run.track_id).update(releases=20, is_traced=False)
+    send_milestone(long_run, 10, 100)
+    send_milestone(long_run, 20, 200)
+    end = timezone.now()
+    Run.objects.filter(pk=long_run.pk).update(**fields, finished_at=None if fields["state"] == "training" else end)
+    assert releases.delete_old_milestones(end + timedelta(days=1)) == 0
+    assert releases.delete_old_milestones(end + timedelta(days=3)) == (0 if is_kept else 1)
+    assert list_publications(long_run) == ([("10-percent", 100)] if is_kept else []) + [("20-percent", 200)]
+
+
+def test_milestone_is_a_start_for_other_runs_but_not_for_resuming(long_run: Run) -> None:
+    create_checkpoint(long_run.job, 50)  # type: ignore[arg-type]
+    send_milestone(long_run, 10, 100)
+    assert initial_weights.list_steps(long_run) == [100, 50]
+    start = initial_weights.get_checkpoint_at(long_run, 100)
+    assert start.from_milestone
+    assert initial_weights.get_checkpoint_at(long_run, 100) == start
+    assert initial_weights.explain_refusal(long_run, start) == ""
+    assert long_run.job is not None
+    newest = long_run.job.checkpoints.uploaded().last()
+    assert newest is not None
+    assert newest.step == 50
+    create_checkpoint(long_run.job, 100)  # the run sends its own checkpoint of that step later
+    assert len(replays.list_stretches(long_run)) == 2
+
+
+def test_ladder_run_has_no_last_release(run: Run, node: Node) -> None:
     type(run.track).objects.filter(pk=run.track_id).update(releases=10)
-    done = finish(run, node)
-    assert [kept.name for kept in releases.cut_releases()] == ["final"]
-    assert releases.cut_releases() == []
-    way = releases.get_release_progress(Run.objects.get(pk=done.pk))
-    assert way is not None
-    assert (way.milestones[-1].percent, way.milestones[-1].publication) == (100, Publication.objects.get())
+    finish_run(run, node)
+    Run.objects.filter(pk=run.pk).update(purpose=Run.Purpose.LADDER)
+    assert releases.publish_last_releases() == []
 
 
-def test_the_page_says_how_far_it_is(long_run: Run, client: Client) -> None:
-    arrive(long_run, 230, 1000)
+def test_finished_run_is_the_last_release(run: Run, node: Node) -> None:
+    type(run.track).objects.filter(pk=run.track_id).update(releases=10)
+    scored_run = finish_run(run, node)
+    assert [publication.name for publication in releases.publish_last_releases()] == ["final"]
+    assert releases.publish_last_releases() == []
+    progress = releases.get_release_progress(Run.objects.get(pk=scored_run.pk))
+    assert progress is not None
+    assert (progress.milestones[-1].percent, progress.milestones[-1].publication) == (100, Publication.objects.get())
+
+
+def test_run_page_shows_release_progress(long_run: Run, client: Client) -> None:
+    assert long_run.job
+    point = {"fraction": 0.23, "tokens": 230 * 512}
+    dev = {**build_train_row(200, 2.77), **point, "kind": "dev", "bits_per_byte": 1.0}
+    get_job_kind(long_run.job).handle_metrics(long_run.job, [build_train_row(230, **point), dev])
+    send_milestone(long_run, 20, 201)
     page = " ".join(client.get(long_run.get_absolute_url()).content.decode().split())
     assert "23.0 % of the way" in page
     assert "20-percent, below" in page
@@ -80,13 +197,18 @@ def test_the_page_says_how_far_it_is(long_run: Run, client: Client) -> None:
     assert "2.7700" in page
 
 
-@given(st.floats(0, 1.2), st.integers(1, 50))
-def test_marks_are_whole_steps_that_lie_behind(fraction: float, every: int) -> None:
-    mark = releases.get_passed_percent(fraction, every)
-    assert mark % every == 0
-    assert mark <= min(fraction, 1) * 100 + 1e-6 < mark + every + 1e-6
-
-
-def test_the_long_run_has_a_track_with_releases() -> None:
+def test_long_run_template_has_releases() -> None:
     template = track_templates.TEMPLATES["long-run-8x80gb"]
     assert (template["releases"], template["budget"]) == (10, "627B-tokens")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_starts_from_milestone_share_its_checkpoint(long_run: Run) -> None:
+    steps = [100 * number for number in range(1, 10)]
+    for step in steps:
+        send_milestone(long_run, step // 10, step)
+    for step in steps:
+        start = partial(initial_weights.get_checkpoint_at, long_run, step)
+        checkpoints = call_concurrently([start] * 4)
+        assert len({checkpoint.pk for checkpoint in checkpoints}) == 1
+        assert checkpoints[0].blobs.count() == 2

@@ -1,4 +1,4 @@
-"""Weights from the site itself, for everybody."""
+"""Downloads of weights from the site, open to everyone."""
 
 from __future__ import annotations
 
@@ -9,84 +9,104 @@ from django.core.cache import cache
 from django.test import Client
 
 from leaderboard.models import Run
-from leaderboard.publishing import weights
+from leaderboard.publishing import publications, weights
 from scheduler import rate_limits, storage
 from scheduler.models import JobFile, Node
-from tests.leaderboard.conftest import finish, lease, upload
+from tests.leaderboard.conftest import create_checkpoint, finish_run, lease_job
 
 STEP = "checkpoints/step-00000020"
 
 
 @pytest.fixture(autouse=True)
-def fresh_rates() -> None:
+def _cleared_rate_limits() -> None:
     cache.clear()
 
 
 @pytest.fixture
-def finished(run: Run, node: Node) -> Run:
-    done = finish(run, node)
-    JobFile.objects.create(job_id=done.score_job_id, path="tokenizer.json", blob=storage.store_bytes(b"{}"))
-    return done
+def finished_run(run: Run, node: Node) -> Run:
+    scored_run = finish_run(run, node)
+    JobFile.objects.create(job_id=scored_run.score_job_id, path="tokenizer.json", blob=storage.store_bytes(b"{}"))
+    return scored_run
 
 
-def content(answer: Any) -> bytes:
-    return b"".join(answer) if answer.streaming else answer.content
+def read_content(response: Any) -> bytes:
+    return b"".join(response) if response.streaming else response.content
 
 
-def status(client: Client, address: str, **extra: Any) -> int:
-    answer = client.get(address, **extra)
-    content(answer)
-    return answer.status_code
+def get_status(client: Client, address: str, **extra: Any) -> int:
+    response = client.get(address, **extra)
+    read_content(response)
+    return response.status_code
 
 
-def test_anybody_downloads_a_finished_runs_folder(client: Client, finished: Run) -> None:
-    files = {file.path: content(client.get(file.url)) for file in weights.list_weight_files(finished)}
+def test_weights_of_finished_run_can_be_downloaded(client: Client, finished_run: Run) -> None:
+    files = {file.path: read_content(client.get(file.url)) for file in weights.list_weight_files(finished_run)}
     assert sorted(files) == [f"{STEP}/model.safetensors", "run.json", "source.tar", "tokenizer.json"]
     assert files[f"{STEP}/model.safetensors"] == b"weights at 20"
-    answer = client.get(f"/runs/{finished.pk}/weights/final/{STEP}/model.safetensors")
-    assert answer["Content-Disposition"] == f'attachment; filename="run-{finished.pk}-model.safetensors"'
-    assert answer["Content-Type"] == "application/octet-stream"
-    assert content(answer) == b"weights at 20"
+    response = client.get(f"/runs/{finished_run.pk}/weights/final/{STEP}/model.safetensors")
+    assert response["Content-Disposition"] == f'attachment; filename="run-{finished_run.pk}-model.safetensors"'
+    assert response["Content-Type"] == "application/octet-stream"
+    assert read_content(response) == b"weights at 20"
 
 
-def test_a_download_goes_on_where_it_broke(client: Client, finished: Run) -> None:
-    address = f"/runs/{finished.pk}/weights/final/{STEP}/model.safetensors"
-    rest = client.get(address, headers={"Range": "bytes=8-"})
-    assert (rest.status_code, content(rest)) == (206, b"at 20")
+def test_weights_download_supports_ranges(client: Client, finished_run: Run) -> None:
+    address = f"/runs/{finished_run.pk}/weights/final/{STEP}/model.safetensors"
+    partial = client.get(address, headers={"Range": "bytes=8-"})
+    assert (partial.status_code, read_content(partial)) == (206, b"at 20")
     assert client.get(address, headers={"Range": "bytes=900-"}).status_code == 416
 
 
-def test_the_optimizer_and_what_is_not_there_are_404(client: Client, finished: Run, node: Node) -> None:
-    checkpoint = finished.checkpoint
+def test_weights_download_of_optimizer_or_unknown_file_is_404(client: Client, finished_run: Run, node: Node) -> None:
+    checkpoint = finished_run.checkpoint
     assert checkpoint
     momenta = storage.store_bytes(b"momenta")
     checkpoint.manifest["files"].append(storage.build_file_reference(momenta, "optimizer.pt").model_dump())
     checkpoint.save()
     checkpoint.blobs.add(momenta)
     for path in (f"{STEP}/optimizer.pt", "../run.json", "run.json/", "items.jsonl.gz"):
-        assert client.get(f"/runs/{finished.pk}/weights/final/{path}").status_code == 404, path
-    assert client.get(f"/runs/{finished.pk}/weights/30-percent/run.json").status_code == 404
+        assert client.get(f"/runs/{finished_run.pk}/weights/final/{path}").status_code == 404, path
+    assert client.get(f"/runs/{finished_run.pk}/weights/30-percent/run.json").status_code == 404
     assert client.get("/runs/987654/weights/final/run.json").status_code == 404
 
 
-def test_a_run_under_way_gives_nothing(client: Client, run: Run, node: Node) -> None:
+def test_weights_of_training_run_are_404(client: Client, run: Run, node: Node) -> None:
     assert run.job
-    lease(run.job, node)
-    upload(run.job, 10)
+    lease_job(run.job, node)
+    create_checkpoint(run.job, 10)
     assert weights.list_weight_files(run) == []
     assert client.get(f"/runs/{run.pk}/weights/final/run.json").status_code == 404
 
 
-def test_one_address_downloads_so_often_an_hour(client: Client, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_weights_downloads_per_address_are_rate_limited(
+    client: Client, finished_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(rate_limits.PER_HOUR, "download", 2)
-    address = f"/runs/{finished.pk}/weights/final/run.json"
-    assert [status(client, address) for _ in range(3)] == [200, 200, 429]
-    answer = client.get(address)
-    assert 0 < int(answer["Retry-After"]) <= 3600
-    assert answer.content.startswith(b"Too many requests from this IP address.")
-    assert status(client, address, REMOTE_ADDR="203.0.113.9") == 200
+    address = f"/runs/{finished_run.pk}/weights/final/run.json"
+    assert [get_status(client, address) for _ in range(3)] == [200, 200, 429]
+    response = client.get(address)
+    assert 0 < int(response["Retry-After"]) <= 3600
+    assert response.content.startswith(b"Too many requests from this IP address.")
+    assert get_status(client, address, REMOTE_ADDR="203.0.113.9") == 200
 
 
-def test_the_runs_page_offers_them(client: Client, finished: Run) -> None:
-    page = client.get(f"/runs/{finished.pk}/").content.decode()
-    assert f'href="/runs/{finished.pk}/weights/final/{STEP}/model.safetensors"' in page
+def test_run_page_links_to_weights(client: Client, finished_run: Run) -> None:
+    page = client.get(f"/runs/{finished_run.pk}/").content.decode()
+    assert f'href="/runs/{finished_run.pk}/weights/final/{STEP}/model.safetensors"' in page
+
+
+def test_sharded_weights_are_downloadable_by_file(client: Client, finished_run: Run) -> None:
+    assert finished_run.checkpoint
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    blobs = [storage.store_bytes(name.encode()) for name in names]
+    files = [storage.build_file_reference(blob, name) for blob, name in zip(blobs, names, strict=True)]
+    finished_run.checkpoint.manifest["files"] = [file.model_dump() for file in files]
+    finished_run.checkpoint.save()
+    finished_run.checkpoint.blobs.set(blobs)
+    contents = {file.path: read_content(client.get(file.url)) for file in weights.list_weight_files(finished_run)}
+    assert {name: contents[f"{STEP}/{name}"] for name in names} == {name: name.encode() for name in names}
+    page = client.get(f"/runs/{finished_run.pk}/").content.decode()
+    assert all(f'href="/runs/{finished_run.pk}/weights/final/{STEP}/{name}"' in page for name in names)
+    publications.publish_run(finished_run, "")
+    (publication,) = publications.list_publications(finished_run)
+    assert publication["here"].endswith(names[-1]), "the link is to the index of the shards"

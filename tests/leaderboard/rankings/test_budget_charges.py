@@ -1,4 +1,4 @@
-"""What a run is charged: what the scorer found, and at least its budget."""
+"""Compute charged to a run: the scorer's measurement, and at least its budget."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import pytest
 from leaderboard.models import Run
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Node
-from tests.leaderboard.conftest import VERDICT, lease, upload
+from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint, lease_job
 
 
-def judged(run: Run, node: Node, budget: str = "20steps", **verdict: Any) -> Run:
+def finish_scored_run(run: Run, node: Node, budget: str = "20steps", **score_fields: Any) -> Run:
     """Take a run through training and scoring."""
     Run.objects.filter(pk=run.pk).update(budget=budget)
     assert run.job
-    lease(run.job, node)
-    upload(run.job, 20)
+    lease_job(run.job, node)
+    create_checkpoint(run.job, 20)
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     assert run.score_job
-    lease(run.score_job, node)
-    get_job_kind(run.score_job).handle_done(run.score_job, VERDICT | verdict)
+    lease_job(run.score_job, node)
+    get_job_kind(run.score_job).handle_done(run.score_job, SCORE_RESULT | score_fields)
     run.refresh_from_db()
     return run
 
 
-def test_run_is_charged_what_the_scorer_found(run: Run, node: Node) -> None:
-    judged(run, node, train_flops=1e12, train_seconds=120.0, parameters_embedding=456)
+def test_run_is_charged_the_measured_compute(run: Run, node: Node) -> None:
+    finish_scored_run(run, node, train_flops=1e12, train_seconds=120.0, parameters_embedding=456)
     assert (run.train_flops, run.train_seconds, run.parameters_embedding) == (1e12, 120.0, 456)
 
 
 @pytest.mark.parametrize(
-    ("budget", "verdict", "flops", "seconds"),
+    ("budget", "score_fields", "flops", "seconds"),
     [
         ("1e12flops", {}, 1e12, 10.0),
         ("600s", {}, 2e10, 600.0),
@@ -43,14 +43,14 @@ def test_run_is_charged_what_the_scorer_found(run: Run, node: Node) -> None:
         ("1e12flops", {"flops_per_token": 1e6, "train_tokens": 2e6}, 2e12, 10.0),
     ],
 )
-def test_run_that_claims_less_is_charged_its_budget(
-    run: Run, node: Node, budget: str, verdict: dict[str, Any], flops: float, seconds: float
+def test_run_with_less_compute_is_charged_its_budget(
+    run: Run, node: Node, budget: str, score_fields: dict[str, Any], flops: float, seconds: float
 ) -> None:
-    judged(run, node, budget=budget, **verdict)
+    finish_scored_run(run, node, budget=budget, **score_fields)
     assert (run.train_flops, run.train_seconds) == (flops, seconds)
 
 
-def test_run_of_steps_is_charged_for_the_tokens_of_its_metrics(run: Run, node: Node) -> None:
+def test_run_with_step_budget_is_charged_by_its_tokens(run: Run, node: Node) -> None:
     Run.objects.filter(pk=run.pk).update(tokens=400_000)
-    judged(run, node, flops_per_token=1e6, train_tokens=100.0)
+    finish_scored_run(run, node, flops_per_token=1e6, train_tokens=100.0)
     assert run.train_flops == 4e11

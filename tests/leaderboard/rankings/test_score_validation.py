@@ -4,22 +4,24 @@ import math
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from leaderboard import runs
 from leaderboard.job_handlers import train
 from leaderboard.models import Run
 from leaderboard.runs import RunError
+from scheduler import storage
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, JobFile, Node
-from tests.leaderboard.conftest import VERDICT, finish, lease, train_row, upload
+from tests.leaderboard.conftest import SCORE_RESULT, build_train_row, create_checkpoint, finish_run, lease_job
 from trainer import protocol
 
 
-def test_a_run_goes_from_the_queue_to_the_board(run: Run, node: Node) -> None:
-    finish(run, node)
+def test_run_from_queue_to_score_is_on_the_board(run: Run, node: Node) -> None:
+    finish_run(run, node)
     assert (run.state, run.trust, run.reason) == ("finished", "scored", "")
     assert (run.bits_per_byte, run.bits_per_byte_stderr, run.parameters) == (2.5, 0.01, 123456)
-    assert run.checks == VERDICT["checks"]
+    assert run.checks == SCORE_RESULT["checks"]
     assert run.suite_missing == ["hellaswag"]
     assert {score.name: (score.value, score.stderr, score.count) for score in run.scores.all()} == {
         "bits_per_byte": (2.5, 0.01, 1000),
@@ -39,7 +41,7 @@ def test_a_run_goes_from_the_queue_to_the_board(run: Run, node: Node) -> None:
     assert (run.node_name, run.node_class) == ("cellar", "2 CPU cores")
 
 
-def test_the_order_to_train_carries_the_pin_and_the_merged_configuration(run: Run) -> None:
+def test_train_order_has_dataset_pin_and_merged_config(run: Run) -> None:
     assert run.job
     run.entry.config = {"model": {"width": 32}, "train": {"batch": 4}}
     run.entry.save()
@@ -51,17 +53,18 @@ def test_the_order_to_train_carries_the_pin_and_the_merged_configuration(run: Ru
     assert order.config == {
         "arch": "smear",
         "budget": "20steps",
+        "milestones": 10,
         "seed": run.seed,
         "model": {"depth": 2, "width": 32},
         "train": {"batch": 4, "sequence_length": 64},
     }
 
 
-def test_the_order_to_score_names_the_final_checkpoint(run: Run, node: Node) -> None:
+def test_score_order_has_the_final_checkpoint(run: Run, node: Node) -> None:
     assert run.job
-    lease(run.job, node)
-    upload(run.job, 10)
-    final = upload(run.job, 20)
+    lease_job(run.job, node)
+    create_checkpoint(run.job, 10)
+    final = create_checkpoint(run.job, 20)
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
     assert (run.state, run.checkpoint) == ("scoring", final)
@@ -70,12 +73,16 @@ def test_the_order_to_score_names_the_final_checkpoint(run: Run, node: Node) -> 
     assert run.score_job.priority == Job.Priority.SCORE
     order = get_job_kind(run.score_job).build_order(run.score_job, None)
     assert isinstance(order, protocol.ScoreOrder)
-    assert (order.checkpoint.step, order.run.path) == (20, "run.json")
-    assert (order.suite, order.suite_limit) == (("blimp",), 25)
+    assert (order.checkpoint.step, order.run.path, order.limit_tokens) == (20, "run.json", 2_000_000)
+    assert (order.suite, order.suite_limit, order.suite_files) == (("blimp",), 25, None)
+    run.track.season.files.create(kind="evaluation", path="blimp/passive_1.jsonl.gz", blob=storage.store_bytes(b"x"))
+    run.track.season.files.create(kind="evaluation", path="piqa/validation.jsonl.gz", blob=storage.store_bytes(b"y"))
+    order = get_job_kind(run.score_job).build_order(run.score_job, None)
+    assert [file.path for file in order.suite_files] == ["blimp/passive_1.jsonl.gz"]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "field"),
+    ("changes", "field"),
     [
         ({"bits_per_byte": math.nan}, "bits_per_byte"),
         ({"bits_per_byte": -0.1}, "bits_per_byte"),
@@ -88,32 +95,30 @@ def test_the_order_to_score_names_the_final_checkpoint(run: Run, node: Node) -> 
         ({"suite": []}, "suite"),
     ],
 )
-def test_a_verdict_that_cannot_be_right_is_not_recorded(
-    run: Run, node: Node, wrong: dict[str, Any], field: str
-) -> None:
-    finish(run, node, {**VERDICT, **wrong})
+def test_invalid_score_result_is_not_stored(run: Run, node: Node, changes: dict[str, Any], field: str) -> None:
+    finish_run(run, node, {**SCORE_RESULT, **changes})
     assert (run.state, run.cause, run.bits_per_byte) == ("failed", "infrastructure", None)
     assert f"({field})" in run.reason
     assert not run.scores.exists()
 
 
-def test_odd_numbers_in_the_suite_are_left_out(run: Run, node: Node) -> None:
+def test_invalid_suite_values_are_skipped(run: Run, node: Node) -> None:
     suite = {"blimp": {"acc": [0.5, "N/A"], "alias": "blimp", "bad": [math.nan, 0.1], "flag": True}}
-    finish(run, node, {**VERDICT, "suite": suite})
-    found = {score.name: (score.value, score.stderr) for score in run.scores.all()}
-    assert {name: found[name] for name in found if "/" in name} == {"blimp/acc": (0.5, None)}
+    finish_run(run, node, {**SCORE_RESULT, "suite": suite})
+    scores = {score.name: (score.value, score.stderr) for score in run.scores.all()}
+    assert {name: scores[name] for name in scores if "/" in name} == {"blimp/acc": (0.5, None)}
 
 
-def test_the_word_of_an_untrusted_scorer_does_not_count(run: Run, node: Node) -> None:
+def test_score_of_untrusted_node_is_not_stored(run: Run, node: Node) -> None:
     node.trusted = False
     node.save()
-    finish(run, node)
+    finish_run(run, node)
     assert (run.state, run.bits_per_byte) == ("failed", None)
 
 
-def test_a_models_own_failure_is_shown_and_stands(run: Run, node: Node) -> None:
+def test_model_failure_is_shown_and_cannot_be_retried(run: Run, node: Node) -> None:
     assert run.job
-    lease(run.job, node)
+    lease_job(run.job, node)
     get_job_kind(run.job).handle_failure(run.job, "model", "The loss became NaN at step 12.\x00")
     run.refresh_from_db()
     assert (run.state, run.cause, run.reason) == ("failed", "model", "The loss became NaN at step 12.")
@@ -121,10 +126,10 @@ def test_a_models_own_failure_is_shown_and_stands(run: Run, node: Node) -> None:
         runs.retry_run(run, actor="mara")
 
 
-def test_an_infrastructure_failure_goes_on_with_the_same_seed(run: Run, node: Node) -> None:
+def test_infrastructure_failure_can_be_retried_with_same_seed(run: Run, node: Node) -> None:
     assert run.job
     seed = run.seed
-    lease(run.job, node)
+    lease_job(run.job, node)
     Job.objects.update(state=Job.State.FAILED)
     get_job_kind(run.job).handle_failure(run.job, "infrastructure", "Five nodes were lost.")
     run.refresh_from_db()
@@ -137,33 +142,33 @@ def test_an_infrastructure_failure_goes_on_with_the_same_seed(run: Run, node: No
     assert Run.objects.count() == 1
 
 
-def test_a_run_that_could_not_be_scored_is_scored_again(run: Run, node: Node) -> None:
-    finish(run, node, {**VERDICT, "tokens": 0})
+def test_failed_scoring_can_be_retried(run: Run, node: Node) -> None:
+    finish_run(run, node, {**SCORE_RESULT, "tokens": 0})
     failed_job = run.score_job
     runs.retry_run(run, actor="mara")
     run.refresh_from_db()
     assert run.state == "scoring"
     assert run.score_job != failed_job
     assert run.score_job
-    lease(run.score_job, node)
-    get_job_kind(run.score_job).handle_done(run.score_job, VERDICT)
+    lease_job(run.score_job, node)
+    get_job_kind(run.score_job).handle_done(run.score_job, SCORE_RESULT)
     run.refresh_from_db()
     assert run.state == "finished"
 
 
-def test_another_seed_is_another_run(run: Run, node: Node) -> None:
-    finish(run, node)
-    again = runs.rerun(run, actor="mara")
-    assert (again.state, again.entry) == ("queued", run.entry)
-    assert again.seed != run.seed
+def test_rerun_creates_run_with_another_seed(run: Run, node: Node) -> None:
+    finish_run(run, node)
+    second_run = runs.rerun(run, actor="mara")
+    assert (second_run.state, second_run.entry) == ("queued", run.entry)
+    assert second_run.seed != run.seed
 
 
 @pytest.mark.parametrize("missing", ["checkpoint", "run.json"])
-def test_a_run_without_its_files_is_nobodys_verdict(run: Run, node: Node, missing: str) -> None:
+def test_finished_run_without_files_fails_as_infrastructure(run: Run, node: Node, missing: str) -> None:
     assert run.job
-    lease(run.job, node)
+    lease_job(run.job, node)
     if missing == "run.json":
-        upload(run.job, 20)
+        create_checkpoint(run.job, 20)
         JobFile.objects.all().delete()
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
     run.refresh_from_db()
@@ -171,10 +176,10 @@ def test_a_run_without_its_files_is_nobodys_verdict(run: Run, node: Node, missin
     assert missing in run.reason
 
 
-def test_a_forgotten_score_job_is_queued_once(run: Run, node: Node) -> None:
+def test_missing_score_job_is_queued_once(run: Run, node: Node) -> None:
     assert run.job
-    lease(run.job, node)
-    final = upload(run.job, 20)
+    lease_job(run.job, node)
+    final = create_checkpoint(run.job, 20)
     Run.objects.update(state=Run.State.SCORING, checkpoint=final)
     train.recover_unfinished()
     train.recover_unfinished()
@@ -183,39 +188,39 @@ def test_a_forgotten_score_job_is_queued_once(run: Run, node: Node) -> None:
     assert run.score_job
 
 
-def test_done_twice_is_done_once(run: Run, node: Node) -> None:
+def test_training_reported_done_twice_queues_one_score_job(run: Run, node: Node) -> None:
     assert run.job
-    lease(run.job, node)
-    upload(run.job, 20)
+    lease_job(run.job, node)
+    create_checkpoint(run.job, 20)
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
     assert Job.objects.filter(kind="score").count() == 1
 
 
-def test_the_configuration_that_the_node_resolved_is_kept(run: Run, node: Node) -> None:
-    finish(run, node)
+def test_resolved_config_of_node_is_stored(run: Run, node: Node) -> None:
+    finish_run(run, node)
     train.recover_unfinished()
     run.refresh_from_db()
     assert run.config == {"format": 1, "arch": "smear"}
 
 
-def test_a_late_cancellation_counts_against_the_entry(run: Run, node: Node) -> None:
+def test_cancellation_after_half_the_budget_counts_for_entry(run: Run, node: Node) -> None:
     assert run.job
-    lease(run.job, node)
-    get_job_kind(run.job).handle_metrics(run.job, [train_row(10)])
+    lease_job(run.job, node)
+    get_job_kind(run.job).handle_metrics(run.job, [build_train_row(10)])
     get_job_kind(run.job).handle_cancellation(run.job, "Cancelled by mara.")
     run.refresh_from_db()
     assert run.state == "cancelled"
     assert run.reason == "Cancelled by mara. With 50% of its budget used it counts against its entry."
 
 
-def test_a_waiting_run_is_cancelled_at_once(run: Run) -> None:
-    waiting = runs.make_run(run.entry, run.track)
-    runs.cancel_run(waiting, "No longer wanted.", "mara")
-    assert (waiting.state, waiting.reason) == ("cancelled", "No longer wanted.")
+def test_waiting_run_is_cancelled_at_once(run: Run) -> None:
+    waiting_run = runs.make_run(run.entry, run.track)
+    runs.cancel_run(waiting_run, "No longer wanted.", "mara")
+    assert (waiting_run.state, waiting_run.reason) == ("cancelled", "No longer wanted.")
 
 
-def test_a_queued_run_is_cancelled_with_its_job(run: Run) -> None:
+def test_queued_run_is_cancelled_with_its_job(run: Run) -> None:
     runs.cancel_run(run, "No longer wanted.", "mara")
     run.refresh_from_db()
     assert run.state == "cancelled"
@@ -223,9 +228,20 @@ def test_a_queued_run_is_cancelled_with_its_job(run: Run) -> None:
     assert run.job.state == Job.State.CANCELLED
 
 
-def test_a_state_changes_once(run: Run) -> None:
-    """Two processes with the same old row: one gets there first, the other learns it."""
-    late = Run.objects.get(pk=run.pk)
+def test_state_change_from_stale_row_is_rejected(run: Run) -> None:
+    """Two processes have the same old row; only the first change is applied."""
+    stale_run = Run.objects.get(pk=run.pk)
     assert run.change_state("training", since=["queued"], actor="node:a", message="Training on a.")
-    assert not late.change_state("cancelled", since=["queued"], actor="mara", message="Cancelled.")
-    assert late.state == "training"
+    assert not stale_run.change_state("cancelled", since=["queued"], actor="mara", message="Cancelled.")
+    assert stale_run.state == "training"
+
+
+def test_run_page_shows_benchmark_seconds(run: Run, node: Node, client: Client) -> None:
+    finish_run(run, node, {**SCORE_RESULT, "suite_seconds": {"core": 213.4, "blimp": 3}})
+    run.refresh_from_db()
+    assert run.suite_seconds == {"core": 213.4, "blimp": 3}
+    assert (
+        "<dt>Time of the benchmarks</dt><dd>core 213 s, blimp 3 s</dd>"
+        in client.get(run.get_absolute_url()).content.decode()
+    )
+    assert client.get(f"/api/v1/runs/{run.pk}").json()["suite_seconds"] == run.suite_seconds

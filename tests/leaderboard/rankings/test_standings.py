@@ -1,4 +1,4 @@
-"""Where entries stand: all seeds count, ties share a rank, and what cannot be relied on is left out with a reason."""
+"""Standings: all seeds count, ties share a rank, and unreliable runs are left out with a reason."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from trainer.scoring.multiplier import Axis, EntryMultiplier, MultiplierVerdict
 pytestmark = pytest.mark.django_db
 
 
-def estimate(track: Track, entry: Entry, axis: Axis = "flops") -> EntryMultiplier:
+def get_estimate(track: Track, entry: Entry, axis: Axis = "flops") -> EntryMultiplier:
     row = compute_standings(track, axis).get_row(entry.pk)
     assert row
     assert row.estimate
     return row.estimate
 
 
-def test_truth_lies_in_the_interval_and_all_seeds_count() -> None:
-    track, entries = boards.board()
-    better = estimate(track, entries["Better"])
+def test_estimate_of_all_seeds_contains_true_multiplier() -> None:
+    track, entries = boards.create_board()
+    better = get_estimate(track, entries["Better"])
     assert better.low is not None
     assert better.high is not None
     assert 1 < better.low < 1.2 < better.high
     assert (better.runs, better.verdict, better.rank) == (3, MultiplierVerdict.BETTER, 1)
-    assert estimate(track, entries["Worse"]).verdict is MultiplierVerdict.WORSE
+    assert get_estimate(track, entries["Worse"]).verdict is MultiplierVerdict.WORSE
 
 
-def test_what_cannot_be_told_apart_shares_a_rank() -> None:
-    track, _ = boards.board()
+def test_entries_that_tie_share_a_rank() -> None:
+    track, _ = boards.create_board()
     ranks = [(row.latest.title, row.estimate.rank if row.estimate else None) for row in compute_standings(track).rows]
     assert ranks[0] == ("Better", 1)
     assert {ranks[1], ranks[2]} == {("main, 3 March", 2), ("Level", 2)}
     assert ranks[3] == ("Worse", 4)
 
 
-def test_a_row_is_an_entry_and_the_ladders_other_rungs_have_none() -> None:
-    track, entries = boards.board()
+def test_standings_have_one_row_per_entry_without_ladder_rungs() -> None:
+    track, entries = boards.create_board()
     table = compute_standings(track)
     assert len(table.rows) == 4
     baseline = table.get_row(entries["baseline"].pk)
@@ -57,16 +57,16 @@ def test_a_row_is_an_entry_and_the_ladders_other_rungs_have_none() -> None:
     assert load_standings(track).rungs_done == load_standings(track).rungs_wanted == 15
 
 
-def test_what_cannot_be_relied_on_is_left_out_with_the_reason() -> None:
-    track, entries = boards.board()
-    disputed = boards.judged(entries["Better"], 9.0, seed=900, trust=Run.Trust.DISPUTED)
-    unknown = boards.judged(scene.entry(track, "New", sha="e" * 40), 9.0, trust=Run.Trust.PROVISIONAL)
+def test_disputed_and_provisional_runs_are_left_out_with_reason() -> None:
+    track, entries = boards.create_board()
+    disputed = boards.create_scored_run(entries["Better"], 9.0, seed=900, trust=Run.Trust.DISPUTED)
+    unknown = boards.create_scored_run(scene.create_entry(track, "New", sha="e" * 40), 9.0, trust=Run.Trust.PROVISIONAL)
     table = compute_standings(track)
-    assert {(run.run, why) for run, why in table.left_out} == {
+    assert {(run.run, reason) for run, reason in table.left_out} == {
         (disputed.pk, "It is disputed."),
         (unknown.pk, "Nothing vouches for its node yet."),
     }
-    assert estimate(track, entries["Better"]).runs == 3
+    assert get_estimate(track, entries["Better"]).runs == 3
     stored = load_standings(track)
     row = stored.get_row(unknown.entry_id)
     assert row
@@ -75,7 +75,7 @@ def test_what_cannot_be_relied_on_is_left_out_with_the_reason() -> None:
 
 
 def test_run_without_a_graph_does_not_rank_on_a_traced_track() -> None:
-    track, entries = boards.board()
+    track, entries = boards.create_board()
     for entry in entries.values():
         if entry.title != "Level":
             entry.runs.update(graph=store_graph(entry))
@@ -84,7 +84,7 @@ def test_run_without_a_graph_does_not_rank_on_a_traced_track() -> None:
     (python_run,) = entries["Level"].runs.all()
     table = compute_standings(track)
     assert [(run.run, reason) for run, reason in table.left_out] == [(python_run.pk, NO_GRAPH)]
-    assert estimate(track, entries["Better"]).verdict is MultiplierVerdict.BETTER
+    assert get_estimate(track, entries["Better"]).verdict is MultiplierVerdict.BETTER
     stored = load_standings(track)
     row = stored.get_row(entries["Level"].pk)
     assert row is not None
@@ -92,22 +92,22 @@ def test_run_without_a_graph_does_not_rank_on_a_traced_track() -> None:
     assert explanations.describe_standing(row, stored).endswith(f"not compared: {NO_GRAPH}")
 
 
-def test_confirmation_runs_alone_judge_an_entry_that_has_all_of_them() -> None:
-    track, entries = boards.board()
-    better = entries["Better"]
+def test_estimate_of_confirmed_entry_uses_confirmation_runs_only() -> None:
+    track, entries = boards.create_board()
+    entry = entries["Better"]
     for seed in range(500, 500 + track.confirmations - 1):
-        boards.judged(better, 1.1, seed=seed, purpose=Run.Purpose.CONFIRMATION)
-    assert estimate(track, better).runs == 3 + track.confirmations - 1
-    boards.judged(better, 1.1, seed=600, purpose=Run.Purpose.CONFIRMATION)
-    cm = estimate(track, better).cm
-    assert estimate(track, better).runs == track.confirmations
+        boards.create_scored_run(entry, 1.1, seed=seed, purpose=Run.Purpose.CONFIRMATION)
+    assert get_estimate(track, entry).runs == 3 + track.confirmations - 1
+    boards.create_scored_run(entry, 1.1, seed=600, purpose=Run.Purpose.CONFIRMATION)
+    cm = get_estimate(track, entry).cm
+    assert get_estimate(track, entry).runs == track.confirmations
     assert cm == pytest.approx(1.1, abs=0.05)
 
 
-def test_voided_seconds_leave_the_other_axis_alone() -> None:
-    track, entries = boards.board()
+def test_void_seconds_do_not_affect_the_flops_axis() -> None:
+    track, entries = boards.create_board()
     Run.objects.filter(entry=entries["Worse"]).update(seconds_void="Its node ran at 83.1% of its usual speed.")
-    assert estimate(track, entries["Worse"]).verdict is MultiplierVerdict.WORSE
+    assert get_estimate(track, entries["Worse"]).verdict is MultiplierVerdict.WORSE
     table = load_standings(track, "seconds")
     row = table.get_row(entries["Worse"].pk)
     assert row
@@ -116,41 +116,43 @@ def test_voided_seconds_leave_the_other_axis_alone() -> None:
     assert explanations.describe_verdict(row, table) == "time voided: Its node ran at 83.1% of its usual speed."
 
 
-def test_time_is_compared_within_the_ladders_class_of_machine() -> None:
-    track, _ = boards.board()
-    fast = boards.judged(scene.entry(track, "Elsewhere", sha="f" * 40), 1.0, node_class="1 x H100", train_seconds=1.0)
-    assert estimate(track, fast.entry, "seconds").verdict is MultiplierVerdict.VOID
-    assert estimate(track, fast.entry).cm is not None
+def test_seconds_are_compared_within_node_class_of_ladder() -> None:
+    track, _ = boards.create_board()
+    fast = boards.create_scored_run(
+        scene.create_entry(track, "Elsewhere", sha="f" * 40), 1.0, node_class="1 x H100", train_seconds=1.0
+    )
+    assert get_estimate(track, fast.entry, "seconds").verdict is MultiplierVerdict.VOID
+    assert get_estimate(track, fast.entry).cm is not None
 
 
-def test_the_full_budget_in_seconds_is_what_the_baseline_used() -> None:
-    track, _ = boards.board()
+def test_full_budget_in_seconds_is_that_of_the_baseline() -> None:
+    track, _ = boards.create_board()
     assert compute_standings(track).full == 1e13
     assert compute_standings(track, "seconds").full == pytest.approx(boards.SECONDS, rel=0.01)
 
 
-def test_a_young_ladder_says_what_it_lacks() -> None:
-    track, baseline = boards.small()
+def test_ladder_description_names_missing_runs() -> None:
+    track, baseline = boards.create_ladder_track()
     table = load_standings(track)
     assert "The baseline has not arrived yet" in explanations.describe_ladder(table)
-    boards.judged(baseline, seed=7, purpose=Run.Purpose.NIGHTLY)
+    boards.create_scored_run(baseline, seed=7, purpose=Run.Purpose.NIGHTLY)
     table = load_standings(track)
     assert "compute only. The baseline’s ladder has 1 of 15 runs." in explanations.describe_ladder(table)
     assert explanations.describe_verdict(table.rows.get(), table) == ""
 
 
-def test_without_a_baseline_entries_stand_by_their_loss() -> None:
-    track = scene.track()
-    worse = boards.judged(scene.entry(track, "Worse"), bits_per_byte=2.5)
-    best = boards.judged(scene.entry(track, "Best", sha="b" * 40), bits_per_byte=2.1)
+def test_standings_without_baseline_are_ordered_by_loss() -> None:
+    track = scene.create_track()
+    worse = boards.create_scored_run(scene.create_entry(track, "Worse"), bits_per_byte=2.5)
+    best = boards.create_scored_run(scene.create_entry(track, "Best", sha="b" * 40), bits_per_byte=2.1)
     table = compute_standings(track)
     assert [row.entry for row in table.rows] == [best.entry_id, worse.entry_id]
     assert table.comparison is None
     assert "no baseline yet" in table.problem
 
 
-def test_old_results_stay_in_their_season() -> None:
-    track, entries = boards.board()
+def test_standings_of_new_season_have_no_old_results() -> None:
+    track, entries = boards.create_board()
     from leaderboard.models import Season
 
     track.season = Season.objects.create(name="Season 2", corpus="x", tokenizer="y", baseline=entries["baseline"])
@@ -158,32 +160,32 @@ def test_old_results_stay_in_their_season() -> None:
     assert compute_standings(track).rows == ()
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- descriptions ----------------------------------------------------------------------------------------------------
 
 
-def words(track: Track, entry: Entry) -> tuple[str, str, str]:
+def describe_row(track: Track, entry: Entry) -> tuple[str, str, str]:
     table = load_standings(track)
     row = table.get_row(entry.pk)
     assert row
-    said = (
+    texts = (
         explanations.describe_verdict(row, table),
         explanations.describe_standing(row, table),
         explanations.suggest_next_step(row, table),
     )
-    note, standing, step = (text.replace("\xa0", " ") for text in said)
+    note, standing, step = (text.replace("\xa0", " ") for text in texts)
     return note, standing, step
 
 
-def test_a_row_says_how_firm_it_is_and_what_comes_next() -> None:
-    track, entries = boards.board()
-    note, standing, step = words(track, entries["Level"])
+def test_row_description_has_certainty_and_next_step() -> None:
+    track, entries = boards.create_board()
+    note, standing, step = describe_row(track, entries["Level"])
     assert note.startswith("provisional, needs ")
     assert note.endswith(" to resolve")
     assert standing.startswith("Provisional multiplier 1.0")
     assert " at 1.0 × 10¹³ FLOPs: needs " in standing
     assert step == "The track gives every entry 3 runs. 2 more come by themselves while nodes are free."
 
-    note, standing, step = words(track, entries["Better"])
+    note, standing, step = describe_row(track, entries["Better"])
     assert note == "better than the baseline"
     assert standing.startswith("Multiplier 1.")
     assert "the baseline would need" in standing
@@ -191,17 +193,17 @@ def test_a_row_says_how_firm_it_is_and_what_comes_next() -> None:
     assert "it may be a record" in step
 
 
-def test_seeds_that_would_settle_it_are_asked_of_a_maintainer() -> None:
-    track, entries = boards.board()
+def test_row_description_names_seeds_that_maintainer_can_queue() -> None:
+    track, entries = boards.create_board()
     for seed in (200, 201):
-        boards.judged(entries["Level"], bits_per_byte=boards.loss(1.032), seed=seed)
-    note, _, step = words(track, entries["Level"])
+        boards.create_scored_run(entries["Level"], bits_per_byte=boards.compute_loss(1.032), seed=seed)
+    note, _, step = describe_row(track, entries["Level"])
     assert re.fullmatch(r"provisional, needs \d+ more seeds? to resolve", note)
     assert re.fullmatch(r"\d+ more seeds? of it would settle it: a maintainer queues \w+ in the admin\.", step)
 
 
 @pytest.mark.parametrize(
-    ("low", "cm", "high", "said"),
+    ("low", "cm", "high", "expected"),
     [
         (1.009, 1.031, 1.0535, "± 2.2 %"),
         (0.9, 1.0, 1.1111, "± 11 %"),
@@ -209,17 +211,17 @@ def test_seeds_that_would_settle_it_are_asked_of_a_maintainer() -> None:
         (None, 1.0, None, ""),
     ],
 )
-def test_an_interval_is_written_short_while_it_is_narrow(
-    low: float | None, cm: float, high: float | None, said: str
+def test_narrow_interval_is_formatted_as_percent(
+    low: float | None, cm: float, high: float | None, expected: str
 ) -> None:
-    found = EntryMultiplier(entry="x", cm=cm, low=low, high=high, verdict=MultiplierVerdict.TIED)
-    assert explanations.format_interval(found).replace("\xa0", " ") == said
+    multiplier = EntryMultiplier(entry="x", cm=cm, low=low, high=high, verdict=MultiplierVerdict.TIED)
+    assert explanations.format_interval(multiplier).replace("\xa0", " ") == expected
 
 
-# --- which runs count -------------------------------------------------------------------------------------------------
+# --- eligible runs ---------------------------------------------------------------------------------------------------
 
 
-def fact(run: int, entry: int, **fields: object) -> ScoredRun:
+def build_scored_run(run: int, entry: int, **fields: object) -> ScoredRun:
     values: dict[str, object] = {
         **dict.fromkeys(("seconds_void", "title", "architecture", "author", "kind", "sha", "repository"), ""),
         **dict.fromkeys(("stderr", "parameters", "finished_at"), None),
@@ -237,9 +239,9 @@ def fact(run: int, entry: int, **fields: object) -> ScoredRun:
     return ScoredRun(**{**values, **fields})  # type: ignore[arg-type]
 
 
-FACTS = st.lists(
+SCORED_RUNS = st.lists(
     st.builds(
-        lambda entry, purpose, trust, seconds, machine, void: fact(
+        lambda entry, purpose, trust, seconds, machine, void: build_scored_run(
             0, entry, purpose=purpose, trust=trust, seconds=seconds, node_class=machine, seconds_void=void
         ),
         st.integers(1, 4),
@@ -252,17 +254,17 @@ FACTS = st.lists(
 )
 
 
-@given(FACTS, st.integers(1, 3))
-def test_every_run_counts_or_is_left_out_with_a_reason(runs: list[ScoredRun], confirmations: int) -> None:
+@given(SCORED_RUNS, st.integers(1, 3))
+def test_each_run_is_eligible_or_left_out_with_reason(runs: list[ScoredRun], confirmations: int) -> None:
     counted, left_out = select_eligible_runs(runs, 1, confirmations)
     assert len(counted) + len(left_out) == len(runs)
-    assert all(why for _, why in left_out)
+    assert all(reason for _, reason in left_out)
     assert all(run.seconds is None for run in counted if run.seconds_void)
     assert all(run.flops is None or run.flops > 0 for run in counted)
 
 
-@given(FACTS)
-def test_one_clock_is_left_and_every_voided_time_says_why(runs: list[ScoredRun]) -> None:
+@given(SCORED_RUNS)
+def test_eligible_seconds_are_of_one_node_class(runs: list[ScoredRun]) -> None:
     counted = void_other_node_classes(select_eligible_runs(runs, 1, 3)[0], 1)
     timed = {run.node_class for run in counted if run.seconds is not None}
     if any(run.entry == 1 and run.seconds for run in counted):

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.stored_standings]
 
 
 @pytest.fixture
-def requested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def recomputed_track_ids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the ids of the tracks that a recomputation was enqueued for."""
     ids: list[int] = []
     monkeypatch.setattr(recomputation, "enqueue_recomputation", ids.append)
@@ -32,7 +32,7 @@ def cancel_first_run(track: Track) -> None:
 
 
 def test_rows_equal_computed_standings() -> None:
-    track, _ = boards.board()
+    track, _ = boards.create_board()
     recompute_standings(track)
 
     for axis in ("flops", "seconds"):
@@ -42,7 +42,7 @@ def test_rows_equal_computed_standings() -> None:
             (row.entry, [run.run for run in row.runs]) for row in computed.rows
         ]
         assert computed.comparison is not None
-        printed = {one["entry"]: one for one in computed.comparison.to_dict()["entries"]}
+        printed = {estimates["entry"]: estimates for estimates in computed.comparison.to_dict()["entries"]}
         for row in rows:
             estimate = row.estimate_dict(table)
             assert estimate is not None
@@ -56,7 +56,7 @@ def test_rows_equal_computed_standings() -> None:
 
 
 def test_board_without_computed_standings_is_empty(client: Client) -> None:
-    boards.board()
+    boards.create_board()
 
     page = client.get("/").content.decode()
 
@@ -66,7 +66,7 @@ def test_board_without_computed_standings_is_empty(client: Client) -> None:
 
 
 def test_recomputation_of_current_standings_changes_nothing(django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    track, _ = boards.board()
+    track, _ = boards.create_board()
     assert recompute_standings(track)
     before = list(Standing.objects.order_by("pk").values_list("pk", "table__computed_at"))
 
@@ -77,7 +77,7 @@ def test_recomputation_of_current_standings_changes_nothing(django_assert_num_qu
 
 
 def test_standings_computed_from_older_runs_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    track, _ = boards.board()
+    track, _ = boards.create_board()
     recompute_standings(track)
     calls: list[Axis] = []
 
@@ -90,7 +90,7 @@ def test_standings_computed_from_older_runs_are_discarded(monkeypatch: pytest.Mo
             recompute_standings(track)
         return old
 
-    boards.judged(Run.objects.filter(entry__title="Level")[0].entry, 1.01, seed=300)
+    boards.create_scored_run(Run.objects.filter(entry__title="Level")[0].entry, 1.01, seed=300)
     monkeypatch.setattr(standings_store, "compute_standings", compute_slowly)
     assert not standings_store.recompute_table(track, "flops")
 
@@ -100,9 +100,9 @@ def test_standings_computed_from_older_runs_are_discarded(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("change", ["run", "trust", "track", "season"])
 def test_change_enqueues_recomputation_on_commit(
-    change: str, requested: list[int], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
+    change: str, recomputed_track_ids: list[int], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
-    track, entries = boards.board()
+    track, entries = boards.create_board()
     run = entries["Better"].runs.earliest("pk")
     with django_capture_on_commit_callbacks(execute=True):
         if change == "run":
@@ -113,20 +113,20 @@ def test_change_enqueues_recomputation_on_commit(
             track.save()
         else:
             Season.objects.get(pk=track.season_id).save()
-        assert requested == []
+        assert recomputed_track_ids == []
 
-    assert requested == [track.pk]
+    assert recomputed_track_ids == [track.pk]
 
 
 def test_rolled_back_change_enqueues_nothing(
-    requested: list[int], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
+    recomputed_track_ids: list[int], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
-    track, _ = boards.board()
+    track, _ = boards.create_board()
     with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
         cancel_first_run(track)
         transaction.set_rollback(True)
 
-    assert requested == []
+    assert recomputed_track_ids == []
 
 
 def test_enqueueing_without_broker_warns_once(
@@ -147,9 +147,9 @@ def test_task_of_deleted_track_does_nothing() -> None:
 
 
 def test_periodic_task_recomputes_stale_standings(caplog: pytest.LogCaptureFixture) -> None:
-    track, entries = boards.board()
+    track, entries = boards.create_board()
     Track.objects.create(slug="odd", name="Odd", season=track.season, budget="a while", expected_seconds=1, position=-1)
-    boards.judged(entries["Level"], seed=7)
+    boards.create_scored_run(entries["Level"], seed=7)
     tasks.recompute_stale_standings()
 
     assert "The standings of odd cannot be computed." in caplog.text
@@ -162,7 +162,7 @@ def test_periodic_task_recomputes_stale_standings(caplog: pytest.LogCaptureFixtu
 
 
 def test_refreshed_standings_include_latest_change() -> None:
-    track, entries = boards.board()
+    track, entries = boards.create_board()
     recompute_standings(track)
     cancel_first_run(track)
 
@@ -176,8 +176,8 @@ def test_refreshed_standings_include_latest_change() -> None:
     assert (old.run_count, new.run_count) == (3, 2)
 
 
-def test_deleted_entry_takes_its_row_along() -> None:
-    track, entries = boards.board()
+def test_deleted_entry_deletes_its_standings_row() -> None:
+    track, entries = boards.create_board()
     recompute_standings(track)
     entries["Level"].runs.all().delete()
     entries["Level"].delete()

@@ -1,4 +1,4 @@
-"""Which levels of trust lead where, and that each change is said."""
+"""Transitions between trust levels of runs, and their events."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ T = Run.Trust
 
 
 @pytest.fixture
-def judged() -> Run:
-    _, baseline = boards.small()
-    return boards.judged(baseline, trust=T.PROVISIONAL)
+def scored_run() -> Run:
+    _, baseline = boards.create_ladder_track()
+    return boards.create_scored_run(baseline, trust=T.PROVISIONAL)
 
 
-def test_the_way_up(judged: Run) -> None:
-    way = [T.PROVISIONAL, T.SCORED, T.REPLICATED, T.RECORD, T.REPLICATED]
-    for before, to in pairwise(way):
-        assert judged.trust == before
-        assert trust.transition_trust(judged, to, actor="site", sentence=f"Now {to}.")
-    assert [event.sentence for event in Event.objects.about(judged)][-1] == "Now replicated."
+def test_trust_transitions_upward_are_applied(scored_run: Run) -> None:
+    levels = [T.PROVISIONAL, T.SCORED, T.REPLICATED, T.RECORD, T.REPLICATED]
+    for current, target in pairwise(levels):
+        assert scored_run.trust == current
+        assert trust.transition_trust(scored_run, target, actor="site", sentence=f"Now {target}.")
+    assert [event.sentence for event in Event.objects.about(scored_run)][-1] == "Now replicated."
 
 
 @pytest.mark.parametrize(
-    ("since", "to"),
+    ("since", "target"),
     [
         (T.PROVISIONAL, T.REPLICATED),
         (T.PROVISIONAL, T.RECORD),
@@ -40,25 +40,25 @@ def test_the_way_up(judged: Run) -> None:
         (T.SCORED, T.SCORED),
     ],
 )
-def test_there_is_no_other(judged: Run, since: Run.Trust, to: Run.Trust) -> None:
-    Run.objects.filter(pk=judged.pk).update(trust=since)
-    revision = Run.objects.get(pk=judged.pk).revision
-    assert not trust.transition_trust(judged, to, actor="site", sentence="Jumped.")
-    assert (judged.trust, judged.revision) == (since, revision)
-    assert not Event.objects.about(judged).exists()
+def test_invalid_trust_transition_is_rejected(scored_run: Run, since: Run.Trust, target: Run.Trust) -> None:
+    Run.objects.filter(pk=scored_run.pk).update(trust=since)
+    revision = Run.objects.get(pk=scored_run.pk).revision
+    assert not trust.transition_trust(scored_run, target, actor="site", sentence="Jumped.")
+    assert (scored_run.trust, scored_run.revision) == (since, revision)
+    assert not Event.objects.about(scored_run).exists()
 
 
 @pytest.mark.parametrize("since", [T.PROVISIONAL, T.SCORED, T.REPLICATED, T.RECORD])
-def test_anything_can_be_disputed_and_only_a_maintainer_settles_it(judged: Run, since: Run.Trust) -> None:
-    Run.objects.filter(pk=judged.pk).update(trust=since)
-    assert trust.transition_trust(judged, T.DISPUTED, actor="node:b", sentence="Disputed: it differs.")
-    assert not trust.mark_scored(judged)
-    assert trust.settle_dispute(judged, "mara")
-    assert judged.trust == T.SCORED
-    assert not trust.settle_dispute(judged, "mara")
+def test_disputed_run_is_settled_by_maintainer_only(scored_run: Run, since: Run.Trust) -> None:
+    Run.objects.filter(pk=scored_run.pk).update(trust=since)
+    assert trust.transition_trust(scored_run, T.DISPUTED, actor="node:b", sentence="Disputed: it differs.")
+    assert not trust.mark_scored(scored_run)
+    assert trust.settle_dispute(scored_run, "mara")
+    assert scored_run.trust == T.SCORED
+    assert not trust.settle_dispute(scored_run, "mara")
 
 
-def test_a_change_makes_a_new_page(judged: Run) -> None:
-    before = judged.revision
-    trust.transition_trust(judged, T.SCORED, actor="site", sentence="It counts.")
-    assert judged.revision == before + 1
+def test_trust_transition_increases_revision(scored_run: Run) -> None:
+    revision = scored_run.revision
+    trust.transition_trust(scored_run, T.SCORED, actor="site", sentence="It counts.")
+    assert scored_run.revision == revision + 1

@@ -1,4 +1,4 @@
-"""The calendar says what the schedule does: tonight, the weeks to come, the hours, the nights that were."""
+"""The calendar: upcoming runs, obstacles, past nights, hours of tracks and the iCalendar feed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY = timedelta(days=1)
 
 
 @pytest.fixture
-def beat(db: None) -> None:
+def beat_schedule(db: None) -> None:
     schedule.install()
 
 
@@ -40,45 +40,45 @@ def reschedule(task: str, **fields: Any) -> None:
     PeriodicTask.objects.filter(task=task).update(**{"crontab": None, "interval": None, **fields})
 
 
-# --- what is due -----------------------------------------------------------------------------------------------------
+# --- upcoming runs ---------------------------------------------------------------------------------------------------
 
 
-def test_the_nightly_is_due_every_day_at_its_hour(beat: None, track: Track) -> None:
-    due = calendar.list_upcoming(NOW)
-    assert [one.begins for one in due] == [NOW.replace(hour=20) + number * DAY for number in range(35)]
-    assert {one.title for one in due} == {"Nightly train of main, Small"}
-    assert due[0].ends - due[0].begins == timedelta(seconds=track.expected_seconds)
+def test_upcoming_nightly_is_listed_each_day_at_its_hour(beat_schedule: None, track: Track) -> None:
+    upcoming = calendar.list_upcoming(NOW)
+    assert [event.begins for event in upcoming] == [NOW.replace(hour=20) + number * DAY for number in range(35)]
+    assert {event.title for event in upcoming} == {"Nightly train of main, Small"}
+    assert upcoming[0].ends - upcoming[0].begins == timedelta(seconds=track.expected_seconds)
 
 
-def test_a_night_that_has_been_is_not_announced_again(beat: None, track: Track) -> None:
+def test_upcoming_list_skips_tonight_after_it_started(beat_schedule: None, track: Track) -> None:
     Night.objects.create(date=NOW.date(), track=track, sentence="It departed.")
     assert calendar.list_upcoming(NOW)[0].begins == NOW.replace(hour=20) + DAY
 
 
-def test_it_follows_what_a_maintainer_sets(beat: None, track: Track) -> None:
+def test_upcoming_list_follows_the_crontab(beat_schedule: None, track: Track) -> None:
     zone = ZoneInfo("Europe/Berlin")
     berlin = CrontabSchedule.objects.create(minute="30", hour="22", day_of_week="1-5", timezone=zone)
     reschedule(calendar.NIGHTLY, crontab=berlin)
-    first, _, friday, monday, *_ = (one.begins for one in calendar.list_upcoming(NOW))
+    first, _, friday, monday, *_ = (event.begins for event in calendar.list_upcoming(NOW))
     assert first == NOW.replace(hour=21, minute=30)
     assert (friday - first, monday - friday) == (2 * DAY, 3 * DAY), "no weekend"
     PeriodicTask.objects.filter(task=calendar.NIGHTLY).update(enabled=False)
     assert calendar.list_upcoming(NOW) == []
 
 
-def test_asked_for_every_few_minutes_there_is_one_a_day_all_the_same(beat: None, track: Track) -> None:
+def test_upcoming_list_of_interval_schedule_has_one_night_a_day(beat_schedule: None, track: Track) -> None:
     every, _ = IntervalSchedule.objects.get_or_create(every=20, period=IntervalSchedule.MINUTES)
     reschedule(calendar.NIGHTLY, interval=every, last_run_at=NOW - timedelta(minutes=5))
-    begins = [one.begins for one in calendar.list_upcoming(NOW)]
+    begins = [event.begins for event in calendar.list_upcoming(NOW)]
     assert begins[0] == NOW + timedelta(minutes=15)
-    assert len({at.date() for at in begins}) == len(begins) > 25, "as far as 2000 askings reach"
+    assert len({begin.date() for begin in begins}) == len(begins) > 25, "2000 interval steps cover more than 25 days"
 
 
-def test_the_monthly_is_due_on_the_first_where_a_track_has_one(beat: None, track: Track) -> None:
+def test_upcoming_list_has_monthly_run_of_monthly_track(beat_schedule: None, track: Track) -> None:
     Track.objects.update(monthly=2, nightly=False)
-    (one,) = calendar.list_upcoming(NOW)
-    assert one.begins == datetime(2026, 4, 1, 21, tzinfo=UTC)
-    assert one.ends - one.begins == timedelta(seconds=7 * track.expected_seconds)
+    (event,) = calendar.list_upcoming(NOW)
+    assert event.begins == datetime(2026, 4, 1, 21, tzinfo=UTC)
+    assert event.ends - event.begins == timedelta(seconds=7 * track.expected_seconds)
     Month.objects.create(date=datetime(2026, 4, 1).date(), track=track, sentence="It departed.")
     assert calendar.list_upcoming(NOW) == []
 
@@ -92,63 +92,71 @@ def test_the_monthly_is_due_on_the_first_where_a_track_has_one(beat: None, track
     zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York"]),
     now=st.datetimes(datetime(2026, 1, 1), datetime(2027, 6, 1), timezones=st.just(UTC)),
 )
-def test_the_next_time_is_the_one_at_which_celery_runs_it(
+def test_next_crontab_time_matches_celery(
     minute: int, hour: int, days: str, dates: str, zone: str, now: datetime
 ) -> None:
     crontab = TzAwareCrontab(f"{minute}", f"{hour}", days, dates, "*", tz=ZoneInfo(zone))
     now = now.replace(second=30, microsecond=0)
-    mine = next(calendar.list_crontab_times(crontab, now, now + timedelta(days=400)), None)
-    assume(mine is not None)
+    computed = next(calendar.list_crontab_times(crontab, now, now + timedelta(days=400)), None)
+    assume(computed is not None)
     local = now.astimezone(crontab.tz)
     last, delta, _ = crontab.remaining_delta(local)
-    theirs = (last.replace(tzinfo=None) + delta).replace(tzinfo=crontab.tz).astimezone(UTC)
-    assert mine is not None
-    assert abs(mine - theirs) in (timedelta(), timedelta(hours=1)), "an hour where the clocks change"
+    celery_time = (last.replace(tzinfo=None) + delta).replace(tzinfo=crontab.tz).astimezone(UTC)
+    assert computed is not None
+    assert abs(computed - celery_time) in (timedelta(), timedelta(hours=1)), "an hour where the clocks change"
 
 
-# --- what stands in the way ------------------------------------------------------------------------------------------
+# --- obstacles -------------------------------------------------------------------------------------------------------
 
 
-def page(client: Client) -> str:
+def get_page_text(client: Client) -> str:
     return " ".join(client.get("/calendar/").content.decode().split())
 
 
-def test_with_a_node_that_fits_it_leaves_on_time(beat: None, track: Track, able: Node, client: Client) -> None:
-    said = page(client)
-    assert "is-due-leaves" in said
-    assert "1 node online can take it." in said
+def test_calendar_page_with_fitting_node_shows_start(
+    beat_schedule: None, track: Track, capable_node: Node, client: Client
+) -> None:
+    page = get_page_text(client)
+    assert "is-due-leaves" in page
+    assert "1 node online can take it." in page
 
 
 @time_machine.travel(NOW, tick=False)
-def test_no_fitting_node_is_online(beat: None, track: Track, able: Node, client: Client) -> None:
+def test_calendar_page_without_fitting_node_shows_wait(
+    beat_schedule: None, track: Track, capable_node: Node, client: Client
+) -> None:
     Track.objects.update(needs_labels=["1x80gb"])
-    said = page(client)
-    assert "is-due-waits" in said
-    assert "Needs a node with a GPU of 80 GB, and none is online. It will wait, and leave as soon as one is." in said
+    page = get_page_text(client)
+    assert "is-due-waits" in page
+    assert "Needs a node with a GPU of 80 GB, and none is online. It will wait until one is." in page
 
 
-def test_last_night_still_runs(beat: None, track: Track, able: Node, client: Client) -> None:
+def test_calendar_page_with_running_night_shows_no_second_run(
+    beat_schedule: None, track: Track, capable_node: Node, client: Client
+) -> None:
     (night,) = nightly.start_nightly_runs(timezone.now() - DAY)
     Run.objects.filter(pk=night.run_id).update(state=Run.State.TRAINING, fraction=0.5, seconds=60.0)
-    said = page(client)
-    assert "is-due-stays" in said
-    assert f'<a href="/runs/{night.run_id}/">The train of an earlier night</a> is still training' in said
-    assert "no second one departs before it has arrived" in said
+    page = get_page_text(client)
+    assert "is-due-stays" in page
+    assert f'<a href="/runs/{night.run_id}/">The run of an earlier night</a> is still training' in page
+    assert "so tonight’s run is skipped" in page
 
 
-def test_main_is_broken(beat: None, track: Track, able: Node, main: Repository, client: Client) -> None:
-    main.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
+def test_calendar_page_with_broken_main_shows_the_fault(
+    beat_schedule: None, track: Track, capable_node: Node, main_repository: Repository, client: Client
+) -> None:
+    main_repository.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
     nightly.start_nightly_runs(timezone.now() - DAY)
-    said = page(client)
-    assert "is-due-baseline" in said
-    assert "main could not be trained last time: trainer/models/__init__.py is not valid Python." in said
+    page = get_page_text(client)
+    assert "is-due-baseline" in page
+    assert "main could not be trained last time: trainer/models/__init__.py is not valid Python." in page
 
 
-def test_without_a_schedule_it_says_how_to_make_one(track: Track, client: Client) -> None:
-    assert "No nightly train is scheduled" in page(client)
+def test_calendar_page_without_schedule_says_so(track: Track, client: Client) -> None:
+    assert "No nightly run is scheduled" in get_page_text(client)
 
 
-# --- the weeks, the hours, the diary ---------------------------------------------------------------------------------
+# --- weeks, past nights, hours ---------------------------------------------------------------------------------------
 
 
 class MonthTable(HTMLParser):
@@ -178,7 +186,7 @@ class MonthTable(HTMLParser):
             self.rows[-1][-1] = tag, text + data
 
 
-def test_calendar_page_weeks_are_table_rows(beat: None, track: Track, client: Client) -> None:
+def test_calendar_page_weeks_are_table_rows(beat_schedule: None, track: Track, client: Client) -> None:
     content = client.get("/calendar/").content.decode()
     header, *weeks = MonthTable(content).rows
     assert [(tag, text.strip()) for tag, text in header] == [
@@ -191,75 +199,75 @@ def test_calendar_page_weeks_are_table_rows(beat: None, track: Track, client: Cl
     assert "&lt;" not in content, "markup that was escaped shows up as text"
 
 
-def test_nights_that_were_stand_on_their_day_with_their_result(beat: None, client: Client) -> None:
-    night = scene.night()
+def test_calendar_page_shows_past_nights_with_results(beat_schedule: None, client: Client) -> None:
+    night = scene.create_night_board()
     today = timezone.now().date()
     Night.objects.create(date=today - DAY, track=night["track"], run=night["best"], sentence="main has moved.")
     Night.objects.create(date=today - 2 * DAY, track=night["track"], sentence="Nothing is trained.")
-    said = page(client)
-    assert f'<a href="/runs/{night["best"].pk}/">2.0412</a>' in said
-    assert "Nothing is trained." in said
-    assert said.count("is-today") == 1
+    page = get_page_text(client)
+    assert f'<a href="/runs/{night["best"].pk}/">2.0412</a>' in page
+    assert "Nothing is trained." in page
+    assert page.count("is-today") == 1
 
 
-def test_the_page_costs_the_same_whatever_it_shows(
-    beat: None, client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+def test_calendar_page_takes_constant_queries(
+    beat_schedule: None, client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    night = scene.night()
+    night = scene.create_night_board()
     for number in range(12):
         date = timezone.now().date() - number * DAY
-        run = scene.run(night["main"], seed=500 + number, state="finished", bits_per_byte=2.0)
+        run = scene.create_run(night["main"], seed=500 + number, state="finished", bits_per_byte=2.0)
         Night.objects.create(date=date, track=night["track"], run=run, sentence="main has moved.")
         Month.objects.create(date=date.replace(day=1) - number * DAY, track=night["track"], sentence="x").runs.add(run)
-    with django_assert_max_num_queries(24):
+    with django_assert_max_num_queries(27):
         client.get("/calendar/")
 
 
-def test_hours_are_drawn_over_the_week(beat: None, track: Track, client: Client) -> None:
+def test_calendar_page_draws_track_hours_of_the_week(beat_schedule: None, track: Track, client: Client) -> None:
     Track.objects.update(kind=Track.Kind.COMMUNITY, nightly=False)
-    over_sunday = track.hours.create(weekday=6, start=time(22), end=time(6))
-    assert build_bars(over_sunday) == [Bar(98.81, 1.19), Bar(0.0, 3.571)]
-    whole = track.hours.create(weekday=2, start=time(0), end=time(0))
-    assert build_bars(whole) == [Bar(28.571, 14.286)]
-    said = page(client)
-    assert "Hours of community and playground" in said
-    assert said.count("<rect") == 3
-    assert "Sunday, 22:00 to 06:00" in said
+    sunday_night = track.hours.create(weekday=6, start=time(22), end=time(6))
+    assert build_bars(sunday_night) == [Bar(98.81, 1.19), Bar(0.0, 3.571)]
+    whole_day = track.hours.create(weekday=2, start=time(0), end=time(0))
+    assert build_bars(whole_day) == [Bar(28.571, 14.286)]
+    page = get_page_text(client)
+    assert "Hours of community and playground" in page
+    assert page.count("<rect") == 3
+    assert "Sunday, 22:00 to 06:00" in page
 
 
 # --- the feed --------------------------------------------------------------------------------------------------------
 
 
-def test_the_feed_is_a_calendar_that_others_can_read(
-    beat: None, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calendar_feed_is_valid_icalendar(beat_schedule: None, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django.conf.settings.SITE_URL", "https://train.example.org")
-    night = scene.night()
+    night = scene.create_night_board()
     yesterday = timezone.now().date() - DAY
     Night.objects.create(date=yesterday, track=night["track"], run=night["best"], sentence="main; has moved, " * 20)
     Night.objects.create(date=yesterday - DAY, track=night["track"], sentence="No train.")
-    answer = client.get("/calendar.ics")
-    assert answer["Content-Type"] == "text/calendar; charset=utf-8"
-    assert max(len(line) for line in answer.content.split(b"\r\n")) <= 75
-    events = {str(event["UID"]): event for event in Calendar.from_ical(answer.content).walk("VEVENT")}
-    arrived = events[f"nightly-three-minutes-{yesterday:%Y%m%d}T0000@train.example.org"]
-    assert arrived["SUMMARY"] == "Three minutes on a CPU: Smeared keys, 2.0412 bits per byte"
-    assert arrived["DESCRIPTION"] == "main; has moved, " * 20
-    assert arrived["URL"] == f"https://train.example.org/runs/{night['best'].pk}/"
+    response = client.get("/calendar.ics")
+    assert response["Content-Type"] == "text/calendar; charset=utf-8"
+    assert max(len(line) for line in response.content.split(b"\r\n")) <= 75
+    events = {str(event["UID"]): event for event in Calendar.from_ical(response.content).walk("VEVENT")}
+    finished = events[f"nightly-three-minutes-{yesterday:%Y%m%d}T0000@train.example.org"]
+    assert finished["SUMMARY"] == "Three minutes on a CPU: Smeared keys, 2.0412 bits per byte"
+    assert finished["DESCRIPTION"] == "main; has moved, " * 20
+    assert finished["URL"] == f"https://train.example.org/runs/{night['best'].pk}/"
     (cancelled,) = (event for event in events.values() if event.get("STATUS") == "CANCELLED")
     assert cancelled["SUMMARY"] == "Three minutes on a CPU: no run started"
-    coming = [event for event in events.values() if event["SUMMARY"] == "Nightly train of main, Three minutes on a CPU"]
-    assert len(coming) == 35
-    assert all(event["DTEND"].dt - event["DTSTART"].dt == timedelta(seconds=180) for event in coming)
+    upcoming = [
+        event for event in events.values() if event["SUMMARY"] == "Nightly train of main, Three minutes on a CPU"
+    ]
+    assert len(upcoming) == 35
+    assert all(event["DTEND"].dt - event["DTSTART"].dt == timedelta(seconds=180) for event in upcoming)
 
 
-def test_a_night_keeps_its_identity_from_announcement_to_result(beat: None, track: Track, client: Client) -> None:
-    def uids() -> set[str]:
+def test_calendar_feed_keeps_uid_of_night_after_start(beat_schedule: None, track: Track, client: Client) -> None:
+    def list_uids() -> set[str]:
         return {str(event["UID"]) for event in Calendar.from_ical(client.get("/calendar.ics").content).walk("VEVENT")}
 
-    before = uids()
+    earlier_uids = list_uids()
     first = calendar.list_upcoming(timezone.now())[0].begins
     (night,) = nightly.start_nightly_runs(first)
     Night.objects.filter(pk=night.pk).update(date=timezone.now().date())
-    assert f"nightly-small-{timezone.now():%Y%m%d}T0000@127.0.0.1" in uids()
-    assert len(before - uids()) <= 1
+    assert f"nightly-small-{timezone.now():%Y%m%d}T0000@127.0.0.1" in list_uids()
+    assert len(earlier_uids - list_uids()) <= 1

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 
 from leaderboard.models import Entry, Run, Season, Track
@@ -15,22 +16,23 @@ from scheduler import storage
 from scheduler.models import Blob, Job
 from tests.leaderboard.conftest import DICTIONARY, Repository
 from tests.support.graph_jobs import finish_trace
+from trainer.scoring import benchmark_tasks
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def dictionary(main: Repository, site: Any) -> None:
-    """main has the architectures that a new site trains."""
+def architectures_on_main(main_repository: Repository, site: Any) -> None:
+    """Commit the architectures that a new site trains to main."""
     more = ("litgpt", "nanogpt")
     text = DICTIONARY.replace("}", "".join(f'    "{name}": "trainer.models.{name}",\n' for name in more) + "}")
     files: dict[str, str | bytes] = {f"trainer/models/{name}.py": "x = 1\n" for name in more}
-    main.commit("More models", {"trainer/models/__init__.py": text, **files})
+    main_repository.commit("More models", {"trainer/models/__init__.py": text, **files})
 
 
 @pytest.fixture
 def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A first season over a few sentences, and a cache of its own."""
+    """Configure a first season of a few sentences, with its own cache."""
     for i in range(12):
         (tmp_path / f"{i}.txt").write_text(f"The train number {i} leaves at {i} o'clock, whatever the weather. " * 20)
     small = {"corpus": f"files:{tmp_path}/*.txt", "tokenizer": "bpe:300", "limit_bytes": None}
@@ -39,7 +41,7 @@ def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def say(command: str, *arguments: str, **options: Any) -> str:
+def run_command(command: str, *arguments: str, **options: Any) -> str:
     out = StringIO()
     call_command(command, *arguments, stdout=out, **options)
     return out.getvalue()
@@ -50,9 +52,9 @@ def trace_waiting_runs() -> None:
         finish_trace(run, vocabulary_size=300)
 
 
-def test_a_new_site_departs_and_departs_once(dictionary: None, main: Repository) -> None:
+def test_bootstrap_site_creates_entries_and_runs_once(architectures_on_main: None, main_repository: Repository) -> None:
     for _ in range(2):
-        assert say("bootstrap_site") == "Ten teraFLOPs on two cores: 4 runs waiting\n"
+        assert run_command("bootstrap_site") == "Ten teraFLOPs on two cores: 4 runs waiting\n"
     assert [(entry.architecture, entry.kind, entry.state) for entry in Entry.objects.order_by("pk")] == [
         ("gpt", "main", "approved"),
         ("smear", "architecture", "approved"),
@@ -62,36 +64,38 @@ def test_a_new_site_departs_and_departs_once(dictionary: None, main: Repository)
     season = Season.objects.get()
     assert season.baseline == Entry.objects.get(kind="main")
     assert {run.reason for run in Run.objects.all()} == {"Approved; waits until the season's dataset is prepared."}
-    main.commit("main goes on")
-    say("bootstrap_site")
+    main_repository.commit("main goes on")
+    run_command("bootstrap_site")
     assert Run.objects.count() == 4
 
 
-def test_with_main_only_no_other_code_is_entered(dictionary: None) -> None:
-    say("bootstrap_site", main_only=True)
+def test_bootstrap_site_with_main_only_creates_one_entry(architectures_on_main: None) -> None:
+    run_command("bootstrap_site", main_only=True)
     assert Entry.objects.get().kind == "main"
-    say("bootstrap_site")
+    run_command("bootstrap_site")
     assert Entry.objects.count() == 4
 
 
-def test_an_administrator_is_made_only_when_asked_for(dictionary: None) -> None:
-    say("bootstrap_site")
+def test_bootstrap_site_with_superuser_creates_administrator(architectures_on_main: None) -> None:
+    run_command("bootstrap_site")
     assert not User.objects.exists()
-    words = say("bootstrap_site", superuser="mara").splitlines()[-1].split()
-    assert User.objects.get(username="mara", is_superuser=True).check_password(words[words.index("password") + 1])
-    assert "exists already" in say("bootstrap_site", superuser="mara")
+    output_words = run_command("bootstrap_site", superuser="mara").splitlines()[-1].split()
+    assert User.objects.get(username="mara", is_superuser=True).check_password(
+        output_words[output_words.index("password") + 1]
+    )
+    assert "exists already" in run_command("bootstrap_site", superuser="mara")
 
 
-def test_without_a_repository_setup_says_why(site: Any, tmp_path: Path) -> None:
+def test_bootstrap_site_without_repository_fails_with_reason(site: Any, tmp_path: Path) -> None:
     site.MAIN_REPOSITORY = str(tmp_path / "nowhere")
     with pytest.raises(CommandError, match="There is no repository at"):
-        say("bootstrap_site")
+        run_command("bootstrap_site")
 
 
-def test_the_dataset_is_prepared_pinned_and_what_waited_is_queued(dictionary: None, small_corpus: Path) -> None:
-    say("bootstrap_site")
+def test_prepare_season_pins_dataset_and_queues_waiting_runs(architectures_on_main: None, small_corpus: Path) -> None:
+    run_command("bootstrap_site")
     assert not Job.objects.exists()
-    say("prepare_season", verbosity=0)
+    run_command("prepare_season", verbosity=0)
     season = Season.objects.get()
     assert len(season.dataset_hash) == 64
     assert season.vocabulary_size == 300
@@ -100,18 +104,18 @@ def test_the_dataset_is_prepared_pinned_and_what_waited_is_queued(dictionary: No
     queued = [run.entry.architecture for run in Run.objects.queued()]
     assert queued == ["gpt", "smear", "litgpt", "nanogpt"]
     assert Job.objects.count() == 8
-    say("prepare_season", verbosity=0)
+    run_command("prepare_season", verbosity=0)
     assert Job.objects.count() == 8
 
     season.files.all().delete()
     (small_corpus / "another.txt").write_text("A text that was not there before. " * 20)
     with pytest.raises(CommandError, match=f"is pinned to {season.dataset_hash[:12]}"):
-        say("prepare_season", verbosity=0)
+        run_command("prepare_season", verbosity=0)
 
 
-def test_prepared_files_are_stored_once_and_each_job_gets_its_splits(dictionary: None, small_corpus: Path) -> None:
-    say("bootstrap_site")
-    say("prepare_season", verbosity=0)
+def test_prepared_files_are_stored_once_with_splits_per_job(architectures_on_main: None, small_corpus: Path) -> None:
+    run_command("bootstrap_site")
+    run_command("prepare_season", verbosity=0)
     season = Season.objects.get()
     training = {"manifest.json", "tokenizer.json", "train/00000.bin", "dev/00000.bin"}
     assert {file.path for file in season.dataset("train", "dev").files or ()} == training
@@ -123,28 +127,60 @@ def test_prepared_files_are_stored_once_and_each_job_gets_its_splits(dictionary:
     season.files.filter(path="train/00000.bin").delete()
     season.files.filter(path="manifest.json").delete()
     assert season.dataset("test").files is None, "a part of the dataset is stored"
-    say("prepare_season", verbosity=0)
+    run_command("prepare_season", verbosity=0)
     (small_corpus / "another.txt").write_text("Stored files do not change with the corpus. " * 20)
-    say("prepare_season", verbosity=0)
+    run_command("prepare_season", verbosity=0)
     assert season.dataset("test").files == tuple(scoring.values())
 
 
-def test_a_corpus_that_is_not_there_is_said_in_one_line(site: Any) -> None:
+def test_prepare_season_stores_shipped_evaluation_data(architectures_on_main: None, small_corpus: Path) -> None:
+    run_command("prepare_season", verbosity=0)
+    run_command("bootstrap_site")
+    season = Season.objects.get()
+    assert season.list_missing_tasks(Track.objects.get().suite) == []
+    files = season.get_evaluation_files(["blimp_sample"])
+    assert [file.path.partition("/")[0] for file in files] == ["blimp_sample"] * 4
+    shipped = benchmark_tasks.SHIPPED / files[0].path
+    assert storage.read_blob(Blob.objects.get(pk=files[0].sha256)) == shipped.read_bytes()
+    assert files[0].path not in {file.path for file in season.dataset("test").files or ()}
+    assert not storage.delete_unreferenced_blob(files[0].sha256)
+    run_command("prepare_season", verbosity=0)
+    assert season.get_evaluation_files(["blimp_sample"]) == files
+
+
+def test_prepare_season_without_task_data_warns(architectures_on_main: None, small_corpus: Path) -> None:
+    run_command("bootstrap_site")
+    Track.objects.update(suite=["hellaswag", "blimp_sample"])
+    warnings = StringIO()
+    run_command("prepare_season", verbosity=0, stderr=warnings, eval_data=small_corpus)
+    assert warnings.getvalue() == "No evaluation data of hellaswag: runs are scored without it.\n"
+    assert Season.objects.get().list_missing_tasks(["hellaswag", "blimp_sample"]) == ["hellaswag"]
+
+
+def test_track_with_an_unknown_benchmark_is_refused(track: Track) -> None:
+    track.suite = ["blimp", "mmlu"]
+    with pytest.raises(ValidationError, match="There is no task 'mmlu' in the suite; known: blimp, "):
+        track.full_clean()
+
+
+def test_prepare_season_with_missing_corpus_fails_in_one_line(site: Any) -> None:
     Season.objects.create(name="Lost", corpus="files:/nowhere/*.txt", tokenizer="bpe:300")
     with pytest.raises(CommandError, match="/nowhere") as failure:
-        say("prepare_season", verbosity=0)
+        run_command("prepare_season", verbosity=0)
     assert "\n" not in str(failure.value)
 
 
-def test_enter_makes_an_entry_and_approves_it_on_request(track: Track, main: Repository) -> None:
-    said = say("submit_entry", str(main.path), "main", "--title", "Smeared", "--arch", "smear", "--approve")
+def test_submit_entry_command_with_approve_queues_run(track: Track, main_repository: Repository) -> None:
+    output = run_command(
+        "submit_entry", str(main_repository.path), "main", "--title", "Smeared", "--arch", "smear", "--approve"
+    )
     entry = Entry.objects.get()
-    assert said.startswith(f"entry {entry.pk}: Smeared ({entry.sha[:8]}) by Ada, architecture, proposed\nrun ")
+    assert output.startswith(f"entry {entry.pk}: Smeared ({entry.sha[:8]}) by Ada, architecture, proposed\nrun ")
     assert Run.objects.get().state == "queued"
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
         (["--arch", "mamba"], "no architecture 'mamba'"),
         (["--arch", "gpt", "--track", "huge"], "Unknown track. Tracks: small."),
@@ -152,21 +188,23 @@ def test_enter_makes_an_entry_and_approves_it_on_request(track: Track, main: Rep
         (["--arch", "gpt", "--config", "[]"], "must be a JSON object"),
     ],
 )
-def test_enter_refuses_with_one_sentence(track: Track, main: Repository, words: list[str], sentence: str) -> None:
-    with pytest.raises(CommandError, match=sentence):
-        say("submit_entry", str(main.path), "main", "--title", "x", *words)
+def test_submit_entry_command_with_invalid_arguments_fails(
+    track: Track, main_repository: Repository, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(CommandError, match=message):
+        run_command("submit_entry", str(main_repository.path), "main", "--title", "x", *arguments)
 
 
-def test_the_first_track_is_one_that_its_own_form_would_take(dictionary: None) -> None:
-    say("bootstrap_site")
+def test_bootstrapped_track_passes_validation(architectures_on_main: None) -> None:
+    run_command("bootstrap_site")
     track = Track.objects.get()
     track.full_clean()
     assert (track.slug, track.seeds, len(track.rungs())) == ("small", 3, 5)
 
 
-def test_the_ladder_waits_behind_main_and_the_other_entries(dictionary: None, small_corpus: Path) -> None:
-    say("bootstrap_site")
-    say("prepare_season", verbosity=0)
+def test_bootstrapped_ladder_is_queued_after_entries(architectures_on_main: None, small_corpus: Path) -> None:
+    run_command("bootstrap_site")
+    run_command("prepare_season", verbosity=0)
     trace_waiting_runs()
     fill_ladders()
     queued = list(Run.objects.queued())

@@ -1,4 +1,4 @@
-"""The ladder fills itself: what is lacking is queued behind everything else, smallest rungs first."""
+"""The ladder: missing runs are queued at the lowest priority, smallest rungs first."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from leaderboard.schedule import ladder
 from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import Repository, finish
+from tests.leaderboard.conftest import Repository, finish_run
 
 RUNGS = {"rungs": [0.25, 0.5, 1, 2], "seeds": 2}
 
 
 @pytest.fixture
-def baseline(main: Repository, track: Track) -> Entry:
-    entry = intake.submit_entry(str(main.path), "main", "main", "gpt", track, kind=Entry.Kind.MAIN)
+def baseline(main_repository: Repository, track: Track) -> Entry:
+    entry = intake.submit_entry(str(main_repository.path), "main", "main", "gpt", track, kind=Entry.Kind.MAIN)
     intake.approve_entry(entry, entry.sha, None)
     track.season.baseline, track.ladder, track.seeds = entry, RUNGS, 2
     track.season.save()
@@ -31,18 +31,18 @@ def baseline(main: Repository, track: Track) -> Entry:
     return entry
 
 
-def arrive(track: Track, node: Node) -> None:
-    """Fill and run the ladder until nothing of it waits."""
+def finish_ladder(track: Track, node: Node) -> None:
+    """Fill the ladder and finish its runs until none is queued."""
     while ladder.fill_ladder(track) or Run.objects.filter(track=track, state=Run.State.QUEUED).exists():
         for run in Run.objects.filter(track=track, state=Run.State.QUEUED):
-            finish(run, node)
+            finish_run(run, node)
 
 
-def shape(track: Track) -> list[tuple[str, int]]:
+def list_ladder_runs(track: Track) -> list[tuple[str, int]]:
     return sorted(Run.objects.filter(track=track, purpose="ladder").values_list("budget", "seed"))
 
 
-def test_it_begins_with_the_smallest_rungs_behind_everything_else(baseline: Entry, track: Track) -> None:
+def test_ladder_starts_with_smallest_rungs_at_lowest_priority(baseline: Entry, track: Track) -> None:
     assert ladder.fill_ladder(track) == ladder.WAITING_AT_ONCE
     runs = Run.objects.filter(purpose="ladder").order_by("pk").select_related("job", "track")
     assert [(run.budget, run.seed, run.state) for run in runs] == [
@@ -54,15 +54,15 @@ def test_it_begins_with_the_smallest_rungs_behind_everything_else(baseline: Entr
     assert [run.job.expected_seconds for run in runs if run.job] == [2.5, 2.5, 5.0]
 
 
-def test_what_waits_is_not_queued_again(baseline: Entry, track: Track) -> None:
+def test_ladder_with_queued_runs_queues_no_more(baseline: Entry, track: Track) -> None:
     ladder.fill_ladder(track)
     assert ladder.fill_ladder(track) == 0
-    assert len(shape(track)) == ladder.WAITING_AT_ONCE
+    assert len(list_ladder_runs(track)) == ladder.WAITING_AT_ONCE
 
 
-def test_it_fills_to_seeds_times_rungs_and_no_further(baseline: Entry, track: Track, node: Node) -> None:
-    arrive(track, node)
-    assert shape(track) == [(f"{steps}steps", seed) for steps in (10, 20, 40) for seed in (1, 2)] + [
+def test_ladder_fills_to_seeds_times_rungs(baseline: Entry, track: Track, node: Node) -> None:
+    finish_ladder(track, node)
+    assert list_ladder_runs(track) == [(f"{steps}steps", seed) for steps in (10, 20, 40) for seed in (1, 2)] + [
         ("5steps", 1),
         ("5steps", 2),
     ]
@@ -70,109 +70,107 @@ def test_it_fills_to_seeds_times_rungs_and_no_further(baseline: Entry, track: Tr
     assert ladder.fill_ladder(track) == 0
 
 
-def test_another_run_of_the_baseline_is_a_seed_of_its_rung(baseline: Entry, track: Track, node: Node) -> None:
+def test_ladder_counts_other_runs_of_the_baseline(baseline: Entry, track: Track, node: Node) -> None:
     from leaderboard.runs import make_run
 
-    make_run(baseline, track)  # a nightly run of it, with a drawn seed
-    arrive(track, node)
-    assert [budget for budget, _ in shape(track)].count("20steps") == 1
+    make_run(baseline, track)  # like a nightly run with a drawn seed
+    finish_ladder(track, node)
+    assert [budget for budget, _ in list_ladder_runs(track)].count("20steps") == 1
 
 
-def test_what_the_infrastructure_broke_goes_on_with_its_seed_after_a_rest(
-    baseline: Entry, track: Track, node: Node
-) -> None:
+def test_ladder_retries_infrastructure_failure_after_delay(baseline: Entry, track: Track, node: Node) -> None:
     ladder.fill_ladder(track)
-    broken = Run.objects.filter(purpose="ladder").earliest("pk")
-    Job.objects.filter(pk=broken.job_id).update(state=Job.State.FAILED)
-    Run.objects.filter(pk=broken.pk).update(state="failed", cause="infrastructure", finished_at=timezone.now())
+    failed_run = Run.objects.filter(purpose="ladder").earliest("pk")
+    Job.objects.filter(pk=failed_run.job_id).update(state=Job.State.FAILED)
+    Run.objects.filter(pk=failed_run.pk).update(state="failed", cause="infrastructure", finished_at=timezone.now())
     ladder.fill_ladder(track)
-    broken.refresh_from_db()
-    assert broken.state == "failed"
+    failed_run.refresh_from_db()
+    assert failed_run.state == "failed"
 
-    Run.objects.filter(pk=broken.pk).update(finished_at=timezone.now() - ladder.RETRY_AFTER - timedelta(seconds=1))
+    Run.objects.filter(pk=failed_run.pk).update(finished_at=timezone.now() - ladder.RETRY_AFTER - timedelta(seconds=1))
     ladder.fill_ladder(track)
-    broken.refresh_from_db()
-    assert broken.state == "queued"
-    assert Run.objects.filter(budget=broken.budget, purpose="ladder").count() == 2
+    failed_run.refresh_from_db()
+    assert failed_run.state == "queued"
+    assert Run.objects.filter(budget=failed_run.budget, purpose="ladder").count() == 2
 
 
 @pytest.mark.parametrize("end", [{"state": "failed", "cause": "model"}, {"state": "cancelled"}])
-def test_what_the_model_or_a_maintainer_ended_keeps_its_place(
+def test_ladder_does_not_replace_failed_or_cancelled_run(
     baseline: Entry, track: Track, node: Node, end: dict[str, str]
 ) -> None:
     ladder.fill_ladder(track)
-    ended = Run.objects.filter(purpose="ladder").earliest("pk")
-    Job.objects.filter(pk=ended.job_id).update(state=Job.State.FAILED)
-    Run.objects.filter(pk=ended.pk).update(**end, finished_at=timezone.now() - timedelta(days=1))
-    arrive(track, node)
-    assert Run.objects.filter(purpose="ladder", budget=ended.budget).count() == 2
+    ended_run = Run.objects.filter(purpose="ladder").earliest("pk")
+    Job.objects.filter(pk=ended_run.job_id).update(state=Job.State.FAILED)
+    Run.objects.filter(pk=ended_run.pk).update(**end, finished_at=timezone.now() - timedelta(days=1))
+    finish_ladder(track, node)
+    assert Run.objects.filter(purpose="ladder", budget=ended_run.budget).count() == 2
     assert ladder.get_ladder_progress(track) == ladder.LadderProgress(7, 8)
 
 
-def test_once_it_is_full_entries_get_their_further_seeds(
-    baseline: Entry, idea: Entry, track: Track, node: Node
+def test_full_ladder_queues_further_seeds_of_entries(
+    baseline: Entry, proposed_entry: Entry, track: Track, node: Node
 ) -> None:
-    (first,) = intake.approve_entry(idea, idea.sha, None)
-    finish(first, node)
+    (first,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
+    finish_run(first, node)
     ladder.fill_ladder(track)
-    assert idea.runs.count() == 1
-    arrive(track, node)
-    assert idea.runs.count() == track.seeds == 2
-    assert len(set(idea.runs.values_list("seed", flat=True))) == 2
-    assert Job.objects.filter(run__entry=idea).latest("pk").priority == Job.Priority.LADDER
+    assert proposed_entry.runs.count() == 1
+    finish_ladder(track, node)
+    assert proposed_entry.runs.count() == track.seeds == 2
+    assert len(set(proposed_entry.runs.values_list("seed", flat=True))) == 2
+    assert Job.objects.filter(run__entry=proposed_entry).latest("pk").priority == Job.Priority.LADDER
 
 
-def test_an_entry_whose_model_failed_gets_no_further_seeds(
-    baseline: Entry, idea: Entry, track: Track, node: Node
+def test_full_ladder_queues_no_seeds_of_failed_entry(
+    baseline: Entry, proposed_entry: Entry, track: Track, node: Node
 ) -> None:
-    intake.approve_entry(idea, idea.sha, None)
-    idea.runs.update(state="failed", cause="model")
-    arrive(track, node)
-    assert idea.runs.count() == 1
+    intake.approve_entry(proposed_entry, proposed_entry.sha, None)
+    proposed_entry.runs.update(state="failed", cause="model")
+    finish_ladder(track, node)
+    assert proposed_entry.runs.count() == 1
 
 
 @pytest.mark.parametrize("change", ["baseline", "dataset"])
-def test_a_new_season_makes_it_anew_and_leaves_the_old_one_alone(
-    baseline: Entry, track: Track, node: Node, main: Repository, change: str
+def test_ladder_of_new_season_starts_over(
+    baseline: Entry, track: Track, node: Node, main_repository: Repository, change: str
 ) -> None:
-    arrive(track, node)
-    old, ran = track.season, shape(track)
+    finish_ladder(track, node)
+    old_season, old_runs = track.season, list_ladder_runs(track)
     entry = baseline
     if change == "baseline":
-        sha = main.commit("Faster", {"trainer/models/gpt.py": "x = 1\n"})
-        entry = intake.submit_entry(str(main.path), sha, "main", "gpt", track, kind=Entry.Kind.MAIN)
+        sha = main_repository.commit("Faster", {"trainer/models/gpt.py": "x = 1\n"})
+        entry = intake.submit_entry(str(main_repository.path), sha, "main", "gpt", track, kind=Entry.Kind.MAIN)
         intake.approve_entry(entry, sha, None)
     track.season = Season.objects.create(
         name="Season 1", corpus="python-library", tokenizer="bpe:512", dataset_hash="e" * 64, baseline=entry
     )
     track.save()
     assert ladder.get_ladder_progress(track) == ladder.LadderProgress(0, 8)
-    arrive(track, node)
+    finish_ladder(track, node)
     assert ladder.get_ladder_progress(track) == ladder.LadderProgress(8, 8)
-    assert Run.objects.filter(season=old, purpose="ladder").count() == len(ran)
+    assert Run.objects.filter(season=old_season, purpose="ladder").count() == len(old_runs)
     assert Run.objects.filter(season=track.season, purpose="ladder").count() == 8
 
 
-@pytest.mark.parametrize("without", ["ladder", "baseline", "dataset", "season"])
-def test_without_what_it_needs_nothing_is_queued(baseline: Entry, track: Track, without: str) -> None:
-    Track.objects.update(ladder={}) if without == "ladder" else None
+@pytest.mark.parametrize("missing", ["ladder", "baseline", "dataset", "season"])
+def test_ladder_without_prerequisite_queues_nothing(baseline: Entry, track: Track, missing: str) -> None:
+    Track.objects.update(ladder={}) if missing == "ladder" else None
     Season.objects.update(
         **{"baseline": {"baseline": None}, "dataset": {"dataset_hash": ""}, "season": {"active": False}}.get(
-            without, {"active": True}
+            missing, {"active": True}
         )
     )
     fill_ladders()
     assert not Run.objects.filter(purpose="ladder").exists()
 
 
-def test_the_sandbox_gives_a_larger_rung_more_time(track: Track) -> None:
+def test_wall_time_limit_of_larger_rung_is_longer(track: Track) -> None:
     track.ladder = RUNGS
     assert track.training_limits(track.part("40steps")).wall_seconds == 2 * track.training_limits().wall_seconds
     assert track.training_limits(track.part("5steps")).wall_seconds == track.training_limits().wall_seconds
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("rungs", "message"),
     [
         ({"rungs": [0.5, 1]}, "it is"),
         ({"rungs": [0.5, 2], "seeds": 3}, "1 .the whole budget. is one of them"),
@@ -185,9 +183,9 @@ def test_the_sandbox_gives_a_larger_rung_more_time(track: Track) -> None:
         ([], "it is"),
     ],
 )
-def test_the_admin_refuses_a_ladder_that_cannot_be_climbed(track: Track, wrong: Any, sentence: str) -> None:
-    track.ladder = wrong
-    with pytest.raises(ValidationError, match=sentence):
+def test_track_with_invalid_ladder_is_refused(track: Track, rungs: Any, message: str) -> None:
+    track.ladder = rungs
+    with pytest.raises(ValidationError, match=message):
         track.clean()
 
 
@@ -195,17 +193,15 @@ BUDGETS = st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=
 
 
 @given(st.integers(1, 5), BUDGETS, st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e"]), st.integers(0, 8)))
-def test_what_is_missing_fills_every_rung_and_overfills_none(
-    seeds: int, budgets: list[str], there: dict[str, int]
-) -> None:
-    lacking = list(ladder.list_missing_budgets(seeds, budgets, there))
-    assert lacking == sorted(lacking, key=budgets.index)
+def test_missing_budgets_fill_each_rung_exactly(seeds: int, budgets: list[str], existing: dict[str, int]) -> None:
+    missing = list(ladder.list_missing_budgets(seeds, budgets, existing))
+    assert missing == sorted(missing, key=budgets.index)
     for budget in budgets:
-        assert max(there.get(budget, 0), seeds) == there.get(budget, 0) + lacking.count(budget)
+        assert max(existing.get(budget, 0), seeds) == existing.get(budget, 0) + missing.count(budget)
 
 
 @given(st.sets(st.integers(0, 30)))
-def test_a_free_seed_was_never_used(used: set[int]) -> None:
+def test_free_seeds_are_the_lowest_unused(used: set[int]) -> None:
     seeds = ladder.iterate_free_seeds(used)
     first, second = next(seeds), next(seeds)
     assert 1 <= first < second

@@ -1,4 +1,4 @@
-"""The month's best entries leave together, with seven times the budget, once a month."""
+"""Monthly runs: the month's best entries with seven times the budget, once a month."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW = timezone.now()
 
 @pytest.fixture
 def track(tmp_path: Any, settings: Any) -> Track:
-    """A board with a full ladder and a monthly train for two."""
+    """A track with a full ladder and monthly runs for two entries."""
     settings.STORAGES = {
         **settings.STORAGES,
         "default": {
@@ -29,28 +29,28 @@ def track(tmp_path: Any, settings: Any) -> Track:
             "OPTIONS": {"location": str(tmp_path / "storage")},
         },
     }
-    made, baseline = boards.small(monthly=2, nightly=False)
-    boards.climb(baseline)
-    return made
+    monthly_track, baseline = boards.create_ladder_track(monthly=2, nightly=False)
+    boards.fill_ladder(baseline)
+    return monthly_track
 
 
-def arrived(track: Track, title: str, multiplier: float, days_ago: float = 3, **fields: Any) -> Entry:
+def create_scored_entry(track: Track, title: str, multiplier: float, days_ago: float = 3, **fields: Any) -> Entry:
     bundle = storage.store_bytes(title.encode())
-    made = scene.entry(track, title, "smear", sha=f"{Entry.objects.count():040x}", bundle=bundle, **fields)
-    boards.judged(made, multiplier, seed=100, finished_at=NOW - timedelta(days=days_ago))
-    return made
+    entry = scene.create_entry(track, title, "smear", sha=f"{Entry.objects.count():040x}", bundle=bundle, **fields)
+    boards.create_scored_run(entry, multiplier, seed=100, finished_at=NOW - timedelta(days=days_ago))
+    return entry
 
 
-def this_month() -> Month:
+def start_this_month() -> Month:
     (month,) = monthly.start_monthly_runs(NOW)
     return month
 
 
-def test_the_best_of_the_month_leave_with_the_baseline_beside_them(track: Track) -> None:
-    second, worst, best = (
-        arrived(track, "Second", 1.2), arrived(track, "Worst", 0.8), arrived(track, "Best", 1.5)
-    )  # fmt: skip
-    month = this_month()
+def test_monthly_runs_are_for_best_entries_and_baseline(track: Track) -> None:
+    second = create_scored_entry(track, "Second", 1.2)
+    worst = create_scored_entry(track, "Worst", 0.8)
+    best = create_scored_entry(track, "Best", 1.5)
+    month = start_this_month()
     assert track.season.baseline
     assert [run.entry for run in month.runs.order_by("pk")] == [best, second, track.season.baseline]
     assert month.sentence.startswith("With 7 times the budget: Best, Second.")
@@ -63,64 +63,64 @@ def test_the_best_of_the_month_leave_with_the_baseline_beside_them(track: Track)
     assert Event.objects.about(track).last().sentence.startswith("Monthly runs of ")  # type: ignore[union-attr]
 
 
-def test_once_a_month_whoever_asks(track: Track) -> None:
-    arrived(track, "Best", 1.5)
-    this_month()
+def test_monthly_runs_start_once_a_month(track: Track) -> None:
+    create_scored_entry(track, "Best", 1.5)
+    start_this_month()
     assert monthly.start_monthly_runs(NOW) == []
     assert monthly.start_monthly_runs(NOW.replace(day=28)) == []
     assert Month.objects.count() == 1
 
 
-def test_it_stands_aside_while_the_last_one_runs(track: Track) -> None:
-    arrived(track, "Best", 1.5)
-    first = this_month()
-    arrived(track, "Better", 1.6, days_ago=-1)
+def test_monthly_runs_do_not_start_while_last_ones_run(track: Track) -> None:
+    create_scored_entry(track, "Best", 1.5)
+    first = start_this_month()
+    create_scored_entry(track, "Better", 1.6, days_ago=-1)
     (second,) = monthly.start_monthly_runs(NOW + timedelta(days=32))
     assert second.sentence == "The last month still has 2 runs in progress: no new runs start."
     assert not second.runs.exists()
     first.runs.update(state=Run.State.FINISHED)
     (third,) = monthly.start_monthly_runs(NOW + timedelta(days=64))
-    assert [run.entry.title for run in third.runs.all()] == ["Better"], "the baseline has run at this length"
+    assert [run.entry.title for run in third.runs.all()] == ["Better"], "the baseline already ran with this budget"
 
 
-def test_who_arrived_before_the_last_one_does_not_leave_again(track: Track) -> None:
-    arrived(track, "Old", 1.5, days_ago=40)
-    month = this_month()
+def test_monthly_runs_skip_entries_scored_before_last_month(track: Track) -> None:
+    create_scored_entry(track, "Old", 1.5, days_ago=40)
+    month = start_this_month()
     assert month.sentence == "No new entry was scored since the last month: no runs start."
     assert not month.runs.exists()
 
 
-def test_of_mains_commits_only_the_best_goes_along(track: Track) -> None:
-    arrived(track, "main, Monday", 1.3, kind=Entry.Kind.MAIN)
-    arrived(track, "main, Tuesday", 1.4, kind=Entry.Kind.MAIN)
-    arrived(track, "Level", 1.0)
-    assert {run.entry.title for run in this_month().runs.all()} >= {"main, Tuesday", "Level"}
+def test_monthly_runs_include_only_best_commit_of_main(track: Track) -> None:
+    create_scored_entry(track, "main, Monday", 1.3, kind=Entry.Kind.MAIN)
+    create_scored_entry(track, "main, Tuesday", 1.4, kind=Entry.Kind.MAIN)
+    create_scored_entry(track, "Level", 1.0)
+    assert {run.entry.title for run in start_this_month().runs.all()} >= {"main, Tuesday", "Level"}
     assert not Run.objects.filter(purpose=Run.Purpose.MONTHLY, entry__title="main, Monday").exists()
 
 
-def test_nobody_goes_along_whose_result_is_disputed_or_withdrawn(track: Track) -> None:
-    arrived(track, "Disputed", 1.5).runs.update(trust=Run.Trust.DISPUTED)
-    arrived(track, "Withdrawn", 1.4, state=Entry.State.WITHDRAWN)
-    assert not this_month().runs.exists()
+def test_monthly_runs_skip_disputed_and_withdrawn_entries(track: Track) -> None:
+    create_scored_entry(track, "Disputed", 1.5).runs.update(trust=Run.Trust.DISPUTED)
+    create_scored_entry(track, "Withdrawn", 1.4, state=Entry.State.WITHDRAWN)
+    assert not start_this_month().runs.exists()
 
 
-def test_where_no_node_fits_it_says_so(track: Track) -> None:
-    arrived(track, "Best", 1.5)
-    assert this_month().sentence.endswith("none is online. It starts as soon as one is.")
+def test_monthly_message_without_fitting_node_says_so(track: Track) -> None:
+    create_scored_entry(track, "Best", 1.5)
+    assert start_this_month().sentence.endswith("none is online. It starts as soon as one is.")
 
 
-def test_its_runs_do_not_move_the_board(track: Track) -> None:
-    best = arrived(track, "Best", 1.5)
-    before = compute_standings(track).get_row(best.pk)
-    month = this_month()
+def test_monthly_runs_do_not_change_standings(track: Track) -> None:
+    best_entry = create_scored_entry(track, "Best", 1.5)
+    row_before = compute_standings(track).get_row(best_entry.pk)
+    month = start_this_month()
     month.runs.update(state=Run.State.FINISHED, trust=Run.Trust.SCORED, bits_per_byte=1.0, train_flops=7e13)
     table = compute_standings(track)
-    assert table.get_row(best.pk) == before
+    assert table.get_row(best_entry.pk) == row_before
     reasons = {reason for run, reason in table.left_out if run.run in set(month.runs.values_list("pk", flat=True))}
     assert reasons == {"It ran on the monthly train, with more than the track's budget."}
 
 
-def test_only_tracks_of_the_present_season_that_want_one(track: Track) -> None:
+def test_monthly_runs_need_active_season_and_setting(track: Track) -> None:
     Track.objects.update(monthly=0)
     assert monthly.start_monthly_runs(NOW) == []
     Track.objects.update(monthly=1)

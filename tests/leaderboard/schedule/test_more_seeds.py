@@ -1,4 +1,4 @@
-"""Further seeds by one click: what a maintainer does when a row says that it needs more."""
+"""Admin actions that queue further seeds of an entry."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from tests.support import boards
 
 
 @pytest.fixture
-def mara(client: Client, maintainer: User) -> Client:
+def maintainer_client(client: Client, maintainer: User) -> Client:
     client.force_login(maintainer)
     return client
 
 
-def act(client: Client, action: str, entry: Entry) -> str:
+def run_admin_action(client: Client, action: str, entry: Entry) -> str:
     data = {"action": action, "_selected_action": [entry.pk]}
     return client.post("/admin/leaderboard/entry/", data, follow=True).content.decode()
 
 
-def test_the_seeds_that_an_entry_needs_are_one_click(mara: Client, idea: Entry, maintainer: User) -> None:
-    intake.approve_entry(idea, idea.sha, maintainer)
-    act(mara, "run_one_more_seed", idea)
-    assert idea.runs.count() == 2
-    assert len({run.seed for run in idea.runs.all()}) == 2
-    assert "unknown how many seeds" in act(mara, "run_needed_seeds", idea)
+def test_one_more_seed_action_queues_a_run(maintainer_client: Client, proposed_entry: Entry, maintainer: User) -> None:
+    intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
+    run_admin_action(maintainer_client, "run_one_more_seed", proposed_entry)
+    assert proposed_entry.runs.count() == 2
+    assert len({run.seed for run in proposed_entry.runs.all()}) == 2
+    assert "unknown how many seeds" in run_admin_action(maintainer_client, "run_needed_seeds", proposed_entry)
 
 
-def test_an_entry_that_is_level_gets_what_would_settle_it(mara: Client, site: Any) -> None:
-    track, entries = boards.board()
+def test_needed_seeds_action_queues_the_estimated_seeds(maintainer_client: Client, site: Any) -> None:
+    track, entries = boards.create_board()
     level = entries["Level"]
     row = compute_standings(track).get_row(level.pk)
     assert row
     assert row.estimate
     needed = row.estimate.seeds_needed
     assert needed
-    assert f"Level: {needed} more queued." in act(mara, "run_needed_seeds", level)
+    assert f"Level: {needed} more queued." in run_admin_action(maintainer_client, "run_needed_seeds", level)
     assert level.runs.filter(state="queued").count() == needed
 
 
-def test_seeds_of_an_entry_that_nobody_approved_are_not_queued(mara: Client, idea: Entry) -> None:
-    assert "only approved entries run" in act(mara, "run_one_more_seed", idea)
-    assert not idea.runs.exists()
+def test_one_more_seed_action_for_unapproved_entry_is_refused(maintainer_client: Client, proposed_entry: Entry) -> None:
+    assert "only approved entries run" in run_admin_action(maintainer_client, "run_one_more_seed", proposed_entry)
+    assert not proposed_entry.runs.exists()

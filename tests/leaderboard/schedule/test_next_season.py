@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from leaderboard.models import Entry, Run, Season, Track
+from leaderboard.models import Entry, Run, Season, SeasonFile, Track
 from leaderboard.schedule import next_season
 from leaderboard.submissions import intake
-from scheduler.models import Node
-from tests.leaderboard.conftest import Repository, finish
+from scheduler import storage
+from scheduler.models import Blob, Event, Node
+from tests.leaderboard.conftest import Repository, finish_run
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
@@ -29,29 +31,34 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def create_season(name: str, *arguments: str) -> str:
     out = StringIO()
-    call_command("create_season", name, *arguments, stdout=out, verbosity=0)
+    suite = () if "--suite" in arguments else ("--suite", "blimp_sample")
+    call_command("create_season", name, *arguments, *suite, stdout=out, verbosity=0)
     return out.getvalue()
 
 
-def enter_main(main: Repository, track: Track) -> Entry:
+def submit_main(main: Repository, track: Track) -> Entry:
     entry = intake.submit_entry(str(main.path), "main", "main", "gpt", track, kind=Entry.Kind.MAIN)
     intake.approve_entry(entry, entry.sha, None)
     return entry
 
 
-def test_next_season_takes_over_tracks_and_starts_ladder_of_newest_scored_main(
-    track: Track, main: Repository, corpus: str, node: Node
+def test_next_season_continues_tracks_and_starts_ladder_of_newest_main(
+    track: Track, main_repository: Repository, corpus: str, node: Node
 ) -> None:
     first = track.season
-    first.baseline, first.caps, track.ladder = enter_main(main, track), {"parameters": 5e6}, {"rungs": [1], "seeds": 2}
+    first.baseline, first.caps, track.ladder = (
+        submit_main(main_repository, track),
+        {"parameters": 5e6},
+        {"rungs": [1], "seeds": 2},
+    )
     first.save()
     track.save()
-    main.commit("Faster", {"trainer/models/gpt.py": "x = 1\n"})
-    newest = enter_main(main, track)
-    finish(scene.run(newest, state=Run.State.QUEUED), node)
-    main.commit("Not trained yet", {"trainer/models/gpt.py": "x = 2\n"})
-    enter_main(main, track)
-    before = set(Run.objects.values_list("pk", "season"))
+    main_repository.commit("Faster", {"trainer/models/gpt.py": "x = 1\n"})
+    newest = submit_main(main_repository, track)
+    finish_run(scene.create_run(newest, state=Run.State.QUEUED), node)
+    main_repository.commit("Not trained yet", {"trainer/models/gpt.py": "x = 2\n"})
+    submit_main(main_repository, track)
+    first_season_runs = set(Run.objects.values_list("pk", "season"))
     arguments = ["--corpus", corpus, "--tokenizer", "bpe:300", "--tokens", "1M"]
     assert "1 tracks continue in it; 2 runs" in create_season("Season 1", *arguments)
     track.refresh_from_db()
@@ -64,14 +71,14 @@ def test_next_season_takes_over_tracks_and_starts_ladder_of_newest_scored_main(
     )
     assert Season.objects.current() == second
     assert second.dataset("train").files
-    assert set(Run.objects.filter(season=first).values_list("pk", "season")) == before
+    assert set(Run.objects.filter(season=first).values_list("pk", "season")) == first_season_runs
     assert list(Run.objects.filter(season=second).values_list("entry", "purpose")) == [(newest.pk, "ladder")] * 2
     assert "0 tracks continue" in create_season("Season 1", *arguments)
-    with pytest.raises(CommandError, match="There is another season named 'Season 1'"):
+    with pytest.raises(CommandError, match="There is another season 'Season 1'"):
         create_season("Season 1", "--corpus", corpus, "--tokenizer", "bpe:400")
 
 
-def test_season_that_is_over_is_refused_and_tracks_stay_in_the_current_one(track: Track, corpus: str) -> None:
+def test_season_that_ended_is_refused_and_tracks_stay(track: Track, corpus: str) -> None:
     arguments = ["--corpus", corpus, "--tokenizer", "bpe:300"]
     create_season("Season 1", *arguments)
     create_season("Season 2", *arguments)
@@ -82,9 +89,26 @@ def test_season_that_is_over_is_refused_and_tracks_stay_in_the_current_one(track
     assert track.season.name == "Season 2"
 
 
-def test_season_stays_the_current_one_until_the_next_is_prepared(track: Track, corpus: str) -> None:
-    waiting = next_season.create_season("Season 1", corpus, "bpe:300", None)
-    assert Season.objects.current() == track.season != waiting
+def test_season_without_task_data_does_not_begin(track: Track, corpus: str, tmp_path: Path) -> None:
+    folder = tmp_path / "evaluation"
+    arguments = ["--corpus", corpus, "--tokenizer", "bpe:300", "--suite", "blimp_sample,piqa,copa"]
+    (folder / "piqa").mkdir(parents=True)
+    (folder / "piqa" / "validation.jsonl.gz").write_bytes(b"questions")
+    with pytest.raises(CommandError, match=r"^No evaluation data of copa, so Season 1 does not begin\."):
+        create_season("Season 1", *arguments, "--eval-data", str(folder))
+    season = Season.objects.get(name="Season 1")
+    assert (season.active, season.is_prepared, Season.objects.current()) == (False, False, track.season)
+    (folder / "copa").mkdir()
+    (folder / "copa" / "validation.jsonl.gz").write_bytes(b"more questions")
+    assert "1 tracks continue" in create_season("Season 1", *arguments, "--eval-data", str(folder))
+    stored = {file.path: file for file in season.get_evaluation_files(["piqa", "copa"])}
+    assert storage.read_blob(Blob.objects.get(pk=stored["copa/validation.jsonl.gz"].sha256)) == b"more questions"
+    assert season.list_missing_tasks(["blimp_sample", "piqa", "copa"]) == []
+
+
+def test_season_stays_current_until_next_is_prepared(track: Track, corpus: str) -> None:
+    unprepared = next_season.create_season("Season 1", corpus, "bpe:300", None)
+    assert Season.objects.current() == track.season != unprepared
 
 
 @pytest.mark.parametrize(
@@ -95,17 +119,19 @@ def test_season_stays_the_current_one_until_the_next_is_prepared(track: Track, c
         (["--corpus", "fineweb-edu", "--tokenizer", "bpe:12"], "between 257"),
         (["--corpus", "fineweb-edu", "--tokenizer", "words"], "expected bpe:8192, gpt2:FOLDER, world:FILE"),
         (["--corpus", "fineweb-edu", "--tokens", "many"], "try 500M or 12B"),
+        (["--corpus", "fineweb-edu", "--suite", "mmlu"], "There is no task 'mmlu' in the suite; known: blimp, "),
     ],
 )
-def test_unknown_corpus_tokenizer_or_size_is_refused_with_those_that_exist(arguments: list[str], message: str) -> None:
+def test_season_with_unknown_corpus_or_tokenizer_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(CommandError, match=message):
         create_season("Season 1", *arguments)
     assert not Season.objects.exists()
 
 
-def test_admin_refuses_unknown_corpus_and_tokenizer(client: Client, maintainer: User) -> None:
+def test_season_admin_with_unknown_corpus_or_tokenizer_shows_error(client: Client, maintainer: User) -> None:
     client.force_login(maintainer)
     values = {"name": "Season 1", "started_at_0": "2026-11-01", "started_at_1": "00:00", "caps": "{}"}
+    values |= {"test_tokens": 1000}
     values |= {"corpus": "wikipedia", "tokenizer": "bpe:32768"}
     page = client.post("/admin/leaderboard/season/add/", values).content.decode()
     assert "it starts with one of climbmix, dclm-baseline" in page
@@ -114,3 +140,83 @@ def test_admin_refuses_unknown_corpus_and_tokenizer(client: Client, maintainer: 
     assert not Season.objects.exists()
     client.post("/admin/leaderboard/season/add/", values | {"tokenizer": "bpe:32768"})
     assert Season.objects.get().corpus == "fineweb-edu:sample-100BT"
+
+
+def test_season_added_in_admin_begins_by_its_name(track: Track, corpus: str, client: Client, maintainer: User) -> None:
+    client.force_login(maintainer)
+    values = {"name": "Season 1", "started_at_0": "2026-11-01", "started_at_1": "00:00", "caps": "{}", "active": "on"}
+    values |= {"test_tokens": 1000, "corpus": corpus, "tokenizer": "bpe:300"}
+    page = client.post("/admin/leaderboard/season/add/", values, follow=True).content.decode()
+    assert "Season 1 is saved. Prepare it to begin it." in page
+    assert "Prepare and begin" in page
+    assert Season.objects.current() == track.season
+    assert "1 tracks continue in it" in create_season("Season 1")
+    track.refresh_from_db()
+    assert track.season.name == "Season 1"
+    with pytest.raises(CommandError, match="There is no season 'Season 2'"):
+        create_season("Season 2")
+
+
+def test_next_season_skips_tracks_with_other_tokenizer(track: Track, corpus: str) -> None:
+    start = create_finished_run(track)
+    Track.objects.filter(pk=track.pk).update(start_run=start)
+    other_track = Track.objects.create(
+        slug="other", name="Other", season=track.season, budget=track.budget, expected_seconds=10
+    )
+    Season.objects.create(
+        name="Season 2", active=False, corpus=corpus, tokenizer="bpe:300", limit_bytes=None, caps={"parameters": 1e6}
+    )
+    printed = create_season("Season 2")
+    assert "1 tracks continue in it" in printed
+    assert f"{track.slug} stays in {track.season}: its first weights have another tokenizer." in printed
+    track.refresh_from_db()
+    other_track.refresh_from_db()
+    assert (track.season.name, other_track.season.name) == (start.season.name, "Season 2")
+    assert other_track.season.caps == {"parameters": 1e6}
+    assert "have another tokenizer" in Event.objects.about(track).last().sentence
+
+
+def test_invalid_track_stays_in_old_season_and_is_named(track: Track, corpus: str) -> None:
+    Track.objects.filter(pk=track.pk).update(budget="forever", suite=["mmlu"])
+    old_season = track.season
+    printed = create_season("Season 2", "--corpus", corpus, "--tokenizer", "bpe:300")
+    assert "0 tracks continue in it" in printed
+    assert f"{track.slug} stays in {old_season}: " in printed
+    assert "forever" in printed
+    track.refresh_from_db()
+    assert (track.season, Season.objects.current()) == (old_season, Season.objects.get(name="Season 2"))
+    assert f"{track} stays in {old_season}: " in Event.objects.about(track).last().sentence
+
+
+def test_tokenizers_of_seasons_are_compared_by_files(track: Track) -> None:
+    first = track.season
+    second = Season.objects.create(name="Season 2", active=False, corpus="files:x", tokenizer=first.tokenizer)
+    assert first.shares_tokenizer(first)
+    assert not first.shares_tokenizer(second), "no tokenizer files are stored"
+    for season, content in ((first, b"one"), (second, b"two")):
+        SeasonFile.objects.create(
+            season=season, kind="dataset", path="tokenizer.json", blob=storage.store_bytes(content)
+        )
+    assert not first.shares_tokenizer(second)
+    SeasonFile.objects.filter(season=second).update(blob=storage.store_bytes(b"one"))
+    assert first.shares_tokenizer(second)
+    Season.objects.filter(pk=second.pk).update(tokenizer="bpe:999")
+    second.refresh_from_db()
+    assert not first.shares_tokenizer(second)
+
+
+def create_finished_run(track: Track) -> Run:
+    return scene.create_run(scene.create_entry(track, "Earlier"), state=Run.State.FINISHED)
+
+
+def test_test_tokens_of_season_with_scores_are_fixed(track: Track, main_repository: Repository, node: Node) -> None:
+    season = track.season
+    season.test_tokens = 4_000_000
+    season.full_clean()
+    season.save()
+    assert track.to_dict()["test_tokens"] == 4_000_000
+    scene.create_run(submit_main(main_repository, track), state=Run.State.FINISHED, bits_per_byte=1.0)
+    season.full_clean()
+    season.test_tokens = 2_000_000
+    with pytest.raises(ValidationError, match="Create a new season"):
+        season.full_clean()

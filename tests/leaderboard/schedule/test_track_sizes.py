@@ -1,4 +1,4 @@
-"""Every track template against the cards that it asks for."""
+"""Memory, limits and sizes of each track template on the GPUs of its labels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import pytest
 from django.contrib.auth.models import User
 
 from benchmarks import track_sizes
-from leaderboard import runs
+from leaderboard import run_jobs, runs
 from leaderboard.actions import perform_run_action
-from leaderboard.models import Entry, Run, Track
+from leaderboard.models import Entry, Run, Season, SeasonFile, TracedGraph, Track
 from leaderboard.schedule.track_templates import TEMPLATES, compute_template_size, create_track
 from leaderboard.submissions import intake
+from scheduler import storage
 from scheduler.matching import parse_labels
-from scheduler.models import Job
-from trainer.accounting.training_size import KEPT_ON_NODE, KEPT_ON_SERVER, compute_model_size, estimate_memory
-from trainer.scoring.benchmark_suite import SUITE
+from scheduler.models import Blob, Job
+from trainer.accounting.training_size import (
+    KEPT_ON_NODE,
+    KEPT_ON_SERVER,
+    compute_model_size,
+    estimate_memory,
+    estimate_scoring_memory,
+)
+from trainer.scoring.benchmark_tasks import NAMES
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -35,77 +42,168 @@ def test_tuning_template_fits_rwkv5_of_1_5_billion() -> None:
 def test_template_has_devices_suite_seconds_and_ladder(name: str) -> None:
     template = TEMPLATES[name]
     needs = parse_labels(tuple(template["needs_labels"]))
-    assert template["config"]["devices"] == needs.gpus, "a larger node uses no more"
-    assert set(template["suite"]) <= set(SUITE)
+    assert template["config"]["devices"] == needs.gpus, "a larger node would use only these"
+    assert set(template["suite"]) <= set(NAMES)
+    assert template["suite_limit"] == 500, "the same limit as nanochat's CORE"
     assert template["expected_seconds"] > 0
-    if template.get("trial"):
-        assert "ladder" not in template, "smaller models would stand on it"
-    elif name != "long-run-8x80gb":
+    if "ladder" not in template:
+        assert name in ("long-run-8x80gb", "playground-16gb")
+        assert "No ladder, since" in template["description"], "the description gives the reason"
+    else:
+        assert "trial" not in template, "the ladder would have runs of smaller models"
         assert 1 in template["ladder"]["rungs"]
         assert template["ladder"]["seeds"] >= 2, "sigma is estimated from replicates"
 
 
 @pytest.mark.parametrize(("name", "label"), [("night-h100", "1xh100"), ("night-h200", "1xh200")])
-def test_night_names_its_gpu_and_feeds_the_monthly_train(name: str, label: str) -> None:
+def test_night_template_has_gpu_label_and_monthly_runs(name: str, label: str) -> None:
     assert label in TEMPLATES[name]["needs_labels"]
     assert (TEMPLATES[name]["nightly"], TEMPLATES[name]["monthly"]) == (True, 3)
 
 
-def test_pull_request_track_takes_one_to_three_h100_hours() -> None:
+def test_pull_request_template_takes_one_to_three_h100_hours() -> None:
     template = TEMPLATES["playground-h100"]
     assert template["kind"] == Track.Kind.PLAYGROUND
     assert 3600 <= template["expected_seconds"] * template["config"]["devices"] <= 3 * 3600
 
 
-def test_written_table_is_the_computed_one() -> None:
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_template_score_job_needs_one_gpu_and_inference_memory(name: str, track: Track) -> None:
+    template_track = create_track(name, track.season)
+    assert template_track.size is not None
+    run = Run(
+        entry=Entry(kind=Entry.Kind.MAIN, track=template_track),
+        track=template_track,
+        season=template_track.season,
+        budget=template_track.budget,
+    )
+    run.job = Job(release=Blob())
+    job = run_jobs.build_score_job(run, template_track.suite)
+    memory = template_track.get_scoring_memory()
+    assert (job["needs_gpus"], job["needs_labels"], job["needs_gpu_memory_bytes"]) == (1, [], memory)
+    assert 8 * template_track.size.parameters < memory < 8 * template_track.size.parameters + 7e9
+    assert memory <= 0.9 * parse_labels(tuple(template_track.needs_labels)).gpu_memory_bytes
+    training = template_track.training_limits()
+    assert job["limits"]["memory_bytes"] <= training.memory_bytes
+    assert job["needs_disk_bytes"] == job["limits"]["disk_bytes"] <= training.disk_bytes
+    assert job["needs_memory_bytes"] <= template_track.needs_memory_bytes
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["night-h100", "playground-h100", "desktop-4090", "ci-16gb"])
+def test_template_score_job_is_expected_to_take_under_an_hour(name: str, track: Track) -> None:
+    template_track = create_track(name, track.season)
+    run = Run(
+        entry=Entry(kind=Entry.Kind.MAIN, track=template_track),
+        track=template_track,
+        season=template_track.season,
+        budget=template_track.budget,
+    )
+    run.job = Job(release=Blob())
+    job = run_jobs.build_score_job(run, template_track.suite)
+    assert job["expected_seconds"] < 3600 <= job["limits"]["wall_seconds"]
+    assert job["expected_seconds"] > run_jobs.build_score_job(run, ())["expected_seconds"]
+    Season.objects.update(test_tokens=120_000_000)
+    run.season.refresh_from_db()
+    assert run_jobs.build_score_job(run, ())["expected_seconds"] > 2 * job["expected_seconds"]
+
+
+@pytest.mark.django_db
+def test_score_of_larger_graph_gets_more_time(track: Track) -> None:
+    template_track = create_track("night-h100", track.season)
+    entry = Entry(kind=Entry.Kind.MAIN, track=template_track)
+    run = Run(
+        entry=entry,
+        track=template_track,
+        season=template_track.season,
+        budget=template_track.budget,
+        job=Job(release=Blob()),
+    )
+    usual = run_jobs.build_score_job(run, ())["limits"]["wall_seconds"]
+    run.graph = TracedGraph(summary={"scoring_flops_per_token": 7e9})
+    assert 3 * usual < run_jobs.build_score_job(run, ())["limits"]["wall_seconds"] < 5 * usual
+
+
+def test_night_template_can_be_scored_on_16_gb_gpu() -> None:
+    size = compute_template_size(TEMPLATES["night-h100"])
+    assert sum(estimate_scoring_memory(size, 2048).values()) < 16e9
+
+
+@pytest.mark.django_db
+def test_pull_request_track_is_the_h100_playground_first(track: Track) -> None:
+    for name in ("playground-16gb", "playground-h100"):
+        create_track(name, track.season)
+    track_for_pull_requests = Track.objects.for_pull_requests()
+    assert track_for_pull_requests is not None
+    assert track_for_pull_requests.slug == "playground-h100"
+
+
+def test_written_size_table_is_up_to_date() -> None:
     assert track_sizes.FILE.read_text() == track_sizes.render_table()
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_limits_leave_room_for_its_checkpoints(name: str, track: Track) -> None:
-    made = create_track(name, track.season)
-    size, uploads, limits = made.size, made.upload_limits(), made.training_limits()
+    template_track = create_track(name, track.season)
+    size, uploads, limits = template_track.size, template_track.upload_limits(), template_track.training_limits()
     assert size is not None
     assert uploads is not None
     assert uploads.file_bytes >= size.optimizer_bytes
-    assert uploads.lease_bytes >= KEPT_ON_SERVER * size.checkpoint_bytes
-    assert limits.disk_bytes >= KEPT_ON_NODE * size.checkpoint_bytes
+    kept_bytes = template_track.get_checkpoint_sizes().kept
+    assert uploads.lease_bytes >= KEPT_ON_SERVER * size.checkpoint_bytes + kept_bytes
+    assert limits.disk_bytes >= KEPT_ON_NODE * size.checkpoint_bytes + kept_bytes - size.weights_bytes
     assert limits.memory_bytes >= 2 * size.checkpoint_bytes
 
 
 @pytest.mark.django_db
-def test_a_night_sends_less_than_60_gb(idea: Entry) -> None:
-    made = create_track("night-h100", idea.track.season)
-    run = runs.make_run(idea, made)
-    seconds = runs.get_upload_seconds(run)
+def test_night_template_uploads_less_than_60_gb(proposed_entry: Entry) -> None:
+    template_track = create_track("night-h100", proposed_entry.track.season)
+    run = runs.make_run(proposed_entry, template_track)
+    seconds = run_jobs.get_upload_seconds(run)
     assert seconds is not None
-    assert made.size is not None
-    uploads = made.expected_seconds // seconds  # the last one at the end
+    assert template_track.size is not None
+    sizes = template_track.get_checkpoint_sizes()
+    assert (sizes.milestones, sizes.milestone) == (9, 2 * template_track.size.parameters)
+    assert (sizes.checkpoint, sizes.final) == (template_track.size.checkpoint_bytes, 4 * template_track.size.parameters)
+    uploads = 24 * 3600 // seconds  # with evaluations; the final weights follow
     assert uploads >= 2
-    assert uploads * made.size.checkpoint_bytes < 60e9
+    assert uploads * sizes.checkpoint + sizes.final + sizes.milestones * sizes.milestone < 60e9
 
 
 @pytest.mark.django_db
-def test_upload_interval_spares_small_runs_and_reaches_every_release(idea: Entry) -> None:
-    small = create_track("ci-16gb", idea.track.season)
-    assert runs.get_upload_seconds(runs.make_run(idea, small)) is None, "all of its checkpoints are sent"
-    long = create_track("long-run-8x80gb", idea.track.season)
-    assert runs.get_upload_seconds(runs.make_run(idea, long)) == 6 * 3600
-    long.releases, long.expected_seconds = 10, 36_000.0
-    assert runs.get_upload_seconds(runs.make_run(idea, long)) == 1_800, "half of a tenth"
-    unknown = create_track("ci-16gb", idea.track.season, slug="unknown")
+def test_upload_interval_depends_on_checkpoint_size(proposed_entry: Entry) -> None:
+    small = create_track("ci-16gb", proposed_entry.track.season)
+    assert run_jobs.get_upload_seconds(runs.make_run(proposed_entry, small)) is None, "all of its checkpoints are sent"
+    long = create_track("long-run-8x80gb", proposed_entry.track.season)
+    assert run_jobs.get_upload_seconds(runs.make_run(proposed_entry, long)) == 9 * 3600
+    unknown = create_track("ci-16gb", proposed_entry.track.season, slug="unknown")
     unknown.config = {**unknown.config, "model": {"width": 64}}
-    assert runs.get_upload_seconds(runs.make_run(idea, unknown)) is None
+    assert run_jobs.get_upload_seconds(runs.make_run(proposed_entry, unknown)) is None
 
 
-def test_job_has_the_limits_of_its_track_and_new_ones_when_it_is_resumed(idea: Entry, maintainer: User) -> None:
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
+def test_job_needs_the_disk_of_its_dataset(proposed_entry: Entry) -> None:
+    run = runs.make_run(proposed_entry, proposed_entry.track)
+    limits = run.track.training_limits()
+    assert run_jobs.get_needs(run, limits)["needs_disk_bytes"] == limits.disk_bytes
+    for path, size in (("train/00000.bin", 500), ("dev/00000.bin", 70), ("test/00000.bin", 9), ("manifest.json", 2)):
+        blob = storage.store_bytes(bytes(size))
+        SeasonFile.objects.create(season=run.season, kind="dataset", path=path, blob=blob)
+    assert run_jobs.get_needs(run, limits)["needs_disk_bytes"] == limits.disk_bytes + 572
+    assert (
+        run_jobs.get_scoring_needs(run, limits, run.season.get_dataset_bytes("test"))["needs_disk_bytes"]
+        == limits.disk_bytes + 11
+    )
+
+
+def test_resumed_job_gets_new_limits_of_its_track(proposed_entry: Entry, maintainer: User) -> None:
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     track = run.track
-    before = track.upload_limits()
-    assert before is not None
+    old_limits = track.upload_limits()
+    assert old_limits is not None
     assert run.job is not None
-    assert (run.job.max_file_bytes, run.job.max_lease_bytes) == (before.file_bytes, before.lease_bytes)
+    assert (run.job.max_file_bytes, run.job.max_lease_bytes) == (old_limits.file_bytes, old_limits.lease_bytes)
     perform_run_action(run, "hold", maintainer, is_maintainer=True)
     track.limits = {"file_bytes": 5, "disk_bytes": 7_000_000_000}
     track.full_clean()
@@ -113,5 +211,5 @@ def test_job_has_the_limits_of_its_track_and_new_ones_when_it_is_resumed(idea: E
     run = Run.objects.get(pk=run.pk)
     perform_run_action(run, "go-on", maintainer, is_maintainer=True)
     job = Job.objects.get(pk=run.job_id)
-    assert (job.max_file_bytes, job.max_lease_bytes) == (5, before.lease_bytes)
+    assert (job.max_file_bytes, job.max_lease_bytes) == (5, old_limits.lease_bytes)
     assert job.limits["disk_bytes"] == 7_000_000_000

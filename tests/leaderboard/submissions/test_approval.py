@@ -13,86 +13,92 @@ from scheduler.models import Event, Job
 from tests.leaderboard.conftest import Repository
 
 
-def test_approval_makes_the_run_and_its_job(idea: Entry, maintainer: User) -> None:
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
+def test_approved_entry_gets_run_and_job(proposed_entry: Entry, maintainer: User) -> None:
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     assert (run.state, run.purpose, run.budget) == ("queued", "entry", "20steps")
     assert run.job
-    assert (run.job.kind, run.job.state, run.job.entry_id) == ("train", "queued", idea.bundle_id)
+    assert (run.job.kind, run.job.state, run.job.entry_id) == ("train", "queued", proposed_entry.bundle_id)
     assert run.job.needs_sandbox
     assert run.job.limits["wall_seconds"] == 620
-    assert (idea.state, idea.approved_by) == ("approved", maintainer)
+    assert (proposed_entry.state, proposed_entry.approved_by) == ("approved", maintainer)
     assert [event.actor for event in Event.objects.about(run)] == ["mara", "mara"]
 
 
-def test_approving_another_commit_is_refused(idea: Entry, maintainer: User) -> None:
+def test_approval_of_other_commit_is_refused(proposed_entry: Entry, maintainer: User) -> None:
     with pytest.raises(IntakeError, match="You reviewed 00000000"):
-        intake.approve_entry(idea, "0" * 40, maintainer)
-    idea.refresh_from_db()
-    assert idea.state == "proposed"
+        intake.approve_entry(proposed_entry, "0" * 40, maintainer)
+    proposed_entry.refresh_from_db()
+    assert proposed_entry.state == "proposed"
     assert not Job.objects.exists()
 
 
-def test_a_push_is_another_entry_without_approval(
-    main: Repository, track: Track, tmp_path: Path, maintainer: User
+def test_pushed_commit_is_a_new_unapproved_entry(
+    main_repository: Repository, track: Track, tmp_path: Path, maintainer: User
 ) -> None:
-    fork = main.fork(tmp_path / "fork")
+    fork = main_repository.fork(tmp_path / "fork")
     fork.commit("An idea", {"trainer/models/gpt.py": "x = 1\n"})
-    looked_at = intake.submit_entry(str(fork.path), "main", "Idea", "gpt", track)
-    pushed = fork.commit("A miner", {"trainer/models/gpt.py": "x = 2\n"})
-    intake.approve_entry(looked_at, looked_at.sha, maintainer)
-    after = intake.submit_entry(str(fork.path), "main", "Idea", "gpt", track)
-    assert (after.sha, after.state) == (pushed, "proposed")
-    assert after.pk != looked_at.pk
-    assert Job.objects.get().entry_id == looked_at.bundle_id != after.bundle_id
+    reviewed_entry = intake.submit_entry(str(fork.path), "main", "Idea", "gpt", track)
+    pushed_sha = fork.commit("A miner", {"trainer/models/gpt.py": "x = 2\n"})
+    intake.approve_entry(reviewed_entry, reviewed_entry.sha, maintainer)
+    pushed_entry = intake.submit_entry(str(fork.path), "main", "Idea", "gpt", track)
+    assert (pushed_entry.sha, pushed_entry.state) == (pushed_sha, "proposed")
+    assert pushed_entry.pk != reviewed_entry.pk
+    assert Job.objects.get().entry_id == reviewed_entry.bundle_id != pushed_entry.bundle_id
 
 
-def test_approving_twice_is_approving_once(idea: Entry, maintainer: User) -> None:
-    assert intake.approve_entry(idea, idea.sha, maintainer) == intake.approve_entry(idea, idea.sha, maintainer)
+def test_approval_twice_creates_one_run(proposed_entry: Entry, maintainer: User) -> None:
+    assert intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer) == intake.approve_entry(
+        proposed_entry, proposed_entry.sha, maintainer
+    )
     assert Job.objects.count() == Run.objects.count() == 1
 
 
-def test_a_waiting_run_is_what_the_approval_queues(idea: Entry, maintainer: User) -> None:
+def test_approval_queues_the_waiting_run(proposed_entry: Entry, maintainer: User) -> None:
     from leaderboard.runs import make_run
 
-    waiting = make_run(idea, idea.track)
-    assert intake.approve_entry(idea, idea.sha, maintainer) == [waiting]
-    waiting.refresh_from_db()
-    assert waiting.state == "queued"
+    waiting_run = make_run(proposed_entry, proposed_entry.track)
+    assert intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer) == [waiting_run]
+    waiting_run.refresh_from_db()
+    assert waiting_run.state == "queued"
 
 
-def test_a_maintainers_entry_goes_before_the_communitys(main: Repository, track: Track, maintainer: User) -> None:
-    theirs = intake.submit_entry(str(main.path), "main", "x", "gpt", track)
-    ours = intake.submit_entry(str(main.path), "main", "y", "smear", track, requested_by=maintainer)
-    jobs = [intake.approve_entry(entry, entry.sha, maintainer)[0].job for entry in (theirs, ours)]
+def test_approved_entry_of_maintainer_has_higher_priority(
+    main_repository: Repository, track: Track, maintainer: User
+) -> None:
+    community_entry = intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
+    maintainer_entry = intake.submit_entry(
+        str(main_repository.path), "main", "y", "smear", track, requested_by=maintainer
+    )
+    jobs = [intake.approve_entry(entry, entry.sha, maintainer)[0].job for entry in (community_entry, maintainer_entry)]
     assert [job.priority for job in jobs if job] == [Job.Priority.COMMUNITY, Job.Priority.MAINTAINER]
 
 
-def test_rejection_needs_a_reason_and_stands(idea: Entry, maintainer: User) -> None:
+def test_rejection_needs_a_reason_and_is_final(proposed_entry: Entry, maintainer: User) -> None:
     with pytest.raises(IntakeError, match="needs a reason"):
-        intake.reject_entry(idea, " ", maintainer)
-    intake.reject_entry(idea, "It opens a socket.", maintainer)
-    intake.reject_entry(idea, "It opens a socket.", maintainer)
-    assert (idea.state, idea.reason) == ("rejected", "It opens a socket.")
+        intake.reject_entry(proposed_entry, " ", maintainer)
+    intake.reject_entry(proposed_entry, "It opens a socket.", maintainer)
+    intake.reject_entry(proposed_entry, "It opens a socket.", maintainer)
+    assert (proposed_entry.state, proposed_entry.reason) == ("rejected", "It opens a socket.")
     with pytest.raises(IntakeError, match="is rejected, so it cannot be approved"):
-        intake.approve_entry(idea, idea.sha, maintainer)
-    assert Event.objects.about(idea).count() == 2
+        intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
+    assert Event.objects.about(proposed_entry).count() == 2
 
 
-def test_an_approved_entry_is_not_rejected_but_can_be_withdrawn(idea: Entry, maintainer: User) -> None:
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
+def test_approved_entry_can_be_withdrawn_but_not_rejected(proposed_entry: Entry, maintainer: User) -> None:
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     with pytest.raises(IntakeError, match="is approved, so it cannot be rejected"):
-        intake.reject_entry(idea, "Changed my mind.", maintainer)
-    intake.withdraw_entry(idea)
+        intake.reject_entry(proposed_entry, "Changed my mind.", maintainer)
+    intake.withdraw_entry(proposed_entry)
     run.refresh_from_db()
-    assert (idea.state, run.state) == ("withdrawn", "cancelled")
+    assert (proposed_entry.state, run.state) == ("withdrawn", "cancelled")
     assert run.job
     assert run.job.state == Job.State.CANCELLED
 
 
-def test_before_the_dataset_is_prepared_an_approved_run_waits(idea: Entry, maintainer: User) -> None:
+def test_approved_run_waits_until_dataset_is_prepared(proposed_entry: Entry, maintainer: User) -> None:
     Season.objects.update(dataset_hash="")
-    idea.track.season.refresh_from_db()
-    (run,) = intake.approve_entry(idea, idea.sha, maintainer)
+    proposed_entry.track.season.refresh_from_db()
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     run.refresh_from_db()
     assert (run.state, run.job) == ("waiting", None)
     assert "dataset is prepared" in run.reason

@@ -5,7 +5,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from django.core.exceptions import ValidationError
 
+from leaderboard import run_jobs
 from leaderboard.models import Entry, Track
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
@@ -19,21 +21,21 @@ IDEA = {
 }
 
 
-def test_without_a_name_the_architecture_that_the_commit_changes_is_meant(
-    main: Repository, track: Track, tmp_path: Path
+def test_entry_without_architecture_uses_the_changed_one(
+    main_repository: Repository, track: Track, tmp_path: Path
 ) -> None:
-    fork = main.fork(tmp_path / "fork")
+    fork = main_repository.fork(tmp_path / "fork")
     sha = fork.commit("An idea", IDEA)
     assert intake.submit_entry(str(fork.path), sha, "My idea", "", track).architecture == "idea"
-    assert intake.submit_entry(str(main.path), "main", "Main", "", track).architecture == "gpt"
+    assert intake.submit_entry(str(main_repository.path), "main", "Main", "", track).architecture == "gpt"
 
 
-def test_a_commit_becomes_an_entry_with_its_files(main: Repository, track: Track, tmp_path: Path) -> None:
-    fork = main.fork(tmp_path / "fork")
+def test_submitted_commit_becomes_entry_with_files(main_repository: Repository, track: Track, tmp_path: Path) -> None:
+    fork = main_repository.fork(tmp_path / "fork")
     sha = fork.commit("An idea", IDEA)
     entry = intake.submit_entry(str(fork.path), sha, "My idea", "idea", track, hypothesis="It is better.")
     assert (entry.kind, entry.state, entry.sha, entry.author) == ("architecture", "proposed", sha, "Ada")
-    assert entry.base_sha == main.git("rev-parse", "HEAD")
+    assert entry.base_sha == main_repository.git("rev-parse", "HEAD")
     assert entry.changed_files == ["trainer/models/__init__.py", "trainer/models/idea.py"]
     assert entry.bundle
     with tarfile.open(fileobj=io.BytesIO(storage.read_blob(entry.bundle))) as tar:
@@ -42,15 +44,17 @@ def test_a_commit_becomes_an_entry_with_its_files(main: Repository, track: Track
     assert not entry.runs.exists()
 
 
-def test_the_same_commit_twice_is_one_entry(main: Repository, track: Track) -> None:
-    first = intake.submit_entry(str(main.path), "main", "One", "gpt", track)
-    again = intake.submit_entry(str(main.path), first.sha, "Two", "gpt", track)
-    assert (again.pk, again.title) == (first.pk, "One")
+def test_commit_submitted_twice_is_one_entry(main_repository: Repository, track: Track) -> None:
+    first = intake.submit_entry(str(main_repository.path), "main", "One", "gpt", track)
+    second = intake.submit_entry(str(main_repository.path), first.sha, "Two", "gpt", track)
+    assert (second.pk, second.title) == (first.pk, "One")
     assert Event.objects.about(first).count() == 1
 
 
-def test_a_commit_that_changes_more_is_an_open_entry(main: Repository, track: Track, tmp_path: Path) -> None:
-    fork = main.fork(tmp_path / "fork")
+def test_commit_that_changes_other_files_is_an_open_entry(
+    main_repository: Repository, track: Track, tmp_path: Path
+) -> None:
+    fork = main_repository.fork(tmp_path / "fork")
     fork.commit("An idea", {**IDEA, "trainer/train.py": "print('faster')\n"})
     assert intake.submit_entry(str(fork.path), "main", "More", "idea", track).kind == Entry.Kind.OPEN
 
@@ -63,12 +67,12 @@ def test_a_commit_that_changes_more_is_an_open_entry(main: Repository, track: Tr
         {"trainer/models/__init__.py": DICTIONARY.replace("}", '    "idea": f"trainer.models.{print()}",\n}')},
     ],
 )
-def test_what_runs_before_the_loop_is_guarded_makes_an_open_entry(
-    main: Repository, track: Track, tmp_path: Path, more: dict[str, str]
+def test_commit_that_changes_early_imports_is_an_open_entry(
+    main_repository: Repository, track: Track, tmp_path: Path, more: dict[str, str]
 ) -> None:
-    fork = main.fork(tmp_path / "fork")
+    fork = main_repository.fork(tmp_path / "fork")
     sha = fork.commit("An idea and more", {**IDEA, **more})
-    assert intake.fetch_commit(str(main.path), "main").kind == Entry.Kind.ARCHITECTURE
+    assert intake.fetch_commit(str(main_repository.path), "main").kind == Entry.Kind.ARCHITECTURE
     if "{print()}" in more.get("trainer/models/__init__.py", ""):
         with pytest.raises(IntakeError, match="plain dict"):
             intake.fetch_commit(str(fork.path), sha)
@@ -76,23 +80,25 @@ def test_what_runs_before_the_loop_is_guarded_makes_an_open_entry(
         assert intake.fetch_commit(str(fork.path), sha).kind == Entry.Kind.OPEN
 
 
-def test_a_history_of_its_own_makes_an_open_entry(main: Repository, track: Track, tmp_path: Path) -> None:
-    stranger = Repository(tmp_path / "stranger")
-    stranger.path.mkdir()
-    stranger.git("init", "--quiet", "-b", "main")
-    stranger.commit("Hello", IDEA | {"trainer/models/gpt.py": "", "trainer/models/smear.py": ""})
-    entry = intake.submit_entry(str(stranger.path), "main", "Stranger", "idea", track)
+def test_commit_of_unrelated_history_is_an_open_entry(
+    main_repository: Repository, track: Track, tmp_path: Path
+) -> None:
+    unrelated_repository = Repository(tmp_path / "stranger")
+    unrelated_repository.path.mkdir()
+    unrelated_repository.git("init", "--quiet", "-b", "main")
+    unrelated_repository.commit("Hello", IDEA | {"trainer/models/gpt.py": "", "trainer/models/smear.py": ""})
+    entry = intake.submit_entry(str(unrelated_repository.path), "main", "Stranger", "idea", track)
     assert (entry.kind, entry.base_sha) == (Entry.Kind.OPEN, "")
 
 
-def test_an_unknown_architecture_is_refused_and_the_known_ones_are_named(main: Repository, track: Track) -> None:
+def test_unknown_architecture_is_refused_with_known_ones(main_repository: Repository, track: Track) -> None:
     with pytest.raises(IntakeError, match="no architecture 'mamba'; it has gpt, smear"):
-        intake.submit_entry(str(main.path), "main", "x", "mamba", track)
+        intake.submit_entry(str(main_repository.path), "main", "x", "mamba", track)
 
 
-def test_an_unknown_commit_is_refused(main: Repository, track: Track) -> None:
+def test_unknown_commit_is_refused(main_repository: Repository, track: Track) -> None:
     with pytest.raises(IntakeError, match=f"no commit {'0' * 40}"):
-        intake.submit_entry(str(main.path), "0" * 40, "x", "gpt", track)
+        intake.submit_entry(str(main_repository.path), "0" * 40, "x", "gpt", track)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +115,19 @@ def test_an_unknown_commit_is_refused(main: Repository, track: Track) -> None:
         ("(" * 5000, "not valid Python"),
     ],
 )
-def test_the_dict_is_read_as_text_and_a_wrong_one_refused(
-    main: Repository, track: Track, text: str, sentence: str
+def test_invalid_architectures_dict_is_refused_without_import(
+    main_repository: Repository, track: Track, text: str, sentence: str
 ) -> None:
-    main.commit("Broken", {"trainer/models/__init__.py": text})
+    main_repository.commit("Broken", {"trainer/models/__init__.py": text})
     with pytest.raises(IntakeError, match=sentence):
-        intake.submit_entry(str(main.path), "main", "x", "gpt", track)
+        intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
 
 
-def test_nothing_of_the_commit_is_imported(main: Repository, track: Track, tmp_path: Path) -> None:
-    proof = tmp_path / "ran"
-    main.commit("Hostile", {"trainer/models/__init__.py": f"open({str(proof)!r}, 'w')\n{DICTIONARY}"})
-    intake.submit_entry(str(main.path), "main", "x", "gpt", track)
-    assert not proof.exists()
+def test_submitted_code_is_not_imported(main_repository: Repository, track: Track, tmp_path: Path) -> None:
+    marker_file = tmp_path / "ran"
+    main_repository.commit("Hostile", {"trainer/models/__init__.py": f"open({str(marker_file)!r}, 'w')\n{DICTIONARY}"})
+    intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
+    assert not marker_file.exists()
 
 
 @pytest.mark.parametrize(
@@ -134,16 +140,59 @@ def test_nothing_of_the_commit_is_imported(main: Repository, track: Track, tmp_p
         ({"model": {"x": "y" * 10_000}}, "too long"),
     ],
 )
-def test_an_entry_cannot_set_what_is_the_tracks(
-    main: Repository, track: Track, config: dict[str, object], sentence: str
+def test_entry_config_with_track_settings_is_refused(
+    main_repository: Repository, track: Track, config: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(IntakeError, match=sentence):
-        intake.submit_entry(str(main.path), "main", "x", "gpt", track, config=config)
+        intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track, config=config)
 
 
-def test_what_repositories_refuse_comes_as_one_sentence(main: Repository, track: Track) -> None:
-    (main.path / "trainer/models/secret.py").symlink_to("/etc/passwd")
-    main.commit("A link")
+def test_repository_error_is_an_intake_error(main_repository: Repository, track: Track) -> None:
+    (main_repository.path / "trainer/models/secret.py").symlink_to("/etc/passwd")
+    main_repository.commit("A link")
     with pytest.raises(IntakeError, match="is a link"):
-        intake.submit_entry(str(main.path), "main", "x", "gpt", track)
+        intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
     assert not Entry.objects.exists()
+
+
+PRESETS = DICTIONARY.replace("}", '    "rwkv5": "trainer.models.rwkv5",\n}', 1) + (
+    '\nPRESETS = {"rwkv5-7b": ("rwkv5", "7b"), "rwkv5-tiny": ("rwkv5", "tiny")}\n'
+)
+
+
+@pytest.fixture
+def rwkv_main(main_repository: Repository) -> Repository:
+    main_repository.commit(
+        "RWKV-5", {"trainer/models/__init__.py": PRESETS, "trainer/models/rwkv5.py": "class Model:\n    pass\n"}
+    )
+    return main_repository
+
+
+@pytest.fixture
+def long_run(track: Track) -> Track:
+    config = {"arch": "rwkv5-7b", "devices": 8, "train": {"strategy": "zero2"}}
+    Track.objects.filter(pk=track.pk).update(
+        config=config, budget="627B-tokens", needs_labels=["8x80gb"], is_traced=False, ladder={}
+    )
+    track.refresh_from_db()
+    return track
+
+
+def test_entry_with_preset_size_uses_it(rwkv_main: Repository, track: Track) -> None:
+    entry = intake.submit_entry(str(rwkv_main.path), "main", "Small", "rwkv5-tiny", track)
+    assert run_jobs.get_entry_configuration(entry, track)["arch"] == "rwkv5-tiny"
+    with pytest.raises(IntakeError, match=r"no architecture 'rwkv5-9b'; it has gpt, rwkv5, rwkv5-7b, rwkv5-tiny"):
+        intake.submit_entry(str(rwkv_main.path), "main", "Huge", "rwkv5-9b", track)
+
+
+def test_entry_without_size_uses_preset_of_track(rwkv_main: Repository, long_run: Track) -> None:
+    entry = intake.submit_entry(str(rwkv_main.path), "main", "Eagle", "rwkv5", long_run)
+    assert run_jobs.get_entry_configuration(entry, long_run)["arch"] == "rwkv5-7b"
+
+
+def test_entry_too_large_for_gpus_of_track_is_refused(rwkv_main: Repository, long_run: Track) -> None:
+    with pytest.raises(IntakeError, match=r"gpt without a size gets depth \d+ .* billion parameters.* with 80 GB"):
+        intake.submit_entry(str(rwkv_main.path), "main", "GPT", "gpt", long_run)
+    long_run.config["devices"], long_run.needs_labels = 1, ["1x24gb"]
+    with pytest.raises(ValidationError, match=r"rwkv5-7b has 7\.\d billion parameters.* with 24 GB"):
+        long_run.full_clean()

@@ -1,4 +1,4 @@
-"""What a maintainer is shown of a commit: nothing of it can hide, and nothing of it runs."""
+"""The review of a commit: complete diffs, flags of suspicious code and safe rendering of notebooks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.leaderboard.conftest import Repository
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"0" * 20).decode()
 
 
-# --- the difference --------------------------------------------------------------------------------------------------
+# --- diffs -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    made = Repository(tmp_path_factory.mktemp("diffs"))
-    made.git("init", "--quiet", "-b", "main")
-    return made
+def diff_repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    repository = Repository(tmp_path_factory.mktemp("diffs"))
+    repository.git("init", "--quiet", "-b", "main")
+    return repository
 
 
-def unified(repository: Repository, before: dict[str, list[str]], after: dict[str, list[str]]) -> str:
+def build_diff(repository: Repository, before: dict[str, list[str]], after: dict[str, list[str]]) -> str:
     shas = []
     for files in (before, after):
         for path in repository.path.glob("*"):
@@ -46,37 +46,37 @@ def unified(repository: Repository, before: dict[str, list[str]], after: dict[st
         ({"gone": ["1", "2"]}, {"came": ["-1", "+2", "", "x"]}),
     ],
 )
-def test_files_and_lines_are_gits(
-    folder: Repository, before: dict[str, list[str]], after: dict[str, list[str]]
+def test_parsed_diff_has_all_files_and_lines_of_git(
+    diff_repository: Repository, before: dict[str, list[str]], after: dict[str, list[str]]
 ) -> None:
-    shown = diffs.parse_diff(unified(folder, before, after))
-    assert {file.path for file in shown} == {name for name in before | after if before.get(name) != after.get(name)}
-    for file in shown:
+    files = diffs.parse_diff(build_diff(diff_repository, before, after))
+    assert {file.path for file in files} == {name for name in before | after if before.get(name) != after.get(name)}
+    for file in files:
         new, old = set(after.get(file.path, [])), set(before.get(file.path, []))
         assert {line.text for line in file.lines() if line.kind == "added"} >= new - old
         assert {line.text for line in file.lines() if line.kind == "removed"} >= old - new
 
 
 @given(st.text("+- @\\\ndifgab/123,\x00\u202e", max_size=300))
-def test_any_text_is_read(text: str) -> None:
+def test_parsed_diff_of_any_text_raises_no_error(text: str) -> None:
     for file in diffs.parse_diff(f"diff --git a/x b/x\n{text}"):
         assert all(diffs.escape_hidden(line.text) == line.visible_text for line in file.lines())
 
 
-def test_a_difference_that_was_cut_off_says_so() -> None:
+def test_truncated_diff_is_marked() -> None:
     (file,) = diffs.parse_diff("diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,4 @@\n one\n+two\n")
     assert (file.is_truncated, file.added, file.added_lines()) == (True, 1, {2})
 
 
-def test_what_turns_text_around_is_written_out() -> None:
+def test_hidden_characters_are_escaped() -> None:
     assert diffs.escape_hidden("a\u202eb\u200b\x1b\ttab é") == "a⟨U+202E⟩b⟨U+200B⟩⟨U+001B⟩\ttab é"
 
 
-# --- what stands out -------------------------------------------------------------------------------------------------
+# --- code flags ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "what"),
+    ("line", "kind", "subject"),
     [
         ("import socket", "network", "socket"),
         ("from urllib import request as r", "network", "urllib.request"),
@@ -96,13 +96,15 @@ def test_what_turns_text_around_is_written_out() -> None:
         ),
         ("import torch; setattr(torch, 'x', 1)", "others", "setattr of torch"),
         (f"x = '{'a1' * 600}'", "hidden", "a string of 1,200 characters without words"),
-        ("import somebodys_package", "import", "somebodys_package"),
+        ("import unknown_package", "import", "unknown_package"),
         ("x = 1 # \u202e", "hidden", "invisible characters"),
         ("x = = 1", "hidden", "not valid Python, so it has no other flags"),
     ],
 )
-def test_a_flag_is_raised(line: str, kind: str, what: str) -> None:
-    assert (kind, what) in {(flag.kind, flag.what) for flag in code_flags.find_flags("a.py", line, "", frozenset({1}))}
+def test_suspicious_line_is_flagged(line: str, kind: str, subject: str) -> None:
+    assert (kind, subject) in {
+        (flag.kind, flag.what) for flag in code_flags.find_flags("a.py", line, "", frozenset({1}))
+    }
 
 
 @pytest.mark.parametrize(
@@ -115,36 +117,36 @@ def test_a_flag_is_raised(line: str, kind: str, what: str) -> None:
         "code = platform = 3",
     ],
 )
-def test_what_every_model_does_is_no_flag(line: str) -> None:
+def test_usual_model_code_is_not_flagged(line: str) -> None:
     assert code_flags.find_flags("a.py", line, "", frozenset({1})) == []
 
 
 def test_only_added_lines_and_new_imports_are_flagged() -> None:
     before = "import einx\nopen('x')\n"
     after = "import einx\nopen('x')\nimport einx.deep\nimport einx\nopen('y')\n"
-    found = code_flags.find_flags("a.py", after, before, frozenset({3, 4, 5}))
-    assert [(flag.line, flag.what) for flag in found] == [(3, "einx.deep"), (5, "open")]
+    flags = code_flags.find_flags("a.py", after, before, frozenset({3, 4, 5}))
+    assert [(flag.line, flag.what) for flag in flags] == [(3, "einx.deep"), (5, "open")]
 
 
 # --- notebooks -------------------------------------------------------------------------------------------------------
 
 
-def notebook(*cells: dict[str, object]) -> bytes:
+def build_notebook(*cells: dict[str, object]) -> bytes:
     return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": list(cells)}).encode()
 
 
-def code(source: str, *outputs: dict[str, object]) -> dict[str, object]:
+def build_code_cell(source: str, *outputs: dict[str, object]) -> dict[str, object]:
     return {"cell_type": "code", "source": source, "outputs": list(outputs)}
 
 
-def test_text_cells_bring_no_html_no_pictures_and_no_scripts() -> None:
+def test_notebook_text_cell_is_rendered_without_html_or_images() -> None:
     text = "# A <b onclick=x>title</b>\n\n![p](https://elsewhere/p.png) [go](javascript:alert(1)) <script>x</script>"
-    (cell,) = notebook_cells.parse_cells(notebook({"cell_type": "markdown", "source": [text]}))
+    (cell,) = notebook_cells.parse_cells(build_notebook({"cell_type": "markdown", "source": [text]}))
     assert "<h1>A &lt;b onclick=x&gt;title&lt;/b&gt;</h1>" in cell.html
     assert not any(word in cell.html for word in ("<img", "<script", "<b ", 'href="javascript'))
 
 
-def test_answers_are_shown_as_text_and_as_pictures_that_are_ones() -> None:
+def test_notebook_outputs_are_text_or_valid_images() -> None:
     outputs: list[dict[str, object]] = [
         {"output_type": "stream", "text": ["\x1b[31mred\x1b[0m\n", "\u202e"]},
         {"output_type": "display_data", "data": {"image/png": PNG, "text/plain": "<Figure>"}},
@@ -152,7 +154,7 @@ def test_answers_are_shown_as_text_and_as_pictures_that_are_ones() -> None:
         {"output_type": "execute_result", "data": {"text/html": "<script>x</script>"}},
         {"output_type": "error", "ename": "E", "evalue": "e", "traceback": ["\x1b[0;31mE\x1b[0m: e"]},
     ]
-    (cell,) = notebook_cells.parse_cells(notebook(code("1", *outputs)))
+    (cell,) = notebook_cells.parse_cells(build_notebook(build_code_cell("1", *outputs)))
     assert [(output.kind, output.text) for output in cell.outputs] == [
         ("text", "red\n⟨U+202E⟩"),
         ("picture", f"data:image/png;base64,{PNG}"),
@@ -162,16 +164,16 @@ def test_answers_are_shown_as_text_and_as_pictures_that_are_ones() -> None:
     ]
 
 
-def test_shell_lines_and_magics_are_flagged_and_the_rest_is_still_read() -> None:
+def test_notebook_shell_lines_and_magics_are_flagged() -> None:
     first, second = notebook_cells.parse_cells(
-        notebook(code("if x:\n    !curl evil\nimport socket"), code("%%bash\nls"))
+        build_notebook(build_code_cell("if x:\n    !curl evil\nimport socket"), build_code_cell("%%bash\nls"))
     )
     assert [(flag.line, flag.kind) for flag in first.flags] == [(2, "process"), (3, "network")]
     assert [flag.what for flag in second.flags] == ["the magic %%bash"]
 
 
 @pytest.mark.parametrize("contents", [b"", b"{}", b"[1]", b'{"nbformat": 3, "cells": []}', b"\xff", b"[" * 100_000])
-def test_what_is_no_notebook_is_refused_with_a_sentence(contents: bytes) -> None:
+def test_invalid_notebook_is_refused(contents: bytes) -> None:
     with pytest.raises(NotebookError, match="The notebook is not"):
         notebook_cells.parse_cells(contents)
 
@@ -185,29 +187,29 @@ JSON = st.recursive(
 
 
 @given(st.lists(JSON, max_size=4))
-def test_whatever_stands_where_cells_should_be_is_survived(cells: list[object]) -> None:
+def test_notebook_with_any_cells_raises_no_other_error(cells: list[object]) -> None:
     contents = json.dumps({"nbformat": 4, "cells": cells}).encode()
     assert all(cell.html is not None for cell in notebook_cells.parse_cells(contents))
 
 
-# --- an entry --------------------------------------------------------------------------------------------------------
+# --- entries ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_review_puts_what_runs_first_and_flags_it(main: Repository, track: Track) -> None:
-    main.git("checkout", "--quiet", "-b", "idea")
-    main.commit(
+def test_entry_review_lists_executed_files_first_with_flags(main_repository: Repository, track: Track) -> None:
+    main_repository.git("checkout", "--quiet", "-b", "idea")
+    main_repository.commit(
         "Idea",
         {
             "trainer/models/gpt.py": "import socket\n",
             "trainer/train.py": "import os\n",
             "a.txt": "x\u202e",
-            "notebooks/n.ipynb": notebook(code("!ls")),
+            "notebooks/n.ipynb": build_notebook(build_code_cell("!ls")),
         },
     )
-    entry = intake.submit_entry(str(main.path), "idea", "Idea", "gpt", track)
+    entry = intake.submit_entry(str(main_repository.path), "idea", "Idea", "gpt", track)
     review = vetting.review_entry(entry)
-    places = [(reviewed.file.path, reviewed.is_open) for reviewed in review.files]
-    assert places == [
+    reviewed_files = [(reviewed.file.path, reviewed.is_open) for reviewed in review.files]
+    assert reviewed_files == [
         ("trainer/models/gpt.py", True),
         ("notebooks/n.ipynb", True),
         ("trainer/train.py", False),

@@ -1,4 +1,4 @@
-"""Before a run begins the page says how large it is, how much it will read, and about when it is done."""
+"""Estimates before a run: size, tokens in the budget, and expected start and end."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SMOKE: dict[str, Any] = {
 
 
 @pytest.fixture
-def smoked(idea: Entry) -> Entry:
-    idea.smoke, idea.smoke_sentence = SMOKE, "It imports, fits, learns and sees no later token."
-    idea.save()
-    return idea
+def smoke_tested_entry(proposed_entry: Entry) -> Entry:
+    proposed_entry.smoke, proposed_entry.smoke_sentence = SMOKE, "It imports, fits, learns and sees no later token."
+    proposed_entry.save()
+    return proposed_entry
 
 
 @pytest.mark.parametrize(
@@ -49,48 +49,52 @@ def smoked(idea: Entry) -> Entry:
         ("24h", [], None),
     ],
 )
-def test_the_tokens_follow_from_the_budget(budget: str, labels: list[str], tokens: float | None, smoked: Entry) -> None:
-    smoked.track.budget, smoked.track.needs_labels = budget, labels
-    found = run_estimates.estimate_run(smoked)
-    assert found is not None
-    assert found.tokens == (pytest.approx(tokens) if tokens else None)
-    assert found.parameters_rest == pytest.approx(0.73e9)
+def test_estimated_tokens_follow_from_budget(
+    budget: str, labels: list[str], tokens: float | None, smoke_tested_entry: Entry
+) -> None:
+    smoke_tested_entry.track.budget, smoke_tested_entry.track.needs_labels = budget, labels
+    estimate = run_estimates.estimate_run(smoke_tested_entry)
+    assert estimate is not None
+    assert estimate.tokens == (pytest.approx(tokens) if tokens else None)
+    assert estimate.parameters_rest == pytest.approx(0.73e9)
 
 
-def test_past_runs_of_the_track_say_how_fast_its_machines_are(smoked: Entry, run: Run) -> None:
+def test_track_flops_are_measured_from_past_runs(smoke_tested_entry: Entry, run: Run) -> None:
     Run.objects.update(train_flops=6e15, train_seconds=3.0, finished_at=timezone.now())
-    assert run_estimates.get_track_flops(smoked.track) == 2e15
+    assert run_estimates.get_track_flops(smoke_tested_entry.track) == 2e15
 
 
-def test_when_it_would_be_done_follows_from_the_queue(smoked: Entry, able: Node, maintainer: User) -> None:
-    found = run_estimates.estimate_run(smoked)
-    assert found is not None
-    assert found.begins_at is not None
-    assert found.ends_at == found.begins_at + timedelta(seconds=smoked.track.expected_seconds)
-    assert not Run.objects.exists(), "it is only thought of"
+def test_estimated_end_follows_from_queue(smoke_tested_entry: Entry, capable_node: Node, maintainer: User) -> None:
+    estimate = run_estimates.estimate_run(smoke_tested_entry)
+    assert estimate is not None
+    assert estimate.begins_at is not None
+    assert estimate.ends_at == estimate.begins_at + timedelta(seconds=smoke_tested_entry.track.expected_seconds)
+    assert not Run.objects.exists(), "the estimate creates no run"
     now = timezone.now()
-    assert found.describe(now).startswith(
+    assert estimate.describe(now).startswith(
         "1.38\u00a0B parameters (654\u00a0M of them embeddings), 5.28\u00a0×\u00a010⁹ FLOPs a token, about 10.5\u00a0M "
     )
-    intake.approve_entry(smoked, smoked.sha, maintainer)
-    queued = run_estimates.estimate_run(smoked)
-    assert queued is not None
-    assert (queued.seconds, queued.ends_at is None) == (found.seconds, False)
-    assert queued.to_dict()["ends_at"] is not None
+    intake.approve_entry(smoke_tested_entry, smoke_tested_entry.sha, maintainer)
+    queued_estimate = run_estimates.estimate_run(smoke_tested_entry)
+    assert queued_estimate is not None
+    assert (queued_estimate.seconds, queued_estimate.ends_at is None) == (estimate.seconds, False)
+    assert queued_estimate.to_dict()["ends_at"] is not None
 
 
-def test_without_a_node_it_says_what_is_missing(smoked: Entry) -> None:
-    found = run_estimates.estimate_run(smoked)
-    assert found is not None
-    assert (found.ends_at, "none is online" in found.waits) == (None, True)
+def test_estimate_without_node_names_what_is_missing(smoke_tested_entry: Entry) -> None:
+    estimate = run_estimates.estimate_run(smoke_tested_entry)
+    assert estimate is not None
+    assert (estimate.ends_at, "none is online" in estimate.waits) == (None, True)
 
 
-def test_there_is_none_before_a_smoke_run(idea: Entry) -> None:
-    assert run_estimates.estimate_run(idea) is None
+def test_estimate_before_smoke_test_is_none(proposed_entry: Entry) -> None:
+    assert run_estimates.estimate_run(proposed_entry) is None
 
 
-def test_the_page_shows_what_was_found_as_text(smoked: Entry, able: Node, client: Client) -> None:
-    page = re.sub(r"\n *", " ", client.get(smoked.get_absolute_url()).content.decode())
+def test_entry_page_shows_smoke_result_and_estimate_escaped(
+    smoke_tested_entry: Entry, capable_node: Node, client: Client
+) -> None:
+    page = re.sub(r"\n *", " ", client.get(smoke_tested_entry.get_absolute_url()).content.decode())
     assert "It imports, fits, learns and sees no later token." in page
     assert "<strong>1.38\u00a0B</strong>" in page
     assert "trained by, if it is queued now" in page
@@ -98,13 +102,13 @@ def test_the_page_shows_what_was_found_as_text(smoked: Entry, able: Node, client
     assert "<b>" not in page.partition('id="smoke"')[2].partition("</section>")[0]
 
 
-def test_once_it_trains_the_page_estimates_no_more(smoked: Entry, run: Run, client: Client) -> None:
+def test_entry_page_of_training_run_has_no_estimate(smoke_tested_entry: Entry, run: Run, client: Client) -> None:
     Run.objects.update(state=Run.State.TRAINING)
-    page = re.sub(r"\n *", " ", client.get(smoked.get_absolute_url()).content.decode())
+    page = re.sub(r"\n *", " ", client.get(smoke_tested_entry.get_absolute_url()).content.decode())
     assert "tokens in the budget" not in page
 
 
-def test_the_api_has_both(smoked: Entry, client: Client) -> None:
-    found = client.get(f"/api/v1/entries/{smoked.pk}").json()
-    assert found["smoke"]["parameters"] == found["estimate"]["parameters"] == SMOKE["parameters"]
-    assert found["smoke_sentence"] == smoked.smoke_sentence
+def test_entry_json_has_smoke_result_and_estimate(smoke_tested_entry: Entry, client: Client) -> None:
+    entry_data = client.get(f"/api/v1/entries/{smoke_tested_entry.pk}").json()
+    assert entry_data["smoke"]["parameters"] == entry_data["estimate"]["parameters"] == SMOKE["parameters"]
+    assert entry_data["smoke_sentence"] == smoke_tested_entry.smoke_sentence

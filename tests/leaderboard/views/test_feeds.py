@@ -1,4 +1,4 @@
-"""Atom feeds by RFC 4287: of records, and of an entry."""
+"""Atom feeds of records and entries, validated by RFC 4287."""
 
 from __future__ import annotations
 
@@ -16,35 +16,47 @@ from tests.support import boards
 
 pytestmark = pytest.mark.django_db
 ATOM = "{http://www.w3.org/2005/Atom}"
-MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+\-]\d\d:\d\d)"
+DATE_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+\-]\d\d:\d\d)"
 
 
-def element(name: str, content: str) -> str:
+def build_element(name: str, content: str) -> str:
     return f'<element name="{name}">{content}</element>'
 
 
-def many(content: str) -> str:
+def build_repetition(content: str) -> str:
     return f"<zeroOrMore>{content}</zeroOrMore>"
 
 
-def maybe(content: str) -> str:
+def build_option(content: str) -> str:
     return f"<optional>{content}</optional>"
 
 
-TEXT = maybe('<attribute name="type"><choice><value>text</value><value>html</value></choice></attribute>') + "<text/>"
+TEXT = (
+    build_option('<attribute name="type"><choice><value>text</value><value>html</value></choice></attribute>')
+    + "<text/>"
+)
 ADDRESS = '<data type="anyURI"/>'
-DATE = f'<data type="dateTime"><param name="pattern">{MOMENT}</param></data>'
+DATE = f'<data type="dateTime"><param name="pattern">{DATE_TIME}</param></data>'
 LINK = f'<attribute name="href">{ADDRESS}</attribute><optional><attribute name="rel"/></optional><empty/>'
-PERSON = f"<interleave>{element('name', '<text/>')}{maybe(element('uri', ADDRESS))}</interleave>"
+PERSON = f"<interleave>{build_element('name', '<text/>')}{build_option(build_element('uri', ADDRESS))}</interleave>"
 ENTRY = (
-    element("id", ADDRESS) + element("title", TEXT) + element("updated", DATE) + maybe(element("published", DATE))
-    + maybe(element("summary", TEXT)) + many(element("link", LINK)) + many(element("author", PERSON))
-)  # fmt: skip
+    build_element("id", ADDRESS)
+    + build_element("title", TEXT)
+    + build_element("updated", DATE)
+    + build_option(build_element("published", DATE))
+    + build_option(build_element("summary", TEXT))
+    + build_repetition(build_element("link", LINK))
+    + build_repetition(build_element("author", PERSON))
+)
 FEED = (
-    element("id", ADDRESS) + element("title", TEXT) + element("updated", DATE) + maybe(element("subtitle", TEXT))
-    + many(element("link", LINK)) + f"<oneOrMore>{element('author', PERSON)}</oneOrMore>"
-    + many(element("entry", f"<interleave>{ENTRY}</interleave>"))
-)  # fmt: skip
+    build_element("id", ADDRESS)
+    + build_element("title", TEXT)
+    + build_element("updated", DATE)
+    + build_option(build_element("subtitle", TEXT))
+    + build_repetition(build_element("link", LINK))
+    + f"<oneOrMore>{build_element('author', PERSON)}</oneOrMore>"
+    + build_repetition(build_element("entry", f"<interleave>{ENTRY}</interleave>"))
+)
 SCHEMA = etree.RelaxNG(
     etree.fromstring(
         '<element name="feed" ns="http://www.w3.org/2005/Atom" xmlns="http://relaxng.org/ns/structure/1.0" '
@@ -53,10 +65,10 @@ SCHEMA = etree.RelaxNG(
         f"<interleave>{FEED}</interleave></element>"
     )
 )
-"""What RFC 4287, sections 4.1 and 4.2, asks of the elements that we use."""
+"""Schema of the elements that we use, by RFC 4287, sections 4.1 and 4.2."""
 
 
-def valid(content: bytes) -> ElementTree.Element:
+def parse_valid_feed(content: bytes) -> ElementTree.Element:
     SCHEMA.assertValid(etree.fromstring(content))
     feed = ElementTree.fromstring(content)  # noqa: S314 (our own)
     names = [entry.findtext(f"{ATOM}id") for entry in feed.iter(f"{ATOM}entry")]
@@ -65,12 +77,12 @@ def valid(content: bytes) -> ElementTree.Element:
     return feed
 
 
-def titles(feed: ElementTree.Element) -> list[str]:
+def list_titles(feed: ElementTree.Element) -> list[str]:
     return [entry.findtext(f"{ATOM}title") or "" for entry in feed.iter(f"{ATOM}entry")]
 
 
-def crowned() -> Entry:
-    _, entries = boards.board()
+def create_record_entry() -> Entry:
+    _, entries = boards.create_board()
     Entry.objects.filter(pk=entries["Better"].pk).update(confirmation=RECORD_CONFIRMED, title="Better & <b>faster</b>")
     Run.objects.filter(entry=entries["Better"]).update(
         trust=Run.Trust.RECORD, purpose=Run.Purpose.CONFIRMATION, finished_at=timezone.now()
@@ -78,46 +90,49 @@ def crowned() -> Entry:
     return Entry.objects.get(pk=entries["Better"].pk)
 
 
-def test_records_are_a_valid_feed_with_multiplier_and_interval(client: Client) -> None:
-    entry = crowned()
-    answer = client.get("/feeds/records.atom")
-    assert answer["Content-Type"] == "application/atom+xml; charset=utf-8"
-    feed = valid(answer.content)
-    (title,) = titles(feed)
+def test_records_feed_is_valid_with_multiplier_and_interval(client: Client) -> None:
+    entry = create_record_entry()
+    response = client.get("/feeds/records.atom")
+    assert response["Content-Type"] == "application/atom+xml; charset=utf-8"
+    feed = parse_valid_feed(response.content)
+    (title,) = list_titles(feed)
     assert title.startswith("Better & <b>faster</b>: multiplier 1.")
-    (found,) = feed.iter(f"{ATOM}entry")
-    assert f"/entries/{entry.pk}/" in found.find(f"{ATOM}link").get("href", "")  # type: ignore[union-attr]
-    assert "95 % interval" in (found.findtext(f"{ATOM}summary") or "")
+    (feed_entry,) = feed.iter(f"{ATOM}entry")
+    assert f"/entries/{entry.pk}/" in feed_entry.find(f"{ATOM}link").get("href", "")  # type: ignore[union-attr]
+    assert "95 % interval" in (feed_entry.findtext(f"{ATOM}summary") or "")
 
 
-def test_the_feed_of_a_new_site_is_empty_and_valid(client: Client) -> None:
-    assert titles(valid(client.get("/feeds/records.atom").content)) == []
+def test_records_feed_of_new_site_is_valid_and_empty(client: Client) -> None:
+    assert list_titles(parse_valid_feed(client.get("/feeds/records.atom").content)) == []
 
 
-def test_a_feed_is_304_until_a_record_changes(client: Client) -> None:
-    entry = crowned()
+def test_records_feed_is_304_until_a_record_changes(client: Client) -> None:
+    entry = create_record_entry()
     first = client.get("/feeds/records.atom")
     assert client.get("/feeds/records.atom", headers={"If-None-Match": first["ETag"]}).status_code == 304
     Run.objects.filter(entry=entry).update(revision=99)
     assert client.get("/feeds/records.atom", headers={"If-None-Match": first["ETag"]}).status_code == 200
 
 
-def test_a_record_keeps_its_name_whatever_comes_after(client: Client) -> None:
-    entry = crowned()
-    name = [one.findtext(f"{ATOM}id") for one in valid(client.get("/feeds/records.atom").content).iter(f"{ATOM}entry")]
+def test_records_feed_keeps_entry_id_after_changes(client: Client) -> None:
+    entry = create_record_entry()
+    entry_ids = [
+        one.findtext(f"{ATOM}id")
+        for one in parse_valid_feed(client.get("/feeds/records.atom").content).iter(f"{ATOM}entry")
+    ]
     Entry.objects.filter(pk=entry.pk).update(title="Renamed")
     Run.objects.filter(entry=entry).update(revision=99)
-    after = valid(client.get("/feeds/records.atom").content)
-    assert [one.findtext(f"{ATOM}id") for one in after.iter(f"{ATOM}entry")] == name
-    assert titles(after)[0].startswith("Renamed")
+    changed_feed = parse_valid_feed(client.get("/feeds/records.atom").content)
+    assert [feed_entry.findtext(f"{ATOM}id") for feed_entry in changed_feed.iter(f"{ATOM}entry")] == entry_ids
+    assert list_titles(changed_feed)[0].startswith("Renamed")
 
 
-def test_an_entrys_feed_tells_what_happened_to_it_and_its_runs(client: Client) -> None:
-    entry = crowned()
+def test_entry_feed_lists_events_of_entry_and_runs(client: Client) -> None:
+    entry = create_record_entry()
     run = Run.objects.filter(entry=entry).first()
     assert run
     Event.record("site", entry, "Approved.")
     Event.record("node:cellar", run, "Scored on cellar\x0b: fine.")
-    found = titles(valid(client.get(f"/entries/{entry.pk}/feed.atom").content))
-    assert found[1] == "Approved."
-    assert found[0].startswith(f"Run {run.pk}, seed {run.seed}: Scored on cellar")
+    entry_titles = list_titles(parse_valid_feed(client.get(f"/entries/{entry.pk}/feed.atom").content))
+    assert entry_titles[1] == "Approved."
+    assert entry_titles[0].startswith(f"Run {run.pk}, seed {run.seed}: Scored on cellar")

@@ -22,14 +22,14 @@ GZIP = {"Accept-Encoding": "gzip"}
 
 
 @pytest.fixture(autouse=True)
-def _long_lifetime(settings: Any) -> None:
+def _long_cache_lifetime(settings: Any) -> None:
     settings.PAGE_CACHE_SECONDS = 3600
 
 
 def test_cached_board_without_cookie_takes_no_query(
     client: Client, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    scene.night()
+    scene.create_night_board()
     first = client.get("/")
 
     with django_assert_num_queries(0):
@@ -43,7 +43,7 @@ def test_cached_board_without_cookie_takes_no_query(
 
 def test_cached_board_after_its_lifetime_is_rendered_anew(client: Client, settings: Any) -> None:
     settings.PAGE_CACHE_SECONDS = 0
-    night = scene.night()
+    night = scene.create_night_board()
     first = client.get("/")
     Entry.objects.filter(pk=night["entry"].pk).update(title="Another name")
 
@@ -54,7 +54,7 @@ def test_cached_board_after_its_lifetime_is_rendered_anew(client: Client, settin
 
 
 def test_board_of_signed_in_user_is_not_cached(client: Client) -> None:
-    scene.night()
+    scene.create_night_board()
     client.get("/")
     signed_in = Client()
     signed_in.force_login(User.objects.create_user("mira"))
@@ -67,7 +67,7 @@ def test_board_of_signed_in_user_is_not_cached(client: Client) -> None:
 
 
 def test_cached_pages_differ_by_query_string(client: Client) -> None:
-    scene.night()
+    scene.create_night_board()
 
     by_flops, by_time = client.get("/"), client.get("/?axis=seconds")
 
@@ -96,7 +96,7 @@ def test_page_with_csrf_token_is_not_cached() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/queue/", "/tracks/three-minutes/live.json"])
 def test_text_is_compressed_for_clients_that_accept_gzip(client: Client, path: str) -> None:
-    scene.night()
+    scene.create_night_board()
 
     plain, compressed = client.get(path), client.get(path, headers=GZIP)
 
@@ -109,7 +109,7 @@ def test_text_is_compressed_for_clients_that_accept_gzip(client: Client, path: s
 
 
 def test_picture_is_not_compressed(client: Client) -> None:
-    run = Run.objects.get(pk=scene.night()["best"].pk)
+    run = Run.objects.get(pk=scene.create_night_board()["best"].pk)
 
     assert "Content-Encoding" not in client.get(f"/runs/{run.pk}/curve.png", headers=GZIP)
 
@@ -117,3 +117,34 @@ def test_picture_is_not_compressed(client: Client) -> None:
 @pytest.mark.parametrize("path", ["/runs/{}/", "/runs/{}/live.json", "/entries/{}/"])
 def test_page_with_too_large_number_is_not_found(client: Client, path: str) -> None:
     assert client.get(path.format(10**25)).status_code == 404
+
+
+def test_live_part_is_rendered_once_for_each_revision(
+    client: Client, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    run = scene.create_night_board()["train"]
+    address = f"/runs/{run.pk}/live.json"
+    first = client.get(address)
+
+    with django_assert_num_queries(2):  # those of the ETag
+        second = Client().get(address)
+    unchanged = client.get(address, headers={"If-None-Match": first["ETag"]})
+    without_etag = client.get(address)
+    Run.objects.filter(pk=run.pk).update(revision=run.revision + 1, tokens=run.tokens + 10**9)
+    changed = client.get(address, headers={"If-None-Match": first["ETag"]})
+
+    assert (second.content, second["ETag"], second["Cache-Control"]) == (first.content, first["ETag"], "no-cache")
+    assert "Expires" not in second
+    assert list(second.headers).index("X-Accel-Expires") < list(second.headers).index("Cache-Control")
+    assert (unchanged.status_code, without_etag.status_code) == (304, 200)
+    assert changed.status_code == 200
+    assert changed.content != first.content
+
+
+def test_live_part_with_query_string_is_not_shared(client: Client) -> None:
+    run = scene.create_night_board()["train"]
+    address = f"/runs/{run.pk}/live.json?find=a"
+    first = client.get(address)
+    Entry.objects.filter(pk=run.entry_id).update(title="Another name")  # without a new revision
+
+    assert client.get(address).content != first.content

@@ -1,4 +1,4 @@
-"""Curves as pictures."""
+"""Curves, axes and numbers as they are drawn on pages."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from leaderboard.models import Run
 from tests.support import scene
 
 
-def test_thinning_keeps_the_ends_and_the_extremes() -> None:
+def test_thinned_values_keep_ends_and_extremes() -> None:
     values = [5.0] * 10_000
     values[4321], values[8765] = 99.0, -99.0
 
-    kept = curve_svg.thin_values(values, 100)
+    indices = curve_svg.thin_values(values, 100)
 
-    assert len(kept) <= 100
-    assert {0, 4321, 8765, 9999} <= set(kept)
-    assert kept == sorted(kept)
+    assert len(indices) <= 100
+    assert {0, 4321, 8765, 9999} <= set(indices)
+    assert indices == sorted(indices)
 
 
-def test_a_short_series_is_not_thinned() -> None:
+def test_short_series_is_not_thinned() -> None:
     assert curve_svg.thin_values([3.0, 1.0, 2.0], 100) == [0, 1, 2]
 
 
-def test_smoothing_follows_a_steep_start_and_calms_the_rest() -> None:
+def test_smoothed_values_follow_steep_start_and_reduce_noise() -> None:
     steep = [9.0, 7.0, 5.0, *([4.0, 4.4] * 200)]
 
-    calm = curve_svg.smooth_values(steep)
+    smoothed = curve_svg.smooth_values(steep)
 
-    assert calm[0] == 9.0
-    assert calm[3] < 5.5
-    assert max(calm[-50:]) - min(calm[-50:]) < 0.1
+    assert smoothed[0] == 9.0
+    assert smoothed[3] < 5.5
+    assert max(smoothed[-50:]) - min(smoothed[-50:]) < 0.1
 
 
 @pytest.mark.parametrize(("low", "high"), [(3.1, 9.0), (2.04, 2.31), (0.0, 1e-3), (-2.0, 400.0)])
-def test_an_axis_has_a_handful_of_round_ticks(low: float, high: float) -> None:
+def test_axis_has_two_to_six_round_ticks(low: float, high: float) -> None:
     ticks = curve_svg.y_steps(low, high)
 
     assert 2 <= len(ticks) <= 6
@@ -56,30 +56,30 @@ def test_whiskers_share_one_scale() -> None:
 
 
 @pytest.mark.django_db
-def test_an_unfinished_curve_leaves_room_for_the_rest() -> None:
-    train = scene.running(scene.entry(scene.track(), "main"), 450)
+def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
+    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 450)
 
-    half = curve_svg.draw_curve(train, curve_svg.load_curve(train))
+    unfinished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
 
-    assert half is not None
-    assert half.last is not None
-    assert half.last.x == pytest.approx(50, abs=1)
-    train.state = Run.State.FAILED
-    whole = curve_svg.draw_curve(train, curve_svg.load_curve(train))
-    assert whole is not None
-    assert whole.last is not None
-    assert whole.last.x == 100
+    assert unfinished_chart is not None
+    assert unfinished_chart.last is not None
+    assert unfinished_chart.last.x == pytest.approx(50, abs=1)
+    run.state = Run.State.FAILED
+    finished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
+    assert finished_chart is not None
+    assert finished_chart.last is not None
+    assert finished_chart.last.x == 100
 
 
 @pytest.mark.django_db
-def test_nothing_is_drawn_before_the_first_step() -> None:
-    train = scene.running(scene.entry(scene.track(), "main"), 0)
+def test_chart_before_first_step_is_none() -> None:
+    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 0)
 
-    assert curve_svg.draw_curve(train, curve_svg.load_curve(train)) is None
+    assert curve_svg.draw_curve(run, curve_svg.load_curve(run)) is None
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("formatted", "expected"),
     [
         (formatting.compact(3_410_432), "3.41 M"),
         (formatting.compact(999_999), "1 M"),
@@ -103,5 +103,5 @@ def test_nothing_is_drawn_before_the_first_step() -> None:
         (formatting.budget("whatever"), "whatever"),
     ],
 )
-def test_numbers_are_written_as_people_read_them(written: str, said: str) -> None:
-    assert written.replace(formatting.SPACE, " ") == said
+def test_formatted_number_is_readable(formatted: str, expected: str) -> None:
+    assert formatted.replace(formatting.SPACE, " ") == expected

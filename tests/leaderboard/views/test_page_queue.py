@@ -1,4 +1,4 @@
-"""Departures and nodes."""
+"""The queue page and the nodes page."""
 
 from __future__ import annotations
 
@@ -7,52 +7,53 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import Run
+from leaderboard.views import pool
 from scheduler.models import Node
-from tests.leaderboard.views.test_page_board import words
+from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 
 
-def test_what_runs_comes_before_what_waits_and_then_what_has_arrived(client: Client) -> None:
-    scene.night()
+def test_queue_page_lists_running_then_waiting_then_finished(client: Client) -> None:
+    scene.create_night_board()
 
-    page = words(client.get("/queue/").content)
+    page = extract_text(client.get("/queue/").content)
 
     assert page.index("1 min 16 s left of 3 min") < page.index("needs approval") < page.index("Arrivals")
     assert page.index("Arrivals") < page.index("Did not arrive") < page.index("The loss became NaN")
 
 
-def test_an_empty_queue_says_how_to_send_a_train(client: Client) -> None:
-    scene.track()
+def test_queue_page_without_runs_says_so(client: Client) -> None:
+    scene.create_track()
 
-    page = words(client.get("/queue/").content)
+    page = extract_text(client.get("/queue/").content)
 
-    assert "Nothing runs and nothing waits" in page
+    assert "No run is training or queued" in page
     assert "No node is online" in page
 
 
-def test_the_queue_takes_few_queries_however_long_it_is(
+def test_queue_page_of_long_queue_takes_few_queries(
     client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    night = scene.night()
+    night = scene.create_night_board()
     for seed in range(50):
-        scene.run(night["entry"], seed=100 + seed, state=Run.State.QUEUED)
+        scene.create_run(night["entry"], seed=100 + seed, state=Run.State.QUEUED)
 
-    with django_assert_max_num_queries(18):
+    with django_assert_max_num_queries(19):
         client.get("/queue/")
 
 
-def test_a_node_shows_what_it_is_and_what_it_does(
+def test_nodes_page_shows_hardware_and_activity(
     client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    scene.night()
+    scene.create_night_board()
     for number in range(10):
-        scene.node(f"lent-{number}")
+        scene.create_node(f"lent-{number}")
     Node.objects.create(name="troublemaker", state=Node.State.BANNED)
 
     with django_assert_max_num_queries(10):
-        page = words(client.get("/nodes/").content)
+        page = extract_text(client.get("/nodes/").content)
 
     assert "8 cores, 16 GiB" in page
     assert "Trains main , since" in page
@@ -61,5 +62,21 @@ def test_a_node_shows_what_it_is_and_what_it_does(
     assert "main" in client.get("/nodes/live.json").json()["parts"]["nodes"]
 
 
-def test_without_nodes_the_page_says_how_to_add_one(client: Client) -> None:
-    assert "make node URL=" in words(client.get("/nodes/").content)
+def test_nodes_page_without_nodes_explains_adding_one(client: Client) -> None:
+    assert "make node URL=" in extract_text(client.get("/nodes/").content)
+
+
+def test_queue_page_lists_no_more_live_runs_than_its_limit(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "QUEUE_LIVE_RUNS", 2)
+    Run.objects.filter(pk=run.pk).update(state=Run.State.TRAINING)
+    Run.objects.bulk_create(
+        Run(entry=run.entry, track=run.track, season=run.season, budget=run.budget, seed=seed, state="training")
+        for seed in (101, 102, 103)
+    )
+
+    page = client.get("/queue/").content.decode()
+
+    assert page.count("<progress") == 2
+    assert "2 more runs are live." in page

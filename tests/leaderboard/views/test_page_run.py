@@ -11,70 +11,80 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import CurvePoint, Run, Sample, Track
 from scheduler.models import LogChunk
-from tests.leaderboard.views.test_page_board import words
+from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 
 
-def test_finished_run_that_reads_later_tokens_says_so(client: Client) -> None:
-    peeker = scene.night()["best"]
-    found = {"nats_per_token": 0.41, "stderr": 0.02, "is_beyond_rounding": True, "bits_per_byte_uncorrected": 1.2}
-    Run.objects.filter(pk=peeker.pk).update(checks={"look_ahead": found}, scoring_flops_per_token=2.5e6)
-    page = words(client.get(peeker.get_absolute_url()).content)
+def test_run_page_of_look_ahead_model_shows_correction(client: Client) -> None:
+    run = scene.create_night_board()["best"]
+    look_ahead = {"nats_per_token": 0.41, "stderr": 0.02, "is_beyond_rounding": True, "bits_per_byte_uncorrected": 1.2}
+    Run.objects.filter(pk=run.pk).update(checks={"look_ahead": look_ahead}, scoring_flops_per_token=2.5e6)
+    page = extract_text(client.get(run.get_absolute_url()).content)
     assert "It reads later tokens. Its score is corrected for that by +0.4100 ± 0.0200 nats per token" in page
     assert "without it the score would be 1.2000 bits per byte" in page
     assert "Scoring FLOPs 2.5 × 10⁶ per token" in page
 
 
-def test_finished_run_without_a_graph_says_that_it_does_not_rank(client: Client) -> None:
-    best = scene.night()["best"]
-    assert "does not rank" not in words(client.get(best.get_absolute_url()).content)
+def test_run_page_shows_benchmark_question_limit(client: Client) -> None:
+    best = scene.create_night_board()["best"]
+    Run.objects.filter(pk=best.pk).update(suite_seconds={"core": 300.0})
+    assert "of each part of a benchmark" not in extract_text(client.get(best.get_absolute_url()).content)
+    Track.objects.update(suite_limit=500)
+    page = extract_text(client.get(best.get_absolute_url()).content)
+    assert "Time of the benchmarks core 300 s" in page
+    assert "Questions 500 of each part of a benchmark at most" in page
+
+
+def test_run_page_without_graph_on_traced_track_says_unranked(client: Client) -> None:
+    best = scene.create_night_board()["best"]
+    assert "does not rank" not in extract_text(client.get(best.get_absolute_url()).content)
     Track.objects.update(is_traced=True)
-    page = words(client.get(best.get_absolute_url()).content)
+    page = extract_text(client.get(best.get_absolute_url()).content)
     assert "It does not rank, since it was not trained from a graph. Its score is the entry’s own claim." in page
 
 
-def test_a_finished_run_shows_verdict_provenance_and_scores(client: Client) -> None:
-    best = scene.night()["best"]
+def test_run_page_of_finished_run_shows_score_and_provenance(client: Client) -> None:
+    best = scene.create_night_board()["best"]
 
-    page = words(client.get(best.get_absolute_url()).content)
+    page = extract_text(client.get(best.get_absolute_url()).content)
 
     assert "2.0412 ± 0.0071" in page
     assert scene.SHA in page
     assert "9f2c" * 16 in page
     assert "2.13.0+cpu" in page
-    assert "blimp/acc 0.6213 0.0121 1.6 k" in page
+    assert "Benchmark tasks Task Value Standard error blimp/acc 0.6213 0.0121" in page
     assert "It is on the board. site" in page
     assert "Look-ahead correction +0.0000 ± 0.0000 nats per token, within rounding" in page
     assert "Before training 3.8412 bits per byte; the text’s token frequencies alone 3.2207" in page
 
 
-def test_a_failed_run_says_why_and_whose_fault_it_was(client: Client) -> None:
-    scene.night()
+def test_run_page_of_failed_run_shows_reason_and_cause(client: Client) -> None:
+    scene.create_night_board()
     failed = Run.objects.get(state=Run.State.FAILED)
 
-    page = words(client.get(failed.get_absolute_url()).content)
+    page = extract_text(client.get(failed.get_absolute_url()).content)
 
     assert "The loss became NaN at step 212." in page
     assert "The model’s own failure: it counts." in page
 
 
 @pytest.mark.parametrize("state", Run.State.values)
-def test_every_state_has_a_page_that_says_so(client: Client, state: str) -> None:
-    made = scene.run(scene.entry(scene.track(), "main"), state=state)
+def test_run_page_of_each_state_shows_it(client: Client, state: str) -> None:
+    run = scene.create_run(scene.create_entry(scene.create_track(), "main"), state=state)
 
-    answer = client.get(made.get_absolute_url())
+    response = client.get(run.get_absolute_url())
 
-    assert answer.status_code == 200
-    assert f"is-{state}" in answer.content.decode()
+    assert response.status_code == 200
+    assert f"is-{state}" in response.content.decode()
 
 
-def test_the_lines_to_do_it_again_carry_the_whole_recipe(client: Client) -> None:
-    track = scene.track(config={"model": {"depth": 4}, "train": {"batch": 8}})
-    made = scene.run(scene.entry(track, "Smear", "smear", config={"model": {"depth": 6}}), seed=5)
+def test_run_page_shows_complete_reproduction_commands(client: Client) -> None:
+    track = scene.create_track(config={"model": {"depth": 4}, "train": {"batch": 8}})
+    run = scene.create_run(scene.create_entry(track, "Smear", "smear", config={"model": {"depth": 6}}), seed=5)
 
-    page = words(client.get(made.get_absolute_url()).content).replace(" \\", "")
+    page = extract_text(client.get(run.get_absolute_url()).content).replace(" \\", "")
 
     assert f"git checkout {scene.SHA}" in page
     for flag in (
@@ -88,15 +98,15 @@ def test_the_lines_to_do_it_again_carry_the_whole_recipe(client: Client) -> None
         assert flag in page
 
 
-def test_a_repository_that_is_a_folder_of_the_server_is_not_shown(client: Client) -> None:
-    made = scene.run(scene.entry(scene.track(), "main", repository="/srv/secret/place"))
+def test_run_page_hides_server_folder_of_repository(client: Client) -> None:
+    run = scene.create_run(scene.create_entry(scene.create_track(), "main", repository="/srv/secret/place"))
 
-    assert b"/srv/secret" not in client.get(made.get_absolute_url()).content
-    assert b"/srv/secret" not in client.get(made.entry.get_absolute_url()).content
+    assert b"/srv/secret" not in client.get(run.get_absolute_url()).content
+    assert b"/srv/secret" not in client.get(run.entry.get_absolute_url()).content
 
 
-def test_what_a_strangers_code_wrote_is_only_text(client: Client) -> None:
-    night = scene.night()
+def test_run_page_escapes_samples_and_log(client: Client) -> None:
+    night = scene.create_night_board()
     Sample.objects.create(run=night["train"], step=521, prompt="<b>", text="<script>alert(1)</script>")
     LogChunk.objects.create(
         lease=night["train"].job.leases.get(), offset=70, text="10 %\r20 %\r\x1b[31m<img src=x>\x1b[0m\x07 done\r\n"
@@ -113,8 +123,8 @@ def test_what_a_strangers_code_wrote_is_only_text(client: Client) -> None:
     assert "\x1b" not in page
 
 
-def test_the_curve_can_be_drawn_over_time_without_script(client: Client) -> None:
-    night = scene.night()
+def test_run_page_draws_curve_over_time_without_script(client: Client) -> None:
+    night = scene.create_night_board()
 
     page = client.get(f"/runs/{night['train'].pk}/?x=seconds").content.decode()
 
@@ -122,26 +132,26 @@ def test_the_curve_can_be_drawn_over_time_without_script(client: Client) -> None
     assert "1\xa0min\xa030\xa0s" in page
 
 
-def test_a_loss_that_is_no_number_does_not_break_the_page(client: Client) -> None:
-    night = scene.night()
+def test_run_page_with_infinite_loss_opens(client: Client) -> None:
+    night = scene.create_night_board()
     CurvePoint.objects.create(
         run=night["train"], series="train", step=9999, tokens=1, flops=1, seconds=1, loss=float("inf")
     )
 
     assert client.get(night["train"].get_absolute_url()).status_code == 200
-    answer = client.get(f"/runs/{night['train'].pk}/live.json")
-    json.loads(answer.content, parse_constant=pytest.fail)
+    response = client.get(f"/runs/{night['train'].pk}/live.json")
+    json.loads(response.content, parse_constant=pytest.fail)
 
 
-def test_a_finished_run_is_not_asked_about_again(client: Client) -> None:
-    night = scene.night()
+def test_run_live_json_of_finished_run_has_no_interval(client: Client) -> None:
+    night = scene.create_night_board()
 
     assert client.get(f"/runs/{night['best'].pk}/live.json").json()["wait"] == 0
     assert client.get(f"/runs/{night['train'].pk}/live.json").json()["wait"] > 0
 
 
-def test_the_live_answer_has_columns_of_one_length(client: Client) -> None:
-    night = scene.night()
+def test_run_live_json_has_columns_of_one_length(client: Client) -> None:
+    night = scene.create_night_board()
 
     curve = client.get(f"/runs/{night['train'].pk}/live.json").json()["curve"]
 
@@ -150,20 +160,20 @@ def test_the_live_answer_has_columns_of_one_length(client: Client) -> None:
     assert curve["end"]["seconds"] == pytest.approx(180)
 
 
-def test_a_run_takes_few_queries(client: Client, django_assert_max_num_queries: DjangoAssertNumQueries) -> None:
-    night = scene.night()
+def test_run_page_takes_few_queries(client: Client, django_assert_max_num_queries: DjangoAssertNumQueries) -> None:
+    night = scene.create_night_board()
 
     with django_assert_max_num_queries(10):
         client.get(night["train"].get_absolute_url())
 
 
-def test_an_entry_shows_its_hypothesis_and_all_its_runs(
+def test_entry_page_shows_hypothesis_and_all_runs(
     client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    smear = scene.night()["entry"]
+    smear = scene.create_night_board()["entry"]
 
     with django_assert_max_num_queries(10):
-        page = words(client.get(smear.get_absolute_url()).content)
+        page = extract_text(client.get(smear.get_absolute_url()).content)
 
     assert "Keys that see one token back" in page
     assert "bits per byte 2.0412 ± 0.0071" in page
@@ -172,15 +182,15 @@ def test_an_entry_shows_its_hypothesis_and_all_its_runs(
     assert page.count(" Run ") == smear.runs.count() + 1
 
 
-def test_an_entry_says_where_it_stands_and_what_comes_next(
+def test_entry_page_shows_multiplier_and_next_step(
     client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    _, entries = boards.board()
+    _, entries = boards.create_board()
 
     with django_assert_max_num_queries(10):
-        page = words(client.get(entries["Better"].get_absolute_url()).content)
-    level = words(client.get(entries["Level"].get_absolute_url()).content)
-    by_time = words(client.get(entries["Level"].get_absolute_url() + "?axis=seconds").content)
+        page = extract_text(client.get(entries["Better"].get_absolute_url()).content)
+    level = extract_text(client.get(entries["Level"].get_absolute_url()).content)
+    by_time = extract_text(client.get(entries["Level"].get_absolute_url() + "?axis=seconds").content)
 
     assert re.search(r"Multiplier 1\.\d{3} ± \d\.\d % at 1\.0 × 10¹³ FLOPs: the baseline would need", page)
     assert "Next. Confirmed by another seed" in page
@@ -190,33 +200,35 @@ def test_an_entry_says_where_it_stands_and_what_comes_next(
     assert "--axis seconds" in by_time
 
 
-def test_a_run_says_where_its_entry_stands(
+def test_run_page_shows_standing_of_entry(
     client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    _, entries = boards.board()
+    _, entries = boards.create_board()
     run = entries["Level"].runs.get()
 
     with django_assert_max_num_queries(10):
-        page = words(client.get(run.get_absolute_url()).content)
+        page = extract_text(client.get(run.get_absolute_url()).content)
 
     assert "Provisional multiplier" in page
     assert "Next." in page
 
 
-def test_a_run_of_the_ladder_says_what_it_is(client: Client) -> None:
-    _, entries = boards.board()
-    rung = entries["baseline"].runs.get(budget="2.5e12flops", seed=2)
-    twice = entries["baseline"].runs.get(budget="2e13flops", seed=1)
+def test_run_page_of_ladder_run_names_its_part(client: Client) -> None:
+    _, entries = boards.create_board()
+    quarter_run = entries["baseline"].runs.get(budget="2.5e12flops", seed=2)
+    double_run = entries["baseline"].runs.get(budget="2e13flops", seed=1)
 
-    assert "Baseline, 1/4 of the budget, seed 2." in words(client.get(rung.get_absolute_url()).content)
-    assert "Baseline, 2 × the budget, seed 1." in words(client.get(twice.get_absolute_url()).content)
-    assert "--budget 2.5e12flops" in words(client.get(rung.get_absolute_url()).content)
+    assert "Baseline, 1/4 of the budget, seed 2." in extract_text(client.get(quarter_run.get_absolute_url()).content)
+    assert "Baseline, 2 × the budget, seed 1." in extract_text(client.get(double_run.get_absolute_url()).content)
+    assert "--budget 2.5e12flops" in extract_text(client.get(quarter_run.get_absolute_url()).content)
 
 
-def test_a_voided_time_is_said_on_the_run(client: Client) -> None:
-    _, entries = boards.board()
-    run = boards.judged(entries["Level"], seed=9, seconds_void="Its node’s speed changed by +3.0% during the run.")
+def test_run_page_shows_void_seconds(client: Client) -> None:
+    _, entries = boards.create_board()
+    run = boards.create_scored_run(
+        entries["Level"], seed=9, seconds_void="Its node’s speed changed by +3.0% during the run."
+    )
 
-    page = words(client.get(run.get_absolute_url()).content)
+    page = extract_text(client.get(run.get_absolute_url()).content)
 
     assert "Its time does not count. Its node’s speed changed by +3.0% during the run." in page

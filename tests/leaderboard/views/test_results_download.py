@@ -1,4 +1,4 @@
-"""Anyone can check a row: the downloaded JSON through `dailytrain multiplier` gives the printed digits."""
+"""Downloaded results: `dailytrain multiplier` on the JSON file gives the digits of the page."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from trainer.cli.multiplier import main
 pytestmark = pytest.mark.django_db
 
 
-def checked(command: str, content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Save what was downloaded, run the command that it names, and return what this prints."""
+def run_multiplier_command(
+    command: str, content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """Save the downloaded file, run the command that it names, and return the printed JSON."""
     file = folder / "results.json"
     file.write_bytes(content)
     _, verb, name, *rest = shlex.split(command)
@@ -29,23 +31,25 @@ def checked(command: str, content: bytes, folder: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("axis", ["flops", "seconds"])
-def test_the_tracks_file_gives_the_numbers_of_board_and_api(
+def test_track_results_reproduce_numbers_of_board_and_api(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], axis: str
 ) -> None:
-    boards.board()
-    answer = client.get(f"/tracks/small/results.json?axis={axis}")
-    found = answer.json()
-    printed = checked(found["command"], answer.content, tmp_path, capsys)
-    assert printed == found["printed"]
-    assert json.dumps(printed) == json.dumps(found["printed"])
+    boards.create_board()
+    response = client.get(f"/tracks/small/results.json?axis={axis}")
+    results = response.json()
+    printed = run_multiplier_command(results["command"], response.content, tmp_path, capsys)
+    assert printed == results["printed"]
+    assert json.dumps(printed) == json.dumps(results["printed"])
     assert len(printed["entries"]) == 4
 
     by_name = {estimate["entry"]: estimate for estimate in printed["entries"]}
     for row in client.get(f"/api/v1/tracks/small/board?axis={axis}").json():
-        told = row["estimate"]
-        assert {name: told[name] for name in by_name[told["entry"]]} == by_name[told["entry"]]
-        assert told["entry"] == f"entry-{row['entry']}"
-        assert (told["axis"], told["full"]) == (axis, found["full"])
+        estimate_data = row["estimate"]
+        assert {name: estimate_data[name] for name in by_name[estimate_data["entry"]]} == by_name[
+            estimate_data["entry"]
+        ]
+        assert estimate_data["entry"] == f"entry-{row['entry']}"
+        assert (estimate_data["axis"], estimate_data["full"]) == (axis, results["full"])
 
     page = client.get(f"/?axis={axis}").content.decode()
     for estimate in printed["entries"]:
@@ -53,41 +57,43 @@ def test_the_tracks_file_gives_the_numbers_of_board_and_api(
         assert f"{estimate['low']:.3f}\xa0to\xa0{estimate['high']:.3f}" in page
 
 
-def test_an_entrys_file_has_its_own_line_and_the_whole_ladder(
+def test_entry_results_reproduce_its_estimate(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, entries = boards.board()
-    better = entries["Better"]
-    answer = client.get(f"/entries/{better.pk}/results.json")
-    found = answer.json()
-    printed = checked(found["command"], answer.content, tmp_path, capsys)
-    (own,) = (estimate for estimate in printed["entries"] if estimate["entry"] == found["entry"])
-    assert own == {name: found["estimate"][name] for name in own}
-    assert found["baseline"] == f"entry-{entries['baseline'].pk}"
+    _, entries = boards.create_board()
+    record_entry = entries["Better"]
+    response = client.get(f"/entries/{record_entry.pk}/results.json")
+    results = response.json()
+    printed = run_multiplier_command(results["command"], response.content, tmp_path, capsys)
+    (own_estimate,) = (estimate for estimate in printed["entries"] if estimate["entry"] == results["entry"])
+    assert own_estimate == {name: results["estimate"][name] for name in own_estimate}
+    assert results["baseline"] == f"entry-{entries['baseline'].pk}"
 
 
-def test_the_records_are_plain_and_say_where_they_come_from(client: Client) -> None:
-    _, entries = boards.board()
-    void = boards.judged(entries["Level"], 1.0, seed=7, seconds_void="Its node's speed changed by +3.0%.")
-    out = boards.judged(entries["Level"], 1.0, seed=8, trust=Run.Trust.DISPUTED)
-    found = client.get("/tracks/small/results.json").json()
-    (record,) = (record for record in found["runs"] if record["run"] == void.pk)
+def test_track_results_list_runs_with_provenance(client: Client) -> None:
+    _, entries = boards.create_board()
+    void_run = boards.create_scored_run(
+        entries["Level"], 1.0, seed=7, seconds_void="Its node's speed changed by +3.0%."
+    )
+    disputed_run = boards.create_scored_run(entries["Level"], 1.0, seed=8, trust=Run.Trust.DISPUTED)
+    results = client.get("/tracks/small/results.json").json()
+    (record,) = (record for record in results["runs"] if record["run"] == void_run.pk)
     assert record == {
-        "entry": f"entry-{void.entry_id}",
+        "entry": f"entry-{void_run.entry_id}",
         "seed": 7,
-        "flops": void.train_flops,
+        "flops": void_run.train_flops,
         "seconds": None,
-        "bits_per_byte": void.bits_per_byte,
-        "run": void.pk,
+        "bits_per_byte": void_run.bits_per_byte,
+        "run": void_run.pk,
         "title": "Level",
         "budget": "1e13flops",
         "seconds_void": "Its node's speed changed by +3.0%.",
     }
-    assert found["left_out"] == [{"run": out.pk, "reason": "It is disputed."}]
+    assert results["left_out"] == [{"run": disputed_run.pk, "reason": "It is disputed."}]
 
 
-def test_a_file_is_304_until_a_run_changes(client: Client) -> None:
-    _, entries = boards.board()
+def test_entry_results_are_304_until_a_run_changes(client: Client) -> None:
+    _, entries = boards.create_board()
     address = f"/entries/{entries['Better'].pk}/results.json"
     etag = client.get(address)["ETag"]
     assert client.get(address, headers={"if-none-match": etag}).status_code == 304
@@ -96,22 +102,22 @@ def test_a_file_is_304_until_a_run_changes(client: Client) -> None:
     assert client.get(address, headers={"if-none-match": etag}).status_code == 200
 
 
-def test_before_there_is_a_ladder_the_file_says_why_there_are_no_numbers(client: Client) -> None:
-    boards.small()
-    found = client.get("/tracks/small/results.json").json()
-    assert (found["printed"], found["runs"]) == (None, [])
-    assert "has not arrived yet" in found["problem"]
+def test_track_results_without_ladder_give_problem(client: Client) -> None:
+    boards.create_ladder_track()
+    results = client.get("/tracks/small/results.json").json()
+    assert (results["printed"], results["runs"]) == (None, [])
+    assert "has not arrived yet" in results["problem"]
 
 
-def test_a_season_without_a_baseline_has_a_file_too(client: Client) -> None:
-    track, _ = boards.small()
+def test_track_results_without_baseline_give_problem(client: Client) -> None:
+    track, _ = boards.create_ladder_track()
     track.season.baseline = None
     track.season.save()
-    found = client.get("/tracks/small/results.json").json()
-    assert found["baseline"] is None
-    assert "no baseline yet" in found["problem"]
+    results = client.get("/tracks/small/results.json").json()
+    assert results["baseline"] is None
+    assert "no baseline yet" in results["problem"]
 
 
 @pytest.mark.parametrize("address", ["/tracks/nowhere/results.json", "/entries/999999/results.json"])
-def test_what_is_not_there_is_not_found(client: Client, address: str) -> None:
+def test_results_of_missing_row_are_404(client: Client, address: str) -> None:
     assert client.get(address).status_code == 404

@@ -1,4 +1,4 @@
-"""What was done can be found again: by person, by what it was done to, by day."""
+"""The audit log in the admin: filters by actor, target and day."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from scheduler.models import Event, Node, Sponsor
 
 
 @pytest.fixture
-def mara(client: Client, db: None) -> Client:
+def admin_client(client: Client, db: None) -> Client:
     client.force_login(User.objects.create_superuser("mara"))
     return client
 
 
 @pytest.fixture
-def log(db: None) -> Node:
+def logged_node(db: None) -> Node:
     node = Node.objects.create(name="cellar")
     Event.record("mara", node, "cellar is trusted.")
     Event.record("site", node, "cellar went offline.")
-    old = Event.record("node:cellar", Node.objects.create(name="attic"), "attic joined.")
-    Event.objects.filter(pk=old.pk).update(at=datetime(2026, 2, 3, 12, tzinfo=UTC))
+    old_event = Event.record("node:cellar", Node.objects.create(name="attic"), "attic joined.")
+    Event.objects.filter(pk=old_event.pk).update(at=datetime(2026, 2, 3, 12, tzinfo=UTC))
     return node
 
 
-def shown(client: Client, question: str = "") -> list[str]:
-    page = client.get(f"/admin/scheduler/event/?{question}").content.decode()
+def list_shown_messages(client: Client, query: str = "") -> list[str]:
+    page = client.get(f"/admin/scheduler/event/?{query}").content.decode()
     return [
         event.sentence for event in Event.objects.order_by("-at", "-pk") if f"<span>{event.sentence}</span>" in page
     ]
 
 
-def test_audit_log_lists_all_events_newest_first(mara: Client, log: Node) -> None:
-    assert shown(mara) == ["cellar went offline.", "cellar is trusted.", "attic joined."]
+def test_audit_log_lists_all_events_newest_first(admin_client: Client, logged_node: Node) -> None:
+    assert list_shown_messages(admin_client) == ["cellar went offline.", "cellar is trusted.", "attic joined."]
 
 
 @pytest.mark.parametrize(
-    ("question", "found"),
+    ("query", "expected"),
     [
         ("who=mara", ["cellar is trusted."]),
         ("who=MARA", ["cellar is trusted."]),
@@ -55,48 +55,56 @@ def test_audit_log_lists_all_events_newest_first(mara: Client, log: Node) -> Non
         ),
     ],
 )
-def test_audit_log_search_filters_events(mara: Client, log: Node, question: str, found: list[str]) -> None:
-    assert shown(mara, question) == found
+def test_audit_log_search_filters_events(
+    admin_client: Client, logged_node: Node, query: str, expected: list[str]
+) -> None:
+    assert list_shown_messages(admin_client, query) == expected
 
 
-def test_audit_log_target_search_links_to_admin_page(mara: Client, log: Node) -> None:
-    assert shown(mara, f"what=node+{log.pk}") == ["cellar went offline.", "cellar is trusted."]
-    assert f'href="/admin/scheduler/node/{log.pk}/change/"' in mara.get("/admin/scheduler/event/").content.decode()
+def test_audit_log_target_search_links_to_admin_page(admin_client: Client, logged_node: Node) -> None:
+    assert list_shown_messages(admin_client, f"what=node+{logged_node.pk}") == [
+        "cellar went offline.",
+        "cellar is trusted.",
+    ]
+    assert (
+        f'href="/admin/scheduler/node/{logged_node.pk}/change/"'
+        in admin_client.get("/admin/scheduler/event/").content.decode()
+    )
 
 
-def test_audit_log_with_many_events_is_paginated(mara: Client, log: Node) -> None:
+def test_audit_log_with_many_events_is_paginated(admin_client: Client, logged_node: Node) -> None:
     start = timezone.now() - timedelta(days=1)
     for number in range(120):
         Event(actor="site", target_kind="node", target_id=1, sentence=f"Event {number}.", at=start).save()
-    assert len(shown(mara, "who=site")) == 100
-    assert len(shown(mara, "who=site&page=2")) == 21
+    assert len(list_shown_messages(admin_client, "who=site")) == 100
+    assert len(list_shown_messages(admin_client, "who=site&page=2")) == 21
 
 
-def test_audit_log_escapes_messages(mara: Client, log: Node) -> None:
-    Event.record("<b>eve</b>", log, "<script>alert(1)</script>")
-    page = mara.get("/admin/scheduler/event/").content.decode()
+def test_audit_log_escapes_messages(admin_client: Client, logged_node: Node) -> None:
+    Event.record("<b>eve</b>", logged_node, "<script>alert(1)</script>")
+    page = admin_client.get("/admin/scheduler/event/").content.decode()
     assert "<script>alert" not in page
     assert "<b>eve" not in page
 
 
-def test_admin_edit_records_event(mara: Client, db: None) -> None:
+def test_admin_edit_records_event(admin_client: Client, db: None) -> None:
     owner = User.objects.create_user("lena")
     sponsor = Sponsor.objects.create(user=owner, name="Lena")
-    mara.post(f"/admin/scheduler/sponsor/{sponsor.pk}/delete/", {"post": "yes"})
-    said = Event.objects.get(actor="mara")
-    assert (said.target_kind, said.sentence) == ("sponsor", "Deleted Lena.")
+    admin_client.post(f"/admin/scheduler/sponsor/{sponsor.pk}/delete/", {"post": "yes"})
+    event = Event.objects.get(actor="mara")
+    assert (event.target_kind, event.sentence) == ("sponsor", "Deleted Lena.")
 
 
-def test_admin_has_no_bulk_delete(mara: Client, log: Node) -> None:
+def test_admin_has_no_bulk_delete(admin_client: Client, logged_node: Node) -> None:
     for page in ("leaderboard/track", "scheduler/jointoken", "auth/user"):
-        assert "delete_selected" not in mara.get(f"/admin/{page}/").content.decode()
+        assert "delete_selected" not in admin_client.get(f"/admin/{page}/").content.decode()
 
 
-def test_audit_log_is_read_only(mara: Client, log: Node) -> None:
+def test_audit_log_is_read_only(admin_client: Client, logged_node: Node) -> None:
     event = Event.objects.first()
     assert event
-    assert mara.get("/admin/scheduler/event/add/").status_code == 403
-    mara.post(f"/admin/scheduler/event/{event.pk}/change/", {"sentence": "Nothing."})
-    assert mara.post(f"/admin/scheduler/event/{event.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert admin_client.get("/admin/scheduler/event/add/").status_code == 403
+    admin_client.post(f"/admin/scheduler/event/{event.pk}/change/", {"sentence": "Nothing."})
+    assert admin_client.post(f"/admin/scheduler/event/{event.pk}/delete/", {"post": "yes"}).status_code == 403
     event.refresh_from_db()
     assert event.sentence != "Nothing."

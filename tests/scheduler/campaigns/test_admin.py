@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from leaderboard import permissions
 from scheduler.campaigns.models import Campaign, Packet, Rephrasing, Volunteer
 from scheduler.models import Event, Job, Node
 from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer
@@ -17,7 +18,7 @@ PAGES = ("campaign", "volunteer", "packet", "rephrasing", "assignment", "contrib
 
 
 @pytest.fixture
-def mara(client: Client, db: None) -> Client:
+def admin_client(client: Client, db: None) -> Client:
     client.force_login(User.objects.create_superuser("mara"))
     return client
 
@@ -27,21 +28,21 @@ def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     return fill_campaign(make_campaign(settings, tmp_path))
 
 
-def run_action(client: Client, model: str, action: str, pk: int) -> str:
+def run_campaign_action(client: Client, model: str, action: str, pk: int) -> str:
     data = {"action": action, "_selected_action": [str(pk)]}
     return client.post(f"/admin/campaigns/{model}/", data, follow=True).content.decode()
 
 
-def test_admin_pages_open(mara: Client, campaign: Campaign) -> None:
+def test_admin_pages_open(admin_client: Client, campaign: Campaign) -> None:
     start_volunteer("ada").rephrase(2)
     for name in PAGES:
-        assert mara.get(f"/admin/campaigns/{name}/").status_code == 200, name
-    assert mara.get(f"/admin/campaigns/campaign/{campaign.pk}/change/").status_code == 200
-    assert mara.get("/admin/campaigns/campaign/add/").status_code == 200
+        assert admin_client.get(f"/admin/campaigns/{name}/").status_code == 200, name
+    assert admin_client.get(f"/admin/campaigns/campaign/{campaign.pk}/change/").status_code == 200
+    assert admin_client.get("/admin/campaigns/campaign/add/").status_code == 200
 
 
-def test_campaign_form_with_unknown_style_shows_error(mara: Client) -> None:
-    page = mara.get("/admin/campaigns/campaign/add/")
+def test_campaign_form_with_unknown_style_shows_error(admin_client: Client) -> None:
+    page = admin_client.get("/admin/campaigns/campaign/add/")
     fields = {name: field for name, field in page.context["adminform"].form.initial.items() if field is not None}
     form = page.context["adminform"].form
     for name, field in form.fields.items():
@@ -49,25 +50,38 @@ def test_campaign_form_with_unknown_style_shows_error(mara: Client) -> None:
         if value is not None and not isinstance(value, bool):
             fields.setdefault(name, value)
     fields |= {"name": "Words", "slug": "words", "dataset": "*.jsonl", "quality_buckets": "[]"}
-    response = mara.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["loud"]'})
+    response = admin_client.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["loud"]'})
     assert "loud" in response.content.decode()
     assert not Campaign.objects.exists()
-    response = mara.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["easy"]'})
+    response = admin_client.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["easy"]'})
     assert response.status_code == 302, response.context["adminform"].form.errors
     assert Campaign.objects.get().state == "draft"
 
 
-def test_campaign_form_after_start_freezes_text_settings(mara: Client, campaign: Campaign) -> None:
-    page = mara.get(f"/admin/campaigns/campaign/{campaign.pk}/change/").content.decode()
+def test_draft_campaign_is_deleted_by_maintainers_and_not_coordinators(client: Client, campaign: Campaign) -> None:
+    Packet.objects.all().delete()
+    Campaign.objects.update(started_at=None, state="draft")
+    address = f"/admin/campaigns/campaign/{campaign.pk}/delete/"
+    for role, status in ((permissions.COORDINATOR, 403), (permissions.MAINTAINER, 302)):
+        user = User.objects.create_user(role)
+        permissions.grant_role(user, role, None)
+        client.force_login(user)
+        assert Campaign.objects.exists()
+        assert client.post(address, {"post": "yes"}).status_code == status, role
+    assert not Campaign.objects.exists()
+
+
+def test_campaign_form_after_start_freezes_text_settings(admin_client: Client, campaign: Campaign) -> None:
+    page = admin_client.get(f"/admin/campaigns/campaign/{campaign.pk}/change/").content.decode()
     assert 'name="low_mark"' in page
     assert 'name="model"' not in page
     assert 'name="styles"' not in page
 
 
-def test_campaign_actions_pause_resume_and_finish(mara: Client, campaign: Campaign) -> None:
+def test_campaign_actions_pause_resume_and_finish(admin_client: Client, campaign: Campaign) -> None:
     ada = start_volunteer("ada")
     packets = ada.take(1)
-    run_action(mara, "campaign", "pause", campaign.pk)
+    run_campaign_action(admin_client, "campaign", "pause", campaign.pk)
     assert Campaign.objects.get().state == "paused"
     assert set(Job.objects.filter(kind="rephrase").values_list("state", flat=True)) == {"leased", "cancelled"}
     assert ada.take() == ()
@@ -75,11 +89,11 @@ def test_campaign_actions_pause_resume_and_finish(mara: Client, campaign: Campai
     assert [verdict.state for verdict in ada.submit(ada.result(packets[0]))] == ["taken"], (
         "a paused campaign still accepts results"
     )
-    ada.work.finish("done")
-    assert "Started" in run_action(mara, "campaign", "start", campaign.pk)
+    ada.claimed_job.finish("done")
+    assert "Started" in run_campaign_action(admin_client, "campaign", "start", campaign.pk)
     assert len(start_volunteer("bob").take(1)) == 1
-    assert "Finished" in run_action(mara, "campaign", "finish", campaign.pk)
-    assert "Nothing to do" in run_action(mara, "campaign", "finish", campaign.pk)
+    assert "Finished" in run_campaign_action(admin_client, "campaign", "finish", campaign.pk)
+    assert "Nothing to do" in run_campaign_action(admin_client, "campaign", "finish", campaign.pk)
     sentences = list(Event.objects.about(campaign).order_by("pk").values_list("sentence", flat=True))
     assert [sentence.split(":")[0] for sentence in sentences] == [
         "Small was started.",
@@ -89,26 +103,26 @@ def test_campaign_actions_pause_resume_and_finish(mara: Client, campaign: Campai
     ]
 
 
-def test_ban_action_withdraws_all_texts(mara: Client, campaign: Campaign) -> None:
+def test_ban_action_withdraws_all_texts(admin_client: Client, campaign: Campaign) -> None:
     start_volunteer("eve").rephrase(3)
     eve = Volunteer.objects.get()
-    assert "Banned" in run_action(mara, "volunteer", "ban", eve.pk)
+    assert "Banned" in run_campaign_action(admin_client, "volunteer", "ban", eve.pk)
     eve.refresh_from_db()
     assert (eve.state, eve.reason) == ("banned", "Banned by mara.")
     assert set(Rephrasing.objects.values_list("state", flat=True)) == {"withdrawn"}
     assert set(campaign.packets.values_list("state", flat=True)) == {"waiting"}
-    run_action(mara, "volunteer", "unban", eve.pk)
-    run_action(mara, "volunteer", "trust", eve.pk)
+    run_campaign_action(admin_client, "volunteer", "unban", eve.pk)
+    run_campaign_action(admin_client, "volunteer", "trust", eve.pk)
     assert Volunteer.objects.get().state == "trusted"
 
 
-def test_retry_action_requeues_packets_set_aside(mara: Client, campaign: Campaign) -> None:
+def test_retry_action_requeues_packets_set_aside(admin_client: Client, campaign: Campaign) -> None:
     Campaign.objects.update(max_attempts=1)
     ada = start_volunteer("ada")
     [packet] = ada.take(1)
     ada.submit(ada.result(packet, copy_source))
-    assert "copied" in mara.get("/admin/campaigns/packet/?state=set_aside").content.decode()
-    assert "Packets to retry: 1" in run_action(mara, "packet", "retry", packet.packet)
+    assert "copied" in admin_client.get("/admin/campaigns/packet/?state=set_aside").content.decode()
+    assert "Packets to retry: 1" in run_campaign_action(admin_client, "packet", "retry", packet.packet)
     row = Packet.objects.get(pk=packet.packet)
     assert (row.state, row.attempts) == ("waiting", 0)
 

@@ -68,12 +68,12 @@ def test_downloaded_dataset_loads_with_datasets_and_corpora(campaign: Campaign, 
 def test_download_supports_ranges_and_etags(campaign: Campaign, client: Client) -> None:
     root = f"{campaign.get_absolute_url()}files/"
     path = f"{root}data/shard-00000.parquet"
-    whole = client.get(path)
-    content, tag = read_body(whole), whole.headers["ETag"]
-    rest = client.get(path, headers={"Range": "bytes=100-", "If-Range": tag})
-    assert (rest.status_code, read_body(rest)) == (206, content[100:])
-    other = client.get(path, headers={"Range": "bytes=100-", "If-Range": '"another"'})
-    assert (other.status_code, read_body(other)) == (200, content), "another file gets no partial response"
+    response = client.get(path)
+    content, tag = read_body(response), response.headers["ETag"]
+    partial = client.get(path, headers={"Range": "bytes=100-", "If-Range": tag})
+    assert (partial.status_code, read_body(partial)) == (206, content[100:])
+    full = client.get(path, headers={"Range": "bytes=100-", "If-Range": '"another"'})
+    assert (full.status_code, read_body(full)) == (200, content), "another file gets no partial response"
     assert client.get(path, headers={"If-None-Match": tag}).status_code == 304
     manifest = f"{root}manifest.json"
     assert client.get(manifest, headers={"If-None-Match": client.get(manifest).headers["ETag"]}).status_code == 304
@@ -86,9 +86,9 @@ def test_download_of_unknown_path_or_over_limit_is_refused(
     for path in ("data/shard-99999.parquet", "../manage.py", "data/", "other.json"):
         assert client.get(root + path).status_code == 404
     monkeypatch.setitem(rate_limits.PER_HOUR, "download", 0)
-    refused = client.get(f"{root}manifest.json")
-    assert refused.status_code == 429
-    assert int(refused.headers["Retry-After"]) > 0
+    response = client.get(f"{root}manifest.json")
+    assert response.status_code == 429
+    assert int(response.headers["Retry-After"]) > 0
 
 
 def test_download_from_draft_is_not_found(campaign: Campaign, client: Client) -> None:

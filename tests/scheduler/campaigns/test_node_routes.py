@@ -8,27 +8,31 @@ from typing import Any
 
 import httpx
 import pytest
+from django.test import Client
+from django.utils import timezone
 
 from scheduler.campaigns.models import Campaign
-from tests.support.pool import ROOT, bearer
+from scheduler.models import Node
+from tests.support.pool import HARDWARE, ROOT, build_bearer_header
 from tests.support.volunteers import VolunteerAgent, fill_campaign, make_campaign, start_volunteer
+from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
 
 @pytest.fixture
 def http(site_url: str, settings: Any, tmp_path: Path) -> Iterator[httpx.Client]:
     fill_campaign(make_campaign(settings, tmp_path))
-    with httpx.Client(base_url=site_url, timeout=30) as client:
+    with httpx.Client(base_url=site_url, timeout=WAIT_SECONDS) as client:
         yield client
 
 
 def get_packets_url(volunteer: VolunteerAgent, call: str) -> str:
-    return f"{ROOT}/leases/{volunteer.work.lease.lease}/packets/{call}"
+    return f"{ROOT}/leases/{volunteer.claimed_job.lease.lease}/packets/{call}"
 
 
 def test_packets_submitted_twice_count_once(http: httpx.Client) -> None:
     ada = start_volunteer("ada")
-    headers = bearer(ada.work.lease.token)
+    headers = build_bearer_header(ada.claimed_job.lease.token)
     response = http.post(
         get_packets_url(ada, "take"), content=protocol.encode_message(protocol.TakePackets(count=3)), headers=headers
     )
@@ -47,19 +51,33 @@ def test_packets_submitted_twice_count_once(http: httpx.Client) -> None:
     ("call", "body"),
     [("take", "no JSON"), ("take", '{"version": 2}'), ("take", '{"version": 1}'), ("submit", '{"version": 1, "x": 2}')],
 )
-def test_invalid_message_over_socket_gets_the_usual_error(http: httpx.Client, call: str, body: str) -> None:
+def test_invalid_message_over_socket_gets_same_error_as_in_process(http: httpx.Client, call: str, body: str) -> None:
     ada = start_volunteer("ada")
-    headers = bearer(ada.work.lease.token)
+    headers = build_bearer_header(ada.claimed_job.lease.token)
     response = http.post(get_packets_url(ada, call), content=body, headers=headers)
-    usual = ada.work.call(f"/packets/{call}", body)
-    assert response.status_code == usual.status_code >= 400
-    assert response.json() == usual.json()
+    expected = ada.claimed_job.call(f"/packets/{call}", body)
+    assert response.status_code == expected.status_code >= 400
+    assert response.json() == expected.json()
 
 
-def test_foreign_lease_and_long_message_are_refused(http: httpx.Client) -> None:
+def test_packet_call_with_foreign_lease_or_long_message_is_rejected(http: httpx.Client) -> None:
     ada, bob = start_volunteer("ada"), start_volunteer("bob")
     message = protocol.encode_message(protocol.TakePackets(count=3))
-    response = http.post(get_packets_url(ada, "take"), content=message, headers=bearer(bob.work.lease.token))
+    response = http.post(
+        get_packets_url(ada, "take"), content=message, headers=build_bearer_header(bob.claimed_job.lease.token)
+    )
     assert (response.status_code, "token" in response.json()["detail"]) == (403, True)
-    headers = bearer(ada.work.lease.token)
+    headers = build_bearer_header(ada.claimed_job.lease.token)
     assert http.post(get_packets_url(ada, "submit"), content=b" " * (5 * 2**20), headers=headers).status_code == 413
+
+
+def test_volunteer_is_listed_only_after_its_first_poll(client: Client, db: None) -> None:
+    message = {"version": 1, "name": "look-at-me.example", "hardware": HARDWARE.model_dump(mode="json")}
+    assert client.post(f"{ROOT}/volunteer", message, content_type="application/json").status_code == 200
+    pages = ("/nodes/", "/nodes/live.json", "/nodes/?format=json", "/nodes/?format=csv", "/api/v1/nodes", "/sponsors/")
+    for page in pages:
+        response = client.get(page)
+        assert response.status_code == 200, page
+        assert "look-at-me" not in response.content.decode(), page
+    Node.objects.update(last_seen=timezone.now(), state=Node.State.ONLINE)
+    assert "look-at-me" in client.get("/api/v1/nodes").content.decode()

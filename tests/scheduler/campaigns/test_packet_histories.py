@@ -17,7 +17,7 @@ from scheduler.campaigns import sessions as queue
 from scheduler.campaigns.models import Assignment, Campaign, Packet, Rephrasing, Shard, Volunteer
 from scheduler.errors import LeaseEndedError
 from scheduler.models import Lease, Node
-from tests.support.pool import make_node
+from tests.support.pool import create_node
 from tests.support.recording_handler import CALLS
 from tests.support.volunteers import (
     build_document,
@@ -29,13 +29,15 @@ from tests.support.volunteers import (
 )
 from trainer import protocol
 
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+
 VOLUNTEERS = 3
 volunteer_numbers = st.integers(0, VOLUNTEERS - 1)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("take"), st.tuples(volunteer_numbers, st.integers(1, 4))),
         st.tuples(st.sampled_from(["write", "write", "echo", "half", "repeat", "wrong model"]), volunteer_numbers),
-        st.tuples(st.sampled_from(["steal", "silence", "finish", "ban", "unban"]), volunteer_numbers),
+        st.tuples(st.sampled_from(["submit other", "lose", "finish", "ban", "unban"]), volunteer_numbers),
         st.tuples(st.sampled_from(["withdraw", "write shards", "finish campaign", "pause", "start"]), st.none()),
     ),
     max_size=25,
@@ -48,7 +50,7 @@ class CampaignWorld:
     def __init__(self, campaign: Campaign) -> None:
         CALLS.clear()
         self.campaign = campaign
-        self.nodes = [make_node(f"v-{number}", packets=Node.Packets.ONLY)[0] for number in range(VOLUNTEERS)]
+        self.nodes = [create_node(f"v-{number}", packets=Node.Packets.ONLY)[0] for number in range(VOLUNTEERS)]
         self.volunteers = [reputation.get_volunteer(node) for node in self.nodes]
         self.leases: dict[int, Lease] = {}
         self.held: dict[int, dict[int, protocol.Packet]] = {number: {} for number in range(VOLUNTEERS)}
@@ -66,38 +68,38 @@ class CampaignWorld:
         self.leases[number] = Lease.objects.select_related("node", "job").get(pk=granted.lease)
         return self.leases[number]
 
-    def act(self, what: str, number: Any) -> None:
-        if what == "take":
+    def run_step(self, step: str, number: Any) -> None:
+        if step == "take":
             self.take(*number)
-        elif what in ("write", "echo", "half", "wrong model"):
-            self.rephrase(what, number)
-        elif what == "repeat" and number in self.last and number in self.leases:
+        elif step in ("write", "echo", "half", "wrong model"):
+            self.rephrase(step, number)
+        elif step == "repeat" and number in self.last and number in self.leases:
             self.submit(number, self.last[number])
-        elif what == "steal" and self.last and number in self.leases:
+        elif step == "submit other" and self.last and number in self.leases:
             self.submit(number, next(iter(self.last.values())))
-        elif what == "silence" and number in self.leases:
+        elif step == "lose" and number in self.leases:
             leases.lose_lease(Lease.objects.get(pk=self.leases[number].pk), "The node is silent.")
-        elif what == "finish" and (lease := self.leases.get(number)) and Lease.objects.active(lease).exists():
+        elif step == "finish" and (lease := self.leases.get(number)) and Lease.objects.active(lease).exists():
             leases.finish_lease(Lease.objects.get(pk=lease.pk), protocol.FinishLease(outcome="done"))
-        elif what == "ban":
+        elif step == "ban":
             reputation.ban_volunteer(Volunteer.objects.get(pk=self.volunteers[number].pk), "ada", "for a test")
-        elif what == "unban":
+        elif step == "unban":
             withdrawal.withdraw_banned()
             reputation.unban_volunteer(Volunteer.objects.get(pk=self.volunteers[number].pk), "ada")
         elif number is None:
-            self.run_site_step(what)
+            self.run_site_step(step)
 
-    def run_site_step(self, what: str) -> None:
+    def run_site_step(self, step: str) -> None:
         campaign = Campaign.objects.get(pk=self.campaign.pk)
-        if what == "withdraw":
+        if step == "withdraw":
             withdrawal.withdraw_banned()
-        elif what == "write shards":
+        elif step == "write shards":
             shards.update_shards()
-        elif what == "finish campaign":
+        elif step == "finish campaign":
             transitions.finish_complete_campaigns()
-        elif what == "pause":
+        elif step == "pause":
             transitions.pause_campaign(campaign, "ada")
-        elif what == "start":
+        elif step == "start":
             transitions.start_campaign(campaign, "ada")
 
     def take(self, number: int, count: int) -> None:
@@ -137,7 +139,7 @@ class CampaignWorld:
         except LeaseEndedError:
             assert lease.state != Lease.State.ACTIVE
 
-    # --- invariants ------------------------------------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         held = Assignment.objects.filter(state="active", purpose="work")
@@ -165,39 +167,39 @@ class CampaignWorld:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=steps, rate=st.sampled_from([0.0, 0.5]))
-def test_packet_invariants_hold_after_every_step(make_world: Any, steps: list[tuple[str, Any]], rate: float) -> None:
+def test_packet_invariants_hold_after_every_step(build_world: Any, steps: list[tuple[str, Any]], rate: float) -> None:
     with transaction.atomic():
-        world = make_world(rate)
-        for what, number in steps:
-            world.act(what, number)
+        world = build_world(rate)
+        for step, number in steps:
+            world.run_step(step, number)
             world.check()
         transaction.set_rollback(True)
 
 
 @pytest.fixture
-def make_world(db: None, settings: Any, tmp_path: Path) -> Any:
-    def make(rate: float) -> CampaignWorld:
+def build_world(db: None, settings: Any, tmp_path: Path) -> Any:
+    def build(rate: float) -> CampaignWorld:
         texts = [build_document(number, 6) for number in range(2)]
         campaign = make_campaign(
             settings, tmp_path, texts, replication_rate=rate, rows_per_shard=3, chunks_per_packet=1
         )
         return CampaignWorld(fill_campaign(campaign))
 
-    return make
+    return build
 
 
-def test_campaign_with_banned_volunteer_completes(make_world: Any) -> None:
-    world = make_world(0.5)
-    world.act("take", (0, 3))
-    world.act("write", 0)
-    world.act("write", 0)
-    world.act("ban", 0)
+def test_campaign_with_banned_volunteer_completes(build_world: Any) -> None:
+    world = build_world(0.5)
+    world.run_step("take", (0, 3))
+    world.run_step("write", 0)
+    world.run_step("write", 0)
+    world.run_step("ban", 0)
     world.run_site_step("withdraw")
     world.check()
     for number in (1, 2, 1, 2):
-        world.act("take", (number, 64))
+        world.run_step("take", (number, 64))
         while world.held[number]:
-            world.act("write", number)
+            world.run_step("write", number)
         world.check()
     world.run_site_step("write shards")
     world.run_site_step("finish campaign")

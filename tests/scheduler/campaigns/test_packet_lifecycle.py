@@ -11,7 +11,7 @@ from scheduler import leases
 from scheduler.campaigns import sessions
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing
 from scheduler.models import Job, Lease
-from tests.support.pool import sentence
+from tests.support.pool import read_error_detail
 from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer, write_garbage
 from trainer import protocol
 
@@ -22,8 +22,8 @@ def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
 
 
 def count_states(campaign: Campaign) -> dict[str, int]:
-    found = list(campaign.packets.values_list("state", flat=True))
-    return {state: found.count(state) for state in set(found)}
+    states = list(campaign.packets.values_list("state", flat=True))
+    return {state: states.count(state) for state in set(states)}
 
 
 def test_submitted_packets_are_accepted(campaign: Campaign) -> None:
@@ -49,9 +49,9 @@ def test_submitted_packets_are_accepted(campaign: Campaign) -> None:
 
 def test_take_skips_packets_that_others_hold(campaign: Campaign) -> None:
     ada, bob = start_volunteer("ada"), start_volunteer("bob")
-    ours, theirs = ada.take(3), bob.take(100)
-    assert {packet.packet for packet in ours}.isdisjoint(packet.packet for packet in theirs)
-    assert len(ours) + len(theirs) == campaign.packet_count
+    own_packets, other_packets = ada.take(3), bob.take(100)
+    assert {packet.packet for packet in own_packets}.isdisjoint(packet.packet for packet in other_packets)
+    assert len(own_packets) + len(other_packets) == campaign.packet_count
 
 
 def test_take_after_lost_reply_repeats_unnamed_packets(campaign: Campaign) -> None:
@@ -78,8 +78,8 @@ def test_repeated_submission_returns_same_verdicts(campaign: Campaign) -> None:
 def test_packet_twice_in_a_message_counts_once(campaign: Campaign) -> None:
     ada = start_volunteer("ada")
     [packet] = ada.take(1)
-    one, other = ada.submit(ada.result(packet), ada.result(packet))
-    assert one == other
+    first, second = ada.submit(ada.result(packet), ada.result(packet))
+    assert first == second
     assert Contribution.objects.get(campaign=campaign).packets == 1
 
 
@@ -92,8 +92,8 @@ def test_replayed_result_is_not_accepted(campaign: Campaign) -> None:
     # Nor does the text count for another packet.
     [packet] = eve.take(1)
     texts = {(output.chunk, output.style): output.text for output in result.outputs}
-    stolen = iter(texts.values())
-    [verdict] = eve.submit(eve.result(packet, lambda text, style: next(stolen)))
+    copied_texts = iter(texts.values())
+    [verdict] = eve.submit(eve.result(packet, lambda text, style: next(copied_texts)))
     assert not any(output.accepted for output in verdict.outputs)
     assert {reason for output in verdict.outputs for reason in output.reasons} & {"duplicate", "meaning"}
 
@@ -161,9 +161,9 @@ def test_packet_after_max_attempts_is_set_aside_with_reasons(campaign: Campaign)
 def test_lost_lease_returns_packets_to_queue(campaign: Campaign) -> None:
     ada = start_volunteer("ada")
     packets = ada.take(100)
-    assert leases.lose_lease(Lease.objects.get(pk=ada.work.lease.lease), "The node is silent.")
+    assert leases.lose_lease(Lease.objects.get(pk=ada.claimed_job.lease.lease), "The node is silent.")
     assert count_states(campaign) == {"waiting": len(packets)}
-    assert ada.work.call("/packets/take", protocol.TakePackets(count=1)).status_code == 409
+    assert ada.claimed_job.call("/packets/take", protocol.TakePackets(count=1)).status_code == 409
     assert [verdict.state for verdict in ada.submit(ada.result(packets[0]))] == ["gone"]
     bob = start_volunteer("bob")
     assert {packet.packet for packet in bob.take(100)} == {packet.packet for packet in packets}
@@ -173,7 +173,7 @@ def test_packet_assigned_too_often_is_set_aside(campaign: Campaign) -> None:
     Packet.objects.update(times_assigned=19)
     ada = start_volunteer("ada")
     packets = ada.take(1)
-    ada.work.finish("released")
+    ada.claimed_job.finish("released")
     row = Packet.objects.get(pk=packets[0].packet)
     assert row.state == "set_aside"
     assert {tuple(reasons) for _, _, reasons in row.missing or ()} == {("lost",)}
@@ -183,25 +183,27 @@ def test_finished_session_returns_unwritten_packets(campaign: Campaign) -> None:
     ada = start_volunteer("ada")
     packets = ada.take(3)
     ada.submit(ada.result(packets[0]))
-    assert ada.work.finish("done").status_code == 200
+    assert ada.claimed_job.finish("done").status_code == 200
     assert count_states(campaign) == {"done": 1, "waiting": campaign.packet_count - 1}
 
 
 def test_take_under_another_job_kind_is_not_found(db: None, agent: Any) -> None:
-    from tests.support.pool import make_job
+    from tests.support.pool import create_job
 
-    make_job()
-    response = agent.work().call("/packets/take", protocol.TakePackets(count=1))
+    create_job()
+    response = agent.claim_job().call("/packets/take", protocol.TakePackets(count=1))
     assert response.status_code == 404
-    assert "not a rephrase session" in sentence(response)
+    assert "not a rephrase session" in read_error_detail(response)
 
 
 def test_output_with_prompt_too_long_does_not_count_as_rejected(campaign: Campaign) -> None:
     ada = start_volunteer("ada")
     [packet] = ada.take(1)
     result = ada.result(packet, lambda text, style: "")
-    none = tuple(one.model_copy(update={"ended": "none", "trouble": "prompt_too_long"}) for one in result.outputs)
-    [verdict] = ada.submit(result.model_copy(update={"outputs": none}))
+    outputs = tuple(
+        output.model_copy(update={"ended": "none", "trouble": "prompt_too_long"}) for output in result.outputs
+    )
+    [verdict] = ada.submit(result.model_copy(update={"outputs": outputs}))
     assert {output.reasons for output in verdict.outputs} == {("prompt_too_long",)}
     assert Contribution.objects.get().rejection_rate == 0
 
@@ -211,5 +213,5 @@ def test_sessions_without_waiting_packets_are_not_queued(campaign: Campaign) -> 
     ada.take(100)
     Job.objects.filter(rephrase_session__campaign=campaign, state="queued").delete()
     assert sessions.queue_sessions() == 0, "ada holds all packets"
-    ada.work.finish("released")
+    ada.claimed_job.finish("released")
     assert sessions.queue_sessions() > 0

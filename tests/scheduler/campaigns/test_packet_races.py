@@ -45,6 +45,6 @@ def test_four_concurrent_volunteers_write_each_packet_once(
     assert set(campaign.packets.values_list("state", flat=True)) == {"done"}
     assert Rephrasing.objects.filter(state="accepted").count() == 2 * campaign.chunk_count
     assert not campaign.packets.filter(replication__in=["planned", "assigned"]).exists()
-    work = Assignment.objects.filter(purpose="work").values_list("packet", flat=True)
-    assert len(work) == len(set(work)) == campaign.packet_count
+    assigned = Assignment.objects.filter(purpose="work").values_list("packet", flat=True)
+    assert len(assigned) == len(set(assigned)) == campaign.packet_count
     assert sum(Contribution.objects.values_list("packets", flat=True)) == Assignment.objects.count()

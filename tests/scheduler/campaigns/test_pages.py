@@ -66,7 +66,7 @@ def test_campaign_page_without_image_shows_pip_command(client: Client, campaign:
     settings.VOLUNTEER_IMAGE, settings.PACKAGE_NAME = "", "our-train"
     page = get_page(client, campaign.get_absolute_url())
     assert "docker run" not in page
-    assert "pip install 'our-train[rephrase,vllm]'" in page
+    assert "pipx install 'our-train[rephrase,vllm]'" in page
 
 
 def test_campaign_page_hides_anonymous_names_and_banned_volunteers(client: Client, campaign: Campaign) -> None:

@@ -109,12 +109,12 @@ def test_source_files_resume_from_any_row(db: None, settings: Any, tmp_path: Pat
     (folder / "z.txt").write_text(build_document(7))
     (folder / "ignored.bin").write_bytes(b"\0")
     producer.pin_files(campaign)
-    whole = list(sources.iterate_rows(campaign))
+    all_rows = list(sources.iterate_rows(campaign))
     assert campaign.files == ["a.parquet", "more.json.gz", "texts.jsonl", "z.txt"]
-    assert [row.text for row in whole] == [build_document(number) for number in (4, 5, 6, 2, 3, 0, 1, 7)]
-    for index, row in enumerate(whole):
+    assert [row.text for row in all_rows] == [build_document(number) for number in (4, 5, 6, 2, 3, 0, 1, 7)]
+    for index, row in enumerate(all_rows):
         campaign.cursor = {"file": row.file, "row": row.row}
-        assert list(sources.iterate_rows(campaign)) == whole[index:]
+        assert list(sources.iterate_rows(campaign)) == all_rows[index:]
 
 
 def test_source_outside_its_folder_is_refused(db: None, settings: Any, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_damaged_source_file_is_reported_and_resumed(db: None, settings: Any, tm
 
 
 @pytest.mark.parametrize(
-    ("fields", "word"),
+    ("fields", "message"),
     [
         ({"styles": []}, "Styles must be"),
         ({"styles": ["loud"]}, "loud"),
@@ -152,9 +152,9 @@ def test_damaged_source_file_is_reported_and_resumed(db: None, settings: Any, tm
     ],
 )
 def test_campaign_with_invalid_settings_does_not_start(
-    db: None, settings: Any, tmp_path: Path, fields: dict[str, Any], word: str
+    db: None, settings: Any, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CampaignError, match=word):
+    with pytest.raises(CampaignError, match=message):
         make_campaign(settings, tmp_path, **fields)
 
 
@@ -176,7 +176,7 @@ def test_c4_sample_becomes_packets(db: None, settings: Any, tmp_path: Path) -> N
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 
-def run_and_kill(what: str, campaign: Campaign, root: Path, times: int) -> None:
+def run_and_kill(program: str, campaign: Campaign, root: Path, times: int) -> None:
     """Run and kill a process a few times; let the last one finish."""
     database = connection.settings_dict
     if connection.vendor == "postgresql":
@@ -191,7 +191,7 @@ def run_and_kill(what: str, campaign: Campaign, root: Path, times: int) -> None:
         "REPHRASE_FILES": str(root / "files"),
         "PYTHONPATH": str(REPOSITORY),
     }
-    command = [sys.executable, "-m", "tests.support.packet_producer", what, str(campaign.pk)]
+    command = [sys.executable, "-m", "tests.support.packet_producer", program, str(campaign.pk)]
     for number in range(times):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -204,7 +204,8 @@ def run_and_kill(what: str, campaign: Campaign, root: Path, times: int) -> None:
 
 
 @pytest.mark.slow
-def test_killed_producer_loses_and_repeats_nothing(transactional_db: None, settings: Any, tmp_path: Path) -> None:
+@pytest.mark.services
+def test_killed_producer_creates_each_packet_once(transactional_db: None, settings: Any, tmp_path: Path) -> None:
     documents = [build_document(number) for number in range(60)]
     campaign = make_campaign(settings, tmp_path, documents, chunks_per_packet=4)
     run_and_kill("produce", campaign, tmp_path, 3)
@@ -215,7 +216,8 @@ def test_killed_producer_loses_and_repeats_nothing(transactional_db: None, setti
 
 
 @pytest.mark.slow
-def test_killed_shard_writer_loses_and_repeats_nothing(transactional_db: None, settings: Any, tmp_path: Path) -> None:
+@pytest.mark.services
+def test_killed_shard_writer_writes_each_row_once(transactional_db: None, settings: Any, tmp_path: Path) -> None:
     campaign = fill_campaign(
         make_campaign(settings, tmp_path, [build_document(n) for n in range(12)], rows_per_shard=5)
     )

@@ -16,7 +16,7 @@ from leaderboard import outbox
 from leaderboard.models import OutboxMessage
 from leaderboard.publishing import datasets
 from scheduler.campaigns import publishing, reputation, shards, transitions, withdrawal
-from scheduler.campaigns.models import Campaign, Packet, Rephrasing
+from scheduler.campaigns.models import Campaign, Contribution, Packet, Rephrasing
 from tests.support import hub_server
 from tests.support.hub_server import Hub, Repository
 from tests.support.volunteers import build_document, fill_campaign, make_campaign, start_volunteer
@@ -26,7 +26,7 @@ from trainer.data.errors import CorpusError
 
 @pytest.fixture
 def hub(settings: Any) -> Iterator[Hub]:
-    with hub_server.running() as server:
+    with hub_server.run_hub_server() as server:
         settings.HUB_ENDPOINT, settings.HUB_ORGANISATION = server.url, hub_server.ORGANISATION
         settings.HF_TOKEN = hub_server.TOKEN
         yield server
@@ -39,9 +39,9 @@ def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     ada = start_volunteer("ada")
     packets = ada.take(100)
     ada.submit(*(ada.result(packet) for packet in packets[:-1]))
-    left = Packet.objects.get(pk=packets[-1].packet)
-    missing = [[*key, ["copied"]] for key in left.list_outputs(campaign.styles)]
-    Packet.objects.filter(pk=left.pk).update(state="set_aside", missing=missing)
+    set_aside = Packet.objects.get(pk=packets[-1].packet)
+    missing = [[*key, ["copied"]] for key in set_aside.list_outputs(campaign.styles)]
+    Packet.objects.filter(pk=set_aside.pk).update(state="set_aside", missing=missing)
     complete_campaign(campaign)
     return campaign
 
@@ -77,8 +77,8 @@ def list_accepted() -> list[tuple[str, str]]:
 def test_published_dataset_contains_accepted_texts(hub: Hub, campaign: Campaign, tmp_path: Path) -> None:
     assert campaign.state == "done"
     publish_datasets()
-    effect = OutboxMessage.objects.get()
-    assert (effect.state, effect.problem) == (OutboxMessage.State.DONE, "")
+    message = OutboxMessage.objects.get()
+    assert (message.state, message.problem) == (OutboxMessage.State.DONE, "")
     folder = write_files(get_repository(hub).head.files, tmp_path / "got")
     from datasets import load_dataset
 
@@ -109,6 +109,7 @@ def test_manifest_lists_every_file_with_its_hash(hub: Hub, campaign: Campaign) -
 
 def test_dataset_card_describes_method_and_contributors(hub: Hub, campaign: Campaign) -> None:
     Campaign.objects.update(about="A <b>small</b> one.")
+    Contribution.objects.update(rejected=3, rejection_reasons={"repetitive": 3})
     publish_datasets()
     _, head, card = get_repository(hub).head.files["README.md"].decode().split("---\n", 2)
     metadata = yaml.safe_load(head)
@@ -119,7 +120,9 @@ def test_dataset_card_describes_method_and_contributors(hub: Hub, campaign: Camp
         f"| easy | {len(list_accepted()) // 2} |",
         "4 read, none dropped",
         "[WRAP](https://arxiv.org/abs/2401.16380) (Maini et al., 2024)",
-        "License: odc-by.",
+        "License: odc-by, which follows the source's.",
+        "The checks rejected 3 of ",
+        "| It repeats itself. | 3 |",
         "Thanks to 1 anonymous volunteer,",
         "The dataset is complete.",
     ):
@@ -130,14 +133,14 @@ def test_interrupted_publishing_commits_each_batch_once(
     hub: Hub, campaign: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "SHARDS_PER_COMMIT", 2)
-    hub.fail("POST", r"/api/datasets/trains/small-words/commit", 503, times=1)
+    hub.fail_requests("POST", r"/api/datasets/trains/small-words/commit", 503, times=1)
     publish_datasets()
     assert OutboxMessage.objects.get().state == OutboxMessage.State.PENDING
     publish_datasets()
     count = campaign.shards.count()
     commits = get_repository(hub).commits[1:]
     assert len(commits) == -(-count // 2)
-    assert hub.uploads() == count
+    assert hub.count_uploads() == count
     assert {shard.published_sha256 for shard in campaign.shards.all()} == {
         shard.blob.sha256 for shard in campaign.shards.current()
     }
@@ -146,12 +149,12 @@ def test_interrupted_publishing_commits_each_batch_once(
     campaign.shards.update(published_sha256="")
     publish_datasets()
     assert len(get_repository(hub).commits[1:]) == len(commits)
-    assert hub.uploads() == count
+    assert hub.count_uploads() == count
 
 
 def test_withdrawn_texts_are_removed_from_the_hub(hub: Hub, campaign: Campaign) -> None:
     publish_datasets()
-    before = json.loads(get_repository(hub).head.files["manifest.json"])["rows"]
+    row_count = json.loads(get_repository(hub).head.files["manifest.json"])["rows"]
     ada = Rephrasing.objects.filter(state="accepted")[0].volunteer
     reputation.ban_volunteer(ada, "mara", "Nonsense.")
     withdrawal.withdraw_banned()
@@ -165,20 +168,20 @@ def test_withdrawn_texts_are_removed_from_the_hub(hub: Hub, campaign: Campaign) 
     publish_datasets()
     files = get_repository(hub).head.files
     manifest = json.loads(files["manifest.json"])
-    assert manifest["rows"] == len(list_accepted()) >= before
+    assert manifest["rows"] == len(list_accepted()) >= row_count
     assert not Rephrasing.objects.filter(state="accepted", volunteer=ada).exists()
     assert sorted(shard["sha256"] for shard in manifest["shards"]) == sorted(
         hashlib.sha256(content).hexdigest() for name, content in files.items() if name.startswith("data/")
     )
 
 
-def test_publishing_to_foreign_repository_is_refused(hub: Hub, campaign: Campaign) -> None:
-    campaign = hub.repositories["datasets/trains/small-words"] = Repository()
-    campaign.add("theirs", "Published-from: https://elsewhere/rephrase/other/", {})
+def test_publishing_to_repository_of_other_site_is_refused(hub: Hub, campaign: Campaign) -> None:
+    repository = hub.repositories["datasets/trains/small-words"] = Repository()
+    repository.add_commit("theirs", "Published-from: https://elsewhere/rephrase/other/", {})
     publish_datasets()
-    effect = OutboxMessage.objects.get()
-    assert (effect.state, "elsewhere" in effect.problem) == (OutboxMessage.State.FAILED, True)
-    assert len(campaign.commits) == 1
+    message = OutboxMessage.objects.get()
+    assert (message.state, "elsewhere" in message.problem) == (OutboxMessage.State.FAILED, True)
+    assert len(repository.commits) == 1
 
 
 def test_dataset_folder_opens_as_corpus(hub: Hub, campaign: Campaign, tmp_path: Path) -> None:
@@ -186,10 +189,10 @@ def test_dataset_folder_opens_as_corpus(hub: Hub, campaign: Campaign, tmp_path: 
     folder = write_files(get_repository(hub).head.files, tmp_path / "got")
     pin = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     documents = list(open_corpus(f"rephrased:{folder}@{pin}"))
-    assert [(one.id, one.text) for one in documents] == list_accepted()
+    assert [(document.id, document.text) for document in documents] == list_accepted()
     both = list(open_corpus(f"rephrased:{folder}@{pin}+sources"))
     assert len(both) == len(documents) * 3 // 2, "two styles, and the source"
-    assert len({one.id for one in both}) == len(both)
+    assert len({document.id for document in both}) == len(both)
     with pytest.raises(CorpusError, match="another hash"):
         open_corpus(f"rephrased:{folder}@{'0' * 64}")
     shard = next((folder / "data").iterdir())
@@ -211,8 +214,10 @@ def test_hub_dataset_opens_as_corpus(
     monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
     publish_datasets()
     pin = hashlib.sha256(get_repository(hub).head.files["manifest.json"]).hexdigest()
-    get_repository(hub).add("later", "", {"manifest.json": b"{}"})  # the pin still finds the older commit
-    assert [(one.id, one.text) for one in open_corpus(f"rephrased:trains/small-words@{pin}")] == list_accepted()
+    get_repository(hub).add_commit("later", "", {"manifest.json": b"{}"})  # the pin still finds the older commit
+    assert [
+        (document.id, document.text) for document in open_corpus(f"rephrased:trains/small-words@{pin}")
+    ] == list_accepted()
     with pytest.raises(CorpusError, match="no manifest with the hash"):
         open_corpus(f"rephrased:trains/small-words@{'0' * 64}")
     with pytest.raises(CorpusError, match="cannot be read on the Hugging Face Hub"):
@@ -224,10 +229,10 @@ def test_hub_source_is_pinned_and_read(hub: Hub, db: None, settings: Any, tmp_pa
     card = b"---\nconfigs:\n- config_name: en\n  data_files:\n  - split: train\n    path: en/train-*.jsonl\n---\n"
     source = hub.repositories["datasets/owner/words"] = Repository()
     files = {"README.md": card, "en/train-0.jsonl": lines, "en/test-0.jsonl": b"{}\n", "de/train-0.jsonl": b"{}\n"}
-    commit = source.add("texts", "", files)
+    commit = source.add_commit("texts", "", files)
     fields = {"source": "hub", "dataset": "owner/words", "config": "en", "split": "train", "revision": "main"}
     campaign = make_campaign(settings, tmp_path, **fields)
-    source.add("later", "", {"README.md": card, "en/train-0.jsonl": b""})
+    source.add_commit("later", "", {"README.md": card, "en/train-0.jsonl": b""})
     Campaign.objects.filter(pk=campaign.pk).update(revision=commit.id)
     campaign = fill_campaign(campaign)
     assert (campaign.source_error, campaign.revision, campaign.files) == ("", commit.id, ["en/train-0.jsonl"])

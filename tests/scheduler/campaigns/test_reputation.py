@@ -12,7 +12,7 @@ from scheduler import matching, node_slots, node_tokens
 from scheduler.campaigns import reputation, sessions, statistics, submission, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
 from scheduler.models import Event, JoinToken, Node
-from tests.support.pool import HARDWARE, Agent, make_job, sentence
+from tests.support.pool import HARDWARE, Agent, create_job, read_error_detail
 from tests.support.volunteers import (
     VolunteerAgent,
     build_document,
@@ -60,7 +60,7 @@ def test_honest_replicas_agree(db: None, settings: Any, tmp_path: Path) -> None:
 
 
 def test_identical_replicas_agree(db: None, settings: Any, tmp_path: Path) -> None:
-    """Models that sample at temperature 0 do."""
+    """Models that sample at temperature 0 give identical texts."""
     campaign = create_filled_campaign(settings, tmp_path, replication_rate=0.5)
     ada, bob = start_volunteer("ada", salt=""), start_volunteer("bob", salt="")
     for volunteer in (ada, bob):
@@ -74,10 +74,10 @@ def test_replica_by_same_owner_is_not_assigned(db: None, settings: Any, tmp_path
     settings.REPHRASE_NEW_PER_HOUR = 1000
     campaign = create_filled_campaign(settings, tmp_path, replication_rate=0.5)
     owner = User.objects.create_user("ada")
-    one, other = start_volunteer("one", owner=owner), start_volunteer("other", owner=owner)
-    while one.rephrase():
+    first, second = start_volunteer("one", owner=owner), start_volunteer("other", owner=owner)
+    while first.rephrase():
         pass
-    assert other.take() == ()
+    assert second.take() == ()
     assert not campaign.packets.filter(replication="agreed").exists()
 
 
@@ -124,7 +124,7 @@ def test_contradicted_known_answers_only_demote_trusted_volunteer(
     for volunteer in (ada, bob):
         while volunteer.rephrase():
             pass
-    answers = campaign.packets.filter(replication="agreed").count()
+    responses = campaign.packets.filter(replication="agreed").count()
     Campaign.objects.update(known_answer_rate=1.0)
     Packet.objects.filter(replication="none").update(state="waiting", missing=None)
     Rephrasing.objects.filter(packet__replication="none").update(state="withdrawn")
@@ -138,7 +138,7 @@ def test_contradicted_known_answers_only_demote_trusted_volunteer(
     assert get_volunteer(cy).state == "new", "demoted, not banned"
     disagreed = campaign.packets.filter(replication="disagreed").count()
     assert disagreed >= 3
-    assert campaign.packets.filter(replication="agreed").count() == answers - disagreed
+    assert campaign.packets.filter(replication="agreed").count() == responses - disagreed
     assert not Rephrasing.objects.filter(volunteer=get_volunteer(cy), state="withdrawn").exists()
     assert Contribution.objects.get(volunteer=get_volunteer(ada)).disagreed == disagreed, "an author of the texts"
 
@@ -183,10 +183,10 @@ def test_withdrawal_reopens_all_packets_of_volunteer(campaign: Campaign) -> None
     ada.rephrase(4)
     eve.rephrase(4)
     eve.take(3)
-    theirs = set(Assignment.objects.filter(volunteer=get_volunteer(eve)).values_list("packet_id", flat=True))
+    packets = set(Assignment.objects.filter(volunteer=get_volunteer(eve)).values_list("packet_id", flat=True))
     assert reputation.ban_volunteer(get_volunteer(eve), "mara", "Fabricated.")
     assert withdrawal.withdraw_volunteer(get_volunteer(eve)) == 7
-    assert set(campaign.packets.filter(state="waiting").values_list("pk", flat=True)) >= theirs
+    assert set(campaign.packets.filter(state="waiting").values_list("pk", flat=True)) >= packets
     texts = Rephrasing.objects.filter(volunteer=get_volunteer(eve))
     assert set(texts.values_list("state", flat=True)) == {"withdrawn"}
     assert Rephrasing.objects.filter(volunteer=get_volunteer(ada), state="accepted").exists()
@@ -224,9 +224,9 @@ def test_new_volunteer_has_hourly_quota(campaign: Campaign, settings: Any) -> No
 
 def test_nodes_of_one_owner_share_a_volunteer(campaign: Campaign) -> None:
     owner = User.objects.create_user("ada")
-    one, other = start_volunteer("one", owner=owner), start_volunteer("other", owner=owner)
-    assert get_volunteer(one) == get_volunteer(other)
-    assert (get_volunteer(one).name, Volunteer.objects.count()) == ("ada", 1)
+    first, second = start_volunteer("one", owner=owner), start_volunteer("other", owner=owner)
+    assert get_volunteer(first) == get_volunteer(second)
+    assert (get_volunteer(first).name, Volunteer.objects.count()) == ("ada", 1)
 
 
 # --- registration ----------------------------------------------------------------------------------------------------
@@ -238,23 +238,24 @@ def register_volunteer(client: Any, name: str = "laptop") -> Any:
 
 
 def test_anonymous_machine_gets_packets_only(campaign: Campaign, client: Any) -> None:
-    answer = register_volunteer(client)
-    assert answer.status_code == 200, answer.content
-    reply = protocol.RegisterReply.model_validate_json(answer.content)
+    response = register_volunteer(client)
+    assert response.status_code == 200, response.content
+    reply = protocol.RegisterReply.model_validate_json(response.content)
     node = Node.objects.get(pk=reply.node)
     assert (node.packets, node.owner, node.trusted) == ("only", None, False)
     hardware = HARDWARE.model_copy(update={"kinds": ("rephrase", "train")})
-    make_job()
+    create_job()
     agent = Agent(reply.token, hardware=hardware)
-    assert agent.ask().lease is None, "no session is queued, and it gets no train job"
+    assert agent.request_action().lease is None, "no session is queued, and it gets no train job"
     sessions.queue_sessions()
-    assert agent.work().spec.order.kind == "rephrase"
+    assert agent.claim_job().spec.order.kind == "rephrase"
 
 
+@pytest.mark.usefixtures("rate_limit_clock")
 def test_registration_over_address_limit_is_refused(db: None, client: Any) -> None:
-    answers = [register_volunteer(client, f"laptop-{number}").status_code for number in range(21)]
-    assert answers == [200] * 20 + [429]
-    assert "in an hour" in sentence(register_volunteer(client))
+    responses = [register_volunteer(client, f"laptop-{number}").status_code for number in range(21)]
+    assert responses == [200] * 20 + [429]
+    assert "in an hour" in read_error_detail(register_volunteer(client))
 
 
 def test_packet_token_belongs_to_user(campaign: Campaign) -> None:

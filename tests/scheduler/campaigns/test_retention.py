@@ -24,26 +24,26 @@ def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     eve, ada = start_volunteer("eve"), start_volunteer("ada")
     eve.submit(*(eve.result(packet, copy_source) for packet in eve.take(3)))
     eve.take(1)
-    eve.work.finish("released")
+    eve.claimed_job.finish("released")
     ada.submit(*(ada.result(packet) for packet in ada.take(100)))
-    ada.work.finish()
+    ada.claimed_job.finish()
     shards.update_shards()
     transitions.finish_complete_campaigns()
     return campaign
 
 
 def test_retention_deletes_unused_texts_and_keeps_counts(campaign: Campaign) -> None:
-    good = set(Rephrasing.objects.filter(state="accepted").values_list("pk", flat=True))
-    bad = Rephrasing.objects.exclude(state="accepted").count()
+    accepted = set(Rephrasing.objects.filter(state="accepted").values_list("pk", flat=True))
+    rejected_count = Rephrasing.objects.exclude(state="accepted").count()
     counts = (
         statistics.list_rejections(campaign),
         statistics.compute_progress(campaign).rejected,
         list(Contribution.objects.values("rejection_reasons")),
     )
-    assert bad > 0
+    assert rejected_count > 0
     assert retention.delete_expired() == {"texts": 0, "assignments": 0, "sessions": 0}
-    assert retention.delete_expired(timezone.now() + LATER)["texts"] == bad
-    assert set(Rephrasing.objects.values_list("pk", flat=True)) == good
+    assert retention.delete_expired(timezone.now() + LATER)["texts"] == rejected_count
+    assert set(Rephrasing.objects.values_list("pk", flat=True)) == accepted
     assert Assignment.objects.filter(state="submitted", rephrasings__state="accepted").exists(), (
         "assignments of published texts stay"
     )

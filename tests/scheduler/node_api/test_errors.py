@@ -1,4 +1,4 @@
-"""Whoever may not is refused, with a sentence, and nothing is changed."""
+"""Error responses of the node API: status, message, and no change in the database."""
 
 from __future__ import annotations
 
@@ -11,132 +11,176 @@ from pytest_django import Settings
 
 from scheduler import lease_sweeper, node_tokens, pool, rate_limits
 from scheduler.models import Job, Lease, Node
-from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node, reference, sentence
+from tests.support.pool import (
+    HARDWARE,
+    Agent,
+    ClaimedJob,
+    build_file_reference,
+    create_job,
+    create_node,
+    read_error_detail,
+)
 from trainer import protocol
 
 HEARTBEAT = protocol.Heartbeat(phase="running", seconds=1)
 
 
 @pytest.fixture
-def work(agent: Agent) -> Work:
-    make_job()
-    return agent.work()
+def claimed_job(agent: Agent) -> ClaimedJob:
+    create_job()
+    return agent.claim_job()
 
 
 @pytest.fixture
-def other() -> Agent:
-    return Agent(make_node("other")[1])
+def other_agent() -> Agent:
+    return Agent(create_node("other")[1])
 
 
 @pytest.mark.parametrize("token", ["", "nonsense", "dtn_node_" + "x" * 43])
 def test_unknown_token_is_unauthorized(agent: Agent, token: str) -> None:
-    make_job()
-    stranger = Agent(token or "Bearer")
-    assert stranger.poll().status_code == 401
-    assert "token" in sentence(stranger.poll())
+    create_job()
+    unknown_agent = Agent(token or "Bearer")
+    assert unknown_agent.poll().status_code == 401
+    assert "token" in read_error_detail(unknown_agent.poll())
     assert not Lease.objects.exists()
 
 
 def test_missing_token_gets_explanation(agent: Agent) -> None:
-    answer = agent.client.post("/api/node/v1/poll", "{}", content_type="application/json")
-    assert answer.status_code == 401
-    assert "Authorization: Bearer" in sentence(answer)
+    response = agent.client.post("/api/node/v1/poll", "{}", content_type="application/json")
+    assert response.status_code == 401
+    assert "Authorization: Bearer" in read_error_detail(response)
 
 
-def test_revoked_node_is_rejected_by_every_call(work: Work) -> None:
-    node_tokens.revoke_node_token(work.row.node, "admin")
-    for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.put(b"x"), work.finish()):
-        assert answer.status_code == 401
-        assert "revoked" in sentence(answer)
-    assert work.job.state == Job.State.LEASED  # until the lease has run out
+def test_revoked_node_is_rejected_by_every_call(claimed_job: ClaimedJob) -> None:
+    node_tokens.revoke_node_token(claimed_job.row.node, "admin")
+    for response in (
+        claimed_job.agent.poll(),
+        claimed_job.send_heartbeat(),
+        claimed_job.send_metrics(1),
+        claimed_job.upload_blob(b"x"),
+        claimed_job.finish(),
+    ):
+        assert response.status_code == 401
+        assert "revoked" in read_error_detail(response)
+    assert claimed_job.job.state == Job.State.LEASED  # until the lease expires
 
 
-def test_banned_node_is_rejected_by_every_call_with_reason(work: Work) -> None:
-    pool.ban_node(work.row.node, "admin", "It sent garbage.")
-    for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.finish(), work.get("0" * 64)):
-        assert answer.status_code == 403
-        assert "It sent garbage." in sentence(answer)
+def test_banned_node_is_rejected_by_every_call_with_reason(claimed_job: ClaimedJob) -> None:
+    pool.ban_node(claimed_job.row.node, "admin", "It sent garbage.")
+    for response in (
+        claimed_job.agent.poll(),
+        claimed_job.send_heartbeat(),
+        claimed_job.send_metrics(1),
+        claimed_job.finish(),
+        claimed_job.download_blob("0" * 64),
+    ):
+        assert response.status_code == 403
+        assert "It sent garbage." in read_error_detail(response)
 
 
-def test_lease_call_with_token_of_another_node_is_forbidden(work: Work, other: Agent) -> None:
-    path = f"/leases/{work.lease.lease}/heartbeat"
-    assert other.call(path, HEARTBEAT).status_code == 403
-    assert "the lease's token" in sentence(other.call(path, HEARTBEAT))
+def test_lease_call_with_token_of_another_node_is_forbidden(claimed_job: ClaimedJob, other_agent: Agent) -> None:
+    path = f"/leases/{claimed_job.lease.lease}/heartbeat"
+    assert other_agent.call(path, HEARTBEAT).status_code == 403
+    assert "the lease's token" in read_error_detail(other_agent.call(path, HEARTBEAT))
 
 
-def test_lease_call_with_own_node_token_is_forbidden(work: Work) -> None:
-    assert work.agent.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT).status_code == 403
+def test_lease_call_with_own_node_token_is_forbidden(claimed_job: ClaimedJob) -> None:
+    assert claimed_job.agent.call(f"/leases/{claimed_job.lease.lease}/heartbeat", HEARTBEAT).status_code == 403
 
 
-def test_lease_call_with_token_of_another_lease_is_forbidden(work: Work, other: Agent) -> None:
-    make_job()
-    theirs = other.work()
-    answer = other.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT, theirs.lease.token)
-    assert answer.status_code == 403
-    assert sentence(answer) == "This token belongs to another lease."
+def test_lease_call_with_token_of_another_lease_is_forbidden(claimed_job: ClaimedJob, other_agent: Agent) -> None:
+    create_job()
+    other_job = other_agent.claim_job()
+    response = other_agent.call(f"/leases/{claimed_job.lease.lease}/heartbeat", HEARTBEAT, other_job.lease.token)
+    assert response.status_code == 403
+    assert read_error_detail(response) == "This token belongs to another lease."
 
 
-def test_lease_call_with_unknown_token_is_unauthorized(work: Work) -> None:
-    answer = work.agent.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT, "dtn_lease_" + "x" * 43)
-    assert answer.status_code == 401
-    answer = work.agent.call("/leases/999999/heartbeat", HEARTBEAT, "dtn_lease_" + "x" * 43)
-    assert answer.status_code == 401
+def test_lease_call_with_unknown_token_is_unauthorized(claimed_job: ClaimedJob) -> None:
+    response = claimed_job.agent.call(
+        f"/leases/{claimed_job.lease.lease}/heartbeat", HEARTBEAT, "dtn_lease_" + "x" * 43
+    )
+    assert response.status_code == 401
+    response = claimed_job.agent.call("/leases/999999/heartbeat", HEARTBEAT, "dtn_lease_" + "x" * 43)
+    assert response.status_code == 401
 
 
-def test_poll_with_lease_token_is_forbidden(work: Work) -> None:
-    assert Agent(work.lease.token).poll().status_code == 403
+@pytest.mark.parametrize("number", [2**31, 2**63, 2**64, "9" * 5000])
+def test_lease_number_that_no_database_stores_is_refused(claimed_job: ClaimedJob, number: int | str) -> None:
+    response = claimed_job.agent.call(f"/leases/{number}/heartbeat", HEARTBEAT, claimed_job.lease.token)
+    assert response.status_code == (404 if number == "9" * 5000 else 403)
 
 
-def test_ended_lease_rejects_every_call(work: Work) -> None:
-    assert work.put(b"sent in time").status_code == 200
+@pytest.mark.parametrize("sequence", [2**31, 2**63, 2**64])
+def test_metrics_sequence_that_no_database_stores_is_refused(claimed_job: ClaimedJob, sequence: int) -> None:
+    response = claimed_job.send_metrics(sequence)
+    assert response.status_code == 422
+    assert "sequence" in read_error_detail(response)
+
+
+def test_poll_with_lease_token_is_forbidden(claimed_job: ClaimedJob) -> None:
+    assert Agent(claimed_job.lease.token).poll().status_code == 403
+
+
+def test_ended_lease_rejects_every_call(claimed_job: ClaimedJob) -> None:
+    assert claimed_job.upload_blob(b"sent in time").status_code == 200
     Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
     lease_sweeper.sweep_leases()
-    answers = [
-        work.heartbeat(),
-        work.metrics(1),
-        work.log(0, "late"),
-        work.put(b"late"),
-        work.uploaded(5, reference(b"sent in time")),
-        work.finish(),
-        work.get(work.spec.release.sha256),
+    responses = [
+        claimed_job.send_heartbeat(),
+        claimed_job.send_metrics(1),
+        claimed_job.send_log(0, "late"),
+        claimed_job.upload_blob(b"late"),
+        claimed_job.report_checkpoint(5, build_file_reference(b"sent in time")),
+        claimed_job.finish(),
+        claimed_job.download_blob(claimed_job.spec.release.sha256),
     ]
-    for answer in answers:
-        assert answer.status_code == 409
-        assert "has ended" in sentence(answer)
-    assert work.job.state == Job.State.QUEUED
-    assert not work.job.checkpoints.exists()
+    for response in responses:
+        assert response.status_code == 409
+        assert "has ended" in read_error_detail(response)
+    assert claimed_job.job.state == Job.State.QUEUED
+    assert not claimed_job.job.checkpoints.exists()
 
 
 def test_other_protocol_version_is_asked_to_update(agent: Agent) -> None:
     body = {"version": 2, "hardware": {"something": "new"}, "and": "more"}
-    answer = agent.call("/poll", json.dumps(body))
-    assert answer.status_code == 426
-    assert "Update" in sentence(answer)
+    response = agent.call("/poll", json.dumps(body))
+    assert response.status_code == 426
+    assert "Update" in read_error_detail(response)
     token = node_tokens.create_join_token()
     assert agent.call("/register", json.dumps({"version": 0}), token).status_code == 426
 
 
+@pytest.mark.parametrize("length", [81, 200])
+def test_register_without_name_shortens_the_host_name(agent: Agent, length: int) -> None:
+    hardware = HARDWARE.model_copy(update={"hostname": "n" * length})
+    message = protocol.Register(name="", hardware=hardware)
+    response = agent.call("/register", message, node_tokens.create_join_token())
+    assert response.status_code == 200
+    assert Node.objects.latest("pk").name == "n" * 80
+
+
 def test_invalid_message_names_the_field(agent: Agent) -> None:
-    answer = agent.call("/poll", json.dumps({"hardware": {}}))
-    assert answer.status_code == 422
-    assert "hardware.hostname" in sentence(answer)
+    response = agent.call("/poll", json.dumps({"hardware": {}}))
+    assert response.status_code == 422
+    assert "hardware.hostname" in read_error_detail(response)
     assert agent.call("/poll", "{").status_code == 400
     assert agent.call("/poll", "[]").status_code == 422
 
 
-def test_too_large_message_gets_413(work: Work, settings: Settings) -> None:
+def test_too_large_message_gets_413(claimed_job: ClaimedJob, settings: Settings) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
-    answer = work.metrics(1, [{"text": "x" * 2000}])
-    assert answer.status_code == 413
-    assert "less at a time" in sentence(answer)
+    response = claimed_job.send_metrics(1, [{"text": "x" * 2000}])
+    assert response.status_code == 413
+    assert "less at a time" in read_error_detail(response)
 
 
+@pytest.mark.usefixtures("rate_limit_clock")
 def test_node_over_rate_limit_gets_429(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(rate_limits.PER_MINUTE, "poll", 2)
-    monkeypatch.setattr(rate_limits.time, "time", lambda: 1e9)  # one and the same minute
     assert [agent.poll().status_code for _ in range(4)] == [200, 200, 429, 429]
     assert agent.poll()["Retry-After"] == "20"
-    assert Agent(make_node("calm")[1]).poll().status_code == 200
+    assert Agent(create_node("calm")[1]).poll().status_code == 200
 
 
 def test_deleted_node_is_unauthorized(agent: Agent) -> None:
@@ -146,14 +190,14 @@ def test_deleted_node_is_unauthorized(agent: Agent) -> None:
 
 
 def test_unknown_field_of_a_newer_agent_is_rejected_with_its_name(agent: Agent) -> None:
-    words = json.loads(protocol.encode_message(protocol.Poll(hardware=HARDWARE))) | {"mood": "good"}
-    answer = agent.call("/poll", json.dumps(words))
-    assert answer.status_code == 422
-    assert sentence(answer) == "Unknown field mood. Is the agent newer than the site?"
+    message = json.loads(protocol.encode_message(protocol.Poll(hardware=HARDWARE))) | {"mood": "good"}
+    response = agent.call("/poll", json.dumps(message))
+    assert response.status_code == 422
+    assert read_error_detail(response) == "Unknown field mood. Is the agent newer than the site?"
 
 
 def test_job_kind_unknown_to_agent_waits_for_newer_agent(agent: Agent) -> None:
-    make_job(kind="train")
-    assert agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).lease is None
-    assert "up to date" in agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).reason
-    assert agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score", "train")})).lease is not None
+    create_job(kind="train")
+    assert agent.request_action(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).lease is None
+    assert "up to date" in agent.request_action(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).reason
+    assert agent.request_action(hardware=HARDWARE.model_copy(update={"kinds": ("score", "train")})).lease is not None

@@ -1,4 +1,4 @@
-"""How a node joins: once, with a token that expires; what is kept of tokens is their hash."""
+"""Registration of nodes: single use, expiry, renewal and hashing of tokens."""
 
 from __future__ import annotations
 
@@ -13,92 +13,95 @@ from django.utils import timezone
 
 from scheduler import node_tokens, signing
 from scheduler.models import Event, JoinToken, Node
-from tests.support.pool import HARDWARE, Agent, make_job, make_node, sentence
+from tests.support.pool import HARDWARE, Agent, create_job, create_node, read_error_detail
 from trainer import protocol
 
 pytestmark = pytest.mark.django_db
 
 
-def register(token: str, name: str = "loco", **fields: Any) -> Any:
+def post_registration(token: str, name: str = "loco", **fields: Any) -> Any:
     return Agent("").call("/register", protocol.Register(name=name, hardware=HARDWARE, **fields), token)
 
 
-def registered(answer: Any) -> protocol.RegisterReply:
-    assert answer.status_code == 200, answer.content
-    return protocol.RegisterReply.model_validate_json(answer.content)
+def read_registration(response: Any) -> protocol.RegisterReply:
+    assert response.status_code == 200, response.content
+    return protocol.RegisterReply.model_validate_json(response.content)
 
 
 def test_registered_node_polls() -> None:
     owner = User.objects.create_user("ada")
     token = node_tokens.create_join_token(labels=["h100"], trusted=True, owner=owner)
-    answer = registered(register(token, labels=("mine",)))
-    assert answer.public_key == signing.get_public_key()
+    response = read_registration(post_registration(token, labels=("mine",)))
+    assert response.public_key == signing.get_public_key()
     node = Node.objects.get()
     assert (node.name, node.owner, node.labels, node.trusted) == ("loco", owner, ["h100", "mine"], True)
-    make_job(needs_labels=["h100"], needs_trusted=True)
-    assert Agent(answer.token).ask().action == "job"
+    create_job(needs_labels=["h100"], needs_trusted=True)
+    assert Agent(response.token).request_action().action == "job"
 
 
 def test_registered_node_has_trust_of_its_token() -> None:
-    registered(register(node_tokens.create_join_token()))
+    read_registration(post_registration(node_tokens.create_join_token()))
     assert not Node.objects.get().trusted
 
 
 def test_join_token_registers_one_node() -> None:
     token = node_tokens.create_join_token()
-    Agent(registered(register(token)).token).ask()
-    answer = register(token, "second")
-    assert answer.status_code == 401
-    assert "was used already" in sentence(answer)
+    Agent(read_registration(post_registration(token)).token).request_action()
+    response = post_registration(token, "second")
+    assert response.status_code == 401
+    assert "was used already" in read_error_detail(response)
     assert Node.objects.count() == 1
 
 
 def test_registration_may_be_repeated_until_first_poll() -> None:
     token = node_tokens.create_join_token()
-    first, second = (registered(register(token)) for _ in range(2))
+    first, second = (read_registration(post_registration(token)) for _ in range(2))
     assert first.node == second.node
-    assert Agent(first.token).poll().status_code == 401, "only the token of the last answer is good"
+    assert Agent(first.token).poll().status_code == 401, "only the token of the last response is valid"
     assert Agent(second.token).poll().status_code == 200
-    assert register(token).status_code == 401
+    assert post_registration(token).status_code == 401
 
 
 def test_registration_repeated_too_late_is_rejected() -> None:
     token = node_tokens.create_join_token()
-    registered(register(token))
+    read_registration(post_registration(token))
     JoinToken.objects.update(used_at=timezone.now() - timedelta(hours=1))
-    assert register(token).status_code == 401
+    assert post_registration(token).status_code == 401
 
 
 def test_expired_join_token_is_rejected() -> None:
-    answer = register(node_tokens.create_join_token(hours=-1))
-    assert answer.status_code == 401
-    assert "expired" in sentence(answer)
+    response = post_registration(node_tokens.create_join_token(hours=-1))
+    assert response.status_code == 401
+    assert "expired" in read_error_detail(response)
     assert not Node.objects.exists()
 
 
 def test_unknown_join_token_is_rejected() -> None:
-    assert register(node_tokens.generate_token("join")).status_code == 401
+    assert post_registration(node_tokens.generate_token("join")).status_code == 401
 
 
 def test_registered_node_with_used_name_gets_number() -> None:
-    names = [Node.objects.get(pk=registered(register(node_tokens.create_join_token())).node).name for _ in range(3)]
+    names = [
+        Node.objects.get(pk=read_registration(post_registration(node_tokens.create_join_token())).node).name
+        for _ in range(3)
+    ]
     assert names == ["loco", "loco-2", "loco-3"]
 
 
 def test_renewal_token_registers_same_node() -> None:
-    node, old = make_node()
-    answer = registered(register(node_tokens.create_join_token(renews=node), "whatever"))
-    assert answer.node == node.pk
-    assert Agent(old).poll().status_code == 401
-    assert Agent(answer.token).poll().status_code == 200
+    node, old_token = create_node()
+    response = read_registration(post_registration(node_tokens.create_join_token(renews=node), "whatever"))
+    assert response.node == node.pk
+    assert Agent(old_token).poll().status_code == 401
+    assert Agent(response.token).poll().status_code == 200
     assert Node.objects.get().name == "loco"
 
 
 def test_tokens_are_hashed_and_have_prefixes() -> None:
     join = node_tokens.create_join_token()
-    node = registered(register(join)).token
-    make_job()
-    lease = Agent(node).work().lease.token
+    node = read_registration(post_registration(join)).token
+    create_job()
+    lease = Agent(node).claim_job().lease.token
     for token, kind in [(join, "join"), (node, "node"), (lease, "lease")]:
         assert re.fullmatch(rf"dtn_{kind}_[\w-]{{43}}", token)
         for table in ("scheduler_node", "scheduler_jointoken", "scheduler_lease", "scheduler_event", "scheduler_job"):
@@ -108,5 +111,5 @@ def test_tokens_are_hashed_and_have_prefixes() -> None:
 
 
 def test_registration_records_event() -> None:
-    registered(register(node_tokens.create_join_token(trusted=True)))
+    read_registration(post_registration(node_tokens.create_join_token(trusted=True)))
     assert Event.objects.get().sentence == "loco joined as a trusted node."

@@ -1,4 +1,4 @@
-"""A node fetches the rest of a file after a break, from the real site, over a real socket that is cut."""
+"""Range downloads of a node from a live site, over connections that break."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from django.http import HttpResponse
 from pytest_django import Settings
 
 from scheduler import storage
-from tests.support.pool import ROOT, Agent, Work, bearer, make_job, make_node, reference, sentence
+from tests.support.pool import (
+    ROOT,
+    Agent,
+    ClaimedJob,
+    build_bearer_header,
+    build_file_reference,
+    create_job,
+    create_node,
+    read_error_detail,
+)
 from trainer.node import client as agent_client
 from trainer.node.client import SiteClient
 from trainer.node.downloads import download_file
@@ -24,7 +33,7 @@ CONTENT = random.Random(5).randbytes(3 << 20)
 
 
 @pytest.fixture
-def work(transactional_db: None, settings: Settings, tmp_path: Path) -> Work:
+def claimed_job(transactional_db: None, settings: Settings, tmp_path: Path) -> ClaimedJob:
     settings.STORAGES = {
         **settings.STORAGES,
         "default": {
@@ -32,17 +41,17 @@ def work(transactional_db: None, settings: Settings, tmp_path: Path) -> Work:
             "OPTIONS": {"location": str(tmp_path / "storage")},
         },
     }
-    make_job(release=storage.store_bytes(CONTENT))
-    return Agent(make_node()[1]).work()
+    create_job(release=storage.store_bytes(CONTENT))
+    return Agent(create_node()[1]).claim_job()
 
 
-class Cut:
-    """A line to the site; the first of its connections end after so many bytes down."""
+class BreakingProxy:
+    """A TCP proxy to the site; its first connections break after the given numbers of bytes down."""
 
     def __init__(self, site: str, *after: int) -> None:
-        self.came = 0
-        """Bytes down, heads of answers included."""
-        self._after = list(after)
+        self.received = 0
+        """Bytes received from the site, response headers included."""
+        self._byte_limits = list(after)
         address = urlsplit(site)
         self._site = (str(address.hostname), int(address.port or 80))
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -52,73 +61,75 @@ class Cut:
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                near, _ = self._server.accept()
-                far = socket.create_connection(self._site)
-                threading.Thread(target=self._up, args=(near, far), daemon=True).start()
-                left = self._after.pop(0) if self._after else 1 << 30
-                threading.Thread(target=self._down, args=(far, near, left), daemon=True).start()
+                client_socket, _ = self._server.accept()
+                site_socket = socket.create_connection(self._site)
+                threading.Thread(target=self._forward_up, args=(client_socket, site_socket), daemon=True).start()
+                byte_limit = self._byte_limits.pop(0) if self._byte_limits else 1 << 30
+                threading.Thread(
+                    target=self._forward_down, args=(site_socket, client_socket, byte_limit), daemon=True
+                ).start()
 
-    def _up(self, near: socket.socket, far: socket.socket) -> None:
+    def _forward_up(self, client_socket: socket.socket, site_socket: socket.socket) -> None:
         with suppress(OSError):
-            while data := near.recv(4096):
-                far.sendall(data)
+            while data := client_socket.recv(4096):
+                site_socket.sendall(data)
 
-    def _down(self, far: socket.socket, near: socket.socket, left: int) -> None:
-        with near, far, suppress(OSError):
-            while left > 0 and (data := far.recv(min(65536, left))):
-                near.sendall(data)
-                left -= len(data)
-                self.came += len(data)
-            for end in (near, far):
-                end.shutdown(socket.SHUT_RDWR)
+    def _forward_down(self, site_socket: socket.socket, client_socket: socket.socket, byte_limit: int) -> None:
+        with client_socket, site_socket, suppress(OSError):
+            while byte_limit > 0 and (data := site_socket.recv(min(65536, byte_limit))):
+                client_socket.sendall(data)
+                byte_limit -= len(data)
+                self.received += len(data)
+            for connection_end in (client_socket, site_socket):
+                connection_end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._server.close()
 
 
 @pytest.fixture
-def line(site_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
+def breaking_proxy(site_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BreakingProxy]:
     monkeypatch.setattr(agent_client, "BACKOFF_SECONDS", 0.01)
-    made = Cut(site_url, 1_000_000, 700_000)
-    yield made
-    made.close()
+    proxy = BreakingProxy(site_url, 1_000_000, 700_000)
+    yield proxy
+    proxy.close()
 
 
-def test_interrupted_download_resumes(work: Work, line: Cut, tmp_path: Path) -> None:
-    client = SiteClient(line.address, work.lease.token)
-    file = reference(CONTENT, "release.tar")
-    path = f"/leases/{work.lease.lease}/blobs/{file.sha256}"
+def test_interrupted_download_resumes(claimed_job: ClaimedJob, breaking_proxy: BreakingProxy, tmp_path: Path) -> None:
+    client = SiteClient(breaking_proxy.address, claimed_job.lease.token)
+    file = build_file_reference(CONTENT, "release.tar")
+    path = f"/leases/{claimed_job.lease.lease}/blobs/{file.sha256}"
     try:
         download_file(client, path, file, tmp_path / "release.tar", lambda: False)
     finally:
         client.close()
     assert (tmp_path / "release.tar").read_bytes() == CONTENT
-    assert line.came < len(CONTENT) + 5000, "beside the file only the heads of three answers"
+    assert breaking_proxy.received < len(CONTENT) + 5000, "beyond the file only the headers of three responses"
 
 
-def get(work: Work, range_: str) -> HttpResponse:
-    return work.agent.client.get(
-        f"{ROOT}/leases/{work.lease.lease}/blobs/{reference(CONTENT).sha256}",
-        headers={**bearer(work.lease.token), "Range": range_},
+def get_range(claimed_job: ClaimedJob, range_: str) -> HttpResponse:
+    return claimed_job.agent.client.get(
+        f"{ROOT}/leases/{claimed_job.lease.lease}/blobs/{build_file_reference(CONTENT).sha256}",
+        headers={**build_bearer_header(claimed_job.lease.token), "Range": range_},
     )
 
 
-def test_range_download_has_content_range(work: Work) -> None:
-    answer = get(work, "bytes=3000000-")
-    rest = b"".join(answer.streaming_content)  # type: ignore[arg-type]
-    assert (answer.status_code, rest) == (206, CONTENT[3000000:])
-    assert answer["Content-Range"] == f"bytes 3000000-{len(CONTENT) - 1}/{len(CONTENT)}"
-    assert answer["Content-Length"] == str(len(rest))
+def test_range_download_has_content_range(claimed_job: ClaimedJob) -> None:
+    response = get_range(claimed_job, "bytes=3000000-")
+    content = b"".join(response.streaming_content)  # type: ignore[arg-type]
+    assert (response.status_code, content) == (206, CONTENT[3000000:])
+    assert response["Content-Range"] == f"bytes 3000000-{len(CONTENT) - 1}/{len(CONTENT)}"
+    assert response["Content-Length"] == str(len(content))
 
 
 @pytest.mark.parametrize("range_", ["bytes=0-", "bytes=0-99", "bytes=-5", "lines=4-", "bytes=1-,7-", ""])
-def test_download_with_other_range_returns_whole_file(work: Work, range_: str) -> None:
-    answer = get(work, range_)
-    assert answer.status_code == 200
-    assert b"".join(answer.streaming_content) == CONTENT  # type: ignore[arg-type]
+def test_download_with_other_range_returns_whole_file(claimed_job: ClaimedJob, range_: str) -> None:
+    response = get_range(claimed_job, range_)
+    assert response.status_code == 200
+    assert b"".join(response.streaming_content) == CONTENT  # type: ignore[arg-type]
 
 
-def test_download_beyond_end_gets_416(work: Work) -> None:
-    answer = get(work, f"bytes={len(CONTENT)}-")
-    assert answer.status_code == 416
-    assert "Request the whole file." in sentence(answer)
+def test_download_beyond_end_gets_416(claimed_job: ClaimedJob) -> None:
+    response = get_range(claimed_job, f"bytes={len(CONTENT)}-")
+    assert response.status_code == 416
+    assert "Request the whole file." in read_error_detail(response)

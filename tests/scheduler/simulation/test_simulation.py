@@ -1,4 +1,4 @@
-"""The simulator: the same seed, the same outcome; its sums add up; the site's own database is left alone."""
+"""The pool simulator: reproducible outcomes, consistent sums, and no changes in the site's database."""
 
 from __future__ import annotations
 
@@ -29,25 +29,30 @@ def outcome(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -> 
         return simulate(20, 2, 7)
 
 
+@pytest.mark.slow
 def test_simulation_outcome_sums_add_up(outcome: Outcome) -> None:
     assert 0.5 < outcome.utilization <= 1
     assert 0 <= outcome.lost_work < 0.2
     assert outcome.starved == 0
-    assert sum(outcome.ends.values()) <= outcome.leases <= sum(outcome.ends.values()) + 20, "the others still run"
+    assert sum(outcome.ends.values()) <= outcome.leases <= sum(outcome.ends.values()) + 20, (
+        "at most 20 leases are active at the end"
+    )
     assert outcome.ends["done"] == outcome.jobs_done > 20
     assert outcome.ends.get("model failed", 0) == outcome.jobs_failed
     assert math.isclose(sum(outcome.lost_by_reason.values()), outcome.lost_work)
     for day in range(2):
-        assert sum(compute_fair_shares[day] for compute_fair_shares in outcome.used_by_day.values()) <= 1 + 1e-9
+        assert sum(used[day] for used in outcome.used_by_day.values()) <= 1 + 1e-9
     assert 0 < outcome.fairness <= 1
 
 
+@pytest.mark.slow
 def test_simulation_with_same_seed_repeats_outcome() -> None:
     outcome = simulate(8, 0.7, 7)
     assert simulate(8, 0.7, 7) == outcome
     assert simulate(8, 0.7, 8) != outcome
 
 
+@pytest.mark.slow
 def test_simulation_report_has_its_keys_and_classes(outcome: Outcome) -> None:
     report = outcome.build_report()
     assert list(report) == ["utilisation", "lost_work", "starved", "wait_p95_hours", "jobs_done"]
@@ -55,6 +60,7 @@ def test_simulation_report_has_its_keys_and_classes(outcome: Outcome) -> None:
     assert {"community", "ci", "ladder", "score"} <= set(outcome.waits)
 
 
+@pytest.mark.slow
 def test_simulation_chart_is_svg_with_title(outcome: Outcome) -> None:
     root = ElementTree.fromstring(draw_outcome(outcome))  # noqa: S314  (our own)
     assert root.tag.endswith("svg")
@@ -79,17 +85,17 @@ def test_virtual_clock_sets_row_timestamps() -> None:
 
 def test_simulate_json_prints_only_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     printed = StringIO()
-    picture = tmp_path / "pool.svg"
-    call_command("simulate", nodes=5, days=0.1, seed=3, json=True, picture=picture, stdout=printed)
+    chart = tmp_path / "pool.svg"
+    call_command("simulate", nodes=5, days=0.1, seed=3, json=True, picture=chart, stdout=printed)
     assert set(json.loads(printed.getvalue())) == {
         *("utilisation", "lost_work", "starved", "wait_p95_hours", "jobs_done")
     }
-    assert picture.read_text().startswith("<svg")
+    assert chart.read_text().startswith("<svg")
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("arguments", "message"),
     [
         ({"nodes": 0}, "--nodes is 0"),
         ({"days": -1.0}, "--days is -1"),
@@ -97,11 +103,11 @@ def test_simulate_json_prints_only_report(capsys: pytest.CaptureFixture[str], tm
         ({"picture": Path("/nowhere/at/all.svg")}, "there is no such folder"),
     ],
 )
-def test_simulate_wrong_argument_raises_one_line_error(wrong: dict[str, object], sentence: str) -> None:
-    with pytest.raises(CommandError, match=sentence) as refused:
-        call_command("simulate", **wrong)
-    assert refused.value.returncode == 2
-    assert "\n" not in str(refused.value)
+def test_simulate_wrong_argument_raises_one_line_error(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(CommandError, match=message) as error:
+        call_command("simulate", **arguments)
+    assert error.value.returncode == 2
+    assert "\n" not in str(error.value)
 
 
 def test_simulate_non_numeric_argument_exits_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,9 +117,9 @@ def test_simulate_non_numeric_argument_exits_with_one_line(capsys: pytest.Captur
 
 
 def test_sample_fleet_has_exact_shares() -> None:
-    hundred = sample_fleet(100)
-    assert len(hundred) == 100
-    assert [hundred.count(hardware) for hardware in FLEET] == [round(100 * hardware.share) for hardware in FLEET]
+    fleet = sample_fleet(100)
+    assert len(fleet) == 100
+    assert [fleet.count(hardware) for hardware in FLEET] == [round(100 * hardware.share) for hardware in FLEET]
 
 
 def test_fair_share_never_exceeds_request() -> None:

@@ -1,4 +1,4 @@
-"""Lending a machine: the form, the line to paste, and what its owner can ask of it with one click."""
+"""The lending form, the install commands, and the owner's actions on a node."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, Settings
 
 from scheduler import pool
+from scheduler.job_kinds import PoolTrack
 from scheduler.models import Event, JoinToken, Node, Sponsor
-from tests.support.pool import HARDWARE, Agent, make_job, make_node, sentence
+from tests.support.pool import HARDWARE, Agent, create_job, create_node, read_error_detail
 from trainer import protocol
 from trainer.cli.node import build_parser
 from trainer.node.job import GRACE_SECONDS
@@ -51,70 +52,70 @@ FORM = {
 
 
 @pytest.fixture(autouse=True)
-def _lines_to_paste(settings: Settings, tmp_path: Path) -> None:
-    """A site with an image and a wheel for nodes."""
+def _node_image_and_wheel(settings: Settings, tmp_path: Path) -> None:
+    """Configure an image and a wheel for nodes."""
     settings.NODE_IMAGE, settings.WHEELS = "registry.example.org/node:1", tmp_path
     (tmp_path / "dailytrain-1.2.3-py3-none-any.whl").write_bytes(b"a wheel")
 
 
 @pytest.fixture
-def ada(client: Client) -> User:
-    """A sponsor, signed in."""
+def signed_in_user(client: Client) -> User:
+    """A user who is signed in."""
     user = User.objects.create_user("ada")
     client.force_login(user)
     return user
 
 
-def lend(client: Client, **fields: Any) -> HttpResponse:
+def post_lending_form(client: Client, **fields: Any) -> HttpResponse:
     return client.post("/sponsors/lend/", {**FORM, **fields})
 
 
-def lent(client: Client, **fields: Any) -> Node:
-    answer = lend(client, **fields)
-    assert answer.status_code == 302, problems(answer)
-    return Node.objects.get(pk=answer["Location"].strip("/").split("/")[-1])
+def create_lent_node(client: Client, **fields: Any) -> Node:
+    response = post_lending_form(client, **fields)
+    assert response.status_code == 302, read_form_errors(response)
+    return Node.objects.get(pk=response["Location"].strip("/").split("/")[-1])
 
 
-def problems(answer: HttpResponse) -> str:
-    found = re.search(r'id="problems">(.*?)</div>', answer.content.decode(), re.DOTALL)
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", found[1])).split()) if found else ""
+def read_form_errors(response: HttpResponse) -> str:
+    match = re.search(r'id="problems">(.*?)</div>', response.content.decode(), re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", match[1])).split()) if match else ""
 
 
-def page(client: Client, node: Node) -> str:
-    answer = client.get(f"/sponsors/nodes/{node.pk}/")
-    assert answer.status_code == 200
-    return unescape(answer.content.decode())
+def get_node_page(client: Client, node: Node) -> str:
+    response = client.get(f"/sponsors/nodes/{node.pk}/")
+    assert response.status_code == 200
+    return unescape(response.content.decode())
 
 
-def line(client: Client, node: Node, which: str) -> list[str]:
-    found = re.search(rf'id="{which}-line"[^>]*>([^<]+)<', page(client, node))
-    assert found, "no line on the page"
-    return shlex.split(found[1])
+def get_install_command(client: Client, node: Node, installer: str) -> list[str]:
+    match = re.search(rf'id="{installer}-line"[^>]*>([^<]+)<', get_node_page(client, node))
+    assert match, "the page has no install command"
+    return shlex.split(match[1])
 
 
-def token_of(line: list[str]) -> str:
-    return line[line.index("--token") + 1]
+def get_join_token(command: list[str]) -> str:
+    return command[command.index("--token") + 1]
 
 
-def join(token: str) -> Agent:
-    answer = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), token)
-    assert answer.status_code == 200, answer.content
-    return Agent(protocol.RegisterReply.model_validate_json(answer.content).token)
+def register_node(token: str) -> Agent:
+    response = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), token)
+    assert response.status_code == 200, response.content
+    return Agent(protocol.RegisterReply.model_validate_json(response.content).token)
 
 
-def click(client: Client, node: Node, what: str) -> HttpResponse:
-    return client.post(f"/sponsors/nodes/{node.pk}/{what}/")
+def post_node_action(client: Client, node: Node, action: str) -> HttpResponse:
+    return client.post(f"/sponsors/nodes/{node.pk}/{action}/")
 
 
-# --- the form ------------------------------------------------------------------------------------------------------
+# --- the form --------------------------------------------------------------------------------------------------------
 
 
 def test_lending_form_requires_sign_in(client: Client) -> None:
     assert client.get("/sponsors/lend/")["Location"] == "/accounts/login/?next=/sponsors/lend/"
 
 
-def test_lending_form_saves_settings_on_node(client: Client, ada: User) -> None:
-    node = lent(
+def test_lending_form_saves_settings_on_node(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(
         client,
         available="windows",
         days_0=["0", "4"],
@@ -130,45 +131,45 @@ def test_lending_form_saves_settings_on_node(client: Client, ada: User) -> None:
         lanes="each",
     )
 
-    assert (node.name, node.owner, node.state, node.token_hash) == ("loco", ada, Node.State.NEW, None)
+    assert (node.name, node.owner, node.state, node.token_hash) == ("loco", signed_in_user, Node.State.NEW, None)
     assert (node.serves, node.disk_bytes, node.max_hours, node.slots) == ("core", 200 * 10**9, 12.0, 2)
     assert (node.timezone, node.shown, node.owner_labels) == ("Europe/Berlin", True, ["lab-cluster", "quiet"])
     windows = [(window.weekday, window.start, window.end) for window in node.windows.all()]
     assert windows == [(0, time(19), time(7)), (4, time(19), time(7)), (5, time(0), time(0))]
     assert node.hardware["gpus"] == ["RTX 3090", "RTX 3090"]
-    sponsor = Sponsor.objects.get(user=ada)
+    sponsor = Sponsor.objects.get(user=signed_in_user)
     assert (sponsor.name, sponsor.link) == ("Ada’s garage", "https://example.org/ada")
     assert Event.objects.about(node).get().actor == "ada"
 
 
-def test_lending_until_uses_owner_time_zone(client: Client, ada: User) -> None:
-    ahead = (timezone.now() + timedelta(days=2)).replace(hour=6, minute=0, second=0, microsecond=0)
+def test_lending_until_uses_owner_time_zone(client: Client, signed_in_user: User) -> None:
+    end = (timezone.now() + timedelta(days=2)).replace(hour=6, minute=0, second=0, microsecond=0)
 
-    node = lent(client, available="until", available_until=f"{ahead:%Y-%m-%dT%H:%M}", timezone="Asia/Tokyo")
+    node = create_lent_node(client, available="until", available_until=f"{end:%Y-%m-%dT%H:%M}", timezone="Asia/Tokyo")
 
-    assert node.available_until == ahead.astimezone(UTC) - timedelta(hours=9)
+    assert node.available_until == end.astimezone(UTC) - timedelta(hours=9)
 
 
-def test_node_lent_to_one_track_serves_only_it(client: Client, ada: User, settings: Settings) -> None:
-    settings.POOL_TRACKS = "tests.scheduler.sponsors.test_lending.two_tracks"
+def test_node_lent_to_one_track_serves_only_it(client: Client, signed_in_user: User, settings: Settings) -> None:
+    settings.POOL_TRACKS = "tests.scheduler.sponsors.test_lending.list_two_tracks"
 
-    node = lent(client, serves="track", serves_track="small")
+    node = create_lent_node(client, serves="track", serves_track="small")
 
     assert (node.serves, node.serves_track) == ("track", "small")
-    assert "Small models only" in page(client, node)
+    assert "Small models only" in get_node_page(client, node)
 
 
-def two_tracks() -> dict[str, str]:
-    return {"small": "Small models", "night": "One night"}
+def list_two_tracks() -> dict[str, PoolTrack]:
+    return {"small": PoolTrack("Small models"), "night": PoolTrack("One night")}
 
 
-def test_anonymous_sponsor_needs_no_name(client: Client, ada: User) -> None:
-    assert not lent(client, shown="anonymous", sponsor_name="", sponsor_link="").shown
+def test_anonymous_sponsor_needs_no_name(client: Client, signed_in_user: User) -> None:
+    assert not create_lent_node(client, shown="anonymous", sponsor_name="", sponsor_link="").shown
     assert not Sponsor.objects.exists()
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"name": ""}, "This field is required"),
         ({"name": "two words"}, "letters, digits, dots, dashes"),
@@ -191,14 +192,16 @@ def test_anonymous_sponsor_needs_no_name(client: Client, ada: User) -> None:
         ({"labels": "h100"}, "The node sets"),
     ],
 )
-def test_lending_form_error_keeps_input(client: Client, ada: User, fields: dict[str, Any], said: str) -> None:
-    make_node("taken")
+def test_lending_form_error_keeps_input(
+    client: Client, signed_in_user: User, fields: dict[str, Any], message: str
+) -> None:
+    create_node("taken")
 
-    answer = lend(client, **fields)
+    response = post_lending_form(client, **fields)
 
-    assert answer.status_code == 200
-    assert said in problems(answer)
-    content = unescape(answer.content.decode())
+    assert response.status_code == 200
+    assert message in read_form_errors(response)
+    content = unescape(response.content.decode())
     typed = {**FORM, **fields}
     for name in ("name", "gpu_name", "labels", "disk", "max_hours", "sponsor_name", "sponsor_link"):
         if typed[name]:
@@ -207,8 +210,8 @@ def test_lending_form_error_keeps_input(client: Client, ada: User, fields: dict[
     assert not Sponsor.objects.exists()
 
 
-def test_lending_form_error_keeps_checkboxes(client: Client, ada: User) -> None:
-    content = lend(
+def test_lending_form_error_keeps_checkboxes(client: Client, signed_in_user: User) -> None:
+    content = post_lending_form(
         client, name="", available="windows", days_1=["2", "6"], from_1="08:00", to_1="09:30"
     ).content.decode()
 
@@ -218,84 +221,88 @@ def test_lending_form_error_keeps_checkboxes(client: Client, ada: User) -> None:
     assert re.search(r'name="available" value="windows"[^>]*checked', content)
 
 
-def test_unjoined_nodes_per_owner_are_limited(client: Client, ada: User) -> None:
+def test_unjoined_nodes_per_owner_are_limited(client: Client, signed_in_user: User) -> None:
     for number in range(20):
-        Node.objects.create(name=f"paper-{number}", owner=ada)
+        Node.objects.create(name=f"paper-{number}", owner=signed_in_user)
 
-    answer = lend(client)
+    response = post_lending_form(client)
 
-    assert answer.status_code == 200
-    assert "Too many of your nodes" in problems(answer)
+    assert response.status_code == 200
+    assert "Too many of your nodes" in read_form_errors(response)
 
 
-def test_node_settings_can_be_changed(client: Client, ada: User) -> None:
-    node = lent(client, available="windows", days_0=["0", "4"], from_0="19:00", to_0="07:00", labels="mine")
-    join(token_of(line(client, node, "pipx")))
+def test_node_settings_can_be_changed(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client, available="windows", days_0=["0", "4"], from_0="19:00", to_0="07:00", labels="mine")
+    register_node(get_join_token(get_install_command(client, node, "pipx")))
     Node.objects.filter(pk=node.pk).update(labels=["1x3090", "mine"])
-    address = f"/sponsors/nodes/{node.pk}/wishes/"
-    shown = client.get(address).content.decode()
-    assert re.search(r'name="days_0" value="4"[^>]*checked', shown)
-    assert 'name="from_0" value="19:00"' in shown
+    address = f"/sponsors/nodes/{node.pk}/settings/"
+    form = client.get(address).content.decode()
+    assert re.search(r'name="days_0" value="4"[^>]*checked', form)
+    assert 'name="from_0" value="19:00"' in form
 
-    answer = client.post(address, {**FORM, "labels": "yours", "shown": "anonymous", "disk": "50"})
+    response = client.post(address, {**FORM, "labels": "yours", "shown": "anonymous", "disk": "50"})
 
-    assert answer.status_code == 302
+    assert response.status_code == 302
     node.refresh_from_db()
     assert (node.available, node.shown, node.disk_bytes, node.windows.count()) == ("always", False, 50 * 10**9, 0)
     assert node.labels == ["1x3090", "yours"]
     assert "changed the settings of loco" in Event.objects.about(node).last().sentence  # type: ignore[union-attr]
 
 
-# --- the line to paste ---------------------------------------------------------------------------------------------
+# --- the install commands --------------------------------------------------------------------------------------------
 
 
-def test_install_commands_have_name_labels_and_token(client: Client, ada: User) -> None:
-    node = lent(client, labels="mine")
-    docker, pipx = line(client, node, "docker"), line(client, node, "pipx")
+def test_install_commands_have_name_labels_and_token(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client, labels="mine")
+    docker, pipx = get_install_command(client, node, "docker"), get_install_command(client, node, "pipx")
 
     assert docker[:2] == ["docker", "run"]
     assert docker[docker.index("--gpus") + 1] == "all"
     assert "--privileged" not in docker
     assert pipx[:2] == ["pipx", "run"]
-    for words in (docker, pipx):
-        assert words[words.index("--name", words.index("--server")) + 1] == "loco"
-        assert words[words.index("--label") + 1] == "mine"
+    for command in (docker, pipx):
+        assert command[command.index("--name", command.index("--server")) + 1] == "loco"
+        assert command[command.index("--label") + 1] == "mine"
 
-    agent = join(token_of(docker))
+    agent = register_node(get_join_token(docker))
 
-    assert token_of(docker) == token_of(pipx)
-    assert agent.ask().action == "idle"
+    assert get_join_token(docker) == get_join_token(pipx)
+    assert agent.request_action().action == "idle"
     node.refresh_from_db()
-    assert (node.state, node.owner, Node.objects.count()) == (Node.State.ONLINE, ada, 1)
+    assert (node.state, node.owner, Node.objects.count()) == (Node.State.ONLINE, signed_in_user, 1)
 
 
-def test_docker_command_without_gpus_requests_none(client: Client, ada: User) -> None:
-    assert "--gpus" not in line(client, lent(client, gpu_count="0"), "docker")
+def test_docker_command_without_gpus_requests_none(client: Client, signed_in_user: User) -> None:
+    assert "--gpus" not in get_install_command(client, create_lent_node(client, gpu_count="0"), "docker")
 
 
-def test_docker_command_matches_the_image(client: Client, ada: User, settings: Settings) -> None:
-    node = lent(client)
-    words = line(client, node, "docker")
+def test_docker_command_matches_the_image(client: Client, signed_in_user: User, settings: Settings) -> None:
+    node = create_lent_node(client)
+    command = get_install_command(client, node, "docker")
     target = (Path(settings.BASE_DIR) / "Dockerfile").read_text().partition("AS node\n")[2]
     entry, volume = (re.search(rf"^{word} (.+)$", target, re.MULTILINE) for word in ("ENTRYPOINT", "VOLUME"))
     assert entry
     assert volume
-    image = words.index(settings.NODE_IMAGE)
-    options, told = words[:image], words[image + 1 :]
+    image = command.index(settings.NODE_IMAGE)
+    options, agent_arguments = command[:image], command[image + 1 :]
     assert json.loads(entry[1]) == ["dailytrain", "node"]
-    assert build_parser().parse_args(told).name == "loco", "the agent takes what stands behind the image's name"
+    assert build_parser().parse_args(agent_arguments).name == "loco", (
+        "the agent parses the arguments after the image's name"
+    )
     assert options[options.index("-v") + 1] == f"dailytrain-loco:{volume[1]}"
-    assert re.search(rf"^ENV DAILYTRAIN_HOME={volume[1]}$", target, re.MULTILINE), "what it keeps is in the volume"
-    assert int(options[options.index("--stop-timeout") + 1]) > GRACE_SECONDS, "its last checkpoint gets out"
+    assert re.search(rf"^ENV DAILYTRAIN_HOME={volume[1]}$", target, re.MULTILINE), (
+        "the image stores its data in the volume"
+    )
+    assert int(options[options.index("--stop-timeout") + 1]) > GRACE_SECONDS, "Docker waits for the last checkpoint"
     assert {"seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"} <= set(options)
     assert options[options.index("--cap-drop") + 1] == "ALL"
 
 
-def test_docker_command_drops_capabilities(client: Client, ada: User) -> None:
-    words = line(client, lent(client), "docker")
-    assert words[words.index("--cap-drop") + 1] == "ALL"
-    assert "no-new-privileges" in words
-    assert "--privileged" not in words
+def test_docker_command_drops_capabilities(client: Client, signed_in_user: User) -> None:
+    command = get_install_command(client, create_lent_node(client), "docker")
+    assert command[command.index("--cap-drop") + 1] == "ALL"
+    assert "no-new-privileges" in command
+    assert "--privileged" not in command
 
 
 def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,70 +313,76 @@ def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) 
     drop = ["setpriv", "--no-new-privs", "--inh-caps=-all"]
     if os.geteuid() == 0:
         drop += ["--bounding-set=-all", "--reuid=10002", "--regid=10002", "--clear-groups"]
-    done = subprocess.run([*drop, *sandbox, "cat", "/proc/self/status"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^CapBnd:\s0+$", done.stdout, re.MULTILINE)
-    assert re.search(r"^NoNewPrivs:\s1$", done.stdout, re.MULTILINE)
+    process = subprocess.run([*drop, *sandbox, "cat", "/proc/self/status"], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert re.search(r"^CapBnd:\s0+$", process.stdout, re.MULTILINE)
+    assert re.search(r"^NoNewPrivs:\s1$", process.stdout, re.MULTILINE)
 
 
-def test_docker_command_for_local_site_uses_host_network(client: Client, ada: User, settings: Settings) -> None:
-    assert ("--network" in line(client, lent(client), "docker")) == ("127.0.0.1" in settings.SITE_URL)
+def test_docker_command_for_local_site_uses_host_network(
+    client: Client, signed_in_user: User, settings: Settings
+) -> None:
+    assert ("--network" in get_install_command(client, create_lent_node(client), "docker")) == (
+        "127.0.0.1" in settings.SITE_URL
+    )
     settings.SITE_URL = "http://localhost:8000"
-    words = line(client, lent(client, name="near"), "docker")
-    assert words[words.index("--network") + 1] == "host"
+    command = get_install_command(client, create_lent_node(client, name="near"), "docker")
+    assert command[command.index("--network") + 1] == "host"
     settings.SITE_URL = "https://train.example.org"
-    assert "--network" not in line(client, lent(client, name="far"), "docker")
+    assert "--network" not in get_install_command(client, create_lent_node(client, name="far"), "docker")
 
 
-def test_pipx_command_starts_agent_from_wheel(client: Client, ada: User, settings: Settings) -> None:
-    words = line(client, lent(client, labels="mine"), "pipx")
+def test_pipx_command_starts_agent_from_wheel(client: Client, signed_in_user: User, settings: Settings) -> None:
+    command = get_install_command(client, create_lent_node(client, labels="mine"), "pipx")
     wheel = f"{settings.SITE_URL}/download/dailytrain-1.2.3-py3-none-any.whl#sha256={sha256(b'a wheel').hexdigest()}"
-    assert words[:4] == ["pipx", "run", "--spec", f"dailytrain[training,gpu] @ {wheel}"]
+    assert command[:4] == ["pipx", "run", "--spec", f"dailytrain[training,gpu] @ {wheel}"]
     project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
-    assert words[4] in project["scripts"]
+    assert command[4] in project["scripts"]
     assert project["name"] == "dailytrain"
     assert set(project["optional-dependencies"]) >= {"training", "gpu"}
-    assert words[5] == "node"
-    assert build_parser().parse_args(words[6:]).label == ["mine"]
+    assert command[5] == "node"
+    assert build_parser().parse_args(command[6:]).label == ["mine"]
 
 
-def test_pipx_command_for_cpu_installs_no_gpu_packages(client: Client, ada: User) -> None:
-    assert line(client, lent(client, gpu_count="0"), "pipx")[3].startswith("dailytrain[training] @ http")
+def test_pipx_command_for_cpu_installs_no_gpu_packages(client: Client, signed_in_user: User) -> None:
+    assert get_install_command(client, create_lent_node(client, gpu_count="0"), "pipx")[3].startswith(
+        "dailytrain[training] @ http"
+    )
 
 
-def test_install_page_without_image_shows_pipx_only(client: Client, ada: User, settings: Settings) -> None:
+def test_install_page_without_image_shows_pipx_only(client: Client, signed_in_user: User, settings: Settings) -> None:
     settings.NODE_IMAGE = ""
-    shown = page(client, lent(client))
-    assert "docker run" not in shown
-    assert "Paste this command on loco" in shown
+    page = get_node_page(client, create_lent_node(client))
+    assert "docker run" not in page
+    assert "Paste this command on loco" in page
 
 
-def test_install_page_without_wheel_names_the_remedy(client: Client, ada: User, settings: Settings) -> None:
+def test_install_page_without_wheel_names_the_remedy(client: Client, signed_in_user: User, settings: Settings) -> None:
     settings.NODE_IMAGE, settings.WHEELS = "", settings.WHEELS / "nothing"
-    shown = page(client, lent(client))
-    assert "pipx run" not in shown
-    assert "manage.py build_wheel" in shown
+    page = get_node_page(client, create_lent_node(client))
+    assert "pipx run" not in page
+    assert "manage.py build_wheel" in page
 
 
-def test_install_page_shows_joined_node(client: Client, ada: User) -> None:
-    node = lent(client)
-    live = f"/sponsors/nodes/{node.pk}/live.json"
-    first = client.get(live)
-    assert "loco has joined" not in page(client, node)
-    assert 'http-equiv="refresh"' in page(client, node), "also without script"
-    assert client.get(live, headers={"If-None-Match": first["ETag"]}).status_code == 304
+def test_install_page_shows_joined_node(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client)
+    live_url = f"/sponsors/nodes/{node.pk}/live.json"
+    first = client.get(live_url)
+    assert "loco has joined" not in get_node_page(client, node)
+    assert 'http-equiv="refresh"' in get_node_page(client, node), "reloads without JavaScript, too"
+    assert client.get(live_url, headers={"If-None-Match": first["ETag"]}).status_code == 304
 
-    join(token_of(line(client, node, "docker")))
+    register_node(get_join_token(get_install_command(client, node, "docker")))
 
-    second = client.get(live, headers={"If-None-Match": first["ETag"]})
+    second = client.get(live_url, headers={"If-None-Match": first["ETag"]})
     assert second.status_code == 200
     assert second.json()["revision"] != first.json()["revision"]
-    assert "loco has joined" in page(client, node)
-    assert 'http-equiv="refresh"' not in page(client, node)
+    assert "loco has joined" in get_node_page(client, node)
+    assert 'http-equiv="refresh"' not in get_node_page(client, node)
 
 
-def test_site_stores_no_plain_token(client: Client, ada: User) -> None:
-    token = token_of(line(client, lent(client), "docker"))
+def test_site_stores_no_plain_token(client: Client, signed_in_user: User) -> None:
+    token = get_join_token(get_install_command(client, create_lent_node(client), "docker"))
 
     for table in connection.introspection.table_names():
         with connection.cursor() as cursor:
@@ -377,182 +390,182 @@ def test_site_stores_no_plain_token(client: Client, ada: User) -> None:
             assert token not in str(cursor.fetchall()), table
 
 
-def test_install_command_is_shown_only_in_its_session(client: Client, ada: User) -> None:
-    node = lent(client)
-    other = Client()
-    other.force_login(ada)
+def test_install_command_is_shown_only_in_its_session(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client)
+    other_session = Client()
+    other_session.force_login(signed_in_user)
 
-    assert "dtn_join_" not in page(other, node)
-    assert "loco is expected" in page(other, node)
+    assert "dtn_join_" not in get_node_page(other_session, node)
+    assert "loco is expected" in get_node_page(other_session, node)
 
 
-def test_new_install_command_expires_old_one_only(client: Client, ada: User) -> None:
-    node = lent(client)
-    old = token_of(line(client, node, "docker"))
-    click(client, node, "rotate")
-    refused = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), old)
-    assert refused.status_code == 401
-    agent = join(token_of(line(client, node, "docker")))
-    agent.ask()
+def test_new_install_command_expires_old_one_only(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client)
+    old_token = get_join_token(get_install_command(client, node, "docker"))
+    post_node_action(client, node, "rotate")
+    response = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), old_token)
+    assert response.status_code == 401
+    agent = register_node(get_join_token(get_install_command(client, node, "docker")))
+    agent.request_action()
 
-    click(client, node, "rotate")
+    post_node_action(client, node, "rotate")
 
-    assert agent.ask().action == "idle", "the token that it has is good until the new line is used"
-    words = line(client, node, "docker")
-    assert words[:3] == ["docker", "rm", "-f"], "the container of before makes room"
-    moved = join(token_of(words))
+    assert agent.request_action().action == "idle", "the current token is valid until the new command is used"
+    command = get_install_command(client, node, "docker")
+    assert command[:3] == ["docker", "rm", "-f"], "the new command removes the old container"
+    moved_agent = register_node(get_join_token(command))
     assert agent.poll().status_code == 401
-    assert moved.ask().action == "idle"
+    assert moved_agent.request_action().action == "idle"
     assert Node.objects.count() == 1
 
 
-# --- one click each --------------------------------------------------------------------------------------------------
+# --- actions on a node -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def joined(client: Client, ada: User) -> tuple[Node, Agent]:
-    node = lent(client)
-    agent = join(token_of(line(client, node, "docker")))
-    agent.ask()
+def joined_node(client: Client, signed_in_user: User) -> tuple[Node, Agent]:
+    node = create_lent_node(client)
+    agent = register_node(get_join_token(get_install_command(client, node, "docker")))
+    agent.request_action()
     return node, agent
 
 
-def test_drained_node_finishes_job_and_gets_no_other(client: Client, joined: tuple[Node, Agent]) -> None:
-    node, agent = joined
-    make_job()
-    work = agent.work()
-    make_job()
+def test_drained_node_finishes_job_and_gets_no_other(client: Client, joined_node: tuple[Node, Agent]) -> None:
+    node, agent = joined_node
+    create_job()
+    claimed_job = agent.claim_job()
+    create_job()
 
-    click(client, node, "drain")
+    post_node_action(client, node, "drain")
 
-    assert protocol.HeartbeatReply.model_validate_json(work.heartbeat().content).stop == ""
-    work.finish()
-    assert agent.ask().action == "stop"
-    assert "draining" in page(client, node)
-
-
-def test_paused_node_hands_job_back_until_resumed(client: Client, joined: tuple[Node, Agent]) -> None:
-    node, agent = joined
-    make_job()
-    work = agent.work()
-
-    click(client, node, "pause")
-
-    assert protocol.HeartbeatReply.model_validate_json(work.heartbeat().content).stop == "finish"
-    work.finish("released")
-    assert agent.ask().action == "pause"
-    click(client, node, "resume")
-    assert agent.ask().action == "job"
+    assert protocol.HeartbeatReply.model_validate_json(claimed_job.send_heartbeat().content).stop == ""
+    claimed_job.finish()
+    assert agent.request_action().action == "stop"
+    assert "draining" in get_node_page(client, node)
 
 
-def test_revoking_node_expires_all_its_tokens(client: Client, joined: tuple[Node, Agent]) -> None:
-    node, agent = joined
-    click(client, node, "rotate")
-    waiting = token_of(line(client, node, "docker"))
+def test_paused_node_hands_job_back_until_resumed(client: Client, joined_node: tuple[Node, Agent]) -> None:
+    node, agent = joined_node
+    create_job()
+    claimed_job = agent.claim_job()
 
-    click(client, node, "revoke")
+    post_node_action(client, node, "pause")
+
+    assert protocol.HeartbeatReply.model_validate_json(claimed_job.send_heartbeat().content).stop == "finish"
+    claimed_job.finish("released")
+    assert agent.request_action().action == "pause"
+    post_node_action(client, node, "resume")
+    assert agent.request_action().action == "job"
+
+
+def test_revoking_node_expires_all_its_tokens(client: Client, joined_node: tuple[Node, Agent]) -> None:
+    node, agent = joined_node
+    post_node_action(client, node, "rotate")
+    unused_token = get_join_token(get_install_command(client, node, "docker"))
+
+    post_node_action(client, node, "revoke")
 
     assert agent.poll().status_code == 401
-    refused = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), waiting)
-    assert "expired" in sentence(refused)
-    assert "revoked" in page(client, node)
+    response = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), unused_token)
+    assert "expired" in read_error_detail(response)
+    assert "revoked" in get_node_page(client, node)
 
 
-def test_node_actions_record_events_with_actor(client: Client, joined: tuple[Node, Agent]) -> None:
-    node, _ = joined
+def test_node_actions_record_events_with_actor(client: Client, joined_node: tuple[Node, Agent]) -> None:
+    node, _ = joined_node
     before = Event.objects.about(node).count()
 
-    for what in ("drain", "resume", "pause", "resume", "rotate", "revoke"):
-        assert click(client, node, what).status_code == 302
+    for action in ("drain", "resume", "pause", "resume", "rotate", "revoke"):
+        assert post_node_action(client, node, action).status_code == 302
 
     assert list(Event.objects.about(node).values_list("actor", flat=True))[before:] == ["ada"] * 6
 
 
-def test_repeated_node_action_changes_nothing(client: Client, joined: tuple[Node, Agent]) -> None:
-    node, _ = joined
-    for what in ("drain", "pause", "resume", "revoke"):
-        click(client, node, what)
+def test_repeated_node_action_changes_nothing(client: Client, joined_node: tuple[Node, Agent]) -> None:
+    node, _ = joined_node
+    for action in ("drain", "pause", "resume", "revoke"):
+        post_node_action(client, node, action)
         events = Event.objects.about(node).count()
-        assert click(client, node, what).status_code == 302
+        assert post_node_action(client, node, action).status_code == 302
         assert Event.objects.about(node).count() == events
 
 
-def test_get_request_changes_no_node(client: Client, joined: tuple[Node, Agent]) -> None:
-    node, _ = joined
-    for what in ("drain", "pause", "resume", "revoke", "rotate", "forget"):
-        assert client.get(f"/sponsors/nodes/{node.pk}/{what}/").status_code == 405
-    assert click(client, node, "explode").status_code == 404
+def test_get_request_changes_no_node(client: Client, joined_node: tuple[Node, Agent]) -> None:
+    node, _ = joined_node
+    for action in ("drain", "pause", "resume", "revoke", "rotate", "forget"):
+        assert client.get(f"/sponsors/nodes/{node.pk}/{action}/").status_code == 405
+    assert post_node_action(client, node, "explode").status_code == 404
 
 
-def test_node_action_requires_csrf_token(joined: tuple[Node, Agent], ada: User) -> None:
-    node, _ = joined
+def test_node_action_requires_csrf_token(joined_node: tuple[Node, Agent], signed_in_user: User) -> None:
+    node, _ = joined_node
     strict = Client(enforce_csrf_checks=True)
-    strict.force_login(ada)
+    strict.force_login(signed_in_user)
 
-    assert click(strict, node, "revoke").status_code == 403
-
-
-def test_node_page_for_other_users_is_not_found(joined: tuple[Node, Agent]) -> None:
-    node, _ = joined
-    stranger = Client()
-    stranger.force_login(User.objects.create_user("bob"))
-
-    for path in ("", "live.json", "wishes/"):
-        assert stranger.get(f"/sponsors/nodes/{node.pk}/{path}").status_code == 404
-    for what in ("drain", "pause", "resume", "revoke", "rotate", "forget"):
-        assert click(stranger, node, what).status_code == 404
-    assert click(Client(), node, "revoke")["Location"].startswith("/accounts/login/")
+    assert post_node_action(strict, node, "revoke").status_code == 403
 
 
-def test_node_drain_by_maintainer_stops_agent(joined: tuple[Node, Agent]) -> None:
-    node, agent = joined
+def test_node_page_for_other_users_is_not_found(joined_node: tuple[Node, Agent]) -> None:
+    node, _ = joined_node
+    other_user = Client()
+    other_user.force_login(User.objects.create_user("bob"))
+
+    for path in ("", "live.json", "settings/"):
+        assert other_user.get(f"/sponsors/nodes/{node.pk}/{path}").status_code == 404
+    for action in ("drain", "pause", "resume", "revoke", "rotate", "forget"):
+        assert post_node_action(other_user, node, action).status_code == 404
+    assert post_node_action(Client(), node, "revoke")["Location"].startswith("/accounts/login/")
+
+
+def test_node_drain_by_maintainer_stops_agent(joined_node: tuple[Node, Agent]) -> None:
+    node, agent = joined_node
     maintainer = Client()
     maintainer.force_login(User.objects.create_superuser("mira"))
 
-    click(maintainer, node, "drain")
+    post_node_action(maintainer, node, "drain")
 
-    assert agent.ask().action == "stop"
+    assert agent.request_action().action == "stop"
 
 
-def test_owner_cannot_lift_ban(client: Client, joined: tuple[Node, Agent]) -> None:
-    node, agent = joined
+def test_owner_cannot_lift_ban(client: Client, joined_node: tuple[Node, Agent]) -> None:
+    node, agent = joined_node
     pool.ban_node(node, "mira", "It returned what it had not computed.")
 
-    for what in ("resume", "drain", "resume", "pause", "resume"):
-        click(client, node, what)
+    for action in ("resume", "drain", "resume", "pause", "resume"):
+        post_node_action(client, node, action)
 
     node.refresh_from_db()
     assert node.state == Node.State.BANNED
     assert agent.poll().status_code == 403
-    assert "It returned what it had not computed." in page(client, node)
+    assert "It returned what it had not computed." in get_node_page(client, node)
 
 
-def test_only_unjoined_node_can_be_deleted(client: Client, joined: tuple[Node, Agent]) -> None:
-    node, _ = joined
-    other = lent(client, name="second")
+def test_only_unjoined_node_can_be_deleted(client: Client, joined_node: tuple[Node, Agent]) -> None:
+    node, _ = joined_node
+    unjoined_node = create_lent_node(client, name="second")
 
-    click(client, other, "forget")
-    click(client, node, "forget")
+    post_node_action(client, unjoined_node, "forget")
+    post_node_action(client, node, "forget")
 
-    assert [left.name for left in Node.objects.all()] == ["loco"]
-    assert not JoinToken.objects.filter(renews=other.pk).exists()
+    assert [node.name for node in Node.objects.all()] == ["loco"]
+    assert not JoinToken.objects.filter(renews=unjoined_node.pk).exists()
 
 
 def test_own_nodes_page_takes_few_queries(
-    client: Client, ada: User, django_assert_max_num_queries: DjangoAssertNumQueries
+    client: Client, signed_in_user: User, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     for number in range(30):
-        make_node(f"lent-{number}", owner=ada)
-    make_node("somebody-elses")
+        create_node(f"lent-{number}", owner=signed_in_user)
+    create_node("other-owner")
 
     with django_assert_max_num_queries(8):
         content = client.get("/sponsors/mine/").content.decode()
 
     assert "lent-29" in content
-    assert "somebody-elses" not in content
+    assert "other-owner" not in content
 
 
-def test_lending_form_time_zones_exist(client: Client, ada: User) -> None:
+def test_lending_form_time_zones_exist(client: Client, signed_in_user: User) -> None:
     content = client.get("/sponsors/lend/").content.decode()
 
     assert '<optgroup label="Europe">' in content

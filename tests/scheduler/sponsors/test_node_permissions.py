@@ -1,4 +1,4 @@
-"""Actions on a node from the sponsors' pages: for its owner, and for maintainers after the second step."""
+"""Permissions for node actions on the sponsors' pages: the owner, and maintainers with two-factor sign-in."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pytest_django import Settings
 
 from leaderboard import permissions
 from scheduler.models import Event, JoinToken, Node
-from tests.support.pool import make_node
+from tests.support.pool import create_node
 
 pytestmark = pytest.mark.django_db
 
 PASSWORD = "correct horse battery staple"
 TOTP_SECRET = "JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP"
-WISHES = {
+SETTINGS = {
     "available": "always",
     "timezone": "UTC",
     "serves": "everyone",
@@ -33,7 +33,7 @@ WISHES = {
 
 @dataclass(frozen=True)
 class Action:
-    """One form of a node's page."""
+    """A form on a node's page."""
 
     path: str
     starts_as: dict[str, Any]
@@ -48,13 +48,13 @@ ACTIONS = {
     "resume": Action("resume", {"state": "paused"}, lambda node: node.state == "offline"),
     "revoke": Action("revoke", {"state": "online"}, lambda node: node.token_hash is None),
     "rotate": Action("rotate", {"state": "online"}, lambda node: JoinToken.objects.filter(renews=node).exists()),
-    "wishes": Action("wishes", {"state": "online"}, lambda node: node.max_hours == 7, WISHES),
+    "settings": Action("settings", {"state": "online"}, lambda node: node.max_hours == 7, SETTINGS),
 }
 UNBAN = Action("resume", {"state": "banned"}, lambda node: node.state == "offline")
 
 
 @pytest.fixture(autouse=True)
-def _second_step_is_required(settings: Settings) -> None:
+def _two_factor_required(settings: Settings) -> None:
     settings.STAFF_TWO_STEP = True
 
 
@@ -76,70 +76,74 @@ def sign_in(user: User, *, with_code: bool = False) -> Client:
     return client
 
 
-def client_of(who: str, owner: User) -> Client:
-    """Return a browser of: owner, stranger, coordinator, maintainer (before the second step), maintainer-with-code."""
-    if who == "owner":
+def sign_in_as(role: str, owner: User) -> Client:
+    """Sign in as owner, other, coordinator, maintainer (password only) or maintainer-with-code."""
+    if role == "owner":
         return sign_in(owner)
     user = User.objects.create_user("bob", password=PASSWORD)
-    if who != "stranger":
-        permissions.grant_role(user, who.removesuffix("-with-code"), None)
-    return sign_in(user, with_code=who.endswith("-with-code"))
+    if role != "other":
+        permissions.grant_role(user, role.removesuffix("-with-code"), None)
+    return sign_in(user, with_code=role.endswith("-with-code"))
 
 
-def act(client: Client, node: Node, action: Action) -> HttpResponse:
+def post_node_action(client: Client, node: Node, action: Action) -> HttpResponse:
     return client.post(f"/sponsors/nodes/{node.pk}/{action.path}/", action.data or {})
 
 
 @pytest.mark.parametrize(
-    ("who", "status"),
-    [("owner", 302), ("stranger", 404), ("coordinator", 404), ("maintainer", 403), ("maintainer-with-code", 302)],
+    ("role", "status"),
+    [("owner", 302), ("other", 404), ("coordinator", 404), ("maintainer", 403), ("maintainer-with-code", 302)],
 )
 @pytest.mark.parametrize("name", ACTIONS)
-def test_node_action_is_for_owner_and_verified_maintainer(owner: User, name: str, who: str, status: int) -> None:
+def test_node_action_by_role_is_allowed_for_owner_and_verified_maintainer(
+    owner: User, name: str, role: str, status: int
+) -> None:
     action = ACTIONS[name]
-    node, _ = make_node(owner=owner, **action.starts_as)
-    client = client_of(who, owner)
+    node, _ = create_node(owner=owner, **action.starts_as)
+    client = sign_in_as(role, owner)
 
-    answer = act(client, node, action)
+    response = post_node_action(client, node, action)
 
     node.refresh_from_db()
-    assert (answer.status_code, action.is_done(node)) == (status, status == 302)
+    assert (response.status_code, action.is_done(node)) == (status, status == 302)
     assert Event.objects.about(node).exists() == (status == 302)
     assert (f"join-{node.pk}" in client.cookies) == (name == "rotate" and status == 302)
 
 
 @pytest.mark.parametrize(
-    ("who", "status"),
-    [("owner", 302), ("stranger", 404), ("coordinator", 404), ("maintainer", 403), ("maintainer-with-code", 302)],
+    ("role", "status"),
+    [("owner", 302), ("other", 404), ("coordinator", 404), ("maintainer", 403), ("maintainer-with-code", 302)],
 )
-def test_node_forget_is_for_owner_and_verified_maintainer(owner: User, who: str, status: int) -> None:
+def test_node_deletion_by_role_is_allowed_for_owner_and_verified_maintainer(
+    owner: User, role: str, status: int
+) -> None:
     node = Node.objects.create(name="loco", owner=owner)
 
-    answer = client_of(who, owner).post(f"/sponsors/nodes/{node.pk}/forget/")
+    response = sign_in_as(role, owner).post(f"/sponsors/nodes/{node.pk}/forget/")
 
-    assert (answer.status_code, Node.objects.exists()) == (status, status != 302)
+    assert (response.status_code, Node.objects.exists()) == (status, status != 302)
 
 
 @pytest.mark.parametrize(
-    ("who", "status"),
-    [("owner", 403), ("stranger", 404), ("coordinator", 404), ("maintainer", 403), ("maintainer-with-code", 302)],
+    ("role", "status"),
+    [("owner", 403), ("other", 404), ("coordinator", 404), ("maintainer", 403), ("maintainer-with-code", 302)],
 )
-def test_node_ban_is_lifted_by_verified_maintainer_only(owner: User, who: str, status: int) -> None:
-    node, _ = make_node(owner=owner, **UNBAN.starts_as)
+def test_node_ban_by_role_is_lifted_by_verified_maintainer_only(owner: User, role: str, status: int) -> None:
+    node, _ = create_node(owner=owner, **UNBAN.starts_as)
 
-    answer = act(client_of(who, owner), node, UNBAN)
+    response = post_node_action(sign_in_as(role, owner), node, UNBAN)
 
     node.refresh_from_db()
-    assert (answer.status_code, UNBAN.is_done(node)) == (status, status == 302)
+    assert (response.status_code, UNBAN.is_done(node)) == (status, status == 302)
 
 
 @pytest.mark.parametrize("role", ["coordinator", "maintainer"])
-def test_node_ban_of_own_node_stays_without_second_step(owner: User, role: str) -> None:
+def test_node_ban_of_own_node_without_second_step_stays(owner: User, role: str) -> None:
     permissions.grant_role(owner, role, None)
-    node, _ = make_node(owner=owner, **UNBAN.starts_as)
+    node, _ = create_node(owner=owner, **UNBAN.starts_as)
     client = sign_in(owner)
 
-    assert act(client, node, UNBAN).status_code == 403
+    assert post_node_action(client, node, UNBAN).status_code == 403
     assert "/resume/" not in client.get(f"/sponsors/nodes/{node.pk}/").content.decode()
 
     node.refresh_from_db()
@@ -147,26 +151,28 @@ def test_node_ban_of_own_node_stays_without_second_step(owner: User, role: str) 
 
 
 @pytest.mark.parametrize(
-    ("who", "status"),
-    [("owner", 200), ("stranger", 404), ("coordinator", 404), ("maintainer", 403), ("maintainer-with-code", 200)],
+    ("role", "status"),
+    [("owner", 200), ("other", 404), ("coordinator", 404), ("maintainer", 403), ("maintainer-with-code", 200)],
 )
-@pytest.mark.parametrize("page", ["", "live.json", "wishes/"])
-def test_node_page_is_for_owner_and_verified_maintainer(owner: User, page: str, who: str, status: int) -> None:
-    node, _ = make_node(owner=owner, state="online")
+@pytest.mark.parametrize("page", ["", "live.json", "settings/"])
+def test_node_page_by_role_is_shown_to_owner_and_verified_maintainer(
+    owner: User, page: str, role: str, status: int
+) -> None:
+    node, _ = create_node(owner=owner, state="online")
 
-    assert client_of(who, owner).get(f"/sponsors/nodes/{node.pk}/{page}").status_code == status
+    assert sign_in_as(role, owner).get(f"/sponsors/nodes/{node.pk}/{page}").status_code == status
 
 
-def test_node_page_without_second_step_says_what_is_missing(owner: User) -> None:
-    node, _ = make_node(owner=owner, state="online")
+def test_node_page_without_second_step_asks_for_code(owner: User) -> None:
+    node, _ = create_node(owner=owner, state="online")
 
-    page = client_of("maintainer", owner).get(f"/sponsors/nodes/{node.pk}/").content.decode()
+    page = sign_in_as("maintainer", owner).get(f"/sponsors/nodes/{node.pk}/").content.decode()
 
     assert "Sign in with a code from your authenticator app" in page
 
 
-def test_node_action_where_no_second_step_is_required_is_for_maintainer(owner: User, settings: Settings) -> None:
+def test_node_action_without_two_factor_setting_is_allowed_for_maintainer(owner: User, settings: Settings) -> None:
     settings.STAFF_TWO_STEP = False
-    node, _ = make_node(owner=owner, state="online")
+    node, _ = create_node(owner=owner, state="online")
 
-    assert act(client_of("maintainer", owner), node, ACTIONS["drain"]).status_code == 302
+    assert post_node_action(sign_in_as("maintainer", owner), node, ACTIONS["drain"]).status_code == 302

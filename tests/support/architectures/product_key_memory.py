@@ -1,7 +1,7 @@
 """A transformer whose MLPs are large tables: a product of two small searches finds the rows, a weighted sum reads them.
 
-Lample et al. 2019, "Large Memory Layers with Product Keys", arXiv 1907.05242, section 3. Rows are summed by
-`embedding_bag`, whose backward pass writes only the rows that were read.
+Lample et al. 2019, "Large Memory Layers with Product Keys", arXiv 1907.05242, section 3. Rows are summed
+with the weights of the search.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Memory(nn.Module):
         best, position = sums.topk(self.read, dim=-1)
         rows = rows.gather(-1, position).flatten(0, 1).flatten(1)
         weights = best.softmax(-1).flatten(0, 1).flatten(1).type_as(self.values)
-        found = F.embedding_bag(rows, self.values, mode="sum", per_sample_weights=weights)
+        found = (F.embedding(rows, self.values) * weights.unsqueeze(-1)).sum(1)
         return found.view_as(x)
 
 

@@ -6,7 +6,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from leaderboard.models import Run, Season, Track
-from leaderboard.schedule import first_season, nightly
+from leaderboard.schedule import nightly
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Lease
 from trainer import protocol
@@ -46,11 +46,10 @@ def count_train_leases() -> int:
 
 
 def start_night() -> int:
-    """Start the night on the tiny track, and pin main as the baseline; return the number of main's run."""
+    """Start the night on the tiny track, and main becomes the baseline; return the number of main's run."""
     Track.objects.update(nightly=True)
     (night,) = nightly.start_nightly_runs(timezone.now())
     assert night.run is not None, night.sentence
-    first_season.pin_baseline(night.track)
     return night.run.pk
 
 

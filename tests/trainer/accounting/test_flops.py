@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.accounting import flops, peak_flops
+from trainer.graph.model import build_model_without_data
+from trainer.graph.trace import trace_architecture
 from trainer.models import gpt
 from trainer.models.base import LanguageModel
 
@@ -31,6 +33,22 @@ def test_count_flops_per_token_ignores_window_and_rows():
     assert one == four
     wide = gpt.Model(gpt.Config(vocabulary_size=512, sequence_length=64, depth=2, width=64, heads=1))
     assert flops.count_flops(wide, torch.randint(0, 512, (1, 64))) == one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_traced", [False, True], ids=["module", "graph"])
+def test_count_flops_with_cut_windows_equals_nanochats_formula(is_traced):
+    length, width, short = 128, 64, 32
+    config = gpt.Config(512, length, depth=4, width=width, heads=2, windows="SSSL", short_window=short)
+    model = gpt.Model(config)
+    # nanochat: 6 for each parameter of a matrix, 12 x width x the tokens that a query may see for each block.
+    gates = [p for name, p in model.named_parameters() if name.endswith(("value_gate", "smear_gate"))]
+    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    expected = 6 * sum(p.numel() for p in (*matrices, *gates)) + 12 * width * (3 * short + length)
+    if is_traced:
+        model = build_model_without_data(trace_architecture(gpt, config))
+    row = torch.zeros(1, length, dtype=torch.int64, device="meta" if is_traced else "cpu")
+    assert flops.count_flops(model, row, cut_windows=True) == pytest.approx(expected, rel=1e-3)
 
 
 class SmallModel(LanguageModel):

@@ -16,6 +16,8 @@ from trainer.bench.results import build_results
 from trainer.bench.round_robin import ContenderResult, RoundRobin
 from trainer.bench.spec import PEERS, ContenderSpec, Shape
 from trainer.cli.main import main
+from trainer.optim.compiled_muon import CompiledMuon
+from trainer.training import compilation
 
 SMALL = Shape(depth=2, width=32, heads=2, sequence_length=16, batch=2, vocabulary_size=300, threads=1)
 FLAGS = ["--shape", "2x32", "--heads", "2", "--sequence-length", "16", "--batch", "2", "--vocabulary-size", "300"]
@@ -41,6 +43,15 @@ def test_contender_trains_the_shape(name: str) -> None:
     assert contender.report()["flops_per_token"] == pytest.approx(expected, rel=0.1)
 
 
+def test_contender_compiles_muon_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[CompiledMuon] = []
+    monkeypatch.setattr(compilation, "choose_muon_backend", lambda resolved: "eager")
+    monkeypatch.setattr(CompiledMuon, "compile_step", lambda optimizer: compiled.append(optimizer))
+    contender = ContenderWorker(ContenderSpec("gpt", False, SMALL))
+    assert len(compiled) == 1
+    assert contender.run(1)["seconds"] > 0
+
+
 def test_peers_are_torch_and_litgpt() -> None:
     assert set(PEER_BUILDERS) == set(PEERS)
 
@@ -61,6 +72,7 @@ def test_ratios_compare_with_best_peer_per_repeat() -> None:
     assert content["contenders"][3]["ratio_to_best_peer"] == 1
 
 
+@pytest.mark.slow
 def test_bench_runs_contenders_in_separate_processes(capfd: pytest.CaptureFixture[str]) -> None:
     flags = [*FLAGS, "--threads", "1", "--device", "cpu", "--only", "torch", "--steps", "1", "--repeats", "2"]
     assert main(["bench", *flags, "--json"]) == 0

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.gpu.__main__ import describe_part, list_wheels, main, read_record, run_process_group
 from benchmarks.gpu.expectations import Expectation
 from benchmarks.gpu.parts import list_parts
-from tests.support.agent_process import wait_until
 from tests.support.paths import REPOSITORY
+from tests.support.waits import wait_until
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,7 @@ def test_failed_part_is_repeated_and_a_finished_one_kept(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["smoke"], "a benchmark on a GPU prepares its own dataset"
 
 
+@pytest.mark.slow
 def test_part_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
     with (tmp_path / "part.log").open("wb") as log:
         code, printed = run_process_group(["sh", "-c", "sleep 600 & echo $!; wait"], log, 5, os.environ)
@@ -79,7 +80,6 @@ def test_wheels_are_pinned_by_the_lock_file() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_all_parts_start_on_a_cpu(tmp_path: Path) -> None:
     command = ["benchmarks/gpu.sh", "--smoke", "--out", str(tmp_path), "--seconds", "1700"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)

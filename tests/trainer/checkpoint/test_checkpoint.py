@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from trainer.checkpoint.store import (
-    FILES,
     CheckpointError,
     describe_file,
     find_latest_checkpoint,
@@ -81,8 +80,11 @@ def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
-def test_changed_file_error_names_file_and_remedy(run_copy: Path, name: str) -> None:
-    file = get_checkpoint_path(run_copy, 30) / name
+def test_changed_file_error_names_file_and_remedy(tmp_path: Path, name: str) -> None:
+    model, optimizers = parts()
+    for step in (20, 30):
+        write_checkpoint(get_checkpoint_path(tmp_path, step), model, optimizers, {"step": step})
+    file = get_checkpoint_path(tmp_path, 30) / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -117,7 +119,7 @@ def test_restore_executes_no_code(run_copy: Path) -> None:
             return Path.touch, (marker,)
 
     (folder / "optimizer.pt").write_bytes(pickle.dumps(Evil(), protocol=2))
-    files = tuple(describe_file(folder / name) for name in FILES)
+    files = tuple(describe_file(folder / name) for name in ("model.safetensors", "optimizer.pt", "state.json"))
     (folder / "manifest.json").write_text(Checkpoint(step=30, files=files).model_dump_json())
     model = load_model(run_copy)
     with pytest.raises(CheckpointError, match=r"optimizer\.pt does not fit"):
@@ -126,8 +128,8 @@ def test_restore_executes_no_code(run_copy: Path) -> None:
 
 
 def test_load_model_returns_model_in_eval_mode(run_copy: Path) -> None:
-    (get_checkpoint_path(run_copy, 30) / "optimizer.pt").unlink()  # a scorer is not sent it
-    model = load_model(run_copy)
+    (get_checkpoint_path(run_copy, 20) / "optimizer.pt").unlink()  # a scorer is not sent it
+    model = load_model(run_copy, get_checkpoint_path(run_copy, 20))
     assert not model.training
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 320)
 
@@ -157,3 +159,8 @@ def test_shared_tensors_are_stored_once(tmp_path: Path) -> None:
     nn.init.zeros_(model["a"].weight)
     restore_checkpoint(get_checkpoint_path(tmp_path, 1), model, [])
     assert torch.equal(model["b"].weight, before)
+
+
+def test_final_checkpoint_has_no_optimizer_state(tiny_run: Path) -> None:
+    earlier, final = (get_checkpoint_path(tiny_run, step) for step in (20, 30))
+    assert {path.name for path in earlier.iterdir()} - {path.name for path in final.iterdir()} == {"optimizer.pt"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import pytest
 import torch
 from litgpt import Config as OutsideConfig
 from litgpt.scripts.convert_lit_checkpoint import copy_weights_gpt_neox
-from safetensors.torch import load, save_file
+from safetensors.torch import load_file
 
+from trainer.checkpoint import weight_files
 from trainer.checkpoint.formats import FormatError, gpt_neox
+from trainer.checkpoint.weight_files import list_weight_files, load_weights, write_weights
 from trainer.models import litgpt
 
 VOCABULARY = 300
@@ -33,11 +34,13 @@ def build_run_json(model: litgpt.Model) -> dict[str, Any]:
 
 
 def convert(model: litgpt.Model, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    save_file(model.state_dict(), folder / "ours.safetensors", metadata={"format": "pt"})
-    out = io.BytesIO()
-    with (folder / "ours.safetensors").open("rb") as source:
-        config = gpt_neox.convert_weights(build_run_json(model), source, out)
-    return config, load(out.getvalue())
+    out = folder / "out"
+    out.mkdir()
+    write_weights(folder, model.state_dict(), {})
+    sources = {file.name: file for file in list_weight_files(folder)}
+    config, index = gpt_neox.convert_weights(build_run_json(model), sources, out)
+    assert {name: load_file(out / file)[name].shape for name, file in index["weight_map"].items()}
+    return config, load_weights(out)
 
 
 def test_conversion_equals_litgpts_without_padding(model: litgpt.Model, tmp_path: Path) -> None:
@@ -51,10 +54,15 @@ def test_conversion_equals_litgpts_without_padding(model: litgpt.Model, tmp_path
         assert torch.equal(kept, ours[name]), name
 
 
-def test_transformers_model_gives_same_logits(model: litgpt.Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard_bytes", [100_000, 10**9], ids=["shards", "one file"])
+def test_transformers_model_gives_same_logits(
+    model: litgpt.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
+) -> None:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", shard_bytes)
     config, weights = convert(model, tmp_path)
+    assert (len(list_weight_files(tmp_path / "out")) > 1) == (shard_bytes < 10**9)
     theirs = GPTNeoXForCausalLM(GPTNeoXConfig(**config)).eval()
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
     assert not unexpected
@@ -85,14 +93,15 @@ def test_other_shapes_are_not_supported(run: dict[str, Any]) -> None:
 
 
 def test_too_large_vocabulary_is_rejected(model: litgpt.Model, tmp_path: Path) -> None:
-    save_file(model.state_dict(), tmp_path / "ours.safetensors")
+    write_weights(tmp_path, model.state_dict(), {})
     run = {"arch": "litgpt", "model": {"name": "pythia-14m", "vocabulary_size": 9000, "sequence_length": 32}}
-    with (tmp_path / "ours.safetensors").open("rb") as source, pytest.raises(FormatError, match="has 320 rows"):
-        gpt_neox.convert_weights(run, source, io.BytesIO())
+    with pytest.raises(FormatError, match="has 320 rows"):
+        gpt_neox.convert_weights(run, {"out": tmp_path / "model.safetensors"}, tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0[]"])
-def test_invalid_safetensors_file_is_rejected(content: bytes) -> None:
+def test_invalid_safetensors_file_is_rejected(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(content)
     run = {"arch": "litgpt", "model": {"name": "pythia-14m", "vocabulary_size": 9, "sequence_length": 9}}
     with pytest.raises(FormatError, match="not a safetensors file"):
-        gpt_neox.convert_weights(run, io.BytesIO(content), io.BytesIO())
+        gpt_neox.convert_weights(run, {"out": tmp_path / "in"}, tmp_path)

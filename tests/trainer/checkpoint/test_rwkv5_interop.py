@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import get_checkpoint_path, load_model, write_checkpoint
 from trainer.cli.main import main
 from trainer.models import rwkv5
@@ -53,6 +54,7 @@ def export_run(run: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("rwkv") is None, reason="the package rwkv is not installed")
 def test_rwkv_package_gives_same_logits(tmp_path: Path) -> None:
     runs = {version: write_run(tmp_path / f"run-{version}", version) for version in rwkv5.VERSIONS}
@@ -65,7 +67,7 @@ def test_rwkv_package_gives_same_logits(tmp_path: Path) -> None:
         env=settings,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout.splitlines()[-1])

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.background_writer import CheckpointWriter
 from trainer.checkpoint.store import get_checkpoint_path, restore_checkpoint, take_snapshot, write_snapshot
 
 
 def test_begin_returns_before_write_ends() -> None:
     writer, go, done = CheckpointWriter(), threading.Event(), []
-    writer.begin(lambda: go.wait(10) and done.append(1))
+    writer.begin(lambda: go.wait(WAIT_SECONDS) and done.append(1))
     writer.check()
     assert done == []
     go.set()

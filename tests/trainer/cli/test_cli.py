@@ -76,13 +76,14 @@ def test_arch_list_prints_architectures(capsys: pytest.CaptureFixture[str]) -> N
         "litgpt": "3,287,040",
         "smear": "11,534,633",
         "rwkv5": "7,617,536",
+        "moe": "14,688,602",
     }
 
 
 def test_arch_list_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["arch", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == ["gpt", "nanogpt", "litgpt", "smear", "rwkv5"]
+    assert [row["name"] for row in rows] == ["gpt", "nanogpt", "litgpt", "smear", "rwkv5", "moe"]
     assert all(row["description"] and row["parameters"] > 1e6 for row in rows)
 
 
@@ -95,7 +96,7 @@ def test_arch_list_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--budget", "0s"], "impossible"),
         (["--budget", "a while"], "impossible budget 'a while'"),
         (["--budget", "100tokens", "--dataset", "DATASET"], "one step is"),
-        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, depth"),
+        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, bigram_rows, dense"),
         (["--model.width", "big", "--dataset", "DATASET"], "model.width cannot be 'big': it is of type int"),
         (["--model.heads", "3", "--dataset", "DATASET"], "must be an even multiple"),
         (["--dataset", "absent"], "absent is not a dataset"),
@@ -142,7 +143,8 @@ def test_resume_from_damaged_checkpoint_prints_one_line(
     tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
-    (run / "checkpoints/step-00000030/optimizer.pt").write_bytes(b"nothing")
+    shutil.rmtree(run / "checkpoints/step-00000030")
+    (run / "checkpoints/step-00000020/optimizer.pt").write_bytes(b"nothing")
     assert main(["train", "--dataset", str(dataset_folder), "--out", str(run), "--budget", "30steps", *TINY]) == 2
     lines = capfd.readouterr().err.splitlines()
     assert "optimizer.pt is damaged" in lines[-1]

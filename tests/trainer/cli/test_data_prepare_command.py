@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waits import WAIT_SECONDS
 from trainer.cli.prepare import main
 from trainer.data.dataset import Dataset
 from trainer.data.sizes import parse_size
@@ -67,6 +68,7 @@ def test_bad_input_prints_one_line_and_exits_2(
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_stop_exits_130_and_the_same_command_continues(tmp_path: Path, stop: signal.Signals) -> None:
     command = [
@@ -83,7 +85,7 @@ def test_stop_exits_130_and_the_same_command_continues(tmp_path: Path, stop: sig
     while process.poll() is None and not (tmp_path / ".out.preparing" / "spool").exists():
         time.sleep(0.01)
     process.send_signal(stop)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-1] == "dailytrain prepare: interrupted; the same command continues here"

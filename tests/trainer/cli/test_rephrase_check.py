@@ -23,8 +23,8 @@ def test_rephrase_check_prints_line_per_input(tmp_path: Path, capsys: pytest.Cap
     rows += [(SOURCE, "medium", SOURCE), (SOURCE, "easy", ""), (SOURCE, "easy", GOOD["easy"])]
     assert main(["rephrase", "check", write(tmp_path / "pairs.jsonl", rows), "--json"]) == 0
     output = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert output[:4] == [{"accepted": True, "reasons": []}] * 4
-    assert output[4:] == [
+    assert output[: len(GOOD)] == [{"accepted": True, "reasons": []}] * len(GOOD)
+    assert output[len(GOOD) :] == [
         {"accepted": False, "reasons": ["copied"]},
         {"accepted": False, "reasons": ["empty"]},
         {"accepted": False, "reasons": ["duplicate"]},

@@ -50,6 +50,7 @@ def test_score_prints_one_json_object(tmp_path, capsys):
     assert (record["suite"], record["suite_missing"]) == ({}, [])
 
 
+@pytest.mark.slow
 def test_losses_of_a_score_are_the_reference_of_the_next(tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     assert main(arguments(folder, "--json", "--items", str(tmp_path / "items.jsonl.gz"))) == 0
@@ -62,6 +63,7 @@ def test_losses_of_a_score_are_the_reference_of_the_next(tmp_path, capsys):
     assert errors[1] < errors[0]
 
 
+@pytest.mark.slow
 def test_reference_of_another_text_is_ignored(tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     np.save(tmp_path / "losses.npy", np.ones(7, np.float16))
@@ -79,7 +81,7 @@ def test_model_of_infinite_logits_prints_its_error_and_nothing_else(tmp_path, ca
     write_checkpoint(checkpoint, model)
     assert main(arguments(folder, "--json")) == 3
     output, errors = capsys.readouterr()
-    assert json.loads(output) == {"failed": "The model returned NaN or infinite logits."}
+    assert "The model returned NaN or infinite logits." in json.loads(output)["failed"]
     assert "NaN or infinite" in errors
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.accounting.training_size import compute_model_size, estimate_memory
 from trainer.cli import presets as presets_command
 from trainer.config.parsing import parse_config
 from trainer.config.presets import PRESETS
@@ -42,6 +43,20 @@ def test_gpu_preset_sizes_equal_computed_ones(tmp_path: Path, name: str, depth: 
 @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.values["device"] == "cuda"])
 def test_preset_for_cuda_trains_in_bf16(name: str) -> None:
     assert PRESETS[name].values["train.precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("gpu-8gb", 8), ("gpu-12gb", 12), ("gpu-16gb", 16), ("gpu-24gb", 24), ("speedrun-h100", 80), ("daily-h100", 80)],
+)
+def test_preset_fits_the_memory_of_its_card(name: str, gigabytes: int) -> None:
+    values = PRESETS[name].values
+    size = compute_model_size({"model": {"depth": values["model.depth"]}})
+    assert size is not None
+    train = {field: values[f"train.{field}"] for field in ("sequence_length", "micro_batch", "precision")}
+    needed = sum(estimate_memory(size, {"train": train}).values())
+    assert needed <= gigabytes * 1e9
+    assert needed >= gigabytes * 0.7e9 or name == "speedrun-h100", "and uses most of it"
 
 
 def test_small_track_equals_cpu_ladder_preset(tmp_path: Path) -> None:

@@ -66,8 +66,11 @@ def test_dependent_overrides_work_in_any_order() -> None:
             {"matrix": {"learning_rate": 1.0}},
             "there is no recipe.matrix; this recipe has clip, l2wrap, schedule, embed",
         ),
-        ({"clop": 1.0}, "recipe has no 'clop'; it has clip, l2wrap, the table schedule and one of each group"),
-        ({"schedule.warm": 1.0}, "recipe.schedule has no 'warm'; it has final, shape, "),
+        (
+            {"clop": 1.0},
+            "recipe has no 'clop'; it has clip, l2wrap, multi_token, multi_token_end, tail_average, the t",
+        ),
+        ({"schedule.warm": 1.0}, "recipe.schedule has no 'warm'; it has decay, final, "),
         ({"matrices": {"lr": 1.0}}, "recipe.matrices has no 'lr'; it has betas"),
         ({"matrices": {"name": "x"}}, "recipe.matrices has no 'name'"),
         ({"matrices": 5}, "recipe has no 'matrices'"),
@@ -108,3 +111,15 @@ def test_run_records_overrides_in_identity(
     assert "another recipe" in capsys.readouterr().err.splitlines()[-1]
     assert train(tmp_path / "other", "--budget", "4steps", "--recipe.heads.momentum", "0.5") == 2
     assert "there is no recipe.heads" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["value embeddings", "value_embeddings", "value-embeddings"])
+def test_group_of_two_words_has_a_name_without_spaces(name: str) -> None:
+    recipe = Recipe((ParameterGroup("value embeddings", ("*",), "adamw", learning_rate=0.1),))
+    assert override_recipe(recipe, {f"{name}.learning_rate": 0.2}).groups[0].learning_rate == 0.2
+
+
+def test_numbers_of_any_count_become_a_tuple() -> None:
+    assert override_recipe(RECIPE, {"multi_token": [1, 0.5, 0.25]}).multi_token == (1.0, 0.5, 0.25)
+    with pytest.raises(ConfigError, match="it is a list of numbers"):
+        override_recipe(RECIPE, {"multi_token": 0.5})

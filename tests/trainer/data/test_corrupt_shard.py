@@ -70,6 +70,7 @@ def test_shard_truncated_in_use_raises_error(folder: Path) -> None:
     loading.close()
 
 
+@pytest.mark.slow
 def test_run_resumes_after_shard_is_repaired(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.waits import WAIT_SECONDS
 from trainer.data import shards, tokenization
 from trainer.data.corpora import open_corpus
 from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
@@ -301,7 +302,7 @@ def test_full_disk_raises_one_line(books: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_concurrent_preparations_build_once(cache: Path) -> None:
     processes = [preparing("bpe:512", "", LIMIT, cache) for _ in range(3)]
-    answers = [process.communicate(timeout=60) for process in processes]
+    answers = [process.communicate(timeout=WAIT_SECONDS) for process in processes]
     assert len({out for out, _ in answers}) == 1, answers
     assert [path.name[:15] for path in (cache / "datasets").iterdir()] == ["python-library-"]
 

@@ -6,21 +6,19 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
+from tests.support.dataset_hub import serve_datasets
+from tests.support.waits import WAIT_SECONDS
 from trainer.data.corpora import open_corpus
 from trainer.data.corpora.fineweb_edu import SOURCE
 from trainer.data.errors import CorpusError
 
 pyarrow = pytest.importorskip("pyarrow")
-
-REPOSITORY, REVISION = SOURCE.repository, SOURCE.revision
 
 READ = """
 import json, sys
@@ -33,78 +31,30 @@ print(json.dumps([ids, stream.state_dict()]))
 SCRIPT = "import sys; from trainer.cli.prepare import main; sys.exit(main(sys.argv[1:]))"
 
 
-class Hub(BaseHTTPRequestHandler):
-    """What streaming one dataset at one revision requests of the Hugging Face Hub."""
-
-    protocol_version = "HTTP/1.1"
+@dataclass
+class Hub:
+    url: str
     files: dict[str, bytes]
-    sent: dict[str, int]  # bytes of each file
-
-    def do_GET(self) -> None:
-        path = unquote(self.path.partition("?")[0])
-        if match := re.fullmatch(f"/api/datasets/{REPOSITORY}/tree/{REVISION}/?(.*)", path):
-            self._answer(json.dumps([self._row(name) for name in self.files if name.startswith(match[1])]).encode())
-        elif path == f"/api/datasets/{REPOSITORY}/revision/{REVISION}":
-            siblings = [{"rfilename": name} for name in self.files]
-            self._answer(json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": siblings}).encode())
-        elif path.startswith(prefix := f"/datasets/{REPOSITORY}/resolve/{REVISION}/"):
-            self._file(path.removeprefix(prefix))
-        else:
-            self._answer(b"{}", 404, {"X-Error-Code": "EntryNotFound"})
-
-    do_HEAD = do_GET
-
-    def do_POST(self) -> None:
-        """paths-info: the only requested path is the folder of the sample."""
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(json.dumps([{"type": "directory", "path": "sample/10BT", "oid": "b" * 40}]).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _row(self, name: str) -> dict[str, object]:
-        return {"type": "file", "path": name, "size": len(self.files[name]), "oid": "a" * 40}
-
-    def _file(self, name: str) -> None:
-        if name not in self.files:
-            self._answer(b"{}", 404, {"X-Error-Code": "EntryNotFound"})
-            return
-        data = self.files[name]
-        headers = {"X-Repo-Commit": REVISION, "ETag": '"one"', "Accept-Ranges": "bytes"}
-        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            first, last = int(match[1]), int(match[2] or len(data) - 1)
-            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-            self.sent[name] = self.sent.get(name, 0) + last + 1 - first
-            self._answer(data[first : last + 1], 206, headers)
-        else:
-            self._answer(data, 200, headers)
-
-    def _answer(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+    sent: dict[str, int]
+    """Bytes of each file."""
 
 
 @pytest.fixture
-def hub() -> Iterator[str]:
+def hub() -> Iterator[Hub]:
     from pyarrow import parquet
 
     pages = [f"Page {number}. " + " ".join(str(number * word) for word in range(200)) for number in range(200)]
     table = pyarrow.table({"id": [f"<urn:uuid:{n}>" for n in range(200)], "text": pages, "score": [3.5] * 200})
-    Hub.files, Hub.sent = {}, {}
+    files: dict[str, bytes] = {}
     for number in range(2):
         buffer = io.BytesIO()
         parquet.write_table(table.slice(100 * number, 100), buffer, row_group_size=10)
-        Hub.files[f"sample/10BT/00{number}_00000.parquet"] = buffer.getvalue()
+        files[f"sample/10BT/00{number}_00000.parquet"] = buffer.getvalue()
     card = "---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n---\n"
-    Hub.files["README.md"] = card.encode()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    files["README.md"] = card.encode()
+    sent: dict[str, int] = {}
+    with serve_datasets({(SOURCE.repository, SOURCE.revision): files}, sent) as url:
+        yield Hub(url, files, sent)
 
 
 def run_with_hub(folder: Path, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -113,7 +63,7 @@ def run_with_hub(folder: Path, command: list[str], **environment: str) -> subpro
     return subprocess.run(
         [sys.executable, "-c", *command],
         env={**kept, "HF_HOME": str(folder / "hub"), **environment},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=WAIT_SECONDS,
     )  # fmt: skip
 
 
@@ -122,8 +72,9 @@ def run_prepare(folder: Path, **environment: str) -> subprocess.CompletedProcess
     return run_with_hub(folder, [SCRIPT, *arguments, "--out", str(folder / "out")], **environment)
 
 
-def test_pages_are_streamed_at_pinned_revision_up_to_limit(hub: str, tmp_path: Path) -> None:
-    done = run_prepare(tmp_path, HF_ENDPOINT=hub)
+@pytest.mark.slow
+def test_pages_are_streamed_at_pinned_revision_up_to_limit(hub: Hub, tmp_path: Path) -> None:
+    done = run_prepare(tmp_path, HF_ENDPOINT=hub.url)
     assert done.returncode == 0, done.stderr
     splits = json.loads(done.stdout)["splits"]
     assert sum(split["bytes"] for split in splits.values()) == 90_000
@@ -132,17 +83,19 @@ def test_pages_are_streamed_at_pinned_revision_up_to_limit(hub: str, tmp_path: P
     assert all(re.fullmatch(r"<urn:uuid:\d+>", page["id"]) and page["text"].startswith("Page ") for page in held)
 
 
-def test_stream_continues_after_saved_row_without_earlier_rows(hub: str, tmp_path: Path) -> None:
-    first = run_with_hub(tmp_path, [READ, "null", "130"], HF_ENDPOINT=hub)
+@pytest.mark.slow
+def test_stream_continues_after_saved_row_without_earlier_rows(hub: Hub, tmp_path: Path) -> None:
+    first = run_with_hub(tmp_path, [READ, "null", "130"], HF_ENDPOINT=hub.url)
     ids, state = json.loads(first.stdout)
-    Hub.sent.clear()
-    rest = run_with_hub(tmp_path, [READ, json.dumps(state), "1000"], HF_ENDPOINT=hub)
+    hub.sent.clear()
+    rest = run_with_hub(tmp_path, [READ, json.dumps(state), "1000"], HF_ENDPOINT=hub.url)
     assert ids + json.loads(rest.stdout)[0] == [f"<urn:uuid:{number}>" for number in range(200)]
     name = "sample/10BT/000_00000.parquet"
-    assert Hub.sent[name] < len(Hub.files[name])  # no more than its schema
+    assert hub.sent[name] < len(hub.files[name])  # no more than its schema
 
 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+@pytest.mark.slow
 def test_unreachable_hub_raises_one_line(tmp_path: Path, environment: dict[str, str]) -> None:
     done = run_prepare(tmp_path, **environment)
     assert done.returncode == 2

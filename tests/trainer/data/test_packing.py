@@ -176,7 +176,7 @@ def test_run_reports_waste_and_resumes_exactly(
     train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def rows(out: Path) -> list[dict[str, Any]]:
-        clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu")
+        clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu", "mfu_windowed")
         found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         return [{name: value for name, value in row.items() if name not in clock} for row in found]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
 from trainer.data.loader import Batch, LoaderState
 from trainer.data.prefetch import PACKINGS, PREFETCH_BATCHES, PrefetchLoader, build_loader
@@ -79,7 +80,7 @@ def test_batches_are_read_ahead(counting: PrefetchLoader) -> None:
     inner = counting._loader
     assert isinstance(inner, Counting)
     for _ in range(1 + PREFETCH_BATCHES):
-        assert inner.read.acquire(timeout=10)
+        assert inner.read.acquire(timeout=WAIT_SECONDS)
     assert counting.state_dict() == {"position": 1}
 
 

@@ -4,15 +4,14 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
 from trainer.data import progress
-from trainer.data.progress import show_phase
+from trainer.data.progress import ProgressConsole, show_phase
 
 
 def capture_phase(terminal: bool, quiet: bool = False) -> str:
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=terminal, width=100, color_system=None, quiet=quiet)
+    console = ProgressConsole(file=stream, force_terminal=terminal, width=100, color_system=None, quiet=quiet)
     with show_phase(console, "Reading", total=4 << 20) as phase:
         for _ in range(4):
             phase.advance(1 << 20)
@@ -33,3 +32,15 @@ def test_terminal_gets_a_bar() -> None:
 
 def test_quiet_console_prints_nothing() -> None:
     assert capture_phase(terminal=True, quiet=True) == capture_phase(terminal=False, quiet=True) == ""
+
+
+def test_report_gets_phase_and_bytes_at_its_begin_and_end_while_the_console_is_quiet() -> None:
+    reports: list[tuple[str, int, int | None]] = []
+    console = ProgressConsole(lambda *report: reports.append(report), quiet=True)
+    with show_phase(console, "Reading", total=4 << 20, done=1 << 20) as phase:
+        phase.advance(3 << 20)
+    assert reports[0] == ("Reading", 1 << 20, 4 << 20)
+    assert reports[-1] == ("Reading", 4 << 20, 4 << 20)
+    with show_phase(console, "Counting"):
+        pass
+    assert reports[-1] == ("Counting", 0, None)

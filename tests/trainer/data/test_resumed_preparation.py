@@ -45,6 +45,7 @@ def read_shards(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 def test_preparation_killed_while_tokenizing_continues_and_loses_no_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

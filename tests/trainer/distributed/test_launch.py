@@ -17,10 +17,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.support.tiny import TINY
+from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.launch import ERROR_FILE, explain_failures, report_to_launcher
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def start_run(dataset: Path, out: Path, *flags: str) -> Iterator[subprocess.Pope
 
 
 def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + WAIT_SECONDS
     while find_latest_checkpoint(out) is None:
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -52,7 +51,7 @@ def test_killed_process_ends_run_with_one_line(dataset_folder: Path, tmp_path: P
     with start_run(dataset_folder, tmp_path, "--train.compile", "false") as process:
         wait_for_checkpoint(process, tmp_path)
         os.kill(find_worker(process.pid, 1), signal.SIGKILL)
-        errors = process.communicate(timeout=120)[1].decode()
+        errors = process.communicate(timeout=WAIT_SECONDS)[1].decode()
     assert process.returncode == 1
     reason = "Process 2 of 2 was killed by signal 9. Run the same command again to resume from the last checkpoint."
     assert [line for line in errors.splitlines() if "dailytrain train:" in line] == [f"dailytrain train: {reason}"]
@@ -66,7 +65,7 @@ def test_signal_to_launcher_saves_checkpoint_and_exits_130(dataset_folder: Path,
     with start_run(dataset_folder, tmp_path, "--train.compile", "false") as process:
         wait_for_checkpoint(process, tmp_path)
         process.send_signal(signal.SIGTERM)
-        errors = process.communicate(timeout=120)[1].decode()
+        errors = process.communicate(timeout=WAIT_SECONDS)[1].decode()
     assert process.returncode == 130
     assert "interrupted after saving step-" in errors
     assert not (tmp_path / "failure.json").exists()

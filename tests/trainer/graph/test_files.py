@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.cheats import forged_files
 from tests.support.traced_models import trace
-from trainer.graph import schema
-from trainer.graph.build import is_random
-from trainer.graph.model import build_model
+from trainer.graph import files as graph_files
+from trainer.graph.build import build_function
+from trainer.graph.checks import is_random
+from trainer.graph.counting import count_training_cost
+from trainer.graph.files import parse_files, read_traced
+from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import Call, GraphError, parse_files, read_traced
+from trainer.graph.schema import Call, Graph, GraphError
 from trainer.models import load_architecture
 from trainer.protocol import GRAPH_FILES
 
@@ -27,6 +32,7 @@ def edit(change: Callable[[dict[str, Any]], None], file: str = "train.json") -> 
     return {**files, file: json.dumps(table).encode()}
 
 
+@pytest.mark.slow
 def test_written_files_are_read_back(tmp_path: Path) -> None:
     traced = trace("rwkv5")
     traced.write(tmp_path)
@@ -49,11 +55,23 @@ def test_recipe_is_read_back() -> None:
     assert read_recipe(trace("nanogpt")) == module.recipe(config)
 
 
-def call(operator: str, *arguments: Any) -> Callable[[dict[str, Any]], None]:
+def call(operator: str, *arguments: Any, **keywords: Any) -> Callable[[dict[str, Any]], None]:
     """A change that puts a call in front of the others of the features."""
 
     def change(table: dict[str, Any]) -> None:
-        table["features"]["calls"][0] = {"operator": operator, "arguments": list(arguments)}
+        entry = {"operator": operator, "arguments": list(arguments), "keywords": keywords}
+        table["features"]["calls"][0] = entry
+
+    return change
+
+
+def call_region(inputs: list[str], *arguments: Any, **keywords: Any) -> Callable[[dict[str, Any]], None]:
+    """A change that puts a region with these inputs in front of the other calls of the features."""
+
+    def change(table: dict[str, Any]) -> None:
+        call("region::no_grad", *arguments, **keywords)(table)
+        graph = {"inputs": [{"name": name} for name in inputs], "calls": [], "outputs": []}
+        table["features"]["calls"][0]["graph"] = graph
 
     return change
 
@@ -68,6 +86,10 @@ def add_output(table: dict[str, Any]) -> None:
 
 def remove_version(table: dict[str, Any]) -> None:
     table["version"] = 99
+
+
+def name_unknown_tensor(table: dict[str, Any]) -> None:
+    table["features"]["calls"][0]["arguments"][0] = "@unknown"
 
 
 def name_badly(table: dict[str, Any]) -> None:
@@ -87,6 +109,7 @@ def name_badly(table: dict[str, Any]) -> None:
         (call("aten::add.Tensor", "__import__", 1), "refers to nothing before it"),
         (call("aten::add.Tensor", {"code": "1"}, 1), "cannot be an argument"),
         (call("not an operator"), "is not the name of an operator"),
+        (call("aten::cos", json.loads("[" * 250 + "]" * 250)), "nested more than 3 deep"),
         (call("result::item", "%tokens", 0), "several results and a fixed number"),
         (call("size::add", "%tokens", 1), "takes sizes and whole numbers"),
         (call("aten::sym_size.int", "@embedding.weight", 0), "takes an input of the graph"),
@@ -98,6 +121,23 @@ def name_badly(table: dict[str, Any]) -> None:
         (add_output, "one input and one output"),
         (remove_version, "not of version 1"),
         (name_badly, "is not a valid name"),
+        (name_unknown_tensor, "reads unknown, which the initialization does not compute"),
+        (call("aten::cumsum", "@embedding.weight", 0, dtype=1), "argument dtype is of another type"),
+        (call("aten::cumsum", "@embedding.weight", dim=0, self="%tokens"), "takes no such argument"),
+        (call("aten::cumsum", "@embedding.weight"), "also takes dim"),
+        (call("aten::to.prim_Device", "@embedding.weight", 0), "has no operator"),
+        (call("aten::sort.int", [3, 1]), "returns something other than tensors"),
+        (call("size::add", 1), "also takes right"),
+        (call("size::add", 1, right=2), "takes no such argument"),
+        (call("size::neg", 1, 2), "takes no such argument"),
+        (call("result::item", "%tokens", 0, 1), "takes no such argument"),
+        (call("dailytrain::norm", "@embedding.weight"), "also takes gain"),
+        (call("dailytrain::norm", "@embedding.weight", None, 1), "takes no such argument"),
+        (call("dailytrain::softcap", "@embedding.weight", cap="@embedding.weight"), "argument cap is of another type"),
+        (call_region(["a", "a"], "%tokens", "%tokens"), "names that differ"),
+        (call_region(["0"], "%tokens"), "are no numbers"),
+        (call_region(["a"], ["%tokens"]), "takes results and numbers"),
+        (call_region(["a"], "%tokens", b=1), "takes results and numbers"),
     ],
 )
 def test_invalid_graph_is_refused(change: Callable[[dict[str, Any]], None], reason: str) -> None:
@@ -126,6 +166,8 @@ def forge_size(*calls: tuple[Any, ...]) -> dict[str, bytes]:
         [("size::floordiv", "%0", 2)],
         [("size::floordiv", "%0", 0)],
         [("size::max", "%0", 2)],
+        [("size::neg", "%0")],
+        [("size::sub", 1021, "%0")],
         [("size::min", "%0", 1000)],
         [("size::mul", "%0", 2**40), ("size::mul", "%1", 2)],
     ],
@@ -133,6 +175,27 @@ def forge_size(*calls: tuple[Any, ...]) -> dict[str, bytes]:
 def test_size_that_is_no_multiple_of_rows_is_refused(calls: list[tuple[Any, ...]]) -> None:
     with pytest.raises(GraphError, match=r"size::\w+, (whose result|integer division)"):
         build_model(parse_files(forge_size(*calls)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("aten::slice.Tensor", "%tokens", 0, "%0", 9),
+        ("aten::arange.start_step", "%0", 99, 1),
+        ("aten::arange.start_step", 0, 99, "%0"),
+        ("aten::unfold", "%tokens", 1, "%0", 1),
+        ("aten::diagonal", "%tokens", "%0"),
+    ],
+)
+def test_argument_that_shrinks_the_result_cannot_depend_on_rows(call: tuple[Any, ...]) -> None:
+    with pytest.raises(GraphError, match="cannot depend on rows and positions"):
+        build_model(parse_files(forge_size(call)))
+
+
+@pytest.mark.parametrize("change", [forged_files.size_that_falls, forged_files.size_by_difference])
+def test_sizes_of_logits_that_fall_with_positions_are_refused(change: Callable[[forged_files.Append], str]) -> None:
+    with pytest.raises(GraphError, match=r"falls when rows or positions grow|cannot depend on rows and positions"):
+        build_model(parse_files(forged_files.forge(change, "logits")(trace("nanogpt").to_files())))
 
 
 def test_sizes_that_are_multiples_of_rows_load() -> None:
@@ -144,6 +207,38 @@ def test_sizes_that_are_multiples_of_rows_load() -> None:
 def test_invalid_json_is_refused(content: bytes) -> None:
     with pytest.raises(GraphError):
         parse_files({**trace("nanogpt").to_files(), "train.json": content})
+
+
+def test_factory_without_a_device_runs_on_the_device_of_the_run() -> None:
+    function = build_function(Graph((), (Call("aten::arange", (4,)),), ("%0",)))
+    assert function.run(torch.device("meta"), (), {})[0].device.type == "meta"
+
+
+def test_initialization_that_cannot_be_computed_is_refused() -> None:
+    def make_negative_size(table: dict[str, Any]) -> None:
+        table["graph"]["calls"][0] = {"operator": "aten::zeros", "arguments": [[-4]]}
+
+    with pytest.raises(GraphError, match=r"the initialization cannot be computed: .*negative"):
+        build_model(parse_files(edit(make_negative_size, "init.json")))
+
+
+@pytest.mark.parametrize("part", ["features", "logits"])
+def test_graph_that_returns_another_shape_is_refused(part: str) -> None:
+    def squeeze_result(table: dict[str, Any]) -> None:
+        calls = table[part]["calls"]
+        calls.append({"operator": "aten::sum.dim_IntList", "arguments": [table[part]["outputs"][0], [-1], True]})
+        table[part]["outputs"] = [f"%{len(calls) - 1}"]
+
+    with pytest.raises(GraphError, match=rf"{part} returns \[2, \d+, 1\] instead of"):
+        count_training_cost(build_model_without_data(parse_files(edit(squeeze_result))))
+
+
+def test_vocabulary_of_another_size_is_refused() -> None:
+    def enlarge(table: dict[str, Any]) -> None:
+        table["vocabulary_size"] = table["model"]["vocabulary_size"] = 10**6
+
+    with pytest.raises(GraphError, match=r"logits returns \[2, 2, 96\] instead of \[2, 2, 1000000\]"):
+        count_training_cost(build_model_without_data(parse_files(edit(enlarge, "recipe.json"))))
 
 
 def test_random_operator_in_evaluation_is_refused() -> None:
@@ -182,6 +277,61 @@ def test_parse_files_with_too_many_calls_in_all_graphs_raises(monkeypatch: pytes
         *(getattr(p, n) for p in (parsed.training, parsed.evaluation) for n in ("features", "logits")),
     ]
     largest = max(len(list(graph.iterate_calls())) for graph in graphs)
-    monkeypatch.setattr(schema, "MAX_NODES", largest + 1)
+    monkeypatch.setattr(graph_files, "MAX_NODES", largest + 1)
     with pytest.raises(GraphError, match="calls together"):
         parse_files(files)
+
+
+def rename_tensor(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(table: dict[str, Any]) -> None:
+        table["tensors"][0]["other_names"] = [name]
+
+    return change
+
+
+def name_constant(name: str, shape: list[int]) -> Callable[[dict[str, Any]], None]:
+    def change(table: dict[str, Any]) -> None:
+        table["constants"][name] = {"dtype": "float32", "shape": shape, "data": ""}
+
+    return change
+
+
+def set_tensor(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda table: table["tensors"][0].update(fields)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *map(
+            rename_tensor,
+            ("training", "traced_length", "_parameters", "_modules", "a.forward", "a.b.training", "embedding.weight.a"),
+        ),
+        *(name_constant(name, [0]) for name in ("a.b", "features", "embedding")),
+        *(name_constant("fixed", shape) for shape in ([2**70, 0], [2**40, 2**40])),
+        set_tensor(dtype="int64"),
+        *(set_tensor(shape=shape) for shape in ([2**70, 4], [2**62, 4], [2**40, 2**40])),
+    ],
+)
+def test_stored_tensor_that_no_module_can_have_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    with pytest.raises(GraphError):
+        build_model_without_data(parse_files(edit(change, "init.json")))
+
+
+@pytest.mark.parametrize("size", ["x", -5, 0, True, 1.5, 2**70, None])
+@pytest.mark.parametrize("name", ["vocabulary_size", "sequence_length"])
+def test_size_of_recipe_that_is_no_positive_number_is_refused(name: str, size: Any) -> None:
+    def change(table: dict[str, Any]) -> None:
+        table[name] = table["model"][name] = size
+
+    with pytest.raises(GraphError, match=f"as {name}"):
+        parse_files(edit(change, "recipe.json"))
+
+
+@pytest.mark.parametrize(("file", "number"), [("recipe.json", "0.9"), ("init.json", "0.0")])
+def test_number_beyond_64_bits_is_refused(file: str, number: str) -> None:
+    files = trace("nanogpt").to_files()
+    changed = files[file].replace(number.encode(), b"1e999", 1)
+    assert changed != files[file]
+    with pytest.raises(GraphError, match="is larger than any number"):
+        parse_files({**files, file: changed})

@@ -40,6 +40,7 @@ def test_graph_of_gpt_option_equals_its_module(option: str) -> None:
     check_parity("gpt", **{**GPT_SIZE, **OPTIONS[option]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", RWKV_OPTIONS)
 def test_graph_of_rwkv5_version_equals_its_module(option: str) -> None:
     check_parity("rwkv5", width=64, **RWKV_OPTIONS[option])
@@ -52,6 +53,15 @@ def test_graph_under_autocast_equals_its_module(name: str) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected, found = module(inputs), graph(inputs)
     assert torch.allclose(expected.float(), found.float(), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["gpt", "smear"])
+def test_residual_stream_under_autocast_has_16_bits(name: str) -> None:
+    _, module, graph = build_pair(name)
+    inputs, _ = sample_rows()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module.features(inputs).dtype == graph.features(inputs).dtype == torch.bfloat16
+    assert module.features(inputs).dtype == torch.float32
 
 
 def test_graph_of_short_rows_pads_them() -> None:

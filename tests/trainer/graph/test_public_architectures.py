@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.support.architectures import PUBLIC_ARCHITECTURES, load_public_architecture
-from trainer.graph.counting import count_training_cost, run_meter
+from trainer.graph.counting import count_features, count_training_cost
+from trainer.graph.files import TracedArchitecture, parse_files
 from trainer.graph.model import GraphModel, build_model, build_model_without_data
 from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import TracedArchitecture, parse_files
 from trainer.graph.trace import trace_architecture
 
 V, P = 96, 128  # tokens, and rows of an embedding or head
@@ -287,5 +287,5 @@ def test_counted_products_equal_the_formula(name: str) -> None:
 @all_architectures
 def test_counted_costs_are_linear_in_rows(name: str) -> None:
     model = build_model_without_data(trace(name))
-    two, three, five = (run_meter(model, rows).total for rows in (2, 3, 5))
+    two, three, five = (count_features(model, rows).total for rows in (2, 3, 5))
     assert five == three + (three - two) + (three - two)

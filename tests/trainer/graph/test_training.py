@@ -20,7 +20,7 @@ FLAGS = (
     *("--device", "cpu", "--threads", "1", "--train.precision", "fp32"),
     *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9", "--train.evaluations", "2"),
 )
-COUNTED = ("flops", "mfu")  # a graph's count has element-wise work, too
+COUNTED = ("flops", "mfu", "mfu_windowed")  # a graph's count has element-wise work, too
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,7 @@ def read_numbers(out: Path) -> list[dict[str, object]]:
     ]
 
 
+@pytest.mark.slow
 def test_training_from_graph_equals_training_from_python(
     graph_folder: Path, dataset_folder: Path, tmp_path: Path
 ) -> None:
@@ -55,6 +56,7 @@ def test_training_from_graph_equals_training_from_python(
     assert run["identity"]["graph"]
 
 
+@pytest.mark.slow
 def test_stopped_training_from_graph_resumes_exactly(graph_folder: Path, dataset_folder: Path, tmp_path: Path) -> None:
     assert start(tmp_path / "whole", dataset_folder, "--graph", graph_folder) == 0
     assert start(tmp_path / "stopped", dataset_folder, "--graph", graph_folder, stop_after=2) == 130

@@ -22,7 +22,7 @@ def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_switches_cover_every_option() -> None:
-    assert len(SWITCHES) == 11
+    assert len(SWITCHES) == 12
 
 
 def test_backward_with_option_reaches_every_parameter(fields: dict[str, Any]) -> None:
@@ -198,9 +198,11 @@ def test_flop_count_ignores_windows_and_masks() -> None:
     assert counts.pop() == pytest.approx(6 * matrices + 12 * 4 * 32 * T, rel=0.01)
 
 
+@pytest.mark.slow
 def test_features_compile_as_one_graph() -> None:
     """Traced and differentiated as torch.compile does it; what machine code comes of that is torch's business."""
     model, tokens = build_random_model(**{**OPTIONS["everything"], "depth": 1, "mlp": "relu2"}), sample_tokens()
+    torch.compiler.reset()  # a function has only so many compiled variants, and other tests made some
     traced = torch.compile(model.features, backend="aot_eager", fullgraph=True, dynamic=False)
     answers, gradients = [], []
     for features in (traced, model.features):
@@ -210,3 +212,32 @@ def test_features_compile_as_one_graph() -> None:
         model.zero_grad(set_to_none=True)
     torch.testing.assert_close(answers[0], answers[1])
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
+
+
+def test_initial_scales_change_queries_and_mlp_only() -> None:
+    torch.manual_seed(0)
+    plain = gpt.Model(gpt.Config.sized(2, V, T))
+    torch.manual_seed(0)
+    config = dataclasses.replace(gpt.Config.sized(2, V, T), qk_gain=2.88, mlp_init=0.2)
+    changed = dict(gpt.Model(config).named_parameters())
+    for name, parameter in plain.named_parameters():
+        factor = 2.0 if name.endswith("gain") else 0.5 if name.endswith("mlp.up.weight") else 1.0
+        torch.testing.assert_close(changed[name], parameter * factor)
+    with pytest.raises(ValueError, match="must be positive"):
+        dataclasses.replace(config, mlp_init=0.0)
+
+
+@torch.no_grad()
+def test_bigram_table_adds_by_token_and_previous_token_from_zero() -> None:
+    torch.manual_seed(0)
+    model = gpt.Model(dataclasses.replace(gpt.Config.sized(2, V, T), bigram_rows=10_000, embedding_smear=False))
+    tokens = torch.tensor([[11, 12, 11, 12, 13]])
+    rows = model.hash_bigrams(tokens, None)[0].tolist()
+    assert rows[1] == rows[3]
+    assert len(set(rows)) == 4
+    before = model.embed(model.build_inputs(tokens))
+    model.bigrams.weight[rows[1]] = 1.0
+    torch.testing.assert_close(
+        model.embed(model.build_inputs(tokens)) - before,
+        torch.tensor([0.0, 1, 0, 1, 0])[None, :, None].expand_as(before),
+    )

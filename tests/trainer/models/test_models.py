@@ -20,8 +20,9 @@ SIZES = {
     "smear": {"depth": 2, "width": 32, "heads": 2},
     "litgpt": {"name": "pythia-14m"},
     "rwkv5": {"depth": 2, "width": 64},
+    "moe": {"depth": 2, "width": 32, "heads": 2, "experts": 4, "expert_width": 16, "shared_width": 32, "capacity": 0.5},
 }
-PARAMETERS = {"gpt": 61_546, "nanogpt": 38_528, "smear": 61_517, "litgpt": 1_288_192, "rwkv5": 157_696}
+PARAMETERS = {"gpt": 61_546, "nanogpt": 38_528, "smear": 61_517, "litgpt": 1_288_192, "rwkv5": 157_696, "moe": 57_714}
 V, T = 384, 24
 
 
@@ -112,7 +113,7 @@ def test_config_survives_json_round_trip(name: str) -> None:
 
 
 def test_load_architecture_unknown_name_lists_known_ones() -> None:
-    with pytest.raises(UnknownArchitectureError, match="gpt, nanogpt, litgpt, smear, rwkv5"):
+    with pytest.raises(UnknownArchitectureError, match="gpt, nanogpt, litgpt, smear, rwkv5, moe"):
         load_architecture("gtp")
 
 

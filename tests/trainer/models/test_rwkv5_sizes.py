@@ -147,4 +147,4 @@ def test_preset_rwkv5_7b_has_published_settings() -> None:
     ends = [2e-4 * recipe.schedule.scale(*place) for place in ((0.0, 0), (0.0, 10), (1.0, 10**6))]
     assert ends == pytest.approx([0.4e-4, 2e-4, 1.47e-4])
     assert {(group.betas, group.epsilon) for group in recipe.groups} == {((0.9, 0.99), 1e-8)}
-    assert (config.devices, config.train.strategy, config.corpus) == (8, "fsdp", "slimpajama")
+    assert (config.devices, config.train.strategy, config.corpus) == (8, "zero2", "slimpajama")

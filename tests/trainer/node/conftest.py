@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.agent_process import Node
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
 from trainer.sandbox import get_driver
 
 
 @pytest.fixture
-def site() -> Iterator[SmallSite]:
-    made = SmallSite()
+def site() -> Iterator[NodeApiServer]:
+    made = NodeApiServer()
     yield made
     made.close()
 
 
 @pytest.fixture
-def node(site: SmallSite, tmp_path: Path) -> Iterator[Node]:
+def node(site: NodeApiServer, tmp_path: Path) -> Iterator[Node]:
     made = Node(site, tmp_path / "node")
     yield made
     made.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support import small_release
-from trainer.node.archives import ENTRY_BYTES, ArchiveError, unpack_archive
+from tests.support import stdlib_release
+from trainer.node.archives import ENTRY_BYTES, MAX_FILES, ArchiveError, unpack_archive
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
@@ -19,20 +21,20 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
 
 
 TRICKS: dict[str, Callable[[], bytes]] = {
-    "trainer/train.py is outside trainer/models/": lambda: small_release.build_tar({"trainer/train.py": "evil"}),
-    "trainer/modelsx/y.py is outside": lambda: small_release.build_tar({"trainer/modelsx/y.py": "evil"}),
-    "'' is not a path": lambda: small_release.build_tar({"": "evil"}),
-    "device is neither a file": lambda: small_release.build_tar(
+    "trainer/train.py is outside trainer/models/": lambda: stdlib_release.build_tar({"trainer/train.py": "evil"}),
+    "trainer/modelsx/y.py is outside": lambda: stdlib_release.build_tar({"trainer/modelsx/y.py": "evil"}),
+    "'' is not a path": lambda: stdlib_release.build_tar({"": "evil"}),
+    "device is neither a file": lambda: stdlib_release.build_tar(
         {}, (member("trainer/models/device", tarfile.CHRTYPE),)
     ),
-    "not a path inside": lambda: small_release.build_tar({"trainer/models/../train.py": "evil"}),
-    "'/etc/cron.d/evil' is not a path": lambda: small_release.build_tar({"/etc/cron.d/evil": "evil"}),
-    "x is neither a file": lambda: small_release.build_tar({}, (member("trainer/models/x", tarfile.SYMTYPE, "/etc"),)),
-    "y is neither a file": lambda: small_release.build_tar(
+    "not a path inside": lambda: stdlib_release.build_tar({"trainer/models/../train.py": "evil"}),
+    "'/etc/cron.d/evil' is not a path": lambda: stdlib_release.build_tar({"/etc/cron.d/evil": "evil"}),
+    "x is neither a file": lambda: stdlib_release.build_tar({}, (member("trainer/models/x", tarfile.SYMTYPE, "/etc"),)),
+    "y is neither a file": lambda: stdlib_release.build_tar(
         {}, (member("trainer/models/y", tarfile.LNKTYPE, "/etc/passwd"),)
     ),
-    "z is neither a file": lambda: small_release.build_tar({}, (member("trainer/models/z", tarfile.FIFOTYPE),)),
-    "larger than 256,000 bytes": lambda: small_release.build_tar({"trainer/models/gpt.py": "#" * 300_000}),
+    "z is neither a file": lambda: stdlib_release.build_tar({}, (member("trainer/models/z", tarfile.FIFOTYPE),)),
+    "larger than 256,000 bytes": lambda: stdlib_release.build_tar({"trainer/models/gpt.py": "#" * 300_000}),
     "cannot be opened": lambda: b"no tar at all",
 }
 
@@ -47,9 +49,55 @@ def test_unpack_of_a_malicious_archive_writes_nothing(tmp_path: Path, trick: str
 
 
 def test_unpack_overlays_the_entry_on_the_release(tmp_path: Path) -> None:
-    for name, files in (("release", small_release.FILES), ("entry", small_release.ENTRY)):
-        (tmp_path / name).write_bytes(small_release.build_tar(files, (member("trainer/models", tarfile.DIRTYPE),)))
+    for name, files in (("release", stdlib_release.FILES), ("entry", stdlib_release.ENTRY)):
+        (tmp_path / name).write_bytes(stdlib_release.build_tar(files, (member("trainer/models", tarfile.DIRTYPE),)))
     unpack_archive(tmp_path / "release", tmp_path / "source", "trainer", 1_000_000)
     unpack_archive(tmp_path / "entry", tmp_path / "source", "trainer/models", ENTRY_BYTES)
-    assert (tmp_path / "source/trainer/models/gpt.py").read_text() == small_release.ENTRY["trainer/models/gpt.py"]
-    assert (tmp_path / "source/trainer/train.py").read_text() == small_release.TRAIN
+    assert (tmp_path / "source/trainer/models/gpt.py").read_text() == stdlib_release.ENTRY["trainer/models/gpt.py"]
+    assert (tmp_path / "source/trainer/train.py").read_text() == stdlib_release.TRAIN
+
+
+def compress_tar(mode: str) -> bytes:
+    """Return a compressed tar of one file of 50 MB of zeros."""
+    packed, zeros = io.BytesIO(), 50_000_000
+    with tarfile.open(fileobj=packed, mode=mode) as archive:  # type: ignore[call-overload]
+        large = member("trainer/models/gpt.py")
+        large.size = zeros
+        archive.addfile(large, io.BytesIO(bytes(zeros)))
+    return packed.getvalue()
+
+
+def build_zip() -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("trainer/models/gpt.py", bytes(50_000_000))
+    return packed.getvalue()
+
+
+def build_sparse_tar() -> bytes:
+    """Return a tar whose file has no stored byte and claims a terabyte, in the format of GNU tar."""
+    sparse = member("trainer/models/gpt.py")
+    sparse.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(10**12)}
+    sparse.pax_headers |= {"GNU.sparse.numblocks": "1", "GNU.sparse.map": f"{10**12},0"}
+    return sparse.tobuf(tarfile.PAX_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
+
+
+BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "gzip": (lambda: compress_tar("w:gz"), "cannot be opened"),
+    "xz": (lambda: compress_tar("w:xz"), "cannot be opened"),
+    "zip": (build_zip, "cannot be opened"),
+    "sparse": (build_sparse_tar, "larger than 256,000 bytes together"),
+    "many files": (
+        lambda: stdlib_release.build_tar({}, tuple(member(f"trainer/models/{n}") for n in range(MAX_FILES + 1))),
+        "more than 5,000 files",
+    ),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_unpack_of_a_small_archive_of_much_content_writes_nothing(tmp_path: Path, bomb: str) -> None:
+    build, message = BOMBS[bomb]
+    (tmp_path / "entry.tar").write_bytes(build())
+    with pytest.raises(ArchiveError, match=message):
+        unpack_archive(tmp_path / "entry.tar", tmp_path / "source", "trainer/models", ENTRY_BYTES)
+    assert not (tmp_path / "source").exists()

@@ -7,6 +7,7 @@ import random
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,8 +15,8 @@ import pytest
 
 from trainer.node import client as agent_client
 from trainer.node.blobs import BlobCache
-from trainer.node.client import DamagedFileError, GaveUpError, SiteClient
-from trainer.node.downloads import download_file
+from trainer.node.client import DamagedFileError, GaveUpError, ServerUnreachableError, SiteClient
+from trainer.node.downloads import FileDownload, download_file
 from trainer.protocol import FileRef
 
 CONTENT = random.Random(11).randbytes(3 << 20)
@@ -60,8 +61,8 @@ class Store:
                 self.end_headers()
                 body = store.content[first:]
                 cut = store.cuts.pop(0) if store.cuts else len(body)
+                store.sent += min(cut, len(body))  # before the client can have them
                 self.wfile.write(body[:cut])
-                store.sent += min(cut, len(body))
                 self.close_connection = cut < len(body)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -98,6 +99,18 @@ def test_download_cut_in_the_middle_keeps_received_bytes(store: Store, line: Sit
     assert fetch(line, tmp_path / "file") == CONTENT
     assert store.offsets == [0, 1_000_000, 1_000_100, 1_000_100, 2_500_100]
     assert store.sent == len(CONTENT), "every byte was sent once"
+
+
+def test_download_whose_partial_file_is_evicted_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    store.cuts = [1_000_000]
+    download = FileDownload(line, "/leases/1/blobs/x", FILE, target, lambda: False)
+    with suppress(ServerUnreachableError):
+        download._fetch()
+    target.unlink()
+    download.complete()
+    assert target.read_bytes() == CONTENT
+    assert store.offsets == [0, 0]
 
 
 def test_download_without_range_support_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.agent_process import Node, build_training_job, wait_until_finished
 from tests.support.fake_gpus import GIB, Card, Nvml, Smi, pair
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
 from trainer.node import gpu_monitor, gpus, gpus_nvml, gpus_smi
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpu_readers import open_gpu_reader
@@ -57,7 +57,7 @@ def two(
 
 
 def test_detect_hardware_by_nvml_and_smi_agrees(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
-    found = detect_hardware(tmp_path, ("bubblewrap",), two[0], bytes_per_second=2e6)
+    found = detect_hardware(5 * 10**11, ("bubblewrap",), two[0], bytes_per_second=2e6)
     assert found.gpu_details == tuple(
         Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, driver="550.54.15", uuid=card.uuid)
         for card in two[1]
@@ -246,7 +246,7 @@ def test_transfer_speed_is_the_slower_direction() -> None:
 
 @pytest.mark.usefixtures("confined")
 def test_node_registers_hardware_and_reports_health(
-    site: SmallSite, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    site: NodeApiServer, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Smi(tmp_path / "bin", pair(temperature=77))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)

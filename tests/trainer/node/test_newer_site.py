@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.agent_process import build_training_job, wait_until_finished
 from tests.support.in_process_agent import InProcessAgent
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 from trainer.node.identity import Identity
 from trainer.node.job_handlers import JOB_HANDLERS
@@ -20,7 +20,7 @@ from trainer.node.signature import UntrustedOrderError, verify_order
 
 
 @pytest.fixture
-def newer(site: SmallSite) -> SmallSite:
+def newer(site: NodeApiServer) -> NodeApiServer:
     """Every answer of this one, but for the bytes of files and specs, holds things nobody has told us about."""
     handle = site.handle
 
@@ -38,13 +38,13 @@ def newer(site: SmallSite) -> SmallSite:
 
 
 @pytest.fixture
-def aboard(newer: SmallSite, tmp_path: Path) -> Iterator[InProcessAgent]:
+def aboard(newer: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]:
     made = InProcessAgent(newer, tmp_path / "node").start()
     yield made
     made.leave()
 
 
-def test_node_ignores_unknown_fields_of_replies(newer: SmallSite, aboard: InProcessAgent) -> None:
+def test_node_ignores_unknown_fields_of_replies(newer: NodeApiServer, aboard: InProcessAgent) -> None:
     finish = wait_until_finished(newer, newer.add(build_training_job(newer))).finish
     assert finish is not None
     assert finish.outcome == "done", finish.reason
@@ -53,7 +53,7 @@ def test_node_ignores_unknown_fields_of_replies(newer: SmallSite, aboard: InProc
     )
 
 
-def test_order_with_unknown_fields_is_handed_back(newer: SmallSite, aboard: InProcessAgent) -> None:
+def test_order_with_unknown_fields_is_handed_back(newer: NodeApiServer, aboard: InProcessAgent) -> None:
     def more(spec: str) -> str:
         words = json.loads(spec)
         words["order"]["curriculum"] = "easy first"
@@ -71,25 +71,25 @@ def test_order_with_unknown_fields_is_handed_back(newer: SmallSite, aboard: InPr
     assert after.outcome == "done", "it goes on with what it knows"
 
 
-def signed(site: SmallSite, spec: str) -> tuple[protocol.Lease, Identity]:
+def sign_spec(site: NodeApiServer, spec: str) -> tuple[protocol.Lease, Identity]:
     identity = Identity(site.address, 7, "token", base64.b64encode(site.key.public_key().public_bytes_raw()).decode())
     signature = base64.b64encode(site.key.sign(spec.encode())).decode()
     return protocol.Lease(lease=1, token="t", seconds=9, spec=spec, signature=signature), identity
 
 
 @pytest.mark.parametrize("where", [(), ("limits",), ("order",), ("order", "dataset")], ids=lambda path: ".".join(path))
-def test_job_spec_is_parsed_strictly_at_every_depth(site: SmallSite, where: tuple[str, ...]) -> None:
+def test_job_spec_is_parsed_strictly_at_every_depth(site: NodeApiServer, where: tuple[str, ...]) -> None:
     words = json.loads(protocol.encode_message(build_training_job(site).model_copy(update={"lease": 1, "node": 7})))
-    assert verify_order(*signed(site, json.dumps(words))).order.kind == "train"
+    assert verify_order(*sign_spec(site, json.dumps(words))).order.kind == "train"
     inner = words
     for name in where:
         inner = inner[name]
     inner["later"] = True
     with pytest.raises(UntrustedOrderError, match="update this agent"):
-        verify_order(*signed(site, json.dumps(words)))
+        verify_order(*sign_spec(site, json.dumps(words)))
 
 
-def test_job_spec_omits_unused_fields_for_older_agents(site: SmallSite) -> None:
+def test_job_spec_omits_unused_fields_for_older_agents(site: NodeApiServer) -> None:
     words = json.loads(protocol.encode_message(build_training_job(site, given=None)))
     assert set(words["order"]) == {"kind", "dataset", "config"}
     assert words["order"]["config"] == {"steps": 20, "given": None}, "an author's own words are left as they are"

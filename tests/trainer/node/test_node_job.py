@@ -16,16 +16,16 @@ from tests.support.agent_process import (
     build_training_job,
     list_running_processes,
     terminate,
-    wait_until,
     wait_until_finished,
 )
-from tests.support.small_site import SmallSite, read_json_blob
+from tests.support.node_api_server import NodeApiServer, read_json_blob
+from tests.support.waits import wait_until
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
 
 
-def test_training_job_sends_log_metrics_and_checkpoints(site: SmallSite, node: Node) -> None:
+def test_training_job_sends_log_metrics_and_checkpoints(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, steps=25))
     node.start("--label", "cpu")
     held = wait_until_finished(site, lease)
@@ -48,7 +48,7 @@ def test_training_job_sends_log_metrics_and_checkpoints(site: SmallSite, node: N
     assert list_running_processes(node.home) == []
 
 
-def test_training_job_sees_no_test_split_and_no_secrets(site: SmallSite, node: Node) -> None:
+def test_training_job_sees_no_test_split_and_no_secrets(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site))
     node.start("--once")
     finish = wait_until_finished(site, lease).finish
@@ -58,7 +58,7 @@ def test_training_job_sees_no_test_split_and_no_secrets(site: SmallSite, node: N
     assert "PREPARATIONS" not in finish.result["environment"]
 
 
-def test_identity_file_is_private_and_reused(site: SmallSite, node: Node) -> None:
+def test_identity_file_is_private_and_reused(site: NodeApiServer, node: Node) -> None:
     site.add(build_training_job(site))
     assert node.start("--once").wait() == 0
     path = node.home / "identity.json"
@@ -70,7 +70,7 @@ def test_identity_file_is_private_and_reused(site: SmallSite, node: Node) -> Non
     assert len(site.registered) == 1
 
 
-def test_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
+def test_dataset_is_prepared_once(site: NodeApiServer, node: Node) -> None:
     leases = [site.add(build_training_job(site)) for _ in range(2)]
     node.start()
     for lease in leases:
@@ -81,7 +81,7 @@ def test_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
     assert (node.home / "datasets" / HASH / "manifest.json").is_file()
 
 
-def test_published_dataset_is_downloaded_once_and_not_prepared(site: SmallSite, node: Node) -> None:
+def test_published_dataset_is_downloaded_once_and_not_prepared(site: NodeApiServer, node: Node) -> None:
     contents = {"manifest.json": json.dumps({"hash": HASH}).encode(), "tokenizer.json": b"{}"}
     contents |= {"train/00000.bin": b"train" * 1000, "dev/00000.bin": b"dev"}
     files = tuple(site.blob(content, path) for path, content in contents.items())
@@ -103,7 +103,7 @@ def test_published_dataset_is_downloaded_once_and_not_prepared(site: SmallSite, 
     assert not node.home.with_suffix(".preparations").exists()
 
 
-def test_dataset_with_another_hash_than_its_files_is_refused(site: SmallSite, node: Node) -> None:
+def test_dataset_with_another_hash_than_its_files_is_refused(site: NodeApiServer, node: Node) -> None:
     files = (site.blob(json.dumps({"hash": "f" * 64}).encode(), "manifest.json"),)
     order = protocol.TrainOrder(dataset=build_dataset_pin().model_copy(update={"files": files}), config={"steps": 20})
     lease = site.add(build_job(site, order))
@@ -115,7 +115,7 @@ def test_dataset_with_another_hash_than_its_files_is_refused(site: SmallSite, no
     assert not (node.home / "datasets" / HASH).exists()
 
 
-def test_training_resumes_from_another_nodes_checkpoint(site: SmallSite, node: Node) -> None:
+def test_training_resumes_from_another_nodes_checkpoint(site: NodeApiServer, node: Node) -> None:
     first = site.add(build_training_job(site, steps=20))
     node.start()
     checkpoint = wait_until_finished(site, first).checkpoints[0]
@@ -129,7 +129,7 @@ def test_training_resumes_from_another_nodes_checkpoint(site: SmallSite, node: N
     assert held.checkpoints[0] == site.leases[first].checkpoints[1]
 
 
-def test_checkpoint_sender_keeps_the_newest_two(site: SmallSite, node: Node) -> None:
+def test_checkpoint_sender_keeps_the_newest_two(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, steps=1000, pace=0.1, every=5))
     node.start()
     wait_until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
@@ -139,7 +139,7 @@ def test_checkpoint_sender_keeps_the_newest_two(site: SmallSite, node: Node) -> 
     wait_until_finished(site, lease)
 
 
-def test_checkpoint_sender_with_an_interval_sends_only_the_last(site: SmallSite, node: Node) -> None:
+def test_checkpoint_sender_with_an_interval_sends_only_the_last(site: NodeApiServer, node: Node) -> None:
     spec = build_training_job(site, steps=35)
     order = spec.order.model_copy(update={"upload_seconds": 3600.0})
     lease = site.add(spec.model_copy(update={"order": order}))
@@ -150,7 +150,9 @@ def test_checkpoint_sender_with_an_interval_sends_only_the_last(site: SmallSite,
     assert [checkpoint.step for checkpoint in held.checkpoints] == [30]
 
 
-def test_checkpoint_sender_with_a_short_interval_sends_the_newest_ones_in_order(site: SmallSite, node: Node) -> None:
+def test_checkpoint_sender_with_a_short_interval_sends_the_newest_ones_in_order(
+    site: NodeApiServer, node: Node
+) -> None:
     spec = build_training_job(site, steps=60, pace=0.02)
     order = spec.order.model_copy(update={"upload_seconds": 0.01})
     lease = site.add(spec.model_copy(update={"order": order}))
@@ -160,7 +162,7 @@ def test_checkpoint_sender_with_a_short_interval_sends_the_newest_ones_in_order(
     assert steps[-1] == 60
 
 
-def score(site: SmallSite, graph: bool = False, entry: bool = True, **run: object) -> protocol.JobSpec:
+def score(site: NodeApiServer, graph: bool = False, entry: bool = True, **run: object) -> protocol.JobSpec:
     files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
     traced = tuple(site.blob(b"{}", name) for name in protocol.GRAPH_FILES)
     digest = hashlib.sha256("".join(file.sha256 for file in traced).encode()).hexdigest()
@@ -169,8 +171,10 @@ def score(site: SmallSite, graph: bool = False, entry: bool = True, **run: objec
         run=site.blob(json.dumps(run).encode(), "run.json"),
         checkpoint=protocol.Checkpoint(step=20, files=files),
         graph=protocol.GraphFiles(hash=digest, files=traced) if graph else None,
+        limit_tokens=2000,
         reference=site.blob(b"losses", "losses.npy"),
         suite=("blimp", "lambada_openai"),
+        suite_files=(site.blob(b"questions", "blimp/a.jsonl"), site.blob(b"more", "blimp/b.jsonl")),
     )
     return build_job(site, order, entry)
 
@@ -180,14 +184,16 @@ SCORED = {
     "files": ["manifest.json", "model.safetensors"],
     "architecture": "baseline",
     "reference": "losses",
+    "limit": "2000",
     "suite": "blimp,lambada_openai",
+    "evaluation": {"blimp/a.jsonl": "questions", "blimp/b.jsonl": "more"},
     "test": "test",
     "tokenizer": True,
 }
 
 
 @pytest.mark.parametrize("graph", [True, False])
-def test_scoring_job_without_entry_code_runs_the_release(site: SmallSite, node: Node, graph: bool) -> None:
+def test_scoring_job_without_entry_code_runs_the_release(site: NodeApiServer, node: Node, graph: bool) -> None:
     lease = site.add(score(site, graph, entry=False))
     node.start()
     held = wait_until_finished(site, lease)
@@ -198,7 +204,20 @@ def test_scoring_job_without_entry_code_runs_the_release(site: SmallSite, node: 
     assert held.log == "scoring\n"
 
 
-def test_scoring_job_with_entry_code_lets_only_numbers_out(site: SmallSite, node: Node) -> None:
+def test_evaluation_data_is_downloaded_once_by_hash(site: NodeApiServer, node: Node) -> None:
+    leases = [site.add(score(site, graph=True, entry=False)) for _ in range(2)]
+    node.start()
+    for lease in leases:
+        finish = wait_until_finished(site, lease).finish
+        assert finish is not None
+        assert finish.result["evaluation"] == SCORED["evaluation"]
+    files = {hashlib.sha256(content).hexdigest() for content in (b"questions", b"more")}
+    assert {path.name for path in (node.home / "evaluation").iterdir()} == files
+    for name in files:
+        assert sum(name in request for request in site.requests) == 1
+
+
+def test_scoring_job_with_entry_code_lets_only_numbers_out(site: NodeApiServer, node: Node) -> None:
     lease = site.add(score(site))
     node.start()
     held = wait_until_finished(site, lease)
@@ -209,10 +228,23 @@ def test_scoring_job_with_entry_code_lets_only_numbers_out(site: SmallSite, node
     assert held.log == ""
 
 
+@pytest.mark.parametrize(("entry", "cause"), [(False, "infrastructure"), (True, "model")])
+def test_score_of_trusted_code_beyond_its_time_is_infrastructure(
+    site: NodeApiServer, node: Node, entry: bool, cause: str
+) -> None:
+    spec = score(site, entry=entry, sleeps=True)
+    lease = site.add(spec.model_copy(update={"limits": spec.limits.model_copy(update={"wall_seconds": 1.0})}))
+    node.start()
+    finish = wait_until_finished(site, lease).finish
+    assert finish is not None
+    assert (finish.outcome, finish.cause) == ("failed", cause)
+    assert finish.reason.startswith("The scoring was ended.")
+
+
 @pytest.mark.parametrize(
     ("entry", "reason"), [(False, "The model looks ahead."), (True, "The entry's Python could not be scored.")]
 )
-def test_refused_model_fails_with_a_reason(site: SmallSite, node: Node, entry: bool, reason: str) -> None:
+def test_refused_model_fails_with_a_reason(site: NodeApiServer, node: Node, entry: bool, reason: str) -> None:
     lease = site.add(score(site, entry=entry, cheats=True))
     node.start()
     finish = wait_until_finished(site, lease).finish

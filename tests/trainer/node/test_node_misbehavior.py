@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.agent_process import Node, build_training_job, list_running_processes, wait_until_finished
-from tests.support.small_site import LeaseRecord, SmallSite
+from tests.support.node_api_server import LeaseRecord, NodeApiServer
 
 pytestmark = pytest.mark.usefixtures("confined")
 
@@ -62,7 +62,7 @@ CASES = {
 }
 
 
-def test_misbehaving_job_fails_with_its_reason(site: SmallSite, node: Node) -> None:
+def test_misbehaving_job_fails_with_its_reason(site: NodeApiServer, node: Node) -> None:
     leases = {case: site.add(build_training_job(site, **config)) for case, (config, _) in CASES.items()}
     last = site.add(build_training_job(site))
     node.start()
@@ -76,7 +76,7 @@ def test_misbehaving_job_fails_with_its_reason(site: SmallSite, node: Node) -> N
     assert list_running_processes(node.home) == []
 
 
-def done(site: SmallSite, node: Node, **config: Any) -> LeaseRecord:
+def done(site: NodeApiServer, node: Node, **config: Any) -> LeaseRecord:
     lease = site.add(build_training_job(site, **config))
     node.start()
     held = wait_until_finished(site, lease)
@@ -85,7 +85,7 @@ def done(site: SmallSite, node: Node, **config: Any) -> LeaseRecord:
     return held
 
 
-def test_log_with_binary_output_is_readable_and_limited(site: SmallSite, node: Node) -> None:
+def test_log_with_binary_output_is_readable_and_limited(site: NodeApiServer, node: Node) -> None:
     noise = "import random; sys.stdout.buffer.write(random.Random(1).randbytes(4_000_000)); sys.stdout.buffer.flush()"
     log = done(site, node, misbehave=noise).log
     assert "\0" not in log
@@ -93,7 +93,7 @@ def test_log_with_binary_output_is_readable_and_limited(site: SmallSite, node: N
     assert log.endswith("[the output beyond 2 MiB is not kept]\n")
 
 
-def test_metrics_with_invalid_lines_skips_them(site: SmallSite, node: Node) -> None:
+def test_metrics_with_invalid_lines_skips_them(site: NodeApiServer, node: Node) -> None:
     garbage = """
 with (out / "metrics.jsonl").open("wb") as file:
     file.write(b"\\xff\\xfe garbage\\n[1, 2]\\n" + b"[" * 20000 + b"\\n" + b"x" * 600_000 + b"\\n")
@@ -104,7 +104,7 @@ with (out / "metrics.jsonl").open("wb") as file:
     assert [row["step"] for row in held.rows[1:]] == list(range(1, 21))
 
 
-def test_links_in_the_run_folder_are_not_followed(site: SmallSite, node: Node) -> None:
+def test_links_in_the_run_folder_are_not_followed(site: NodeApiServer, node: Node) -> None:
     links = """
 os.symlink("/etc/passwd", out / "run.json.link")
 os.mkfifo(out / "checkpoints-fifo")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import small_release
+from tests.support import stdlib_release
 from tests.support.agent_process import LIMITS, Node, build_dataset_pin, build_job, wait_until_finished
-from tests.support.small_site import LeaseRecord, SmallSite
+from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
@@ -26,25 +26,25 @@ SECOND = 'Path("model/weights.bin").write_text(Path("model/weights.bin").read_te
 PLACE = "notebooks/idea.ipynb"
 
 
-def build_notebook_job(site: SmallSite, code: str, approved: str = "", **fields: Any) -> protocol.JobSpec:
+def build_notebook_job(site: NodeApiServer, code: str, approved: str = "", **fields: Any) -> protocol.JobSpec:
     """Return a job whose entry brings this notebook; `approved`: another one that was looked at."""
     notebook = site.blob((approved or code).encode(), PLACE)
     order = protocol.NotebookOrder(notebook=notebook, **{"seconds": 30, **fields})
-    entry = site.blob(small_release.build_tar({PLACE: code}), "entry.tar")
+    entry = site.blob(stdlib_release.build_tar({PLACE: code}), "entry.tar")
     return build_job(site, order, entry=False).model_copy(update={"entry": entry})
 
 
-def ask(site: SmallSite, code: str, **fields: Any) -> int:
+def ask(site: NodeApiServer, code: str, **fields: Any) -> int:
     return site.add(build_notebook_job(site, code, **fields))
 
 
-def run_notebook(site: SmallSite, lease: int) -> tuple[LeaseRecord, protocol.FinishLease]:
+def run_notebook(site: NodeApiServer, lease: int) -> tuple[LeaseRecord, protocol.FinishLease]:
     held = wait_until_finished(site, lease)
     assert held.finish is not None
     return held, held.finish
 
 
-def test_notebook_part_finds_files_of_the_previous_part(site: SmallSite, node: Node) -> None:
+def test_notebook_part_finds_files_of_the_previous_part(site: NodeApiServer, node: Node) -> None:
     lease = ask(site, FIRST, dataset=build_dataset_pin(), parts=2)
     node.start()
     held, first = run_notebook(site, lease)
@@ -65,7 +65,7 @@ def test_notebook_part_finds_files_of_the_previous_part(site: SmallSite, node: N
     assert sent["model/weights.bin"] == "one and two"
 
 
-def test_failed_notebook_uploads_its_executed_cells(site: SmallSite, node: Node) -> None:
+def test_failed_notebook_uploads_its_executed_cells(site: NodeApiServer, node: Node) -> None:
     limits = LIMITS.model_copy(update={"wall_seconds": 1})
     leases = [
         ask(site, 'raise ValueError("Cell 2 ended with NameError.")'),

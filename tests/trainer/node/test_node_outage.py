@@ -6,14 +6,9 @@ import time
 
 import pytest
 
-from tests.support.agent_process import (
-    Node,
-    build_training_job,
-    list_running_processes,
-    wait_until,
-    wait_until_finished,
-)
-from tests.support.small_site import LeaseRecord, SmallSite
+from tests.support.agent_process import Node, build_training_job, list_running_processes, wait_until_finished
+from tests.support.node_api_server import LeaseRecord, NodeApiServer
+from tests.support.waits import wait_until
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
@@ -23,13 +18,14 @@ def whole(held: LeaseRecord, steps: int) -> bool:
     return [row["step"] for row in held.rows] == list(range(1, steps + 1))
 
 
-def running(site: SmallSite, lease: int) -> LeaseRecord:
+def running(site: NodeApiServer, lease: int) -> LeaseRecord:
     """Wait until the job has sent something."""
     wait_until(lambda: lease in site.leases and site.leases[lease].rows)
     return site.leases[lease]
 
 
-def test_job_during_an_outage_loses_nothing(site: SmallSite, node: Node) -> None:
+@pytest.mark.slow
+def test_job_during_an_outage_loses_nothing(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, steps=60, pace=0.03))
     node.start()
     running(site, lease)
@@ -45,7 +41,7 @@ def test_job_during_an_outage_loses_nothing(site: SmallSite, node: Node) -> None
 
 
 @pytest.mark.parametrize("kind", ["unanswered", "busy", "slow down", "garbled"])
-def test_call_that_fails_once_is_retried(site: SmallSite, node: Node, kind: str) -> None:
+def test_call_that_fails_once_is_retried(site: NodeApiServer, node: Node, kind: str) -> None:
     for path in ("/metrics", "/log", "/blobs", "/checkpoints", "/finish", "/heartbeat", "GET ", "PUT ", "/poll"):
         # A lease whose reply is lost expires by itself, on the server.
         if not (path == "/poll" and kind in ("unanswered", "garbled")) and not (kind == "garbled" and path == "GET "):
@@ -60,7 +56,7 @@ def test_call_that_fails_once_is_retried(site: SmallSite, node: Node, kind: str)
     assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20, 30]
 
 
-def test_agent_waits_for_an_unreachable_server(site: SmallSite, node: Node) -> None:
+def test_agent_waits_for_an_unreachable_server(site: NodeApiServer, node: Node) -> None:
     site.fault("down", "/register", times=2)
     lease = site.add(build_training_job(site))
     node.start()
@@ -68,7 +64,7 @@ def test_agent_waits_for_an_unreachable_server(site: SmallSite, node: Node) -> N
     assert "Retrying until it responds." in node.read_output()
 
 
-def test_lost_lease_ends_the_job_only(site: SmallSite, node: Node) -> None:
+def test_lost_lease_ends_the_job_only(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, steps=100_000))
     node.start()
     held = running(site, lease)
@@ -82,29 +78,29 @@ def test_lost_lease_ends_the_job_only(site: SmallSite, node: Node) -> None:
     assert not (node.home / "work" / str(lease)).exists()
 
 
-def test_cancel_kills_the_job_at_once(site: SmallSite, node: Node) -> None:
+def test_cancel_kills_the_job_at_once(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, steps=100_000, every=100_000))
     node.start()
     running(site, lease).stop = protocol.HeartbeatReply(stop="cancel", reason="Cancelled by its author.")
-    held = wait_until_finished(site, lease, 10)
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.reason) == ("released", "Cancelled by its author.")
     assert held.checkpoints == []
     assert list_running_processes(node.home) == []
 
 
-def test_finish_saves_a_checkpoint_and_releases_the_job(site: SmallSite, node: Node) -> None:
+def test_finish_saves_a_checkpoint_and_releases_the_job(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, steps=100_000, every=100_000))
     node.start()
     running(site, lease).stop = protocol.HeartbeatReply(stop="finish", reason="The night begins.")
-    held = wait_until_finished(site, lease, 15)
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.reason) == ("released", "The night begins.")
     assert len(held.checkpoints) == 1
     assert held.checkpoints[0].step == held.rows[-1]["step"]
 
 
-def test_heartbeats_report_the_jobs_seconds(site: SmallSite, node: Node) -> None:
+def test_heartbeats_report_the_jobs_seconds(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, steps=100, pace=0.02))
     node.start()
     beats = wait_until_finished(site, lease).heartbeats

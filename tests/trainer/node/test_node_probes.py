@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.agent_process import Node, build_training_job, wait_until_finished
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
@@ -20,7 +20,7 @@ type(out).write_text = lie
 """
 
 
-def test_probe_readings_ignore_the_trainings_own_claim(site: SmallSite, node: Node) -> None:
+def test_probe_readings_ignore_the_trainings_own_claim(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
     unasked = site.add(build_training_job(site, misbehave=LIE))
     node.start()
@@ -34,7 +34,7 @@ def test_probe_readings_ignore_the_trainings_own_claim(site: SmallSite, node: No
     assert finish.result["probes"] is None
 
 
-def test_failing_probe_does_not_stop_the_training(site: SmallSite, node: Node) -> None:
+def test_failing_probe_does_not_stop_the_training(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
     node.start()
     finish = wait_until_finished(site, lease).finish

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.agent_process import Node, build_dataset_pin, build_job, build_training_job, wait_until_finished
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
@@ -20,7 +20,7 @@ os.symlink(claimed, target)
 """
 
 
-def ends(site: SmallSite, node: Node) -> tuple[protocol.Checkpoint, protocol.Checkpoint]:
+def ends(site: NodeApiServer, node: Node) -> tuple[protocol.Checkpoint, protocol.Checkpoint]:
     """Train, and return both checkpoints."""
     lease = site.add(build_training_job(site))
     node.start()
@@ -28,14 +28,16 @@ def ends(site: SmallSite, node: Node) -> tuple[protocol.Checkpoint, protocol.Che
     return first, second
 
 
-def replay(site: SmallSite, start: protocol.Checkpoint | None, claimed: protocol.Checkpoint, **config: object) -> int:
+def replay(
+    site: NodeApiServer, start: protocol.Checkpoint | None, claimed: protocol.Checkpoint, **config: object
+) -> int:
     order = protocol.ReplayOrder(
         dataset=build_dataset_pin(), config={"steps": 20, **config}, start=start, claimed=claimed
     )
     return site.add(build_job(site, order))
 
 
-def test_replay_detects_a_different_stretch(site: SmallSite, node: Node) -> None:
+def test_replay_detects_a_different_stretch(site: NodeApiServer, node: Node) -> None:
     first, second = ends(site, node)
     forged = tuple(
         site.blob(b"others", file.path) if file.path == "model.safetensors" else file for file in second.files
@@ -54,7 +56,7 @@ def test_replay_detects_a_different_stretch(site: SmallSite, node: Node) -> None
     assert site.leases[leases[0]].log == "replaying entry from step 10 to 20, told {'clock': [], 'train': {}}\n"
 
 
-def test_replayed_code_cannot_see_the_claimed_weights(site: SmallSite, node: Node) -> None:
+def test_replayed_code_cannot_see_the_claimed_weights(site: NodeApiServer, node: Node) -> None:
     first, second = ends(site, node)
     held = wait_until_finished(site, replay(site, first, second, misbehave_again=SPY))
     assert held.finish is not None
@@ -63,7 +65,7 @@ def test_replayed_code_cannot_see_the_claimed_weights(site: SmallSite, node: Nod
     assert "sees [] of the True" in held.log
 
 
-def test_replay_of_a_failing_model_blames_the_model(site: SmallSite, node: Node) -> None:
+def test_replay_of_a_failing_model_blames_the_model(site: NodeApiServer, node: Node) -> None:
     first, second = ends(site, node)
     finish = wait_until_finished(site, replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish
     assert finish is not None

@@ -7,22 +7,23 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.agent_process import Node, build_job, wait_until_finished
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
-from trainer.node.job_handlers import smoke
+from trainer.errors import CRASH_SIGNALS
+from trainer.node.job_handlers import score, smoke
 from trainer.node.outcome import JobFailedError
 
 pytestmark = pytest.mark.usefixtures("confined")
 
 
-def ask(site: SmallSite, **config: object) -> int:
+def ask(site: NodeApiServer, **config: object) -> int:
     order = protocol.SmokeOrder(
         config={"arch": "waves", **config}, tokenizer="bpe:256", vocabulary_size=256, memory_bytes=8e10
     )
     return site.add(build_job(site, order))
 
 
-def test_smoke_job_runs_the_sites_code(site: SmallSite, node: Node) -> None:
+def test_smoke_job_runs_the_sites_code(site: NodeApiServer, node: Node) -> None:
     leases = [ask(site), ask(site, fails=True), ask(site, breaks=True), ask(site, nonsense={"passed": 7})]
     node.start()
     sound, failing, broken, nonsense = (wait_until_finished(site, lease).finish for lease in leases)
@@ -40,6 +41,15 @@ def test_smoke_job_runs_the_sites_code(site: SmallSite, node: Node) -> None:
     assert nonsense.reason == "The smoke run's result is malformed."
     assert site.leases[leases[0]].log == "smoking\n"
     assert [file.path for file in sound.files] == [f"graph/{name}" for name in protocol.GRAPH_FILES]
+
+
+@pytest.mark.parametrize("code", CRASH_SIGNALS)
+def test_graph_that_crashes_the_process_is_the_models_fault(code: int) -> None:
+    with pytest.raises(JobFailedError, match="crashed with") as error:
+        smoke.read_outcome(code, b"")
+    assert error.value.cause == "model"
+    assert score.read_outcome(code, None).cause == "model"
+    assert score.read_outcome(1, None).cause == "infrastructure"
 
 
 def test_smoke_job_with_docker_raises() -> None:

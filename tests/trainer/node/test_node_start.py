@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import Node, build_training_job, terminate, wait_until
-from tests.support.small_site import SmallSite
+from tests.support.agent_process import Node, build_training_job, terminate
+from tests.support.node_api_server import NodeApiServer
+from tests.support.waits import wait_until
 from trainer.sandbox import get_driver
 
 EVERYTHING = """
@@ -25,7 +26,8 @@ def test_agent_imports_neither_torch_nor_django() -> None:
     subprocess.run([sys.executable, "-c", EVERYTHING], check=True)
 
 
-def test_agent_start_costs_little_more_than_its_libraries(site: SmallSite, tmp_path: Path, confined: None) -> None:
+@pytest.mark.slow
+def test_agent_start_costs_little_more_than_its_libraries(site: NodeApiServer, tmp_path: Path, confined: None) -> None:
     """In processor time and relative to the imports of the libraries in the same run; the best of a few."""
     node = Node(site, tmp_path / "node")
     site.add(build_training_job(site))
@@ -44,7 +46,7 @@ def test_agent_start_costs_little_more_than_its_libraries(site: SmallSite, tmp_p
     assert min(agent) < 4 * min(libraries)  # importing torch would cost ten times as much
 
 
-def test_agent_without_a_sandbox_warns(site: SmallSite, node: Node) -> None:
+def test_agent_without_a_sandbox_warns(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site))
     assert node.start("--once", sandbox="none").wait() == 0
     assert "WITHOUT A SANDBOX" in node.read_output()
@@ -54,14 +56,15 @@ def test_agent_without_a_sandbox_warns(site: SmallSite, node: Node) -> None:
     assert finish.outcome == "done", finish.reason + site.leases[lease].log
 
 
-def test_agent_with_a_broken_sandbox_prints_one_line(site: SmallSite, node: Node) -> None:
+def test_agent_with_a_broken_sandbox_prints_one_line(site: NodeApiServer, node: Node) -> None:
     if get_driver("docker").find_problem() is None:
         pytest.skip("docker works here")
     assert node.start(sandbox="docker").wait() == 2
     assert "Nothing runs without a sandbox unless you give --sandbox none." in node.read_output()
 
 
-def test_agent_with_a_new_token_joins_again(site: SmallSite, node: Node, confined: None) -> None:
+@pytest.mark.slow
+def test_agent_with_a_new_token_joins_again(site: NodeApiServer, node: Node, confined: None) -> None:
     site.join_tokens["again"] = 7
     for token, joined in (("join-me", 1), ("join-me", 1), ("again", 2), ("again", 2), (None, 2)):
         polls = len(site.polls)

@@ -14,7 +14,7 @@ import trainer
 from scheduler import storage
 from tests.support.agent_process import build_dataset_pin, build_job, build_training_job, wait_until_finished
 from tests.support.in_process_agent import InProcessAgent
-from tests.support.small_site import SmallSite, read_json_blob
+from tests.support.node_api_server import NodeApiServer, read_json_blob
 from trainer import protocol
 
 LIMITS = protocol.JobLimits(wall_seconds=300, memory_bytes=4 * 10**9, disk_bytes=10**9, processes=256)
@@ -23,7 +23,7 @@ NUMBERS = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens"
 CONFIG = {"arch": "gpt", "seed": 1, "model": MODEL, "train": NUMBERS, "device": "cpu", "threads": 1}
 
 
-def base_of(site: SmallSite, run: Path, name: str = "run-12") -> protocol.BaseWeights:
+def base_of(site: NodeApiServer, run: Path, name: str = "run-12") -> protocol.BaseWeights:
     """The newest checkpoint of a run's folder, as the site has it."""
     folder = max((run / "checkpoints").iterdir())
     files = [site.blob(path.read_bytes(), path.name) for path in sorted(folder.iterdir())]
@@ -61,7 +61,10 @@ def dev_losses(held: Any) -> list[float]:
     return [row["loss"] for row in held.rows if row["kind"] == "dev"]
 
 
-def test_training_starts_from_another_runs_weights(site: SmallSite, data: Path, base_run: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_training_starts_from_another_runs_weights(
+    site: NodeApiServer, data: Path, base_run: Path, tmp_path: Path
+) -> None:
     aboard = InProcessAgent(site, tmp_path / "node")
     pin = protocol.DatasetPin(
         corpus="files:x", tokenizer="bpe:300", hash=json.loads((data / "manifest.json").read_text())["hash"]
@@ -74,7 +77,7 @@ def test_training_starts_from_another_runs_weights(site: SmallSite, data: Path, 
     lease = site.add(spec.model_copy(update={"release": release}))
     aboard.start()
     try:
-        held = wait_until_finished(site, lease, 120)
+        held = wait_until_finished(site, lease)
     finally:
         aboard.leave()
     assert held.finish is not None
@@ -94,14 +97,14 @@ def test_training_starts_from_another_runs_weights(site: SmallSite, data: Path, 
 
 
 @pytest.fixture
-def small_base(site: SmallSite) -> protocol.BaseWeights:
+def small_base(site: NodeApiServer) -> protocol.BaseWeights:
     files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
     return protocol.BaseWeights(
         name="run-7", run=site.blob(b"{}", "run.json"), checkpoint=protocol.Checkpoint(step=40, files=files)
     )
 
 
-def config_of(site: SmallSite, tmp_path: Path, spec: protocol.JobSpec) -> dict[str, Any]:
+def config_of(site: NodeApiServer, tmp_path: Path, spec: protocol.JobSpec) -> dict[str, Any]:
     """Return the configuration that the job's process was given."""
     aboard = InProcessAgent(site, tmp_path / "node").start()
     try:
@@ -114,7 +117,7 @@ def config_of(site: SmallSite, tmp_path: Path, spec: protocol.JobSpec) -> dict[s
 
 
 def test_base_weights_come_without_optimizer_state(
-    site: SmallSite, small_base: protocol.BaseWeights, tmp_path: Path
+    site: NodeApiServer, small_base: protocol.BaseWeights, tmp_path: Path
 ) -> None:
     spec = build_training_job(site)
     spec = spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})})
@@ -128,12 +131,12 @@ def test_base_weights_come_without_optimizer_state(
     }
 
 
-def test_entry_cannot_choose_its_base_weights(site: SmallSite, tmp_path: Path) -> None:
+def test_entry_cannot_choose_its_base_weights(site: NodeApiServer, tmp_path: Path) -> None:
     assert "from" not in config_of(site, tmp_path, build_training_job(site, **{"from": "/etc"}))
 
 
 def test_replay_starts_from_the_same_base_weights(
-    site: SmallSite, small_base: protocol.BaseWeights, tmp_path: Path
+    site: NodeApiServer, small_base: protocol.BaseWeights, tmp_path: Path
 ) -> None:
     files = (site.blob(b"weights 10 " * 100, "model.safetensors"), site.blob(b"{}", "state.json"))
     claimed = protocol.Checkpoint(step=10, files=files)

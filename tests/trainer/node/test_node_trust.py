@@ -8,22 +8,22 @@ import json
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.support import small_release
+from tests.support import stdlib_release
 from tests.support.agent_process import (
     Node,
     build_dataset_pin,
     build_training_job,
     list_running_processes,
-    wait_until,
     wait_until_finished,
 )
-from tests.support.small_site import LeaseRecord, SmallSite
+from tests.support.node_api_server import LeaseRecord, NodeApiServer
+from tests.support.waits import wait_until
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
 
 
-def run_refused_job(site: SmallSite, node: Node, lease: int, outcome: str = "failed") -> str:
+def run_refused_job(site: NodeApiServer, node: Node, lease: int, outcome: str = "failed") -> str:
     """Return the sentence with which the lease ended, after seeing that nothing ran and the node goes on."""
     held = wait_until_finished(site, lease)
     assert held.finish is not None
@@ -41,7 +41,7 @@ def nothing_ran(held: LeaseRecord) -> bool:
     return held.log == "" and held.rows == [] and held.checkpoints == []
 
 
-def test_order_signed_by_another_key_is_refused(site: SmallSite, node: Node) -> None:
+def test_order_signed_by_another_key_is_refused(site: NodeApiServer, node: Node) -> None:
     site.sign = Ed25519PrivateKey.generate().sign
     lease = site.add(build_training_job(site))
     node.start()
@@ -50,7 +50,7 @@ def test_order_signed_by_another_key_is_refused(site: SmallSite, node: Node) -> 
     )
 
 
-def test_public_key_is_pinned_across_restarts(site: SmallSite, node: Node) -> None:
+def test_public_key_is_pinned_across_restarts(site: NodeApiServer, node: Node) -> None:
     site.add(build_training_job(site))
     assert node.start("--once").wait() == 0
     site.key = Ed25519PrivateKey.generate()
@@ -62,7 +62,7 @@ def test_public_key_is_pinned_across_restarts(site: SmallSite, node: Node) -> No
     assert "not signed by the site" in finish.reason
 
 
-def test_order_with_one_changed_byte_is_refused(site: SmallSite, node: Node) -> None:
+def test_order_with_one_changed_byte_is_refused(site: NodeApiServer, node: Node) -> None:
     sign = site.key.sign
     site.sign = lambda data: sign(data.replace(b'"steps":20', b'"steps":21'))
     lease = site.add(build_training_job(site))
@@ -70,20 +70,20 @@ def test_order_with_one_changed_byte_is_refused(site: SmallSite, node: Node) -> 
     assert "not signed by the site" in run_refused_job(site, node, lease)
 
 
-def test_order_for_another_node_is_refused(site: SmallSite, node: Node) -> None:
+def test_order_for_another_node_is_refused(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site).model_copy(update={"node": 8}))
     node.start()
     assert run_refused_job(site, node, lease) == "The order is for node 8, this is node 7. Nothing was run."
 
 
-def test_order_for_another_lease_is_refused(site: SmallSite, node: Node) -> None:
+def test_order_for_another_lease_is_refused(site: NodeApiServer, node: Node) -> None:
     site.rewrite = lambda spec: json.dumps(json.loads(spec) | {"lease": 99})
     lease = site.add(build_training_job(site))
     node.start()
     assert run_refused_job(site, node, lease) == "The order is for lease 99, this is lease 1. Nothing was run."
 
 
-def test_order_of_another_version_is_refused(site: SmallSite, node: Node) -> None:
+def test_order_of_another_version_is_refused(site: NodeApiServer, node: Node) -> None:
     site.rewrite = lambda spec: json.dumps(json.loads(spec) | {"version": 2})
     lease = site.add(build_training_job(site))
     node.start()
@@ -91,7 +91,7 @@ def test_order_of_another_version_is_refused(site: SmallSite, node: Node) -> Non
 
 
 @pytest.mark.parametrize("part", ["release", "entry"])
-def test_release_with_changed_bytes_is_refused(site: SmallSite, node: Node, part: str) -> None:
+def test_release_with_changed_bytes_is_refused(site: NodeApiServer, node: Node, part: str) -> None:
     spec = build_training_job(site)
     file = getattr(spec, part)
     changed = bytearray(site.blobs[file.sha256])
@@ -107,8 +107,8 @@ def test_release_with_changed_bytes_is_refused(site: SmallSite, node: Node, part
     )
 
 
-def test_entry_with_files_outside_models_is_refused(site: SmallSite, node: Node) -> None:
-    evil = site.blob(small_release.build_tar({"trainer/train.py": "evil"}), "entry.tar")
+def test_entry_with_files_outside_models_is_refused(site: NodeApiServer, node: Node) -> None:
+    evil = site.blob(stdlib_release.build_tar({"trainer/train.py": "evil"}), "entry.tar")
     lease = site.add(build_training_job(site).model_copy(update={"entry": evil}))
     node.start()
     assert run_refused_job(site, node, lease) == (
@@ -117,14 +117,14 @@ def test_entry_with_files_outside_models_is_refused(site: SmallSite, node: Node)
     assert site.leases[lease].finishes[0].cause == "model"
 
 
-def test_checkpoint_with_escaping_paths_is_refused(site: SmallSite, node: Node) -> None:
+def test_checkpoint_with_escaping_paths_is_refused(site: NodeApiServer, node: Node) -> None:
     evil = site.blob(b"evil", "../../../../identity.json")
     lease = site.add(build_training_job(site, resume=protocol.Checkpoint(step=10, files=(evil,))))
     node.start()
     assert "is not a path inside a folder" in run_refused_job(site, node, lease)
 
 
-def test_dataset_with_another_hash_reports_both(site: SmallSite, node: Node) -> None:
+def test_dataset_with_another_hash_reports_both(site: NodeApiServer, node: Node) -> None:
     order = protocol.TrainOrder(dataset=build_dataset_pin("a" * 64), config={"steps": 20})
     lease = site.add(build_training_job(site).model_copy(update={"order": order}))
     node.start()
@@ -134,13 +134,13 @@ def test_dataset_with_another_hash_reports_both(site: SmallSite, node: Node) -> 
     assert site.leases[lease].finishes[0].cause == "infrastructure"
 
 
-def test_unknown_join_token_is_refused(site: SmallSite, node: Node) -> None:
+def test_unknown_join_token_is_refused(site: NodeApiServer, node: Node) -> None:
     assert node.start(token="wrong").wait() == 1
     assert "This join token is not known or has expired." in node.read_output()
     assert not (node.home / "identity.json").exists()
 
 
-def test_revoked_node_ends_with_a_reason(site: SmallSite, node: Node) -> None:
+def test_revoked_node_ends_with_a_reason(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site))
     node.start()
     wait_until_finished(site, lease)
@@ -154,7 +154,7 @@ def test_unregistered_node_without_a_token_is_refused(node: Node) -> None:
     assert "start it once with --token" in node.read_output()
 
 
-def test_identity_of_another_site_is_refused(site: SmallSite, node: Node) -> None:
+def test_identity_of_another_site_is_refused(site: NodeApiServer, node: Node) -> None:
     site.add(build_training_job(site))
     node.start("--once").wait()
     identity = json.loads((node.home / "identity.json").read_text())

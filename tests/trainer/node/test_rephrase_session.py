@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import Node, wait_until
+from tests.support.agent_process import Node
 from tests.support.genesis import texts
 from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_model
-from tests.support.packet_site import PacketSite
+from tests.support.packet_api_server import PacketApiServer
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
 from trainer.node import rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
@@ -26,8 +27,8 @@ STYLES: tuple[protocol.Style, ...] = ("easy", "qa")
 
 
 @pytest.fixture
-def site() -> Iterator[PacketSite]:
-    site = PacketSite()
+def site() -> Iterator[PacketApiServer]:
+    site = PacketApiServer()
     yield site
     site.close()
 
@@ -35,7 +36,7 @@ def site() -> Iterator[PacketSite]:
 class Volunteer:
     """An agent inside the test's own process that does nothing but rephrase."""
 
-    def __init__(self, site: PacketSite, home: Path, address: str, parallel: int = 4) -> None:
+    def __init__(self, site: PacketApiServer, home: Path, address: str, parallel: int = 4) -> None:
         setup = BackendConfig("endpoint", url=address, model=NAME, parallel=parallel)
         client = SiteClient(site.address, "")
         offer = RephraseOffer(setup, (NAME,))
@@ -53,7 +54,7 @@ class Volunteer:
 
     def leave(self) -> None:
         self.agent.sponsor.request_stop()
-        self._thread.join(30)
+        self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
         self.agent.client.close()
 
@@ -62,7 +63,7 @@ AddVolunteer = Callable[..., Volunteer]
 
 
 @pytest.fixture
-def add_volunteer(site: PacketSite, tmp_path: Path) -> Iterator[AddVolunteer]:
+def add_volunteer(site: PacketApiServer, tmp_path: Path) -> Iterator[AddVolunteer]:
     there: list[Volunteer] = []
 
     def join(address: str, **more: int) -> Volunteer:
@@ -82,15 +83,15 @@ def words() -> Iterator[CompletionServer]:
         yield service
 
 
-def wait_until_ended(site: PacketSite, lease: int, seconds: float = 40) -> protocol.FinishLease:
-    wait_until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
+def wait_until_ended(site: PacketApiServer, lease: int) -> protocol.FinishLease:
+    wait_until(lambda: lease in site.leases and site.leases[lease].finish is not None)
     finish = site.leases[lease].finish
     assert finish is not None
     return finish
 
 
 def test_session_submits_every_packet_once(
-    site: PacketSite, add_volunteer: AddVolunteer, words: CompletionServer
+    site: PacketApiServer, add_volunteer: AddVolunteer, words: CompletionServer
 ) -> None:
     site.fill(texts(30), STYLES)
     lease = site.sit()
@@ -111,7 +112,7 @@ def test_session_submits_every_packet_once(
 
 
 def test_session_without_packets_lasts_a_minimum_time(
-    site: PacketSite, add_volunteer: AddVolunteer, words: CompletionServer, monkeypatch: pytest.MonkeyPatch
+    site: PacketApiServer, add_volunteer: AddVolunteer, words: CompletionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "MIN_EMPTY_SESSION_SECONDS", 1.5)
     lease = site.sit()
@@ -122,7 +123,7 @@ def test_session_without_packets_lasts_a_minimum_time(
     assert finish.seconds >= 1.5
 
 
-def test_session_takes_packets_ahead_of_the_back_end(site: PacketSite, add_volunteer: AddVolunteer) -> None:
+def test_session_takes_packets_ahead_of_the_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(60), ("easy",))
     site.sit()
     with serve_model(SynonymModel(seconds=0.2)) as service:
@@ -133,7 +134,7 @@ def test_session_takes_packets_ahead_of_the_back_end(site: PacketSite, add_volun
 
 
 def test_session_during_a_site_outage_loses_nothing(
-    site: PacketSite, add_volunteer: AddVolunteer, words: CompletionServer
+    site: PacketApiServer, add_volunteer: AddVolunteer, words: CompletionServer
 ) -> None:
     site.fill(texts(30), STYLES)
     lease = site.sit()
@@ -149,7 +150,7 @@ def test_session_during_a_site_outage_loses_nothing(
     assert max(site.submitted.values()) == 3  # one answer never came, one was a proxy's
 
 
-def test_session_waits_for_an_unavailable_back_end(site: PacketSite, add_volunteer: AddVolunteer) -> None:
+def test_session_waits_for_an_unavailable_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(20), STYLES)
     with serve_model(SynonymModel(seconds=0.05)) as service:
         port = service.server_port
@@ -167,7 +168,7 @@ def test_session_waits_for_an_unavailable_back_end(site: PacketSite, add_volunte
 
 
 def test_session_with_a_dead_back_end_releases_the_packets(
-    site: PacketSite, add_volunteer: AddVolunteer, monkeypatch: pytest.MonkeyPatch
+    site: PacketApiServer, add_volunteer: AddVolunteer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "BACKEND_SECONDS", 0.5)
     site.fill(texts(5), STYLES)
@@ -180,7 +181,7 @@ def test_session_with_a_dead_back_end_releases_the_packets(
     assert len(site.waiting) == 5
 
 
-def test_session_with_a_too_long_text_reports_it(site: PacketSite, add_volunteer: AddVolunteer) -> None:
+def test_session_with_a_too_long_text_reports_it(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
     short, long = texts(6), " ".join(texts(8))
     site.order = site.order.model_copy(update={"sampling": protocol.Sampling(max_tokens=300)})
     site.fill([*short[:3], long, *short[3:]], STYLES)
@@ -197,7 +198,7 @@ def test_session_with_a_too_long_text_reports_it(site: PacketSite, add_volunteer
     assert sum(one.accepted for one in judged) >= 10
 
 
-def test_session_retries_texts_that_fail_its_own_checks(site: PacketSite, add_volunteer: AddVolunteer) -> None:
+def test_session_retries_texts_that_fail_its_own_checks(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(3), ("medium",))
     lease = site.sit()
     with serve_model(EchoModel()) as service:
@@ -208,15 +209,14 @@ def test_session_retries_texts_that_fail_its_own_checks(site: PacketSite, add_vo
     assert finish.result["accepted"] == 0
 
 
-def test_session_on_leaving_submits_finished_packets(site: PacketSite, add_volunteer: AddVolunteer) -> None:
+def test_session_on_leaving_submits_finished_packets(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(40), STYLES)
     lease = site.sit()
     with serve_model(SynonymModel(seconds=0.1)) as service:
         volunteer = add_volunteer(service.url)
         wait_until(lambda: len(site.taken) >= 3)
-        began = time.monotonic()
         volunteer.leave()
-        assert time.monotonic() - began < 10
+    assert site.waiting, "it does not begin another packet"
     assert isinstance(volunteer.ended, AgentStoppedError) or volunteer.ended is None
     finish = site.leases[lease].finish
     assert finish is not None
@@ -225,7 +225,9 @@ def test_session_on_leaving_submits_finished_packets(site: PacketSite, add_volun
     assert set(site.kept.values()) == {1}
 
 
-def test_session_with_a_lost_lease_ends_and_the_next_continues(site: PacketSite, add_volunteer: AddVolunteer) -> None:
+def test_session_with_a_lost_lease_ends_and_the_next_continues(
+    site: PacketApiServer, add_volunteer: AddVolunteer
+) -> None:
     site.fill(texts(20), STYLES)
     lease = site.sit()
     with serve_model(SynonymModel(seconds=0.05)) as service:
@@ -239,7 +241,7 @@ def test_session_with_a_lost_lease_ends_and_the_next_continues(site: PacketSite,
     assert set(site.kept.values()) == {1}
 
 
-def test_session_at_its_time_limit_finishes_pending_packets(site: PacketSite, add_volunteer: AddVolunteer) -> None:
+def test_session_at_its_time_limit_finishes_pending_packets(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(200), ("easy",))
     lease = site.sit(wall_seconds=2)
     with serve_model(SynonymModel(seconds=0.1), batch_size=2) as service:
@@ -250,7 +252,7 @@ def test_session_at_its_time_limit_finishes_pending_packets(site: PacketSite, ad
 
 
 def test_session_with_an_unsupported_campaign_fails_with_a_reason(
-    site: PacketSite, add_volunteer: AddVolunteer, words: CompletionServer
+    site: PacketApiServer, add_volunteer: AddVolunteer, words: CompletionServer
 ) -> None:
     for change, sentence in (({"model": "other"}, "needs other"), ({"prompt_version": 9}, "too old")):
         site.order = site.order.model_copy(update=change)
@@ -264,7 +266,7 @@ def test_session_with_an_unsupported_campaign_fails_with_a_reason(
 
 
 def test_rephrase_join_without_an_account_runs_one_session(
-    site: PacketSite, tmp_path: Path, words: CompletionServer
+    site: PacketApiServer, tmp_path: Path, words: CompletionServer
 ) -> None:
     import subprocess
     import sys
@@ -273,7 +275,7 @@ def test_rephrase_join_without_an_account_runs_one_session(
     lease = site.sit()
     command = [sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", site.address, "--once"]
     command += ["--endpoint", words.url, "--home", str(tmp_path / "home"), "--name", "volunteer"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert "Joined" in done.stderr
     assert "as volunteer 901. To be credited, sign in there and give --token." in done.stderr
@@ -300,7 +302,7 @@ def test_rephrase_join_with_bad_flags_prints_one_line(capsys: pytest.CaptureFixt
         main([*join, "--parallel", "0"])
 
 
-def test_node_without_a_back_end_does_not_offer_rephrasing(site: PacketSite, node: Node) -> None:
+def test_node_without_a_back_end_does_not_offer_rephrasing(site: PacketApiServer, node: Node) -> None:
     node.start(sandbox="none")
     wait_until(lambda: site.polls)
     assert site.polls[0].hardware.kinds is not None

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import Node, build_training_job, wait_until, wait_until_finished
+from tests.support.agent_process import Node, build_training_job, wait_until_finished
 from tests.support.fake_gpus import GIB, Card, Nvml, pair
 from tests.support.in_process_agent import InProcessAgent
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.node import gpu_monitor, slot_cleanup
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpus import ProcGpuReader
@@ -37,7 +38,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- processes and files ---------------------------------------------------------------------------------------------
 
 
-def test_cleanup_with_a_detached_process_kills_it(site: SmallSite, node: Node) -> None:
+def test_cleanup_with_a_detached_process_kills_it(site: NodeApiServer, node: Node) -> None:
     lease = site.add(build_training_job(site, steps=20, pace=0.05, misbehave=RUNAWAY))
     after = site.add(build_training_job(site, steps=10))
     node.start(sandbox="none")
@@ -46,13 +47,13 @@ def test_cleanup_with_a_detached_process_kills_it(site: SmallSite, node: Node) -
     assert find_marked_processes(f"{node.home}:") == []
 
 
-def test_agent_start_kills_processes_of_a_killed_agent(site: SmallSite, node: Node) -> None:
+def test_agent_start_kills_processes_of_a_killed_agent(site: NodeApiServer, node: Node) -> None:
     stray = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}:41:"})
     other = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}-of-another-else:41:"})
     try:
         site.add(build_training_job(site, steps=5))
         assert node.start("--once", sandbox="none").wait() == 0
-        assert stray.wait(5) == -9
+        assert stray.wait(WAIT_SECONDS) == -9
         assert other.poll() is None
     finally:
         other.kill()
@@ -144,14 +145,15 @@ def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], cleanups
 
 
 @pytest.fixture
-def agent(site: SmallSite, tmp_path: Path, cards: list[Card]) -> Iterator[InProcessAgent]:
+def agent(site: NodeApiServer, tmp_path: Path, cards: list[Card]) -> Iterator[InProcessAgent]:
     agent = InProcessAgent(site, tmp_path / "agent", reader=NvmlReader(Nvml(cards)))
     yield agent
     agent.leave()
 
 
+@pytest.mark.slow
 def test_node_with_held_gpu_memory_takes_no_job_until_freed(
-    site: SmallSite, agent: InProcessAgent, cards: list[Card], caplog: pytest.LogCaptureFixture
+    site: NodeApiServer, agent: InProcessAgent, cards: list[Card], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trainer.node")
     first = site.add(build_training_job(site, steps=100, pace=0.02))
@@ -174,7 +176,7 @@ def test_node_with_held_gpu_memory_takes_no_job_until_freed(
 def test_find_marked_processes_matches_one_lease_only(tmp_path: Path) -> None:
     one = subprocess.Popen(["sleep", "60"], env={**os.environ, slot_cleanup.MARK_VARIABLE: f"{tmp_path}:12:"})
     try:
-        wait_until(lambda: find_marked_processes(f"{tmp_path}:12:"), 5)
+        wait_until(lambda: find_marked_processes(f"{tmp_path}:12:"))
         assert find_marked_processes(f"{tmp_path}:12:") == [one.pid]
         assert find_marked_processes(f"{tmp_path}:1:") == []
     finally:

@@ -12,16 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.agent_process import (
-    Node,
-    build_training_job,
-    list_running_processes,
-    wait_until,
-    wait_until_finished,
-)
+from tests.support.agent_process import Node, build_training_job, list_running_processes, wait_until_finished
 from tests.support.fake_gpus import Nvml, pair
 from tests.support.in_process_agent import InProcessAgent
-from tests.support.small_site import SmallSite
+from tests.support.node_api_server import NodeApiServer
+from tests.support.waits import wait_until
 from trainer import protocol
 from trainer.node.datasets import count_compile_workers
 from trainer.node.gpus_nvml import NvmlReader
@@ -118,7 +113,7 @@ def test_choose_devices_with_an_invalid_configuration_blames_the_entry(config: d
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 @pytest.mark.parametrize("cores", [1, 2, 16, 64, 256])
 def test_compile_workers_fit_the_process_limit_of_tracks(gpus: int, cores: int) -> None:
-    from leaderboard.models.seasons import PROCESSES
+    from leaderboard.models.tracks import PROCESSES
 
     workers = count_compile_workers(PROCESSES, gpus, cores)
     assert 1 <= workers <= max(1, cores // gpus)
@@ -190,13 +185,13 @@ def test_docker_gpu_arguments_follow_the_variable(monkeypatch: pytest.MonkeyPatc
 # --- a real agent ----------------------------------------------------------------------------------------------------
 
 
-def wait_until_running(site: SmallSite, leases: list[int]) -> None:
+def wait_until_running(site: NodeApiServer, leases: list[int]) -> None:
     wait_until(lambda: all(lease in site.leases and site.leases[lease].rows for lease in leases))
     assert all(site.leases[lease].finish is None for lease in leases)
 
 
 @pytest.mark.usefixtures("confined")
-def test_two_slots_run_two_jobs_on_separate_cores(site: SmallSite, node: Node) -> None:
+def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Node) -> None:
     leases = [site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
     node.start("--lanes", "2")
     wait_until_running(site, leases)
@@ -219,13 +214,13 @@ def test_two_slots_run_two_jobs_on_separate_cores(site: SmallSite, node: Node) -
 
 
 @pytest.fixture
-def agent(site: SmallSite, tmp_path: Path) -> Iterator[InProcessAgent]:
+def agent(site: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]:
     agent = InProcessAgent(site, tmp_path / "agent", reader=NvmlReader(Nvml(pair())))
     yield agent
     agent.leave()
 
 
-def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: SmallSite, agent: InProcessAgent) -> None:
+def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: NodeApiServer, agent: InProcessAgent) -> None:
     site.lanes = 2
     leases = [site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
     agent.start()
@@ -236,7 +231,7 @@ def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: SmallSite, agent: 
     assert site.polls[0].lanes == 1, "it began with one, and got no job before it had two"
 
 
-def test_slot_count_change_waits_for_running_jobs(site: SmallSite, agent: InProcessAgent) -> None:
+def test_slot_count_change_waits_for_running_jobs(site: NodeApiServer, agent: InProcessAgent) -> None:
     site.lanes = 2
     first = site.add(build_training_job(site, steps=100_000, every=100_000))
     agent.start()
@@ -251,13 +246,13 @@ def test_slot_count_change_waits_for_running_jobs(site: SmallSite, agent: InProc
     assert seen == pair()[0].uuid, "one slot again with both GPUs, of which a run for one sees one"
 
 
-def test_lanes_flag_with_a_wrong_number_prints_one_line(site: SmallSite, node: Node) -> None:
+def test_lanes_flag_with_a_wrong_number_prints_one_line(site: NodeApiServer, node: Node) -> None:
     assert node.start("--lanes", "none").wait() == 2
     assert "none is not a number from 1 to 64" in node.read_output()
     assert os.linesep not in node.read_output().strip()
 
 
-def test_slots_with_the_same_release_download_it_once(site: SmallSite, tmp_path: Path) -> None:
+def test_slots_with_the_same_release_download_it_once(site: NodeApiServer, tmp_path: Path) -> None:
     agent = InProcessAgent(site, tmp_path / "agent", lanes=3).start()
     leases = [site.add(build_training_job(site, steps=5)) for _ in range(6)]
     for lease in leases:

@@ -91,6 +91,27 @@ def test_build_mask_queries_are_the_last_positions() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda q, k, v: (q, k[:1], v[:1], None, None), "rows, heads and width"),
+        (lambda q, k, v: (q, k[:, :1], v[:, :1], None, None), "rows, heads and width"),
+        (lambda q, k, v: (q[..., :8], k, v, None, None), "rows, heads and width"),
+        (lambda q, k, v: (q, k[:, :, :9], v[:, :, :9], None, None), "no fewer keys than queries"),
+        (lambda q, k, v: (q, k, v[:1], None, None), "key and value of one shape"),
+        (lambda q, k, v: (q[0], k[0], v[0], None, None), "four dimensions"),
+        (lambda q, k, v: (q, k, v, None, DOCUMENTS[:, :1]), r"documents \[rows, keys\]"),
+        (lambda q, k, v: (q, k, v, None, DOCUMENTS[:1]), r"documents \[rows, keys\]"),
+        (lambda q, k, v: (q, k, v, 0, None), "window of at least 1"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_attention_at_shapes_that_kernels_do_not_check_raises(change: Any, reason: str, device: str) -> None:
+    query, key, value, window, documents = change(*(tensor.to(device) for tensor in inputs(24)))
+    with pytest.raises(ValueError, match=reason):
+        attention(query, key, value, window=window, documents=documents)
+
+
 def test_select_path_returns_expected_name() -> None:
     query, key, _ = inputs(24)
     assert select_path(query, key) == "sdpa"
@@ -190,6 +211,7 @@ library.define("bwd(Tensor x) -> Tensor")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "newer", "path", "described"),
     [

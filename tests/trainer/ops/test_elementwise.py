@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.models.gpt import rotary_tables
-from trainer.ops.elementwise import norm, rotate, softcap, squared_relu
+from trainer.ops.elementwise import cast_for_autocast, norm, rotate, softcap, squared_relu
 
 COSINE, SINE = rotary_tables(3, 10, 8, 100.0, torch.device("cpu"))
 
@@ -57,3 +57,15 @@ def test_elementwise_bf16_input_computes_in_fp32(name: str) -> None:
     answer = ours(x.bfloat16(), *rest)
     torch.testing.assert_close(answer.float(), plain(x.bfloat16().float(), *rest), rtol=1e-2, atol=1e-2)
     assert answer.dtype == (torch.float32 if name == "softcap" else torch.bfloat16)
+
+
+def test_cast_for_autocast_sums_gradients_of_a_table_in_fp32() -> None:
+    table = torch.zeros(1, 4, requires_grad=True)
+    tokens = torch.zeros(1000, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = cast_for_autocast(F.embedding(tokens, table))
+    assert rows.dtype == torch.bfloat16
+    rows.backward(torch.ones_like(rows))
+    assert table.grad is not None
+    assert table.grad.unique().tolist() == [1000], "in bf16, which has 8 bits, it would be 256"
+    assert cast_for_autocast(table) is table

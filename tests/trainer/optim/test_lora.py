@@ -103,6 +103,7 @@ def test_load_model_merges_adapters(adapted_run: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_lora_run_resumes_exactly(train: Train, adapted_run: Path, tiny_run: Path, tmp_path: Path) -> None:
     half = list_checkpoints(adapted_run)[0]
     assert get_checkpoint_step(half) == 5

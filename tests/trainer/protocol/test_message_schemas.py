@@ -48,6 +48,7 @@ MESSAGES: Final[dict[str, type[protocol.Message]]] = {
     "order rephrase": protocol.RephraseOrder,
     "order swarm": protocol.SwarmOrder,
     "order seat": protocol.WorkerOrder,
+    "order swarm_sample": protocol.SwarmSampleOrder,
     "result train, probes": protocol.ProbeResults,
     "result replay": protocol.ReplayResult,
     "result smoke": protocol.SmokeResult,

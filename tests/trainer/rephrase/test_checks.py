@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from tests.support.genesis import passages, texts
 from tests.support.rephrasings import GOOD, SOURCE
-from trainer.rephrase.checks import DEFAULT_THRESHOLDS, REASONS, check_output, compute_duplicate_key, merge_thresholds
+from trainer.rephrase.checks import (
+    DEFAULT_THRESHOLDS,
+    MAX_LOOPED,
+    REASONS,
+    AnalyzedText,
+    check_output,
+    compute_duplicate_key,
+    forms,
+    measure_output,
+    merge_thresholds,
+    similarity,
+)
 from trainer.rephrase.prompts import STYLES, build_prompt, get_instructions
 
 GERMAN = (
@@ -114,6 +125,34 @@ def test_repeated_prompt_is_echo(style: str) -> None:
     assert reasons(style, f"{get_instructions(style)[1]} {GOOD[style]}") == ("echo",)
 
 
+@pytest.mark.parametrize(
+    ("style", "reason"),
+    [
+        ("qa", "not_pairs"),
+        ("faq", "not_pairs"),
+        ("math", "no_solution"),
+        ("table", "no_table"),
+        ("tutorial", "no_steps"),
+    ],
+)
+def test_prose_has_not_the_form_of_a_style(style: str, reason: str) -> None:
+    assert reason in reasons(style, GOOD["medium"])
+
+
+@pytest.mark.parametrize(
+    ("style", "old", "new"),
+    [
+        ("math", "Solution:", "Then:"),
+        ("table", "|---|---|\n", ""),
+        ("table", "| 1844 |", "| 1844 | or so |"),
+        ("tutorial", "\n3.", "\n4."),
+    ],
+)
+def test_broken_form_is_rejected(style: str, old: str, new: str) -> None:
+    assert forms.find_form_violation(style, GOOD[style]) == ""
+    assert forms.find_form_violation(style, GOOD[style].replace(old, new)) != ""
+
+
 def test_repeated_source_is_copied() -> None:
     for style in ("easy", "medium", "hard"):
         assert "copied" in reasons(style, SOURCE)
@@ -177,6 +216,21 @@ def test_repetitive_text_is_rejected() -> None:
     assert "repetitive" in reasons("easy", "The ship went to South America. " * 18)
 
 
+def test_text_that_ends_in_a_loop_is_rejected() -> None:
+    words = SOURCE.split()
+    half = len(words) // 2
+    looped = " ".join([*words[:half], *words[half - 12 : half] * (half // 12), "and so on."])
+    assert similarity.measure_repetition(looped) > DEFAULT_THRESHOLDS["easy"].repetition
+    assert "repetitive" in reasons("easy", looped)
+    assert "repetitive" not in reasons("easy", SOURCE)
+
+
+def test_text_may_repeat_what_its_source_repeats() -> None:
+    refrain = "row row row your boat gently down the stream merrily merrily we go "
+    assert AnalyzedText(refrain * 4).loop_share > MAX_LOOPED
+    assert measure_output(refrain * 4, refrain * 4)["looped"] == 0
+
+
 def test_duplicate_ignores_spaces_and_case() -> None:
     known = {compute_duplicate_key(GOOD["medium"])}
     assert reasons("medium", GOOD["medium"].upper().replace(" ", "  "), accepted_keys=known) == ("duplicate",)
@@ -217,3 +271,15 @@ def test_arbitrary_text_gets_known_reasons(source: str, output: str, style: str)
     assert set(found.reasons) <= set(REASONS)
     again = check_output(source, style, found.text)
     assert (again.text, again.accepted) == (found.text, found.accepted)
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("tutorial", "1. Heat the oven to\n350.\n\n2. At\n12:30 take it out after\n3.5 minutes."),
+        ("tutorial", "Step 1: Read.\n**Step 2**: Write."),
+        ("table", "| a | b |\n|---|---|\n| x \\| y | 1 |\n| z | 2 |"),
+    ],
+)
+def test_numbers_in_prose_and_escaped_bars_do_not_break_a_form(style: str, text: str) -> None:
+    assert forms.find_form_violation(style, text) == ""

@@ -67,6 +67,15 @@ def test_completion_depends_on_seed(model: CausalCompletionModel) -> None:
     assert len(texts) == 5
 
 
+def test_top_k_of_one_takes_the_likeliest_token(model: CausalCompletionModel) -> None:
+    requests = [
+        CompletionRequest("x", temperature=temperature, top_k=top_k, max_tokens=20)
+        for temperature, top_k in ((0, 0), (2, 1))
+    ]
+    greedy, limited = model.complete(requests)
+    assert greedy.text == limited.text
+
+
 def test_server_rejects_long_prompts_and_malformed_requests(model: CausalCompletionModel) -> None:
     with serve_model(model, "tiny") as server, httpx.Client(base_url=server.url) as http:
         request = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}

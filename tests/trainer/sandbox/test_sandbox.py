@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.sandbox import Mount, ResourceLimits, SandboxError, SandboxProcess, SandboxSpec, cgroup, get_driver
 
 REFUSAL = get_driver("bubblewrap").find_problem()
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Callable[..., Ended]:
             process = get_driver("bubblewrap").start(
                 box(tmp_path / "out", code, limits, mounts, **more), output, output
             )
-            ended = process.wait(30)
+            ended = process.wait(WAIT_SECONDS)
             assert ended is not None, process.kill()
             output.seek(0)
             return Ended(ended, output.read().decode(), process.limit_error, process.seconds)
@@ -257,9 +257,9 @@ def test_terminate_lets_the_command_finish(tmp_path: Path) -> None:
         time.sleep(20)
     """
     process = get_driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
-    until(lambda: (tmp_path / "out" / "ready").exists())
+    wait_until(lambda: (tmp_path / "out" / "ready").exists())
     process.terminate()
-    assert process.wait(10) == 130
+    assert process.wait(WAIT_SECONDS) == 130
 
 
 FAMILY = """
@@ -277,7 +277,7 @@ FAMILY = """
 
 def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
     process = get_driver("bubblewrap").start(box(tmp_path / "out", FAMILY), subprocess.DEVNULL, subprocess.DEVNULL)
-    until(lambda: (tmp_path / "out" / "ready").exists())
+    wait_until(lambda: (tmp_path / "out" / "ready").exists())
     assert len(mentioning(tmp_path)) >= 4
     assert process.kill() == 137
     assert mentioning(tmp_path) == []
@@ -287,7 +287,7 @@ def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
 def test_command_end_kills_its_background_processes(tmp_path: Path) -> None:
     code = FAMILY.replace('open("ready", "w").close()\n    time.sleep(60)', "")
     process = get_driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
-    assert process.wait(10) == 0
+    assert process.wait(WAIT_SECONDS) == 0
     assert mentioning(tmp_path) == []
 
 
@@ -306,12 +306,12 @@ time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", starter])
     try:
-        until(lambda: (tmp_path / "out" / "ready").exists())
+        wait_until(lambda: (tmp_path / "out" / "ready").exists())
         assert len(mentioning(tmp_path)) >= 4
     finally:
         parent.kill()
         parent.wait()
-    until(lambda: mentioning(tmp_path) == [])
+    wait_until(lambda: mentioning(tmp_path) == [])
 
 
 def test_missing_mount_raises(tmp_path: Path) -> None:
@@ -337,13 +337,6 @@ def seen(pid: int) -> str:
         except OSError:
             continue
     return found
-
-
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_mentioning_finds_a_process(tmp_path: Path) -> None:

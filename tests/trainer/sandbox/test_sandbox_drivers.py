@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import Mount, ResourceLimits, SandboxError, SandboxSpec, docker, get_driver
 
 LIMITS = ResourceLimits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
@@ -22,7 +23,7 @@ def test_get_driver_with_an_unknown_name_lists_the_known() -> None:
 def plain(tmp_path: Path, code: str, limits: ResourceLimits = LIMITS) -> tuple[int | None, str | None]:
     box = SandboxSpec([sys.executable, "-S", "-c", code], {}, [Mount(tmp_path, writable=True)], tmp_path, limits)
     process = get_driver("none").start(box, subprocess.DEVNULL, subprocess.DEVNULL)
-    return process.wait(30), process.limit_error
+    return process.wait(WAIT_SECONDS), process.limit_error
 
 
 def test_unsandboxed_driver_runs_and_meters_a_process(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +16,9 @@ from tests.support import peeking_model
 from tests.support.paths import DATA
 from tests.support.scored_runs import LENGTH, build_gpt, build_scorer, words, write_run
 from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.scoring import benchmark_suite, items
+from trainer.scoring import benchmark_suite, benchmark_tasks, items
+from trainer.scoring.core_tasks import SAMPLE_NAMES
 from trainer.scoring.lm_eval_model import LmEvalModel
-
-pytestmark = pytest.mark.timeout(300)
 
 ITEMS = 6
 
@@ -42,7 +40,7 @@ def write_data(folder: Path) -> Path:
         for i in range(ITEMS)
     ]
     rows = {
-        **{member.file: blimp for member in benchmark_suite.SUITE["blimp"]},
+        **{member.file: blimp for member in benchmark_tasks.SUITE["blimp"]},
         "hellaswag/validation.jsonl.gz": hellaswag,
         "lambada_openai/test.jsonl.gz": [{"text": sentence} for sentence in sentences],
     }
@@ -54,7 +52,7 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def score_suite(run: Path, data: Path, names: str, limit: int) -> subprocess.CompletedProcess[str]:
+def score_suite(run: Path, data: Path | None, names: str, limit: int) -> subprocess.CompletedProcess[str]:
     """In a process of its own, as always: lm-eval's libraries warn and leave threads behind."""
     text = run / "text.txt"
     text.write_text(words(1, 200))
@@ -67,10 +65,11 @@ def score_suite(run: Path, data: Path, names: str, limit: int) -> subprocess.Com
         "--suite-limit",
         str(limit),
     ]
-    environment = {**os.environ, "DAILYTRAIN_EVAL_DATA": str(data)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    command += ["--eval-data", str(data)] if data else []
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
     run, data = write_run(tmp_path / "run"), write_data(tmp_path / "data")
     (data / "lambada_openai" / "test.jsonl.gz").unlink()
@@ -89,7 +88,7 @@ def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
     )
     assert error > 0
     kept = items.read_items(run / "items.jsonl.gz")
-    assert len(kept) == 1 + ITEMS * (1 + len(benchmark_suite.PARADIGMS))
+    assert len(kept) == 1 + ITEMS * (1 + len(benchmark_tasks.PARADIGMS))
     blimp = [line["acc"] for (task, _, _), line in kept.items() if task == "blimp"]
     assert np.mean(blimp) == pytest.approx(record["suite"]["blimp"]["acc"][0])
     assert all(len(line["log_likelihoods"]) == 4 for (task, _, _), line in kept.items() if task == "hellaswag")
@@ -116,8 +115,6 @@ def test_log_likelihoods_match_the_logits(tmp_path):
         exact = logits.log_softmax(-1).gather(-1, row[-tail:, None])
         assert value == pytest.approx(float(exact.sum()), abs=1e-4)
         assert greedy == bool((logits.argmax(-1) == row[-tail:]).all())
-    rolled = model.loglikelihood_rolling([Request((words(3, 60),))])
-    assert rolled[0] < 0
     text = model.generate_until([Request((words(3, 60), {"until": ["."], "max_gen_toks": 5}))])
     assert "." not in text[0]
     assert text == model.generate_until([Request((words(3, 60), {"until": "none", "max_gen_toks": 5}))])
@@ -164,15 +161,16 @@ def test_corrected_metric_is_unbiased_and_its_error_honest():
     assert np.mean(perplexities) == pytest.approx(np.exp(3.5), rel=0.05)
 
 
+@pytest.mark.slow
 def test_real_benchmarks_are_read_from_local_files(tmp_path):
     data = DATA / "eval"
     if not data.is_dir():
         pytest.skip(f"the benchmarks' files are not at {data} (DAILYTRAIN_DATA)")
-    done = score_suite(write_run(tmp_path / "run"), data, ",".join(benchmark_suite.SUITE), 2)
+    done = score_suite(write_run(tmp_path / "run"), data, ",".join(benchmark_tasks.SUITE), 2)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["suite_missing"] == []
-    assert set(record["suite"]) == {*benchmark_suite.SUITE, "average"}
+    assert set(record["suite"]) == {*benchmark_tasks.SUITE, "average"}
     assert set(record["suite"]["lambada_openai"]) == {"perplexity", "acc"}
 
 
@@ -184,10 +182,31 @@ def test_average_subtracts_chance():
     assert benchmark_suite.average_normalized_scores({}) is None
 
 
-def test_hub_tasks_are_requested_by_name():
-    assert benchmark_suite.split_by_available_data(list(benchmark_suite.SUITE), benchmark_suite.HUB) == (
-        list(benchmark_suite.SUITE),
-        [],
-    )
-    assert [member.config(benchmark_suite.HUB) for member in benchmark_suite.SUITE["copa"]] == ["copa"]
-    assert benchmark_suite.SUITE.keys() == benchmark_suite.HEADLINE.keys()
+@pytest.mark.slow
+def test_shipped_sample_is_scored_without_evaluation_data(tmp_path):
+    done = score_suite(write_run(tmp_path / "run"), None, "blimp_sample,blimp,core_sample", 5)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["suite_missing"] == ["blimp"]
+    assert set(record["suite"]) == set(record["suite_seconds"]) == {"blimp_sample", "core_sample"}
+    assert set(record["suite"]["core_sample"]) == {"centered", *SAMPLE_NAMES}
+    assert record["suite_seconds"]["blimp_sample"] > 0
+    kept = [item for task, _, item in items.read_items(tmp_path / "run" / "items.jsonl.gz") if task == "blimp_sample"]
+    assert kept == [*range(5)] * 4
+
+
+def test_shipped_sample_is_the_start_of_blimp():
+    data = DATA / "eval" / "blimp"
+    if not data.is_dir():
+        pytest.skip(f"BLiMP is not at {data} (DAILYTRAIN_DATA)")
+    for name in benchmark_tasks.SAMPLE_PARADIGMS:
+        lines = (benchmark_tasks.SHIPPED / "blimp_sample" / f"{name}.jsonl").read_text().splitlines()
+        with gzip.open(data / f"{name}.jsonl.gz", "rt") as file:
+            original = [json.loads(line) for line in file][: len(lines)]
+        assert len(lines) == 150
+        for line, row in zip(lines, original, strict=True):
+            assert json.loads(line) == {name: row[name] for name in ("sentence_good", "sentence_bad")}
+
+
+def test_every_task_has_a_metric_for_the_average():
+    assert benchmark_tasks.SUITE.keys() == benchmark_suite.HEADLINE.keys()

@@ -11,8 +11,6 @@ from trainer.models import litgpt
 from trainer.scoring.lm_eval_model import LmEvalModel
 from trainer.scoring.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Request:
     """What lm-eval hands to a model: its arguments are all that is read."""

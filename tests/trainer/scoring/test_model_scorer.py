@@ -72,7 +72,16 @@ def test_logits_of_too_few_positions_are_refused() -> None:
             return tokens[:, -1:, None]
 
     with pytest.raises(ModelError, match="one row of logits"):
-        ModelScorer(LastOnly(torch.zeros(1, 1, 50)), torch.device("cpu"), 4)
+        ModelScorer(LastOnly(torch.zeros(1, 1, 50)), torch.device("cpu"), 4).compute_logits(np.zeros(4, np.int64))
+
+
+def test_unloaded_scorer_keeps_no_copies_and_scores_the_same_again() -> None:
+    scorer, row = build_scorer(build_gpt()), draw_tokens(1, LENGTH)
+    before = scorer.score_rows(row, row).nats
+    assert scorer.stored
+    scorer.unload()
+    assert scorer.stored is None
+    np.testing.assert_array_equal(scorer.score_rows(row, row).nats, before)
 
 
 def test_pass_that_writes_to_a_buffer_is_refused() -> None:
@@ -91,6 +100,32 @@ def test_pass_that_writes_to_a_buffer_is_refused() -> None:
     scorer.model.seen.zero_()
     with pytest.raises(ModelError, match="changes seen"):
         scorer.score_positions(draw_tokens(1, LENGTH), np.array([3]), draw_tokens(1))
+
+
+def test_pass_that_writes_a_sign_of_zero_to_a_buffer_is_refused() -> None:
+    class WithSign(FixedLogits):
+        def __init__(self, logits: Tensor) -> None:
+            super().__init__(logits)
+            self.register_buffer("sign", torch.zeros(()))
+
+        def features(self, tokens: Tensor) -> Tensor:
+            self.sign.copy_(torch.where(tokens[0, -1] == 1, -0.0, 0.0))
+            return super().features(tokens)
+
+    scorer = ModelScorer(WithSign(torch.zeros(VOCABULARY)), torch.device("cpu"), LENGTH)
+    with pytest.raises(ModelError, match="changes sign"):
+        scorer.score_rows(np.ones((1, LENGTH), np.int64), draw_tokens(1, LENGTH))
+
+
+@pytest.mark.parametrize("value", [math.nan, complex(0, math.nan)])
+def test_buffer_of_nan_that_no_pass_changes_is_accepted(value: complex) -> None:
+    class WithNan(FixedLogits):
+        def __init__(self, logits: Tensor) -> None:
+            super().__init__(logits)
+            self.register_buffer("unused", torch.tensor(value))
+
+    scorer = ModelScorer(WithNan(torch.zeros(VOCABULARY)), torch.device("cpu"), LENGTH)
+    assert scorer.vocabulary_size == VOCABULARY
 
 
 def test_replaced_rows_keep_tokens_up_to_their_position() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,19 +10,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support import peeking_model
 from tests.support.scored_runs import build_scorer, make_texts, score_tokens
 from tests.support.tiny import TINY
 from trainer.cli.main import main
+from trainer.graph.build import translate
+from trainer.graph.files import read_traced
 from trainer.graph.model import build_model
+from trainer.graph.schema import Call
 from trainer.graph.trace import trace_architecture
 from trainer.models.base import LanguageModel
 from trainer.scoring.heldout_text import EncodedDocument
+from trainer.scoring.run_folder import RunFolder
+from trainer.scoring.scored_models import SEEDS, load_graph_models
 from trainer.scoring.text_score import TextScore, score_text
 
 V, T = 64, 32
+END_OF_TEXT, LAST = 0, 1
 TRAIN = (
     *("--train.sequence-length", "32", "--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "0"),
     *("--device", "cpu", "--threads", "1", "--train.precision", "fp32", "--budget", "20steps"),
@@ -55,6 +63,43 @@ def test_graph_that_looks_ahead_gains_nothing(every: int, honest: TextScore) -> 
     assert sum(bits for bits, _ in found.documents) / found.bits.bytes == pytest.approx(found.bits.bits_per_byte)
 
 
+class LastTokenModel(peeking_model.Model):
+    """Knows the last token of each text, and sees by the padding after it where it is."""
+
+    def features(self, tokens: Tensor) -> Tensor:
+        tokens_left = (tokens != END_OF_TEXT).long().flip(1).cumsum(1).flip(1)
+        is_last = (tokens_left == 1) & (tokens != END_OF_TEXT) & (torch.arange(T) < T - 1)
+        return self.head(F.one_hot(tokens, V).float()) + 20 * is_last[..., None] * F.one_hot(tokens * 0 + LAST, V)
+
+
+def test_last_target_of_short_window_is_corrected() -> None:
+    rng = np.random.default_rng(0)
+    texts = [EncodedDocument(np.append(rng.integers(2, V, size=n), LAST), n + 1) for n in rng.integers(4, 30, size=60)]
+    torch.manual_seed(0)
+    found = score_tokens(build_scorer(LastTokenModel(peeking_model.Config(V, T, 0)), T), texts)
+    honest = score_tokens(build_scorer(peeking_model.Model(peeking_model.Config(V, T, 0)), T), texts)
+    assert found.bits_per_byte_uncorrected < honest.bits_per_byte_uncorrected - 0.1
+    assert found.correction.is_beyond_rounding
+    difference = found.bits.nats_per_token - honest.bits.nats_per_token
+    assert abs(difference) < 2 * found.correction.stderr
+
+
+def test_graph_that_writes_to_its_tokens_changes_no_other_pass(honest: TextScore) -> None:
+    torch.manual_seed(0)
+    traced = trace_architecture(peeking_model, peeking_model.Config(V, T, 0))  # type: ignore[arg-type]
+    model, graph = build_model(traced), traced.evaluation.features
+    number = len(graph.calls)
+    writes = (
+        Call("aten::type_as", ("%tokens", "%tokens")),  # the tokens themselves
+        Call("aten::fill_.Scalar", (f"%{number}", 1)),
+    )
+    # `translate` leaves the checks of a graph out, which refuse such writes.
+    model.traced_passes[False].features = translate(dataclasses.replace(graph, calls=(*graph.calls, *writes)))
+    found = score_tokens(build_scorer(model, T), make_texts(V))
+    assert found.bits == honest.bits
+    assert found.correction == honest.correction
+
+
 def test_score_counts_every_token_once(honest: TextScore) -> None:
     texts = make_texts(V)
     assert honest.bits.tokens == sum(len(text.tokens) for text in texts) == len(honest.losses)
@@ -72,6 +117,7 @@ def traced_run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_score_of_traced_run_needs_no_python(
     traced_run: Path, corpus_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,8 +130,10 @@ def test_score_of_traced_run_needs_no_python(
     assert not record["checks"]["look_ahead"]["is_beyond_rounding"]
     assert record["bits_per_byte"] < record["checks"]["untrained"]["bits_per_byte"]
     assert record["scoring_flops_per_token"] > 0
+    assert 0 <= record["checks"]["untrained"]["seed"] < SEEDS
 
 
+@pytest.mark.slow
 def test_score_of_traced_run_equals_score_of_the_same_python(
     traced_run: Path,
     dataset_folder: Path,
@@ -127,6 +175,17 @@ def test_untrained_model_that_knows_the_text_is_found(honest: TextScore) -> None
     assert found.untrained.is_better
     assert found.untrained.bits_per_byte < found.untrained.unigram_bits_per_byte
     assert not honest.untrained.is_better
+
+
+def test_untrained_model_has_a_new_seed_each_time_that_repeats_it(traced_run: Path) -> None:
+    traced, run = read_traced(traced_run / "graph"), RunFolder.open(traced_run)
+    first, second = (load_graph_models(traced, run) for _ in range(2))
+    assert first.seed != second.seed
+    torch.manual_seed(first.seed)
+    models = (first.untrained, build_model(traced), second.untrained)
+    parameters = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]
+    assert torch.equal(parameters[0], parameters[1])
+    assert not torch.equal(parameters[0], parameters[2])
 
 
 def test_reference_of_another_model_makes_the_correction_more_exact(honest: TextScore) -> None:

@@ -21,7 +21,7 @@ from trainer.cli.main import main
 from trainer.cli.smoke import Findings
 from trainer.data.dataset import Dataset
 from trainer.errors import ExitCode, ModelError, UserError
-from trainer.graph.schema import read_traced
+from trainer.graph.files import read_traced
 from trainer.models import ARCHITECTURES
 from trainer.protocol import GRAPH_FILES, SmokeResult
 from trainer.sandbox import get_driver
@@ -275,6 +275,7 @@ def test_malformed_report_is_not_trusted() -> None:
     assert (found.name, found.line) == ("starts", 0)
 
 
+@pytest.mark.slow
 def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
     tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

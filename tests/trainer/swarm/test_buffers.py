@@ -1,4 +1,4 @@
-"""Slots of workers, and the limit of micro-batches in flight."""
+"""A worker's memory plan, and the limit of micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.swarm_chain import build_tiny_config
+from tests.support.swarm_chain import SHAPES, build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm.buffers import (
+    CACHE_SHARE,
+    MAX_CACHES,
     MAX_SLOTS,
     MEMORY_SHARE,
     RESERVED_COPIES,
-    count_slots,
+    MemoryPlan,
     limit_in_flight,
     measure_micro_batch,
+    measure_text,
+    plan_memory,
 )
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.stage import Stage
@@ -30,12 +34,25 @@ def config(dataset_folder: Path) -> SwarmConfig:
 @pytest.mark.parametrize("index", [0, 1])
 def test_slots_follow_from_free_memory(config: SwarmConfig, index: int) -> None:
     stage = Stage(config, index)
-    held = measure_micro_batch(stage)
+    held, text = measure_micro_batch(stage), measure_text(stage)
     weights = 4 * RESERVED_COPIES * stage.gradient_sum.numel()
-    assert count_slots(stage, int((weights + 5.5 * held) / MEMORY_SHARE)) == 5
-    assert count_slots(stage, 0) == 1, "at least one"
-    assert count_slots(stage, 2**60) == MAX_SLOTS
-    assert 1 <= count_slots(stage) <= MAX_SLOTS
+    size = max(100.5 * held, (MAX_CACHES + 0.5) * text / CACHE_SHARE)
+    plan = plan_memory(stage, int((weights + size) / MEMORY_SHARE))
+    assert plan == MemoryPlan(int((size - MAX_CACHES * text) / held), MAX_CACHES)
+    assert plan_memory(stage, int((weights + 2.5 * text / CACHE_SHARE) / MEMORY_SHARE)).texts == 2
+    assert plan_memory(stage, 0) == MemoryPlan(1, 0), "at least one micro-batch"
+    assert plan_memory(stage, 2**60) == MemoryPlan(MAX_SLOTS, MAX_CACHES)
+    assert 1 <= plan_memory(stage).slots <= MAX_SLOTS
+
+
+@pytest.mark.parametrize("arch", SHAPES)
+def test_text_has_the_bytes_of_its_keys_or_states(dataset_folder: Path, arch: str) -> None:
+    config = build_tiny_config(Dataset.open(dataset_folder), arch, stages=3)
+    stage = Stage(config, 0)
+    width = config.model["width"] if arch != "litgpt" else config.model["fields"]["n_embd"]
+    numbers = width * 64 if arch == "rwkv5" else 2 * config.sequence_length * width  # a matrix for each head of 64
+    least = 4 * numbers * len(stage.block_range)
+    assert least <= measure_text(stage) < 1.5 * least + 4096
 
 
 def test_twice_the_rows_occupy_twice_the_memory(config: SwarmConfig) -> None:
@@ -47,7 +64,7 @@ def test_twice_the_rows_occupy_twice_the_memory(config: SwarmConfig) -> None:
 def test_measuring_does_not_change_the_stage(config: SwarmConfig) -> None:
     stage = Stage(config, 1)
     before = stage.compute_digest(stage.gradient_sum)
-    count_slots(stage)
+    plan_memory(stage)
     assert stage.compute_digest(stage.gradient_sum) == before
 
 

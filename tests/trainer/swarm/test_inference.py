@@ -1,4 +1,4 @@
-"""Evaluation, sampling and leaving, with a small swarm over real sockets in this process.
+"""Evaluation, sampled tokens and leaving, with a small swarm over real sockets in this process.
 
 The worker and the coordinator run their own loops, each with its own daemon; `test_faults` runs them as processes.
 """
@@ -20,7 +20,6 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.coordinator import Coordinator, CoordinatorOptions
 from trainer.swarm.data import Batches
 from trainer.swarm.fault_injection import FaultInjector
-from trainer.swarm.inference import sample_tokens
 from trainer.swarm.journal import get_losses, read_journal
 from trainer.swarm.single_process import SingleProcessRun
 from trainer.swarm.transport import Transport
@@ -28,8 +27,8 @@ from trainer.swarm.worker import Worker
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
-STEPS, TIMEOUT = 4, 120.0
-PROMPT = [5, 6, 7]
+STEPS, TIMEOUT = 4, 600.0
+PROMPT, TOKENS = [5, 6, 7], 8
 
 
 class SamplingCoordinator(Coordinator):
@@ -39,8 +38,12 @@ class SamplingCoordinator(Coordinator):
 
     async def evaluate(self) -> None:
         await super().evaluate()
-        sample = await sample_tokens(self.first_stage, self.config, self.version, self.timeout, PROMPT, 8)
-        self.samples.append(sample)
+        text = self.build_text()
+        text.add_tokens(PROMPT)
+        for _ in range(TOKENS):
+            text.add_tokens([int((await text.predict()).argmax())])
+        assert (text.step, text.start, len(text.path)) == (self.version, len(text.tokens) - 1, 2)
+        self.samples.append(text.tokens)
 
 
 @contextlib.asynccontextmanager
@@ -58,10 +61,11 @@ def build_worker(transport: Transport, coordinator: Transport, stage: int) -> Wo
     return Worker(transport, coordinator.addresses, hello, FaultInjector(), "cpu")
 
 
-@pytest.fixture
-def batches(dataset_folder: Path) -> Batches:
+@pytest.fixture(params=["gpt", "nanogpt"])
+def batches(dataset_folder: Path, request: pytest.FixtureRequest) -> Batches:
+    """Of a model with separate embedding and head, and of one with a tied head."""
     dataset = Dataset.open(dataset_folder)
-    return Batches(dataset, build_tiny_config(dataset, steps=STEPS))
+    return Batches(dataset, build_tiny_config(dataset, request.param, steps=STEPS))
 
 
 def evaluate_reference(reference: SingleProcessRun, batches: Batches) -> float:
@@ -73,11 +77,12 @@ def evaluate_reference(reference: SingleProcessRun, batches: Batches) -> float:
 @torch.no_grad()
 def sample_reference(reference: SingleProcessRun, config: SwarmConfig) -> list[int]:
     text = list(PROMPT)
-    for _ in range(8):
+    for _ in range(TOKENS):
         text.append(int(reference.model(torch.tensor([text[-config.sequence_length :]]))[0, -1].argmax()))
     return text
 
 
+@pytest.mark.slow
 def test_evaluations_and_samples_equal_single_process(tmp_path: Path, batches: Batches) -> None:
     async def train() -> list[list[int]]:
         async with connect(tmp_path, 3) as (own, *others):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.swarm_chain import build_tiny_config
+from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
 from trainer.swarm.comparison import compare_with_single_process
 
@@ -62,7 +63,7 @@ def test_cut_link_closes_both_ends() -> None:
     async def measure(links: Links) -> bytes:
         async with echo_behind(links) as (reader, _):
             with contextlib.suppress(ConnectionResetError):
-                return await asyncio.wait_for(reader.read(1), 20)
+                return await asyncio.wait_for(reader.read(1), WAIT_SECONDS)
             return b""
 
     with Links(LinkShape(cuts=1.0)) as links:
@@ -75,7 +76,7 @@ def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Pa
     config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     with Links(LinkShape(megabits=100, milliseconds=50, cuts=0.04), seed=1) as links:
         result, _ = compare_with_single_process(
-            config, dataset_folder, 2, "none", timeout=15, seconds=280, links=links.get_proxy_port
+            config, dataset_folder, 2, "none", timeout=15, seconds=WAIT_SECONDS, links=links.get_proxy_port
         )
     sys.stdout.write(f"{result}; {links.cut} connections cut, {links.transferred} bytes\n")
     assert result.is_passed(8)
@@ -84,11 +85,11 @@ def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Pa
 
 @pytest.mark.slow
 def test_undialable_worker_takes_part(dataset_folder: Path) -> None:
-    config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    config = build_tiny_config(Dataset.open(dataset_folder), steps=24, checkpoint_every=24)
     result, lines = compare_with_single_process(
-        config, dataset_folder, 2, "none", timeout=10, seconds=280, undialable={"worker-1"}
+        config, dataset_folder, 2, "none", timeout=60, seconds=WAIT_SECONDS, undialable={"worker-1"}
     )
-    assert result.is_passed(8)
+    assert result.is_passed(24)
     hidden = next(line["peer"] for line in lines if line["kind"] == "join" and line["label"] == "worker-1")
     assert any(stage.get(hidden) for line in lines if line["kind"] == "commit" for stage in line["cover"].values())
 
@@ -98,8 +99,8 @@ def test_undialable_workers_connect_by_relay(dataset_folder: Path) -> None:
     config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     hidden = {"worker-0", "worker-1"}
     result, lines = compare_with_single_process(
-        config, dataset_folder, 1, "none", timeout=10, seconds=280, undialable=hidden
+        config, dataset_folder, 1, "none", timeout=60, seconds=WAIT_SECONDS, undialable=hidden
     )
     assert result.is_passed(8)
     assert {line["label"] for line in lines if line["kind"] == "join"} == hidden, "no other worker took part"
-    assert next(line["seconds"] for line in lines if line["kind"] == "commit") < 90, "libp2p alone takes three minutes"
+    assert next(line["seconds"] for line in lines if line["kind"] == "commit") < 150, "libp2p alone takes three minutes"

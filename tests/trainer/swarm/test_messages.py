@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.swarm_chain import build_tiny_config
+from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
 from trainer.swarm import checkpoint
 from trainer.swarm.comparison import has_equal_hashes, has_exact_cover
@@ -55,13 +56,13 @@ def train_single_process(config: SwarmConfig, dataset: Dataset) -> tuple[float, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wire", ["bf16", "fp16"])
-def test_16_bit_messages_keep_the_loss_within_one_percent(wire: str, dataset_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", ["bf16", "fp16", "fp8", "fp8-feedback"])
+def test_short_messages_keep_the_loss_within_one_percent(wire: str, dataset_folder: Path, tmp_path: Path) -> None:
     dataset = Dataset.open(dataset_folder)
     settings = {"steps": STEPS, "learning_rate": 3e-3, "checkpoint_every": STEPS, "audit": 0.2}
     config = build_tiny_config(dataset, wire=wire, sums="bf16", **settings)
     with LocalSwarm(config, dataset_folder, [0, 1, 0, 1], timeout=10, out=tmp_path / "run") as swarm:
-        lines = swarm.run(250)
+        lines = swarm.run(WAIT_SECONDS)
     assert has_exact_cover(lines, config)
     assert has_equal_hashes(lines)
     assert not [line for line in lines if line["kind"] == "ban"]

@@ -22,8 +22,10 @@ from tests.support.swarm_chain import (
 )
 from trainer.data.dataset import Dataset
 from trainer.swarm import single_process
+from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.partitions import PartitionError, balance_blocks
+from trainer.swarm.single_process import SingleProcessRun
 from trainer.swarm.stage import Stage, StateError, build_model, partition_blocks
 
 
@@ -36,8 +38,11 @@ def dataset(dataset_folder: Path) -> Dataset:
 def test_stages_partition_the_whole_models_parameters(dataset: Dataset, arch: str) -> None:
     config = build_tiny_config(dataset, arch, stages=3)
     whole = dict(build_model(config).named_parameters())
-    parts = [(name, p) for stage in build_stages(config) for name, p in stage.parameters.items()]
-    assert sorted(name for name, _ in parts) == sorted(whole)
+    stages = build_stages(config)
+    parts = [(name, p) for stage in stages for name, p in stage.parameters.items()]
+    tied = [stage.tied_name for stage in stages if stage.tied_name]
+    assert tied == (["embedding.weight"] * 2 if arch == "nanogpt" else [])
+    assert sorted(name for name, _ in parts) == sorted([*whole, *tied[1:]])
     assert all(torch.equal(parameter, whole[name]) for name, parameter in parts)
 
 
@@ -64,6 +69,43 @@ def test_gpt_options_train_like_the_whole_model(dataset: Dataset, option: str) -
     assert losses == pytest.approx(list(single_process.iter_losses(config, batches, 3)), abs=1e-6)
 
 
+@pytest.mark.parametrize(("arch", "tied"), [("gpt", True), ("nanogpt", False)])
+def test_other_choice_of_head_trains_like_the_whole_model(dataset: Dataset, arch: str, tied: bool) -> None:
+    base = build_tiny_config(dataset, arch, stages=4)
+    config = build_tiny_config(dataset, arch, stages=4, model=base.model | {"tied_head": tied})
+    batches, stages = Batches(dataset, config), build_stages(config)
+    assert [bool(stage.tied_range) for stage in stages] == [tied, False, False, tied]
+    losses = list(train_stages(stages, batches, 4))
+    assert losses == pytest.approx(list(single_process.iter_losses(config, batches, 4)), abs=1e-6)
+    check_cached_logits(dataset, config)
+
+
+def test_tied_matrix_gets_both_gradients_and_counts_once(dataset: Dataset) -> None:
+    """Against one process: its weights after four steps, and the norm that determines the clipping."""
+    config = build_tiny_config(dataset, "nanogpt", stages=3, clip=0.05)
+    batches, stages = Batches(dataset, config), build_stages(config)
+    whole = SingleProcessRun(config, batches)
+    for _ in train_stages(stages, batches, 4):
+        whole.run_step()
+    first, last = (stage.get_state_tensors() for stage in (stages[0], stages[2]))
+    for kind in ("weight", "average", "square"):
+        assert torch.equal(first[f"{kind}.embedding.weight"], last[f"{kind}.embedding.weight"])
+    for stage in stages:
+        for name, parameter in stage.parameters.items():
+            assert torch.allclose(parameter, whole.parameters[name], atol=1e-6), name
+            average, expected = stage.optimizer.averages[name], whole.optimizer.averages[name]
+            assert torch.allclose(average, expected, rtol=1e-3, atol=1e-8), name
+
+
+def test_tied_matrix_of_another_shape_is_refused(dataset: Dataset) -> None:
+    first, last = build_stages(build_tiny_config(dataset, "nanogpt"))
+    weights = {name: tensor + 1 for name, tensor in first.get_tied_weights().items()}
+    last.load_tied_weights(weights)
+    assert torch.equal(last.parameters["embedding.weight"], weights["embedding.weight"])
+    with pytest.raises(StateError, match=r"no embedding\.weight of the shape"):
+        last.load_tied_weights({name: tensor[1:] for name, tensor in weights.items()})
+
+
 def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
     config = build_tiny_config(dataset, precision="bf16")
     batches = Batches(dataset, config)
@@ -85,7 +127,7 @@ def test_backward_without_learning_computes_input_gradient_only(dataset: Dataset
     assert stages[0].backward(first, gradient, learn=False) == (None, [])
 
 
-def test_nats_and_logits_equal_the_whole_models(dataset: Dataset) -> None:
+def test_nats_equal_the_whole_models(dataset: Dataset) -> None:
     config = build_tiny_config(dataset, stages=3)
     stages, whole = build_stages(config), build_model(config).eval()
     tokens, targets = next(Batches(dataset, config).iter_dev(2))
@@ -95,7 +137,46 @@ def test_nats_and_logits_equal_the_whole_models(dataset: Dataset) -> None:
     logits = whole(tokens)
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     assert torch.allclose(stages[-1].compute_nats(tokens, hidden, targets).flatten(), nats, atol=1e-5)
-    assert torch.allclose(stages[-1].compute_next_logits(tokens, hidden), logits[:, -1], atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", SHAPES)
+def test_cached_logits_equal_the_whole_models(dataset: Dataset, arch: str) -> None:
+    config = build_tiny_config(dataset, arch, stages=3)
+    check_cached_logits(dataset, config)
+
+
+@pytest.mark.parametrize("option", ["document_mask", "bigram_rows", "windows"])
+def test_cached_logits_of_gpt_options_equal_the_whole_models(dataset: Dataset, option: str) -> None:
+    base = build_tiny_config(dataset, stages=3)
+    value = {"document_mask": True, "bigram_rows": 50, "windows": "SL"}[option]
+    changes = {option: value, "short_window": 3, "end_of_text": dataset.tokenizer.end_of_text}
+    check_cached_logits(dataset, build_tiny_config(dataset, stages=3, model=base.model | changes))
+
+
+def test_cached_logits_of_a_sliding_window_equal_the_whole_models(dataset: Dataset) -> None:
+    base = build_tiny_config(dataset, "litgpt", stages=3)
+    fields = base.model["fields"] | {"sliding_window_size": 4, "sliding_window_indices": [1, 0, 1]}
+    check_cached_logits(dataset, build_tiny_config(dataset, "litgpt", stages=3, model=base.model | {"fields": fields}))
+
+
+@torch.no_grad()
+def check_cached_logits(dataset: Dataset, config: SwarmConfig) -> None:
+    """Read a row in pieces, with random weights, since some parameters start at zero."""
+    stages, whole = build_stages(config), build_model(config).eval()
+    rng = torch.Generator().manual_seed(1)
+    for name, parameter in whole.named_parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=rng), alpha=0.05)
+        for stage in stages:
+            if name in stage.parameters:
+                stage.parameters[name].copy_(parameter)
+    tokens, _ = next(Batches(dataset, config).iter_dev(2))
+    expected, caches = whole(tokens), [stage.build_cache() for stage in stages]
+    for first, last in itertools.pairwise((0, 5, 6, 7, 11, 16)):
+        hidden = None
+        for stage, cache in zip(stages, caches, strict=True):
+            hidden = stage.advance(tokens[:, first:last], hidden, cache)
+        assert hidden is not None
+        assert torch.allclose(hidden, expected[:, last - 1].float(), atol=1e-4)
 
 
 def test_stage_with_loaded_state_continues_like_its_peer(dataset: Dataset) -> None:
@@ -143,10 +224,8 @@ def test_repeated_step_is_memorized(dataset: Dataset) -> None:
 
 def test_unpartitionable_model_is_refused_with_reason(dataset: Dataset) -> None:
     base = build_tiny_config(dataset)
-    with pytest.raises(PartitionError, match="belongs to another stage"):
-        Stage(build_tiny_config(dataset, model={**base.model, "tied_head": True}), 0)
-    with pytest.raises(PartitionError, match="nanogpt cannot be partitioned"):
-        Stage(base.model_copy(update={"arch": "nanogpt", "model": {**base.model}}), 0)
+    with pytest.raises(PartitionError, match=r"set model\.dense_every to 0"):
+        Stage(build_tiny_config(dataset, model={**base.model, "dense_every": 1}), 0)
     with pytest.raises(PartitionError, match="4 blocks cannot be partitioned into 5"):
         Stage(build_tiny_config(dataset, stages=5), 0)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.swarm_chain import build_tiny_config
+from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
 from trainer.swarm import messages, trust
 from trainer.swarm.comparison import compute_max_difference, has_equal_hashes, has_exact_cover
@@ -32,7 +33,7 @@ def check_swarm(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0
     requested = [0, 1] * 3
     modules = dict.fromkeys(lies, "tests.support.swarm_liar")
     with LocalSwarm(config, folder, requested, FaultPlan(faults), timeout=10, modules=modules) as swarm:
-        lines = swarm.run(250)
+        lines = swarm.run(WAIT_SECONDS)
         assert not swarm.find_leftovers()
     losses = get_losses(lines)
     difference = compute_max_difference(losses, config, folder)

@@ -9,9 +9,18 @@ import torch
 
 from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
+from trainer.swarm.buffers import MAX_CACHES
 from trainer.swarm.data import Batches
 from trainer.swarm.frames import CallRefusedError
-from trainer.swarm.messages import Commit, PositionRequest, Prepare, RunRequest, StepRequest
+from trainer.swarm.messages import (
+    CachePosition,
+    Commit,
+    PositionRequest,
+    Prepare,
+    RunRequest,
+    StateRequest,
+    StepRequest,
+)
 from trainer.swarm.worker_state import WorkerState
 
 
@@ -129,10 +138,37 @@ def test_older_attempt_changes_nothing(state: WorkerState, batches: Batches) -> 
     assert sorted(state.held) == [0]
 
 
+def read_text(state: WorkerState, name: str, start: int, tokens: int, step: int = 0) -> torch.Tensor:
+    position = CachePosition(name=name * 16, start=start)
+    request = RunRequest(step=step, micro_batch=0, mode="logits", timeout=1, cache=position)
+    return state.advance(request, position, torch.arange(tokens)[None], None)
+
+
+def test_worker_remembers_only_the_texts_that_its_plan_has_room_for(state: WorkerState) -> None:
+    assert state.plan_memory() >= 1
+    assert state.max_caches == MAX_CACHES
+    state.max_caches = 2
+    for name in "abc":
+        read_text(state, name, 0, 5)
+    assert read_text(state, "c", 5, 1).shape[0] == 1
+    read_text(state, "b", 5, 1)
+    with pytest.raises(CallRefusedError) as error:
+        read_text(state, "a", 5, 1)
+    assert code(error) == "no_cache"
+
+
+def test_worker_without_memory_for_texts_refuses_them(state: WorkerState) -> None:
+    state.max_caches = 0
+    with pytest.raises(CallRefusedError, match="too little memory to remember a text") as error:
+        read_text(state, "a", 0, 5)
+    assert code(error) == "no_memory"
+    assert not state.caches
+
+
 def test_loaded_state_gives_the_same_position(state: WorkerState, batches: Batches) -> None:
     learn(state, batches, 0)
     state.vote(freeze(state, (0,)), state.snapshot * 0.5)
     state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
     newcomer = WorkerState(batches.config)
-    newcomer.load_stage(5, 0, 1, state.copy_state(0, 1))
+    newcomer.load_stage(5, 0, 1, state.copy_state(StateRequest(stage=0, step=1)))
     assert newcomer.get_position(PositionRequest(digest=True)) == state.get_position(PositionRequest(digest=True))

@@ -138,6 +138,7 @@ def train_run(dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradients", ["truncated", "through"])
 def test_run_in_chunks_trains_and_resumes_exactly(
     train_run: Callable[..., int], gradients: str, tmp_path: Path
@@ -157,7 +158,6 @@ def test_run_in_chunks_trains_and_resumes_exactly(
             "train.chunk needs a model with a state of fixed size",
         ),
         ((*FLAGS, "--train.chunk", 1), "train.chunk must be at least 2"),
-        ((*FLAGS, "--train.chunk", 8, "--devices", 2, "--train.strategy", "fsdp"), "not with train.strategy fsdp"),
     ],
 )
 def test_chunks_unsupported_combination_prints_one_line(

@@ -69,11 +69,13 @@ def test_model_failure_exits_3_and_names_cause(
     assert not (tmp_path / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_model_without_failure_trains(fail: Callable[[str], int], tmp_path: Path) -> None:
     assert fail("none") == 0
     assert not (tmp_path / "failure.json").exists()
 
 
+@pytest.mark.slow
 def test_successful_run_deletes_old_failure(fail: Callable[[str], int], tmp_path: Path) -> None:
     assert fail("nan") == 3
     assert fail("none") == 0
@@ -88,6 +90,7 @@ def test_architecture_import_error_is_model_failure(
     assert "while the architecture absent was imported" in json.loads((tmp_path / "failure.json").read_text())["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message",
     [
@@ -165,12 +168,13 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100_000, 300_000], ids=["weights", "momenta"])
 def test_full_disk_prints_one_line_and_run_resumes(
     train: Train, tmp_path: Path, tiny_run: Path, size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--budget", "30steps", "--checkpoint-every", "10steps")
-    sizes = {file.name: file.stat().st_size for file in get_checkpoint_path(tiny_run, 30).iterdir()}
+    sizes = {file.name: file.stat().st_size for file in get_checkpoint_path(tiny_run, 20).iterdir()}
     assert sizes["model.safetensors"] > 100_000
     assert sizes["model.safetensors"] < 300_000 < sizes["optimizer.pt"]
     with files_of_at_most(size):
@@ -192,6 +196,7 @@ def test_metrics_write_error_is_full_disk(train: Train, tmp_path: Path, capsys: 
     assert "The disk is full" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_out_of_memory_prints_one_line_and_run_resumes(
     fail: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def test_run_from_checkpoint_continues_loss(train: Train, tiny_run: Path, tmp_pa
     assert dev_losses(tmp_path)[0] == dev_losses(tiny_run)[-1]
 
 
+@pytest.mark.slow
 def test_run_from_checkpoint_records_lineage(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     assert train(tmp_path / "second", "--from", tiny_run, "--budget", "4steps") == 0
     lineage = run_json(tmp_path / "second")["from"]
@@ -158,6 +159,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_run_from_litgpt_folder_learns(dataset_folder: Path, litgpt_folder: Path, tmp_path: Path) -> None:
     flags = ["--dataset", str(dataset_folder), "--budget", "12steps", *SMALL, "--recipe.schedule.warmup", "0"]
     assert main(["--from", str(litgpt_folder), "--out", str(tmp_path / "run"), *flags]) == 0

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.models.base import LanguageModel
+from tests.support import traced_models
+from trainer.data.loader import IGNORE_INDEX
+from trainer.models.base import LanguageModel, Recipe
 from trainer.ops import losses
-from trainer.ops.losses import MIN_CHUNK_POSITIONS, choose_chunk_positions, max_chunk_positions
+from trainer.ops.losses import MIN_CHUNK_POSITIONS, choose_chunk_positions, limit_chunk_positions
 from trainer.training.objective import Objective
 
 VOCABULARY, WIDTH = 97, 8
@@ -46,7 +48,7 @@ def text() -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def chunks_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", rows * VOCABULARY)
+    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", (rows * VOCABULARY,) * 2)
     monkeypatch.setattr(losses, "MIN_CHUNK_POSITIONS", 1)
     yield
 
@@ -135,11 +137,57 @@ def test_objective_never_holds_all_logits(text: tuple[Tensor, Tensor], monkeypat
     assert plain.numbers == inputs.numel() * VOCABULARY
 
 
+class Casts(TorchDispatchMode):
+    """Counts the casts of a matrix to bf16."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape, self.number = shape, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and out.shape == self.shape:
+            self.number += out.dtype == torch.bfloat16
+        return out
+
+
+@pytest.mark.parametrize("name", ["gpt", "litgpt"])
+def test_head_is_cast_once_with_the_same_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = traced_models.build_pair(name).graph
+    inputs, targets = traced_models.sample_rows()
+    found = []
+    for matrices in ([], ["head.weight"]):
+        objective = Objective(model)
+        assert objective.head_matrices == ["head.weight"]
+        objective.head_matrices, objective.vocabulary_size = matrices, traced_models.V
+        with chunks_of(20, monkeypatch), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            features = objective.features(inputs)
+            with Casts(model.get_parameter("head.weight").shape) as casts:
+                loss = objective.compute_loss(features, targets)
+        loss.backward()
+        found.append((loss.detach(), gradients(model)))
+        assert casts.number == (1 if matrices else 6)  # chunks of 16 positions
+    (loss, wanted), (other, got) = found
+    assert torch.equal(loss, other)
+    assert all(torch.equal(got[each], gradient) for each, gradient in wanted.items() if gradient is not None)
+    assert got["head.weight"] is not None
+    assert got["head.weight"].dtype == torch.float32
+
+
 def test_large_vocabulary_chunk_has_minimum_positions() -> None:
     """Each adds to the whole gradient of the head; there are still far fewer logits than positions times words."""
-    assert max_chunk_positions("cpu", 8192) == 512
-    assert max_chunk_positions("cpu", 50304) == max_chunk_positions("cpu", 2**20) == MIN_CHUNK_POSITIONS == 256
-    assert max_chunk_positions("cuda", 50304) == 2668
+    assert limit_chunk_positions("cpu", 8192, 10**6) == 512
+    assert (
+        limit_chunk_positions("cpu", 50304, 10**6)
+        == limit_chunk_positions("cpu", 2**20, 1)
+        == MIN_CHUNK_POSITIONS
+        == 256
+    )
+
+
+def test_gpu_chunk_is_a_quarter_of_the_micro_batch_within_limits() -> None:
+    rows = {rows: limit_chunk_positions("cuda", 2**15, rows * 2048) for rows in (1, 8, 12, 16, 64)}
+    assert rows == {1: 4096, 8: 4096, 12: 6144, 16: 8192, 64: 8192}
 
 
 def test_large_vocabulary_never_holds_all_logits() -> None:
@@ -172,3 +220,73 @@ def test_chunks_divide_evenly_if_possible() -> None:
     assert choose_chunk_positions(97, 50) == 50  # a prime: the last chunk is shorter
     assert choose_chunk_positions(10, 1000) == 10
     assert choose_chunk_positions(10, 0) == 1
+
+
+def test_multi_token_gradient_is_that_of_weighted_losses(
+    text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (inputs, targets) = Tied(), text
+    targets = targets.clone()
+    targets[0, 5] = IGNORE_INDEX
+    objective = Objective(model, later_tokens=2)
+    objective.set_later_weights((0.5, 0.25))
+    with chunks_of(7, monkeypatch):
+        loss = objective(inputs, targets)
+        loss.backward()
+        found = gradients(model)
+        with torch.no_grad():
+            torch.testing.assert_close(objective(inputs, targets, per_position=True).sum(), loss)
+    logits = model(inputs)
+    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    torch.testing.assert_close(loss, plain)
+    expected = plain
+    for weight, ahead in ((0.5, 1), (0.25, 2)):
+        for row in range(len(targets)):
+            for position in range(targets.size(1) - ahead):
+                window = targets[row, position : position + ahead + 1]
+                if (window != IGNORE_INDEX).all():
+                    expected = expected + weight * F.cross_entropy(logits[row, position], window[-1])
+    expected.backward()
+    for name, gradient in gradients(model).items():
+        assert gradient is None or torch.allclose(found[name], gradient, atol=1e-4), name
+
+
+def test_multi_token_weights_fall_to_zero_and_then_change_nothing(text: tuple[Tensor, Tensor]) -> None:
+    recipe = Recipe((), multi_token=(0.5, 0.25), multi_token_end=0.5)
+    assert [recipe.compute_multi_token(fraction) for fraction in (0, 0.25, 0.5, 1)] == [
+        (0.5, 0.25),
+        (0.25, 0.125),
+        *[(0.0, 0.0)] * 2,
+    ]
+    assert Recipe(()).compute_multi_token(0.3) == ()
+    model, plain = Tied(), []
+    for later in (0, 2):
+        Objective(model, later_tokens=later)(*text).backward()
+        plain.append(gradients(model))
+    for name, gradient in plain[0].items():
+        assert gradient is None or torch.allclose(plain[1][name], gradient, atol=1e-6), name
+
+
+def test_compiled_multi_token_loss_follows_its_weights(text: tuple[Tensor, Tensor]) -> None:
+    """New weights are new values of a buffer, so the loss is not compiled again."""
+    torch.compiler.reset()
+    model, compiled = Tied(), []
+    objective = Objective(model, later_tokens=1)
+    objective.chunk_loss = torch.compile(objective.compute_chunk_loss, backend="aot_eager", fullgraph=True)
+    for weight in (0.5, 0.1):
+        objective.set_later_weights((weight,))
+        with torch.compiler.set_stance("default" if not compiled else "fail_on_recompile"):
+            objective(*text).backward()
+        compiled.append(gradients(model))
+    objective.chunk_loss = objective.compute_chunk_loss
+    for weight, found in zip((0.5, 0.1), compiled, strict=True):
+        objective.set_later_weights((weight,))
+        objective(*text).backward()
+        for name, gradient in gradients(model).items():
+            assert gradient is None or torch.allclose(found[name], gradient, atol=1e-4), name
+
+
+@pytest.mark.parametrize("wrong", [{"multi_token": (-1.0,)}, {"multi_token_end": 2.0}, {"tail_average": 1.5}])
+def test_recipe_impossible_ingredient_raises_value_error(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Recipe((), **wrong)

@@ -140,6 +140,7 @@ def test_gradient_comes_from_responses_only(dataset: Dataset) -> None:
 FLAGS = ("--budget", "6steps", "--checkpoint-every", "2steps", "--train.micro-batch", "2", "--keep", "9")
 
 
+@pytest.mark.slow
 def test_run_on_pairs_resumes_exactly(dataset: Dataset, tmp_path: Path) -> None:
     flags = (*FLAGS, "--dataset", dataset.folder)
     assert train(tmp_path / "whole", *flags) == 0

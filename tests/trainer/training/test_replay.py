@@ -45,6 +45,7 @@ def middle(run: Path) -> tuple[Path, Path]:
     return first, second
 
 
+@pytest.mark.slow
 def test_replay_from_first_weights_is_bit_identical(
     train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_replay_from_first_weights_is_bit_identical(
     assert run_replay(None, first, "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
+@pytest.mark.slow
 def test_replay_of_budget_in_seconds_is_bit_identical(
     train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
@@ -65,6 +67,7 @@ def test_replay_of_budget_in_seconds_is_bit_identical(
     assert run_replay(first, second, "1s") == ReplayComparison(exact=True, deviation=0.0)
 
 
+@pytest.mark.slow
 def test_replay_uses_recorded_machine_fields(
     train: Callable[..., int],
     run_replay: Callable[..., ReplayComparison],
@@ -79,6 +82,7 @@ def test_replay_uses_recorded_machine_fields(
     assert run_replay(*middle(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
+@pytest.mark.slow
 def test_compare_replay_other_training_is_far(
     train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny import TINY
+from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, get_checkpoint_step, list_checkpoints
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ def start(dataset: Path, out: Path) -> subprocess.Popen[bytes]:
 
 def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path, after: int = 0) -> int:
     """Wait until a checkpoint beyond a step is there."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         folder = find_latest_checkpoint(out)
         if folder is not None and get_checkpoint_step(folder) > after:
@@ -42,13 +43,13 @@ def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path, after: int 
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu")
+    clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu", "mfu_windowed")
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if name not in clock} for row in found]
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0, errors.decode()
 
 
@@ -79,7 +80,7 @@ def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, whol
     process = start(dataset_folder, tmp_path)
     wait_for_checkpoint(process, tmp_path)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130, errors.decode()
     kept = find_latest_checkpoint(tmp_path)
     assert kept is not None
@@ -103,7 +104,7 @@ def test_run_without_home_folder_works(dataset_folder: Path, tmp_path: Path) -> 
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8"}
     flags = ["--dataset", dataset_folder, "--out", tmp_path / "run", "--budget", "2steps", *TINY]
     command = [sys.executable, "-m", "trainer.train", *map(str, flags)]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=WAIT_SECONDS)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b""
     assert b"Warning" not in done.stderr

@@ -34,6 +34,13 @@ OPTIONS = {
         *("--recipe.matrices.optimizer", "adamw", "--recipe.matrices.normalised", "false"),
         *("--recipe.schedule.warmup_steps", "2", "--recipe.schedule.shape", "cosine"),
     ),
+    "schedules of momentum and decay": (
+        *("--recipe.schedule.momentum_start", "0.85", "--recipe.schedule.momentum_end", "0.9"),
+        *("--recipe.schedule.decay", "cosine"),
+    ),
+    "tail averaging": ("--recipe.tail_average", "0.7"),
+    "multi-token prediction": ("--recipe.multi_token", "[0.5, 0.25]"),
+    "Muon+": ("--recipe.matrices.renormalize", "columns_rows"),
     "nanogpt": ("--arch", "nanogpt"),
     "variance normalisation and cautious decay": (
         *("--recipe.matrices.normalised", "true", "--recipe.matrices.cautious", "true"),
@@ -42,6 +49,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_stopped_run_with_option_resumes_exactly(option: str, dataset_folder: Path, tmp_path: Path) -> None:
     flags = (*FLAGS, "--dataset", dataset_folder, *OPTIONS[option])
@@ -54,6 +62,7 @@ def test_stopped_run_with_option_resumes_exactly(option: str, dataset_folder: Pa
     assert stopped == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [(), ("--lora.rank", "2")], ids=["all weights", "adapters"])
 def test_finetuning_resumes_exactly(
     adapters: tuple[str, ...], tiny_run: Path, dataset_folder: Path, tmp_path: Path
@@ -65,6 +74,7 @@ def test_finetuning_resumes_exactly(
     assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_compiled_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that goes on translates again, or finds it kept: the same code either way."""
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
@@ -76,6 +86,7 @@ def test_compiled_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, monk
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["compile_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_resumable_fields_may_change(dataset_folder: Path, tmp_path: Path) -> None:
     flags = (*FLAGS, "--dataset", dataset_folder)
     assert train(tmp_path / "whole", *flags) == 0

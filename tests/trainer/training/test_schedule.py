@@ -48,3 +48,22 @@ def test_warmup_steps_start_at_a_fifth() -> None:
     assert schedule.scale(1.0, 1000) == pytest.approx(0.735)
     with pytest.raises(ValueError, match="warmup_steps must be at least 0"):
         Schedule(warmup_steps=-1)
+
+
+def test_momentum_rises_stays_and_falls_with_the_rate() -> None:
+    schedule = Schedule(warmdown=0.4, momentum_start=0.85, momentum_warmup=0.2, momentum_end=0.9)
+    values = [schedule.compute_momentum(0.97, fraction) for fraction in (0, 0.1, 0.2, 0.6, 0.8, 1)]
+    assert values == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.9])
+    assert {Schedule().compute_momentum(0.95, fraction) for fraction in (0, 0.5, 1)} == {0.95}
+
+
+def test_weight_decay_follows_its_own_cosine() -> None:
+    schedule = Schedule(decay="cosine")
+    assert [schedule.scale_weight_decay(fraction) for fraction in (0, 0.5, 1, 1.1)] == pytest.approx([1, 0.5, 0, 0])
+    assert Schedule().scale_weight_decay(0.9) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"momentum_start": 1.0}, {"momentum_end": -0.1}, {"momentum_warmup": 0.0}])
+def test_impossible_momentum_raises_value_error(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Schedule(**wrong)

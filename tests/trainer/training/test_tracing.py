@@ -61,6 +61,7 @@ def copy_first_half(run: Path, out: Path) -> None:
     (out / "result.json").unlink()
 
 
+@pytest.mark.slow
 def test_resumed_run_reads_its_graphs(
     traced_run: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_resumed_run_with_other_size_is_refused(
     assert "holds a run with another model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_resumed_eager_run_stays_eager(
     dataset_folder: Path, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +91,7 @@ def test_resumed_eager_run_stays_eager(
     assert "training the Python module (the run began with it)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_replay_of_traced_run_is_bit_identical(traced_run: Path, flags: list[str], tmp_path: Path) -> None:
     start = get_checkpoint_path(traced_run, 3)
     shutil.copytree(start, tmp_path / "checkpoints" / start.name)
@@ -110,6 +113,7 @@ def test_chat_with_traced_run_answers(
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.slow
 def test_score_of_traced_run_is_of_its_graphs(
     traced_run: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +162,7 @@ def test_unsupported_option_trains_the_module(
     assert f"training the Python module ({reason})" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_graphs_of_one(traced_run: Path, flags: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainer.train", *flags, "--devices", "2", "--out", str(tmp_path)]
     subprocess.run(command, check=True)

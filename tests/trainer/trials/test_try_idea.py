@@ -123,6 +123,7 @@ def test_bad_input_prints_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_run_is_trained_and_scored_and_failure_is_reported(dataset_folder: Path, tmp_path: Path) -> None:
     tiny = ("--model.depth=2", "--model.width=32", "--model.heads=2")
     fine = build_plan(tmp_path, Entry(arch="gpt", flags=tiny), budget="4steps").trials[-1]

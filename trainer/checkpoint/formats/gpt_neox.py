@@ -11,7 +11,9 @@ import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from trainer.checkpoint.formats import FormatError
@@ -71,27 +73,48 @@ def is_supported(run: Mapping[str, Any]) -> bool:
     return model.get("name") in HEADS and isinstance(fields, dict) and fields.keys() <= ALLOWED_FIELDS
 
 
-def convert_weights(run: Mapping[str, Any], source: IO[bytes], out: IO[bytes]) -> dict[str, Any]:
-    """Convert the safetensors file `source` to `out` and return the content of `config.json`.
+def convert_weights(
+    run: Mapping[str, Any], sources: Mapping[str, Path], folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Convert safetensors files to ones of the same names in `folder`; return `config.json` and the index of shards.
 
-    Both files are binary and seekable. Raise `FormatError` for weights that do not have the run's shape.
+    Raise `FormatError` for weights that do not have the run's shape.
     """
     assert is_supported(run)
-    tensors, base = read_header(source)
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(source.open("rb")) for name, source in sources.items()}
+        headers = {name: read_header(file) for name, file in files.items()}
+        try:
+            config = build_config(run, [tensor for tensors, _ in headers.values() for tensor in tensors])
+            renamed = {t.name: rename_tensor(t.name) for tensors, _ in headers.values() for t in tensors}
+        except (KeyError, ValueError, TypeError) as error:
+            raise FormatError("these weights are not those of a GPT-NeoX") from error
+        weight_map, total = {}, 0
+        for name, (tensors, base) in headers.items():
+            with (folder / name).open("wb") as out:
+                total += convert_file(run, files[name], tensors, base, renamed, out)
+            weight_map.update({renamed[tensor.name]: name for tensor in tensors})
+    return config, {"metadata": {"total_size": total}, "weight_map": weight_map}
+
+
+def convert_file(
+    run: Mapping[str, Any],
+    source: IO[bytes],
+    tensors: list[SafetensorsEntry],
+    base: int,
+    renamed: Mapping[str, str],
+    out: IO[bytes],
+) -> int:
+    """Convert one file, whose tensors begin at byte `base`; return the bytes of all tensors."""
     vocabulary, heads = int(run["model"]["vocabulary_size"]), HEADS[run["model"]["name"]]
-    try:
-        config = build_config(run, tensors)
-        names = {tensor.name: rename_tensor(tensor.name) for tensor in tensors}
-    except (KeyError, ValueError, TypeError) as error:
-        raise FormatError("these weights are not those of a GPT-NeoX") from error
     cropped = [crop_rows(tensor, vocabulary) if tensor.name in TOKEN_TABLES else tensor for tensor in tensors]
-    write_header(cropped, names, out)
+    write_header(cropped, renamed, out)
     for tensor in cropped:
         source.seek(base + tensor.begin)
         pieces = interleave_heads(source, tensor, heads) if ".attn.qkv." in tensor.name else read_pieces(source, tensor)
         for piece in pieces:
             out.write(piece)
-    return config
+    return sum(tensor.end - tensor.begin for tensor in cropped)
 
 
 def read_header(file: IO[bytes]) -> tuple[list[SafetensorsEntry], int]:

@@ -45,7 +45,7 @@ def write_imported_run(
     run_folder: Path, arch: str, model: LanguageModel, tokenizer: Tokenizer | None, source_format: str, source: Path
 ) -> None:
     """Write a run's folder, with the weights as the checkpoint of step 0."""
-    write_checkpoint(get_checkpoint_path(run_folder, 0), model, [], {"step": 0})
+    write_checkpoint(get_checkpoint_path(run_folder, 0), model, None, {"step": 0})
     if tokenizer is not None:
         tokenizer.save(run_folder / "tokenizer.json")
     content: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 A spec names a corpus, `kind` or `kind:argument`:
 
+    python-packages              the documentation and source text of pinned packages: the same for every Python
     python-library               the documentation and source text of this Python installation
     files:books/*.jsonl.xz,more  text files by glob, folder or name
     climbmix                     ClimbMix, 400 billion tokens, from the Hugging Face Hub; not for commercial use
@@ -31,6 +32,7 @@ KINDS = {
     "finephrase": "trainer.data.corpora.finephrase",
     "fineweb-edu": "trainer.data.corpora.fineweb_edu",
     "python-library": "trainer.data.corpora.python_library",
+    "python-packages": "trainer.data.corpora.python_packages",
     "rephrased": "trainer.data.corpora.rephrased",
     "slimpajama": "trainer.data.corpora.slimpajama",
 }

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.node.job_handlers import generate, notebook, rephrase, replay, score, smoke, swarm, swarm_worker, train
+from trainer.node.job_handlers import (
+    generate,
+    notebook,
+    rephrase,
+    replay,
+    score,
+    smoke,
+    swarm,
+    swarm_sample,
+    swarm_worker,
+    train,
+)
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -28,6 +39,7 @@ JOB_HANDLERS: dict[str, JobHandler] = {
     "rephrase": rephrase,
     "swarm": swarm,
     "seat": swarm_worker,
+    "swarm_sample": swarm_sample,
 }
 REPHRASE_KIND = "rephrase"  # needs a rephrasing back end
-SWARM_KINDS = ("swarm", "seat")  # need the extra `swarm`
+SWARM_KINDS = ("swarm", "seat", "swarm_sample")  # need the extra `swarm`

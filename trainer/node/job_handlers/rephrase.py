@@ -29,6 +29,8 @@ def run(job: Job) -> JobOutcome:
     assert isinstance(order, RephraseOrder)
     config = check_offer(job.context.offer, order).backend
     backend = load_backend(config.kind)
+    context = build_backend_context(job, order)
+    parallel = config.parallel or backend.choose_parallel(context)
     stats = RephraseStats()
     display = StatusDisplay(
         f"{order.campaign} with {order.model}",
@@ -39,10 +41,11 @@ def run(job: Job) -> JobOutcome:
         can_draw=job.context.slot.count == 1,
     )
     try:
-        with backend.open_client(config, order.model, order.revision, build_backend_context(job)) as client:
+        with backend.open_client(config, order.model, order.revision, context) as client:
             job.check_stop()
+            job.log(f"{client.title} serves {order.model}: {parallel} prompts at a time.")
             with job.measure_time(), display:
-                RephraseSession(job, order, client, config.parallel or backend.DEFAULT_PARALLEL, stats).run()
+                RephraseSession(job, order, client, parallel, stats).run()
             result = RephraseResult(
                 packets=stats.packets,
                 outputs=stats.outputs,
@@ -53,7 +56,11 @@ def run(job: Job) -> JobOutcome:
             )
     except BackendError as error:
         raise JobFailedError(str(error)) from error
-    job.log(f"{stats.packets} packets submitted, {stats.accepted} of {stats.outputs} texts accepted.")
+    rate = result.tokens / max(result.seconds, 1e-9)
+    job.log(
+        f"{stats.packets} packets submitted, {stats.accepted} of {stats.outputs} texts accepted;"
+        f" {result.tokens} tokens at {rate:,.0f} tokens/s."
+    )
     return JobOutcome("done", result=result.model_dump())
 
 
@@ -76,11 +83,18 @@ def check_offer(offer: RephraseOffer | None, order: RephraseOrder) -> RephraseOf
     return offer
 
 
-def build_backend_context(job: Job) -> BackendContext:
+def build_backend_context(job: Job, order: RephraseOrder) -> BackendContext:
     from trainer.rephrase.backends import BackendContext
 
     slot, home = job.context.slot, job.context.home
     log_file = home / f"back-end-{slot.number}.log"  # for the volunteer: never uploaded, not removed after the session
     log_file.write_bytes(b"")
     environment = slot.build_environment() | {MARK_VARIABLE: build_mark(home, job.lease)}
-    return BackendContext(log_file, environment, len(slot.gpus), job.stop_signal.is_stopping)
+    return BackendContext(
+        log_file,
+        environment,
+        slot.gpus,
+        job.stop_signal.is_stopping,
+        needs_gigabytes=order.needs_gigabytes,
+        speculative_tokens=order.speculative_tokens,
+    )

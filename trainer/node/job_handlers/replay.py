@@ -26,15 +26,14 @@ from trainer.node.job_handlers.train import (
 )
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import Checkpoint, FileRef, ReplayOrder, ReplayResult
+from trainer.protocol.files import STATE_FILE, is_weights_file
 from trainer.sandbox import Mount, get_driver
-from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_json_object
+from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, parse_json_object
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
 
 ACTIVITY = "replaying"
-WEIGHTS_FILE = "model.safetensors"
-STATE_FILE = "state.json"
 OUTPUT_BYTES = 10_000
 
 
@@ -63,14 +62,15 @@ def run(job: Job) -> JobOutcome:
 def download_both_ends(job: Job, order: ReplayOrder) -> None:
     """Put the start where the trainer looks for it, and both ends where only the comparison does."""
     work = job.workspace
-    job.download_all(select_files(order.claimed, WEIGHTS_FILE, STATE_FILE), work.run / "claimed")
+    state = [file for file in order.claimed.files if file.path == STATE_FILE]
+    job.download_all([*select_weights(order.claimed), *state], work.run / "claimed")
     if order.start:
-        job.download_all(select_files(order.start, WEIGHTS_FILE), work.run / "start")
+        job.download_all(select_weights(order.start), work.run / "start")
         download_checkpoint(job, order.start)
 
 
-def select_files(checkpoint: Checkpoint, *names: str) -> list[FileRef]:
-    return [file for file in checkpoint.files if file.path in names]
+def select_weights(checkpoint: Checkpoint) -> list[FileRef]:
+    return [file for file in checkpoint.files if is_weights_file(file.path)]
 
 
 def read_recorded_state(state: Path) -> dict[str, Any]:
@@ -87,12 +87,12 @@ def compare_weights(job: Job, order: ReplayOrder) -> ReplayResult:
     work = job.workspace
     last_step = max((step for step, _ in list_checkpoints(work.out)), default=0)
     try:
-        copy_weights(job, last_step, work.run / "replayed" / WEIGHTS_FILE)
+        copy_weights(job, last_step, work.run / "replayed")
         if order.start is None:
-            copy_weights(job, 0, work.run / "start" / WEIGHTS_FILE)
+            copy_weights(job, 0, work.run / "start")
     except (OSError, UnsafeFileError) as error:
         raise JobFailedError("The replay left no weights to compare.", "model") from error
-    arguments = [str(work.run / name / WEIGHTS_FILE) for name in ("start", "claimed", "replayed")]
+    arguments = [str(work.run / name) for name in ("start", "claimed", "replayed")]
     arguments += [] if order.start else ["--start-is-replayed"]
     output = work.scratch / "output.json"
     spec = build_trusted_spec(job, [*PYTHON_COMMAND, "-m", "trainer.scoring.compare_replay", *arguments], job.limits)
@@ -105,8 +105,12 @@ def compare_weights(job: Job, order: ReplayOrder) -> ReplayResult:
 
 
 def copy_weights(job: Job, step: int, target: Path) -> None:
-    """Copy the weights of a step out of the sandbox; raise unless they are a regular file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    path = f"{CHECKPOINTS_FOLDER}/step-{step:08d}/{WEIGHTS_FILE}"
-    with open_file(job.workspace.out, path) as source, target.open("wb") as copy:
-        shutil.copyfileobj(source, copy)
+    """Copy the weights of a step out of the sandbox; raise unless they are regular files."""
+    folder = f"{CHECKPOINTS_FOLDER}/step-{step:08d}"
+    names = [name for name in list_folder(job.workspace.out, folder) if is_weights_file(name)]
+    if not names:
+        raise FileNotFoundError(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        with open_file(job.workspace.out, f"{folder}/{name}") as source, (target / name).open("wb") as copy:
+            shutil.copyfileobj(source, copy)

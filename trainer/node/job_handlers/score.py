@@ -6,19 +6,19 @@ contains the held-out text: only numbers leave it, and they are advisory.
 
 from __future__ import annotations
 
-import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import ExitCode
+from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, build_trusted_spec, ensure_dataset
-from trainer.node.job_handlers.train import OPTIMIZER_FILE
 from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import ScoreOrder
+from trainer.protocol import FileRef, ScoreOrder
+from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.sandbox import Mount, SandboxSpec, get_driver
-from trainer.sandbox.safe_files import parse_json_object, sanitize_line
+from trainer.sandbox.safe_files import parse_json_object, parse_relative_path, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -39,6 +39,8 @@ def run(job: Job) -> JobOutcome:
     prepare_run_folder(job, order, dataset)
     command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(dataset)]
     command += ["--json", "--device", "cuda" if job.context.slot.gpus else "auto"]
+    if order.limit_tokens:
+        command += ["--limit-tokens", str(order.limit_tokens)]
     is_trusted = order.graph is not None or job.spec.entry is None
     return score_trusted_code(job, order, command) if is_trusted else score_entry_code(job, dataset, command)
 
@@ -49,13 +51,19 @@ def score_trusted_code(job: Job, order: ScoreOrder, command: list[str]) -> JobOu
     spec = build_trusted_spec(job, command + build_trusted_flags(job, order), job.limits)
     process = job.run_process(get_driver("none"), spec, output=output)
     if process.limit_error is not None:
-        raise JobFailedError(f"The scoring was ended. {process.limit_error}", "model")
-    code, result = process.poll(), read_output(output)
+        # Limits are computed from the model's size, so exceeding one is never the entry's fault.
+        raise JobFailedError(f"The scoring was ended. {process.limit_error}")
+    return read_outcome(process.poll(), read_output(output))
+
+
+def read_outcome(code: int | None, result: dict[str, Any] | None) -> JobOutcome:
     if code == ExitCode.OK and result is not None:
         return JobOutcome("done", result=result, files=FILES)
     if code == ExitCode.MODEL_ERROR and result is not None:
         reason = sanitize_line(result.get("failed")) or "The model could not be scored."
         return JobOutcome("failed", reason, "model")
+    if code in CRASH_SIGNALS:  # an operator of the model: all else of the process is ours
+        return JobOutcome("failed", f"The model's process crashed with {CRASH_SIGNALS[code]}.", "model")
     return JobOutcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")
 
 
@@ -69,8 +77,8 @@ def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:
         flags += ["--suite", ",".join(order.suite)]
     if order.suite_limit:
         flags += ["--suite-limit", str(order.suite_limit)]
-    if (folder := find_evaluation_data()) is not None:
-        flags += ["--eval-data", str(folder)]
+    if order.suite_files:
+        flags += ["--eval-data", str(collect_evaluation_data(job, order.suite_files))]
     return flags
 
 
@@ -104,10 +112,14 @@ def prepare_run_folder(job: Job, order: ScoreOrder, dataset: Path) -> None:
     job.download_all(files, run / CHECKPOINTS_FOLDER / f"step-{order.checkpoint.step:08d}")
 
 
-def find_evaluation_data() -> Path | None:
-    """Return this node's folder of benchmark files, if it has one."""
-    data = os.environ.get("DAILYTRAIN_DATA")
-    return folder if data and (folder := Path(data) / "eval").is_dir() else None
+def collect_evaluation_data(job: Job, files: Sequence[FileRef]) -> Path:
+    """Return a folder with the season's evaluation data. The node downloads each file once."""
+    folder = job.workspace.scratch / "evaluation"
+    for file in files:
+        target = folder / parse_relative_path(file.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(job.context.evaluation_data.get(file, job.download), target)
+    return folder
 
 
 def read_output(output: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from trainer.errors import ExitCode
+from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import GRAPH_FILES, SmokeOrder, SmokeResult
@@ -61,6 +61,8 @@ def get_sandbox_name(job: Job) -> str:
 
 def read_outcome(code: int | None, output: bytes) -> JobOutcome:
     """Return the outcome. A failed check of the entry is a result, not a failure of the job."""
+    if code in CRASH_SIGNALS:  # an operator of the graph: all else of the process is ours
+        raise JobFailedError(f"The graph's process crashed with {CRASH_SIGNALS[code]}.", "model")
     result = parse_json_object(output, OUTPUT_BYTES)
     if code not in COMPLETED_CODES or result is None:
         raise JobFailedError(f"The smoke run could not work on this node (exit code {code}); the log says why.")

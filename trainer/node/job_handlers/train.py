@@ -17,6 +17,7 @@ from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensur
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeResults, TrainOrder
+from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 ACTIVITY = "training"
 FILES = ("run.json",)  # uploaded with the result
-OPTIMIZER_FILE = "optimizer.pt"  # the larger part of a checkpoint, which neither a scorer nor another run needs
 RESULT_BYTES = 256_000
 DEFAULT_REASONS = {
     ExitCode.INFRASTRUCTURE: "The training could not run on this node.",

@@ -40,7 +40,8 @@ __all__ = [
 class Backend(Protocol):
     """Interface of the back-end modules."""
 
-    DEFAULT_PARALLEL: int  # prompts at a time, unless configured
+    def choose_parallel(self, context: BackendContext) -> int:
+        """Return the number of prompts at a time, unless configured."""
 
     def find_problem(self, config: BackendConfig) -> str:
         """Return why this configuration cannot work, in a sentence; "" if no problem is visible before starting."""

@@ -38,6 +38,10 @@ BUSY_STATUSES = {408, 409, 425, 429}
 MAX_ERROR_CHARS = 200  # of a server's error message in ours
 
 
+def choose_parallel(context: BackendContext) -> int:
+    return DEFAULT_PARALLEL
+
+
 def find_problem(config: BackendConfig) -> str:
     if not config.url.startswith(("http://", "https://")):
         return f"--endpoint {config.url!r} is not an address such as http://127.0.0.1:8000/v1."

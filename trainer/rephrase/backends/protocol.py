@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from trainer.errors import UserError
+from trainer.protocol import Gpu
 
 
 class BackendError(UserError):
@@ -45,8 +46,10 @@ class BackendContext:
 
     log: Path  # its output is appended there
     environment: Mapping[str, str] = field(default_factory=dict)  # variables added to our own, such as the visible GPUs
-    gpus: int = 0  # number of GPUs it may use
+    gpus: tuple[Gpu, ...] = ()  # that it may use
     is_canceled: Callable[[], bool] = bool  # returns True once nothing should wait for the server any more
+    needs_gigabytes: float | None = None  # GPU memory that the model needs; None: unknown
+    speculative_tokens: int | None = None  # of the campaign (`protocol.RephraseOrder`)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ from trainer.rephrase.backends.server import check_model_name, run_server
 DEFAULT_PARALLEL = 8  # prompts per batch
 
 
+def choose_parallel(context: BackendContext) -> int:
+    return DEFAULT_PARALLEL
+
+
 def find_problem(config: BackendConfig) -> str:
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed: pip install 'dailytrain[rephrase,training]'."

@@ -4,7 +4,7 @@ Cheap checks run first:
 
     envelope     the result matches the order (`check_envelope`)
     wording      not empty, no refusal, no echo of the prompt, not cut off
-    shape        a length that the style allows; questions and answers alternate
+    shape        a length and a form that the style allows, such as pairs of questions and answers
     language     the source's
     meaning      the same topics as the source
     copying      not the source itself
@@ -21,7 +21,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from trainer.errors import UserError
-from trainer.rephrase.checks import similarity, wording
+from trainer.rephrase.checks import forms, similarity, wording
 from trainer.rephrase.checks.cleaning import clean_output
 from trainer.rephrase.checks.envelope import check_envelope
 from trainer.rephrase.checks.text import AnalyzedText, analyze_source
@@ -63,6 +63,9 @@ REASONS: dict[str, str] = {
     "too_short": "It is too short for its source.",
     "too_wordy": "It is too long for its source.",
     "not_pairs": "It is not two or more questions, each with its answer.",
+    "no_solution": "It is not a problem followed by its solution.",
+    "no_table": "It has no table with two or more rows.",
+    "no_steps": "It has no numbered steps, or only one.",
     "language": "It is in another language than its source.",
     "meaning": "It is about something else.",
     "copied": "It is nearly identical to its source.",
@@ -73,6 +76,7 @@ REASONS: dict[str, str] = {
 
 MIN_NGRAMS = 40  # word 4-grams below which a text counts as short; a chunk has about 200
 MIN_COPY_RATIO = 0.95
+MAX_LOOPED = 0.1  # Gopher's bound for 10-grams, over what the source repeats itself
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,8 @@ def check_output(
         return CheckResult(False, (reason,), text.raw)
     measures = _measure(analyzed, text)
     reasons = [reason for reason, applies in find_violations(measures, thresholds[style]).items() if applies]
-    if style == "qa" and not wording.has_question_answer_pairs(text.raw):
-        reasons.insert(0, "not_pairs")
+    if reason := forms.find_form_violation(style, text.raw):
+        reasons.append(reason)
     if is_other_language(analyzed, text, language):
         reasons.append("language")
     if text.key in accepted_keys:
@@ -128,6 +132,7 @@ def _measure(source: AnalyzedText, text: AnalyzedText) -> dict[str, float]:
         "copied": similarity.measure_copied(source, text),
         "runs": similarity.count_ngrams(text),
         "repetition": similarity.measure_repetition(text.raw),
+        "looped": max(0.0, text.loop_share - source.loop_share),
     }
 
 
@@ -138,7 +143,7 @@ def find_violations(measures: Mapping[str, float], bounds: Thresholds) -> dict[s
         "too_wordy": measures["ratio"] > bounds.longest,
         "meaning": measures["meaning"] < bounds.meaning or measures["subject"] < bounds.subject,
         "copied": is_copied(measures, bounds),
-        "repetitive": measures["repetition"] <= bounds.repetition,
+        "repetitive": measures["repetition"] <= bounds.repetition or measures["looped"] > MAX_LOOPED,
     }
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TRIGRAM_CHARS = 3  # long enough for word stems, and independent of inflection
 NGRAM_WORDS = 4
+LOOP_WORDS = 10  # Gopher's longest n-gram: ordinary prose hardly repeats one
 STEM_CHARS, MIN_WORD_CHARS = 5, 4  # characters that a stem keeps, and characters of a content word
 CHAR_BITS = 21  # bits of a Unicode code point
 WORD = re.compile(r"\w+")
@@ -90,6 +91,24 @@ class AnalyzedText:
     def iter_ngrams(self, size: int) -> Iterator[tuple[str, ...]]:
         """Yield every sequence of `size` consecutive words."""
         return zip(*(self.words[offset:] for offset in range(size)), strict=False)
+
+    @cached_property
+    def loop_share(self) -> float:
+        """The share of the words' characters in word 10-grams that occurred before: 0 to 1.
+
+        Gopher's measure (arXiv 2112.11446, table A1), counted as datatrove's `GopherRepetitionFilter` counts: after a
+        repeated n-gram, the next one begins behind it.
+        """
+        seen, repeated, start = set(), 0, 0
+        while start <= len(self.words) - LOOP_WORDS:
+            ngram = tuple(self.words[start : start + LOOP_WORDS])
+            if ngram in seen:
+                repeated += sum(map(len, ngram))
+                start += LOOP_WORDS
+            else:
+                seen.add(ngram)
+                start += 1
+        return repeated / max(1, sum(map(len, self.words)))
 
     @cached_property
     def language(self) -> str:

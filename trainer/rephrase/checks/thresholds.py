@@ -34,6 +34,10 @@ DEFAULT_THRESHOLDS: Final[Mapping[str, Thresholds]] = {
     "medium": Thresholds(0.5, 2.0, 0.41, 0.25),
     "hard": Thresholds(0.3, 1.5, 0.2, 0.15),
     "qa": Thresholds(0.5, 3.0, 0.3, 0.25),  # questions have words of their own
+    "faq": Thresholds(0.5, 3.0, 0.3, 0.25),
+    "math": Thresholds(0.3, 3.0, 0.15, 0.05),  # takes over the subject, not the statements
+    "table": Thresholds(0.3, 2.5, 0.2, 0.15),
+    "tutorial": Thresholds(0.4, 3.0, 0.25, 0.2),
 }
 
 THRESHOLD_NAMES: Final = tuple(field.name for field in fields(Thresholds))

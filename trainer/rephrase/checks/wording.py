@@ -30,7 +30,6 @@ NO_TEXT = re.compile(
 OPENING_CHARS = 160  # a refusal begins within this many characters
 SENTENCE_ENDS = tuple(".!?…。！？।؟")
 AFTER_END = "\"'”’»)]}*_` \n\t」』"
-PAIR = re.compile(r"^[^\w\n]*(question|answer)[ ]?\d{0,3}[*_]{0,2}\s*[:：][*_]{0,2}", re.IGNORECASE | re.MULTILINE)
 MIN_ECHO_WORDS = 6
 
 
@@ -64,17 +63,6 @@ def is_cut_off(text: str, source: str) -> bool:
 
 def _has_sentence_end(text: str) -> bool:
     return text.rstrip(AFTER_END).endswith(SENTENCE_ENDS)
-
-
-def has_question_answer_pairs(text: str) -> bool:
-    """Return whether the text consists of two or more questions, each followed by its answer, with nothing before."""
-    marks = list(PAIR.finditer(text))
-    if len(marks) < 4 or len(marks) % 2 or text[: marks[0].start()].strip():
-        return False
-    kinds = [mark[1].lower() for mark in marks]
-    starts, ends = [mark.end() for mark in marks], [*(mark.start() for mark in marks[1:]), len(text)]
-    are_filled = all(any(map(str.isalnum, text[start:end])) for start, end in zip(starts, ends, strict=True))
-    return are_filled and kinds == ["question", "answer"] * (len(kinds) // 2)
 
 
 @cache

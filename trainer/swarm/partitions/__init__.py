@@ -7,17 +7,17 @@ from functools import lru_cache
 from typing import cast
 
 from trainer.models import PRESETS
-from trainer.swarm.partitions.base import Partition, PartitionError, balance_blocks
+from trainer.swarm.partitions.base import Partition, PartitionError, StageCache, balance_blocks
 
-__all__ = ["PARTITIONS", "Partition", "PartitionError", "balance_blocks", "get_partition"]
+__all__ = ["PARTITIONS", "Partition", "PartitionError", "StageCache", "balance_blocks", "get_partition"]
 
 PARTITIONS = {
     "gpt": "trainer.swarm.partitions.gpt",
     "smear": "trainer.swarm.partitions.gpt",
+    "nanogpt": "trainer.swarm.partitions.nanogpt",
     "litgpt": "trainer.swarm.partitions.litgpt",
     "rwkv5": "trainer.swarm.partitions.rwkv5",
 }
-"""nanogpt is missing: its head is tied to its embedding, and the two belong to different stages."""
 
 
 @lru_cache

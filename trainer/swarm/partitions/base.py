@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -18,10 +19,19 @@ class PartitionError(UserError):
     """This architecture, or this size of it, cannot be partitioned as requested."""
 
 
+@dataclass
+class StageCache:
+    """What the blocks of one stage remember of a text: keys and values, or recurrent states."""
+
+    length: int = 0  # tokens so far
+    blocks: dict[int, Any] = field(default_factory=dict)  # by the number of the block
+
+
 class Partition(Protocol):
     """The functions of a partition module. They accept models that lack the parts of other stages.
 
-    Stages send one tensor `[B, T, width x streams]`: the residual stream and what else later blocks read.
+    Stages send one tensor `[B, T, width x streams]`: the residual stream and what else later blocks read. `tokens` and
+    `hidden` are those after `cache`, which `run_blocks` extends. Without a cache they start a row.
     """
 
     def check(self, model: LanguageModel) -> None:
@@ -31,15 +41,23 @@ class Partition(Protocol):
         """Return the blocks in order."""
 
     def get_end_parts(self, model: LanguageModel) -> tuple[Parts, Parts]:
-        """Return the parts that only the first stage needs, and those that only the last needs."""
+        """Return the parts that only the first stage needs, and those that only the last needs.
+
+        A part in both lists is a head that is tied to the embedding: both stages have a copy of its one parameter.
+        """
 
     def count_streams(self, config: Any, done: int) -> int:
         """Return the number of tensors `[B, T, width]` that leave block `done - 1`."""
 
-    def embed_tokens(self, model: LanguageModel, tokens: Tensor) -> Tensor:
+    def build_cache(self, model: LanguageModel) -> Any:
+        """Return the cache of a stage before the first token."""
+
+    def embed_tokens(self, model: LanguageModel, tokens: Tensor, cache: Any = None) -> Tensor:
         """Return the input of the first block, `[B, T, width x streams]`."""
 
-    def run_blocks(self, model: LanguageModel, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+    def run_blocks(
+        self, model: LanguageModel, tokens: Tensor, hidden: Tensor, start: int, stop: int, cache: Any = None
+    ) -> Tensor:
         """Return the output of block `stop - 1`, given the input of block `start`."""
 
     def normalize_output(self, model: LanguageModel, hidden: Tensor) -> Tensor:

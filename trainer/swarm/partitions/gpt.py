@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainer.models.gpt import Config, Model
+from trainer.models.gpt import Config, GPTState, KVCache, Model
 from trainer.swarm.partitions.base import PartitionError, Parts
 
 
 def check(model: Model) -> None:
-    if model.config.tied_head:
+    if model.config.dense_every:
         raise PartitionError(
-            "the head is tied to the embedding, which belongs to another stage: set model.tied_head to false"
+            "every block reads the outputs of all earlier ones, which other stages hold: set model.dense_every to 0"
         )
 
 
@@ -27,9 +27,12 @@ def get_blocks(model: Model) -> nn.ModuleList:
 
 def get_end_parts(model: Model) -> tuple[Parts, Parts]:
     first = [(model, "embedding")]
+    if model.config.bigram_rows:
+        first += [(model, "bigrams")]
     if model.config.embedding_smear:
         first += [(model, "smear_gate"), (model, "smear_lambda")]
-    return first, [(model, "head"), *([(model, "backout_lambda")] if model.config.backout else [])]
+    head = "embedding" if model.config.tied_head else "head"
+    return first, [(model, head), *([(model, "backout_lambda")] if model.config.backout else [])]
 
 
 def sends_middle(config: Config, done: int) -> bool:
@@ -41,14 +44,23 @@ def count_streams(config: Config, done: int) -> int:
     return 1 + config.x0_lambdas + sends_middle(config, done)
 
 
-def embed_tokens(model: Model, tokens: Tensor) -> Tensor:
-    x = model.embed(model.build_inputs(tokens))
+def build_cache(model: Model) -> GPTState:
+    return GPTState([KVCache() for _ in model.blocks])
+
+
+def embed_tokens(model: Model, tokens: Tensor, cache: GPTState | None = None) -> Tensor:
+    x = model.embed(model.build_inputs(tokens, cache), cache)
     return pack_streams(model.config, 0, x, x, x)
 
 
-def run_blocks(model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+def run_blocks(
+    model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int, cache: GPTState | None = None
+) -> Tensor:
     x, x0, middle = unpack_streams(model.config, start, hidden)
-    x, middle = model.run_blocks(start, stop, x, x0, middle, model.build_inputs(tokens))
+    inputs = model.build_inputs(tokens, cache)
+    x, middle = model.run_blocks(start, stop, x, x0, middle, inputs, cache)
+    if cache:
+        cache.length, cache.documents = cache.length + tokens.size(1), inputs.documents
     return pack_streams(model.config, stop, x, x0, middle)
 
 

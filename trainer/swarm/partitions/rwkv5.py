@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from trainer.models.rwkv5 import Config, Model
-from trainer.swarm.partitions.base import Parts
+from trainer.swarm.partitions.base import Parts, StageCache
 
 
 def check(model: Model) -> None:
@@ -24,12 +24,23 @@ def count_streams(config: Config, done: int) -> int:
     return 1
 
 
-def embed_tokens(model: Model, tokens: Tensor) -> Tensor:
+def build_cache(model: Model) -> StageCache:
+    return StageCache()
+
+
+def embed_tokens(model: Model, tokens: Tensor, cache: StageCache | None = None) -> Tensor:
     return model.embed(tokens)
 
 
-def run_blocks(model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-    return model.run_blocks(start, stop, hidden)[0]
+def run_blocks(
+    model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int, cache: StageCache | None = None
+) -> Tensor:
+    cache, numbers = cache or StageCache(), range(start, stop)
+    before = [cache.blocks[number] for number in numbers] if cache.length else None
+    hidden, states = model.run_blocks(start, stop, hidden, before)
+    cache.blocks.update(zip(numbers, states, strict=True))
+    cache.length += tokens.size(1)
+    return hidden
 
 
 def normalize_output(model: Model, hidden: Tensor) -> Tensor:

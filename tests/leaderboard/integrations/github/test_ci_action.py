@@ -1,4 +1,4 @@
-"""The Action's own programs, as a runner starts them: against a site on a socket, and GitHub's issuer of tokens."""
+"""The GitHub Action's programs as a runner starts them, against a live site and an OIDC issuer."""
 
 from __future__ import annotations
 
@@ -20,78 +20,83 @@ from tests.leaderboard.conftest import Repository
 from tests.support import oidc_issuer
 from tests.support.oidc_issuer import Issuer
 from tests.support.paths import REPOSITORY
+from tests.support.waits import WAIT_SECONDS
 
 ACTION = REPOSITORY / ".github" / "actions" / "train"
 
 
 @pytest.fixture
-def issuer(settings: Any) -> Iterator[Issuer]:
+def oidc_server(settings: Any) -> Iterator[Issuer]:
     cache.clear()
     caches["github"].clear()
-    with oidc_issuer.running() as running:
-        settings.GITHUB_OIDC_ISSUER = running.url
+    with oidc_issuer.run_oidc_server() as server:
+        settings.GITHUB_OIDC_ISSUER = server.url
         settings.GITHUB_REPOSITORY = "trains/daily"
         settings.GITHUB_OIDC_REPOSITORIES = []
-        yield running
+        yield server
     caches["github"].clear()
 
 
 @pytest.fixture
-def job(issuer: Issuer, live_server: Any, main: Repository, track: Track, settings: Any, tmp_path: Path) -> Any:
-    """The environment of a job of the main repository, whose address is made of two words, as on GitHub."""
+def job_environment(
+    oidc_server: Issuer, live_server: Any, main_repository: Repository, track: Track, settings: Any, tmp_path: Path
+) -> Any:
+    """Environment variables of a CI job of the main repository, whose path has two parts as on GitHub."""
     settings.GITHUB_OIDC_AUDIENCE = settings.SITE_URL = live_server.url
-    server, _, _ = str(main.path).rpartition("/")
-    main.path.rename(main.path.with_name("main.git"))
-    main.path = main.path.with_name("main.git")
-    settings.MAIN_REPOSITORY = f"{server}/main.git"
-    issuer.claims["sha"] = sha = main.git("rev-parse", "HEAD")
+    server_folder, _, _ = str(main_repository.path).rpartition("/")
+    main_repository.path.rename(main_repository.path.with_name("main.git"))
+    main_repository.path = main_repository.path.with_name("main.git")
+    settings.MAIN_REPOSITORY = f"{server_folder}/main.git"
+    oidc_server.claims["sha"] = sha = main_repository.git("rev-parse", "HEAD")
     return {
         "PATH": os.environ["PATH"],
         "TRAIN_SITE": live_server.url,
         "TRAIN_ARCHITECTURE": "smear",
         "TRAIN_HEAD": sha,
         "TRAIN_PAUSE_SECONDS": "0.02",
-        "GITHUB_SERVER_URL": server,
+        "GITHUB_SERVER_URL": server_folder,
         "GITHUB_REPOSITORY": "main",
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
         "GITHUB_OUTPUT": str(tmp_path / "output"),
-        "ACTIONS_ID_TOKEN_REQUEST_URL": f"{issuer.url}/token?x=1",
+        "ACTIONS_ID_TOKEN_REQUEST_URL": f"{oidc_server.url}/token?x=1",
         "ACTIONS_ID_TOKEN_REQUEST_TOKEN": "of this job",
     }
 
 
-def started(program: str, environment: dict[str, str], folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+def run_program(
+    program: str, environment: dict[str, str], folder: Path = REPOSITORY
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", str(ACTION / program)]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=WAIT_SECONDS)
 
 
-def written(environment: dict[str, str], name: str) -> str:
+def read_job_file(environment: dict[str, str], name: str) -> str:
     return Path(environment[name]).read_text()
 
 
-def test_a_job_asks_with_githubs_token_and_its_summary_says_what_the_site_says(job: dict[str, str]) -> None:
-    done = started("ask.py", job)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+def test_ci_job_with_github_token_requests_run_and_writes_summary(job_environment: dict[str, str]) -> None:
+    process = run_program("request_run.py", job_environment)
+    assert (process.returncode, process.stderr) == (0, ""), process.stdout
     run = Run.objects.get()
-    assert written(job, "GITHUB_OUTPUT").splitlines()[:3] == [
+    assert read_job_file(job_environment, "GITHUB_OUTPUT").splitlines()[:3] == [
         f"run={run.pk}",
-        f"page={job['TRAIN_SITE']}/runs/{run.pk}/",
+        f"page={job_environment['TRAIN_SITE']}/runs/{run.pk}/",
         "state=waiting",
     ]
-    summary = written(job, "GITHUB_STEP_SUMMARY")
-    assert summary.startswith(f"### [Run {run.pk}]({job['TRAIN_SITE']}/runs/{run.pk}/)\n")
+    summary = read_job_file(job_environment, "GITHUB_STEP_SUMMARY")
+    assert summary.startswith(f"### [Run {run.pk}]({job_environment['TRAIN_SITE']}/runs/{run.pk}/)\n")
     assert "Next:" in summary
-    assert "of this job" not in done.stdout + summary
+    assert "of this job" not in process.stdout + summary
 
 
-def test_with_a_token_of_the_sites_own_nothing_is_asked_of_github(
-    job: dict[str, str], issuer: Issuer, maintainer: Any
+def test_ci_job_with_site_token_does_not_call_github(
+    job_environment: dict[str, str], oidc_server: Issuer, maintainer: Any
 ) -> None:
     token = ApiToken(name="CI", owner=maintainer)
     secret = token.draw_secret()
     token.save()
-    assert started("ask.py", job | {"TRAIN_TOKEN": secret}).returncode == 0
-    assert issuer.asked == []
+    assert run_program("request_run.py", job_environment | {"TRAIN_TOKEN": secret}).returncode == 0
+    assert oidc_server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -100,33 +105,35 @@ def test_with_a_token_of_the_sites_own_nothing_is_asked_of_github(
         ({"ACTIONS_ID_TOKEN_REQUEST_URL": ""}, "GitHub gives this job no token. It needs `permissions: id-token"),
         ({"TRAIN_TRACK": "none"}, "track: there is no track 'none'."),
         ({"TRAIN_HEAD": "1" * 40}, "The token is of commit"),
-        ({"TRAIN_ARCHITECTURE": "smear gpt"}, "One run is of one architecture"),
+        ({"TRAIN_ARCHITECTURE": "smear gpt"}, "A run trains one architecture"),
         ({"TRAIN_SITE": "http://127.0.0.1:9"}, "127.0.0.1:9 cannot be reached"),
     ],
 )
-def test_what_the_site_refuses_is_the_jobs_error(job: dict[str, str], changed: dict[str, str], sentence: str) -> None:
-    done = started("ask.py", job | changed)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert sentence in done.stdout
-    assert re.search("^::error::", done.stdout, re.MULTILINE)
-    assert sentence in written(job, "GITHUB_STEP_SUMMARY")
+def test_ci_job_with_rejected_request_reports_error(
+    job_environment: dict[str, str], changed: dict[str, str], sentence: str
+) -> None:
+    process = run_program("request_run.py", job_environment | changed)
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr
+    assert sentence in process.stdout
+    assert re.search("^::error::", process.stdout, re.MULTILINE)
+    assert sentence in read_job_file(job_environment, "GITHUB_STEP_SUMMARY")
 
 
-def test_it_waits_for_the_verdict_and_fails_with_the_run(job: dict[str, str]) -> None:
-    assert started("ask.py", job).returncode == 0
+def test_ci_job_waiting_for_result_exits_with_run_state(job_environment: dict[str, str]) -> None:
+    assert run_program("request_run.py", job_environment).returncode == 0
     for state, code in (("finished", 0), ("failed", 1)):
         Run.objects.update(state=state, bits_per_byte=2.5 if state == "finished" else None)
-        assert started("ask.py", job | {"TRAIN_WAIT_MINUTES": "1"}).returncode == code
+        assert run_program("request_run.py", job_environment | {"TRAIN_WAIT_MINUTES": "1"}).returncode == code
     Run.objects.update(state="waiting")
-    assert started("ask.py", job | {"TRAIN_WAIT_MINUTES": "0.01"}).returncode == 0
+    assert run_program("request_run.py", job_environment | {"TRAIN_WAIT_MINUTES": "0.01"}).returncode == 0
 
 
-# --- which architectures, and their smoke test ------------------------------------------------------------------------
+# --- changed architectures and their smoke test ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("path", "architectures", "one"),
+    ("path", "architectures", "single"),
     [
         ("trainer/models/smear.py", "smear", "smear"),
         ("trainer/optim/optimizers.py", "gpt", ""),
@@ -134,21 +141,23 @@ def test_it_waits_for_the_verdict_and_fails_with_the_run(job: dict[str, str]) ->
         ("README.md", "", ""),
     ],
 )
-def test_what_a_pull_request_changes_is_what_is_tested(
-    main: Repository, path: str, architectures: str, one: str
+def test_changed_files_of_pull_request_select_architectures(
+    main_repository: Repository, path: str, architectures: str, single: str
 ) -> None:
-    base = main.git("rev-parse", "HEAD")
-    main.commit("Idea", {path: "better = True\n"})
-    done = started("changed.py", {"PATH": os.environ["PATH"], "BASE": base}, main.path)
-    assert done.stdout.splitlines() == [f"architectures={architectures}", f"one={one}"], done.stderr
+    base = main_repository.git("rev-parse", "HEAD")
+    main_repository.commit("Idea", {path: "better = True\n"})
+    process = run_program("changed_architectures.py", {"PATH": os.environ["PATH"], "BASE": base}, main_repository.path)
+    assert process.stdout.splitlines() == [f"architectures={architectures}", f"one={single}"], process.stderr
 
 
-def test_somebody_may_name_it(main: Repository) -> None:
-    done = started("changed.py", {"PATH": os.environ["PATH"], "ASKED": "gpt"}, main.path)
-    assert done.stdout.splitlines() == ["architectures=gpt", "one=gpt"]
+def test_named_architecture_overrides_changed_files(main_repository: Repository) -> None:
+    process = run_program(
+        "changed_architectures.py", {"PATH": os.environ["PATH"], "ARCHITECTURES": "gpt"}, main_repository.path
+    )
+    assert process.stdout.splitlines() == ["architectures=gpt", "one=gpt"]
 
 
-FOUND = {
+SMOKE_RESULT = {
     "passed": False,
     "sentence": "It sees later tokens.",
     "checks": [{"name": "starts", "passed": True, "text": "yes | no"}],
@@ -158,33 +167,37 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize(("found", "code"), [(FOUND, 3), ({**FOUND, "passed": True, "file": ""}, 0), (None, 1)])
-def test_the_smoke_test_is_a_table_in_the_summary_and_points_at_the_line(
-    tmp_path: Path, found: dict[str, Any] | None, code: int
+@pytest.mark.parametrize(
+    ("result", "code"), [(SMOKE_RESULT, 3), ({**SMOKE_RESULT, "passed": True, "file": ""}, 0), (None, 1)]
+)
+def test_smoke_result_is_written_as_table_and_line_annotation(
+    tmp_path: Path, result: dict[str, Any] | None, code: int
 ) -> None:
-    """The command itself has tests of its own (tests/trainer/smoke/test_smoke.py); here it only speaks."""
+    """`dailytrain smoke` is replaced here; tests/trainer/smoke/test_smoke.py tests it."""
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").touch()
-    said = "" if found is None else f"print({json.dumps(json.dumps(found))})"
-    (tmp_path / "trainer" / "cli.py").write_text(f"import sys\n{said}\nsys.exit({code})\n")
+    program = "" if result is None else f"print({json.dumps(json.dumps(result))})"
+    (tmp_path / "trainer" / "cli.py").write_text(f"import sys\n{program}\nsys.exit({code})\n")
     environment = {"PATH": os.environ["PATH"], "ARCHITECTURES": "smear", "PYTHONPATH": str(tmp_path)}
     environment["GITHUB_STEP_SUMMARY"] = str(tmp_path / "summary.md")
-    command = [sys.executable, str(ACTION / "smoke.py")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == (2 if found is None else code), done.stderr
-    summary = written(environment, "GITHUB_STEP_SUMMARY")
-    if found is None:
+    command = [sys.executable, str(ACTION / "run_smoke_tests.py")]
+    process = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_SECONDS
+    )
+    assert process.returncode == (2 if result is None else code), process.stderr
+    summary = read_job_file(environment, "GITHUB_STEP_SUMMARY")
+    if result is None:
         assert "could not run (exit code 1)" in summary
         return
     assert "| starts | yes | yes \\| no |" in summary
-    pointed = "::error file=trainer/models/smear.py,line=3::It sees later tokens." in done.stdout
-    assert pointed == (not found["passed"])
+    has_annotation = "::error file=trainer/models/smear.py,line=3::It sees later tokens." in process.stdout
+    assert has_annotation == (not result["passed"])
 
 
-# --- the files themselves ---------------------------------------------------------------------------------------------
+# --- workflow files --------------------------------------------------------------------------------------------------
 
 
-def test_githubs_word_is_never_beside_a_models_code_and_no_secret_is_stored() -> None:
+def test_workflow_keeps_id_token_away_from_model_code_and_secrets() -> None:
     text = (REPOSITORY / ".github" / "workflows" / "train.yml").read_text()
     workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {"contents": "read"}
@@ -202,7 +215,7 @@ def test_githubs_word_is_never_beside_a_models_code_and_no_secret_is_stored() ->
     )
 
 
-def test_nothing_that_a_stranger_wrote_is_pasted_into_a_script() -> None:
+def test_workflow_scripts_interpolate_no_expressions() -> None:
     action = yaml.safe_load((ACTION / "action.yml").read_text())
     workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "train.yml").read_text())
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]] + action["runs"]["steps"]
@@ -211,7 +224,7 @@ def test_nothing_that_a_stranger_wrote_is_pasted_into_a_script() -> None:
     assert not any("${{" in script for script in scripts)
 
 
-def test_every_input_that_the_workflow_gives_is_one_of_the_actions() -> None:
+def test_workflow_inputs_are_declared_by_the_action() -> None:
     action = yaml.safe_load((ACTION / "action.yml").read_text())
     workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "train.yml").read_text())
     for job in workflow["jobs"].values():
@@ -220,5 +233,5 @@ def test_every_input_that_the_workflow_gives_is_one_of_the_actions() -> None:
                 assert step["with"].keys() <= action["inputs"].keys()
     for step in action["runs"]["steps"]:
         assert step["shell"] == "bash"
-        if found := re.search(r"ACTION_PATH/(\w+\.py)", step["run"]):
-            assert (ACTION / found[1]).is_file()
+        if match := re.search(r"ACTION_PATH/(\w+\.py)", step["run"]):
+            assert (ACTION / match[1]).is_file()

@@ -1,4 +1,4 @@
-"""What a comment asks: which lines are commands, and what they mean."""
+"""Parsing of slash commands in pull request comments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leaderboard.integrations.github.command_parser import Command, InvalidComma
 
 
 @pytest.mark.parametrize(
-    ("line", "meant"),
+    ("line", "expected"),
     [
         ("/train smoke", Command("smoke")),
         ("/Train  SMOKE ", Command("smoke")),
@@ -26,14 +26,14 @@ from leaderboard.integrations.github.command_parser import Command, InvalidComma
         ("/help", Command("help")),
     ],
 )
-def test_each_command_is_understood(line: str, meant: Command) -> None:
-    (said,) = command_parser.parse_comment(f"Thank you.\r\n\r\n{line}\r\n")
-    assert isinstance(said, Command)
-    assert (said.action, said.word, said.number) == (meant.action, meant.word, meant.number)
+def test_comment_with_valid_command_is_parsed(line: str, expected: Command) -> None:
+    (command,) = command_parser.parse_comment(f"Thank you.\r\n\r\n{line}\r\n")
+    assert isinstance(command, Command)
+    assert (command.action, command.word, command.number) == (expected.action, expected.word, expected.number)
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "reason"),
     [
         ("/train", "It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`."),
         ("/train smoke please", "It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`."),
@@ -47,9 +47,9 @@ def test_each_command_is_understood(line: str, meant: Command) -> None:
         ("/approve all", "It takes nothing, or the commit: 7 to 40 hexadecimal digits."),
     ],
 )
-def test_one_that_is_not_understood_says_why(line: str, why: str) -> None:
-    (said,) = command_parser.parse_comment(line)
-    assert said == InvalidCommand(line, why)
+def test_comment_with_invalid_command_gives_reason(line: str, reason: str) -> None:
+    (command,) = command_parser.parse_comment(line)
+    assert command == InvalidCommand(line, reason)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_one_that_is_not_understood_says_why(line: str, why: str) -> None:
         "/",
     ],
 )
-def test_what_is_quoted_code_or_for_others_asks_nothing(text: str) -> None:
+def test_comment_with_quoted_or_foreign_command_gives_none(text: str) -> None:
     assert command_parser.parse_comment(text) == []
 
 
-def test_several_are_read_in_their_order_up_to_a_limit() -> None:
-    said = command_parser.parse_comment("/priority 5\n/approve\n" + "/cancel\n" * 9)
-    assert [one.action for one in said if isinstance(one, Command)] == [
+def test_comment_with_many_commands_is_parsed_up_to_limit() -> None:
+    commands = command_parser.parse_comment("/priority 5\n/approve\n" + "/cancel\n" * 9)
+    assert [command.action for command in commands if isinstance(command, Command)] == [
         "priority",
         "approve",
         "cancel",
@@ -84,7 +84,7 @@ def test_several_are_read_in_their_order_up_to_a_limit() -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_comment_is_read_without_an_accident(text: str) -> None:
+def test_comment_with_any_text_is_parsed_without_error(text: str) -> None:
     command_parser.parse_comment(text)
     for name in command_parser.NAMES:
         assert len(command_parser.parse_comment(f"{name} {text}")) <= command_parser.MAX_COMMANDS

@@ -1,4 +1,4 @@
-"""The block at the top of a pull request's description, as people and GitHub's editor leave it."""
+"""Parsing of the front matter in a pull request's description."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from leaderboard.integrations.github.front_matter import FrontMatter
 from tests.support.paths import REPOSITORY
 
 TRACKS = {"small": "Small", "day": "A day on one H100"}
-WORDS = {"track": "small", "hypothesis": "It helps.", "expected_effect": "3 %", "contact": "@ada"}
-BLOCK = "---\n" + "\n".join(f"{name}: {value}" for name, value in WORDS.items()) + "\n---\n\nWhat changes.\n"
+FIELDS = {"track": "small", "hypothesis": "It helps.", "expected_effect": "3 %", "contact": "@ada"}
+BLOCK = "---\n" + "\n".join(f"{name}: {value}" for name, value in FIELDS.items()) + "\n---\n\nWhat changes.\n"
 TEMPLATE = REPOSITORY / ".github" / "pull_request_template.md"
 
 
-def read(body: str) -> FrontMatter:
-    asked = front_matter.parse_front_matter(body, TRACKS)
-    assert asked is not None
-    return asked
+def parse_body(body: str) -> FrontMatter:
+    parsed = front_matter.parse_front_matter(body, TRACKS)
+    assert parsed is not None
+    return parsed
 
 
-def test_a_block_is_read() -> None:
-    assert read(BLOCK) == FrontMatter(**WORDS)
+def test_front_matter_in_plain_form_is_parsed() -> None:
+    assert parse_body(BLOCK) == FrontMatter(**FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_a_block_is_read() -> None:
         BLOCK.replace("---\ntrack", "---\n\n# a note\ntrack").replace("@ada\n", "@ada\n\n"),
     ],
 )
-def test_it_is_taken_as_it_is_meant(body: str) -> None:
-    assert read(body) == FrontMatter(**WORDS)
+def test_front_matter_in_other_notation_gives_same_fields(body: str) -> None:
+    assert parse_body(body) == FrontMatter(**FIELDS)
 
 
-def test_a_sentence_needs_no_quoting() -> None:
-    said = 'So: it\'s 2 x "as good" - #1, see https://example.org/a: b'
-    assert read(BLOCK.replace("It helps.", said)).hypothesis == said
+def test_front_matter_value_with_yaml_characters_needs_no_quotes() -> None:
+    hypothesis = 'So: it\'s 2 x "as good" - #1, see https://example.org/a: b'
+    assert parse_body(BLOCK.replace("It helps.", hypothesis)).hypothesis == hypothesis
 
 
-def test_everything_that_is_missing_is_said_at_once() -> None:
-    asked = read("---\ntrack: smal\nhypotesis: It helps.\ncontact:\n---")
-    assert asked.problems == (
+def test_front_matter_with_several_faults_lists_all() -> None:
+    parsed = parse_body("---\ntrack: smal\nhypotesis: It helps.\ncontact:\n---")
+    assert parsed.problems == (
         "There is no field `hypotesis`: is `hypothesis` meant?",
         "There is no track “smal”: it is one of `small`, `day`.",
         "`hypothesis` is missing: say in a sentence what you expect to see, and why.",
@@ -67,28 +67,30 @@ def test_everything_that_is_missing_is_said_at_once() -> None:
     )
 
 
-def test_a_field_that_comes_twice_is_said() -> None:
-    assert read(BLOCK.replace("contact:", "track: day\ncontact:")).problems == ("`track` comes twice: leave one.",)
+def test_front_matter_with_duplicate_field_gives_problem() -> None:
+    assert parse_body(BLOCK.replace("contact:", "track: day\ncontact:")).problems == (
+        "`track` comes twice: leave one.",
+    )
 
 
-def test_none_asks_for_no_run_and_for_nothing_else() -> None:
-    assert read("---\ntrack: None\nhypothesis:\n---").wants_no_run
+def test_front_matter_with_track_none_requests_no_run() -> None:
+    assert parse_body("---\ntrack: None\nhypothesis:\n---").wants_no_run
 
 
-def test_a_template_left_as_it_was_asks_for_nothing() -> None:
+def test_front_matter_of_unchanged_template_is_none() -> None:
     assert front_matter.parse_front_matter(TEMPLATE.read_text(), TRACKS) is None
     assert front_matter.parse_front_matter(TEMPLATE.read_text().replace("\n", "\r\n"), TRACKS) is None
 
 
-def test_a_template_filled_in_is_read() -> None:
+def test_front_matter_of_completed_template_is_parsed() -> None:
     body = TEMPLATE.read_text()
-    for name, value in WORDS.items():
+    for name, value in FIELDS.items():
         body = body.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
-    assert read(body) == FrontMatter(**WORDS)
+    assert parse_body(body) == FrontMatter(**FIELDS)
 
 
 @pytest.mark.parametrize("body", [None, "", "A change of the docs.", "---\nJust a rule.\n---", "```\nx: 1\n```"])
-def test_a_description_without_a_block_asks_for_nothing(body: str | None) -> None:
+def test_front_matter_of_body_without_block_is_none(body: str | None) -> None:
     assert front_matter.parse_front_matter(body, TRACKS) is None
 
 
@@ -101,8 +103,8 @@ def test_a_description_without_a_block_asks_for_nothing(body: str | None) -> Non
         "config: model.depth = 4\n  recipe.clip = 0.5",
     ],
 )
-def test_a_configuration_is_written_as_one_likes(config: str) -> None:
-    assert read(BLOCK.replace("contact:", f"{config}\ncontact:")).config == {
+def test_front_matter_config_in_any_notation_is_parsed(config: str) -> None:
+    assert parse_body(BLOCK.replace("contact:", f"{config}\ncontact:")).config == {
         "model": {"depth": 4},
         "recipe": {"clip": 0.5},
     }
@@ -111,18 +113,22 @@ def test_a_configuration_is_written_as_one_likes(config: str) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
+        ('config: {"model": {"depth": 1e999}}', "NaN and infinite numbers are not allowed"),
+        ('config:\n  model.name: "a\\u0000b"', "null bytes and lone surrogates are not allowed"),
         ("config: {broken", "it begins like JSON and is none"),
         ("config: deep", "“deep” is not “name: value”"),
         ("config:\n  depth: 4", "depth belongs to no section; write model.depth, recipe.depth or train.depth"),
         ("config:\n  model.depth: 4\n  model.depth: 5", "model.depth is set twice"),
     ],
 )
-def test_a_configuration_that_cannot_be_meant_is_said(config: str, problem: str) -> None:
-    assert read(BLOCK.replace("contact:", f"{config}\ncontact:")).problems == (f"`config` cannot be read: {problem}.",)
+def test_front_matter_with_invalid_config_gives_problem(config: str, problem: str) -> None:
+    assert parse_body(BLOCK.replace("contact:", f"{config}\ncontact:")).problems == (
+        f"`config` cannot be read: {problem}.",
+    )
 
 
 @given(st.text(max_size=400))
-def test_any_text_is_read_without_an_accident(text: str) -> None:
+def test_front_matter_of_any_text_is_parsed_without_error(text: str) -> None:
     front_matter.parse_front_matter(text, TRACKS)
     front_matter.parse_front_matter(f"---\ntrack: {text}\nconfig: {text}\n---\n{text}", TRACKS)
 
@@ -131,7 +137,7 @@ LINES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters=
 
 
 @given(st.lists(LINES, min_size=1, max_size=6), st.sampled_from(["\n", "\r\n"]), st.sampled_from(['"{}"', "{}"]))
-def test_a_sentence_comes_out_as_it_went_in(words: list[str], end: str, quoted: str) -> None:
-    said = "x " + " ".join(words)
-    body = BLOCK.replace("It helps.", quoted.format(said)).replace("\n", end)
-    assert read(body) == FrontMatter(**{**WORDS, "hypothesis": said})
+def test_front_matter_value_round_trips(words: list[str], end: str, quoted: str) -> None:
+    hypothesis = "x " + " ".join(words)
+    body = BLOCK.replace("It helps.", quoted.format(hypothesis)).replace("\n", end)
+    assert parse_body(body) == FrontMatter(**{**FIELDS, "hypothesis": hypothesis})

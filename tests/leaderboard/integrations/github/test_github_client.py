@@ -1,13 +1,14 @@
-"""What the site says on GitHub, over a real socket, and what it makes of GitHub's refusals."""
+"""The GitHub client over a real socket: comments, checks, rate limits and error responses."""
 
 from __future__ import annotations
 
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.core.cache import caches
+from django.utils import timezone
 
 from leaderboard.integrations.github import client, connection
 from leaderboard.integrations.github.client import Client
@@ -21,71 +22,76 @@ SHA = "a" * 40
 
 
 @pytest.fixture
-def ours(github: GitHub) -> Client:
+def app_client(github: GitHub) -> Client:
     """The App's client for a repository with one pull request."""
-    github.open("trains/daily", 7, SHA, announce=False)
+    github.open_pull_request("trains/daily", 7, SHA, announce=False)
     return client.get_client("trains/daily")
 
 
 @pytest.fixture
-def plain(github: GitHub, settings: Any) -> Client:
-    """The same with a plain token."""
+def token_client(github: GitHub, settings: Any) -> Client:
+    """The same client with a personal token instead of the App."""
     settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
     settings.GITHUB_TOKEN = github_server.TOKEN
-    github.open("trains/daily", 7, SHA, announce=False)
+    github.open_pull_request("trains/daily", 7, SHA, announce=False)
     return client.get_client("trains/daily")
 
 
-def test_a_comment_is_written_found_rewritten_and_folded(ours: Client, github: GitHub) -> None:
-    number = ours.create_comment(7, "All aboard")
-    github.say("trains/daily", 7, "ada", "Thank you", announce=False)
-    ours.edit_comment(number, "Departed")
-    mine, hers = ours.list_comments(7)
-    assert (mine.id, mine.body, mine.author, mine.is_own) == (number, "Departed", "daily-train[bot]", True)
-    assert (hers.body, hers.author, hers.is_own) == ("Thank you", "ada", False)
-    ours.minimize_comment(mine.node_id)
-    assert github.minimised == {mine.node_id}
-    ours.add_reaction(hers.id, "+1")
-    ours.add_reaction(hers.id, "+1")
-    assert github.repositories["trains/daily"].reactions == [(hers.id, "+1")]
+def test_comment_is_created_listed_edited_and_minimized(app_client: Client, github: GitHub) -> None:
+    number = app_client.create_comment(7, "All aboard")
+    github.post_comment("trains/daily", 7, "ada", "Thank you", announce=False)
+    app_client.edit_comment(number, "Departed")
+    own_comment, other_comment = app_client.list_comments(7)
+    assert (own_comment.id, own_comment.body, own_comment.author, own_comment.is_own) == (
+        number,
+        "Departed",
+        "daily-train[bot]",
+        True,
+    )
+    assert (other_comment.body, other_comment.author, other_comment.is_own) == ("Thank you", "ada", False)
+    app_client.minimize_comment(own_comment.node_id)
+    assert github.minimized_comments == {own_comment.node_id}
+    app_client.add_reaction(other_comment.id, "+1")
+    app_client.add_reaction(other_comment.id, "+1")
+    assert github.repositories["trains/daily"].reactions == [(other_comment.id, "+1")]
 
 
-def test_comments_are_read_to_the_last_page(ours: Client, github: GitHub) -> None:
+def test_comments_on_several_pages_are_all_listed(app_client: Client, github: GitHub) -> None:
     github.largest_page = 2
     for number in range(5):
-        github.say("trains/daily", 7, "ada", f"{number}", announce=False)
-    assert [said.body for said in ours.list_comments(7)] == ["0", "1", "2", "3", "4"]
-    assert github.count("GET", "/issues/7/comments") == 3
+        github.post_comment("trains/daily", 7, "ada", f"{number}", announce=False)
+    assert [comment.body for comment in app_client.list_comments(7)] == ["0", "1", "2", "3", "4"]
+    assert github.count_requests("GET", "/issues/7/comments") == 3
 
 
-def test_the_token_of_an_installation_is_asked_for_once(ours: Client, github: GitHub) -> None:
-    ours.get_pull_request(7)
-    ours.get_pull_request(7)
+def test_installation_token_is_requested_once(app_client: Client, github: GitHub) -> None:
+    app_client.get_pull_request(7)
+    app_client.get_pull_request(7)
     client.get_client("trains/daily").create_comment(7, "Again")
-    assert github.count("POST", "/access_tokens") == 1
+    assert github.count_requests("POST", "/access_tokens") == 1
 
 
-def test_a_token_that_github_no_longer_takes_is_replaced(ours: Client, github: GitHub) -> None:
-    ours.get_pull_request(7)
+def test_installation_token_that_github_rejects_is_replaced(app_client: Client, github: GitHub) -> None:
+    app_client.get_pull_request(7)
     github.tokens.clear()
-    assert ours.create_comment(7, "Still here")
-    assert github.count("POST", "/access_tokens") == 2
+    assert app_client.create_comment(7, "Still here")
+    assert github.count_requests("POST", "/access_tokens") == 2
 
 
-def test_what_has_not_changed_costs_nothing_of_the_limit(ours: Client, github: GitHub) -> None:
-    first = ours.get_pull_request(7)
-    left = github.remaining
-    assert ours.get_pull_request(7) == first
-    assert github.remaining == left
-    assert github.asked[-1] == ("GET", "/repos/trains/daily/pulls/7", 304)
-    github.change("edited", "trains/daily", 7, title="Another")
-    assert ours.get_pull_request(7)["title"] == "Another"
+def test_unchanged_resource_costs_no_rate_limit(app_client: Client, github: GitHub) -> None:
+    first = app_client.get_pull_request(7)
+    remaining = github.remaining
+    assert app_client.get_pull_request(7) == first
+    assert github.remaining == remaining
+    assert github.requests[-1] == ("GET", "/repos/trains/daily/pulls/7", 304)
+    github.change_pull_request("edited", "trains/daily", 7, title="Another")
+    assert app_client.get_pull_request(7)["title"] == "Another"
 
 
-def test_a_check_goes_from_queued_to_green(ours: Client, github: GitHub) -> None:
-    made = ours.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
-    ours.update_check(SHA, "train", status="in_progress", title="Half-way", external_id="entry-1", known=made)
-    ours.update_check(
+def test_check_is_updated_from_queued_to_success(app_client: Client, github: GitHub) -> None:
+    check_id = app_client.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
+    app_client.update_check(SHA, "train", status="in_progress", title="Half-way", external_id="entry-1", known=check_id)
+    app_client.update_check(
         SHA,
         "train",
         status="completed",
@@ -95,104 +101,106 @@ def test_a_check_goes_from_queued_to_green(ours: Client, github: GitHub) -> None
         url="https://t.example",
     )
     (check,) = github.repositories["trains/daily"].checks.values()
-    assert (check["id"], check["status"], check["conclusion"]) == (made, "completed", "success")
+    assert (check["id"], check["status"], check["conclusion"]) == (check_id, "completed", "success")
     assert check["output"] == {"title": "1.05x", "summary": "1.05x"}
     assert check["details_url"] == "https://t.example"
 
 
-def test_a_check_whose_making_was_not_noted_is_found_and_not_doubled(ours: Client, github: GitHub) -> None:
-    github.fail(502, path="/check-runs", method="POST", after=True)
+def test_check_whose_response_was_lost_is_not_duplicated(app_client: Client, github: GitHub) -> None:
+    github.fail_requests(502, path="/check-runs", method="POST", after=True)
     with pytest.raises(RetryLater, match="502"):
-        ours.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
-    other = ours.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-2")
-    again = ours.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
-    assert set(github.repositories["trains/daily"].checks) == {other, again}
+        app_client.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
+    second_check = app_client.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-2")
+    first_check = app_client.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
+    assert set(github.repositories["trains/daily"].checks) == {second_check, first_check}
 
 
-def test_with_a_plain_token_a_check_is_a_commit_status(plain: Client, github: GitHub) -> None:
-    plain.update_check(SHA, "train", status="in_progress", title="x" * 200, url="https://t.example")
-    plain.update_check(SHA, "train", status="completed", conclusion="failure", title="It diverged")
-    plain.update_check(SHA, "train", status="completed", conclusion="neutral", title="Cancelled")
+def test_check_with_plain_token_is_a_commit_status(token_client: Client, github: GitHub) -> None:
+    token_client.update_check(SHA, "train", status="in_progress", title="x" * 200, url="https://t.example")
+    token_client.update_check(SHA, "train", status="completed", conclusion="failure", title="It diverged")
+    token_client.update_check(SHA, "train", status="completed", conclusion="neutral", title="Cancelled")
     statuses = github.repositories["trains/daily"].statuses
     assert [row["state"] for row in statuses] == ["pending", "failure", "success"]
     assert len(statuses[0]["description"]) == 140
     assert not github.repositories["trains/daily"].checks
 
 
-def test_with_a_plain_token_the_site_writes_as_its_owner(plain: Client, github: GitHub) -> None:
-    plain.create_comment(7, "Mine")
-    (said,) = plain.list_comments(7)
-    assert (said.author, said.is_own, plain.get_login()) == ("mara", True, "mara")
+def test_comment_with_plain_token_is_by_its_owner(token_client: Client, github: GitHub) -> None:
+    token_client.create_comment(7, "Mine")
+    (comment,) = token_client.list_comments(7)
+    assert (comment.author, comment.is_own, token_client.get_login()) == ("mara", True, "mara")
 
 
 @pytest.mark.parametrize("role", ["admin", "maintain", "write", "triage", "read", "none"])
-def test_permissions_are_those_of_the_role(ours: Client, github: GitHub, role: str) -> None:
+def test_permission_of_collaborator_is_its_role(app_client: Client, github: GitHub, role: str) -> None:
     github.repositories["trains/daily"].roles["ada"] = role
-    assert ours.get_permission("ada") == role
+    assert app_client.get_permission("ada") == role
 
 
-def test_a_role_of_an_organisation_counts_as_what_it_is_built_on(ours: Client, github: GitHub) -> None:
-    github.fail(200, path="/permission", body={"permission": "write", "role_name": "conductor"})
-    assert ours.get_permission("ada") == "write"
-    github.fail(404, "Not Found", path="/permission")
-    assert ours.get_permission("nobody/../x") == "none"
-    assert github.asked[-1][1].endswith("/collaborators/nobody%2F..%2Fx/permission")
+def test_permission_of_custom_role_is_its_base_role(app_client: Client, github: GitHub) -> None:
+    github.fail_requests(200, path="/permission", body={"permission": "write", "role_name": "conductor"})
+    assert app_client.get_permission("ada") == "write"
+    github.fail_requests(404, "Not Found", path="/permission")
+    assert app_client.get_permission("missing/../x") == "none"
+    assert github.requests[-1][1].endswith("/collaborators/missing%2F..%2Fx/permission")
 
 
-# --- limits -----------------------------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_primary_limit_that_is_used_up_is_waited_for(ours: Client, github: GitHub) -> None:
+def test_exhausted_primary_limit_is_retried_after_reset(app_client: Client, github: GitHub) -> None:
     github.remaining, github.reset = 0, int(time.time()) + 900
     with pytest.raises(RetryLater, match="rate limit exceeded") as limited:
-        ours.get_pull_request(7)
+        app_client.get_pull_request(7)
     assert limited.value.after
     assert timedelta(minutes=14) < limited.value.after <= timedelta(minutes=15)
 
 
-def test_while_a_limit_lasts_nothing_is_asked(ours: Client, github: GitHub) -> None:
-    github.secondary_limit(120, path="/comments")
+def test_active_rate_limit_blocks_further_requests(app_client: Client, github: GitHub) -> None:
+    github.apply_secondary_limit(120, path="/comments")
     with pytest.raises(RetryLater, match="secondary rate limit") as limited:
-        ours.create_comment(7, "Too fast")
+        app_client.create_comment(7, "Too fast")
     assert limited.value.after == timedelta(seconds=120)
-    asked = len(github.asked)
+    request_count = len(github.requests)
     with pytest.raises(RetryLater, match="secondary rate limit") as limited:
         client.get_client("trains/daily").get_pull_request(7)
     assert limited.value.after
     assert limited.value.after <= timedelta(seconds=120)
-    assert len(github.asked) == asked
+    assert len(github.requests) == request_count
     caches["github"].clear()
-    assert ours.create_comment(7, "Later")
+    assert app_client.create_comment(7, "Later")
 
 
-def test_a_secondary_limit_without_a_time_is_waited_for_a_minute(ours: Client, github: GitHub) -> None:
-    github.secondary_limit(None, path="/comments")
+def test_secondary_limit_without_retry_after_waits_a_minute(app_client: Client, github: GitHub) -> None:
+    github.apply_secondary_limit(None, path="/comments")
     with pytest.raises(RetryLater) as limited:
-        ours.create_comment(7, "Too fast")
+        app_client.create_comment(7, "Too fast")
     assert limited.value.after == timedelta(minutes=1)
 
 
-def test_a_429_is_a_limit_too(ours: Client, github: GitHub) -> None:
-    github.fail(429, "Too many requests", path="/comments", Retry_After="7")
+def test_status_429_is_a_rate_limit(app_client: Client, github: GitHub) -> None:
+    github.fail_requests(429, "Too many requests", path="/comments", Retry_After="7")
     with pytest.raises(RetryLater) as limited:
-        ours.create_comment(7, "Too fast")
+        app_client.create_comment(7, "Too fast")
     assert limited.value.after == timedelta(seconds=7)
 
 
-def test_a_clock_that_is_wrong_puts_nothing_off_for_longer_than_an_hour(ours: Client, github: GitHub) -> None:
+def test_rate_limit_with_distant_reset_waits_an_hour_at_most(app_client: Client, github: GitHub) -> None:
     github.remaining, github.reset = 0, int(time.time()) + 10**6
     with pytest.raises(RetryLater) as limited:
-        ours.get_pull_request(7)
+        app_client.get_pull_request(7)
     assert limited.value.after == timedelta(hours=1)
 
 
-def test_the_limit_of_graphql_is_a_limit(ours: Client, github: GitHub) -> None:
-    github.fail(200, path="/graphql", body={"errors": [{"type": "RATE_LIMITED", "message": "API rate limit exceeded"}]})
+def test_graphql_rate_limit_is_retried(app_client: Client, github: GitHub) -> None:
+    github.fail_requests(
+        200, path="/graphql", body={"errors": [{"type": "RATE_LIMITED", "message": "API rate limit exceeded"}]}
+    )
     with pytest.raises(RetryLater, match="GraphQL"):
-        ours.minimize_comment("IC_1")
+        app_client.minimize_comment("IC_1")
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- error responses -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,7 +209,7 @@ def test_the_limit_of_graphql_is_a_limit(ours: Client, github: GitHub) -> None:
         (
             401,
             "Bad credentials",
-            PermanentError,
+            RetryLater,
             "rejects the site's credentials: Bad credentials. Run manage.py connect_github",
         ),
         (403, "Resource not accessible by integration", PermanentError, "denies permission: Resource not accessible"),
@@ -214,91 +222,102 @@ def test_the_limit_of_graphql_is_a_limit(ours: Client, github: GitHub) -> None:
         (503, "Unavailable", RetryLater, "answered 503"),
     ],
 )
-def test_each_refusal_has_its_sentence(
-    ours: Client, github: GitHub, status: int, message: str, error: type[Exception], sentence: str
+def test_error_status_raises_matching_error(
+    app_client: Client, github: GitHub, status: int, message: str, error: type[Exception], sentence: str
 ) -> None:
-    github.fail(status, message, path="/comments", times=9)
+    github.fail_requests(status, message, path="/comments", times=9)
     with pytest.raises(error, match=sentence) as refused:
-        ours.create_comment(7, "Hello")
+        app_client.create_comment(7, "Hello")
     assert type(refused.value) is error
 
 
-def test_a_422_says_which_field(ours: Client) -> None:
+def test_status_422_names_the_field(app_client: Client) -> None:
     with pytest.raises(PermanentError, match="Validation Failed: body missing_field"):
-        ours.create_comment(7, " ")
+        app_client.create_comment(7, " ")
     with pytest.raises(PermanentError, match="body is too long"):
-        ours.create_comment(7, "x" * 70_000)
+        app_client.create_comment(7, "x" * 70_000)
 
 
-def test_a_comment_that_is_gone_is_not_found(ours: Client, github: GitHub) -> None:
+def test_comment_that_was_deleted_is_not_found(app_client: Client, github: GitHub) -> None:
     with pytest.raises(NotFoundError):
-        ours.edit_comment(12, "Hello")
+        app_client.edit_comment(12, "Hello")
     with pytest.raises(NotFoundError, match="global id"):
-        ours.minimize_comment("IC_12")
+        app_client.minimize_comment("IC_12")
 
 
-def test_an_answer_of_somebody_in_between_is_tried_again(ours: Client, github: GitHub) -> None:
-    github.fail(200, path="/pulls/7", body=b"<html>Sign in to the hotel's network</html>")
+def test_response_of_a_proxy_is_retried(app_client: Client, github: GitHub) -> None:
+    github.fail_requests(200, path="/pulls/7", body=b"<html>Sign in to the hotel's network</html>")
     with pytest.raises(RetryLater, match="not JSON"):
-        ours.get_pull_request(7)
-    github.fail(502, path="/pulls/7", body=b"<html>Unicorn</html>")
+        app_client.get_pull_request(7)
+    github.fail_requests(502, path="/pulls/7", body=b"<html>Unicorn</html>")
     with pytest.raises(RetryLater, match="502: Bad Gateway"):
-        ours.get_pull_request(7)
+        app_client.get_pull_request(7)
 
 
-def test_a_github_that_cannot_be_reached_is_tried_again(ours: Client, settings: Any) -> None:
+def test_unreachable_github_is_retried(app_client: Client, settings: Any) -> None:
     settings.GITHUB_API_URL = "http://127.0.0.1:1"
     with pytest.raises(RetryLater, match="cannot be reached"):
         client.get_client("trains/daily").get_pull_request(7)
 
 
-def test_the_token_goes_to_no_other_server(ours: Client, github: GitHub) -> None:
-    github.fail(200, path="/comments", body=[], Link='<http://127.0.0.1:1/steal?page=2>; rel="next"')
+def test_next_link_to_other_server_is_refused(app_client: Client, github: GitHub) -> None:
+    github.fail_requests(200, path="/comments", body=[], Link='<http://127.0.0.1:1/steal?page=2>; rel="next"')
     with pytest.raises(PermanentError, match="another server"):
-        list(ours.list_comments(7))
+        list(app_client.list_comments(7))
 
 
-def test_an_enterprise_server_has_graphql_beside_its_rest(ours: Client, github: GitHub) -> None:
-    ours.connection.base = f"{github.url}/api/v3"
+def test_enterprise_server_uses_its_own_graphql_path(app_client: Client, github: GitHub) -> None:
+    app_client.connection.base = f"{github.url}/api/v3"
     with pytest.raises(NotFoundError):
-        ours.minimize_comment("IC_1")
-    assert github.asked[-1][1] == "/api/graphql"
+        app_client.minimize_comment("IC_1")
+    assert github.requests[-1][1] == "/api/graphql"
 
 
-# --- who we are -------------------------------------------------------------------------------------------------------
+# --- credentials -----------------------------------------------------------------------------------------------------
 
 
-def test_without_credentials_the_site_is_not_connected(settings: Any, db: None) -> None:
+def test_client_without_credentials_is_not_connected(settings: Any, db: None) -> None:
     settings.GITHUB_APP_ID = settings.GITHUB_TOKEN = ""
     with pytest.raises(NotConnectedError, match=r"manage\.py connect_github"):
         client.get_client("trains/daily")
 
 
-def test_an_app_that_is_not_installed_says_where(github: GitHub) -> None:
-    github.repository("others/fork")
+def test_client_of_app_that_is_not_installed_names_repository(github: GitHub) -> None:
+    github.get_or_create_repository("others/fork")
     with pytest.raises(NotConnectedError, match="not installed for others/fork"):
         client.get_client("others/fork")
 
 
-def test_an_installation_is_asked_for_once_and_a_suspended_one_not_used(github: GitHub) -> None:
+def test_installation_is_requested_once_and_not_used_when_suspended(github: GitHub) -> None:
     client.get_client("trains/daily")
     client.get_client("Trains/daily")
-    assert github.count("GET", "/installation$") == 1
+    assert github.count_requests("GET", "/installation$") == 1
     Installation.objects.update(suspended=True)
     with pytest.raises(NotConnectedError, match="suspended"):
         client.get_client("trains/daily")
 
 
-def test_a_private_key_that_is_none_says_so(github: GitHub, settings: Any) -> None:
+def test_client_with_invalid_private_key_says_so(github: GitHub, settings: Any) -> None:
     settings.GITHUB_PRIVATE_KEY = "open sesame"
     with pytest.raises(NotConnectedError, match="PEM"):
         client.get_client("trains/daily")
 
 
-def test_another_apps_key_is_refused(github: GitHub, settings: Any) -> None:
+def test_client_with_key_of_another_app_is_rejected(github: GitHub, settings: Any) -> None:
     settings.GITHUB_APP_ID = "12"
-    with pytest.raises(PermanentError, match="JSON web token could not be decoded"):
+    with pytest.raises(RetryLater, match="JSON web token could not be decoded"):
         client.get_client("trains/daily")
+
+
+def test_app_token_with_clock_ahead_is_rejected_until_clock_is_right(
+    github: GitHub, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as ahead:
+        ahead.setattr(timezone, "now", lambda: datetime.now(tz=UTC) + timedelta(hours=1))
+        with pytest.raises(RetryLater, match="rejects the site's credentials") as refused:
+            client.get_client("trains/daily")
+    assert refused.value.after == timedelta(minutes=10)
+    assert client.get_client("trains/daily")
 
 
 @pytest.mark.parametrize(
@@ -311,14 +330,14 @@ def test_another_apps_key_is_refused(github: GitHub, settings: Any) -> None:
         ("/srv/daily", ""),
     ],
 )
-def test_the_main_repository_is_read_off_its_address(settings: Any, address: str, name: str) -> None:
+def test_main_repository_name_is_parsed_from_url(settings: Any, address: str, name: str) -> None:
     settings.GITHUB_REPOSITORY, settings.MAIN_REPOSITORY = "", address
     assert client.get_main_repository() == name
 
 
-def test_answers_of_one_identity_are_not_shown_to_another(ours: Client, github: GitHub, settings: Any) -> None:
-    ours.get_pull_request(7)
+def test_cached_response_is_not_shared_between_identities(app_client: Client, github: GitHub, settings: Any) -> None:
+    app_client.get_pull_request(7)
     settings.GITHUB_APP_ID, settings.GITHUB_TOKEN = "", github_server.TOKEN
     client.get_client("trains/daily").get_pull_request(7)
-    assert github.asked[-1] == ("GET", "/repos/trains/daily/pulls/7", 200)
+    assert github.requests[-1] == ("GET", "/repos/trains/daily/pulls/7", 200)
     assert connection.API_VERSION == "2022-11-28"

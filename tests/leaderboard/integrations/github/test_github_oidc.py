@@ -1,4 +1,4 @@
-"""A CI job asks for a run with GitHub's own word: real RS256 tokens, keys from a real socket."""
+"""Run requests of CI jobs with GitHub's OIDC tokens: real RS256 tokens, keys from a real socket."""
 
 from __future__ import annotations
 
@@ -21,49 +21,51 @@ from tests.support.oidc_issuer import Issuer
 
 
 @pytest.fixture
-def issuer(settings: Any) -> Iterator[Issuer]:
+def oidc_server(settings: Any) -> Iterator[Issuer]:
     cache.clear()
     caches["github"].clear()
-    with oidc_issuer.running() as running:
-        settings.GITHUB_OIDC_ISSUER = running.url
+    with oidc_issuer.run_oidc_server() as server:
+        settings.GITHUB_OIDC_ISSUER = server.url
         settings.GITHUB_OIDC_AUDIENCE = "http://127.0.0.1:8000"
         settings.GITHUB_OIDC_REPOSITORIES = []
         settings.GITHUB_REPOSITORY = "trains/daily"
-        yield running
+        yield server
     caches["github"].clear()
 
 
 @pytest.fixture
-def wanted(main: Repository, track: Track, issuer: Issuer) -> dict[str, Any]:
-    """What a job of the main repository asks for."""
-    sha = main.git("rev-parse", "HEAD")
-    issuer.claims["sha"] = sha
-    return {"repository": str(main.path), "sha": sha, "architecture": "smear", "title": "Smeared keys"}
+def run_request(main_repository: Repository, track: Track, oidc_server: Issuer) -> dict[str, Any]:
+    """The request of a CI job of the main repository."""
+    sha = main_repository.git("rev-parse", "HEAD")
+    oidc_server.claims["sha"] = sha
+    return {"repository": str(main_repository.path), "sha": sha, "architecture": "smear", "title": "Smeared keys"}
 
 
-def ask(client: Client, token: str, wanted: dict[str, Any]) -> Any:
+def request_run(client: Client, token: str, run_request: dict[str, Any]) -> Any:
     headers = {"Authorization": f"Bearer {token}"}
-    return client.post("/api/v1/runs", wanted, content_type="application/json", headers=headers)
+    return client.post("/api/v1/runs", run_request, content_type="application/json", headers=headers)
 
 
-def test_a_job_that_github_vouches_for_gets_its_run(client: Client, issuer: Issuer, wanted: dict[str, Any]) -> None:
-    answer = ask(client, issuer.token(), wanted)
-    assert answer.status_code == 201, answer.json()
+def test_ci_token_of_main_repository_gets_a_run(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
+) -> None:
+    response = request_run(client, oidc_server.create_token(), run_request)
+    assert response.status_code == 201, response.json()
     run = Run.objects.get()
-    assert answer.json()["run"] == run.pk
+    assert response.json()["run"] == run.pk
     assert (run.state, run.entry.author, run.entry.requested_by) == (Run.State.WAITING, "ada", None)
     assert "github:ada" in Event.objects.about(run.entry).values_list("actor", flat=True)
-    again = ask(client, issuer.token(), wanted)
+    again = request_run(client, oidc_server.create_token(), run_request)
     assert (again.status_code, again.json()["run"]) == (200, run.pk)
-    assert issuer.asked == ["/.well-known/openid-configuration", "/.well-known/jwks"]  # once for both
+    assert oidc_server.requests == ["/.well-known/openid-configuration", "/.well-known/jwks"]  # once for both requests
 
 
-def test_whoever_set_it_off_is_known_by_his_number_on_github(
-    client: Client, issuer: Issuer, wanted: dict[str, Any]
+def test_ci_token_actor_is_matched_by_github_account_id(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
 ) -> None:
     ada = User.objects.create_user("ada-here")
     SocialAccount.objects.create(user=ada, provider="github", uid="77")
-    assert ask(client, issuer.token(), wanted).status_code == 201
+    assert request_run(client, oidc_server.create_token(), run_request).status_code == 201
     entry = Entry.objects.get()
     assert (entry.requested_by, entry.author) == (ada, "ada-here")
 
@@ -91,31 +93,33 @@ HOUR = 3600
         ({"without": "iss"}, 'The token cannot be read: Token is missing the "iss" claim.'),
     ],
 )
-def test_a_token_that_is_not_what_it_should_be_is_refused_with_a_sentence(
-    client: Client, issuer: Issuer, wanted: dict[str, Any], changed: dict[str, Any], sentence: str
+def test_ci_token_with_wrong_claim_is_rejected_with_reason(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any], changed: dict[str, Any], sentence: str
 ) -> None:
-    answer = ask(client, issuer.token(**changed), wanted)
-    assert answer.status_code == 401
-    assert sentence in answer.json()["detail"]
+    response = request_run(client, oidc_server.create_token(**changed), run_request)
+    assert response.status_code == 401
+    assert sentence in response.json()["detail"]
     assert not Entry.objects.exists()
 
 
-def test_a_token_that_signs_itself_is_refused(client: Client, issuer: Issuer, wanted: dict[str, Any]) -> None:
-    claims = jwt.decode(issuer.token(), options={"verify_signature": False})
-    public = issuer.public("one")["n"]
+def test_ci_token_with_forged_signature_is_rejected(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
+) -> None:
+    claims = jwt.decode(oidc_server.create_token(), options={"verify_signature": False})
+    public = oidc_server.build_jwk("one")["n"]
     forged = [
         jwt.encode(claims, None, algorithm="none", headers={"kid": "one"}),
         jwt.encode(claims, public, algorithm="HS256", headers={"kid": "one"}),
-        jwt.encode(claims, oidc_issuer.key("one"), algorithm="RS512", headers={"kid": "one"}),
-        issuer.token()[:-8] + "AAAAAAAA",
+        jwt.encode(claims, oidc_issuer.generate_key("one"), algorithm="RS512", headers={"kid": "one"}),
+        oidc_server.create_token()[:-8] + "AAAAAAAA",
         "a.b.c",
         "..",
         f"{'x' * 20_000}.b.c",
     ]
     for token in forged:
-        answer = ask(client, token, wanted)
-        assert answer.status_code == 401, token[:60]
-        assert answer.json()["detail"].startswith("The token")
+        response = request_run(client, token, run_request)
+        assert response.status_code == 401, token[:60]
+        assert response.json()["detail"].startswith("The token")
     assert not Entry.objects.exists()
 
 
@@ -127,87 +131,94 @@ def test_a_token_that_signs_itself_is_refused(client: Client, issuer: Issuer, wa
         ({"repository": "https://127.0.0.1.example/trains/daily"}, "of trains/daily, and the request is for"),
     ],
 )
-def test_a_job_asks_for_its_own_commit_of_its_own_repository(
-    client: Client, issuer: Issuer, wanted: dict[str, Any], changed: dict[str, Any], sentence: str
+def test_ci_token_for_other_commit_or_repository_is_rejected(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any], changed: dict[str, Any], sentence: str
 ) -> None:
-    answer = ask(client, issuer.token(), {**wanted, **changed})
-    assert answer.status_code == 403
-    assert sentence in answer.json()["detail"]
+    response = request_run(client, oidc_server.create_token(), {**run_request, **changed})
+    assert response.status_code == 403
+    assert sentence in response.json()["detail"]
     assert not Entry.objects.exists()
 
 
-def test_a_job_of_a_pull_request_asks_for_the_head_that_github_merged(
-    client: Client, issuer: Issuer, main: Repository, wanted: dict[str, Any]
+def test_ci_token_of_pull_request_is_valid_for_its_head_commit(
+    client: Client, oidc_server: Issuer, main_repository: Repository, run_request: dict[str, Any]
 ) -> None:
-    """`sha` of its token is the merge, which nobody wants to train; its second parent is the head."""
-    base = wanted["sha"]
-    main.git("switch", "--quiet", "--create", "idea")
-    head = main.commit("Idea", {"trainer/models/smear.py": "class Model:\n    better = True\n"})
-    main.git("switch", "--quiet", "main")
-    main.commit("Meanwhile", {"README.md": "Another train.\n"})
-    main.git("merge", "--quiet", "--no-ff", "-m", "Merge", "idea")
-    merge = main.git("rev-parse", "HEAD")
+    """`sha` of the token is the merge commit; the head to train is its second parent."""
+    base = run_request["sha"]
+    main_repository.git("switch", "--quiet", "--create", "idea")
+    head = main_repository.commit("Idea", {"trainer/models/smear.py": "class Model:\n    better = True\n"})
+    main_repository.git("switch", "--quiet", "main")
+    main_repository.commit("Meanwhile", {"README.md": "Another train.\n"})
+    main_repository.git("merge", "--quiet", "--no-ff", "-m", "Merge", "idea")
+    merge = main_repository.git("rev-parse", "HEAD")
     job = {"event_name": "pull_request", "sha": merge, "ref": "refs/pull/7/merge"}
-    assert ask(client, issuer.token(**job), {**wanted, "sha": head}).status_code == 201
+    assert request_run(client, oidc_server.create_token(**job), {**run_request, "sha": head}).status_code == 201
     assert Entry.objects.get().sha == head
-    for other in (base, main.git("rev-parse", "HEAD~1"), "1" * 40):
-        answer = ask(client, issuer.token(**job), {**wanted, "sha": other})
-        assert answer.status_code == 403, other
-    pushed = ask(client, issuer.token(sha=merge), {**wanted, "sha": head})
-    assert pushed.status_code == 403  # a push is of its own commit
+    for other in (base, main_repository.git("rev-parse", "HEAD~1"), "1" * 40):
+        response = request_run(client, oidc_server.create_token(**job), {**run_request, "sha": other})
+        assert response.status_code == 403, other
+    pushed = request_run(client, oidc_server.create_token(sha=merge), {**run_request, "sha": head})
+    assert pushed.status_code == 403  # the token of a push is valid for its own commit only
 
 
-def test_other_repositories_ask_where_the_site_names_them(
-    client: Client, issuer: Issuer, wanted: dict[str, Any], settings: Any
+def test_ci_token_of_other_repository_needs_site_setting(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any], settings: Any
 ) -> None:
-    token = issuer.token(repository="Trains/Other")
+    token = oidc_server.create_token(repository="Trains/Other")
     for names, status in ((["else/where"], 401), (["trains/*"], 403), (["*"], 403), (["trains/other"], 403)):
         settings.GITHUB_OIDC_REPOSITORIES = names
-        assert ask(client, token, wanted).status_code == status, names  # 403: but not for the main repository
+        assert request_run(client, token, run_request).status_code == status, (
+            names
+        )  # 403: allowed, but not for the main repository
 
 
-def test_a_new_key_is_found_and_an_unknown_one_is_not_asked_for_again_and_again(
-    client: Client, issuer: Issuer, wanted: dict[str, Any]
+def test_ci_token_with_unknown_key_refetches_keys_once_a_minute(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
 ) -> None:
-    assert ask(client, issuer.token(), wanted).status_code == 201
-    issuer.published = ["one", "two"]
+    assert request_run(client, oidc_server.create_token(), run_request).status_code == 201
+    oidc_server.published_keys = ["one", "two"]
     for _ in range(3):
-        assert ask(client, issuer.token(kid="two"), wanted).status_code == 401
-    assert len(issuer.asked) == 2
-    name = f"oidc-{issuer.url}"
-    keys, looked_at = caches["github"].get(name)
-    caches["github"].set(name, (keys, looked_at - 61))
-    assert ask(client, issuer.token(kid="two"), wanted).status_code == 200
-    assert len(issuer.asked) == 4
+        assert request_run(client, oidc_server.create_token(kid="two"), run_request).status_code == 401
+    assert len(oidc_server.requests) == 2
+    name = f"oidc-{oidc_server.url}"
+    keys, fetched_at = caches["github"].get(name)
+    caches["github"].set(name, (keys, fetched_at - 61))
+    assert request_run(client, oidc_server.create_token(kid="two"), run_request).status_code == 200
+    assert len(oidc_server.requests) == 4
 
 
-@pytest.mark.parametrize("trouble", ["down", "status", "another issuer", "keys elsewhere"])
-def test_while_githubs_keys_cannot_be_had_it_is_503(
-    client: Client, issuer: Issuer, wanted: dict[str, Any], settings: Any, trouble: str
+@pytest.mark.parametrize("fault", ["down", "status", "another issuer", "keys elsewhere"])
+def test_ci_token_while_keys_are_unavailable_gets_503(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any], settings: Any, fault: str
 ) -> None:
-    token = issuer.token()
-    if trouble == "down":
+    token = oidc_server.create_token()
+    if fault == "down":
         settings.GITHUB_OIDC_ISSUER = "http://127.0.0.1:9"
-    elif trouble == "status":
-        issuer.status = 502
-    elif trouble == "another issuer":
-        issuer.about = {"issuer": "https://elsewhere.example"}
+    elif fault == "status":
+        oidc_server.status = 502
+    elif fault == "another issuer":
+        oidc_server.configuration = {"issuer": "https://elsewhere.example"}
     else:
-        issuer.about = {"jwks_uri": "https://elsewhere.example/jwks"}
-    answer = ask(client, token, wanted)
-    assert answer.status_code == 503
-    assert answer.json()["detail"].endswith("No run was created. Try again in a minute.")
-    issuer.status, issuer.about, settings.GITHUB_OIDC_ISSUER = 200, {}, issuer.url
-    assert ask(client, token, wanted).status_code == 201
+        oidc_server.configuration = {"jwks_uri": "https://elsewhere.example/jwks"}
+    response = request_run(client, token, run_request)
+    assert response.status_code == 503
+    assert response.json()["detail"].endswith("No run was created. Try again in a minute.")
+    oidc_server.status, oidc_server.configuration, settings.GITHUB_OIDC_ISSUER = 200, {}, oidc_server.url
+    assert request_run(client, token, run_request).status_code == 201
 
 
-def test_a_site_may_take_none(client: Client, issuer: Issuer, wanted: dict[str, Any], settings: Any) -> None:
+def test_ci_token_on_site_without_issuer_is_rejected(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any], settings: Any
+) -> None:
     settings.GITHUB_OIDC_ISSUER = ""
-    answer = ask(client, issuer.token(), wanted)
-    assert answer.status_code == 401
-    assert "takes no tokens of GitHub Actions" in answer.json()["detail"]
+    response = request_run(client, oidc_server.create_token(), run_request)
+    assert response.status_code == 401
+    assert "takes no tokens of GitHub Actions" in response.json()["detail"]
 
 
-def test_one_repository_asks_so_often_an_hour(client: Client, issuer: Issuer, wanted: dict[str, Any]) -> None:
-    assert {ask(client, issuer.token(), wanted).status_code for _ in range(30)} == {201, 200}
-    assert ask(client, issuer.token(actor="bob", actor_id="78"), wanted).status_code == 429
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_ci_tokens_of_one_repository_are_rate_limited(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
+) -> None:
+    assert {request_run(client, oidc_server.create_token(), run_request).status_code for _ in range(30)} == {201, 200}
+    assert request_run(client, oidc_server.create_token(actor="bob", actor_id="78"), run_request).status_code == 429

@@ -1,4 +1,4 @@
-"""What the nightly train says about a commit of main, on a GitHub on a socket."""
+"""The check that the nightly run sets on its commit of main, on a GitHub server."""
 
 from __future__ import annotations
 
@@ -10,119 +10,123 @@ from leaderboard import events, outbox
 from leaderboard.integrations.github import commit_status
 from leaderboard.models import Night, OutboxMessage, Run, Track
 from scheduler.models import Node
-from tests.leaderboard.conftest import Repository, finish
+from tests.leaderboard.conftest import Repository, finish_run
 from tests.support import github_server
 from tests.support.github_server import GitHub
-from tests.support.nights import MONDAY, TUESDAY, tonight
+from tests.support.nights import MONDAY, TUESDAY, start_night
 
 
 @pytest.fixture(autouse=True)
-def listening(monkeypatch: pytest.MonkeyPatch) -> None:
+def _commit_status_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "LISTENERS", ("leaderboard.integrations.github.commit_status.update_nightly_checks",))
 
 
 @pytest.fixture
-def connected(github: GitHub, track: Track) -> GitHub:
-    """The site trains what GitHub knows as trains/daily."""
+def connected_github(github: GitHub, track: Track) -> GitHub:
+    """A GitHub server that has the site's main repository as trains/daily."""
     return github
 
 
-def check(github: GitHub, sha: str) -> dict[str, Any]:
-    """Let the workers do what is due; return the one check of the commit."""
+def process_and_get_check(github: GitHub, sha: str) -> dict[str, Any]:
+    """Process events and outbox; return the only check of the commit."""
     events.announce_events()
     outbox.process_due()
     assert not OutboxMessage.objects.exclude(state="done").exists(), list(
         OutboxMessage.objects.values_list("problem", flat=True)
     )
-    (found,) = (row for row in github.repositories["trains/daily"].checks.values() if row["head_sha"] == sha)
-    return found
+    (check,) = (row for row in github.repositories["trains/daily"].checks.values() if row["head_sha"] == sha)
+    return check
 
 
-def test_a_commit_of_main_says_how_far_its_train_is_in_one_check(
-    connected: GitHub, main: Repository, node: Node
+def test_nightly_run_updates_one_check_of_its_commit(
+    connected_github: GitHub, main_repository: Repository, node: Node
 ) -> None:
-    night = tonight(MONDAY)
+    night = start_night(MONDAY)
     assert night.run
-    queued = check(connected, night.sha)
-    assert (queued["status"], queued["output"]["title"]) == ("queued", "Tonight's train waits for a node.")
-    assert queued["details_url"].endswith(night.run.get_absolute_url())
-    run = finish(night.run, node)
-    done = check(connected, night.sha)
-    assert (done["id"], done["conclusion"]) == (queued["id"], "success")
-    assert done["output"]["title"] == f"{run.bits_per_byte:.4f} bits per byte"
+    queued_check = process_and_get_check(connected_github, night.sha)
+    assert (queued_check["status"], queued_check["output"]["title"]) == ("queued", "Tonight's train waits for a node.")
+    assert queued_check["details_url"].endswith(night.run.get_absolute_url())
+    run = finish_run(night.run, node)
+    finished_check = process_and_get_check(connected_github, night.sha)
+    assert (finished_check["id"], finished_check["conclusion"]) == (queued_check["id"], "success")
+    assert finished_check["output"]["title"] == f"{run.bits_per_byte:.4f} bits per byte"
 
 
-def test_a_main_that_cannot_be_read_is_marked_on_its_commit_with_the_reason(
-    connected: GitHub,
-    after_monday: Night,
-    main: Repository,
+def test_nightly_commit_that_is_invalid_gets_failed_check_with_reason(
+    connected_github: GitHub,
+    finished_monday_night: Night,
+    main_repository: Repository,
 ) -> None:
-    sha = main.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
-    night = tonight(TUESDAY)
+    sha = main_repository.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
+    night = start_night(TUESDAY)
     assert (night.sha, night.problem) == (sha, "trainer/models/__init__.py is not valid Python.")
-    broken = check(connected, sha)
+    broken = process_and_get_check(connected_github, sha)
     assert broken["conclusion"] == "failure"
     assert broken["output"]["title"].startswith("It cannot be trained: trainer/models/__init__.py is not valid")
     assert broken["details_url"].endswith("/calendar/")
 
 
 @pytest.mark.parametrize(
-    ("cause", "conclusion", "says"),
+    ("cause", "conclusion", "prefix"),
     [("model", "failure", "main is broken: "), ("infrastructure", "neutral", "The infrastructure failed, not main: ")],
 )
-def test_a_main_that_breaks_in_training_is_marked_and_a_machine_that_breaks_is_not_mains_fault(
-    connected: GitHub, track: Track, cause: str, conclusion: str, says: str
+def test_nightly_run_that_fails_gets_check_by_its_cause(
+    connected_github: GitHub, track: Track, cause: str, conclusion: str, prefix: str
 ) -> None:
-    night = tonight(MONDAY)
+    night = start_night(MONDAY)
     assert night.run
     failed = {"reason": "The loss became NaN at step 212.", "cause": cause}
     night.run.change_state(Run.State.FAILED, since=[Run.State.QUEUED], actor="site", message="Failed.", **failed)
-    found = check(connected, night.sha)
-    assert found["conclusion"] == conclusion
-    assert found["output"]["title"] == f"{says}The loss became NaN at step 212."
+    check = process_and_get_check(connected_github, night.sha)
+    assert check["conclusion"] == conclusion
+    assert check["output"]["title"] == f"{prefix}The loss became NaN at step 212."
 
 
-def test_a_process_that_died_after_the_check_was_made_makes_no_second_one(connected: GitHub, track: Track) -> None:
-    night = tonight(MONDAY)
-    first = check(connected, night.sha)
+def test_nightly_check_after_crash_is_not_duplicated(connected_github: GitHub, track: Track) -> None:
+    night = start_night(MONDAY)
+    first = process_and_get_check(connected_github, night.sha)
     OutboxMessage.objects.update(state="pending", result={})
-    assert check(connected, night.sha)["id"] == first["id"]
+    assert process_and_get_check(connected_github, night.sha)["id"] == first["id"]
 
 
-def test_with_a_plain_token_it_is_a_commit_status(connected: GitHub, track: Track, settings: Any) -> None:
+def test_nightly_check_with_plain_token_is_a_commit_status(
+    connected_github: GitHub, track: Track, settings: Any
+) -> None:
     settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
     settings.GITHUB_TOKEN = github_server.TOKEN
-    night = tonight(MONDAY)
+    night = start_night(MONDAY)
     events.announce_events()
     outbox.process_due()
-    (status,) = connected.repositories["trains/daily"].statuses
+    (status,) = connected_github.repositories["trains/daily"].statuses
     assert (status["state"], status["context"]) == ("pending", commit_status.NAME)
     assert night.run
 
 
-def test_a_night_of_the_baseline_says_nothing(connected: GitHub, after_monday: Night) -> None:
+def test_nightly_run_of_unchanged_baseline_adds_no_check(
+    connected_github: GitHub, finished_monday_night: Night
+) -> None:
     events.announce_events()
     outbox.process_due()
-    before = OutboxMessage.objects.get().version
-    assert tonight(TUESDAY).run
+    version = OutboxMessage.objects.get().version
+    assert start_night(TUESDAY).run
     events.announce_events()
     outbox.process_due()
-    assert len(connected.repositories["trains/daily"].checks) == 1
-    assert OutboxMessage.objects.get().version >= before
+    assert len(connected_github.repositories["trains/daily"].checks) == 1
+    assert OutboxMessage.objects.get().version >= version
 
 
-def test_a_main_that_is_not_on_github_is_told_nothing(track: Track) -> None:
-    tonight(MONDAY)
+def test_nightly_run_of_repository_outside_github_sends_nothing(track: Track) -> None:
+    start_night(MONDAY)
     events.announce_events()
     assert not OutboxMessage.objects.exists()
 
 
-def test_a_main_that_cannot_be_fetched_is_nobodys_broken_commit(
-    connected: GitHub,
-    after_monday: Night,
-    main: Repository,
+def test_nightly_fetch_failure_marks_no_commit(
+    connected_github: GitHub,
+    finished_monday_night: Night,
+    main_repository: Repository,
 ) -> None:
-    main.path.rename(main.path.with_name("gone"))
-    night = tonight(TUESDAY)
+    main_repository.path.rename(main_repository.path.with_name("gone"))
+    night = start_night(TUESDAY)
     assert night.sha == ""
     assert "There is no repository" in night.problem

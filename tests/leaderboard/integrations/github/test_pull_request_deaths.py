@@ -1,4 +1,4 @@
-"""Every process that says or asks something on GitHub dies over it, before and after it is done: nothing is doubled."""
+"""Workers crash before and after each GitHub request: no comment, check or command is duplicated."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from leaderboard.integrations.github import deliveries
 from leaderboard.integrations.github.connection import Connection
 from leaderboard.models import Delivery, Entry, OutboxMessage, Run, Track
 from scheduler.models import Event, Node
-from tests.leaderboard.conftest import Repository, finish
+from tests.leaderboard.conftest import Repository, finish_run
 from tests.support.github_server import GitHub
-from tests.support.pull_request_author import Conversation
+from tests.support.pull_request_author import PullRequestAuthor
 
 
-class Died(BaseException):
-    """Nobody catches it: whatever was not committed is gone, and claims stay."""
+class CrashError(BaseException):
+    """Not an `Exception`, so no handler catches it: uncommitted rows are lost and claims stay."""
 
 
-class Deaths:
-    """The first request of each kind is never sent; the second one is, and its sender does not live to hear of it."""
+class RequestCrashes:
+    """Crashes the first request of each kind before it is sent, and the second after it was sent."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, int] = {}
+        self.attempts: dict[str, int] = {}
         self.count = 0
 
-    def over(self, send_once: Any) -> Any:
-        def deadly(connection: Connection, method: str, address: str, *rest: Any) -> Any:
+    def wrap_send(self, send_once: Any) -> Any:
+        def send_and_crash(connection: Connection, method: str, address: str, *rest: Any) -> Any:
             key = f"{method} {address}"
-            self.seen[key] = self.seen.get(key, 0) + 1
-            if self.seen[key] == 1:
-                self.die()
+            self.attempts[key] = self.attempts.get(key, 0) + 1
+            if self.attempts[key] == 1:
+                self.crash()
             answer = send_once(connection, method, address, *rest)
-            if self.seen[key] == 2:
-                self.die()
+            if self.attempts[key] == 2:
+                self.crash()
             return answer
 
-        return deadly
+        return send_and_crash
 
-    def die(self) -> None:
+    def crash(self) -> None:
         self.count += 1
-        raise Died
+        raise CrashError
 
 
 @pytest.fixture
-def deaths(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deaths]:
-    made = Deaths()
-    monkeypatch.setattr(Connection, "send_once", made.over(Connection.send_once))
-    yield made
-    assert made.count > 10
+def request_crashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RequestCrashes]:
+    crashes = RequestCrashes()
+    monkeypatch.setattr(Connection, "send_once", crashes.wrap_send(Connection.send_once))
+    yield crashes
+    assert crashes.count > 10
 
 
-class Mortal(Conversation):
-    """The site's work is done by processes that die; others find what they left."""
+class CrashingPullRequestAuthor(PullRequestAuthor):
+    """A conversation with a site whose workers crash; later workers continue their work."""
 
-    def settle(self, *, once: bool = False) -> None:
+    def process_pending_work(self, *, once: bool = False) -> None:
         for _ in range(100):
             long_ago = timezone.now() - timedelta(seconds=1)
             OutboxMessage.objects.filter(state=OutboxMessage.State.PENDING).update(not_before=long_ago)
@@ -69,34 +69,40 @@ class Mortal(Conversation):
             try:
                 if not deliveries.process_due() + events.announce_events() + outbox.process_due():
                     return
-            except Died:
+            except CrashError:
                 continue
-        raise AssertionError("it never comes to rest")
+        raise AssertionError("work is still pending after 100 rounds")
 
-    def hand_over(self, event: str, payload: dict[str, Any], guid: str = "") -> None:
+    def process_delivery(self, event: str, payload: dict[str, Any], guid: str = "") -> None:
         deliveries.store_delivery(guid or str(len(self.github.deliveries)), event, guid.encode(), payload)
 
 
-def test_a_pull_request_comes_to_its_verdict_once(
-    github: GitHub, main: Repository, track: Track, tmp_path: Path, able: Node, deaths: Deaths, settings: Any
+def test_pull_request_with_crashing_workers_gets_one_result(
+    github: GitHub,
+    main_repository: Repository,
+    track: Track,
+    tmp_path: Path,
+    capable_node: Node,
+    request_crashes: RequestCrashes,
+    settings: Any,
 ) -> None:
     settings.SMOKE_UNAPPROVED = "nobody"
-    pull = Mortal.of(github, main, tmp_path / "fork")
+    pull = CrashingPullRequestAuthor.create_fork(github, main_repository, tmp_path / "fork")
     pull.open(body="---\ntrack: small\nhypothesis: It helps.\n---")
     assert "2 things are in the way" in pull.comment
     pull.change("edited", body="---\ntrack: small\nhypothesis: It helps.\nexpected_effect: 3 %\ncontact: @ada\n---")
     pull.push({"trainer/models/smear.py": "x = 3\n"})
-    pull.say("mara", f"/approve {pull.sha[:8]}")
-    pull.say("eve", "/approve")
-    pull.smoke()
-    finish(Run.objects.get(), able)
-    pull.settle()
+    pull.post_comment("mara", f"/approve {pull.sha[:8]}")
+    pull.post_comment("eve", "/approve")
+    pull.finish_smoke_run()
+    finish_run(Run.objects.get(), capable_node)
+    pull.process_pending_work()
 
     assert [entry.state for entry in Entry.objects.order_by("pk")] == ["withdrawn", "approved"]
     assert "2.5000 bits per byte" in pull.comment
     assert len(pull.answers) == 1
     assert pull.check == ("completed", "success", "2.5000 bits per byte")
-    assert len(github.repository("trains/daily").checks) == 2  # one for each commit
-    assert [content for _, content in github.repository("trains/daily").reactions] == ["+1", "confused"]
+    assert len(github.get_or_create_repository("trains/daily").checks) == 2  # one for each commit
+    assert [content for _, content in github.get_or_create_repository("trains/daily").reactions] == ["+1", "confused"]
     assert Event.objects.filter(sentence__startswith=f"Commit {pull.sha[:8]} approved").count() == 1
     assert not OutboxMessage.objects.exclude(state=OutboxMessage.State.DONE).exists()

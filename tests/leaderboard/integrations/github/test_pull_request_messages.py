@@ -1,4 +1,4 @@
-"""The comment's words, from rows: what is said of a verdict, of a record, of what strangers wrote."""
+"""Text of the site's pull request comment, built from rows, with user input escaped."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tests.support import boards, scene
 @pytest.fixture
 def pull(db: None) -> PullRequest:
     """A pull request whose entry is better than the baseline of a full ladder."""
-    _, entries = boards.board()
-    found = PullRequest.objects.create(
+    _, entries = boards.create_board()
+    pull = PullRequest.objects.create(
         repository="trains/daily", number=7, head_sha=entries["Better"].sha, entry=entries["Better"]
     )
-    Entry.objects.filter(pk=entries["Better"].pk).update(pull_request=found)
-    return found
+    Entry.objects.filter(pk=entries["Better"].pk).update(pull_request=pull)
+    return pull
 
 
-def said(pull: PullRequest, *commands: OutboxMessage) -> str:
+def build_comment_text(pull: PullRequest, *commands: OutboxMessage) -> str:
     return comment_text.build_comment(pull, commands, timezone.now()).replace("\u00a0", " ")
 
 
-def lines(text: str) -> list[str]:
+def list_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line]
 
 
-def test_a_verdict_is_one_line_then_what_to_do_then_the_numbers(pull: PullRequest) -> None:
-    text = lines(said(pull))
+def test_comment_of_result_has_summary_next_step_and_table(pull: PullRequest) -> None:
+    text = list_lines(build_comment_text(pull))
     assert text[0] == f"<!-- dailytrain:pull:{pull.pk} -->"
     assert re.fullmatch(
         r"\*\*Multiplier 1\.\d{3} .* at 1\.0 × 10¹³ FLOPs: the baseline would need \d+ % more compute .*\.\*\*",
@@ -47,47 +47,47 @@ def test_a_verdict_is_one_line_then_what_to_do_then_the_numbers(pull: PullReques
     assert any(re.match(r"\[Entry \d+\]\(http://127\.0\.0\.1:8000/entries/\d+/\) · \[run", line) for line in text)
 
 
-def test_it_is_compared_with_the_record_too(pull: PullRequest) -> None:
+def test_comment_of_result_compares_with_record(pull: PullRequest) -> None:
     record = Entry.objects.get(title="Worse")
     Run.objects.filter(entry=record).update(trust=Run.Trust.RECORD)
-    text = said(pull)
-    found = re.search(r"\| the record, Worse \| (\d\.\d{3}) \| (\d\.\d{3}) to (\d\.\d{3}) \|", text)
-    assert found, text
-    ratio, low, high = map(float, found.groups())
+    text = build_comment_text(pull)
+    match = re.search(r"\| the record, Worse \| (\d\.\d{3}) \| (\d\.\d{3}) to (\d\.\d{3}) \|", text)
+    assert match, text
+    ratio, low, high = map(float, match.groups())
     assert low < ratio < high
     assert ratio == pytest.approx(1.2 / 0.7, rel=0.2)
 
 
-def test_the_record_itself_is_compared_with_the_baseline_alone(pull: PullRequest) -> None:
+def test_comment_of_record_compares_with_baseline_only(pull: PullRequest) -> None:
     Run.objects.filter(entry=pull.entry).update(trust=Run.Trust.RECORD)
-    assert "| the record" not in said(pull)
+    assert "| the record" not in build_comment_text(pull)
 
 
-def test_what_comments_asked_for_is_listed_with_what_came_of_it(pull: PullRequest) -> None:
+def test_comment_lists_commands_with_their_answers(pull: PullRequest) -> None:
     command = OutboxMessage(
         kind="github.command",
         payload={"login": "mara"},
         result={"answers": [["/train seeds 2", "2 more runs queued: 4, 5."], ["/approve `x`", "No: @all"]]},
     )
-    text = said(pull, command)
+    text = build_comment_text(pull, command)
     assert "- mara: `/train seeds 2`: 2 more runs queued: 4, 5." in text
     assert "- mara: `/approve x`: No: @\u2060all" in text
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("see `a\n\n# b` and @mara", "see `a # b` and @\u2060mara"),
         ("an odd ` in <b>", "an odd \\` in \\<b\\>"),
         ("`@mara` `` ", "`@\u2060mara`  "),
     ],
 )
-def test_code_in_a_sentence_stays_code_on_its_line(text: str, shown: str) -> None:
-    assert escape_except_code(text) == shown
+def test_escaping_keeps_code_spans_on_one_line(text: str, expected: str) -> None:
+    assert escape_except_code(text) == expected
 
 
-def test_a_pull_request_of_which_nothing_is_to_be_said_says_nothing(db: None) -> None:
-    assert said(PullRequest.objects.create(repository="trains/daily", number=8, head_sha="a" * 40)) == ""
+def test_comment_of_pull_request_without_entry_is_empty(db: None) -> None:
+    assert build_comment_text(PullRequest.objects.create(repository="trains/daily", number=8, head_sha="a" * 40)) == ""
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_a_pull_request_of_which_nothing_is_to_be_said_says_nothing(db: None) ->
         ({"state": "finished", "budget": "1.25e12flops", "bits_per_byte": 2.5}, "Arrived", "success"),
     ],
 )
-def test_each_state_of_a_run_has_its_words(
+def test_check_of_each_run_state_has_title_and_conclusion(
     db: None, fields: dict[str, str], title: str, conclusion: str | None
 ) -> None:
-    entry = scene.entry(boards.small()[0], "Idea", sha="c" * 40)
-    scene.run(entry, **fields)
+    entry = scene.create_entry(boards.create_ladder_track()[0], "Idea", sha="c" * 40)
+    scene.create_run(entry, **fields)
     state = entry_status.get_entry_status(entry, timezone.now())
     assert (state.title, state.conclusion) == (title, conclusion)
     assert state.line.endswith(".")
@@ -117,8 +117,8 @@ def test_each_state_of_a_run_has_its_words(
 @pytest.mark.parametrize(
     "text", ["a | b", "<img src=x>", "**bold**", "[a](javascript:x)", "`code`", "@mara", "#1", "~~x~~"]
 )
-def test_what_strangers_wrote_is_text_and_nothing_else(text: str) -> None:
-    shown = escape_markdown(text)
-    assert not re.search(r"(?<!\\)[|<>*\[\]`~]", shown)
-    assert not re.search(r"[@#]\w", shown)
-    assert shown.replace("\\", "").replace(WORD_JOINER, "") == text
+def test_escaped_markdown_keeps_text_and_drops_markup(text: str) -> None:
+    escaped = escape_markdown(text)
+    assert not re.search(r"(?<!\\)[|<>*\[\]`~]", escaped)
+    assert not re.search(r"[@#]\w", escaped)
+    assert escaped.replace("\\", "").replace(WORD_JOINER, "") == text

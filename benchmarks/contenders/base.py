@@ -1,0 +1,142 @@
+"""What the recipes that are compared have in common: a size, factors on their rates, and one training loop.
+
+All train in this process, on one thread, eagerly, in fp32, on rows of the same loader. FLOPs are those of a forward and
+backward pass of one row through torch's `FlopCounterMode` (`trainer.accounting.flops`), for every contender alike.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.data.dataset import Dataset
+from trainer.data.loader import BlockLoader, iterate_in_order
+from trainer.training.loop import garbage_collection_paused
+
+SEQUENCE_LENGTH = 256
+ROWS = 4  # of an optimizer step, unless a run says otherwise
+DEV_ROWS = 128  # that the bits per byte come from, the first ones of the split
+UNTIMED_STEPS = 3  # in which optimizers allocate their state and compile
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its full budget."""
+
+    depth: int
+    width: int
+    budget: float  # FLOPs
+
+    @property
+    def heads(self) -> int:
+        return self.width // 64
+
+    @property
+    def name(self) -> str:
+        return f"{self.depth}x{self.width}"
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors on a recipe's own rates and decay, and its warmup. What the search tunes."""
+
+    matrices: float = 1.0
+    embeddings: float = 1.0  # embedding, value embeddings and head
+    scalars: float = 1.0
+    smear: float = 1.0  # smear and backout, which nanochat groups apart from its other scalars
+    decay: float = 1.0
+    warmup: float | None = None  # fraction of the budget; None: the recipe's own
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a contender needs to know to build itself."""
+
+    size: Size
+    factors: Factors
+    seed: int
+    vocabulary_size: int
+    tokens_per_step: int
+    total_flops: float
+    is_compiled: bool = False
+
+
+class Contender(Protocol):
+    """A model with its recipe."""
+
+    flops_per_token: float
+    parameters: int
+    steps: int  # of the whole run
+
+    def train_step(self, inputs: Tensor, targets: Tensor, step: int) -> float:
+        """Train one step on rows `[B, T]`, the first being step 0; return the loss in nats per token."""
+
+    def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the nats of each position `[B x T]`, without gradients."""
+
+
+BuildContender = Callable[[Plan], Contender]
+
+
+class DivergedError(RuntimeError):
+    """The loss is not finite."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run."""
+
+    flops: float
+    tokens: int
+    steps: int
+    cpu_seconds: float  # of this process, training alone; the first steps count as the others' mean
+    bits_per_byte: float
+    parameters: int
+
+
+def count_steps(plan: Plan, flops_per_token: float) -> int:
+    """Return how many steps a budget pays for."""
+    return max(round(plan.total_flops / (flops_per_token * plan.tokens_per_step)), UNTIMED_STEPS + 1)
+
+
+def train_contender(build: BuildContender, plan: Plan, dataset: Dataset) -> Outcome:
+    """Train a contender to its budget and evaluate it. Raises `DivergedError`."""
+    torch.manual_seed(plan.seed)
+    contender = build(plan)
+    loader = BlockLoader(dataset, "train", plan.tokens_per_step // SEQUENCE_LENGTH, SEQUENCE_LENGTH, plan.seed)
+    started = time.process_time()
+    with garbage_collection_paused():
+        for step in range(contender.steps):
+            if step == UNTIMED_STEPS:
+                started = time.process_time()
+            loss = contender.train_step(*loader.next_batch(), step)
+            if not math.isfinite(loss):
+                raise DivergedError(f"the loss became {loss} at step {step}")
+    seconds = (time.process_time() - started) * contender.steps / (contender.steps - UNTIMED_STEPS)
+    tokens = contender.steps * plan.tokens_per_step
+    return Outcome(
+        flops=tokens * contender.flops_per_token,
+        tokens=tokens,
+        steps=contender.steps,
+        cpu_seconds=seconds,
+        bits_per_byte=compute_bits_per_byte(contender, dataset),
+        parameters=contender.parameters,
+    )
+
+
+@torch.no_grad()
+def compute_bits_per_byte(contender: Contender, dataset: Dataset) -> float:
+    """Return the loss on the first rows of dev. Targets without text do not count."""
+    byte_lengths = torch.from_numpy(dataset.tokenizer.byte_lengths())
+    nats, text_bytes = 0.0, 0
+    for inputs, targets in iterate_in_order(dataset, "dev", 8, SEQUENCE_LENGTH, DEV_ROWS):
+        sizes = byte_lengths[targets.flatten()]
+        nats += float(contender.compute_losses(inputs, targets)[sizes > 0].double().sum())
+        text_bytes += int(sizes.sum())
+    return nats / math.log(2) / text_bytes

@@ -1,0 +1,64 @@
+"""Folder and environment of a rehearsal, without anything of the production site but its tracks and its main.
+
+The cache of prepared datasets is in the folder, too. A rehearsal leaves it in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from django.conf import settings
+from django.core.management.base import CommandError
+
+MARK_VARIABLE = "DAILYTRAIN_REHEARSAL"
+INHERITED = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TERM", "COLUMNS", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
+    *("PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE"),
+)
+"""Variables that name no database, no storage and no account."""
+MAX_PATH = 90
+"""Of the folder: the address of Redis's socket below it may have 107 characters."""
+
+
+def is_isolated() -> bool:
+    """Whether this process has the settings of a rehearsal's own site."""
+    return os.environ.get(MARK_VARIABLE) == str(settings.HOME)
+
+
+def create_folder(requested: str | None) -> Path:
+    """Create the folder of the rehearsal's site. Raises CommandError if it is in use."""
+    if requested is None:
+        return Path(tempfile.mkdtemp(prefix="rehearsal-")).resolve()
+    folder = Path(requested).resolve()
+    if len(str(folder)) > MAX_PATH:
+        raise CommandError(f"{folder} is too long for the address of a socket. Give a --home of {MAX_PATH} characters.")
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise CommandError(f"{folder} is not empty. Give another --home.")
+    return folder
+
+
+def restart_isolated(folder: Path, port: int, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by `manage.py` with these arguments and the environment of the rehearsal."""
+    command = [sys.executable, str(settings.BASE_DIR / "manage.py"), *arguments]
+    os.execve(command[0], command, build_environment(folder, port))  # noqa: S606  (no shell needed)
+
+
+def build_environment(folder: Path, port: int) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return {
+        **inherited,
+        MARK_VARIABLE: str(folder),
+        "DAILYTRAIN_HOME": str(folder),
+        "DAILYTRAIN_CACHE": str(folder / "cache"),
+        "SITE_URL": f"http://127.0.0.1:{port}",
+        "SITE_NAME": "Rehearsal",
+        "MAIN_REPOSITORY": settings.MAIN_REPOSITORY,
+        "MAIN_BRANCH": settings.MAIN_BRANCH,
+        "OMP_NUM_THREADS": "1",
+    }

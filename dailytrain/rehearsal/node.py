@@ -1,0 +1,89 @@
+"""A node of a rehearsal: it reports GPUs that this machine does not have, and runs every job on CPU cores.
+
+    python -m dailytrain.rehearsal.node --server http://127.0.0.1:PORT --hardware JSON ...
+
+The agent is the real one; only its report to the site differs. The program is no part of the package that nodes
+install, it joins sites on this machine alone, and it needs a join token like any node, which a rehearsal's site makes
+for itself. To a production site a report of hardware proves nothing anyway: probes measure a node's speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+
+from trainer import protocol
+from trainer.cli.join_site import NodeError, add_site_arguments, join_site
+from trainer.errors import ExitCode, print_error
+from trainer.node.agent import Agent
+from trainer.node.client import SiteClient
+from trainer.node.gpus import GpuReading
+from trainer.node.labels import derive_labels
+from trainer.sandbox import get_driver
+
+COMMAND = "python -m dailytrain.rehearsal.node"
+
+
+class ReportedHardware(BaseModel):
+    """What the node reports instead of what it has."""
+
+    gpus: tuple[protocol.Gpu, ...]
+    memory_bytes: int
+    disk_free_bytes: int
+    labels: tuple[str, ...] = ()
+    """Beside those that follow from the hardware."""
+
+
+class NoGpuReader:
+    """Jobs get no GPU, also on a machine that has some."""
+
+    gpus: tuple[protocol.Gpu, ...] = ()
+    cuda = ""
+
+    def read_gpus(self) -> tuple[GpuReading, ...]:
+        return ()
+
+
+class RehearsalAgent(Agent):
+    reported: ReportedHardware
+
+    def detect_hardware(self) -> protocol.Hardware:
+        found, reported = super().detect_hardware(), self.reported
+        disk_bytes = max(found.disk_free_bytes, reported.disk_free_bytes)
+        return found.model_copy(
+            update={
+                "gpus": tuple(gpu.name for gpu in reported.gpus),
+                "gpu_details": reported.gpus,
+                "memory_bytes": max(found.memory_bytes, reported.memory_bytes),
+                "disk_free_bytes": disk_bytes,
+                "found_labels": (*derive_labels(reported.gpus, disk_bytes), *reported.labels),
+            }
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    add_site_arguments(parser, home="node", name="node", once_help="leave after one job")
+    parser.add_argument("--hardware", type=ReportedHardware.model_validate_json, required=True)
+    options = parser.parse_args(argv)
+    if urlsplit(options.server).hostname != "127.0.0.1":
+        return print_error(COMMAND, "It joins sites on this machine only.", ExitCode.USER_ERROR)
+
+    def build_agent(client: SiteClient, home: Path) -> Agent:
+        sandbox = get_driver("bubblewrap")
+        if problem := sandbox.find_problem():
+            raise NodeError(problem)
+        agent = RehearsalAgent(client, home, sandbox, (sandbox.name,), gpu_reader=NoGpuReader())
+        agent.reported = options.hardware
+        return agent
+
+    return join_site(COMMAND, options, build_agent, can_volunteer=False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""Errors of the JSON API: their replies, and their part of the OpenAPI schema."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ninja import NinjaAPI
+from ninja.openapi.schema import OpenAPISchema
+
+ERROR_SCHEMA: Final = {
+    "title": "ErrorReply",
+    "type": "object",
+    "properties": {"detail": {"type": "string", "description": "What is wrong, for people."}},
+    "required": ["detail"],
+}
+DESCRIPTIONS: Final = {
+    401: "A valid token is required.",
+    404: "Not found.",
+    409: "The entry exists with other values.",
+    422: "A value is not allowed. The message names it.",
+    429: "Too many requests. Try again after the seconds in `Retry-After`.",
+    503: "The database does not answer. Try again after the seconds in `Retry-After`.",
+}
+
+
+class DocumentedAPI(NinjaAPI):
+    """An API whose OpenAPI schema also names the errors that each operation can answer with."""
+
+    def get_openapi_schema(self, **kwargs: Any) -> OpenAPISchema:
+        schema = super().get_openapi_schema(**kwargs)
+        schema["components"].setdefault("schemas", {})["ErrorReply"] = ERROR_SCHEMA
+        for path, methods in schema["paths"].items():
+            for operation in methods.values():
+                for status in list_error_statuses(path, operation):
+                    operation["responses"].setdefault(status, describe_error(status))
+        return schema
+
+
+def list_error_statuses(path: str, operation: dict[str, Any]) -> list[int]:
+    takes_values = bool(operation.get("parameters")) or "requestBody" in operation
+    conditions = {401: "security" in operation, 404: "{" in path, 422: takes_values, 429: True, 503: True}
+    return [status for status, applies in conditions.items() if applies]
+
+
+def describe_error(status: int) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
+    return {"description": DESCRIPTIONS[status], "content": content}

@@ -1,0 +1,1 @@
+"""What Prometheus, alert rules and the maintainers' page watch."""

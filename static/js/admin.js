@@ -1,0 +1,4 @@
+// A page of the admin with a part that keeps itself current.
+
+import { keepCurrent } from "./live.js";
+keepCurrent();

@@ -1,0 +1,141 @@
+"""A training step on an H100, predicted without one: it compiles, and costs the bytes and kernels that it did.
+
+`make test-cuda` runs these. A change that breaks a graph, moves more bytes or keeps more memory fails here. After one
+that moves fewer, take over the new figures. Depth 24 is measured by hand (benchmarks/results/cuda-predicted.md).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from benchmarks.cuda_predicted.fake_h100 import find_missing_program
+from tests.support.paths import REPOSITORY
+from trainer.accounting.training_size import COMPILED_ACTIVATIONS
+
+MISSING = find_missing_program()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(MISSING is not None, reason=f"{MISSING} is not installed: `make test-cuda` installs triton"),
+]
+LENGTH, DEPTH, WIDTH = 2048, 4, 1536
+GPT_SIZE = ("--model.depth", str(DEPTH), "--model.width", str(WIDTH), "--model.heads", "12")
+FLAGS = {
+    "gpt": (*GPT_SIZE, "--cubins"),
+    "smear": GPT_SIZE,
+    "litgpt": ("--model.depth", "2", "--cubins"),
+    "rwkv5": ("--model.depth", "2", "--cubins"),
+}
+PINNED = {  # operations, Triton kernels, gigabytes
+    "features": (81, 17, 20.869),
+    "features backward": (125, 21, 34.422),
+    "loss": (4, 3, 1.250),
+    "loss backward": (4, 2, 2.450),
+}
+PINNED_FUSED = {"features": (77, 17, 19.259), "features backward": (121, 22, 31.603)}  # with `train.fused_mlp`
+FUSED_FLAGS = (*GPT_SIZE, "--train.fused_mlp", "true", "--cubins")
+SDPA, WINDOWED = ("sdpa attention", None), ("varlen attention", LENGTH // 4)
+
+
+def predict(arch: str, flags: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the prediction of an architecture's step. `flags`: instead of its own."""
+    return run_prediction(arch, flags or FLAGS[arch])
+
+
+@lru_cache
+def run_prediction(arch: str, flags: tuple[str, ...]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.cuda_predicted", arch, *flags]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.parametrize("arch", FLAGS)
+def test_training_traces_as_one_graph_both_ways(arch: str) -> None:
+    graphs = predict(arch)["graphs"]
+    assert list(graphs) == list(PINNED)
+    assert all(graph["products"] for graph in graphs.values())
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_gpt_graph_costs_the_pinned_kernels_and_bytes(name: str) -> None:
+    graph = predict("gpt")["graphs"][name]
+    operations, kernels, gigabytes = PINNED[name]
+    assert (graph["operations"], graph["triton_kernels"]) == (operations, kernels)
+    assert graph["gigabytes"] == pytest.approx(gigabytes, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", PINNED_FUSED)
+def test_fused_mlps_cost_the_pinned_kernels_and_bytes(name: str) -> None:
+    graph = predict("gpt", FUSED_FLAGS)["graphs"][name]
+    operations, kernels, gigabytes = PINNED_FUSED[name]
+    assert (graph["operations"], graph["triton_kernels"]) == (operations, kernels)
+    assert graph["gigabytes"] == pytest.approx(gigabytes, rel=2e-3)
+    assert graph["products"] == predict("gpt")["graphs"][name]["products"]
+
+
+def test_gpt_planned_peak_memory_is_pinned() -> None:
+    assert predict("gpt")["peak_bytes"] == pytest.approx(9.032e9, rel=5e-3)
+
+
+def test_memory_formula_bounds_planned_peak() -> None:
+    report = predict("gpt")
+    block, outside = COMPILED_ACTIVATIONS["gpt"]
+    computed = (DEPTH * block + outside) * report["rows"] * LENGTH * WIDTH
+    assert report["peak_bytes"] <= computed <= 1.1 * report["peak_bytes"]
+
+
+@pytest.mark.parametrize("arch", ["gpt", "smear"])
+def test_residual_stream_is_bf16(arch: str) -> None:
+    report = predict(arch)
+    assert report["feature_dtype"] == "bfloat16"
+    stream = [report["rows"], LENGTH, WIDTH]
+    assert stream not in report["graphs"]["features"]["fp32_streams"]
+
+
+@pytest.mark.parametrize("arch", ["gpt", "smear"])
+def test_attention_path_of_each_block(arch: str) -> None:
+    graphs = predict(arch)["graphs"]
+    forward = [tuple(call) for call in graphs["features"]["attention"]]
+    assert forward == [WINDOWED] * (DEPTH - 1) + [SDPA]
+    backward = [(name.removesuffix(" backward"), window) for name, window in graphs["features backward"]["attention"]]
+    assert backward == forward[::-1]
+
+
+@pytest.mark.parametrize(
+    ("arch", "attention_width", "outer"),
+    # gpt: the gradient of the smear gate is an outer product, which the compiler multiplies point by point
+    [("gpt", DEPTH * WIDTH, 2 * 32), ("smear", DEPTH * WIDTH, 0), ("rwkv5", 0, 0)],
+)
+def test_flops_of_compiled_products_equal_the_count(arch: str, attention_width: int, outer: int) -> None:
+    report = predict(arch)
+    attention = 3 * 4 * LENGTH * attention_width  # forward and twice that backward; counted over all pairs of positions
+    assert report["product_flops_per_token"] + attention + outer == report["counted_flops_per_token"]
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: `make test-cuda` installs it")
+def test_products_of_blocks_are_fp8_both_ways() -> None:
+    graphs = predict("gpt", (*GPT_SIZE, "--train.precision", "fp8"))["graphs"]
+    bf16 = predict("gpt")["graphs"]
+    for name, factor in (("features", 1), ("features backward", 2)):
+        assert graphs[name]["fp8_products"] == 6 * DEPTH * factor
+        assert graphs[name]["products"] == bf16[name]["products"]
+    assert graphs["loss"]["fp8_products"] == bf16["features"]["fp8_products"] == 0
+
+
+COMPILED = [(arch, ()) for arch, flags in FLAGS.items() if "--cubins" in flags] + [("gpt", FUSED_FLAGS)]
+
+
+@pytest.mark.parametrize(("arch", "flags"), COMPILED)
+def test_each_kernel_compiles_for_sm_90(arch: str, flags: tuple[str, ...]) -> None:
+    report = predict(arch, flags)
+    assert len(report["programs"]) >= 19
+    assert all(number >= 1 for number in report["programs"].values())

@@ -1,0 +1,123 @@
+"""`dailytrain submit`: the text of a pull request that the site can read, and run requests at a real site."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from django.test import Client
+
+from leaderboard.integrations.github.front_matter import parse_front_matter
+from leaderboard.models import ApiToken, Entry, Run, Track
+from tests.leaderboard.conftest import Repository
+from tests.support.paths import REPOSITORY
+from trainer.cli.main import main as dailytrain
+from trainer.cli.site_api import TOKEN_VARIABLE
+
+HYPOTHESIS = "Keys that see one token back: fewer heads."
+FLAGS = ("--hypothesis", HYPOTHESIS, "--expected-effect", "3 % less compute", "--contact", "@ada")
+
+
+@pytest.fixture
+def checkout(main_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    cache.clear()
+    fork = main_repository.fork(tmp_path / "fork")
+    monkeypatch.chdir(fork.path)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    return fork
+
+
+def test_submit_prints_description_that_site_can_parse(
+    checkout: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkout.path.parent / "config.json").write_text(json.dumps({"model": {"depth": 3}}))
+    flags = ("--track", "small", "--architecture", "smear", "--config", str(checkout.path.parent / "config.json"))
+    assert dailytrain(["submit", *FLAGS, *flags]) == 0
+    title, _, body = capsys.readouterr().out.partition("\n\n")
+    parsed = parse_front_matter(body, {"small": "The small track"})
+    assert parsed is not None
+    assert (parsed.problems, parsed.track, parsed.architecture) == ((), "small", "smear")
+    assert (parsed.hypothesis, parsed.expected_effect, parsed.contact) == (HYPOTHESIS, "3 % less compute", "@ada")
+    assert parsed.config == {"model": {"depth": 3}}
+    assert title == checkout.git("log", "-1", "--format=%s")
+
+
+def test_submit_links_to_github_form_with_description(checkout: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    checkout.git("remote", "add", "elsewhere", "https://example.org/x.git")
+    assert dailytrain(["submit", *FLAGS, "--repository", "git@github.com:ada/daily-train.git"]) == 0
+    address = urlparse(capsys.readouterr().out.strip().splitlines()[-1].partition(": ")[2])
+    assert (address.netloc, address.path.split("/")[:4]) == ("github.com", ["", "ada", "daily-train", "compare"])
+    assert HYPOTHESIS in parse_qs(address.query)["body"][0]
+
+
+def test_submit_with_uncommitted_changes_is_refused(checkout: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkout.path / checkout.git("ls-files").splitlines()[0]).write_text("changed\n")
+    assert dailytrain(["submit", *FLAGS]) == 2
+    assert "not committed: commit them first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--server", "http://127.0.0.1:9"), "needs a token"),
+        (("--server", "http://127.0.0.1:9", "--token", "x"), "needs --architecture"),
+        (("--server", "http://127.0.0.1:9", "--token", "x", "--architecture", "gpt"), "did not answer"),
+        (("--config", "nowhere.json"), "cannot be read as JSON"),
+    ],
+)
+def test_submit_with_invalid_flags_prints_one_line(
+    checkout: Repository, flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dailytrain(["submit", *FLAGS, *flags]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+@pytest.mark.django_db(transaction=True)
+def test_submit_to_server_requests_run_and_explains_errors(
+    main_repository: Repository,
+    checkout: Repository,
+    track: Track,
+    live_server: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    token = ApiToken(name="Carol", owner=User.objects.create_user("carol"))
+    secret = token.draw_secret()
+    token.save()
+    flags = [
+        "submit",
+        *FLAGS,
+        "--server",
+        live_server.url,
+        "--repository",
+        str(main_repository.path),
+        "--track",
+        track.slug,
+    ]
+    assert dailytrain([*flags, "--architecture", "smear", "--token", secret, "--json"]) == 0
+    reply = json.loads(capsys.readouterr().out)
+    run, entry = Run.objects.get(), Entry.objects.get()
+    assert (reply["run"], reply["entry"], reply["state"]) == (run.pk, entry.pk, "waiting")
+    assert (entry.hypothesis, entry.author, entry.sha) == (HYPOTHESIS, "carol", checkout.git("rev-parse", "HEAD"))
+    assert dailytrain([*flags, "--architecture", "nothing", "--token", secret]) == 2
+    assert "no architecture 'nothing'" in capsys.readouterr().err
+    assert dailytrain([*flags, "--architecture", "smear", "--token", "wrong"]) == 2
+    assert "the site refuses it (401)" in capsys.readouterr().err
+
+
+def test_documented_read_examples_return_200(run: Run, client: Client) -> None:
+    text = (REPOSITORY / "docs/how-to/api-examples.md").read_text()
+    addresses = re.findall(r"\$SITE(/[^`\s\"]+)", text)
+    assert len(addresses) == 7
+    for address in addresses[1:]:  # the first one creates an entry
+        path = re.sub(r"/9\b", f"/{run.pk}", address).replace("=9,12", f"={run.pk}")
+        path = path.replace("entries/7", f"entries/{run.entry_id}").replace("small", run.track.slug)
+        assert client.get(path).status_code == 200, path
+    assert {"state", "cause", "reason"} <= client.get(f"/api/v1/runs/{run.pk}").json().keys()

@@ -1,0 +1,130 @@
+"""Publication of season datasets on the Hub: once, without the test split, readable by training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from leaderboard import outbox, tasks
+from leaderboard.models import OutboxMessage, Season
+from leaderboard.publishing import season_datasets
+from leaderboard.schedule import first_season
+from scheduler.models import Event
+from tests.support import hub_server
+from tests.support.hub_server import Failure, Hub, Repository
+from trainer.data.dataset import Dataset
+
+pytestmark = pytest.mark.django_db
+NAME = "Season 1"
+
+
+@pytest.fixture
+def hub(settings: Any, tmp_path: Path) -> Iterator[Hub]:
+    with hub_server.run_hub_server() as server:
+        settings.HUB_ENDPOINT, settings.HUB_ORGANISATION = server.url, hub_server.ORGANISATION
+        settings.HF_TOKEN, settings.HOME = hub_server.TOKEN, tmp_path
+        yield server
+
+
+@pytest.fixture
+def season(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Season:
+    """A prepared season whose text is that of a corpus that may be published."""
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
+    season = Season.objects.create(name=NAME, active=False, corpus=f"files:{tmp_path}/*.txt", tokenizer="bpe:300")
+    first_season.prepare_season(season, show_progress=False)
+    Season.objects.filter(pk=season.pk).update(corpus="fineweb-edu:sample-10BT")
+    season.refresh_from_db()
+    return season
+
+
+def run_publish_task() -> None:
+    tasks.publish_datasets()
+    OutboxMessage.objects.update(not_before=timezone.now())
+    outbox.process_due()
+
+
+def get_repository(hub: Hub, season: Season) -> Repository:
+    return hub.repositories[f"datasets/trains/season-1-{season.dataset_hash[:8]}"]
+
+
+def test_season_dataset_is_published_once_and_readable(
+    hub: Hub, season: Season, tmp_path: Path, client: Client, maintainer: User
+) -> None:
+    run_publish_task()
+    run_publish_task()
+    repository = get_repository(hub, season)
+    assert len(repository.commits) == 3, "the repository, the shards, the manifest"
+    files = repository.head.files
+    assert {"manifest.json", "tokenizer.json", "train/00000.bin", "dev/00000.bin", "README.md"} <= files.keys()
+    assert not any(path.startswith("test/") for path in files)
+    for path, content in files.items():
+        (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / path).write_bytes(content)
+    dataset = Dataset.open(tmp_path / "copy")
+    dataset.verify()
+    assert (dataset.hash, dataset.has_test) == (season.dataset_hash, False)
+    _, header, text = files["README.md"].decode().split("---\n", 2)
+    assert yaml.safe_load(header)["license"] == "odc-by"
+    assert f"`{season.dataset_hash}`" in text
+    assert "HuggingFaceFW/fineweb-edu@" in text
+    url = f"{hub.url}/datasets/trains/season-1-{season.dataset_hash[:8]}"
+    assert season_datasets.get_hub_url(season) == url
+    client.force_login(maintainer)
+    assert f'<a href="{url}">' in client.get(f"/admin/leaderboard/season/{season.pk}/change/").content.decode()
+    assert Event.objects.about(season).filter(sentence__contains="were published as").count() == 1
+    assert season.dataset("train").files, "nodes download from the site"
+
+
+def test_interrupted_dataset_upload_sends_only_missing_shards(
+    hub: Hub, season: Season, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(season_datasets, "SHARDS_PER_COMMIT", 1)
+    hub.failures.append(Failure("POST", "/api/datasets/trains/.*/commit/main", 503, times=1))
+    run_publish_task()
+    assert OutboxMessage.objects.get().state == "pending"
+    run_publish_task()
+    assert OutboxMessage.objects.get().state == "done"
+    titles = [commit.title for commit in get_repository(hub, season).commits[1:]]
+    assert titles == ["dev/00000.bin to dev/00000.bin", "train/00000.bin to train/00000.bin", titles[-1]]
+    sent_bytes = hub.sent_bytes
+    OutboxMessage.objects.update(state="pending")
+    run_publish_task()
+    assert hub.sent_bytes == sent_bytes
+    assert len(get_repository(hub, season).commits) == 4
+
+
+@pytest.mark.parametrize("corpus", ["files:/texts/*.txt", "slimpajama", "python-library"])
+def test_season_of_unlicensed_corpus_is_not_published(hub: Hub, season: Season, corpus: str) -> None:
+    Season.objects.update(corpus=corpus)
+    run_publish_task()
+    assert not OutboxMessage.objects.exists()
+
+
+def test_season_without_setting_or_files_is_not_published(hub: Hub, season: Season, settings: Any) -> None:
+    settings.HUB_PUBLISH = ["record"]
+    assert season_datasets.enqueue_seasons() == 0
+    settings.HUB_PUBLISH = ["season"]
+    season.files.filter(path="manifest.json").delete()
+    assert season_datasets.enqueue_seasons() == 0
+
+
+def test_dataset_repository_of_other_site_is_not_changed(hub: Hub, season: Season, settings: Any) -> None:
+    run_publish_task()
+    commit_count = len(get_repository(hub, season).commits)
+    settings.SITE_URL = "https://another.example.org"
+    OutboxMessage.objects.update(state="pending")
+    run_publish_task()
+    message = OutboxMessage.objects.get()
+    assert (message.state, "nothing was changed" in message.problem) == ("failed", True)
+    assert len(get_repository(hub, season).commits) == commit_count
+    assert json.loads(get_repository(hub, season).head.files["manifest.json"])["hash"] == season.dataset_hash

@@ -1,0 +1,343 @@
+"""Preparation of seasons: started in the admin, run by a worker, resumed after a killed process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.test import Client
+from django.utils import timezone
+
+from leaderboard import permissions, tasks
+from leaderboard.models import Season, SeasonPreparation, Track
+from leaderboard.schedule import first_season, preparations
+from leaderboard.schedule.first_season import SetupError
+from leaderboard.schedule.preparation_progress import ClaimLostError, RowProgress
+from scheduler import storage
+from scheduler.models import Event
+from tests.support.database import get_database_url
+from tests.support.paths import REPOSITORY
+from tests.support.waits import WAIT_SECONDS
+
+pytestmark = pytest.mark.django_db
+SUITE = {"suite": "blimp_sample", "evaluation_folder": ""}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def season(tmp_path: Path, cache: Path) -> Season:
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
+    return create_season(f"files:{tmp_path}/*.txt")
+
+
+@pytest.fixture
+def maintainer_client(client: Client, maintainer: User) -> Client:
+    client.force_login(maintainer)
+    return client
+
+
+def create_season(corpus: str) -> Season:
+    return Season.objects.create(name="Season 1", active=False, corpus=corpus, tokenizer="bpe:300")
+
+
+def request_preparation(season: Season) -> SeasonPreparation:
+    return preparations.request_preparation(season, "mara", ["blimp_sample"])
+
+
+def test_prepare_button_prepares_season_and_shows_progress(
+    maintainer_client: Client,
+    track: Track,
+    season: Season,
+    monkeypatch: pytest.MonkeyPatch,
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    sent_tasks: list[tuple[str, Any]] = []
+    monkeypatch.setattr(
+        preparations.current_app, "send_task", lambda name, arguments, **_: sent_tasks.append((name, arguments))
+    )
+    address = f"/admin/leaderboard/season/{season.pk}"
+    assert "Nothing is prepared yet" in maintainer_client.get(f"{address}/change/").content.decode()
+    with django_capture_on_commit_callbacks(execute=True):
+        maintainer_client.post(f"{address}/prepare/", SUITE)
+    preparation = season.preparation
+    assert sent_tasks == [("leaderboard.tasks.prepare_season", (preparation.pk,))]
+    page = maintainer_client.get(f"{address}/change/").content.decode()
+    assert "<strong>Waiting</strong> for a worker" in page
+    assert f'data-live="{address}/live/"' in page
+    assert 'name="corpus"' not in page
+    live = maintainer_client.get(f"{address}/live/").json()
+    assert live["wait"] > 0
+    assert f'data-revision="{live["revision"]}"' in page
+    tasks.prepare_season(preparation.pk)
+    preparation.refresh_from_db()
+    assert (preparation.state, preparation.requested_by) == ("done", "mara")
+    assert preparation.message == "1 tracks continue in it; 0 runs of its baseline's ladder are requested"
+    finished = maintainer_client.get(f"{address}/live/").json()
+    assert (finished["wait"], finished["revision"] == live["revision"]) == (0, False)
+    assert "1 tracks continue in it" in finished["parts"]["preparation-progress"]
+    assert "Prepare and begin" not in maintainer_client.get(f"{address}/change/").content.decode()
+    track.refresh_from_db()
+    assert track.season == season == Season.objects.current()
+    tasks.prepare_season(preparation.pk)
+    assert Event.objects.about(season).filter(sentence__startswith="Preparation").count() == 2
+
+
+def test_running_preparation_page_shows_bytes_rate_and_time_left(maintainer_client: Client, season: Season) -> None:
+    now = timezone.now()
+    SeasonPreparation.objects.create(
+        season=season, state="running", stage="Tokenizing", done_bytes=30 << 20, total_bytes=90 << 20, claim="a",
+        stage_started_at=now - timedelta(seconds=10), stage_started_bytes=10 << 20, updated_at=now,
+        claimed_until=now + timedelta(minutes=1), requested_by="mara",
+    )  # fmt: skip
+    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/").json()["parts"]["preparation-progress"]
+    text = " ".join(page.replace("\xa0", " ").split())
+    assert "<strong>Tokenizing</strong>" in text
+    assert "30 MiB of 90 MiB · 2 MiB/s · 30 s left in this stage" in text
+    SeasonPreparation.objects.update(claimed_until=now - timedelta(seconds=1))
+    assert "The process that worked on it has ended" in " ".join(
+        maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/")
+        .json()["parts"]["preparation-progress"]
+        .split()
+    )
+
+
+def test_cancelled_preparation_stops_process_and_can_be_requested_again(
+    maintainer_client: Client, season: Season
+) -> None:
+    preparation = request_preparation(season)
+    claimed = preparations.claim_preparation(preparation.pk)
+    assert claimed
+    progress = RowProgress(claimed)
+    progress.begin_stage("Tokenizing", 100)
+    maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/cancel/")
+    with pytest.raises(ClaimLostError):
+        progress.begin_stage("Storing the dataset")
+    preparation.refresh_from_db()
+    assert (preparation.state, preparation.stage) == ("cancelled", "Tokenizing")
+    assert preparation.message.startswith("Cancelled by mara.")
+    page = maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/cancel/", follow=True).content.decode()
+    assert "There is nothing to cancel: it has ended." in page
+    assert request_preparation(season).state == "queued"
+
+
+def test_preparations_are_claimed_by_one_process_at_a_time(season: Season) -> None:
+    preparation = request_preparation(season)
+    assert request_preparation(season) == preparation
+    other_season = Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
+    waiting_preparation = request_preparation(other_season)
+    assert preparations.claim_preparation(preparation.pk)
+    assert not preparations.run_preparation(preparation.pk)
+    assert not preparations.run_preparation(waiting_preparation.pk)
+    SeasonPreparation.objects.filter(pk=preparation.pk).update(claimed_until=timezone.now() - timedelta(seconds=1))
+    tasks.continue_preparations()
+    preparation.refresh_from_db()
+    assert preparation.state == "done"
+    tasks.continue_preparations()
+    waiting_preparation.refresh_from_db()
+    assert waiting_preparation.state == "done"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_preparation_claimed_in_open_transaction_keeps_others_waiting(season: Season) -> None:
+    preparation = request_preparation(season)
+    other_season = Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
+    waiting_preparation = request_preparation(other_season)
+    found: list[SeasonPreparation | None] = []
+
+    def claim_other() -> None:
+        found.append(preparations.claim_preparation(waiting_preparation.pk))
+        connection.close()
+
+    thread = threading.Thread(target=claim_other)
+    with transaction.atomic():
+        assert preparations.claim_preparation(preparation.pk)
+        thread.start()
+        thread.join(0.5)  # without the lock it claims at once, on PostgreSQL
+    thread.join(WAIT_SECONDS)
+    assert found == [None]
+
+
+def test_prepare_season_command_is_refused_while_another_season_is_prepared(season: Season) -> None:
+    assert preparations.claim_preparation(request_preparation(season).pk)
+    Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
+    with pytest.raises(CommandError, match="Another process prepares Season 1, and a second preparation"):
+        call_command("prepare_season", season="Season 2", verbosity=0, stdout=StringIO())
+
+
+def test_failed_preparation_is_shown_and_can_be_requested_again(
+    maintainer_client: Client, season: Season, tmp_path: Path
+) -> None:
+    preparation = request_preparation(season)
+    texts = sorted(tmp_path.glob("*.txt"))
+    for text in texts:
+        text.rename(text.with_suffix(".gone"))
+    tasks.prepare_season(preparation.pk)
+    preparation.refresh_from_db()
+    assert preparation.state == "failed"
+    assert "matches no file of text" in preparation.message
+    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/change/").content.decode()
+    assert "matches no file of text" in page
+    maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/prepare/", SUITE)
+    preparation.refresh_from_db()
+    assert preparation.state == "failed", "its corpus does not exist"
+    for text in texts:
+        text.with_suffix(".gone").rename(text)
+    maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/prepare/", SUITE)
+    tasks.continue_preparations()
+    preparation.refresh_from_db()
+    assert preparation.state == "done"
+
+
+def test_preparation_on_full_disk_fails_and_can_be_requested_again(
+    season: Season, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparation = request_preparation(season)
+
+    def raise_disk_full(*args: object, **options: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(storage, "store_stream", raise_disk_full)
+        assert preparations.run_preparation(preparation.pk)
+    preparation.refresh_from_db()
+    assert (preparation.state, preparation.message.split(".")[0]) == ("failed", "No space left on device")
+    assert preparations.run_preparation(request_preparation(season).pk)
+    preparation.refresh_from_db()
+    assert preparation.state == "done"
+
+
+def test_preparation_with_unknown_task_or_folder_is_refused(
+    maintainer_client: Client, season: Season, tmp_path: Path
+) -> None:
+    address = f"/admin/leaderboard/season/{season.pk}/prepare/"
+    page = maintainer_client.post(address, {"suite": "mmlu"}, follow=True).content.decode()
+    assert "There is no task &#x27;mmlu&#x27; in the suite; known: blimp, " in page
+    page = maintainer_client.post(
+        address, {**SUITE, "evaluation_folder": str(tmp_path / "none")}, follow=True
+    ).content.decode()
+    assert "name one with evaluation data, or none" in page
+    assert not SeasonPreparation.objects.exists()
+    with pytest.raises(SetupError, match="There is no folder"):
+        preparations.request_preparation(season, "mara", ["blimp_sample"], tmp_path / "none")
+
+
+def test_preparation_by_coordinator_is_forbidden(client: Client, season: Season, maintainer: User) -> None:
+    coordinator = User.objects.create_user("corin")
+    permissions.grant_role(coordinator, permissions.COORDINATOR, maintainer)
+    client.force_login(coordinator)
+    for name in ("prepare", "cancel"):
+        assert client.post(f"/admin/leaderboard/season/{season.pk}/{name}/", SUITE).status_code == 403
+    assert client.get(f"/admin/leaderboard/season/{season.pk}/live/").status_code == 403
+    assert not SeasonPreparation.objects.exists()
+
+
+def test_preparation_by_get_request_is_not_allowed(maintainer_client: Client, season: Season) -> None:
+    for name in ("prepare", "cancel"):
+        assert maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/{name}/").status_code == 405
+    assert not SeasonPreparation.objects.exists()
+
+
+# --- killed processes ------------------------------------------------------------------------------------------------
+
+
+def write_corpus(folder: Path) -> str:
+    """Write 12 MB of words: enough that the tokenizer is trained for a while."""
+    rng = random.Random(19)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(20_000)]
+    with (folder / "words.jsonl").open("w") as file:
+        for _ in range(2000):
+            file.write(json.dumps({"text": " ".join(rng.choices(words, k=1000))}) + "\n")
+    return f"files:{folder}/words.jsonl"
+
+
+def start_worker(pk: int, cache: Path) -> subprocess.Popen[bytes]:
+    """Work on a preparation in another process, as a worker does."""
+    code = f"import django; django.setup(); from leaderboard import tasks; tasks.prepare_season({pk})"
+    environment = {**os.environ, "DATABASE_URL": get_database_url(), "DAILYTRAIN_CACHE": str(cache)}
+    return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, env=environment)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.slow
+@pytest.mark.services
+def test_killed_preparation_resumes_where_it_stopped(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    season = create_season(write_corpus(tmp_path))
+    Season.objects.filter(pk=season.pk).update(tokenizer="bpe:4096")
+    season.refresh_from_db()
+    preparation = request_preparation(season)
+    worker = start_worker(preparation.pk, cache)
+    while not any('"complete": true' in state.read_text() for state in cache.glob("datasets/.*/spool/documents.json")):
+        assert worker.poll() is None
+        time.sleep(0.01)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    preparation.refresh_from_db()
+    assert preparation.state == "running"
+    SeasonPreparation.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))
+    stages: list[tuple[str, int | None, int]] = []
+    begin_stage = RowProgress.begin_stage
+
+    def record_stage(self: RowProgress, title: str, total: int | None = None, done: int = 0) -> None:
+        stages.append((title, total, done))
+        begin_stage(self, title, total, done)
+
+    monkeypatch.setattr(RowProgress, "begin_stage", record_stage)
+    tasks.continue_preparations()
+    preparation.refresh_from_db()
+    assert preparation.state == "done", preparation.message
+    size = (tmp_path / "words.jsonl").stat().st_size
+    resumed_bytes = next(done for title, _, done in stages if title == "Reading the corpus")
+    assert 0.9 * size < resumed_bytes < size, "the corpus is not read again"
+    season.refresh_from_db()
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "another"))
+    fresh_season = Season(name="Fresh", corpus=season.corpus, tokenizer=season.tokenizer)
+    assert first_season.build_dataset(fresh_season, False, first_season.PreparationProgress())[0] == season.dataset_hash
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.slow
+@pytest.mark.services
+def test_create_season_command_follows_preparation_of_other_process(season: Season) -> None:
+    preparation = request_preparation(season)
+    assert preparations.claim_preparation(preparation.pk)
+    process = subprocess.Popen(
+        [sys.executable, "manage.py", "create_season", season.name, "--suite", "blimp_sample"], cwd=REPOSITORY,
+        env={**os.environ, "DATABASE_URL": get_database_url()}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr
+    assert process.stderr.readline().startswith("Another process works on a preparation. Season 1 is running.")
+    assert preparations.cancel_preparation(preparation, "mara")
+    _, errors = process.communicate(timeout=WAIT_SECONDS)
+    assert "Cancelled by mara." in errors
+    assert process.returncode == 1
+
+
+def test_create_season_command_reports_failed_preparation(season: Season, tmp_path: Path) -> None:
+    arguments = {"corpus": season.corpus, "tokenizer": "bpe:300", "suite": "blimp_sample,copa", "verbosity": 0}
+    with pytest.raises(CommandError, match=r"^No evaluation data of copa, so Season 1 does not begin\."):
+        call_command("create_season", season.name, **arguments, eval_data=tmp_path, stdout=StringIO())
+    assert season.preparation.state == "failed"

@@ -1,0 +1,95 @@
+"""Contributors create and revoke their own API tokens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from django.http import HttpResponse
+from django.test import Client
+
+from leaderboard.models import ApiToken
+from leaderboard.views.api_tokens import MAX_TOKENS
+from scheduler import rate_limits
+
+pytestmark = pytest.mark.django_db
+PAGE = "/accounts/tokens/"
+
+
+@pytest.fixture
+def signed_in_user(client: Client) -> User:
+    cache.clear()
+    user = User.objects.create_user("dora")
+    client.force_login(user)
+    return user
+
+
+def create_token(client: Client, name: str = "my desk") -> str:
+    page = client.post(PAGE, {"name": name}).content.decode()
+    match = re.search(r'aria-label="New token">(dt_[\w-]+)<', page)
+    assert match
+    return match[1]
+
+
+def request_run(client: Client, secret: str) -> HttpResponse:
+    body = {"repository": "https://h.example/r", "sha": "0" * 40, "architecture": "gpt", "title": "T", "track": "none"}
+    headers = {"Authorization": f"Bearer {secret}"}
+    return client.post("/api/v1/runs", body, content_type="application/json", headers=headers)  # type: ignore[return-value]
+
+
+def test_token_is_shown_once_stored_hashed_and_authenticates(client: Client, signed_in_user: User) -> None:
+    secret = create_token(client)
+    token = ApiToken.objects.get(owner=signed_in_user)
+    assert (token.token_hash, token.scope) == (ApiToken.hash_of(secret), "runs:create")
+    page = client.get(PAGE)
+    assert secret not in page.content.decode()
+    assert "no-store" in page["Cache-Control"]
+    assert "my desk" in page.content.decode()
+    assert request_run(client, secret).status_code == 422, "the token is valid, but the track does not exist"
+    token.refresh_from_db()
+    assert token.last_used_at
+
+
+def test_revoked_token_is_refused(client: Client, signed_in_user: User) -> None:
+    secret = create_token(client)
+    token = ApiToken.objects.get()
+    assert client.post(f"{PAGE}{token.pk}/revoke/").status_code == 302
+    assert request_run(client, secret).status_code == 401
+    assert "my desk" not in client.get(PAGE).content.decode()
+
+
+def test_tokens_of_others_cannot_be_seen_or_revoked(client: Client, signed_in_user: User) -> None:
+    other_token = ApiToken(name="secret plan", owner=User.objects.create_user("eve"))
+    other_token.draw_secret()
+    other_token.save()
+    assert "secret plan" not in client.get(PAGE).content.decode()
+    assert client.post(f"{PAGE}{other_token.pk}/revoke/").status_code == 404
+    other_token.refresh_from_db()
+    assert not other_token.revoked
+
+
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_tokens_of_a_user_are_limited_and_share_a_rate_limit(client: Client, signed_in_user: User) -> None:
+    secrets = [create_token(client, f"t{number}") for number in range(MAX_TOKENS)]
+    page = client.post(PAGE, {"name": "one more"}).content.decode()
+    assert "Revoke one first" in page
+    assert ApiToken.objects.count() == MAX_TOKENS
+    codes = [request_run(client, secrets[number % 2]).status_code for number in range(31)]
+    assert codes == [422] * 30 + [429]
+
+
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_run_requests_of_one_address_are_limited(
+    client: Client, signed_in_user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(rate_limits.PER_HOUR, "ask-address", 3)
+    secret = create_token(client)
+    assert [request_run(client, secret).status_code for _ in range(4)] == [422] * 3 + [429]
+
+
+def test_token_page_requires_sign_in(client: Client) -> None:
+    for answer in (client.get(PAGE), client.post(PAGE, {"name": "n"}), client.post(f"{PAGE}1/revoke/")):
+        assert answer["Location"].startswith("/accounts/login/")
+    assert not ApiToken.objects.exists()

@@ -1,0 +1,183 @@
+"""The log as JSON lines, and error reports, of a site in a process of its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from django.test import Client
+
+from dailytrain.logs import build_logging
+from scheduler.models import Lease
+from scheduler.node_api import job_reports
+from tests.support.paths import REPOSITORY
+from tests.support.pool import Agent, create_job, create_node
+from trainer import protocol
+
+PROGRAM = """
+import django, logging
+django.setup()
+from django.test import Client
+from django.urls import path
+from dailytrain import urls
+from dailytrain.celery import app
+
+def break_down(request):
+    logging.getLogger("leaderboard.test").info("on the way")
+    secret_of_visitor = "hunter2"
+    raise RuntimeError("broken")
+
+@app.task
+def work():
+    logging.getLogger("leaderboard.test").info("working")
+
+urls.urlpatterns.insert(0, path("broken", break_down))
+client = Client(raise_request_exception=False)
+print(client.get("/broken?token=hunter2", headers={"host": "localhost"}).headers["X-Request-ID"])
+work.apply()
+import sentry_sdk
+sentry_sdk.flush(10)
+"""
+
+
+def run_program(home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "DAILYTRAIN_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
+    environment |= {"DJANGO_SETTINGS_MODULE": "dailytrain.settings", **variables}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_json_log_names_the_request_of_each_line(tmp_path: Path) -> None:
+    done = run_program(tmp_path, LOG_FORMAT="json")
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    request = done.stdout.strip()
+    of_request = {line["logger"]: line for line in lines if line.get("request_id") == request}
+    assert of_request["leaderboard.test"]["message"] == "on the way"
+    assert "RuntimeError: broken" in of_request["django.request"]["exception"]
+    access = of_request["dailytrain.access"]
+    assert (access["method"], access["path"], access["status"]) == ("GET", "/broken", 500)
+    assert "hunter2" not in json.dumps(access)
+    (of_task,) = (line for line in lines if line["message"] == "working")
+    assert of_task["task"].endswith("work")
+    assert "request_id" not in of_task
+
+
+def test_unknown_log_format_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="LOG_FORMAT is 'xml': it must be line or json"):
+        run_program(tmp_path, LOG_FORMAT="xml")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/try/hunter2/", "/try/<slug:token>/"),
+        ("/notices/stop/hunter2/", "/notices/<slug:word>/<str:token>/"),
+        ("/about/", "/about/"),
+    ],
+)
+def test_access_log_names_the_route_of_secret_addresses(
+    client: Client, caplog: pytest.LogCaptureFixture, path: str, route: str
+) -> None:
+    with caplog.at_level(logging.INFO, logger="dailytrain.access"):
+        client.get(path)
+    (record,) = (record for record in caplog.records if record.name == "dailytrain.access")
+    assert record.__dict__["path"] == route
+    assert f"GET {route} " in record.getMessage()
+
+
+@pytest.mark.django_db
+def test_lines_of_a_lease_name_job_and_lease(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.JOB_KINDS = {"train": "tests.support.recording_handler.Recorder"}
+    seen: list[dict[str, Any]] = []
+
+    def record_context(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgment:
+        seen.append(structlog.contextvars.get_contextvars())
+        return protocol.Acknowledgment(received=0)
+
+    monkeypatch.setattr(job_reports, "store_log", record_context)
+    create_job()
+    claimed_job = Agent(create_node()[1]).claim_job()
+    assert claimed_job.send_log(0, "a line").status_code == 200
+    (context,) = seen
+    assert (context["lease"], context["job"], context["node"]) == (
+        claimed_job.row.pk,
+        claimed_job.job.pk,
+        claimed_job.row.node_id,
+    )
+    assert len(context["request_id"]) == 32
+
+
+def test_access_log_replaces_that_of_uvicorn_in_json_only() -> None:
+    as_json, as_lines = (build_logging(kind, "INFO")["loggers"] for kind in ("json", "line"))
+    assert (as_json["uvicorn.access"]["level"], as_json["dailytrain.access"]["level"]) == ("WARNING", "INFO")
+    assert ("uvicorn.access" in as_lines, as_lines["dailytrain.access"]["level"]) == (False, "WARNING")
+
+
+def test_response_carries_an_id_of_its_own(client: Client, db: None) -> None:
+    first, second = (client.get("/healthz", headers={"X-Request-ID": "chosen"}).headers["X-Request-ID"] for _ in "12")
+    assert len({first, second, "chosen"}) == 3
+    assert not structlog.contextvars.get_contextvars()
+
+
+# --- error reports ---------------------------------------------------------------------------------------------------
+
+
+class ReportServer(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), ReportHandler)
+        self.reports: list[str] = []
+
+
+class ReportHandler(BaseHTTPRequestHandler):
+    server: ReportServer
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        self.server.reports.append(body.decode())
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def reports() -> Iterator[ReportServer]:
+    with ReportServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.slow
+def test_unhandled_exception_is_reported_without_data_of_the_visitor(reports: ReportServer, tmp_path: Path) -> None:
+    dsn = f"http://key@127.0.0.1:{reports.server_address[1]}/1"
+    run_program(tmp_path, SENTRY_DSN=dsn, SENTRY_ENVIRONMENT="staging")
+    (report,) = (report for report in reports.reports if "RuntimeError" in report)
+    event = json.loads(report.splitlines()[2])
+    assert event["environment"] == "staging"
+    assert event["exception"]["values"][0]["value"] == "broken"
+    assert not any("vars" in frame for frame in event["exception"]["values"][0]["stacktrace"]["frames"])
+    assert "hunter2" not in json.dumps(event.get("request", {}))
+
+
+def test_nothing_is_reported_by_default(reports: ReportServer, tmp_path: Path) -> None:
+    run_program(tmp_path)
+    assert reports.reports == []
+    assert logging.getLogger("dailytrain").isEnabledFor(logging.WARNING)

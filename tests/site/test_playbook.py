@@ -1,0 +1,172 @@
+"""The Ansible play for one server, applied to a folder, and what it wrote: units, proxies, settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from jinja2 import Environment
+
+from tests.support.paths import REPOSITORY
+
+PLAYBOOK = REPOSITORY / "deploy" / "playbook.yml"
+UNITS = ("dailytrain-migrate", "dailytrain-web", "dailytrain-worker", "dailytrain-beat")
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("ansible-playbook") is None, reason="Ansible is not installed (apt install ansible-core)"
+    ),
+]
+
+
+def run_playbook(folder: Path, *flags: str) -> str:
+    """Apply the play to this machine with all paths below `folder`, without packages, users and services."""
+    variables = {
+        "root": str(folder / "root"),
+        "manage_system": False,
+        "site_domain": "train.example.org",
+        "repository": str(folder / "code"),
+        "version": "HEAD",
+        "settings": {"LOG_LEVEL": "INFO"},
+        "ansible_python_interpreter": sys.executable,  # Ansible's search can find one that does not start
+    }
+    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", str(PLAYBOOK), *flags]
+    command += ["-e", json.dumps(variables)]
+    environment = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(folder / "ansible"), "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the root folder of a server after the play has run twice. The second run changes nothing."""
+    folder = tmp_path_factory.mktemp("server")
+    code = folder / "code"
+    code.mkdir()
+    identity = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    subprocess.run(["git", "init", "--quiet", "-b", "main", str(code)], check=True)
+    subprocess.run(["git", "-C", str(code), *identity, "commit", "--quiet", "--allow-empty", "-m", "First"], check=True)
+    assert re.search(r"ok=7 +changed=7", run_playbook(folder))
+    assert re.search(r"ok=7 +changed=0", run_playbook(folder))
+    return folder / "root"
+
+
+def test_playbook_syntax_is_valid() -> None:
+    command = ["ansible-playbook", "-i", "localhost,", "--syntax-check", str(PLAYBOOK)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_units_are_valid(server: Path) -> None:
+    python = server / "opt/dailytrain/.venv/bin/python"
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    for name in (
+        "network-online.target",
+        "multi-user.target",
+        "sockets.target",
+        "sysinit.target",
+        "basic.target",
+        "shutdown.target",
+    ):
+        (server / "etc/systemd/system" / name).write_text("[Unit]\nDescription=x\n")
+    units = [
+        f"/etc/systemd/system/{name}" for name in (*(f"{name}.service" for name in UNITS), "dailytrain-web.socket")
+    ]
+    command = ["systemd-analyze", "verify", f"--root={server}", "--man=no", "--recursive-errors=no", *units]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+def test_nginx_configuration_is_valid_and_local(server: Path, tmp_path: Path) -> None:
+    site = (server / "etc/nginx/conf.d/dailytrain.conf").read_text()
+    assert "${" not in site
+    assert "listen 127.0.0.1:8000;" in site
+    assert "server 127.0.0.1:8001;" in site
+    assert "ListenStream=127.0.0.1:8001" in (server / "etc/systemd/system/dailytrain-web.socket").read_text()
+    config = (
+        f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{\naccess_log off;\n{site.replace('/tmp/pages', str(tmp_path))}}}\n"
+    )
+    (tmp_path / "nginx.conf").write_text(config)
+    command = [str(NGINX), "-t", "-p", str(tmp_path), "-e", "stderr", "-c", str(tmp_path / "nginx.conf")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_settings_of_the_server_pass_the_deployment_check(server: Path, tmp_path: Path) -> None:
+    lines = (server / "etc/dailytrain/site.env").read_text().splitlines()
+    variables = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert variables["LOG_LEVEL"] == "INFO"
+    for name in ("DAILYTRAIN_HOME", "STATIC_ROOT"):
+        variables[name] = str(tmp_path / Path(variables[name]).name)
+    environment = {"PATH": os.environ["PATH"], **variables, "GITHUB_CLIENT_ID": "x", "GITHUB_CLIENT_SECRET": "x"}
+    command = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_play_stops_web_before_it_opens_a_new_socket() -> None:
+    (play,) = yaml.safe_load(PLAYBOOK.read_text())
+    names = [task["name"] for task in play["tasks"]]
+    stop, start = names.index("Stop web where its socket is new"), names.index("Start the services")
+    assert names.index("Install the services") < stop < start
+    assert set(play["tasks"][stop]["loop"]) == {"dailytrain-web.socket", "dailytrain-web"}
+    assert set(play["tasks"][stop]["loop"]) < set(play["tasks"][start]["loop"])
+
+
+@pytest.mark.parametrize("old", ["missing", "changed", "active"])
+def test_condition_to_stop_web_is_that_its_socket_is_new(old: str) -> None:
+    (play,) = yaml.safe_load(PLAYBOOK.read_text())
+    (condition,) = [task["when"] for task in play["tasks"] if task["name"] == "Stop web where its socket is new"]
+    results = [
+        {"item": "dailytrain-web.service", "changed": True},
+        {"item": "dailytrain-web.socket", "changed": old == "changed"},
+    ]
+    found = Environment(autoescape=True).compile_expression(condition)(
+        manage_system=True, socket={"rc": 3 if old == "missing" else 0}, units={"results": results}
+    )
+    assert bool(found) is (old != "active")
+
+
+def test_unit_of_web_listens_with_the_backlog_of_its_socket() -> None:
+    units = REPOSITORY / "deploy" / "systemd"
+    (backlog,) = re.findall(r"^Backlog=(\d+)$", (units / "dailytrain-web.socket").read_text(), flags=re.MULTILINE)
+    assert f" --backlog {backlog} " in (units / "dailytrain-web.service").read_text()
+
+
+@pytest.mark.parametrize("name", ["worker", "beat"])
+def test_unit_starts_the_command_that_compose_starts(name: str) -> None:
+    services = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]
+    unit = (REPOSITORY / f"deploy/systemd/dailytrain-{name}.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+ (.+)$", unit, flags=re.MULTILINE)
+    assert command.split() == services[name]["command"][1:]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_installed"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]:4318"}, True),
+    ],
+)
+def test_play_installs_tracing_only_with_a_collector(settings: dict[str, str], is_installed: bool) -> None:
+    (play,) = yaml.safe_load(PLAYBOOK.read_text())
+    (task,) = [task for task in play["tasks"] if "tracing" in str(task.get("ansible.builtin.shell"))]
+    names = [each["name"] for each in play["tasks"]]
+    assert names.index(task["name"]) < names.index("Start the services")
+    found = Environment(autoescape=True).compile_expression(task["when"])(manage_system=True, settings=settings)
+    assert bool(found) is is_installed

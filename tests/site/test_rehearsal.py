@@ -1,0 +1,172 @@
+"""Parts of `manage.py rehearse_night`; tests/acceptance/test_rehearsal.py runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from dailytrain.local_site import LocalSite
+from dailytrain.rehearsal import full_tracks, isolation, node, scaled_tracks
+from dailytrain.rehearsal.scaled_tracks import BATCH, MIN_STEPS, SEQUENCE_LENGTH
+from dailytrain.rehearsal.steps import Rehearsal, StepError, describe_hardware
+from leaderboard.models import Season, Track
+from leaderboard.schedule.planned_night import PlannedNight
+from leaderboard.schedule.track_templates import TEMPLATES, create_track
+from scheduler import matching
+from scheduler.models import Node
+from scheduler.node_slots import build_node_slot
+from tests.support.paths import REPOSITORY
+from trainer.accounting.budget import Budget
+from trainer.node.labels import derive_labels
+
+
+@pytest.fixture
+def season(db: None) -> Season:
+    return Season.objects.create(
+        name="Rehearsal", corpus="python-library", tokenizer="bpe:512", dataset_hash="d" * 64, vocabulary_size=512
+    )
+
+
+def build_scaled(slug: str, season: Season, scale: float) -> Track:
+    return scaled_tracks.build_track(full_tracks.FullTrack(slug, TEMPLATES[slug]), season, scale, has_ladder=True)
+
+
+# --- tracks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slug", TEMPLATES)
+def test_scaled_track_of_template_keeps_rules_and_is_valid(slug: str, season: Season) -> None:
+    template = TEMPLATES[slug]
+    track = build_scaled(slug, season, 1e-5)
+    track.full_clean()
+    assert (track.needs_labels, track.kind) == (template["needs_labels"], template.get("kind", "competition"))
+    assert track.ladder == template.get("ladder", {})
+    assert track.config["train"].get("strategy") == template["config"]["train"].get("strategy")
+    assert track.size, "limits follow from the computed size"
+    assert Budget.parse(track.config["checkpoint_every"])
+    assert track.training_limits().wall_seconds == 2 * track.expected_seconds + 600
+
+
+@pytest.mark.parametrize("slug", TEMPLATES)
+def test_scaled_track_has_steps_on_its_smallest_rung(slug: str, season: Season) -> None:
+    track = build_scaled(slug, season, 1e-9)
+    shortest = Budget.parse(min([*track.rungs(), track.trial_budget or track.budget], key=track.part))
+    assert track.size
+    steps = shortest.steps(BATCH * SEQUENCE_LENGTH, 6 * track.size.parameters * BATCH * SEQUENCE_LENGTH)
+    assert steps in (MIN_STEPS, MIN_STEPS + 1)
+
+
+def test_scaled_budget_follows_the_scale(season: Season) -> None:
+    small, large = (build_scaled("night-h100", season, scale) for scale in (1e-3, 1e-2))
+    assert large.part(small.budget) == pytest.approx(0.1)
+    assert large.expected_seconds == pytest.approx(837)
+
+
+def test_track_of_the_site_is_rehearsed_as_edited(season: Season, tmp_path: Path) -> None:
+    own = create_track("night-h100", season)
+    own.config["recipe"] = {"schedule": {"warmdown": 0.7}}
+    own.ladder, own.needs_labels = {"rungs": [0.5, 1], "seeds": 2}, ["1xh100", "rack-4"]
+    computed = own.training_limits()
+    own.limits = {"memory_bytes": computed.memory_bytes // 2, "lease_bytes": 10**9}
+    own.save()
+    full_tracks.write_tracks(tmp_path, full_tracks.find_tracks(["night-h100", "desktop-3090"]))
+    edited, template = full_tracks.read_tracks(tmp_path)
+    assert template == full_tracks.FullTrack("desktop-3090", TEMPLATES["desktop-3090"])
+    Track.objects.all().delete()
+    track = scaled_tracks.build_track(edited, season, 1e-5, has_ladder=True)
+    track.full_clean()
+    track.save()
+    assert (track.slug, track.ladder, track.config["recipe"]) == ("night-h100", own.ladder, own.config["recipe"])
+    assert track.expected_seconds < own.expected_seconds
+    limits = {**track.training_limits().model_dump(), **vars(track.upload_limits())}
+    track.limits = {}
+    plain = scaled_tracks.compute_limits(track)
+    assert limits["memory_bytes"] == pytest.approx(plain["memory_bytes"] / 2, rel=1e-6)
+    assert limits["lease_bytes"] < plain["lease_bytes"]
+    assert limits["disk_bytes"] == plain["disk_bytes"]
+    assert describe_hardware([track]).labels == ("rack-4",)
+
+
+# --- hardware --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slug", TEMPLATES)
+def test_reported_hardware_fits_the_jobs_of_the_track(slug: str, season: Season) -> None:
+    track = build_scaled(slug, season, 1e-5)
+    track.save()
+    reported = describe_hardware([track])
+    details = [gpu.model_dump() for gpu in reported.gpus]
+    hardware = {"sandboxes": ["bubblewrap"], "gpu_details": details, "disk_free_bytes": 10**12}
+    hardware["memory_bytes"] = max(reported.memory_bytes, 8 * 2**30)
+    labels = list(derive_labels(reported.gpus, 10**12))
+    slot = build_node_slot(Node(labels=labels, hardware=hardware, trusted=True, packets="never"), timezone.now())
+    planned = PlannedNight(track, timezone.now(), None, ())
+    assert matching.find_obstacle(planned.training, slot) is None
+    assert matching.find_obstacle(planned.scoring, slot) is None
+
+
+def test_rehearsal_node_joins_no_other_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    hardware = '{"gpus": [], "memory_bytes": 0, "disk_free_bytes": 0}'
+    assert node.main(["--server", "https://train.example.org", "--hardware", hardware]) == 2
+    assert "this machine only" in capsys.readouterr().err
+
+
+def test_nodes_of_sponsors_cannot_name_their_hardware() -> None:
+    from trainer.cli.node import build_parser
+
+    assert not [action.dest for action in build_parser()._actions if "hardware" in action.dest or "gpu" in action.dest]
+
+
+# --- isolation -------------------------------------------------------------------------------------------------------
+
+
+def test_rehearsal_environment_names_no_account_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = ("DATABASE_URL", "REDIS_URL", "S3_BUCKET", "HF_TOKEN", "GITHUB_TOKEN", "MAIL_URL", "SECRET_KEY")
+    for name in (*accounts, "DAILYTRAIN_CACHE", "DAILYTRAIN_DATA"):
+        monkeypatch.setenv(name, "of production")
+    environment = isolation.build_environment(tmp_path, 8123)
+    assert "of production" not in environment.values()
+    assert (environment["DAILYTRAIN_HOME"], environment["SITE_URL"]) == (str(tmp_path), "http://127.0.0.1:8123")
+    assert environment["DAILYTRAIN_CACHE"] == str(tmp_path / "cache")
+
+
+@pytest.mark.django_db
+def test_rehearsal_refuses_a_folder_in_use(tmp_path: Path) -> None:
+    (tmp_path / "db.sqlite3").touch()
+    with pytest.raises(CommandError, match="is not empty"):
+        call_command("rehearse_night", "night-h100", home=str(tmp_path))
+
+
+@pytest.mark.django_db
+def test_rehearsal_refuses_a_folder_too_long_for_a_socket(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="too long for the address of a socket"):
+        call_command("rehearse_night", "night-h100", home=str(tmp_path / ("x" * 80)))
+
+
+def test_rehearsal_without_torch_says_where_to_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CommandError, match="has no torch"):
+        call_command("rehearse_night", "night-h100")
+
+
+def test_rehearsal_of_unknown_track_lists_templates_without_a_database(tmp_path: Path) -> None:
+    command = [sys.executable, "manage.py", "rehearse_night", "night-h900"]
+    environment = {**os.environ, "DAILYTRAIN_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "There is no track night-h900. Tracks: none. Templates: night-h100, " in done.stderr
+
+
+@pytest.mark.django_db
+def test_step_with_an_invalid_track_names_the_reason() -> None:
+    rehearsal = Rehearsal(LocalSite(0), [], 1e-5)
+    with pytest.raises(StepError, match="no season"), rehearsal.name_step("track"):
+        raise CommandError("There is no season yet.")
+    assert rehearsal.step == "track"
+    assert not Track.objects.exists()

@@ -1,0 +1,121 @@
+"""Caddy with `docker/Caddyfile` in front of a real server: TLS, the visitor's address, redirects, health."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.paths import REPOSITORY
+from trainer.distributed.ports import find_free_port
+
+CADDY = shutil.which("caddy")
+CADDYFILE = REPOSITORY / "docker" / "Caddyfile"
+pytestmark = pytest.mark.skipif(CADDY is None, reason="caddy is not installed (apt install caddy)")
+
+
+class Upstream(ThreadingHTTPServer):
+    """Stands for nginx: records the headers of requests."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), UpstreamHandler)
+        self.requests: list[dict[str, str]] = []
+
+
+class UpstreamHandler(BaseHTTPRequestHandler):
+    server: Upstream
+
+    def do_GET(self) -> None:
+        self.server.requests.append({name.lower(): value for name, value in self.headers.items()})
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"page")
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    with Upstream() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ports(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
+    """Run Caddy; yield its ports. Its own authority signs the certificate of localhost."""
+    folder = tmp_path_factory.mktemp("caddy")
+    found = {name: find_free_port() for name in ("HTTP_PORT", "HTTPS_PORT", "HEALTH_PORT")}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "XDG_DATA_HOME": str(folder),
+        "SITE_DOMAIN": "localhost",
+    }
+    environment |= {"UPSTREAM": f"127.0.0.1:{upstream.server_address[1]}"}
+    environment |= {name: str(port) for name, port in found.items()}
+    command = [str(CADDY), "run", "--adapter", "caddyfile", "--config", str(CADDYFILE)]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, env=environment, stderr=log) as process:
+        try:
+            wait_for_certificate(process, found["HTTPS_PORT"], folder)
+            yield {**found, "root": str(folder / "caddy/pki/authorities/local/root.crt")}  # type: ignore[dict-item]
+        finally:
+            process.terminate()
+
+
+def wait_for_certificate(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
+    for _ in range(300):
+        assert process.poll() is None, (folder / "log").read_text()
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1) as connection:
+                context = ssl.create_default_context()
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                context.wrap_socket(connection, server_hostname="localhost").close()
+                return
+        except (OSError, ssl.SSLError):
+            time.sleep(0.1)
+    raise AssertionError((folder / "log").read_text())
+
+
+def test_caddyfile_is_valid_and_formatted() -> None:
+    done = subprocess.run(
+        [str(CADDY), "validate", "--adapter", "caddyfile", "--config", str(CADDYFILE)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    formatted = subprocess.run([str(CADDY), "fmt", str(CADDYFILE)], capture_output=True, text=True)
+    assert formatted.stdout == CADDYFILE.read_text()
+
+
+def test_tls_request_reaches_the_site_with_the_visitors_address(ports: dict[str, int], upstream: Upstream) -> None:
+    context = ssl.create_default_context(cafile=str(ports["root"]))
+    forged = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "http"}
+    response = httpx.get(f"https://localhost:{ports['HTTPS_PORT']}/queue/", verify=context, headers=forged)
+    assert (response.status_code, response.text) == (200, "page")
+    seen = upstream.requests[-1]
+    assert (seen["x-forwarded-for"], seen["x-forwarded-proto"]) == ("127.0.0.1", "https")
+    assert seen["host"] == f"localhost:{ports['HTTPS_PORT']}"
+
+
+def test_plain_request_is_redirected_to_tls(ports: dict[str, int], upstream: Upstream) -> None:
+    before = len(upstream.requests)
+    response = httpx.get(f"http://localhost:{ports['HTTP_PORT']}/queue/")
+    assert response.status_code == 308
+    assert response.headers["Location"].startswith("https://localhost")
+    assert len(upstream.requests) == before
+
+
+def test_health_check_of_the_container_answers(ports: dict[str, int]) -> None:
+    assert httpx.get(f"http://127.0.0.1:{ports['HEALTH_PORT']}/").status_code == 200

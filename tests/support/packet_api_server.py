@@ -1,0 +1,128 @@
+"""The small site with packets: what `trainer/protocol` promises about sittings, in memory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import Counter
+from typing import Any
+
+from tests.support import stdlib_release
+from tests.support.model_server import NAME
+from tests.support.node_api_server import HttpError, LeaseRecord, NodeApiServer
+from trainer import protocol
+from trainer.rephrase.checks import check_envelope, check_output
+
+ORDER = protocol.RephraseOrder(
+    campaign="genesis", model=NAME, styles=("easy", "medium", "hard", "qa"), prompt_version=1
+)
+
+
+class PacketApiServer(NodeApiServer):
+    def __init__(self, lease_seconds: float = 2.0) -> None:
+        super().__init__(lease_seconds)
+        self.order = ORDER
+        self.waiting: list[protocol.Packet] = []
+        self.out: dict[int, dict[int, protocol.Packet]] = {}
+        """By lease."""
+        self.taken: dict[int, protocol.RephrasedPacket] = {}
+        self.submitted: Counter[int] = Counter()
+        """How often a packet came, repeats within a lease among them."""
+        self.kept: Counter[int] = Counter()
+        """How often one was stored."""
+        self.verdicts: dict[tuple[int, int], protocol.PacketVerdict] = {}
+        self.volunteers: list[protocol.RegisterVolunteer] = []
+        self.closing = "All packets are done."
+        """Told once nothing is left; empty: more may come."""
+
+    def fill(self, texts: list[str], styles: tuple[protocol.Style, ...] | None = None) -> None:
+        for text in texts:
+            number = 100 + len(self.waiting) + len(self.taken) + sum(map(len, self.out.values()))
+            chunk = protocol.Chunk(
+                index=0,
+                text=text,
+                sha256=hashlib.sha256(text.encode()).hexdigest(),
+                styles=styles or self.order.styles,
+            )
+            self.waiting.append(protocol.Packet(packet=number, document=f"document {number}", chunks=(chunk,)))
+
+    def sit(self, wall_seconds: float = 60) -> int:
+        """Queue a sitting; return its lease."""
+        limits = protocol.JobLimits(wall_seconds=wall_seconds, memory_bytes=10**9, disk_bytes=10**7, processes=8)
+        release = self.blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")
+        spec = protocol.JobSpec(
+            job=7, lease=0, node=0, attempt=1, release=release, order=self.order, limits=limits, issued_at=0
+        )
+        return self.add(spec)
+
+    def end(self, lease: int) -> None:
+        """What it held goes back."""
+        self.waiting = list(self.out.pop(lease, {}).values()) + self.waiting
+
+    def handle(self, method: str, path: str, token: str, content: bytes) -> bytes:
+        if path == "/volunteer":
+            return self.volunteer(protocol.RegisterVolunteer.model_validate_json(content), token)
+        return super().handle(method, path, token, content)
+
+    def volunteer(self, message: protocol.RegisterVolunteer, token: str) -> bytes:
+        if token:
+            raise HttpError(401, "Whoever has a token registers.")
+        self.volunteers.append(message)
+        node = 900 + len(self.volunteers)
+        self.nodes[f"node-token-{node}"] = node
+        public = base64.b64encode(self.key.public_key().public_bytes_raw()).decode()
+        return (
+            protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public).model_dump_json().encode()
+        )
+
+    def take_packets(self, held: LeaseRecord, content: bytes) -> bytes:
+        question: Any = protocol.TakePackets if b'"count"' in content else protocol.SubmitPackets
+        if question is protocol.TakePackets:
+            return (
+                self.give(held.spec.lease, protocol.TakePackets.model_validate_json(content)).model_dump_json().encode()
+            )
+        results = protocol.SubmitPackets.model_validate_json(content).results
+        verdicts = tuple(self.judged(held.spec.lease, result) for result in results)
+        return protocol.SubmitPacketsReply(verdicts=verdicts).model_dump_json().encode()
+
+    def give(self, lease: int, question: protocol.TakePackets) -> protocol.TakePacketsReply:
+        out = self.out.setdefault(lease, {})
+        again = [packet for number, packet in out.items() if number not in question.held]
+        new, self.waiting = self.waiting[: question.count], self.waiting[question.count :]
+        out.update({packet.packet: packet for packet in new})
+        done = "" if self.waiting or out else self.closing
+        return protocol.TakePacketsReply(packets=(*again, *new), done=done, wait_seconds=0 if again or new else 0.1)
+
+    def judged(self, lease: int, result: protocol.RephrasedPacket) -> protocol.PacketVerdict:
+        self.submitted[result.packet] += 1
+        known = self.verdicts.get((lease, result.packet))
+        packet = self.out.get(lease, {}).pop(result.packet, None)
+        if known is not None:
+            return known
+        if packet is None:
+            return protocol.PacketVerdict(packet=result.packet, state="gone")
+        if reasons := check_envelope(result, packet.chunks, self.order):
+            return protocol.PacketVerdict(packet=result.packet, state="refused", reasons=reasons)
+        self.taken[result.packet] = result
+        self.kept[result.packet] += 1
+        verdict = protocol.PacketVerdict(
+            packet=result.packet,
+            state="taken",
+            outputs=tuple(self.word(packet.chunks[output.chunk], output) for output in result.outputs),
+        )
+        self.verdicts[lease, result.packet] = verdict
+        return verdict
+
+    def word(self, chunk: protocol.Chunk, output: protocol.RephraseOutput) -> protocol.OutputVerdict:
+        if output.ended == "none":
+            return protocol.OutputVerdict(
+                chunk=chunk.index, style=output.style, accepted=False, reasons=(output.trouble,)
+            )
+        found = check_output(chunk.text, output.style, output.text, ended=output.ended, language=self.order.language)
+        return protocol.OutputVerdict(
+            chunk=chunk.index, style=output.style, accepted=found.accepted, reasons=found.reasons
+        )
+
+    def take_finish(self, held: LeaseRecord, content: bytes) -> bytes:
+        self.end(held.spec.lease)
+        return super().take_finish(held, content)

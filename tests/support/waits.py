@@ -1,0 +1,17 @@
+"""Waits for what must happen: their limit ends a test that hangs, and no busy machine reaches it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+WAIT_SECONDS = 900
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Return when the condition is true."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

@@ -1,0 +1,69 @@
+"""`benchmarks/projection.py`: its law goes through the record run, and the pages show what it prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import projection
+from benchmarks.projection import Input
+from tests.support.paths import REPOSITORY
+
+EXACT = Input("exact", 1.0, 1.0, 1.0, "")
+
+
+def test_page_has_the_table_of_the_script() -> None:
+    table = projection.format_projections(projection.read_recipe(projection.PEERS))
+    page = REPOSITORY / "docs/explanation/projection.md"
+    assert table in page.read_text(), "run `python -m benchmarks.projection` and replace the table"
+
+
+def test_results_have_the_inputs_of_the_script() -> None:
+    table = projection.format_inputs(projection.read_recipe(projection.PEERS))
+    page = REPOSITORY / "benchmarks/results/projection.md"
+    assert table in page.read_text(), "run `python -m benchmarks.projection` and replace the table"
+
+
+def test_flops_per_token_equal_nanochats_record() -> None:
+    """123,000 tokens/s at 59 % of 989e12 FLOP/s."""
+    assert projection.count_flops_per_token(24) == pytest.approx(0.59 * 989e12 / 123_000, rel=0.02)
+
+
+def test_record_run_has_no_gain_and_penalty_is_least_at_best_size() -> None:
+    assert projection.compute_log_gain(24, projection.RECORD_FLOPS, 1.0) == pytest.approx(0)
+    best = projection.count_scaling_parameters(24) * 12 * projection.count_flops_per_token(24)
+    assert projection.compute_size_penalty(24, best) == pytest.approx(0, abs=1e-9)
+    assert projection.compute_size_penalty(20, best) > projection.compute_size_penalty(22, best) > 0
+
+
+def test_hours_at_nanochats_speed_are_nanochats() -> None:
+    flops_per_hour = 123_000 * projection.count_flops_per_token(24) * 3600
+    assert projection.find_hours(24, flops_per_hour, 1.0) == pytest.approx(13.2, rel=0.02)
+
+
+def test_project_doubles_compute_halves_hours() -> None:
+    speed = Input("speed", 100_000, 100_000, 100_000, "")
+    plain = projection.Configuration("plain", 24, speed)
+    double = dataclasses.replace(plain, factors=(Input("twice", 2.0, 2.0, 2.0, ""),))
+    one, two = (projection.project(each, EXACT) for each in (plain, double))
+    assert one.hours[0] / two.hours[0] == pytest.approx(2, rel=0.1)  # a shorter run suits the size less
+    assert one.bits_per_byte[0] - two.bits_per_byte[0] == pytest.approx(0.034 * math.log(2))
+    assert one.core[1] < one.core[0] < one.core[2]
+
+
+def test_read_recipe_takes_largest_measured_size(tmp_path: Path) -> None:
+    file = tmp_path / "peers.json"
+    rows = [
+        {"size": "2x128", "budget": 1e12, "flops": {"cm": 1.3, "low": 1.2, "high": 1.4}},
+        {"size": "3x192", "budget": 2e12, "flops": {"cm": 1.1, "low": 1.0, "high": 1.2}},
+        {"size": "4x256", "budget": 4e12, "flops": {"verdict": "no runs"}},
+    ]
+    file.write_text(json.dumps({"multipliers": rows}))
+    recipe = projection.read_recipe(file)
+    assert (recipe.value, recipe.low, recipe.high) == (1.1, 1.0, 1.2)
+    assert "3x192" in recipe.source
+    assert projection.read_recipe(tmp_path / "missing.json") == projection.UNKNOWN_RECIPE

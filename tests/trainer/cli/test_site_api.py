@@ -1,0 +1,39 @@
+"""Answers of a site, and of what stands in front of it, become results or errors of one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from trainer.cli.site_api import SiteApi
+from trainer.errors import UserError
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, *reply: Any, **content: Any) -> None:
+    monkeypatch.setattr(httpx, "request", lambda *arguments, **options: httpx.Response(*reply, **content))
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "sentence"),
+    [
+        (502, {"html": "<h1>Bad\nGateway</h1>"}, r"refuses it \(502\): <h1>Bad Gateway</h1>"),
+        (400, {"json": {"detail": "no such track"}}, r"refuses it \(400\): no such track"),
+        (400, {"json": ["wrong"]}, r"refuses it \(400\)"),
+        (200, {"html": "<h1>Welcome</h1>"}, "did not answer with JSON"),
+        (200, {"json": [1]}, "did not answer with JSON"),
+    ],
+)
+def test_other_answer_raises_one_line_error(
+    status: int, content: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, status, **content)
+    with pytest.raises(UserError, match=sentence) as error:
+        SiteApi("https://site.example").get("entries/1")
+    assert "\n" not in str(error.value)
+
+
+def test_answer_of_the_api_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, 200, json={"entry": 1})
+    assert SiteApi("https://site.example").get("entries/1") == {"entry": 1}

@@ -1,0 +1,133 @@
+"""What the four files can hold beside constant tensors: their compressed size is bounded, whatever carries it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks.cheats import forged_files
+from tests.support.traced_models import trace
+from trainer.graph.compression import count_compressed_bytes, iterate_lines
+from trainer.graph.files import count_constant_bytes, parse_files
+from trainer.graph.schema import MAX_COMPRESSED_BYTES, GraphError
+
+SECRET = random.Random(0).randbytes(40_000)
+Table = dict[str, Any]
+
+
+def edit(change: Callable[[Table], None], file: str) -> dict[str, bytes]:
+    """Return the files of a traced architecture with one of them changed."""
+    files = trace("nanogpt").to_files()
+    table = json.loads(files[file])
+    change(table)
+    return {**files, file: json.dumps(table).encode()}
+
+
+def hide_in_outputs(table: Table) -> None:
+    """One of 256 calls for each of many buffers."""
+    calls = table["graph"]["calls"]
+    first = len(calls)
+    calls += [{"operator": "aten::scalar_tensor", "arguments": [value]} for value in range(256)]
+    table["graph"]["outputs"] += [f"%{first + byte}" for byte in SECRET]
+    table["tensors"] += [
+        {"name": f"hidden{number}", "kind": "buffer", "dtype": "float32", "shape": []} for number in range(len(SECRET))
+    ]
+
+
+def hide_in_order_of_tensors(table: Table) -> None:
+    """Many parameters, of one of 256 names for each byte, for groups of the recipe to match."""
+    calls = table["graph"]["calls"]
+    calls.append({"operator": "aten::zeros", "arguments": [[]]})
+    table["graph"]["outputs"] += [f"%{len(calls) - 1}"] * len(SECRET)
+    table["tensors"] += [
+        {"name": f"hidden{byte}.tensor{number}", "kind": "parameter", "dtype": "float32", "shape": []}
+        for number, byte in enumerate(SECRET)
+    ]
+
+
+def hide_in_shapes_of_constants(table: Table) -> None:
+    """A constant without elements has no bytes, and a shape."""
+    for number, byte in enumerate(SECRET):
+        table["constants"][f"hidden{number}"] = {"dtype": "bool", "shape": [0, byte], "data": ""}
+
+
+def hide_in_learning_rates(table: Table) -> None:
+    """The first step of AdamW moves a parameter by its learning rate."""
+    groups = table["recipe"]["groups"]
+    groups += [{**groups[0], "name": f"hidden{number}", "learning_rate": byte} for number, byte in enumerate(SECRET)]
+
+
+def hide_in_sizes(table: Table) -> None:
+    for byte in SECRET:
+        table["features"]["calls"].append({"operator": "aten::zeros", "arguments": [[byte]]})
+
+
+def hide_in_operators(table: Table) -> None:
+    operators = [f"aten::{name}" for name in ["sin", "cos", "tan", "exp", "neg", "abs", "erf", "sign"]]
+    for byte in SECRET:
+        for part in (byte % 8, byte // 8 % 8):
+            table["features"]["calls"].append({"operator": operators[part], "arguments": ["@embedding.weight"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "file"),
+    [
+        (hide_in_outputs, "init.json"),
+        (hide_in_order_of_tensors, "init.json"),
+        (hide_in_shapes_of_constants, "init.json"),
+        (hide_in_learning_rates, "recipe.json"),
+        (hide_in_sizes, "train.json"),
+        (hide_in_operators, "eval.json"),
+    ],
+)
+def test_files_that_hold_more_than_an_architecture_are_refused(change: Callable[[Table], None], file: str) -> None:
+    with pytest.raises(GraphError, match=r"more than [\d,]+ bytes, compressed"):
+        parse_files(edit(change, file))
+
+
+@pytest.mark.parametrize("change", [forged_files.write_numbers, forged_files.write_references])
+def test_table_in_calls_is_refused_and_its_call_named(change: Callable[[forged_files.Append], str]) -> None:
+    with pytest.raises(GraphError, match=r"compressed.*aten::stack, [\d,]+ arguments"):
+        parse_files(forged_files.forge(change)(trace("nanogpt").to_files()))
+
+
+@pytest.mark.slow
+def test_compressed_bytes_of_an_architecture_are_far_below_the_limit() -> None:
+    for name in ("nanogpt", "rwkv5", "litgpt"):
+        assert 3 * count_compressed_bytes(trace(name)) < MAX_COMPRESSED_BYTES
+
+
+@pytest.mark.slow
+def test_compressed_bytes_grow_little_with_depth() -> None:
+    shallow, deep = (count_compressed_bytes(trace("nanogpt", depth=depth)) for depth in (2, 8))
+    assert deep < 1.5 * shallow
+
+
+def test_constant_bytes_are_those_of_tensors_and_of_compressed_calls() -> None:
+    def add_constant(table: Table) -> None:
+        table["constants"]["more"] = {"dtype": "uint8", "shape": [3], "data": "AAAA"}
+
+    traced = parse_files(edit(add_constant, "init.json"))
+    assert count_constant_bytes(traced) == 3 + count_compressed_bytes(traced)
+
+
+def test_lines_depend_on_every_reference_and_not_on_paths_of_modules() -> None:
+    def count_changed_lines(change: Callable[[Table], None]) -> int:
+        lines = [list(iterate_lines(parse_files(edit(each, "train.json")))) for each in (lambda _: None, change)]
+        assert len(lines[0]) == len(lines[1])
+        return sum(left != right for left, right in zip(*lines, strict=True))
+
+    def change_reference(table: Table) -> None:
+        call = next(c for c in table["features"]["calls"][9:] if any(str(a).startswith("%") for a in c["arguments"]))
+        place = next(i for i, a in enumerate(call["arguments"]) if str(a).startswith("%"))
+        call["arguments"][place] = "%1" if call["arguments"][place] != "%1" else "%2"
+
+    def change_module(table: Table) -> None:
+        table["features"]["calls"][0]["module"] = "another"
+
+    assert count_changed_lines(change_reference) == 1
+    assert count_changed_lines(change_module) == 0

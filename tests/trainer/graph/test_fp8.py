@@ -1,0 +1,50 @@
+"""Which products of a traced architecture are converted to fp8. That torchao's compile for a GPU: `tests/cuda`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.graph.fp8 import convert_graph_to_fp8
+from trainer.graph.model import GraphModel, build_model
+from trainer.graph.trace import trace_architecture
+from trainer.models import load_architecture
+
+DEPTH, PRODUCTS = 2, 6
+
+
+class DoubledLinear(nn.Module):
+    """Another product than the graph's, so that its place shows."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return 2 * F.linear(x, weight)
+
+
+def build_graph_model(width: int) -> GraphModel:
+    module = load_architecture("gpt")
+    config = module.Config(64, 16, depth=DEPTH, width=width, heads=2, zero_init=False)
+    return build_model(trace_architecture(module, config))
+
+
+def test_training_features_are_converted_and_evaluation_and_head_are_not() -> None:
+    model, tokens = build_graph_model(32), torch.arange(16)[None]
+    features = torch.randn(1, 4, 32)
+    before = model.train().features(tokens), model.logits(features), model.eval().features(tokens)
+    assert convert_graph_to_fp8(model, lambda _: DoubledLinear()) == DEPTH * PRODUCTS, "the blocks' matrices, no gates"
+    after = model.train().features(tokens), model.logits(features), model.eval().features(tokens)
+    assert not torch.allclose(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+    assert torch.equal(before[2], after[2])
+    assert not any("fp8" in name for name in model.state_dict())
+
+
+def test_sizes_that_are_no_multiple_of_16_stay() -> None:
+    assert convert_graph_to_fp8(build_graph_model(40), lambda _: DoubledLinear()) == 0
+
+
+def test_training_gradients_flow_to_the_stored_weights() -> None:
+    model = build_graph_model(32).train()
+    convert_graph_to_fp8(model, lambda _: DoubledLinear())
+    model.features(torch.arange(16)[None]).sum().backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if "mlp" in name)

@@ -1,0 +1,149 @@
+"""A node's caches and jobs stay within its quota, and nothing that a job uses is evicted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_process import HASH, Node, build_training_job, wait_until_finished
+from tests.support.node_api_server import NodeApiServer
+from trainer.node.disk_quota import PREPARING, DiskQuota
+from trainer.node.outcome import JobFailedError
+
+MB = 10**6
+
+
+def add_dataset(home: Path, name: str, size: int, used_at: float) -> Path:
+    folder = home / "datasets" / name
+    (folder / "train").mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (folder / "train" / "00000.bin").write_bytes(bytes(size - 2))
+    os.utime(folder, (used_at, used_at))
+    return folder
+
+
+def add_weights(home: Path, name: str, size: int, used_at: float) -> Path:
+    file = home / "weights" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(bytes(size))
+    os.utime(file, (used_at, used_at))
+    return file
+
+
+def test_oldest_caches_are_evicted_until_the_job_fits(tmp_path: Path) -> None:
+    oldest, older = add_dataset(tmp_path, "a", 3 * MB, 100), add_weights(tmp_path, "w", 2 * MB, 200)
+    newest = add_dataset(tmp_path, "b", 4 * MB, 300)
+    quota = DiskQuota(tmp_path, 10 * MB)
+    assert quota.get_available_bytes() == 10 * MB, "all of it is a cache"
+    quota.reserve(1, 5 * MB)
+    assert [path.exists() for path in (oldest, older, newest)] == [False, False, True]
+    assert quota.get_available_bytes() == 5 * MB
+
+
+def test_dataset_in_use_stays_and_the_job_that_needs_its_space_is_refused(tmp_path: Path) -> None:
+    used, other = add_dataset(tmp_path, "used", 6 * MB, 100), add_dataset(tmp_path, "other", 1 * MB, 200)
+    quota = DiskQuota(tmp_path, 10 * MB)
+    with quota.use_dataset(1, "used"):
+        pass
+    assert quota.get_available_bytes() == 4 * MB
+    with pytest.raises(JobFailedError, match=r"needs 0\.01 GB of disk"):
+        quota.reserve(2, 5 * MB)
+    assert used.exists()
+    assert other.exists(), "nothing is evicted in vain"
+    quota.release(1)
+    quota.reserve(2, 5 * MB)
+    assert not used.exists(), "it was used before the other one"
+
+
+def test_download_of_a_dataset_makes_room_for_itself(tmp_path: Path) -> None:
+    old = add_dataset(tmp_path, "old", 6 * MB, 100)
+    quota = DiskQuota(tmp_path, 10 * MB)
+    quota.reserve(1, 3 * MB)
+    assert old.exists()
+    with quota.use_dataset(1, "new", 5 * MB):
+        assert not old.exists()
+    with pytest.raises(JobFailedError), quota.use_dataset(1, "new", 8 * MB):
+        pass
+
+
+def test_download_of_a_dataset_keeps_its_space_until_it_ends(tmp_path: Path) -> None:
+    quota = DiskQuota(tmp_path, 10 * MB)
+    with quota.use_dataset(1, "new", 6 * MB):
+        assert quota.get_available_bytes() == 4 * MB
+        with pytest.raises(JobFailedError):
+            quota.reserve(2, 5 * MB)
+        add_dataset(tmp_path, "new", 2 * MB, 100)
+        assert quota.get_available_bytes() == 4 * MB, "4 MB are still to come"
+    assert quota.get_available_bytes() == 8 * MB
+    quota.release(1)
+    assert quota.get_available_bytes() == 10 * MB
+
+
+def test_reserved_space_counts_without_a_quota_until_it_is_written(tmp_path: Path) -> None:
+    quota = DiskQuota(tmp_path)
+    free = quota.get_available_bytes()
+    size = free // 2
+    quota.reserve(1, size)
+    assert quota.get_available_bytes() <= free - size // 2
+    quota.reserve(2, 8 * MB)
+    written = tmp_path / "work" / "2" / "out"
+    written.mkdir(parents=True)
+    before = quota._count_unwritten()
+    (written / "checkpoint").write_bytes(bytes(5 * MB))
+    assert before - quota._count_unwritten() == 5 * MB
+
+
+def test_releases_and_fresh_files_are_counted_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "release").write_bytes(bytes(2 * MB))
+    fresh = add_weights(tmp_path, "fresh", MB, 100)
+    fresh.touch()
+    quota = DiskQuota(tmp_path, 10 * MB)
+    assert quota.get_available_bytes() == 7 * MB
+    quota.reserve(1, 7 * MB)
+    assert fresh.exists()
+
+
+def test_owner_and_sponsor_limits_hold_both(tmp_path: Path) -> None:
+    quota = DiskQuota(tmp_path, 10 * MB)
+    quota.set_lent_bytes(4 * MB)
+    assert (quota.limit, quota.get_available_bytes()) == (4 * MB, 4 * MB)
+    quota.set_lent_bytes(None)
+    assert quota.limit == 10 * MB
+    assert DiskQuota(tmp_path).limit is None
+    assert DiskQuota(tmp_path).get_available_bytes() > 10 * MB
+
+
+@pytest.mark.usefixtures("confined")
+def test_node_with_a_quota_evicts_an_old_dataset_for_a_job(site: NodeApiServer, node: Node) -> None:
+    old = add_dataset(node.home, "f" * 64, 25 * MB, 100)
+    lease = site.add(build_training_job(site))
+    node.start("--disk", "30MB")
+    finish = wait_until_finished(site, lease).finish
+    assert finish is not None
+    assert finish.outcome == "done", finish
+    assert not old.exists()
+    assert (node.home / "datasets" / HASH / "manifest.json").exists()
+    assert "Evicting ffff" in node.read_output()
+
+
+def test_leftover_of_a_preparation_is_removed_when_the_agent_starts(site: NodeApiServer, node: Node) -> None:
+    leftover = add_dataset(node.home, PREPARING, 25 * MB, 100)
+    lease = site.add(build_training_job(site))
+    node.start()
+    finish = wait_until_finished(site, lease).finish
+    assert finish is not None
+    assert finish.outcome == "done", finish
+    assert not leftover.exists()
+
+
+@pytest.mark.usefixtures("confined")
+def test_job_above_the_quota_is_refused_with_a_reason(site: NodeApiServer, node: Node) -> None:
+    lease = site.add(build_training_job(site))
+    node.start("--disk", "10MB")
+    finish = wait_until_finished(site, lease).finish
+    assert finish is not None
+    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
+    assert finish.reason == "The job needs 0.02 GB of disk; of its quota this node has 0.01."

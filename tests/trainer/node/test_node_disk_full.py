@@ -1,0 +1,53 @@
+"""The node's disk is full: the job fails as the machine's fault, and the agent works on as soon as there is space."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.agent_process import (
+    Node,
+    build_training_job,
+    list_running_processes,
+    wait_until,
+    wait_until_finished,
+)
+from tests.support.full_disk import full_disk
+from tests.support.node_api_server import NodeApiServer
+
+pytestmark = [pytest.mark.usefixtures("confined"), pytest.mark.slow]
+
+
+def finish_another_job(site: NodeApiServer) -> None:
+    finish = wait_until_finished(site, site.add(build_training_job(site))).finish
+    assert finish is not None
+    assert finish.outcome == "done", finish.reason
+
+
+def test_disk_full_before_the_job_is_the_machines_fault(site: NodeApiServer, node: Node) -> None:
+    node.start()
+    finish_another_job(site)
+    assert node.process is not None
+
+    with full_disk(node.process.pid):
+        finish = wait_until_finished(site, site.add(build_training_job(site))).finish
+
+    assert finish is not None
+    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
+    assert "File too large" in finish.reason
+    finish_another_job(site)
+
+
+def test_disk_full_during_the_job_is_the_machines_fault(site: NodeApiServer, node: Node) -> None:
+    lease = site.add(build_training_job(site, steps=100_000, pace=0.01))
+    node.start()
+    wait_until(lambda: lease in site.leases and site.leases[lease].checkpoints)
+    assert node.process is not None
+
+    with full_disk(node.process.pid):
+        held = wait_until_finished(site, lease)
+
+    assert held.finish is not None
+    assert (held.finish.outcome, held.finish.cause) == ("failed", "infrastructure")
+    assert [row["step"] for row in held.rows] == list(range(1, len(held.rows) + 1))
+    finish_another_job(site)
+    assert list_running_processes(node.home) == []

@@ -1,0 +1,105 @@
+"""Weights in bf16 at every so many percent of the budget."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.checkpoint.base_weights import find_base_checkpoint
+from trainer.checkpoint.store import get_checkpoint_path, load_model, verify_checkpoint
+from trainer.checkpoint.weight_files import load_weights
+from trainer.protocol import Checkpoint
+from trainer.scoring.run_folder import RunFolder
+from trainer.training.loop import find_passed_milestone
+
+Train = Callable[..., int]
+FLAGS = ("--budget", "30steps", "--checkpoint-every", "10steps", "--milestones", "20")
+
+
+@pytest.fixture
+def run(train: Train, tmp_path: Path) -> Path:
+    out = tmp_path / "run"
+    assert train(out, *FLAGS) == 0
+    return out
+
+
+def read_milestones(run: Path) -> dict[int, dict[str, torch.Tensor]]:
+    """Return the weights by percent."""
+    found = {}
+    for folder in sorted((run / "milestones").iterdir()):
+        manifest = Checkpoint.model_validate_json((folder / "manifest.json").read_bytes())
+        assert manifest.milestone is not None
+        assert manifest.step == 30 * manifest.milestone // 100
+        assert {file.path for file in manifest.files} == {"model.safetensors", "state.json"}
+        found[manifest.milestone] = load_weights(folder)
+    return found
+
+
+def test_run_keeps_bf16_weights_and_its_own_are_unchanged(run: Path, tiny_run: Path) -> None:
+    kept = read_milestones(run)
+    assert list(kept) == [20, 40, 60, 80]
+    assert {tensor.dtype for tensor in kept[80].values()} == {torch.bfloat16}
+    ours, whole = (load_weights(get_checkpoint_path(out, 30)) for out in (run, tiny_run))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in whole.items())
+
+
+def test_resumed_run_writes_the_same_milestones(run: Path, train: Train) -> None:
+    before = read_milestones(run)
+    for folder in (get_checkpoint_path(run, 30), run / "milestones"):
+        shutil.rmtree(folder)
+    (run / "result.json").unlink()
+    assert train(run, *FLAGS) == 0
+    again = read_milestones(run)
+    assert list(again) == [80], "those after the checkpoint of step 20"
+    assert all(torch.equal(again[80][name], tensor) for name, tensor in before[80].items())
+
+
+def test_milestone_is_loaded_scored_and_started_from(run: Path, train: Train, tmp_path: Path) -> None:
+    folder = run / "milestones" / "step-00000018"
+    assert verify_checkpoint(folder)["step"] == 18
+    assert {tensor.dtype for tensor in load_model(run, folder).state_dict().values()} == {torch.float32}
+    opened = RunFolder.open(run, folder)
+    assert (opened.step, opened.checkpoint_floats) == (18, RunFolder.open(run).checkpoint_floats)
+    assert find_base_checkpoint(folder).step == 18
+    assert train(tmp_path / "next", "--from", folder, "--budget", "2steps") == 0
+    assert json.loads((tmp_path / "next" / "run.json").read_text())["from"]["step"] == 18
+
+
+@given(st.floats(0, 1.2), st.floats(0, 1.2), st.integers(1, 99))
+def test_passed_milestone_lies_between_the_fractions(before: float, gain: float, every: int) -> None:
+    after = min(before + gain, 1.5)
+    mark = find_passed_milestone(before, after, every)
+    if mark is None:
+        return
+    assert mark % every == 0
+    assert mark < 100
+    assert before * 100 - 1e-6 < mark <= after * 100 + 1e-6
+
+
+def test_no_spacing_has_no_milestones() -> None:
+    assert find_passed_milestone(0.05, 0.95, 0) is None
+    assert find_passed_milestone(0.05, 0.35, 10) == 30, "of several the last"
+    assert find_passed_milestone(0.95, 1.0, 10) is None
+
+
+@pytest.mark.slow
+def test_milestone_passed_in_the_last_step_is_not_averaged(train: Train, tmp_path: Path) -> None:
+    flags = ("--budget", "3steps", "--milestones", "20")
+    assert train(tmp_path / "plain", *flags) == 0
+    assert train(tmp_path / "tail", *flags, "--recipe.tail_average", "1.0") == 0
+    plain, tail = (load_weights(tmp_path / name / "milestones" / "step-00000003") for name in ("plain", "tail"))
+    assert all(torch.equal(tail[name], tensor) for name, tensor in plain.items())
+
+
+def test_fused_mlp_without_hopper_says_that_it_has_no_effect(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "run", "--budget", "1steps", "--train.fused_mlp", "true") == 0
+    assert "fused_mlp has no effect here" in capsys.readouterr().err

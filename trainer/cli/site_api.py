@@ -1,0 +1,60 @@
+"""Requests of commands to a site's JSON API, with a token or without."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.errors import UserError, to_one_line
+
+TOKEN_VARIABLE = "DAILYTRAIN_API_TOKEN"  # noqa: S105  (the variable's name)
+REQUEST_SECONDS = 120.0  # the site fetches the repository
+
+
+@dataclass(frozen=True)
+class SiteApi:
+    """The API of a site. Raises `UserError` with one line for a refusal or no answer."""
+
+    server: str
+    token: str = ""
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self.request("GET", path)
+
+    def post(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        self.check_token()
+        return self.request("POST", path, content)
+
+    def check_token(self) -> None:
+        if not self.token:
+            raise UserError(f"--server needs a token of the site: --token or ${TOKEN_VARIABLE}")
+
+    def request(self, method: str, path: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
+        import httpx  # imported here, so that `--help` is fast
+
+        address = f"{self.server.rstrip('/')}/api/v1/{path}"
+        headers = {"Authorization": f"Bearer {self.token}"} if content is not None else {}
+        try:
+            reply = httpx.request(method, address, json=content, headers=headers, timeout=REQUEST_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UserError(f"{address} did not answer: {error}") from error
+        try:
+            found = reply.json()
+        except ValueError:
+            found = None
+        if reply.status_code not in (200, 201):
+            detail = found.get("detail", found) if isinstance(found, dict) else to_one_line(reply.text)[:200]
+            raise UserError(f"the site refuses it ({reply.status_code}): {detail}")
+        if not isinstance(found, dict):
+            raise UserError(f"{address} did not answer with JSON of the API: is --server the address of a site?")
+        return found
+
+
+def add_site_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--server", metavar="URL", help="request a run at this site instead, with a token")
+    add("--token", default=os.environ.get(TOKEN_VARIABLE, ""), help=f"of the site (or ${TOKEN_VARIABLE})")
+    add("--track", default="", metavar="SLUG", help="the site's track (its default track)")
+    add("--repository", default="", metavar="URL", help="where the commit can be fetched (the remote origin)")

@@ -1,0 +1,165 @@
+"""`dailytrain submit`: propose the current commit, as the text of a pull request or through a site's API.
+
+Without `--server` it prints title and description of a pull request and, for a repository on GitHub, the address of
+its form with both filled in. With `--server` it requests a run with a token of the site and prints the run's page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from trainer.cli.parser import Parser
+from trainer.cli.site_api import SiteApi, add_site_flags
+from trainer.errors import ExitCode, UserError
+
+COMMAND = "dailytrain submit"
+GITHUB_REMOTE = re.compile(
+    r"(?:https://github\.com/|git@github\.com:|ssh://git@github\.com/)([\w.-]+/[\w.-]+?)(?:\.git)?/?"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a pull request's text, or request a run. Raise `UserError` for a commit that cannot be proposed."""
+    options = build_parser().parse_args(argv)
+    config = read_config(options.config)
+    sha = find_commit()
+    title = options.title or run_git("log", "-1", "--format=%s")
+    if options.server:
+        print_reply(request_run(options, config, sha, title), options.json)
+    else:
+        print_pull_request(options, config, title)
+    return ExitCode.OK
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog=COMMAND, description="Propose the current commit: a pull request's text, or a run by API.")
+    add = parser.add_argument
+    add("--hypothesis", required=True, metavar="TEXT", help="what you expect to see, and why")
+    add("--expected-effect", default="not known", metavar="TEXT", help='such as "3 %% less compute" (%(default)s)')
+    add("--contact", default="", metavar="TEXT", help="how to reach you, such as @ada (the author's address in git)")
+    add("--architecture", default="", metavar="NAME", help="a name in ARCHITECTURES (the one whose file you changed)")
+    add("--config", type=Path, metavar="FILE", help="JSON file with the entry's model, recipe and train settings")
+    add("--title", default="", help="of the entry (the commit's subject)")
+    add("--open", action="store_true", help="open the pull request's form in a browser")
+    add_site_flags(parser)
+    add("--json", action="store_true", help="print the site's reply as JSON")
+    return parser
+
+
+def run_git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    if result.returncode:
+        reason = result.stderr.strip().splitlines()[-1:] or ["it failed"]
+        raise UserError(f"git {' '.join(arguments)}: {reason[0]}")
+    return result.stdout.strip()
+
+
+def read_config(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--config {file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f'--config {file} must be a table, such as {{"model": {{"depth": 4}}}}')
+    return content
+
+
+# --- the text of a pull request ---------------------------------------------------------------------------------------
+
+
+def print_pull_request(options: argparse.Namespace, config: dict[str, Any], title: str) -> None:
+    body = write_description(options, config)
+    sys.stdout.write(f"{title}\n\n{body}\n")
+    if (form := build_form_address(options, title, body)) is None:
+        return
+    sys.stdout.write(f"\nThe form with this text: {form}\n")
+    if options.open and not webbrowser.open(form):
+        raise UserError("no browser was found: open the address yourself")
+
+
+def write_description(options: argparse.Namespace, config: dict[str, Any]) -> str:
+    """Return the block that the site reads (docs/how-to/pull-requests.md)."""
+    fields = {
+        "track": options.track,
+        "architecture": options.architecture,
+        "hypothesis": " ".join(options.hypothesis.split()),
+        "expected_effect": options.expected_effect,
+        "contact": options.contact or run_git("log", "-1", "--format=%ae"),
+        "config": json.dumps(config) if config else "",
+    }
+    return "\n".join(["---", *(f"{name}: {value}" for name, value in fields.items() if value), "---"])
+
+
+def build_form_address(options: argparse.Namespace, title: str, body: str) -> str | None:
+    """Return the address of GitHub's form for a pull request of the current branch; None for other repositories."""
+    found = GITHUB_REMOTE.fullmatch(options.repository or find_remote())
+    branch = run_git("rev-parse", "--abbrev-ref", "HEAD")
+    if found is None or branch == "HEAD":
+        return None
+    return f"https://github.com/{found[1]}/compare/{branch}?{urlencode({'expand': 1, 'title': title, 'body': body})}"
+
+
+def find_remote() -> str:
+    try:
+        return run_git("remote", "get-url", "origin")
+    except UserError:
+        return ""
+
+
+# --- a run by API -----------------------------------------------------------------------------------------------------
+
+
+def request_run(options: argparse.Namespace, config: dict[str, Any], sha: str, title: str) -> dict[str, Any]:
+    """Return the site's reply. Raise `UserError` with its reason for a refusal."""
+    api = SiteApi(options.server, options.token)
+    api.check_token()
+    if not options.architecture:
+        raise UserError("--server needs --architecture")
+    payload = {
+        "repository": find_repository(options.repository),
+        "sha": sha,
+        "architecture": options.architecture,
+        "title": title[:120],
+        "track": options.track,
+        "hypothesis": options.hypothesis,
+        "config": config,
+    }
+    reply = api.post("runs", payload)
+    return {**reply, "status": f"{options.server.rstrip('/')}/api/v1/entries/{reply['entry']}/summary"}
+
+
+def find_repository(given: str = "") -> str:
+    """Return where a site can fetch the commit: `given`, else the remote origin, for GitHub as https."""
+    repository = given or find_remote()
+    if not repository:
+        raise UserError("this repository has no remote origin: name one that the site can fetch with --repository")
+    found = GITHUB_REMOTE.fullmatch(repository)
+    return f"https://github.com/{found[1]}" if found else repository
+
+
+def find_commit() -> str:
+    """Return the current commit. Raise `UserError` if files have changes that it does not hold."""
+    sha = run_git("rev-parse", "HEAD")
+    if changed := run_git("status", "--porcelain", "--untracked-files=no"):
+        raise UserError(f"{len(changed.splitlines())} files have changes that are not committed: commit them first")
+    return sha
+
+
+def print_reply(reply: dict[str, Any], as_json: bool = False) -> None:
+    lines = f"run {reply['run']} is {reply['state']}: {reply['reason']}\n{reply['page']}\nverdict: {reply['status']}"
+    sys.stdout.write(f"{json.dumps(reply) if as_json else lines}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

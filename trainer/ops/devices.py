@@ -1,0 +1,89 @@
+"""What the trainer asks of a GPU. Only this module calls `torch.cuda`; kernels of attention are in `ops/attention.py`.
+
+Under ROCm torch serves AMD's GPUs through the same calls, so another kind of GPU needs changes here only. ROCm has not
+been tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FP8_CAPABILITY = (8, 9)  # Ada, Hopper and newer
+
+
+def is_gpu_available() -> bool:
+    return torch.cuda.is_available()
+
+
+def count_gpus() -> int:
+    return torch.cuda.device_count()
+
+
+def get_gpu_name(device: torch.device | None = None) -> str:
+    """Return the model's name; of the current GPU by default."""
+    return torch.cuda.get_device_name(device)
+
+
+def get_gpu_memory_bytes(device: torch.device | int = 0) -> int:
+    """Return a GPU's whole memory."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def get_free_gpu_memory_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def get_peak_gpu_memory_bytes(device: torch.device) -> int:
+    """Return the most bytes that torch has allocated so far."""
+    return torch.cuda.max_memory_allocated(device)
+
+
+def is_nvidia() -> bool:
+    """Return whether torch was built for NVIDIA's GPUs: elsewhere a capability means something else."""
+    return torch.version.hip is None
+
+
+def get_generation(device: torch.device | None = None) -> int:
+    """Return the major compute capability of an NVIDIA GPU (9: Hopper), 0 of another."""
+    return torch.cuda.get_device_capability(device)[0] if is_nvidia() else 0
+
+
+def has_bf16() -> bool:
+    """Return whether the GPU multiplies in bf16 without emulation."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def has_fp8() -> bool:
+    return is_nvidia() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU; return at once on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def allocate_pinned(count: int) -> Tensor:
+    """Return bytes of main memory that a GPU can write to directly; of other memory if they cannot be pinned."""
+    try:
+        return torch.empty(count, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(count, dtype=torch.uint8)
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Return memory that torch keeps for itself to the GPU."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def get_gpu_random_states() -> list[Tensor]:
+    """Return the state of each GPU's generator, uint8; empty without GPUs."""
+    return torch.cuda.get_rng_state_all()
+
+
+def set_gpu_random_states(states: Sequence[Tensor]) -> None:
+    torch.cuda.set_rng_state_all(states)
