@@ -1,6 +1,6 @@
 """Pictures and tables of the multiplier's simulation.
 
-Plain SVG with a style for light and dark; colours are safe for the colour-blind.
+Plain SVG with a style for light and dark; colors are safe for the color-blind.
 """
 
 from __future__ import annotations

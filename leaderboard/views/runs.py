@@ -286,7 +286,7 @@ def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
     stages = lineage.list_stages(get_object_or_404(Run.objects.with_entry(), pk=run_id))
     run_curves = curve_svg.load_curves([stage.run for stage in stages])
     branches = [
-        {"label": one.label, "colour": one.color, "columns": script_columns(one.run, one.curve)}
+        {"label": one.label, "color": one.color, "columns": script_columns(one.run, one.curve)}
         for one in lineage.build_branches(stages, run_curves)
     ]
     for branch in branches:  # a run that is still training has no remaining part in this picture

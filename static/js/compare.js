@@ -1,4 +1,4 @@
-// The comparison: curves of all runs in their own colours, and what goes into a pull request.
+// The comparison: curves of all runs in their own colors, and what goes into a pull request.
 
 import "./copy.js";
 import { Panels, choices } from "./curves.js";
@@ -12,8 +12,8 @@ if (document.getElementById("choices")) {
   let data = null;
   const draw = (view = chosen()) => {
     if (!data) return;
-    const lines = keys.filter(({ run }) => data.curves[run]).map(({ run, colour }) => (
-      { label: `run ${run}`, colour, columns: data.curves[run], live: data.live.includes(Number(run)) }));
+    const lines = keys.filter(({ run }) => data.curves[run]).map(({ run, color }) => (
+      { label: `run ${run}`, color, columns: data.curves[run], live: data.live.includes(Number(run)) }));
     panels.show(lines, view);
   };
   const chosen = choices(draw);

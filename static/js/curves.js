@@ -46,10 +46,10 @@ function smooth(values, share) {
   });
 }
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const tint = (name) => colour(/^\d$/.test(name) ? `run-${name}` : TINTS[name] ?? name);
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const tint = (name) => color(/^\d$/.test(name) ? `run-${name}` : TINTS[name] ?? name);
 
-// A line of a panel: { id, label, colour, columns, alone }. `alone` has its noise and its evaluations drawn too.
+// A line of a panel: { id, label, color, columns, alone }. `alone` has its noise and its evaluations drawn too.
 export class Panels {
   constructor(main, small) {
     this.figures = [main, ...small].filter(Boolean);
@@ -124,7 +124,7 @@ export class Panels {
       const drawn = smoothing === "none" && train.loss ? train.loss : calm;
       if (line.alone && smoothing !== "none") found.push({ x: train[x], values: train.loss, label: "training loss", stroke: "noise", width: 1 });
       const label = line.alone ? (smoothing === "none" ? "training loss" : "smoothed") : line.label;
-      found.push({ x: train[x], values: drawn, label, stroke: line.colour, width: 2, last: line.live });
+      found.push({ x: train[x], values: drawn, label, stroke: line.color, width: 2, last: line.live });
       if (line.alone && dev.step.length) found.push({ x: dev[x], values: dev.loss, label: "dev loss", stroke: "better", dots: true });
     }
     return found;
@@ -135,7 +135,7 @@ export class Panels {
     return lines.filter((line) => line.columns.train[metric]).map((line) => ({
       x: line.columns.train[this.view.x],
       values: share ? smooth(line.columns.train[metric], share) : line.columns.train[metric],
-      label: line.label, stroke: line.colour, width: 1.5,
+      label: line.label, stroke: line.color, width: 1.5,
     }));
   }
 
@@ -153,8 +153,8 @@ export class Panels {
     plot.ctx.setLineDash([]); // a dashed line may have been drawn before
     plot.ctx.beginPath();
     plot.ctx.arc(x, y, 5 * devicePixelRatio, 0, 7);
-    plot.ctx.fillStyle = colour("now");
-    plot.ctx.strokeStyle = colour("paper");
+    plot.ctx.fillStyle = color("now");
+    plot.ctx.strokeStyle = color("paper");
     plot.ctx.lineWidth = 2 * devicePixelRatio;
     plot.ctx.fill();
     plot.ctx.stroke();
@@ -198,7 +198,7 @@ export class Panels {
     const { x, logX, logY } = this.view;
     const isMain = figure === this.main;
     const font = `12px ${getComputedStyle(document.body).fontFamily}`;
-    const axis = { stroke: colour("quiet"), font, ticks: { show: false }, grid: { stroke: colour("line"), width: 1 } };
+    const axis = { stroke: color("quiet"), font, ticks: { show: false }, grid: { stroke: color("line"), width: 1 } };
     const three = (plot, value) => (value == null ? "–" : value.toFixed(3));
     const log = logY && MAY_BE_LOG.includes(metric);
     const range = (plot, low, high) => {
@@ -228,7 +228,7 @@ export class Panels {
       series: [
         { label: named[x], value: (plot, value) => (value == null ? "–" : written[x](value)) },
         ...series.map((one) => (one.dots
-          ? { label: one.label, stroke: tint(one.stroke), width: 0, paths: () => null, points: { show: true, size: one.x.length > CROWD ? 4 : 8, width: one.x.length > CROWD ? 1 : 2, fill: colour("paper"), stroke: tint(one.stroke) }, value: three }
+          ? { label: one.label, stroke: tint(one.stroke), width: 0, paths: () => null, points: { show: true, size: one.x.length > CROWD ? 4 : 8, width: one.x.length > CROWD ? 1 : 2, fill: color("paper"), stroke: tint(one.stroke) }, value: three }
           : { label: one.label, stroke: tint(one.stroke), width: one.width, dash: /^\d$/.test(one.stroke) ? DASHES[one.stroke] : NAMED_DASHES[one.stroke] ?? [], spanGaps: true, points: { show: false }, value: three })),
       ],
     };

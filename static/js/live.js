@@ -52,9 +52,11 @@ export function putPart(id, html) {
 }
 
 async function renew(main) {
-  const answer = await fetch(location.href, { cache: "no-cache" });
+  const address = location.href;
+  const answer = await fetch(address, { cache: "no-cache" });
   if (!answer.ok) throw new Error(`${answer.status}`);
   const page = parsed(await answer.text());
+  if (location.href !== address) return renew(main);
   morph(main, page.querySelector("[data-live]") ?? page.querySelector("main")); // with its own revision: it may have been kept for a moment
 }
 
@@ -71,15 +73,18 @@ export function keepCurrent(onData = () => {}) {
     clearTimeout(timer);
     if (document.hidden) return;
     try {
+      const address = location.href;
       const answer = await fetch(main.dataset.live, { cache: "no-cache", headers: { Accept: "application/json" } });
       if (!answer.ok) throw new Error(`${answer.status}`);
       const text = await answer.text();
+      if (location.href !== address) return ask(); // a search or a choice has changed it meanwhile
       if (text !== last || behind) {
         const data = JSON.parse(text);
         wait = data.wait;
         const isBehind = () => String(data.revision) !== main.dataset.revision;
         if (isBehind()) await renew(main);
         behind = isBehind();
+        if (location.href !== address) return ask();
         for (const [id, html] of Object.entries(data.parts)) putPart(id, html);
         onData(data);
         last = text;

@@ -12,7 +12,7 @@ let own = null, live = false, before = [];
 startClock();
 const chosen = choices(draw);
 
-// What lies over it, in the colours that the choices name; asked for once.
+// What lies over it, in the colors that the choices name; asked for once.
 async function fetched(runs) {
   const missing = runs.filter((run) => !others.has(run));
   if (!missing.length) return;
@@ -24,11 +24,11 @@ async function draw(view = chosen()) {
   if (!own) return;
   try { await fetched(view.over); } catch { /* the site is away for a moment: what is here is drawn */ }
   const lines = view.over.filter((run) => others.has(run)).map((run) => {
-    const { label, colour } = document.querySelector(`#choices [name=over][value="${run}"]`).dataset;
-    return { label, colour, columns: others.get(run) };
+    const { label, color } = document.querySelector(`#choices [name=over][value="${run}"]`).dataset;
+    return { label, color, columns: others.get(run) };
   });
   if (own.train.step.length) figure.dataset.points = own.train.step.at(-1);
-  panels.show([...lines, ...before, { label: "this run", colour: "ink", columns: own, alone: true, live }], view); // on top
+  panels.show([...lines, ...before, { label: "this run", color: "ink", columns: own, alone: true, live }], view); // on top
 }
 
 // The runs before it, where it comes from others' weights: they do not change, so they are asked for once.

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from leaderboard.models import Run
-from scheduler.models import LogChunk
+from scheduler.models import Event, LogChunk
 from tests.support import boards, scene
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -87,6 +87,25 @@ def test_the_log_is_searched_while_one_types(open_page: Callable[..., Page]) -> 
     expect(page.locator("#log mark")).to_have_count(12)
     page.get_by_label("Search in the log").fill("")
     expect(page.locator("#log")).to_contain_text("line 499")
+
+
+def test_the_log_is_searched_while_the_page_renews_keeps_what_was_found(open_page: Callable[..., Page]) -> None:
+    train = scene.create_night_board()["train"]
+    LogChunk.objects.create(lease=train.job.leases.get(), offset=5000, text="needle\n")
+    page = open_page(train.get_absolute_url(), **WIDE)
+    expect(page.locator("#curve")).to_have_attribute("data-points", "520")
+    held: list[Route] = []
+    page.route(f"**{train.get_absolute_url()}", lambda route: held.append(route), times=1)
+    with page.expect_request(f"**{train.get_absolute_url()}"):
+        Event.record("site", train, "The site announces something.")
+
+    page.get_by_label("Search in the log").fill("needle")
+    expect(page.locator("#log mark")).to_have_count(1)
+    with page.expect_response("**/live.json*") as asked:
+        held[0].continue_()
+
+    assert asked.value.url.endswith("?find=needle")
+    expect(page.locator("#log mark")).to_have_count(1)
 
 
 def test_runs_are_chosen_on_the_board_and_compared(

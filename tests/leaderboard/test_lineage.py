@@ -187,7 +187,7 @@ def test_lineage_is_on_the_page_and_in_the_api(rewound_run: Run, original_run: R
 
 def test_lineage_json_has_the_branches_of_the_chart(rewound_run: Run, original_run: Run, client: Client) -> None:
     branches = client.get(f"{rewound_run.get_absolute_url()}lineage.json").json()["branches"]
-    assert [branch["colour"] for branch in branches] == ["before", "left", "back"]
+    assert [branch["color"] for branch in branches] == ["before", "left", "back"]
     assert [branch["columns"]["train"]["step"][-1] for branch in branches] == [8, 16, 16]
     assert [branch["columns"]["end"]["step"] for branch in branches] == [8, 16, 16]
     own = client.get(f"{rewound_run.get_absolute_url()}live.json").json()["curve"]

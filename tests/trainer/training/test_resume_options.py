@@ -42,7 +42,7 @@ OPTIONS = {
     "multi-token prediction": ("--recipe.multi_token", "[0.5, 0.25]"),
     "Muon+": ("--recipe.matrices.renormalize", "columns_rows"),
     "nanogpt": ("--arch", "nanogpt"),
-    "variance normalisation and cautious decay": (
+    "variance normalization and cautious decay": (
         *("--recipe.matrices.normalised", "true", "--recipe.matrices.cautious", "true"),
         *("--recipe.matrices.weight_decay", "0.1"),
     ),
