@@ -29,6 +29,8 @@ from trainer.trials.sweep_space import DRAW, SweepError, SweepSpace
 from trainer.trials.trial_runner import TrialRunner
 
 RESULTS, JOURNAL, RUNS = "sweep.json", "draws.journal", "runs"
+EXTENDABLE = ("rungs", "seeds", "ablations")
+"""Fields of a space that may change between two calls, which then run what is missing."""
 CHECKED_VOCABULARY = 320  # any size will do to check the options of a model
 
 Report = Callable[["SweepRun", Mapping[str, Any], int, int], None]
@@ -87,8 +89,12 @@ class Sweep:
                 draws.save_result(number, self.find_loss(names[entry]))
 
     def check_folder(self) -> None:
-        """Raise `SweepError` if the folder holds a sweep of another space or text."""
-        identity = json.loads(json.dumps({"space": self.space.to_dict(), "dataset": self.dataset}))
+        """Raise `SweepError` if the folder holds a sweep of another space or text.
+
+        Rungs, seeds and ablations may change: their runs are kept apart.
+        """
+        space = {name: value for name, value in self.space.to_dict().items() if name not in EXTENDABLE}
+        identity = json.loads(json.dumps({"space": space, "dataset": self.dataset}))
         file = self.folder / "space.json"
         if file.is_file() and json.loads(file.read_text()) != identity:
             raise SweepError(f"{self.folder} holds a sweep of another space or text: choose another --out")

@@ -113,10 +113,17 @@ def test_draws_continue_in_the_journal(tmp_path: Path) -> None:
 
 def test_sweep_of_another_space_is_refused(dataset_folder: Path, tmp_path: Path) -> None:
     build_sweep(read_space(tmp_path, BASE + ABLATION), tmp_path / "out", dataset_folder).check_folder()
-    changed = read_space(tmp_path, BASE + ABLATION.replace("5", "6"))
+    changed = read_space(tmp_path, BASE.replace("width = 32", "width = 64") + ABLATION)
     other = build_sweep(changed, tmp_path / "out", dataset_folder)
     with pytest.raises(SweepError, match="another space"):
         other.run(lambda *_: None)
+
+
+def test_sweep_with_more_rungs_and_ablations_continues_in_its_folder(dataset_folder: Path, tmp_path: Path) -> None:
+    build_sweep(read_space(tmp_path, BASE + ABLATION), tmp_path / "out", dataset_folder).check_folder()
+    more = ABLATION + ABLATION.replace("5", "6")
+    changed = read_space(tmp_path, BASE.replace("[0.5, 1]", "[0.5, 1, 2]").replace("seeds = 2", "seeds = 3") + more)
+    build_sweep(changed, tmp_path / "out", dataset_folder).check_folder()
 
 
 @pytest.mark.slow
