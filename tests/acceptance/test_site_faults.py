@@ -58,7 +58,7 @@ def test_site_after_faults_has_lost_and_doubled_nothing(tmp_path: Path, postgres
     with github_server.run_github_server() as github, hub_server.run_hub_server() as hub:
         site = SiteWithFaults(tmp_path, postgres, github, hub, SEED, PULL_REQUESTS)
         try:
-            site.disturb(SECONDS)
+            site.inject_faults(SECONDS)
             site.finish(WAIT_SECONDS + SECONDS)
             violations = wait_for_violations(site)
         finally:
@@ -66,5 +66,5 @@ def test_site_after_faults_has_lost_and_doubled_nothing(tmp_path: Path, postgres
         nodes = [
             {**node.faults, **{f"answer {status}": n for status, n in node.statuses.items()}} for node in site.nodes
         ]
-        print(f"seed {SEED}, {SECONDS:g} s, {len(site.shas)} pull requests: {dict(site.done)}; nodes: {nodes}")  # noqa: T201
+        print(f"seed {SEED}, {SECONDS:g} s, {len(site.shas)} pull requests: {dict(site.fault_counts)}; nodes: {nodes}")  # noqa: T201
         assert violations == [], "\n".join(violations)

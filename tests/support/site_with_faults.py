@@ -36,7 +36,7 @@ class SiteWithFaults:
     def __init__(self, folder: Path, postgres: PostgresServer, github: GitHub, hub: Hub, seed: int, pulls: int) -> None:
         self.postgres, self.github, self.hub = postgres, github, hub
         self.draw = random.Random(seed)
-        self.seed, self.done = seed, Counter[str]()
+        self.seed, self.fault_counts = seed, Counter[str]()
         self.unsettled: list[Callable[[], None]] = []
         """Functions that end the active faults."""
         self.shas: list[str] = []
@@ -93,7 +93,7 @@ class SiteWithFaults:
             if process is None:
                 self.start(name)
             elif process.poll() is not None:
-                self.done[f"{name} ended by itself"] += 1
+                self.fault_counts[f"{name} ended by itself"] += 1
                 self.start(name)
 
     def set_clock(self, seconds: float) -> None:
@@ -126,7 +126,7 @@ class SiteWithFaults:
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
-    def disturb(self, seconds: float) -> None:
+    def inject_faults(self, seconds: float) -> None:
         """Inject faults that the seed chooses, about one every two seconds, while pull requests are opened."""
         for _ in range(len(self._commits) - 2):
             self.open_pull_request()
@@ -144,7 +144,7 @@ class SiteWithFaults:
                 faults = list(self.list_faults())
                 self.draw.shuffle(faults)
             fault = faults.pop()
-            self.done[fault.__name__] += 1
+            self.fault_counts[fault.__name__] += 1
             fault()
             time.sleep(self.draw.uniform(0.2, 2.0))
             self.settle()
