@@ -61,8 +61,8 @@ class Node:
 def build_job(
     site: NodeApiServer, order: protocol.Order, entry: bool = True, limits: protocol.JobLimits = LIMITS
 ) -> protocol.JobSpec:
-    release = site.blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")
-    overlay = site.blob(stdlib_release.build_tar(stdlib_release.ENTRY), "entry.tar") if entry else None
+    release = site.store_blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")
+    overlay = site.store_blob(stdlib_release.build_tar(stdlib_release.ENTRY), "entry.tar") if entry else None
     return protocol.JobSpec(
         job=12, lease=0, node=0, attempt=1, release=release, entry=overlay, order=order, limits=limits, issued_at=0
     )

@@ -209,7 +209,7 @@ def test_gpu_monitor_with_an_idle_job_warns_once(
     monkeypatch.setattr(gpu_monitor, "CACHE_SECONDS", -1)
     cards = pair()
     monitor = GpuMonitor(NvmlReader(Nvml(cards)))
-    cards[1].busy = 90  # another lane's
+    cards[1].busy = 90  # the GPU of another slot
     mine = (cards[0].uuid,)
     for seconds in (0, 100, 299):
         monitor.update_idle(0, mine, is_running=True, now=seconds)
@@ -244,14 +244,14 @@ def test_transfer_speed_is_the_slower_direction() -> None:
 # --- all of it, in a real agent --------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("requires_sandbox")
 def test_node_registers_hardware_and_reports_health(
     site: NodeApiServer, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Smi(tmp_path / "bin", pair(temperature=77))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    lease = site.add(build_training_job(site, steps=10, pace=0.1))
+    lease = site.queue_job(build_training_job(site, steps=10, pace=0.1))
     assert node.start("--once", "--label", "cellar").wait() == 0
     registered = site.registered[0]
     assert registered.labels == ("cellar",)

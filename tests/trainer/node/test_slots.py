@@ -190,9 +190,9 @@ def wait_until_running(site: NodeApiServer, leases: list[int]) -> None:
     assert all(site.leases[lease].finish is None for lease in leases)
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("requires_sandbox")
 def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Node) -> None:
-    leases = [site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
+    leases = [site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
     node.start("--lanes", "2")
     wait_until_running(site, leases)
     assert {poll.lane for poll in site.polls} == {0, 1}
@@ -217,12 +217,12 @@ def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Nod
 def agent(site: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]:
     agent = InProcessAgent(site, tmp_path / "agent", reader=NvmlReader(Nvml(pair())))
     yield agent
-    agent.leave()
+    agent.stop()
 
 
 def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: NodeApiServer, agent: InProcessAgent) -> None:
     site.lanes = 2
-    leases = [site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
+    leases = [site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
     agent.start()
     wait_until_running(site, leases)
     wait_until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
@@ -233,12 +233,12 @@ def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: NodeApiServer, age
 
 def test_slot_count_change_waits_for_running_jobs(site: NodeApiServer, agent: InProcessAgent) -> None:
     site.lanes = 2
-    first = site.add(build_training_job(site, steps=100_000, every=100_000))
+    first = site.queue_job(build_training_job(site, steps=100_000, every=100_000))
     agent.start()
     wait_until(lambda: first in site.leases and site.leases[first].rows)
     site.lanes = 1
     wait_until(lambda: agent.agent._next_slot_count == 1)
-    second = site.add(build_training_job(site, steps=10, misbehave=SHARE))
+    second = site.queue_job(build_training_job(site, steps=10, misbehave=SHARE))
     assert site.leases[first].finish is None
     site.leases[first].stop = protocol.HeartbeatReply(stop="finish")
     held = wait_until_finished(site, second)
@@ -254,10 +254,10 @@ def test_lanes_flag_with_a_wrong_number_prints_one_line(site: NodeApiServer, nod
 
 def test_slots_with_the_same_release_download_it_once(site: NodeApiServer, tmp_path: Path) -> None:
     agent = InProcessAgent(site, tmp_path / "agent", lanes=3).start()
-    leases = [site.add(build_training_job(site, steps=5)) for _ in range(6)]
+    leases = [site.queue_job(build_training_job(site, steps=5)) for _ in range(6)]
     for lease in leases:
         finish = wait_until_finished(site, lease).finish
         assert finish is not None
         assert finish.outcome == "done", finish.reason
-    agent.leave()
+    agent.stop()
     assert len([request for request in site.requests if request.startswith("GET ")]) == 2  # the release, the entry
