@@ -35,7 +35,7 @@ from trainer import protocol
 logger = logging.getLogger(__name__)
 
 MAX_GROUPS_TRIED = 8
-"""In one poll. If other nodes take the jobs of all of them, this node polls again soon."""
+"""Groups tried per poll. If other nodes take the jobs of all of them, this node polls again soon."""
 MAX_CLOCK_SKEW_SECONDS = 60.0
 """A node may report to have worked this much longer than its lease has lasted."""
 SITE = "site"

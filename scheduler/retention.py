@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 LOG_DAYS = 30
 CHECKPOINT_DAYS = 2
-"""How long superseded checkpoints stay after the end of their job, for inspection."""
+"""Days that superseded checkpoints stay after the end of their job, for inspection."""
 UPLOAD_HOURS = 24
-"""How long an unreferenced file stays: its checkpoint may not be recorded yet."""
+"""Hours that an unreferenced file stays, since its checkpoint may not be recorded yet."""
 JOIN_TOKEN_DAYS = 30
 
 

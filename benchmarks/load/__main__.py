@@ -54,7 +54,7 @@ class MemoryMeter:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
         self.samples: dict[str, list[float]] = {name: [] for name in components}
-        """In MiB, one each `SAMPLE_SECONDS`."""
+        """Memory in MiB, sampled every `SAMPLE_SECONDS`."""
         self.processes: dict[str, int] = {}
 
     def __enter__(self) -> MemoryMeter:

@@ -73,7 +73,7 @@ class Setting:
     curve: Callable[[Array], Array] = quadratic
     noise: Callable[[np.random.Generator, tuple[int, ...]], Array] = normal
     growth: float = 0.0
-    """How much sigma grows for each e-fold less of compute, as a share."""
+    """Relative growth of sigma when compute falls by a factor of e."""
     compute: Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ def batches(trials: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often the interval held the truth, where there was an interval."""
+    """Share of intervals that contain the true multiplier. Trials without an interval do not count."""
 
     multiplier: float
     runs: int
@@ -169,7 +169,7 @@ class Pretender:
     compute: float = 1.0
     """The challenger's; the record used the full budget."""
     looks: int = 1
-    """It may claim the record after any of so many runs: what the rule does not allow."""
+    """Number of runs after each of which the entry may claim the record. More than 1 is against the rules."""
 
 
 PRETENDERS = (

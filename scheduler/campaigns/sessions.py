@@ -26,7 +26,7 @@ CHECKPOINT_SECONDS = 60.0
 """A session submits at least this often, so a train preempts it within a minute."""
 GIGABYTE = 2**30
 LIMITS = {"memory_bytes": 64 * GIGABYTE, "disk_bytes": 128 * GIGABYTE, "processes": 4096}
-"""Of the volunteer's own back end; the owner limits it further."""
+"""Limits of the volunteer's own back end. Its owner may set lower ones."""
 MAX_ATTEMPTS = 1000
 """A session cannot fail: unfinished packets return to the queue."""
 SITE = "site"

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
 WATCHED_COLUMNS = ("state", "reason", "token_hash", "rest_until", "slots", "quota")
-"""Of a waiting node: a change of one of these may change the reply."""
+"""Columns of a waiting node whose change may change the reply."""
 NODES_PER_QUERY = 1000
 
 RunInThread = Callable[..., Awaitable[Any]]

@@ -1,4 +1,4 @@
-"""From a lease to the server, under `/api/node/v1/leases/<lease>`: heartbeats, metrics, logs, uploads, the end."""
+"""Messages of a lease to the server, under `/api/node/v1/leases/<lease>`: heartbeats, metrics, logs, uploads."""
 
 from __future__ import annotations
 

@@ -68,6 +68,6 @@ class CorpusInfo:
     source: str
     """Repository and pinned revision, or where the text is from."""
     public_results: str = ""
-    """What others report for it."""
+    """Results that others report for it."""
     hub_license: str = ""
     """The Hub's identifier of a license that allows sites to publish its tokens; empty: they do not publish them."""
