@@ -17,7 +17,7 @@ from trainer import protocol
 LIMITS = protocol.JobLimits(wall_seconds=WAIT_SECONDS, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
 CORPUS = "python-library"
 HASH = "e" * 64
-"""What the small release makes of that corpus."""
+"""Hash of the dataset that the small release prepares."""
 
 
 class Node:
@@ -89,7 +89,7 @@ def wait_until_finished(site: NodeApiServer, lease: int) -> LeaseRecord:
 
 
 def list_running_processes(home: Path) -> list[int]:
-    """Processes, other than agents, whose command line names the node's folder."""
+    """Return the processes, other than agents, whose command line names the node's folder."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():

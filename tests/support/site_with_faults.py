@@ -195,7 +195,7 @@ class SiteWithFaults:
         self.unsettled.append(self.postgres.start)
 
     def fill_disk(self) -> None:
-        """No process of the site can write to a file."""
+        """Make all writes to files fail in the processes of the site."""
         self.set_disk_full(True)
         self.unsettled.append(lambda: self.set_disk_full(False))
         time.sleep(self.draw.uniform(1, 3))  # uploads are rarer than other requests
@@ -217,12 +217,12 @@ class SiteWithFaults:
         self.set_clock(-self.draw.choice((1.0, 5.0, 60.0)))
 
     def repeat_delivery(self) -> None:
-        """GitHub sends an old delivery again, whether it was acknowledged or not."""
+        """Redeliver an old webhook, acknowledged or not."""
         if self.github.deliveries:
             self.github.redeliver(self.draw.choice(self.github.deliveries)["id"])
 
     def break_github(self) -> None:
-        """Let GitHub fail before or after it executes the next requests."""
+        """Make GitHub fail before or after it executes the next requests."""
         self.github.fail_requests(502, times=2, path="/repos/", after=self.draw.random() < 0.5)
 
     def break_hub(self) -> None:
@@ -231,7 +231,7 @@ class SiteWithFaults:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self, seconds: float) -> None:
-        """Make no more faults, set the clock right, let claims of the dead expire, and wait until all work is done."""
+        """Stop the faults, correct the clock, expire claims of dead processes, and wait until all work is done."""
         self.settle()
         self.github.failures.clear()
         self.hub.failures.clear()
@@ -264,7 +264,7 @@ class SiteWithFaults:
 
 
 def make_repository(folder: Path, pulls: int) -> list[tuple[str, str]]:
-    """Make a main, and a branch of each pull request; return (owner, commit) pairs."""
+    """Create main and a branch for each pull request; return (owner, commit) pairs."""
     commit_main(folder, FILES)
     commits = []
     for number in range(pulls):

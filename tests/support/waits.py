@@ -1,4 +1,4 @@
-"""Waits for what must happen: their limit ends a test that hangs, and no busy machine reaches it."""
+"""Waits for conditions. The time limit ends a test that hangs; a busy machine does not reach it."""
 
 from __future__ import annotations
 
