@@ -21,7 +21,7 @@ from trainer.optim import optimizers as optim
 REPEATS = 5
 
 
-def measured(model: LanguageModel, recipe: Recipe, device: torch.device) -> dict[str, Any]:
+def measure_step(model: LanguageModel, recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """Return seconds of the fastest step and the bytes of the optimizer's state."""
     optimizers = optim.build_optimizers(model, recipe)
     fastest = float("inf")
@@ -64,7 +64,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = {}
     for name, chosen in recipes.items():
         try:
-            found[name] = measured(model, chosen, device)
+            found[name] = measure_step(model, chosen, device)
         except (ValueError, ImportError) as error:
             found[name] = {"error": str(error)}
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -160,7 +160,7 @@ def test_sockets_outside_are_not_reachable(run: Callable[..., Ended], tmp_path: 
 def test_shared_memory_and_queues_outside_are_not_reachable(run: Callable[..., Ended]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     key = 0x7A000000 + os.getpid()
-    segment, queue = libc.shmget(key, 4096, 0o1666), libc.msgget(key, 0o1666)  # IPC_CREAT, for everybody
+    segment, queue = libc.shmget(key, 4096, 0o1666), libc.msgget(key, 0o1666)  # IPC_CREAT, accessible to all users
     assert min(segment, queue) >= 0
     shared = Path("/dev/shm") / f"dailytrain-test-{os.getpid()}"
     shared.write_text("secret")
@@ -179,7 +179,7 @@ def test_shared_memory_and_queues_outside_are_not_reachable(run: Callable[..., E
 
 
 def test_kernel_settings_cannot_be_opened_for_writing(run: Callable[..., Ended]) -> None:
-    # Opened only: where this fails, a write would change the machine.
+    # Only opened, not written, since a write could change the machine.
     ended = run("""
         import os
         paths = ["/proc/sysrq-trigger", "/proc/kcore", "/sys/kernel/uevent_helper",
