@@ -118,7 +118,7 @@ def test_deletion_keeps_the_names_of_other_authors(user: User) -> None:
     stranger = User.objects.create_user("wil-on-github")
     SocialAccount.objects.create(user=stranger, provider="other", uid="77", extra_data={"login": "wil-on-github"})
     delete_account(stranger)
-    assert set(Entry.objects.filter(author="wil-on-github")) >= {mine, theirs}, "a local name proves nothing"
+    assert set(Entry.objects.filter(author="wil-on-github")) >= {mine, theirs}, "a local name is no proof of authorship"
     delete_account(user)
     assert Entry.objects.get(pk=mine.pk).author == DELETED_USER
     assert Entry.objects.get(pk=theirs.pk).author == "wil-on-github"

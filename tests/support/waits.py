@@ -13,5 +13,5 @@ def wait_until(condition: Callable[[], Any]) -> None:
     """Return when the condition is true."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)

@@ -65,7 +65,7 @@ def test_read_error_during_training_exits_in_one_line_and_resumes(
     with monkeypatch.context() as broken:
         broken.setitem(prefetch.PACKINGS, "blocks", FailingLoader)
         assert train(tmp_path, *FLAGS) == 1
-    assert where[0].startswith("loader"), "it was the thread that failed"
+    assert where[0].startswith("loader"), "the error was not in the thread"
     errors = capsys.readouterr().err
     assert sentence in errors.splitlines()[-1]
     assert "Traceback" not in errors

@@ -51,7 +51,7 @@ def test_dataset_in_use_stays_and_the_job_that_needs_its_space_is_refused(tmp_pa
     with pytest.raises(JobFailedError, match=r"needs 0\.01 GB of disk"):
         quota.reserve(2, 5 * MB)
     assert used.exists()
-    assert other.exists(), "nothing is evicted in vain"
+    assert other.exists(), "a cache is evicted although the job does not fit"
     quota.release(1)
     quota.reserve(2, 5 * MB)
     assert not used.exists(), "it was used before the other one"

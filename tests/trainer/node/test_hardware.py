@@ -233,7 +233,7 @@ def test_gpu_monitor_without_a_gpu_is_never_idle() -> None:
 def test_transfer_speed_is_the_slower_direction() -> None:
     speed = TransferSpeed()
     speed.record("up", 10_000, 1)
-    assert speed.bytes_per_second is None, "what is small says nothing"
+    assert speed.bytes_per_second is None, "a small transfer is not measured"
     for seconds in (1, 2, 100):
         speed.record("up", 8_000_000, seconds)
     assert speed.bytes_per_second == 4_000_000

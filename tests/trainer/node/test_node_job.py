@@ -221,7 +221,7 @@ def test_evaluation_data_is_downloaded_once_by_hash(site: NodeApiServer, node: N
         assert sum(name in request for request in site.requests) == 1
 
 
-def test_scoring_job_with_entry_code_lets_only_numbers_out(site: NodeApiServer, node: Node) -> None:
+def test_scoring_job_with_entry_code_returns_only_numbers(site: NodeApiServer, node: Node) -> None:
     lease = site.queue_job(score(site))
     node.start()
     held = wait_until_finished(site, lease)

@@ -83,7 +83,7 @@ def test_training_starts_from_another_runs_weights(
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason + held.log
     learned = json.loads((base_run / "result.json").read_text())["final_loss"]
-    assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "it begins where the other one ended"
+    assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "the first loss is the last one of the other run"
     weights = next(file for file in base.checkpoint.files if file.path == "model.safetensors")
     start = read_json_blob(site, held.finish.files[0])["from"]
     assert (start["name"], start["sha256"], start["new"]) == (

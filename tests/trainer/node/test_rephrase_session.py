@@ -216,7 +216,7 @@ def test_session_on_leaving_submits_finished_packets(site: PacketApiServer, add_
         volunteer = add_volunteer(service.url)
         wait_until(lambda: len(site.taken) >= 3)
         volunteer.stop()
-    assert site.waiting, "it does not begin another packet"
+    assert site.waiting, "it takes no further packet"
     assert isinstance(volunteer.ended, AgentStoppedError) or volunteer.ended is None
     finish = site.leases[lease].finish
     assert finish is not None

@@ -127,7 +127,7 @@ def test_cleanup_ignores_gpu_memory_used_before_the_job(cards: list[Card], tmp_p
     cleanup.set_lease(1)
     assert cleanup.clean_up_once() == ""
     cards[0].used += 100 << 20
-    assert cleanup.clean_up_once() == "", "windows come and go"
+    assert cleanup.clean_up_once() == "", "memory of the desktop varies"
 
 
 def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], cleanups: list[SlotCleanup]) -> None:

@@ -69,7 +69,7 @@ def test_slot_environment_lists_gpus_by_uuid() -> None:
         "NVIDIA_VISIBLE_DEVICES": "GPU-1",
         "OMP_NUM_THREADS": "2",
     }
-    assert third.build_environment()["CUDA_VISIBLE_DEVICES"] == "", "there are two for three"
+    assert third.build_environment()["CUDA_VISIBLE_DEVICES"] == "", "two GPUs for three slots"
     assert str(first) == "Slot 1 of 3"
 
 
@@ -160,7 +160,7 @@ def test_sandbox_shows_only_the_slots_gpu_files(machine: Path) -> None:
     assert list_devices(machine, "GPU-1,GPU-0") == ["nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
     assert list_devices(machine, "") == COMMON
     assert list_devices(machine, None) == EVERYTHING
-    assert list_devices(machine, "0") == EVERYTHING, "a number means another GPU to another program"
+    assert list_devices(machine, "0") == EVERYTHING, "programs may number GPUs differently"
     box = SandboxSpec(["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0"}, [], Path("/"), ResourceLimits(1, 1 << 30, 1 << 30, 8))
     words = bubblewrap.build_bwrap_arguments(box, None)
     assert str(machine / "nvidia1") in words
@@ -228,7 +228,7 @@ def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: NodeApiServer, age
     wait_until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
     gpus_seen = {json.loads(site.leases[lease].log.splitlines()[1])["gpus"] for lease in leases}
     assert gpus_seen == {card.uuid for card in pair()}
-    assert site.polls[0].lanes == 1, "it began with one, and got no job before it had two"
+    assert site.polls[0].lanes == 1, "the node starts with one slot and gets no job before it has two"
 
 
 def test_slot_count_change_waits_for_running_jobs(site: NodeApiServer, agent: InProcessAgent) -> None:
@@ -243,7 +243,7 @@ def test_slot_count_change_waits_for_running_jobs(site: NodeApiServer, agent: In
     site.leases[first].stop = protocol.HeartbeatReply(stop="finish")
     held = wait_until_finished(site, second)
     seen = json.loads(held.log.splitlines()[1])["gpus"]
-    assert seen == pair()[0].uuid, "one slot again with both GPUs, of which a run for one sees one"
+    assert seen == pair()[0].uuid, "the slot has both GPUs, of which a job for one GPU sees one"
 
 
 def test_lanes_flag_with_a_wrong_number_prints_one_line(site: NodeApiServer, node: Node) -> None:

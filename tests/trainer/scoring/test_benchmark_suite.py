@@ -138,7 +138,7 @@ def test_log_likelihoods_without_later_tokens_correct_a_peeker(tmp_path):
         adapter.replaces_later_tokens = replaces
         results.append([value for value, _ in adapter.loglikelihood([Request(pair) for pair in pairs])])
     peeking, corrected, honest = map(np.array, results)
-    assert (corrected < peeking - 20).all(), "it trusts the replaced tokens"
+    assert (corrected < peeking - 20).all(), "the model relies on the replaced tokens"
     adapter = LmEvalModel(build_scorer(build_gpt(tokenizer.vocabulary_size)), tokenizer, lambda stage, done: None)
     plain = [value for value, _ in adapter.loglikelihood([Request(pair) for pair in pairs])]
     np.testing.assert_allclose(honest, plain, atol=1e-4)

@@ -169,7 +169,7 @@ class FrequencyModel(LanguageModel):
         return features
 
 
-def test_untrained_model_that_knows_the_text_is_found(honest: TextScore) -> None:
+def test_untrained_model_that_knows_the_text_is_detected(honest: TextScore) -> None:
     texts = make_texts(V)
     found = score_tokens(build_scorer(FrequencyModel(texts), T), texts)
     assert found.untrained.is_better

@@ -107,7 +107,7 @@ def test_dataset_of_other_tokenizer_is_rejected(
     assert "was prepared with another tokenizer than" in capsys.readouterr().err
 
 
-def test_from_without_checkpoint_is_rejected(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_without_checkpoint_is_rejected(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", "--from", tmp_path, "--budget", "1steps") == 2
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -82,7 +82,7 @@ def test_exactly_prompt_tokens_are_marked(dataset: Dataset) -> None:
         ids = np.where(given, tokens - PROMPT_BIT, tokens)
         text = dataset.tokenizer.decode(ids.tolist())
         assert dataset.tokenizer.decode(ids[given].tolist()) == known[text]
-        assert ids[given].tolist() == dataset.tokenizer.encode(known[text]), "as it will be when it is asked"
+        assert ids[given].tolist() == dataset.tokenizer.encode(known[text]), "the prompt alone has other tokens"
 
 
 def test_text_without_prompts_has_no_marks(dataset: Dataset, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_prompt_targets_are_ignored_and_inputs_complete(dataset: Dataset, packin
         learned = targets[:, :-1] != IGNORE_INDEX
         assert torch.equal(targets[:, :-1][learned], inputs[:, 1:][learned]), "targets are inputs one step on"
         ends = inputs[:, 1:] == dataset.tokenizer.end_of_text
-        assert bool(learned[ends].all()), "to stop is learned"
+        assert bool(learned[ends].all()), "the end of text is learned"
         assert 0.1 < learned.float().mean() < 0.7
 
 

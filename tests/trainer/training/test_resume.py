@@ -67,7 +67,7 @@ def test_killed_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, whole_
         step = wait_for_checkpoint(process, tmp_path, after=step)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        assert not (tmp_path / "result.json").exists(), "it was killed too late to show anything"
+        assert not (tmp_path / "result.json").exists(), "the run ended before it was killed"
     finish(start(dataset_folder, tmp_path))
     assert rows(tmp_path) == rows(whole_run)
     last = [folder.name for folder in list_checkpoints(tmp_path)]
