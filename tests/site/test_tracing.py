@@ -32,7 +32,7 @@ visitor = {"host": "localhost", "user-agent": "Browser-5"}
 assert Client(REMOTE_ADDR="192.0.2.7").get("/accounts/login/?next=/secret/", headers=visitor).status_code == 200
 assert Client().get("/healthz", headers={"host": "localhost"}).status_code == 200
 work.apply().get()
-# redis imports the SDK wherever it is installed.
+# redis imports the SDK if it is installed.
 print(any(name.startswith("opentelemetry.instrumentation") for name in sys.modules))
 """
 

@@ -1,4 +1,4 @@
-"""Graphs split into their blocks compute the same, and equal blocks are compiled once whatever the depth."""
+"""Graphs split into their blocks compute the same, and equal blocks are compiled once at any depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of a graph costs, against formulas written by hand."""
+"""Costs of a step of a graph, against formulas written by hand."""
 
 from __future__ import annotations
 
