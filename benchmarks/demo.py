@@ -2,8 +2,8 @@
 
     python -m benchmarks.demo FOLDER
 
-It resumes: what FOLDER has already is not made again. The runs are those of a small track: a ladder of the baseline,
-architectures of this repository and a few changes of gpt, each with several seeds. Nothing in the file is made up;
+It resumes: runs that FOLDER has are not repeated. The runs are those of a small track: a ladder of the baseline,
+architectures of this repository and a few changes of gpt, each with several seeds. All values in the file are measured;
 curves are thinned to `POINTS`, numbers to six digits.
 """
 

@@ -45,7 +45,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def all_by(recipe: Recipe, optimizer: str) -> Recipe:
-    """Return the recipe with every group in one optimizer's hands."""
+    """Return the recipe with one optimizer for all groups."""
     changed = (dataclasses.replace(group, optimizer=optimizer, normalised=False) for group in recipe.groups)
     return dataclasses.replace(recipe, groups=tuple(changed))
 

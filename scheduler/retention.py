@@ -64,7 +64,7 @@ def delete_checkpoint(checkpoint: Checkpoint) -> bool:
 
 
 def release_old_uploads(now: datetime) -> None:
-    """Forget the uploads of leases that ended long ago: only checkpoints and job files keep them."""
+    """Delete the upload records of leases that ended long ago. Checkpoints and job files keep their own."""
     ended = Lease.objects.filter(ended_at__lt=now - timedelta(hours=UPLOAD_HOURS))
     Lease.uploads.through.objects.filter(lease__in=ended).delete()
 

@@ -153,7 +153,7 @@ def add_nodes(environment: dict[str, str], first: int, count: int) -> dict[str, 
     return load
 
 
-def find_what_broke(result: dict[str, Any], limit_ms: float) -> str:
+def find_failure(result: dict[str, Any], limit_ms: float) -> str:
     """Return what failed first in this round, or ""."""
     if result["errors"]:
         return f"errors: {result['errors']}"
@@ -188,7 +188,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     first += nodes
                     print_status(f"{nodes:,} nodes and {pages:g} page views a second, for {options.seconds:g} s")
                     rounds.append(run_round(port, address, components, load, options, pages))
-                    if broke := find_what_broke(rounds[-1], options.limit_ms):
+                    if broke := find_failure(rounds[-1], options.limit_ms):
                         break
             errors = (folder / "site.log").read_text(errors="replace").splitlines()
     return {

@@ -58,7 +58,7 @@ def queue_sessions() -> int:
         lacking = QUEUED_SESSIONS - count_queued(campaign) if has_work(campaign) else 0
         if lacking > 0:
             created += len(create_sessions(campaign, lacking, storage.store_release()))
-        # Age lifts waiting jobs, and these must not rise above the trains.
+        # Age lifts waiting jobs, and sessions must not rise above training jobs.
         queued = Job.objects.filter(rephrase_session__campaign=campaign, state=Job.State.QUEUED)
         queued.update(queued_at=timezone.now())
     return created

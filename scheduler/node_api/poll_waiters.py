@@ -69,7 +69,7 @@ class PollWaiters:
                 logger.exception("The waiting polls could not be checked")
 
     async def check_all(self) -> None:
-        """Answer the polls that have an answer now, those first that have waited longest."""
+        """Answer the polls that have a reply now, the longest waiting first."""
         waiters = list(self._waiters)
         sessions = await self._run_in_thread(find_answerable, [waiter.session for waiter in waiters])
         answerable = set(map(id, sessions))

@@ -137,7 +137,7 @@ def build_hardware(hardware: HardwareModel, rng: random.Random) -> protocol.Hard
     )
 
 
-# --- when ------------------------------------------------------------------------------------------------------------
+# --- lending times ---------------------------------------------------------------------------------------------------
 
 
 def draw_lending_times(node: Node, schedule: str, days: float, rng: random.Random) -> list[tuple[float, float]]:

@@ -275,7 +275,7 @@ def edit_settings(request: HttpRequest, node_id: int) -> HttpResponse:
     return render(request, "scheduler/lend.html", {"form": form, "node": node})
 
 
-# --- one click each ------------------------------------------------------------------------------------------------
+# --- actions -------------------------------------------------------------------------------------------------------
 
 
 def resume(node: Node, request: HttpRequest) -> None:
