@@ -42,7 +42,7 @@ class LogChunk(Message):
 
 
 class Acknowledgment(Message):
-    """How much the server has received: the last sequence number, or the offset after the last byte."""
+    """What the server has received: the last sequence number, or the offset after the last byte."""
 
     received: Count
 

@@ -61,7 +61,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class CorpusInfo:
-    """What to know before choosing a corpus."""
+    """Facts for choosing a corpus."""
 
     license: str
     size: str
