@@ -1,4 +1,4 @@
-"""Processes die, Redis forgets, PostgreSQL restarts, disks fill and clocks jump: nothing is lost, nothing is doubled.
+"""Processes crash, Redis loses its data, PostgreSQL restarts, disks fill, clocks jump: nothing is lost or done twice.
 
 `make chaos SEED=7 SECONDS=600` chooses other faults, for longer. `tests/support/fault_oracle.py` lists what holds.
 """
@@ -31,7 +31,7 @@ HEALING_SECONDS = 120
 
 
 def wait_for_violations(site: SiteWithFaults) -> list[str]:
-    """Return what stays wrong: messages to GitHub may follow the last work. What is lost or doubled does not heal."""
+    """Return the violations that remain. Messages to GitHub may follow the last work; losses and duplicates stay."""
     deadline = time.monotonic() + HEALING_SECONDS
     while (violations := find_violations(site, site.read())) and time.monotonic() < deadline:
         time.sleep(2)

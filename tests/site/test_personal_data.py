@@ -157,7 +157,7 @@ def test_replaced_name_is_a_whole_word(sentence: str, expected: str) -> None:
 
 
 def find_text(text: str) -> list[str]:
-    """Return the tables and columns in which a text still stands."""
+    """Return the tables and columns that contain a text."""
     from django.db import connection
 
     found = []

@@ -1,4 +1,4 @@
-"""Presets: what a name stands for, and what wins over it."""
+"""Presets: their values, and what overrides them."""
 
 from __future__ import annotations
 

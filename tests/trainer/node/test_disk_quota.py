@@ -1,4 +1,4 @@
-"""A node's caches and jobs stay within its quota, and nothing that a job uses is evicted."""
+"""A node's caches and jobs stay within its quota, and files in use are not evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node finds out what it is and how it is: GPUs by NVML or by `nvidia-smi`, labels, health, the speed of its line."""
+"""Detection of a node's hardware: GPUs by NVML or `nvidia-smi`, labels, health and network speed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def two(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[GpuReader, list[Card]]:
-    """Two 3090s, read in either way."""
+    """Two 3090s, read by NVML and by nvidia-smi."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cards = pair()
     if request.param == "nvml":
@@ -53,7 +53,7 @@ def two(
     return made, cards
 
 
-# --- what it is ------------------------------------------------------------------------------------------------------
+# --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
 def test_detect_hardware_by_nvml_and_smi_agrees(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_transfer_speed_is_the_slower_direction() -> None:
     assert speed.bytes_per_second == 3_000_000
 
 
-# --- all of it, in a real agent --------------------------------------------------------------------------------------
+# --- a real agent ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("requires_sandbox")

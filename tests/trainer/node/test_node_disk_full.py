@@ -1,4 +1,4 @@
-"""The node's disk is full: the job fails as the machine's fault, and the agent works on as soon as there is space."""
+"""A full disk of the node fails the job as infrastructure, and the agent continues when there is space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that go wrong end as failed, with a reason that their author understands, and the node takes the next one."""
+"""Misbehaving jobs fail with a reason for their author, and the node takes the next job."""
 
 from __future__ import annotations
 

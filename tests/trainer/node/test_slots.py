@@ -1,4 +1,4 @@
-"""Several jobs at a time on one machine, each with its own share of it; or one job across all of it."""
+"""Several jobs at a time on one machine, each in a slot with its own GPUs; or one job on all GPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cards(count: int) -> list[Gpu]:
     return [Gpu(name="NVIDIA GeForce RTX 3090", uuid=f"GPU-{number}") for number in range(count)]
 
 
-# --- splitting the machine ------------------------------------------------------------------------------------------
+# --- slots ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 16), st.integers(1, 64), st.integers(1, 20))
@@ -127,12 +127,12 @@ def test_compile_workers_on_one_gpu_use_the_cores() -> None:
     assert count_compile_workers(48, 8, 64) == 1, "never none, which torch refuses"
 
 
-# --- what a sandbox shows --------------------------------------------------------------------------------------------
+# --- GPUs in a sandbox -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Two GPUs whose numbers under /dev are the other way round than the driver lists them."""
+    """Two GPUs whose numbers under /dev are in reverse order of the driver's list."""
     dev, driver = tmp_path / "dev", tmp_path / "driver"
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "dri/renderD128"):
         (dev / name).parent.mkdir(parents=True, exist_ok=True)
