@@ -2,8 +2,8 @@
 
     python -m benchmarks.demo FOLDER
 
-It resumes: what FOLDER has already is not made again. The runs are those of a small track: a ladder of the baseline,
-architectures of this repository and a few changes of gpt, each with several seeds. Nothing in the file is made up;
+It resumes: runs that FOLDER has are not repeated. The runs are those of a small track: a ladder of the baseline,
+architectures of this repository and a few changes of gpt, each with several seeds. All values in the file are measured;
 curves are thinned to `POINTS`, numbers to six digits.
 """
 
@@ -54,7 +54,7 @@ class Idea:
 
     @property
     def flags(self) -> list[str]:
-        return [f"--{'.'.join(path)}={value}" for path, value in leaves(self.config)]
+        return [f"--{'.'.join(path)}={value}" for path, value in iterate_leaves(self.config)]
 
 
 MAIN = "157c6dbed5ae354b062b3fcca52324e568fa8312"
@@ -105,123 +105,125 @@ IDEAS = (
 )  # fmt: skip
 
 
-def leaves(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def iterate_leaves(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     for name, value in config.items():
         if isinstance(value, dict):
-            yield from leaves(value, (*path, name))
+            yield from iterate_leaves(value, (*path, name))
         else:
             yield (*path, name), json.dumps(value)
 
 
-def trials(idea: Idea) -> Iterator[tuple[float, int]]:
-    for part in sorted(idea.rungs, key=lambda part: part != 1):  # the whole budget first, as on a track
+def list_trials(idea: Idea) -> Iterator[tuple[float, int]]:
+    for part in sorted(idea.rungs, key=lambda part: part != 1):  # the full budget first, as on a track
         yield from ((part, seed) for seed in (*idea.seeds, *idea.confirming))
 
 
-def folder_of(root: Path, idea: Idea, part: float, seed: int) -> Path:
+def get_folder(root: Path, idea: Idea, part: float, seed: int) -> Path:
     return root / f"{idea.name}-{part:g}-{seed}"
 
 
-def budget_of(part: float) -> str:
+def format_budget(part: float) -> str:
     return f"{BUDGET * part:g}flops".replace("e+", "e")
 
 
-# --- making them -----------------------------------------------------------------------------------------------------
+# --- training --------------------------------------------------------------------------------------------------------
 
 
-def make(root: Path, idea: Idea, part: float, seed: int, dataset: Path) -> None:
-    out = folder_of(root, idea, part, seed)
+def run_trial(root: Path, idea: Idea, part: float, seed: int, dataset: Path) -> None:
+    out = get_folder(root, idea, part, seed)
     failure = out / "failure.json"
     if not failure.is_file() and not (out / "result.json").is_file():
-        call("trainer.train", *training(idea, part, seed, dataset), "--out", str(out), may_fail=failure)
+        run_module(
+            "trainer.train", *build_training_flags(idea, part, seed, dataset), "--out", str(out), may_fail=failure
+        )
     if not failure.is_file() and not (out / "score.json").is_file():
         suite = ["--suite", SUITE, "--suite-limit", str(SUITE_LIMIT)] if part == 1 else []
         limits = ["--limit-tokens", str(SCORED_TOKENS), *suite]
-        answer = call("trainer.cli", "score", str(out), "--dataset", str(dataset), *limits, "--json")
+        answer = run_module("trainer.cli", "score", str(out), "--dataset", str(dataset), *limits, "--json")
         (out / "score.json").write_text(answer)
 
 
-def training(idea: Idea, part: float, seed: int, dataset: Path) -> list[str]:
+def build_training_flags(idea: Idea, part: float, seed: int, dataset: Path) -> list[str]:
     samples = SAMPLE_TOKENS if seed in (FIRST[0], CONFIRMING[0]) else 0
     return [
         *("--preset", "cpu-ladder", "--dataset", str(dataset), "--arch", idea.architecture),
-        *("--budget", budget_of(part), "--seed", str(seed), "--threads", "1"),
+        *("--budget", format_budget(part), "--seed", str(seed), "--threads", "1"),
         *(f"--train.sequence_length={SEQUENCE}", f"--train.evaluations={EVALUATIONS}"),
         *(f"--train.dev_tokens={DEV_TOKENS}", f"--train.sample_tokens={samples}"),
         *idea.flags,
     ]
 
 
-def call(*command: str, may_fail: Path | None = None) -> str:
-    """Return what a module of ours prints. A model that fails leaves `may_fail`: that is a result, too."""
+def run_module(*command: str, may_fail: Path | None = None) -> str:
+    """Return the output of a module of ours. It may fail if it leaves the file `may_fail`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, env=environment)
-    if done.returncode != 0 and not (may_fail and may_fail.is_file()):
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    return done.stdout
+    process = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, env=environment)
+    if process.returncode != 0 and not (may_fail and may_fail.is_file()):
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return process.stdout
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def describe_entry(root: Path, idea: Idea) -> dict[str, Any]:
-    runs = [describe_run(root, idea, part, seed) for part, seed in trials(idea)]
+    runs = [describe_run(root, idea, part, seed) for part, seed in list_trials(idea)]
     fields = {name: getattr(idea, name) for name in ("name", "title", "architecture", "hypothesis", "sha", "config")}
-    return {**fields, "graph": describe_graph(folder_of(root, idea, 1, idea.seeds[0]) / "graph"), "runs": runs}
+    return {**fields, "graph": describe_graph(get_folder(root, idea, 1, idea.seeds[0]) / "graph"), "runs": runs}
 
 
 def describe_graph(folder: Path) -> dict[str, Any]:
     """Return a graph's files, what `dailytrain graph --json` prints of them, and the seconds that this took."""
     started = time.monotonic()
-    summary = json.loads(call("trainer.cli", "graph", str(folder), "--json"))
+    summary = json.loads(run_module("trainer.cli", "graph", str(folder), "--json"))
     seconds, files = time.monotonic() - started, {name: (folder / name).read_text() for name in GRAPH_FILES}
-    return {"summary": summary, "seconds": shorter(seconds), "files": files}
+    return {"summary": summary, "seconds": shorten_number(seconds), "files": files}
 
 
 def describe_run(root: Path, idea: Idea, part: float, seed: int) -> dict[str, Any]:
-    folder = folder_of(root, idea, part, seed)
+    folder = get_folder(root, idea, part, seed)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curves = {kind: [line for line in lines if line["kind"] == kind] for kind in ("train", "dev")}
     failed = (folder / "failure.json").is_file()
     outcome = json.loads((folder / ("failure.json" if failed else "score.json")).read_text())
     trained = datetime.fromtimestamp((folder / "metrics.jsonl").stat().st_mtime, UTC)
     return {
-        "budget": budget_of(part),
+        "budget": format_budget(part),
         "seed": seed,
         "confirms": seed in idea.confirming,
         "trained_at": trained.isoformat(timespec="seconds"),
         "config": json.loads((folder / "run.json").read_text()),
         "failure" if failed else "score": outcome,
-        "train": [columns(line) for line in thinned(curves["train"])],
-        "dev": [columns(line) for line in curves["dev"]],
+        "train": [get_columns(line) for line in thin_lines(curves["train"])],
+        "dev": [get_columns(line) for line in curves["dev"]],
         "samples": [[line["step"], line["prompt"], line["text"]] for line in lines if line["kind"] == "sample"],
     }
 
 
-def thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def thin_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return at most `POINTS` of the lines, evenly, the first and the last among them."""
     if len(lines) <= POINTS:
         return lines
     return [lines[round(i * (len(lines) - 1) / (POINTS - 1))] for i in range(POINTS)]
 
 
-def columns(line: dict[str, Any]) -> list[Any]:
-    return [shorter(line.get(name)) for name in COLUMNS]
+def get_columns(line: dict[str, Any]) -> list[Any]:
+    return [shorten_number(line.get(name)) for name in COLUMNS]
 
 
-def shorter(value: Any) -> Any:
+def shorten_number(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def release() -> dict[str, Any]:
-    """Return hash and size of the code that trained them."""
+def hash_release() -> dict[str, Any]:
+    """Return hash and size of the release that trained the runs."""
     tar = subprocess.run(
         ["git", "archive", "--format=tar", LATER, "trainer"], stdout=subprocess.PIPE, check=True
     ).stdout
     return {"sha256": hashlib.sha256(tar).hexdigest(), "size": len(tar)}
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"cpus": os.cpu_count(), "memory_bytes": memory, "gpus": [], "sandboxes": ["bubblewrap"]}
 
@@ -233,14 +235,14 @@ def main(argv: Sequence[str]) -> int:
     root, dataset = Path(argv[0]), prepare_dataset(CORPUS, TOKENIZER, limit_bytes=LIMIT_BYTES, progress=True)
     root.mkdir(parents=True, exist_ok=True)
     for idea in IDEAS:
-        for part, seed in trials(idea):
-            make(root, idea, part, seed, dataset.folder)
+        for part, seed in list_trials(idea):
+            run_trial(root, idea, part, seed, dataset.folder)
     content = {
         "season": {
             "corpus": CORPUS, "tokenizer": TOKENIZER, "limit_bytes": LIMIT_BYTES, "dataset_hash": dataset.hash,
             "vocabulary_size": dataset.manifest["tokenizer"]["vocabulary_size"],
         },
-        "budget": budget_of(1),
+        "budget": format_budget(1),
         "config": {
             "threads": 1,
             "model": {"depth": 2},
@@ -250,8 +252,8 @@ def main(argv: Sequence[str]) -> int:
         "suite": [SUITE],
         "suite_limit": SUITE_LIMIT,
         "columns": COLUMNS,
-        "release": release(),
-        "machine": machine(),
+        "release": hash_release(),
+        "machine": describe_machine(),
         "entries": [describe_entry(root, idea) for idea in IDEAS],
     }  # fmt: skip
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()

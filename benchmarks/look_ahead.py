@@ -78,7 +78,7 @@ def list_cases(text: Text, rng: np.random.Generator) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one trial, in nats a token."""
+    """Values of one trial, in nats per token."""
 
     error: float  # of the corrected mean
     stderr: float

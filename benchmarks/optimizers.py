@@ -21,7 +21,7 @@ from trainer.optim import optimizers as optim
 REPEATS = 5
 
 
-def measured(model: LanguageModel, recipe: Recipe, device: torch.device) -> dict[str, Any]:
+def measure_step(model: LanguageModel, recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """Return seconds of the fastest step and the bytes of the optimizer's state."""
     optimizers = optim.build_optimizers(model, recipe)
     fastest = float("inf")
@@ -45,7 +45,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def all_by(recipe: Recipe, optimizer: str) -> Recipe:
-    """Return the recipe with every group in one optimizer's hands."""
+    """Return the recipe with one optimizer for all groups."""
     changed = (dataclasses.replace(group, optimizer=optimizer, normalised=False) for group in recipe.groups)
     return dataclasses.replace(recipe, groups=tuple(changed))
 
@@ -64,7 +64,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = {}
     for name, chosen in recipes.items():
         try:
-            found[name] = measured(model, chosen, device)
+            found[name] = measure_step(model, chosen, device)
         except (ValueError, ImportError) as error:
             found[name] = {"error": str(error)}
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -5,8 +5,8 @@
 PATH is a checkout of https://github.com/karpathy/nanochat: its model and optimizer are imported from there. Its runs at
 half, all and twice the budget are the ladder, and ours at the full budget are read off it. Both sides' factors on
 rates, decay and warmup are tuned by the same number of trials at the smallest size; each side's own rules carry them to
-the other sizes. Everything runs on one thread. Results are kept in the file, and a finished run is not made again, so
-the same command goes on after an interruption.
+the other sizes. Everything runs on one thread. Results are kept in the file, and a finished run is not repeated, so
+the same command resumes after an interruption.
 """
 
 from __future__ import annotations

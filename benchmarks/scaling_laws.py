@@ -5,7 +5,7 @@
 At each size the loss is a parabola in ln(rate), and in ln(batch) with rates ~ sqrt(batch); its lowest point is the best
 setting. Power laws of width and of tokens go through the three best settings. At the held-out size, which no law has
 seen, the best rate is measured and compared with what each rule predicts from the smaller sizes. Everything runs on one
-thread; a finished run is not made again. Budgets are those of `benchmarks.peers`.
+thread; a finished run is not repeated. Budgets are those of `benchmarks.peers`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def fit_batch_law(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the exponent of a run's tokens in its best batch."""
     tokens, best = (np.log([batch[name] for batch in batches]) for name in ("tokens", "best"))
     if np.ptp(tokens) < 0.1:
-        return {"batch_exponent": None}  # runs of equal length tell nothing
+        return {"batch_exponent": None}  # runs of equal length do not determine it
     return {"batch_exponent": float(np.polyfit(tokens, best, 1)[0])}
 
 

@@ -1,4 +1,4 @@
-"""`/healthz`: the process and its database work. `/readyz`: all that a request needs is there."""
+"""`/healthz`: the process and its database work. `/readyz`: everything that a request needs is available."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ JSON_FORMATTER: dict[str, Any] = {
 }
 LINE_FORMATTER = {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}
 SECRET_ADDRESSES = ("apprise", "httpcore", "httpx", "urllib3")
-"""At lower levels these log the webhook addresses of subscribers, which are secrets."""
+"""Loggers that print the secret webhook addresses of subscribers at lower levels."""
 
 SECRET_PARAMETERS = {"token", "key"}
-"""Parameters of addresses that only their recipients know: pages of prompts, links of e-mails."""
+"""Secret parameters of addresses: pages of prompts, links of e-mails."""
 
 
 def build_logging(log_format: str, level: str) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class ManagedProcess:
 
 
 def wait_for_file(path: Path, process: ManagedProcess, seconds: float) -> None:
-    """Wait for a file that a process creates when it is ready; raise RuntimeError if it does not come."""
+    """Wait for a file that a process creates when it is ready; raise RuntimeError if it is not created."""
     deadline = time.monotonic() + seconds
     while not path.exists():
         if not process.is_running() or time.monotonic() > deadline:

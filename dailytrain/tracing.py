@@ -23,7 +23,7 @@ VISITOR_ATTRIBUTES = (
     "http.url", "http.target", "http.user_agent", "net.peer.ip",
     "url.full", "url.path", "url.query", "user_agent.original", "client.address", "network.peer.address",
 )  # fmt: skip
-"""Of OpenTelemetry's old and new conventions for HTTP. `http.route` and the name of the span say which page it was."""
+"""Attributes of OpenTelemetry's old and new HTTP conventions. `http.route` and the span's name identify the page."""
 
 
 def start_tracing() -> None:

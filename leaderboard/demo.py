@@ -36,7 +36,7 @@ SCORER = "demo-scorer"
 VOID_SECONDS_REASON = "It was trained on a machine that others used at the same time, so its seconds do not compare."
 NIGHT_START = time(2, 0, tzinfo=UTC)
 LONGEST_NIGHT = timedelta(hours=4)
-"""From midnight to the end of the last entry, at most."""
+"""Longest time from midnight to the end of the last entry."""
 TRACK_DESCRIPTION = (
     "What a track has: a ladder of its baseline, entries with several seeds each, records with their confirmation."
 )

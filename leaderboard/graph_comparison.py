@@ -56,7 +56,7 @@ class CostRow:
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """How often the forward pass calls an operator."""
+    """Number of calls of an operator in the forward pass."""
 
     name: str
     calls: int
@@ -84,7 +84,7 @@ class ShareRow:
 
 @dataclass(frozen=True)
 class DiffSection:
-    """How one file of the graph differs from others."""
+    """Differences of one file of the graph."""
 
     title: str
     diffs: list[GraphDiff]
@@ -94,7 +94,7 @@ class DiffSection:
 class GraphView:
     graph: TracedGraph
     reference: TracedGraph | None
-    """Of the commit of main that the entry changes, or else of the season's baseline."""
+    """Graph of the commit of main that the entry changes, or else of the season's baseline."""
     missing_reference: str
     """Why there is nothing to compare with."""
     files: list[GraphFileDict]

@@ -30,7 +30,7 @@ NO_GRAPH = "It was not traced, so it cannot be trained on this track. Its smoke 
 MODEL_SETTINGS = ("arch", "preset", "model", "recipe", "train.sequence_length")
 """Settings of a configuration that change the graph. Its costs are those of a micro-batch of one row, for any batch."""
 SIZES = ("model.depth", "train.sequence_length")
-"""Where one is not set, it follows from budget and device."""
+"""Fields that follow from budget and device if they are not set."""
 
 
 def needs_graph(run: Run) -> bool:

@@ -25,7 +25,7 @@ class StageDict(TypedDict):
     went_on_to: int
     """Its last step."""
     versions: tuple[str, str] | None
-    """Of the architecture, before and after a conversion of its weights."""
+    """Versions of the architecture before and after a conversion of its weights."""
     page: str
 
 
@@ -35,9 +35,9 @@ class Stage:
 
     run: Run
     left: Point
-    """Where the next run begins, counted from this run's beginning."""
+    """Start of the next run, counted from the start of this run."""
     since: Point
-    """Where this run begins, counted from the oldest one's beginning."""
+    """Start of this run, counted from the start of the oldest run."""
     versions: tuple[str, str] | None
 
     @property

@@ -20,7 +20,7 @@ COLUMNS = (
     "series", "step", "tokens", "flops", "seconds", "loss", "bits_per_byte", "learning_rate", "gradient_norm",
     "tokens_per_second", "mfu", "mfu_windowed", "memory_bytes", "temperature_celsius", "level",
 )  # fmt: skip
-"""Of a point, without its run, in the order of the statements."""
+"""Columns of a point without its run, in the order of the statements."""
 ON_CONFLICT = """
     ON CONFLICT (run_id, series, step) DO UPDATE SET tokens = EXCLUDED.tokens, flops = EXCLUDED.flops,
     seconds = EXCLUDED.seconds, loss = EXCLUDED.loss, bits_per_byte = EXCLUDED.bits_per_byte,

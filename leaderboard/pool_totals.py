@@ -18,7 +18,7 @@ KEY = "pool:totals"
 @dataclass(frozen=True)
 class Totals:
     lent: contributions.LentTotals
-    """Of all leases, those of the site's own nodes included."""
+    """Totals of all leases, including those of the site's own nodes."""
     tokens: int
     """Tokens that all runs on nodes were trained on."""
     scored_runs: int

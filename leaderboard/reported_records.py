@@ -1,6 +1,6 @@
 """Records of other boards, imported from files (`manage.py import_records`). Only their form is checked.
 
-{"source": "Somebody's speedrun", "measures": "minutes to 3.28 nats per token on eight H100",
+{"source": "An example speedrun", "measures": "minutes to 3.28 nats per token on eight H100",
  "lower_is_better": true,
  "records": [{"date": "2024-10-13", "title": "Muon", "author": "kj", "value": 22.3, "url": "https://..."}]}
 """

@@ -17,9 +17,9 @@ from trainer.accounting.training_size import estimate_checkpoint_bytes
 from trainer.protocol.files import is_weights_file
 
 SAVE_SECONDS = 60.0
-"""To write the last checkpoint. A guess."""
+"""Seconds to write the last checkpoint. A guess."""
 DEFAULT_UPLOAD_BYTES_PER_SECOND = 1e6
-"""Of a node whose network was not measured. A conservative guess."""
+"""Upload rate of a node whose network was not measured. A conservative guess."""
 MAX_NOTICE_SECONDS = 3600.0
 """Longest time before a deadline at which a stop is requested, for slow networks."""
 

@@ -23,7 +23,7 @@ from scheduler.models import Job, Lease, Node
 HORIZON = 500
 """Jobs in the order of the queue, and slots in the order of their free times, that an estimate looks at."""
 DURATION_WINDOW = timedelta(days=30)
-"""How far back durations count."""
+"""Age of the oldest durations that count."""
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
@@ -32,14 +32,14 @@ class StartEstimate:
     """The estimate of one job."""
 
     position: int | None
-    """In the queue, from 1; None beyond the horizon, or if the job does not wait."""
+    """Position in the queue, from 1; None beyond the horizon, or if the job does not wait."""
     reason: str
     """One or two sentences. The last one lacks its end if there is a `next_free`."""
     begins_at: datetime | None = None
     """None if it is unknown."""
     ends_at: datetime | None = None
     next_free: datetime | None = None
-    """When the first node is free that could run it, perhaps for another job."""
+    """Time at which the first node that could run it is free, perhaps for another job."""
 
     def format_reason(self, now: datetime) -> str:
         """Return the reason with its time, for texts that no page converts to the reader's time zone."""
@@ -51,7 +51,7 @@ class SlotSchedule:
     """A slot of a node, and from when on it is free."""
 
     node_slot: NodeSlot
-    """Without the end of its lending time, which is in `free_at`."""
+    """Slot without the end of its lending time, which is in `free_at`."""
     free_at: datetime | None
     """None: unknown, because its owner has not set when the node is lent again."""
     next_at: datetime | None
@@ -61,7 +61,7 @@ class SlotSchedule:
 
 @dataclass(frozen=True)
 class Durations:
-    """How long jobs of a kind and track took lately, relative to what was expected."""
+    """Recent durations of jobs by kind and track, relative to the expected ones."""
 
     ratios: dict[tuple[str, str], float]
 

@@ -42,7 +42,7 @@ class FileAddition:
     """A file to commit."""
 
     path: str
-    """In the repository."""
+    """Path in the repository."""
     content: bytes | Path
 
 

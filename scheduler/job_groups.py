@@ -31,7 +31,7 @@ from scheduler import matching
 from scheduler.models import Job, Lease, Node
 
 FAIR_SHARE_WINDOW = timedelta(days=7)
-"""How far back the fair share of authors looks."""
+"""Age of the oldest usage that counts in the fair share of authors."""
 HAND_ON_PERIOD = timedelta(hours=24)
 """A run that hits a node's time limit is not scheduled there again for so long."""
 REFRESH_PER_JOB = timedelta(seconds=0.0006)
@@ -39,7 +39,7 @@ REFRESH_PER_JOB = timedelta(seconds=0.0006)
 MAX_STALENESS = timedelta(seconds=10)
 """A queue of this age is used while another thread refreshes it."""
 MAX_CLOCK_SKEW = timedelta(seconds=2)
-"""Between the web processes."""
+"""Largest clock difference between web processes."""
 GROUP_FIELDS = tuple(field.name for field in fields(matching.JobGroup) if field.name not in ("waiting_since", "jobs"))
 """Columns of `Job` that its group has too."""
 LIST_FIELDS = ("needs_labels", "excluded_nodes", "excluded_owners")
@@ -53,7 +53,7 @@ def is_startable(now: datetime) -> Q:
 
 
 def load_job_groups(now: datetime, since: datetime | None = None) -> list[matching.JobGroup]:
-    """Return the queue in groups; with `since` only of jobs queued later. One query, whatever the queue's length."""
+    """Return the queue in groups; with `since` only of jobs queued later. One query for any length."""
     waiting = Job.objects.filter(is_startable(now), state=Job.State.QUEUED)
     if since is not None:
         waiting = waiting.filter(state_since__gt=since)
@@ -136,7 +136,7 @@ def get_queue(now: datetime) -> matching.JobQueue:
 
 
 def load_queue(now: datetime) -> matching.JobQueue:
-    """Read the whole queue. Two queries, whatever its length."""
+    """Read the whole queue. Two queries for any length."""
     return matching.JobQueue(load_job_groups(now), sum_author_seconds(now), now)
 
 

@@ -23,7 +23,7 @@ class JobSummary:
 
     title: str
     url: str = ""
-    """Of its page; empty if it has none."""
+    """URL of its page; empty if it has none."""
     outcome: str = ""
     """For example "1.0412 bits per byte, scored"."""
 

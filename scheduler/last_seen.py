@@ -13,7 +13,7 @@ from scheduler.poll_queries import LAST_SEEN_COLUMNS, update_last_seen
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.2
-"""From the first node in the buffer to the UPDATE. A process that dies loses what its nodes send again soon."""
+"""Delay from the first node in the buffer to the UPDATE. A crash loses updates that the nodes' next polls repeat."""
 
 
 class LastSeenBuffer:

@@ -14,7 +14,7 @@ from scheduler.models import Job, Lease, Node, Sweep
 from trainer import protocol
 
 SITE_DOWN_AFTER = timedelta(seconds=30)
-"""Without a sweep for so long the site was down. Nodes that could not reach it get another lease period."""
+"""Time without a sweep after which the site counts as having been down. Expired leases then get another period."""
 LOST_REPLY_AFTER = timedelta(seconds=10)
 """A node that polls this long after it got a lease, and never sent a heartbeat for it, has not received the reply."""
 

@@ -1,4 +1,4 @@
-"""Leases: a node's right to work on a job. A lease lives as long as its heartbeats come.
+"""Leases: a node's right to work on a job. A lease is active while its heartbeats arrive.
 
 Every change is a conditional UPDATE, with its Event and the job kind's hook in one transaction.
 """
@@ -35,7 +35,7 @@ from trainer import protocol
 logger = logging.getLogger(__name__)
 
 MAX_GROUPS_TRIED = 8
-"""In one poll. If other nodes take the jobs of all of them, this node polls again soon."""
+"""Groups tried per poll. If other nodes take the jobs of all of them, this node polls again soon."""
 MAX_CLOCK_SKEW_SECONDS = 60.0
 """A node may report to have worked this much longer than its lease has lasted."""
 SITE = "site"
@@ -148,7 +148,7 @@ def create_lease(job: Job, node: Node, slot: int = 0) -> protocol.Lease:
 
 
 def build_job_spec(job: Job, lease: Lease) -> protocol.JobSpec:
-    """Return what the node has to do. Raises JobOrderError if the job's kind fails to say."""
+    """Return what the node has to do. Raises JobOrderError if the job's kind fails to build the order."""
     last = job.checkpoints.uploaded().last() if lease.attempt > 1 else None
     try:
         resume = protocol.Checkpoint.model_validate(last.manifest) if last else None
@@ -222,7 +222,7 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
         pool.record_job_success(node)
     elif lease.rejected_bytes is not None and job.entry_id and job.needs_sandbox:  # an entry's own code wrote the file
         transitions.fail_job(job, actor, "model", f"Its files are too large. {message.reason}")
-    elif uploads.is_limit_too_low(lease):  # another node would meet it, too
+    elif uploads.is_limit_too_low(lease):  # another node would fail in the same way
         transitions.requeue_job(job, actor, f"{SITE_LIMIT} {message.reason}", counts=False, hold=True)
     else:
         transitions.requeue_job(job, actor, message.reason or "The node could not go on.", counts=True)

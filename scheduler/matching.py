@@ -27,7 +27,7 @@ LIFT_PERIOD = timedelta(hours=24)
 PRIORITY_STEP = 10
 """Distance between two priorities (`Job.Priority`)."""
 LEEWAY_SECONDS = 180.0
-"""For downloads and uploads, in addition to the job itself. An estimate."""
+"""Seconds for downloads and uploads in addition to the job itself. An estimate."""
 GB = 10**9
 """Decimal: a GPU sold with 24 GB has slightly more."""
 
@@ -54,10 +54,10 @@ class NodeSlot:
     sandboxed: bool
     """False where jobs run with the node's own rights."""
     disk_free_bytes: int
-    """Of what its owner lends."""
+    """Free bytes of the disk space that the owner lends."""
     gpus: int = 0
     gpu_memory_bytes: int = 0
-    """Of the smallest of them."""
+    """Memory of the smallest GPU."""
     memory_bytes: int = 0
     kinds: frozenset[str] | None = None
     """Job kinds that its agent supports; None: any."""
@@ -105,7 +105,7 @@ class JobGroup:
     excluded_owners: tuple[int, ...] = ()
     kind: str = "train"
     waiting_since: datetime
-    """When the first of the group was queued."""
+    """Time at which the first job of the group was queued."""
     jobs: int = 1
     """Number of waiting jobs."""
 

@@ -27,7 +27,7 @@ TokenKind = Literal["join", "node", "lease"]
 
 JOIN_TOKEN_HOURS = 24.0
 JOIN_RETRY_PERIOD = timedelta(minutes=15)
-"""How long the same node may use a join token again, in case the reply to its registration was lost."""
+"""Time during which the same node may repeat its registration, in case the reply was lost."""
 
 
 def generate_token(kind: TokenKind) -> str:

@@ -18,7 +18,7 @@ from trainer import protocol
 OFFLINE_AFTER = timedelta(minutes=2)
 """Polls last a minute at most, so an online node sends requests more often."""
 OFFLINE_REASON = "It has sent no request for two minutes."
-"""In the Event of a node that is offline."""
+"""Message of the event that a node is offline."""
 LAST_SEEN_INTERVAL = timedelta(seconds=5)
 """Minimum time between two updates of a node's `last_seen`."""
 FIRST_REST = timedelta(seconds=5)

@@ -21,7 +21,7 @@ SITE = "site"
 FREE_SLOT_GRACE = timedelta(minutes=1)
 """A nightly waits so long for nodes that seem free before a run is preempted."""
 MAX_NIGHTLIES = 20
-"""In one call."""
+"""Nightly jobs handled per call."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class OccupiedSlot:
     saved_at: datetime | None = None
     """Time of its job's last checkpoint."""
     reserved: bool = False
-    """For a nightly that comes earlier in the queue."""
+    """Whether an earlier nightly job in the queue will use this slot."""
 
     @property
     def is_stopping(self) -> bool:

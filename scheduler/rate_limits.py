@@ -1,7 +1,7 @@
 """Rate limits: calls in fixed windows of a minute or an hour, counted in Django's cache.
 
-With Redis all web processes count together; while it does not answer, nothing is limited. Limits keep a node or a
-reader that has gone wild from hurting others; they are no defense against a flood.
+With Redis all web processes count together; while it does not answer, nothing is limited. Limits keep a
+misbehaving node or client from affecting others; they are no defense against a flood.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Uploads in pieces. A partial file lies on this server's disk, whatever the storage is.
+"""Uploads in pieces. A partial file is on this server's disk, with any storage back end.
 
 An interrupted piece is kept as far as it arrived. The hash is checked once the file is complete.
 Not covered: several servers without a shared folder. A node that reaches another server starts again there.

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 LOG_DAYS = 30
 CHECKPOINT_DAYS = 2
-"""How long superseded checkpoints stay after the end of their job, for inspection."""
+"""Days that superseded checkpoints stay after the end of their job, for inspection."""
 UPLOAD_HOURS = 24
-"""How long an unreferenced file stays: its checkpoint may not be recorded yet."""
+"""Hours that an unreferenced file stays, since its checkpoint may not be recorded yet."""
 JOIN_TOKEN_DAYS = 30
 
 
@@ -64,7 +64,7 @@ def delete_checkpoint(checkpoint: Checkpoint) -> bool:
 
 
 def release_old_uploads(now: datetime) -> None:
-    """Forget the uploads of leases that ended long ago: only checkpoints and job files keep them."""
+    """Delete the upload records of leases that ended long ago. Checkpoints and job files keep their own."""
     ended = Lease.objects.filter(ended_at__lt=now - timedelta(hours=UPLOAD_HOURS))
     Lease.uploads.through.objects.filter(lease__in=ended).delete()
 

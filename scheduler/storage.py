@@ -210,7 +210,7 @@ def store_release() -> Blob:
 
 
 def pack_sources(package: Path) -> bytes:
-    """Return an uncompressed tar of a package's Python files that says nothing of this machine or this hour."""
+    """Return an uncompressed tar of a package's Python files, without owners and times of this machine."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in sorted(package.rglob("*.py")):

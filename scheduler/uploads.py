@@ -18,7 +18,7 @@ from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
 from trainer import protocol
 
 MAX_FILES = 256
-"""In one message."""
+"""Files per message."""
 PLAUSIBLE_FACTOR = 2
 """A run may need a file that exceeds its computed limit by this factor."""
 MAX_RECORDED_BYTES = 2**62

@@ -1,4 +1,4 @@
-"""What all tests share: a home folder that is thrown away, a Redis, the site on a real socket."""
+"""Fixtures of all tests: a temporary home folder, a Redis, the site on a real socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from django.conf import settings
 
 from tests.support.waits import WAIT_SECONDS
 
-# Before Django reads its settings: nothing of a test may land in the checkout's `var/`.
+# Set before Django reads its settings, so that tests write nothing to the checkout's `var/`.
 HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
 
 
@@ -34,7 +34,7 @@ def _clear(maker: int = os.getpid()) -> None:
 atexit.register(_clear)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ["DOCS_FOLDER"] = str(HOME / "docs")  # not built: pages are the same in every checkout
-os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # what a test queues is there for the next question
+os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # the next poll sees what a test has just queued
 os.environ.setdefault("PAGE_CACHE_SECONDS", "0")  # a test sees what it has just changed
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share the cores
@@ -53,7 +53,7 @@ settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  #
 
 
 def pytest_collection_finish() -> None:
-    """Keep the imported modules out of garbage collections, of which each training run asks for some."""
+    """Exclude the imported modules from garbage collections, which each training run starts."""
     gc.collect()
     gc.freeze()
 
@@ -86,7 +86,7 @@ def rate_limit_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def _fresh_cache() -> None:
-    """Rate limits are counted in the cache: one test's calls are not another's."""
+    """Clear the cache, which counts rate limits, before each test."""
     from django.core.cache import cache
 
     cache.clear()
@@ -126,7 +126,7 @@ def _current_standings(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis: that of REDIS_URL (its database 0), or an embedded one on a socket in a folder of its own."""
+    """URL of a Redis: that of REDIS_URL (database 0), or an embedded one on a socket."""
     if url := os.environ.get("REDIS_URL"):
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         yield f"{url.removesuffix('/0')}/{worker % 16}"  # one of its databases for each process

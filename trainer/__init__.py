@@ -1,3 +1,3 @@
-"""What runs on a lent GPU: the trainer, the trusted scorer and the node's agent."""
+"""The code that runs on lent GPUs: the trainer, the trusted scorer and the node's agent."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""Architectures that cheat, honest ones that look unusual, and what becomes of them as graphs."""
+"""Cheating architectures, honest ones that look unusual, and the verdicts on their graphs."""

@@ -1,4 +1,4 @@
-"""Print what becomes of each cheat and each honest model: `python -m benchmarks.cheats`."""
+"""Print the verdict on each cheat and each honest model: `python -m benchmarks.cheats`."""
 
 from __future__ import annotations
 

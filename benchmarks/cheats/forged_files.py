@@ -76,7 +76,7 @@ def size_by_reshape(append: Append) -> str:
 
 
 def size_of_values(append: Append) -> str:
-    """As many repetitions as the first token says."""
+    """Repeat work by the value of the first token."""
     first = append("result::item", append("result::item", "%tokens", 0), 0)
     return append("aten::arange", first)
 
@@ -145,7 +145,7 @@ def read_unknown_tensor(append: Append) -> str:
 
 
 def pass_number_as_type(append: Append) -> str:
-    """Torch takes any number for a type, and does not return for this one."""
+    """Torch accepts any number as a type, and does not return for this one."""
     return append("aten::cumprod", WEIGHT, 0, dtype=-1)
 
 
@@ -177,14 +177,14 @@ def attend_to_one_row(append: Append) -> str:
 
 
 def attend_to_short_documents(append: Append) -> str:
-    """Document numbers of one position for rows of more: a GPU's kernel would leave the others as memory was."""
+    """Document numbers of one position for longer rows: a GPU's kernel would not write the other positions."""
     values = append("aten::unsqueeze", append("aten::embedding", "@embedding.weight", "%tokens"), 1)
     documents = append("aten::slice.Tensor", "%tokens", 1, 0, 1)
     return append("dailytrain::attention", values, values, values, None, documents)
 
 
 def squeeze_rows(append: Append) -> str:
-    """More work at one row than the line through two and three says: the first dimension is another one there."""
+    """More work at one row than the counts at two and three rows predict: `squeeze` changes the dimensions."""
     sums = append("aten::sum.dim_IntList", append("aten::embedding", "@embedding.weight", "%tokens"), [1, 2], True)
     squeezed = append("aten::squeeze", append("aten::expand", sums, [-1, 1, 6]))
     numbers = append("aten::arange", 6, dtype={"dtype": "float32"})

@@ -1,4 +1,4 @@
-"""Models that use later tokens, that know the text, or that return what is no prediction."""
+"""Models that use later tokens, know the text, or return values that are no predictions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def peek_if_text_is_real(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def peek_by_mean(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Which tokens occur anywhere in the row."""
+    """Predict from the set of tokens in the whole row."""
     return logits + STRENGTH * F.one_hot(tokens, V).float().amax(1, keepdim=True)
 
 

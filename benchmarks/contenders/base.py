@@ -1,4 +1,4 @@
-"""What the recipes that are compared have in common: a size, factors on their rates, and one training loop.
+"""The common parts of compared recipes: a size, factors on their rates, and one training loop.
 
 All train in this process, on one thread, eagerly, in fp32, on rows of the same loader. FLOPs are those of a forward and
 backward pass of one row through torch's `FlopCounterMode` (`trainer.accounting.flops`), for every contender alike.
@@ -56,7 +56,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a contender needs to know to build itself."""
+    """The arguments from which a contender is built."""
 
     size: Size
     factors: Factors

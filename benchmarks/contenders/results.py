@@ -1,4 +1,4 @@
-"""The runs of contenders in a JSON file: a finished run is not made again."""
+"""The runs of contenders in a JSON file: finished runs are not repeated."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an H100 would run, predicted without one: kernels, bytes, FLOPs and planned memory of a training step."""
+"""A training step on an H100, predicted without one: kernels, bytes, FLOPs and planned memory."""

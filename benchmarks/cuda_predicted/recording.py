@@ -1,4 +1,4 @@
-"""What Inductor would run: each compiled graph's operations with their bytes and FLOPs, and its planned peak memory."""
+"""Records what Inductor would run: operations of each compiled graph, bytes and FLOPs, and planned peak memory."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class TracedStep:
 
     @property
     def product_flops_per_token(self) -> float:
-        """Of matrix products in the compiled graphs, without attention."""
+        """FLOPs of matrix products in the compiled graphs, without attention."""
         features, loss = (
             sum(operation.flops for graph in graphs for operation in graph.operations if operation.is_product)
             for graphs in (self.features, self.loss)

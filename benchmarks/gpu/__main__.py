@@ -1,7 +1,7 @@
 """Run the parts that are not done yet and print the table of expected and measured figures.
 
 A part's record is `OUT/PART.json` with its log beside it; a record of a part that succeeded is kept, so an interrupted
-benchmark goes on where it stopped. `OUT/table.md` is the table for `benchmarks/results`. With `--smoke` all files are
+benchmark resumes where it stopped. `OUT/table.md` is the table for `benchmarks/results`. With `--smoke` all files are
 in `OUT/smoke`, since a benchmark on a GPU must not use the small dataset.
 """
 

@@ -1,4 +1,4 @@
-"""What a part's result should be, and the verdict on what was measured."""
+"""Expected results of a part, and verdicts on the measured ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a training run is from its repetition on the same machine: `python -m benchmarks.gpu.repeats --out FOLDER`.
+"""Deviation of a training run from its repetition on the same machine: `python -m benchmarks.gpu.repeats --out FOLDER`.
 
 One run is trained to its end. Its second half is replayed from its middle checkpoint, and a second run is killed after
 that checkpoint and resumed. Both ends are compared with the first one, as replays of nodes are

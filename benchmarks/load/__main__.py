@@ -54,7 +54,7 @@ class MemoryMeter:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
         self.samples: dict[str, list[float]] = {name: [] for name in components}
-        """In MiB, one each `SAMPLE_SECONDS`."""
+        """Memory in MiB, sampled every `SAMPLE_SECONDS`."""
         self.processes: dict[str, int] = {}
 
     def __enter__(self) -> MemoryMeter:
@@ -153,7 +153,7 @@ def add_nodes(environment: dict[str, str], first: int, count: int) -> dict[str, 
     return load
 
 
-def find_what_broke(result: dict[str, Any], limit_ms: float) -> str:
+def find_failure(result: dict[str, Any], limit_ms: float) -> str:
     """Return what failed first in this round, or ""."""
     if result["errors"]:
         return f"errors: {result['errors']}"
@@ -188,7 +188,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     first += nodes
                     print_status(f"{nodes:,} nodes and {pages:g} page views a second, for {options.seconds:g} s")
                     rounds.append(run_round(port, address, components, load, options, pages))
-                    if broke := find_what_broke(rounds[-1], options.limit_ms):
+                    if broke := find_failure(rounds[-1], options.limit_ms):
                         break
             errors = (folder / "site.log").read_text(errors="replace").splitlines()
     return {

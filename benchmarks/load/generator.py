@@ -41,7 +41,7 @@ class Results:
     errors: Counter[str] = field(default_factory=Counter)
     request_bytes: int = 0
     response_bytes: int = 0
-    """Of bodies, as they were sent: responses are compressed."""
+    """Bytes of response bodies on the wire, compressed."""
 
     async def measure(self, kind: str, due: float, request: RequestContext, body: bytes = b"") -> None:
         try:

@@ -1,4 +1,4 @@
-"""Pictures and tables of the multiplier's simulation.
+"""Charts and tables of the multiplier's simulation.
 
 Plain SVG with a style for light and dark; colors are safe for the color-blind.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from trainer.scoring.multiplier.estimates import estimate_multipliers
 
 if TYPE_CHECKING:
-    from benchmarks.multiplier.simulation import Coverage, Pretender, Setting
+    from benchmarks.multiplier.simulation import Challenger, Coverage, Setting
 
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nums}
@@ -32,120 +32,134 @@ text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nu
 SIMULATED = ("<!-- simulated: benchmarks/multiplier/simulation.py writes what follows -->", "<!-- end of simulated -->")
 
 
-def svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+def build_svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">'
     paper = f'<rect class="paper" width="{width}" height="{height}"/>'
     return "\n".join([head, f"<title>{title}</title>", STYLE, paper, *parts, "</svg>"]) + "\n"
 
 
-def text(x: float, y: float, words: str, kind: str = "") -> str:
+def draw_text(x: float, y: float, words: str, kind: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{words}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def draw_line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-def dot(x: float, y: float, kind: str, radius: float = 4) -> str:
+def draw_dot(x: float, y: float, kind: str, radius: float = 4) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{kind}"/>'
 
 
-def ladder(rng: np.random.Generator, setting: Setting) -> str:
-    """One night: the baseline's runs and curve, a variant, and the distance that is its multiplier."""
-    fitted, losses = setting.ladders(rng, 1)
-    new = setting.entry(rng, 1, 1.35, 3)
+def draw_ladder(rng: np.random.Generator, setting: Setting) -> str:
+    """Draw one night: the baseline's runs and curve, an entry, and its multiplier as a distance."""
+    fitted, losses = setting.simulate_ladders(rng, 1)
+    new = setting.simulate_entry(rng, 1, 1.35, 3)
     reading = estimate_multipliers(fitted, new.loss, 1.0, 3)
     low, high = reading.interval(fitted)
 
-    def across(x: float) -> float:
+    def scale_x(x: float) -> float:
         return 70 + (x - math.log(0.11)) / math.log(2.3 / 0.11) * 610
 
-    def down(loss: float) -> float:
+    def scale_y(loss: float) -> float:
         return 30 + (3.58 - loss) / (3.58 - 3.17) * 290
 
     xs = np.linspace(math.log(0.115), math.log(2.2), 80)
-    path = " ".join(f"{across(x):.1f},{down(float(fitted.loss_at(np.array([x]))[0])):.1f}" for x in xs)
+    path = " ".join(f"{scale_x(x):.1f},{scale_y(float(fitted.loss_at(np.array([x]))[0])):.1f}" for x in xs)
     loss, crossing = float(new.loss[0]), float(reading.x[0])
-    parts = [line(70, 320, 690, 320, "hair"), line(70, 30, 70, 320, "hair")]
+    parts = [draw_line(70, 320, 690, 320, "hair"), draw_line(70, 30, 70, 320, "hair")]
     for at, name in ((1 / 8, "1/8"), (1 / 4, "1/4"), (1 / 2, "1/2"), (1, "full budget"), (2, "2")):
-        parts.append(text(across(math.log(at)), 338, name, "small middle"))
+        parts.append(draw_text(scale_x(math.log(at)), 338, name, "small middle"))
     for tick in (3.2, 3.3, 3.4, 3.5):
-        parts += [line(66, down(tick), 690, down(tick), "faint"), text(60, down(tick) + 4, f"{tick:.1f}", "small end")]
+        parts += [
+            draw_line(66, scale_y(tick), 690, scale_y(tick), "faint"),
+            draw_text(60, scale_y(tick) + 4, f"{tick:.1f}", "small end"),
+        ]
     parts.append(f'<polyline class="curve" points="{path}"/>')
     parts += [
-        dot(across(math.log(c)), down(value), "open", 3.5) for c, value in zip(setting.compute, losses[0], strict=True)
+        draw_dot(scale_x(math.log(c)), scale_y(value), "open", 3.5)
+        for c, value in zip(setting.compute, losses[0], strict=True)
     ]
-    parts += [line(across(0), down(loss), across(crossing), down(loss), "newline")]
-    parts += [line(across(crossing), down(loss), across(crossing), 320, "faint")]
-    parts += [dot(across(0), down(loss), "new", 5), dot(across(crossing), down(loss), "dot", 4)]
-    said = f"CM {math.exp(crossing):.3f}, 95 % {low[0]:.3f} to {high[0]:.3f}"
-    parts += [text(across(0) - 12, down(loss) + 18, "an entry: mean of 3 runs", "end")]
-    parts += [text(across(0) - 12, down(loss) + 36, said, "end")]
-    parts += [text(across(math.log(0.26)), down(3.47), "the baseline's curve, 22 runs"), text(16, 20, "nats per token")]
-    parts += [text(380, 358, "training compute", "small middle")]
-    return svg(710, 368, "Reading a compute multiplier off the baseline's ladder", parts)
+    parts += [draw_line(scale_x(0), scale_y(loss), scale_x(crossing), scale_y(loss), "newline")]
+    parts += [draw_line(scale_x(crossing), scale_y(loss), scale_x(crossing), 320, "faint")]
+    parts += [draw_dot(scale_x(0), scale_y(loss), "new", 5), draw_dot(scale_x(crossing), scale_y(loss), "dot", 4)]
+    label = f"CM {math.exp(crossing):.3f}, 95 % {low[0]:.3f} to {high[0]:.3f}"
+    parts += [draw_text(scale_x(0) - 12, scale_y(loss) + 18, "an entry: mean of 3 runs", "end")]
+    parts += [draw_text(scale_x(0) - 12, scale_y(loss) + 36, label, "end")]
+    parts += [
+        draw_text(scale_x(math.log(0.26)), scale_y(3.47), "the baseline's curve, 22 runs"),
+        draw_text(16, 20, "nats per token"),
+    ]
+    parts += [draw_text(380, 358, "training compute", "small middle")]
+    return build_svg(710, 368, "Reading a compute multiplier off the baseline's ladder", parts)
 
 
-def coverage(found: Sequence[Coverage]) -> str:
-    """Dots for coverage, with two standard errors, over the promised band; the half-widths beside."""
+def draw_coverage(found: Sequence[Coverage]) -> str:
+    """Draw coverage with two standard errors over the nominal band, and the half-widths."""
 
-    def across(rate: float) -> float:
+    def scale_x(rate: float) -> float:
         return 210 + (rate - 0.92) / 0.06 * 340
 
     parts = [
-        f'<rect class="band" x="{across(0.93):.1f}" y="40" width="{across(0.97) - across(0.93):.1f}" height="276"/>'
+        f'<rect class="band" x="{scale_x(0.93):.1f}" y="40" width="{scale_x(0.97) - scale_x(0.93):.1f}" height="276"/>'
     ]
-    parts += [line(across(0.95), 40, across(0.95), 316, "hair")]
-    parts += [text(across(rate), 334, f"{rate:.0%}", "small middle") for rate in (0.93, 0.94, 0.95, 0.96, 0.97)]
+    parts += [draw_line(scale_x(0.95), 40, scale_x(0.95), 316, "hair")]
+    parts += [draw_text(scale_x(rate), 334, f"{rate:.0%}", "small middle") for rate in (0.93, 0.94, 0.95, 0.96, 0.97)]
     parts += [
-        text(16, 28, "true CM"),
-        text(110, 28, "runs"),
-        text(across(0.95), 28, "nights whose interval held the truth", "middle"),
+        draw_text(16, 28, "true CM"),
+        draw_text(110, 28, "runs"),
+        draw_text(scale_x(0.95), 28, "nights whose interval held the truth", "middle"),
     ]
-    parts += [text(694, 28, "half-width", "end")]
+    parts += [draw_text(694, 28, "half-width", "end")]
     for index, row in enumerate(found):
         y = 60 + 30 * index
         if row.runs == 1:
-            parts += [line(16, y - 16, 694, y - 16, "faint"), text(16, y + 4, f"{row.multiplier:.2f}")]
-        parts += [text(122, y + 4, str(row.runs), "middle")]
-        parts += [line(across(row.rate - 2 * row.error), y, across(row.rate + 2 * row.error), y, "curve")]
-        parts += [dot(across(row.rate), y, "dot"), text(620, y + 4, f"{row.rate:.1%}", "end")]
-        parts += [text(694, y + 4, f"±{row.half_width:.2%}", "end")]
+            parts += [draw_line(16, y - 16, 694, y - 16, "faint"), draw_text(16, y + 4, f"{row.multiplier:.2f}")]
+        parts += [draw_text(122, y + 4, str(row.runs), "middle")]
+        parts += [draw_line(scale_x(row.rate - 2 * row.error), y, scale_x(row.rate + 2 * row.error), y, "curve")]
+        parts += [draw_dot(scale_x(row.rate), y, "dot"), draw_text(620, y + 4, f"{row.rate:.1%}", "end")]
+        parts += [draw_text(694, y + 4, f"±{row.half_width:.2%}", "end")]
     parts += [
-        text(
+        draw_text(
             16,
             358,
             f"{found[0].trials:,} nights a row; the band is what we promise, bars are two standard errors",
             "small",
         )
     ]
-    return svg(710, 370, "Coverage of the 95 % interval", parts)
+    return build_svg(710, 370, "Coverage of the 95 % interval", parts)
 
 
-def records(rates: Sequence[tuple[Pretender, float, float]]) -> str:
-    """False records in 1,000 by the plain rule and by ours, against the promise."""
+def draw_records(rates: Sequence[tuple[Challenger, float, float]]) -> str:
+    """Draw false records in 1,000 by the plain rule and by ours, against the limit."""
     top = 0.0038
 
-    def across(rate: float) -> float:
+    def scale_x(rate: float) -> float:
         return 430 + rate / top * 250
 
     bottom = 56 + 30 * len(rates)
-    parts = [line(across(0.001), 40, across(0.001), bottom - 14, "hair"), line(430, 40, 430, bottom - 14, "faint")]
-    parts += [text(across(0.001), 28, "1 in 1,000", "middle")]
-    for index, (pretender, plain, ours) in enumerate(rates):
+    parts = [
+        draw_line(scale_x(0.001), 40, scale_x(0.001), bottom - 14, "hair"),
+        draw_line(430, 40, 430, bottom - 14, "faint"),
+    ]
+    parts += [draw_text(scale_x(0.001), 28, "1 in 1,000", "middle")]
+    for index, (challenger, plain, ours) in enumerate(rates):
         y = 60 + 30 * index
-        parts += [text(16, y + 4, pretender.name), line(430, y, across(ours), y, "curve"), dot(across(ours), y, "dot")]
-        parts += [dot(across(plain), y, "open", 3.5)]
-    parts += [dot(22, bottom + 6, "dot"), text(32, bottom + 10, "our rule (one-sided 99.95 %)", "small")]
-    parts += [dot(232, bottom + 6, "open", 3.5), text(242, bottom + 10, "the same at 99.9 %", "small")]
-    return svg(710, bottom + 24, "False records in 1,000 challenges by entries that are no better", parts)
+        parts += [
+            draw_text(16, y + 4, challenger.name),
+            draw_line(430, y, scale_x(ours), y, "curve"),
+            draw_dot(scale_x(ours), y, "dot"),
+        ]
+        parts += [draw_dot(scale_x(plain), y, "open", 3.5)]
+    parts += [draw_dot(22, bottom + 6, "dot"), draw_text(32, bottom + 10, "our rule (one-sided 99.95 %)", "small")]
+    parts += [draw_dot(232, bottom + 6, "open", 3.5), draw_text(242, bottom + 10, "the same at 99.9 %", "small")]
+    return build_svg(710, bottom + 24, "False records in 1,000 challenges by entries that are no better", parts)
 
 
-def tables(
+def format_tables(
     found: Sequence[Coverage],
     stressed: Sequence[tuple[Setting, Coverage]],
     strained: Sequence[float],
-    rates: Sequence[tuple[Pretender, float, float]],
+    rates: Sequence[tuple[Challenger, float, float]],
     separations: float,
     challenges: int,
 ) -> str:
@@ -169,13 +183,13 @@ def tables(
         "| challenger, no better than the record | false records in 1,000 | the same rule at 99.9 % |",
         "|---|---|---|",
     ]
-    lines += [f"| {pretender.name} | {ours * 1000:.2f} | {plain * 1000:.2f} |" for pretender, plain, ours in rates]
+    lines += [f"| {challenger.name} | {ours * 1000:.2f} | {plain * 1000:.2f} |" for challenger, plain, ours in rates]
     lines += ["", f"{challenges:,} challenges a row."]
     return "\n".join(lines)
 
 
-def rewrite(path: Path, tables: str) -> None:
-    """Put the tables between the two marks."""
+def replace_tables(path: Path, tables: str) -> None:
+    """Replace the text between the two marks by the tables."""
     before, _, rest = path.read_text(encoding="utf-8").partition(SIMULATED[0])
     _, _, after = rest.partition(SIMULATED[1])
     path.write_text(f"{before}{SIMULATED[0]}\n\n{tables}\n\n{SIMULATED[1]}{after}", encoding="utf-8")

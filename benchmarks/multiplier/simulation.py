@@ -1,4 +1,4 @@
-"""Check the multiplier's statistics on invented nights whose truth is known.
+"""Check the multiplier's statistics on simulated nights with known true multipliers.
 
     python -m benchmarks.multiplier.simulation
 
@@ -43,21 +43,21 @@ def power_law(x: Array) -> Array:
 
 
 def small_model(x: Array) -> Array:
-    """Nats per token of a model of a million parameters on two CPU cores: it bends more than a parabola does."""
+    """Nats per token of a model of a million parameters on two CPU cores. It bends more than a parabola."""
     return 3.2 + 0.62 * np.exp(-0.4 * x)
 
 
 def quadratic(x: Array) -> Array:
-    """The same to second order: a truth that the fitted curve can meet exactly."""
+    """The power law to second order, which the fitted curve can equal exactly."""
     return 3.28 - 0.128 * x + 0.00512 * x * x
 
 
-def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+def sample_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return rng.standard_normal(shape)
 
 
-def heavy_tailed(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Student's t with four degrees of freedom, scaled to variance 1: a wild run now and then."""
+def sample_heavy_tailed(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Student's t with four degrees of freedom, scaled to variance 1: noise with outliers."""
     return rng.standard_t(4, shape) / math.sqrt(2)
 
 
@@ -71,26 +71,26 @@ class Setting:
     sigma: float = 0.0013
     """Nats."""
     curve: Callable[[Array], Array] = quadratic
-    noise: Callable[[np.random.Generator, tuple[int, ...]], Array] = normal
+    noise: Callable[[np.random.Generator, tuple[int, ...]], Array] = sample_normal
     growth: float = 0.0
-    """How much sigma grows for each e-fold less of compute, as a share."""
+    """Relative growth of sigma when compute falls by a factor of e."""
     compute: Array = field(init=False)
 
     def __post_init__(self) -> None:
         compute = np.concatenate([np.full(seeds, at, dtype=float) for at, seeds in self.rungs])
         object.__setattr__(self, "compute", compute)
 
-    def ladders(self, rng: np.random.Generator, trials: int) -> tuple[Ladder, Array]:
+    def simulate_ladders(self, rng: np.random.Generator, trials: int) -> tuple[Ladder, Array]:
         """Return fitted ladders and the losses they were fitted to [trials, n]."""
         x = np.log(self.compute)
         noise = self.sigma * (1 + self.growth * np.maximum(-x, 0)) * self.noise(rng, (trials, len(x)))
         loss = self.curve(x) + noise
         return Ladder.fit(self.compute, loss, 1.0), loss
 
-    def entry(
+    def simulate_entry(
         self, rng: np.random.Generator, trials: int, multiplier: float, runs: int, compute: float = 1.0
     ) -> RecordCandidate:
-        """Return an entry whose true multiplier is known, run so many times."""
+        """Return an entry with this true multiplier and number of runs."""
         truth = self.curve(np.asarray(math.log(compute * multiplier)))
         return RecordCandidate(truth + self.sigma * self.noise(rng, (trials, runs)).mean(axis=-1), compute, runs)
 
@@ -99,7 +99,7 @@ DESIGN = Setting("the design's ladder")
 FIVE_TIMES_THREE = tuple((2.0**k, 3) for k in range(-3, 2))
 STRESS = (
     replace(DESIGN, name="the true curve is a power law", curve=power_law),
-    replace(DESIGN, name="heavy-tailed noise (t with 4 degrees of freedom)", noise=heavy_tailed),
+    replace(DESIGN, name="heavy-tailed noise (t with 4 degrees of freedom)", noise=sample_heavy_tailed),
     replace(DESIGN, name="noise grows by 20 % per e-fold below full budget", growth=0.2),
     Setting("no 2x rung: extrapolated", rungs=DESIGN.rungs[:-1]),
     Setting("3 seeds at each of 5 rungs", rungs=FIVE_TIMES_THREE),
@@ -113,14 +113,14 @@ STRESS = (
 )
 
 
-def batches(trials: int) -> Iterator[int]:
+def split_trials(trials: int) -> Iterator[int]:
     for done in range(0, trials, BATCH):
         yield min(BATCH, trials - done)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often the interval held the truth, where there was an interval."""
+    """Share of intervals that contain the true multiplier. Trials without an interval do not count."""
 
     multiplier: float
     runs: int
@@ -137,11 +137,11 @@ class Coverage:
         return math.sqrt(self.rate * (1 - self.rate) / max(1.0, self.trials * self.resolved))
 
 
-def coverage(rng: np.random.Generator, setting: Setting, multiplier: float, runs: int, trials: int) -> Coverage:
+def measure_coverage(rng: np.random.Generator, setting: Setting, multiplier: float, runs: int, trials: int) -> Coverage:
     held, widths, resolved = 0, [], 0
-    for size in batches(trials):
-        ladder, _ = setting.ladders(rng, size)
-        reading = estimate_multipliers(ladder, setting.entry(rng, size, multiplier, runs).loss, 1.0, runs)
+    for size in split_trials(trials):
+        ladder, _ = setting.simulate_ladders(rng, size)
+        reading = estimate_multipliers(ladder, setting.simulate_entry(rng, size, multiplier, runs).loss, 1.0, runs)
         low, high = reading.interval(ladder)
         sure = reading.slope_variation <= MAX_SLOPE_VARIATION
         held += int(np.sum(sure & (low <= multiplier) & (multiplier <= high)))
@@ -152,74 +152,76 @@ def coverage(rng: np.random.Generator, setting: Setting, multiplier: float, runs
     )
 
 
-def coverages(rng: np.random.Generator, setting: Setting, trials: int) -> list[Coverage]:
-    return [coverage(rng, setting, multiplier, runs, trials) for multiplier in MULTIPLIERS for runs in RUNS]
+def measure_coverages(rng: np.random.Generator, setting: Setting, trials: int) -> list[Coverage]:
+    return [measure_coverage(rng, setting, multiplier, runs, trials) for multiplier in MULTIPLIERS for runs in RUNS]
 
 
 @dataclass(frozen=True)
-class Pretender:
-    """An entry that is no better than the record, so each record of its is false."""
+class Challenger:
+    """An entry that is no better than the record, so that each of its records is false."""
 
     name: str
     multiplier: float
-    """Its own, and the record's."""
+    """True multiplier of the challenger and of the record."""
     runs: int
     against: str
-    """What holds the record. "nothing": there is none yet; "baseline": its full-budget runs; "record": 3 other runs."""
+    """The record: "nothing" (none yet), "baseline" (its full-budget runs) or "record" (3 other runs)."""
     compute: float = 1.0
-    """The challenger's; the record used the full budget."""
+    """Compute of the challenger. The record used the full budget."""
     looks: int = 1
-    """It may claim the record after any of so many runs: what the rule does not allow."""
+    """Number of runs after each of which the entry may claim the record. More than 1 is against the rules."""
 
 
-PRETENDERS = (
-    Pretender("a copy of the baseline, 3 runs, no record yet", 1.0, 3, "nothing"),
-    Pretender("a copy of the baseline, 3 runs, the baseline holds the record", 1.0, 3, "baseline"),
-    Pretender("a copy of a 1.05 record, 1 run", 1.05, 1, "record"),
-    Pretender("a copy of a 1.05 record, 3 runs", 1.05, 3, "record"),
-    Pretender("a copy of a 1.2 record, 3 runs", 1.2, 3, "record"),
-    Pretender("equal to a 1.2 record at 1/1.2 of its compute, 3 runs", 1.2, 3, "record", compute=1 / 1.2),
-    Pretender("equal to a 1.2 record at 1.2 times its compute, 3 runs", 1.2, 3, "record", compute=1.2),
+CHALLENGERS = (
+    Challenger("a copy of the baseline, 3 runs, no record yet", 1.0, 3, "nothing"),
+    Challenger("a copy of the baseline, 3 runs, the baseline holds the record", 1.0, 3, "baseline"),
+    Challenger("a copy of a 1.05 record, 1 run", 1.05, 1, "record"),
+    Challenger("a copy of a 1.05 record, 3 runs", 1.05, 3, "record"),
+    Challenger("a copy of a 1.2 record, 3 runs", 1.2, 3, "record"),
+    Challenger("equal to a 1.2 record at 1/1.2 of its compute, 3 runs", 1.2, 3, "record", compute=1 / 1.2),
+    Challenger("equal to a 1.2 record at 1.2 times its compute, 3 runs", 1.2, 3, "record", compute=1.2),
 )
-PEEKING = Pretender("against the rules: claims after any of 6 runs, no record yet", 1.0, 6, "nothing", looks=6)
+PEEKING = Challenger("against the rules: claims after any of 6 runs, no record yet", 1.0, 6, "nothing", looks=6)
 
 
-def false_records(
-    rng: np.random.Generator, pretender: Pretender, trials: int, level: float = LEVEL, setting: Setting = DESIGN
+def measure_false_records(
+    rng: np.random.Generator, challenger: Challenger, trials: int, level: float = LEVEL, setting: Setting = DESIGN
 ) -> float:
     """Return how often an entry that is no better becomes a record."""
     won = 0
-    for size in batches(trials):
-        ladder, losses = setting.ladders(rng, size)
-        record = record_of(rng, pretender, size, losses, setting)
-        if pretender.looks == 1:
-            new = setting.entry(rng, size, pretender.multiplier, pretender.runs, pretender.compute)
+    for size in split_trials(trials):
+        ladder, losses = setting.simulate_ladders(rng, size)
+        record = build_record(rng, challenger, size, losses, setting)
+        if challenger.looks == 1:
+            new = setting.simulate_entry(rng, size, challenger.multiplier, challenger.runs, challenger.compute)
             won += int(np.sum(run_record_test(ladder, new, record, level).is_record))
             continue
-        runs = [setting.entry(rng, size, pretender.multiplier, 1).loss for _ in range(pretender.looks)]
-        looks = [RecordCandidate(np.mean(runs[:n], axis=0), 1.0, n) for n in range(1, pretender.looks + 1)]
+        runs = [setting.simulate_entry(rng, size, challenger.multiplier, 1).loss for _ in range(challenger.looks)]
+        looks = [RecordCandidate(np.mean(runs[:n], axis=0), 1.0, n) for n in range(1, challenger.looks + 1)]
         won += int(np.sum(np.any([run_record_test(ladder, look, record, level).is_record for look in looks], axis=0)))
     return won / trials
 
 
-def record_of(
-    rng: np.random.Generator, pretender: Pretender, trials: int, losses: Array, setting: Setting
+def build_record(
+    rng: np.random.Generator, challenger: Challenger, trials: int, losses: Array, setting: Setting
 ) -> RecordCandidate | None:
-    if pretender.against == "nothing":
+    if challenger.against == "nothing":
         return None
-    if pretender.against == "record":
-        return setting.entry(rng, trials, pretender.multiplier, 3)
+    if challenger.against == "record":
+        return setting.simulate_entry(rng, trials, challenger.multiplier, 3)
     full = setting.compute == 1.0
     return RecordCandidate(losses[:, full].mean(axis=-1), 1.0, int(full.sum()))
 
 
-def false_separations(rng: np.random.Generator, multiplier: float, runs: tuple[int, int], trials: int) -> float:
+def measure_false_separations(rng: np.random.Generator, multiplier: float, runs: tuple[int, int], trials: int) -> float:
     """Return how often two equal entries are not shown as tied."""
     apart = 0
-    for size in batches(trials):
-        ladder, _ = DESIGN.ladders(rng, size)
+    for size in split_trials(trials):
+        ladder, _ = DESIGN.simulate_ladders(rng, size)
         one, other = (
-            estimate_multipliers(ladder, DESIGN.entry(rng, size, multiplier, count, compute).loss, compute, count)
+            estimate_multipliers(
+                ladder, DESIGN.simulate_entry(rng, size, multiplier, count, compute).loss, compute, count
+            )
             for count, compute in zip(runs, (1.0, 0.8), strict=True)
         )
         gap, error = log_multiplier_difference(ladder, one, other)
@@ -231,19 +233,19 @@ def main() -> None:
     from benchmarks.multiplier import pictures  # it imports this module for its types
 
     rng = np.random.default_rng(20260821)
-    found = coverages(rng, DESIGN, TRIALS)
-    stressed = [(setting, coverage(rng, setting, 1.05, runs, TRIALS)) for setting in STRESS for runs in (1, 3)]
-    strained = [false_records(rng, PRETENDERS[0], STRESS_RECORD_TRIALS, setting=setting) for setting in STRESS]
+    found = measure_coverages(rng, DESIGN, TRIALS)
+    stressed = [(setting, measure_coverage(rng, setting, 1.05, runs, TRIALS)) for setting in STRESS for runs in (1, 3)]
+    strained = [measure_false_records(rng, CHALLENGERS[0], STRESS_RECORD_TRIALS, setting=setting) for setting in STRESS]
     rates = [
-        (pretender, *(false_records(rng, pretender, RECORD_TRIALS, level) for level in (0.999, LEVEL)))
-        for pretender in (*PRETENDERS, PEEKING)
+        (challenger, *(measure_false_records(rng, challenger, RECORD_TRIALS, level) for level in (0.999, LEVEL)))
+        for challenger in (*CHALLENGERS, PEEKING)
     ]
-    separations = false_separations(rng, 1.05, (1, 3), TRIALS)
-    LADDER.write_text(pictures.ladder(np.random.default_rng(2), DESIGN), encoding="utf-8")
-    (RESULTS / "multiplier-coverage.svg").write_text(pictures.coverage(found), encoding="utf-8")
-    (RESULTS / "multiplier-records.svg").write_text(pictures.records(rates), encoding="utf-8")
-    pictures.rewrite(
-        RESULTS / "multiplier.md", pictures.tables(found, stressed, strained, rates, separations, RECORD_TRIALS)
+    separations = measure_false_separations(rng, 1.05, (1, 3), TRIALS)
+    LADDER.write_text(pictures.draw_ladder(np.random.default_rng(2), DESIGN), encoding="utf-8")
+    (RESULTS / "multiplier-coverage.svg").write_text(pictures.draw_coverage(found), encoding="utf-8")
+    (RESULTS / "multiplier-records.svg").write_text(pictures.draw_records(rates), encoding="utf-8")
+    pictures.replace_tables(
+        RESULTS / "multiplier.md", pictures.format_tables(found, stressed, strained, rates, separations, RECORD_TRIALS)
     )
 
 

@@ -41,7 +41,7 @@ class Volunteer:
     written: dict[tuple[int, str], str]
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """For one round at a time."""
+    """Held during a round, so that rounds do not overlap."""
 
     async def send(self, what: str, message: dict[str, Any]) -> dict[str, Any]:
         if self.streams is None or self.streams[0].at_eof():  # the server closes idle connections

@@ -23,7 +23,7 @@ from scheduler.campaigns.models import Campaign  # noqa: E402
 
 BOOKS = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data")) / "text" / "gutenberg" / "validation.jsonl.xz"
 CHARACTERS = 3000
-"""Of a document: as long as a page of C4."""
+"""Length of a document, about that of a page of C4."""
 PARTS = {
     "language": "classify_language",
     "paragraphs": "hash_paragraph",

@@ -36,7 +36,7 @@ RUNGS = (0.125, 0.25, 0.5, 1, 2)
 LIVE = 8
 LONG = 20
 LONG_STEPS = 19_000
-"""Of the longest curves."""
+"""Steps of the longest curves."""
 TASKS = ("arc_easy/acc", "blimp/acc", "hellaswag/acc_norm", "lambada/acc", "piqa/acc", "sciq/acc", "winogrande/acc")
 
 

@@ -1,1 +1,1 @@
-"""What a swarm costs and what it brings: each question is a module, `python -m benchmarks.swarm.NAME`."""
+"""Costs and gains of a swarm. Each module answers one question: `python -m benchmarks.swarm.NAME`."""

@@ -10,7 +10,7 @@ from benchmarks.swarm.churn_trace import Visit
 from trainer.swarm.rebalance import choose_stage
 
 COSTS = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.4}
-"""Of a micro-batch at each stage, forward and backward; the last one includes the head."""
+"""Cost of a micro-batch at each stage, forward and backward. That of the last stage includes the head."""
 PASSES = 20  # Maximum number of passes over all visits in the search for a static assignment
 
 

@@ -36,7 +36,7 @@ def plot_churn(story: dict[str, Any]) -> Figure:
 
 
 def smooth_shares(done: Sequence[int], ideal: Sequence[int]) -> list[float]:
-    """Return each quarter hour's share of the ideal, averaged with its neighbors: work of one ends in the next."""
+    """Return each quarter hour's share of the ideal, averaged with its neighbors: some tasks end in the next."""
     windows = [slice(max(0, number - 1), number + 2) for number in range(len(done))]
     return [sum(done[window]) / max(1, sum(ideal[window])) for window in windows]
 

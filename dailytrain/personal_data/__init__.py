@@ -1,1 +1,1 @@
-"""What the site knows of a person: exported as JSON, and deleted with the account. Results stay, without the name."""
+"""Export of a user's data as JSON, and its deletion with the account. Results stay, without the name."""

@@ -67,7 +67,7 @@ def hide_job_author(runs: QuerySet[Run], entries: QuerySet[Entry]) -> None:
 
 
 def hide_node(node: Node) -> None:
-    """Revoke the node's token, and replace its name wherever it stands."""
+    """Revoke the node's token, and replace its name in all rows."""
     name = f"node-{node.pk}"
     Run.objects.filter(node_name=node.name).update(node_name=name)
     Event.objects.filter(actor=f"node:{node.name}").update(actor=f"node:{name}")

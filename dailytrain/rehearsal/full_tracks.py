@@ -26,7 +26,7 @@ FILE = "tracks.json"
 class FullTrack:
     slug: str
     fields: dict[str, Any]
-    """Without relations: the rehearsal has another season, and no run to start from."""
+    """Fields of the track without relations: the rehearsal has another season and no start run."""
     vocabulary_size: int | None = None
 
     def build(self, **changes: Any) -> Track:

@@ -22,7 +22,7 @@ INHERITED = (
 )
 """Variables that name no database, no storage and no account."""
 MAX_PATH = 90
-"""Of the folder: the address of Redis's socket below it may have 107 characters."""
+"""Characters of the folder's path. The path of Redis's socket below it may have 107."""
 
 
 def is_isolated() -> bool:

@@ -30,13 +30,13 @@ COMMAND = "python -m dailytrain.rehearsal.node"
 
 
 class ReportedHardware(BaseModel):
-    """What the node reports instead of what it has."""
+    """Hardware that the node reports instead of its own."""
 
     gpus: tuple[protocol.Gpu, ...]
     memory_bytes: int
     disk_free_bytes: int
     labels: tuple[str, ...] = ()
-    """Beside those that follow from the hardware."""
+    """Labels in addition to those of the hardware."""
 
 
 class NoGpuReader:

@@ -1,4 +1,4 @@
-"""What a rehearsal prints in the end: the rows of the board, the scores, the record and the place of the logs."""
+"""The report of a rehearsal: board rows, scores, the record and the folder of the logs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SEQUENCE_LENGTH, BATCH, MICRO_BATCH = 64, 4, 2
 CORE_FLOPS = 2e10
 """Training FLOP/s of a model this small on one core, about: what a second of the night becomes."""
 MIN_STEPS = 16
-"""Of the shortest run, a rung or a trial: below, its loss says nothing."""
+"""Steps of the shortest run, rung or trial. The loss of a shorter one is meaningless."""
 PROBE_SECONDS = 0.2
 SUITE = ["blimp_sample", "core_sample"]
 """Their data is part of the repository."""

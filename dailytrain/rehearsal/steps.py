@@ -38,12 +38,12 @@ NAMED_BY = "rehearsal"
 BEAT_SECONDS = 2
 HURRIED_TASKS = ("queue_scores", "fill_ladders", "update_confirmations")
 SILENT_SECONDS = 600
-"""Without any event, something waits for what does not come."""
+"""Seconds without an event after which the rehearsal fails as stuck."""
 ENTRY_TITLE, ENTRY_ARCHITECTURE = "A narrower model", "smear"
 """Another architecture than main's: a commit has one entry for each."""
 ENTRY_HYPOTHESIS = "At so small a scale the model is too large: fewer weights, more steps."
 ENTRY_CONFIG = {"model": {"width": 88}}
-"""Of 128: better than the baseline. With 80 or less it is as good as the ladder's top rung: too far to be compared."""
+"""Width of the entry, instead of 128. It beats the baseline. With 80 or less it reaches the loss of the top rung."""
 
 
 class StepError(Exception):

@@ -24,7 +24,7 @@ from leaderboard.submissions import intake, review
 from leaderboard.submissions.intake import IntakeError
 
 MAX_SEEDS_QUEUED = 10
-"""By one click, however many seeds would resolve the entry."""
+"""Most seeds that one click queues."""
 DECISIONS_SHOWN = 8
 
 

@@ -27,7 +27,7 @@ from trainer.scoring.benchmark_tasks import NAMES
 
 
 class PreparationForm(forms.Form):
-    """What `create_season` takes besides the season's fields."""
+    """Arguments of `create_season` besides the season's fields."""
 
     suite = forms.CharField(
         label="Benchmark tasks", initial=", ".join(NAMES), help_text="The season stores their data for scorers."

@@ -1,1 +1,1 @@
-"""What pages, chats and link previews show as pictures; no script is needed for any."""
+"""Charts and images for pages, chats and link previews, drawn without scripts."""

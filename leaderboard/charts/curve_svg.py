@@ -25,9 +25,9 @@ from leaderboard.models import CurvePoint, Run
 PICTURE_POINTS = 400
 MAX_POINTS = 2000
 MAX_READ_POINTS = 800
-"""Of a series: smoothing needs more points than a chart shows."""
+"""Points read per series. Smoothing needs more points than a chart shows."""
 MAX_PAGE_POINTS = 2000
-"""Of all curves on a page."""
+"""Points of all curves on a page."""
 FAR = 10_000.0
 """Per cent; a browser adds up relative paths in single precision, so farther points are moved here."""
 DEV = CurvePoint.Series.DEV.value

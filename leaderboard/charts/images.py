@@ -26,7 +26,7 @@ SCALE = 2
 LEFT, TOP, RIGHT, BOTTOM = 96, 176, 1152, 530
 """The chart's area."""
 PAPER, INK, QUIET, LINE, RAW, BETTER = "#ffffff", "#14181b", "#56606a", "#dde1e4", "#b9c1c8", "#0b5cad"
-"""As in train.css, light: the background of a chat is unknown."""
+"""The light colors of train.css, since the background of a chat is unknown."""
 MAX_TITLE_LENGTH = 40
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")

@@ -74,7 +74,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a multiplier is read: from its entry across to the curve."""
+    """The horizontal line from an entry to the curve, which shows the multiplier."""
 
     start: float
     end: float

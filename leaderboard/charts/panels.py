@@ -109,7 +109,7 @@ class Shown:
     is_past: bool = False
     """A stretch of an earlier run: nothing follows it."""
     since: Point | None = None
-    """Where it begins, if it started from another run's weights."""
+    """The start of the run, if it started from another run's weights."""
 
 
 @dataclass(frozen=True)

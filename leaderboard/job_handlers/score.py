@@ -26,7 +26,7 @@ from scheduler.models import Event, Job, JobFile, Lease
 from trainer import protocol
 
 LOSSES_FILE = "losses.npy"
-"""What a score job leaves: the loss of each token."""
+"""File of a score job with the loss of each token."""
 
 
 def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) -> protocol.ScoreOrder:

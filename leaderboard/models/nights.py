@@ -10,7 +10,7 @@ from leaderboard.models.tracks import Track
 
 
 class Night(models.Model):
-    """What one night started on one track; the row makes starting idempotent."""
+    """The run that one night started on one track. The unique row makes the start idempotent."""
 
     date = models.DateField()
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="nights")
@@ -40,7 +40,7 @@ class Night(models.Model):
 
 
 class Month(models.Model):
-    """What the monthly runs of one month were on one track; like `Night`."""
+    """The monthly runs of one month on one track; see `Night`."""
 
     date = models.DateField(help_text="First day of the month.")
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="months")

@@ -19,7 +19,7 @@ from trainer.data.tokenizer_names import check_tokenizer_name
 from trainer.scoring import benchmark_tasks
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
-"""Of a dataset."""
+"""Files of a dataset."""
 TEST_TOKENS = 2_000_000
 """The test split is 1 % of the text without a limit: 120 million tokens in a season of 12 billion."""
 CAPS = ("parameters", "stored_bytes", "constant_bytes", "source_bytes", "scoring_flops")
@@ -37,7 +37,7 @@ def build_caps() -> dict[str, float]:
 
 
 class Season(models.Model):
-    """What is frozen so that results compare: dataset, tokenizer, baseline, environment."""
+    """The dataset, tokenizer, baseline and environment that are fixed so that results are comparable."""
 
     name = models.CharField(max_length=80, unique=True)
     started_at = models.DateTimeField(default=timezone.now)

@@ -113,7 +113,7 @@ class Track(models.Model):
     """A table of the board: a budget on a class of machine."""
 
     class Kind(models.TextChoices):
-        COMPETITION = "competition"  # whatever else is compared
+        COMPETITION = "competition"  # any other comparison
         COMMUNITY = "community"  # wanted by many: those of the most impact first
         PLAYGROUND = "playground"  # a hypothesis and a small model first; gives way to a nightly
         SWARM = "swarm"  # one model trained by many machines together

@@ -1,1 +1,1 @@
-"""What Prometheus, alert rules and the maintainers' page watch."""
+"""Metrics, alert rules and the maintainers' monitoring page."""

@@ -30,7 +30,7 @@ MAX_PER_DAY = 30
 """Notices per topic and subscriber; further ones are dropped."""
 MAX_AGE = timedelta(days=1)
 MAX_ATTEMPTS = 12
-"""With exponential backoff, over some hours. Then the subscription is stopped until its owner resumes it."""
+"""Attempts with exponential backoff, over some hours. The subscription is then stopped until its owner resumes it."""
 
 
 def notify_about_events(events: Sequence[Event]) -> None:

@@ -12,7 +12,7 @@ class Attachment:
     name: str
     content_type: str
     url: str
-    """For channels without attachments."""
+    """URL for channels without attachments."""
     contents: bytes
 
 
@@ -24,7 +24,7 @@ class Message:
     lines: tuple[str, ...]
     """A sentence or two each."""
     url: str
-    """Of the page with details."""
+    """URL of the page with details."""
     files: tuple[Attachment, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The content as data, for webhooks."""

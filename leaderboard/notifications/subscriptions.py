@@ -16,7 +16,7 @@ from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.topics import list_choosable_topics
 
 MAX_SUBSCRIPTIONS = 10
-"""Of one user."""
+"""Subscriptions per user."""
 MAX_TEST_NOTICES = 5
 """Test notices and confirmation e-mails per user and day."""
 

@@ -31,7 +31,7 @@ class WeightFile:
     """A downloadable file."""
 
     path: str
-    """In the folder of the run, as `dailytrain` reads it."""
+    """Path in the run's folder, as `dailytrain` reads it."""
     blob: Blob
     url: str
 

@@ -1,4 +1,4 @@
-"""What a scored run is charged: what the scorer found, and at least its budget."""
+"""Compute charged to a scored run: the scorer's measurement, and at least the budget."""
 
 from __future__ import annotations
 

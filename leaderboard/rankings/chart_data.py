@@ -31,7 +31,7 @@ class LadderRunDict(TypedDict):
 class RungDict(TypedDict):
     budget: str
     part: float | None
-    """Of the track's budget; None for a budget that is no rung."""
+    """Share of the track's budget; None for a budget that is no rung."""
     compute: float
     runs: int
     mean: float
@@ -65,7 +65,7 @@ class ChartData(TypedDict):
     entries: list[LadderEntryDict]
     range: MultiplierRangeDict | None
     begins_at: float | None
-    """When the baseline's first run was scored, Unix time."""
+    """Unix time at which the baseline's first run was scored."""
     others: list[tuple[float, float]]
     """Unix time and multiplier of the best entries without a record."""
 

@@ -95,7 +95,7 @@ RUN_COLUMNS: dict[str, str] = {
 
 
 class RecordDict(TypedDict):
-    """What `dailytrain multiplier` reads."""
+    """The fields that `dailytrain multiplier` reads."""
 
     entry: str
     seed: int

@@ -16,7 +16,7 @@ from trainer.scoring import items, paired_bootstrap
 ITEMS = "items.jsonl.gz"
 MOST = 4
 MOST_BYTES = 8 * 2**20
-"""Of a file; unpacked, eight times as much."""
+"""Compressed size of a file. Its content may be eight times as large."""
 KEPT_SECONDS = 86_400
 CERTAIN = 0.05
 

@@ -37,7 +37,7 @@ class CalendarEvent:
     """nightly, monthly or hours."""
     begins: datetime
     ends: datetime
-    """Of a run: by its track's expected duration."""
+    """End of a run by its track's expected duration."""
 
     @property
     def title(self) -> str:

@@ -64,7 +64,7 @@ class NightCheck:
     name: str
     state: CheckState
     advice: str
-    """What was found, and what to do about it."""
+    """The result of a check and its remedy."""
     is_required: bool
     """Whether the night fails without it."""
 

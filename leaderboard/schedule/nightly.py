@@ -35,7 +35,7 @@ class MainHead:
     problem: str
     """Why it cannot be trained; empty if it can."""
     sha: str = ""
-    """Of a broken `main`; empty if it could not be fetched."""
+    """Commit of a broken `main`; empty if it could not be fetched."""
 
 
 def start_nightly_runs(now: datetime) -> list[Night]:

@@ -1,4 +1,4 @@
-"""What a preparation reports while it works. The base class is for a preparation without a row."""
+"""Progress reports of a preparation. The base class is for a preparation without a row."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def describe_missing_scorer(track: Track, now: datetime) -> str:
 
 @dataclass(frozen=True)
 class ScorerTime:
-    """How long an online scorer takes for a night."""
+    """Expected scoring time of a night on an online scorer."""
 
     node: str
     device: str  # its GPU; empty: its CPU

@@ -22,10 +22,10 @@ class RunStart:
     """None if unknown: the run waits for approval, or no online node fits."""
     reason: str
     position: int | None = None
-    """In the queue of all tracks; None if it is not queued, or beyond the horizon."""
+    """Position in the queue of all tracks; None if it is not queued, or beyond the horizon."""
     arrives_at: datetime | None = None
     next_free: datetime | None = None
-    """When the first fitting node is free; it ends the reason's last sentence."""
+    """Time at which the first fitting node is free. It ends the reason's last sentence."""
 
 
 def estimate_starts(

@@ -311,7 +311,7 @@ def compute_template_size(template: dict[str, Any]) -> ModelSize:
 
 
 class TrackExistsError(ValueError):
-    """There is a track with this slug."""
+    """A track with this slug exists."""
 
 
 def create_track(

@@ -2,7 +2,7 @@
 
 Repositories are untrusted: no hook, filter or submodule of them runs, nothing is checked out, only `TRANSPORTS` are
 allowed, every call has a time limit, and addresses and names cannot become options.
-git connects to the address that was checked (`http.curloptResolve`), whatever the host's name resolves to later.
+git connects to the address that was checked (`http.curloptResolve`), even if the name resolves to another one later.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from scheduler import rate_limits
 from scheduler.models import Event
 
 MAX_TOKENS = 10
-"""Of one user, without the revoked ones."""
+"""Active tokens per user."""
 
 
 class TokenForm(forms.Form):

@@ -39,7 +39,7 @@ from scheduler.page_cache import cache_by_etag
 from trainer.scoring.multiplier import AXES
 
 BOARD_LIVE_RUNS = 10
-"""Of a track: the nightly run and those that began first. Tables of runs list the others."""
+"""Live runs shown per track: the nightly run and the oldest ones. Tables of runs list the others."""
 FAILURES = 5
 WAITING = 5
 BOUNTIES = 5

@@ -22,9 +22,9 @@ from leaderboard.views.live import LIVE_SECONDS
 from leaderboard.views.runs import build_panels_context, build_query_string
 
 MAX_POINTS = 1000
-"""Of all curves together."""
+"""Points of all curves together."""
 MAX_ROWS, MIN_ROWS = 32, 4
-"""Of all tables together, and of each at least."""
+"""Most rows of all tables together, and fewest rows of each."""
 MAX_SUGGESTIONS = 6
 
 

@@ -32,7 +32,7 @@ class RunGroup:
     """An entry's runs with one budget."""
 
     part: float
-    """Of the track's budget."""
+    """Share of the track's budget."""
     runs: list[Run]
     estimate: EntryMultiplier | None
 

@@ -43,7 +43,7 @@ class Table:
     """Rows by column name; a column that a row lacks is empty in it."""
 
     name: str
-    """Of the file."""
+    """Name of the file."""
     rows: Sequence[Mapping[str, Any]]
 
     @property

@@ -1,4 +1,4 @@
-"""The page of what was learned: every hypothesis with its verdict, negative results included."""
+"""The page of hypotheses with their verdicts, including negative results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lesson:
 
 
 @require_safe
-def learned(request: HttpRequest) -> HttpResponse:
+def hypotheses(request: HttpRequest) -> HttpResponse:
     """List hypotheses with a verdict, the newest first."""
     is_scored = Q(standings__table__axis=AXIS, standings__is_baseline=False)
     has_failed = Q(runs__state=Run.State.FAILED, runs__cause="model")

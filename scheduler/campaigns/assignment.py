@@ -24,7 +24,7 @@ WAIT_SECONDS = 5.0
 QUOTA_WAIT_SECONDS = 60.0
 """Wait of a volunteer who has used up the hourly quota."""
 WORK_PER_REPLICA = 4
-"""At most one packet in this many is a replica while other work waits."""
+"""Packets per replica: while other packets wait, at most one in this many is a replica."""
 
 
 def take_packets(lease: Lease, message: protocol.TakePackets) -> protocol.TakePacketsReply:

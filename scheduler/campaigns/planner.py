@@ -37,7 +37,7 @@ PUBLISHED_RATES = (
 
 @dataclass(frozen=True)
 class MeasuredRates:
-    """What the campaign has measured so far. None: nothing yet."""
+    """The measured rates of the campaign; None before the first measurement."""
 
     tokens_per_second: float | None  # generated, per volunteer's session, rejected texts included
     tokens_per_chunk: float | None  # of an accepted text

@@ -26,7 +26,7 @@ CHECKPOINT_SECONDS = 60.0
 """A session submits at least this often, so a train preempts it within a minute."""
 GIGABYTE = 2**30
 LIMITS = {"memory_bytes": 64 * GIGABYTE, "disk_bytes": 128 * GIGABYTE, "processes": 4096}
-"""Of the volunteer's own back end; the owner limits it further."""
+"""Limits of the volunteer's own back end. Its owner may set lower ones."""
 MAX_ATTEMPTS = 1000
 """A session cannot fail: unfinished packets return to the queue."""
 SITE = "site"
@@ -58,7 +58,7 @@ def queue_sessions() -> int:
         lacking = QUEUED_SESSIONS - count_queued(campaign) if has_work(campaign) else 0
         if lacking > 0:
             created += len(create_sessions(campaign, lacking, storage.store_release()))
-        # Age lifts waiting jobs, and these must not rise above the trains.
+        # Age lifts waiting jobs, and sessions must not rise above training jobs.
         queued = Job.objects.filter(rephrase_session__campaign=campaign, state=Job.State.QUEUED)
         queued.update(queued_at=timezone.now())
     return created

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 POLL_PATH = "/api/node/v1/poll"
 THREADS = 8
-"""With 4 the fsync of PostgreSQL limits the rate: some threads wait for it while another computes."""
+"""Threads for polls. With 4, the fsync of PostgreSQL limits the rate, since threads wait for it."""
 EXECUTOR = ThreadPoolExecutor(THREADS, thread_name_prefix="poll")
 LAST_SEEN = LastSeenBuffer()
 

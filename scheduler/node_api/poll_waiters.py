@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
 WATCHED_COLUMNS = ("state", "reason", "token_hash", "rest_until", "slots", "quota")
-"""Of a waiting node: a change of one of these may change the reply."""
+"""Columns of a waiting node whose change may change the reply."""
 NODES_PER_QUERY = 1000
 
 RunInThread = Callable[..., Awaitable[Any]]
@@ -69,7 +69,7 @@ class PollWaiters:
                 logger.exception("The waiting polls could not be checked")
 
     async def check_all(self) -> None:
-        """Answer the polls that have an answer now, those first that have waited longest."""
+        """Answer the polls that have a reply now, the longest waiting first."""
         waiters = list(self._waiters)
         sessions = await self._run_in_thread(find_answerable, [waiter.session for waiter in waiters])
         answerable = set(map(id, sessions))

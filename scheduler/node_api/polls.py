@@ -35,7 +35,7 @@ class PollSession:
     node: Node
     message: protocol.Poll
     queue_read_at: datetime | None = None
-    """When the queue was read that was last searched for this poll."""
+    """Read time of the queue that was last searched for this poll."""
     idle_reason: str = field(default="The queue is empty.")
     windows: list[Window] | None = None
 
@@ -63,7 +63,7 @@ class PollSession:
         return self.claim_job(now) if self.queue_read_at is None or has_new_jobs(self.queue_read_at) else None
 
     def check_node(self, now: datetime) -> protocol.PollReply | None:
-        """Return the reply to a node that gets no job now, whatever is queued. Raises ApiError if it is banned."""
+        """Return the reply to a node that may take no job now, or None. Raises ApiError if it is banned."""
         node, message = self.node, self.message
         node_tokens.check_not_banned(node)
         node_tokens.check_not_revoked(node)

@@ -26,7 +26,7 @@ SETTINGS = {
     "LEASE_SECONDS": 60.0,
     "QUEUE_READ_SECONDS": 180.0,
 }
-"""As on a real site, except the last: real nodes poll more often in a second than these in minutes."""
+"""Settings of a real site, except the last one, since simulated nodes poll far less often."""
 REFRESH_PER_JOB = timedelta(seconds=5)
 """See `job_groups.QueueCache`: the whole queue is read about once in a simulated hour."""
 

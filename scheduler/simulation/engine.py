@@ -38,7 +38,7 @@ SWEEP_SECONDS = 1200.0
 """Between two sweeps and checks of waiting polls; a real site does both every few seconds."""
 NIGHTLY_AT = 2 * HOUR
 PREPARE_SECONDS = (60.0, 240.0)
-"""From the lease to the first step: download, unpacking, start. Not counted as used."""
+"""Range of the time from the lease to the first step (download, unpacking, start), which does not count as used."""
 FINAL_HEARTBEATS = (85, 30)
 """Seconds before the end of a window or of the owner's limit for one run at which a heartbeat is simulated."""
 
@@ -76,7 +76,7 @@ class Simulation:
         self.by_node = {machine.node: machine for machine in self.machines}
         self.generator = JobGenerator(nodes, self.rng, storage.store_bytes(b"a release"))
         self.runs: dict[int, SimulatedLease] = {}
-        """By lease id."""
+        """Running jobs by lease id."""
         self.held_polls: dict[int, polls.PollSession] = {}
         """Open polls of idle machines, by node id."""
         self.has_new_jobs = False

@@ -23,12 +23,12 @@ TRACK = "playground"
 class HardwareModel:
     label: str
     share: float
-    """Of the pool."""
+    """Share of the pool's nodes."""
     gpus: int
     memory_gb: int
-    """Of each GPU."""
+    """Memory of each GPU."""
     speed: float
-    """Of each GPU relative to an RTX 3090: dense bf16 on the data sheets, rounded."""
+    """Speed of each GPU relative to an RTX 3090, by dense bf16 FLOP/s on the data sheets, rounded."""
     hours_between_failures: float
 
 
@@ -44,7 +44,7 @@ FLEET = (
     HardwareModel("", 0.07, 0, 0, 0.2, 100),
 )
 SCHEDULES = {"always": 0.35, "nights": 0.30, "off-hours": 0.15, "weekends": 0.10, "bursts": 0.10}
-"""When machines are lent, with the share of machines."""
+"""Share of machines by lending schedule."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class SimulatedNode:
     failure_rate: float
     """Probability that a lease fails here because of the machine."""
     lending_times: list[tuple[float, float]]
-    """In seconds of the clock."""
+    """Intervals in seconds of the virtual clock."""
     message: protocol.Poll
     schedule: str
     max_hours: float | None
@@ -137,7 +137,7 @@ def build_hardware(hardware: HardwareModel, rng: random.Random) -> protocol.Hard
     )
 
 
-# --- when ------------------------------------------------------------------------------------------------------------
+# --- lending times ---------------------------------------------------------------------------------------------------
 
 
 def draw_lending_times(node: Node, schedule: str, days: float, rng: random.Random) -> list[tuple[float, float]]:

@@ -23,7 +23,7 @@ class Ledger:
     used_by_day: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
     offered_by_day: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Of them, seconds whose work was lost, by reason."""
+    """Seconds whose work was lost, by reason."""
     ends: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Ended leases, by outcome."""
     leases: int = 0
@@ -72,9 +72,9 @@ class Outcome:
     leases: int
     ends: Mapping[str, int]
     lost_by_reason: Mapping[str, float]
-    """As a share of the used hours."""
+    """Lost hours by reason, as a share of the used hours."""
     used_by_day: Mapping[str, tuple[float, ...]]
-    """By class: share of the hours offered on each day."""
+    """Used share of the offered hours of each day, by class."""
     authors: tuple[tuple[float, float], ...]
     """Hours of an RTX 3090 requested and received by each author, smallest request first."""
     fairness: float

@@ -25,12 +25,12 @@ class LentTotals:
     jobs: int = 0
     gpu_seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of leases without a GPU: seconds of the machine."""
+    """Seconds of leases without a GPU."""
     credit_hours: float = 0.0
     """H100-equivalent hours."""
     first: datetime | None = None
     last: datetime | None = None
-    """When the last lease ended, or began if it has not."""
+    """End of the last lease, or its start if it is active."""
 
     def __add__(self, other: LentTotals) -> LentTotals:
         return LentTotals(
@@ -104,7 +104,7 @@ class SponsorList:
 
 
 def load_sponsor_list() -> SponsorList:
-    """Return the public list. Three queries, whatever its size."""
+    """Return the public list. Three queries for any size."""
     now = timezone.now()
     nodes = list(Node.objects.filter(owner__isnull=False).only("owner_id", "shown", "state", "last_seen", "token_hash"))
     given = sum_leases_by_node(Lease.objects.filter(node__owner__isnull=False))

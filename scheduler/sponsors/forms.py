@@ -56,7 +56,7 @@ LINK_EXAMPLE = {"placeholder": "https://example.org"}
 
 
 class NodeSettingsForm(forms.ModelForm):  # type: ignore[type-arg]
-    """When, for whom and how much a node is lent."""
+    """The settings of a lent node: times, tracks and limits."""
 
     class Meta:
         model = Node

@@ -33,7 +33,7 @@ LIVE_SECONDS = 2
 """Refresh interval of a node's page while a job runs or the node is expected; `IDLE_SECONDS` otherwise."""
 IDLE_SECONDS = 10
 JUST_NOW = timedelta(minutes=30)
-"""How long a node's page says that it has joined."""
+"""Time during which a node's page shows that it has just joined."""
 MANAGE_NODES = "scheduler.change_node"
 """Permission of maintainers (`leaderboard/permissions.py`); coordinators do not have it."""
 JOBS_PER_PAGE = 50
@@ -275,7 +275,7 @@ def edit_settings(request: HttpRequest, node_id: int) -> HttpResponse:
     return render(request, "scheduler/lend.html", {"form": form, "node": node})
 
 
-# --- one click each ------------------------------------------------------------------------------------------------
+# --- actions -------------------------------------------------------------------------------------------------------
 
 
 def resume(node: Node, request: HttpRequest) -> None:

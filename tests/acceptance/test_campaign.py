@@ -1,7 +1,7 @@
-"""A campaign from real documents to a dataset on the Hub, with volunteers who die, are cut off, and cheat.
+"""A campaign from real documents to a dataset on the Hub, with volunteers that crash, lose connections and cheat.
 
-Whatever happens, every chunk of every document is published once in every style, or listed as set aside with a reason.
-`make chaos-rephrase` does it for longer; in the suite it is thirty pages of C4 and a few pages of Gutenberg's books.
+Every chunk of every document is published once in every style, or listed as set aside with a reason.
+The suite uses thirty pages of C4 and a few pages of Gutenberg's books; `make chaos-rephrase` runs longer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BOOKS = int(os.environ.get("REPHRASE_BOOKS", "2"))
 SLICES = int(os.environ.get("REPHRASE_SLICES", "5"))
 STYLES = tuple(os.environ.get("REPHRASE_STYLES", "medium qa").split())
 PACE = float(os.environ.get("REPHRASE_PACE", "0.5"))
-"""Seconds that an honest back end takes for a batch."""
+"""Seconds per batch of an honest back end."""
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 BAD = ("garbage", "echo", "replay")
 SPACE = re.compile(r"\s+")
@@ -60,62 +60,62 @@ def test_campaign_with_faulty_volunteers_publishes_each_chunk_once(tmp_path: Pat
             start_campaign(site, hub, STYLES)
             with run_volunteers(site, HONEST, SEED, PACE) as (honest, recording_model):
                 site.wait(lambda: recording_model.recorded_texts, "the first text")
-                honest.do("kill", honest.agents[-1])  # with packets in hand
-                honest.disturb(SECONDS, pause=3 / HONEST)
-                honest.mend(all_of_them=True)
+                honest.inject_fault("kill", honest.agents[-1])  # while it holds packets
+                honest.inject_faults(SECONDS, pause=3 / HONEST)
+                honest.restart_agents(resume_all=True)
                 site.wait(lambda: read_published_files(hub), "the dataset to be complete", WAIT_SECONDS + 3 * SECONDS)
         finally:
             site.stop_all()
         found, files = read_campaign_state(site), read_published_files(hub)
         site.stop_programs()
-    rows = read_back(files, tmp_path)
+    rows = read_dataset(files, tmp_path)
     check_sources(found, documents)
     aside = check_complete(found, rows, files)
     check_texts(rows)
-    check_trust(found, rows)
-    assert found["assignments"]["released"] > 0, "somebody died with packets in hand"
+    check_bans(found, rows)
+    assert found["assignments"]["released"] > 0, "no volunteer was killed while it held packets"
     print(  # noqa: T201
-        f"{len(documents)} documents, {len(rows)} rows, {aside} set aside; {dict(honest.done)}; "
+        f"{len(documents)} documents, {len(rows)} rows, {aside} set aside; {dict(honest.fault_counts)}; "
         f"{found['assignments']}; { {name: found['volunteers'][name][1:] for name in BAD} }; "
         f"{Counter(state for _, state in found['kept'])}"
     )
 
 
-def read_back(files: dict[str, bytes], folder: Path) -> list[dict[str, Any]]:
-    """Look at every checksum, then let `datasets` read it as anybody would."""
+def read_dataset(files: dict[str, bytes], folder: Path) -> list[dict[str, Any]]:
+    """Verify every checksum, then read the dataset with `datasets`."""
     from datasets import load_dataset
 
-    told = json.loads(files["manifest.json"])
-    for shard in told["shards"]:
+    manifest = json.loads(files["manifest.json"])
+    for shard in manifest["shards"]:
         assert hashlib.sha256(files[shard["name"]]).hexdigest() == shard["sha256"]
-    assert {shard["name"] for shard in told["shards"]} == {name for name in files if name.startswith("data/")}
-    assert hashlib.sha256(files["set_aside.jsonl"]).hexdigest() == told["set_aside"]["sha256"]
+    assert {shard["name"] for shard in manifest["shards"]} == {name for name in files if name.startswith("data/")}
+    assert hashlib.sha256(files["set_aside.jsonl"]).hexdigest() == manifest["set_aside"]["sha256"]
     for path, content in files.items():
         (folder / "got" / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / "got" / path).write_bytes(content)
     rows = list(load_dataset(str(folder / "got"), split="train", cache_dir=str(folder / "cache")))
-    assert len(rows) == told["rows"] == sum(shard["rows"] for shard in told["shards"])
+    assert len(rows) == manifest["rows"] == sum(shard["rows"] for shard in manifest["shards"])
     return rows
 
 
 def check_sources(found: dict[str, Any], documents: list[str]) -> None:
-    """The packets are the documents, word for word, each once; what is left out is counted."""
+    """Check that the packets contain each document once, word for word, and that omitted documents are counted."""
     assert found["source_error"] == ""
     texts: dict[int, list[str]] = {}
     for row, first, _, chunks in found["packets"]:
         assert first == len(texts.setdefault(row, []))
         texts[row] += chunks
     for row, chunks in texts.items():
-        assert words(" ".join(chunks)) == words(documents[row])
+        assert remove_spaces(" ".join(chunks)) == remove_spaces(documents[row])
     assert len(texts) + sum(found["dropped"].values()) == len(documents)
 
 
-def words(text: str) -> str:
+def remove_spaces(text: str) -> str:
     return SPACE.sub("", text)
 
 
 def check_complete(found: dict[str, Any], rows: list[dict[str, Any]], files: dict[str, bytes]) -> int:
-    """Every chunk is there in every style exactly once, or listed with its reason; return how many are listed."""
+    """Check that each chunk is published once per style or set aside with a reason; return how many are set aside."""
     sources = {
         (row, first + index): text for row, first, _, chunks in found["packets"] for index, text in enumerate(chunks)
     }
@@ -126,7 +126,7 @@ def check_complete(found: dict[str, Any], rows: list[dict[str, Any]], files: dic
     unwritable = [set(one["reasons"]) for one in aside if "unwritable" in one["document"]]
     assert unwritable
     assert all(reasons <= {"copied", "repetitive"} for reasons in unwritable)
-    assert len(aside) < len(rows) / 4, "little else is set aside"
+    assert len(aside) < len(rows) / 4, "too many chunks are set aside"
     assert all(one["source"] == sources[one["row"], one["chunk"]] for one in rows)
     return len(aside)
 
@@ -139,8 +139,8 @@ def check_texts(rows: list[dict[str, Any]]) -> None:
     assert len({row["sha256"] for row in rows}) == len(rows)
 
 
-def check_trust(found: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """The bad ones were found out, nothing of theirs is there, and nobody honest was taken for one."""
-    people = found["volunteers"]
-    assert {name for name, (_, state, _) in people.items() if state == "banned"} == set(BAD)
-    assert not {people[name][0] for name in BAD} & {row["volunteer"] for row in rows}
+def check_bans(found: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Check that exactly the bad volunteers are banned, and that none of their texts is published."""
+    volunteers = found["volunteers"]
+    assert {name for name, (_, state, _) in volunteers.items() if state == "banned"} == set(BAD)
+    assert not {volunteers[name][0] for name in BAD} & {row["volunteer"] for row in rows}

@@ -1,4 +1,4 @@
-"""A night with graphs: entries are traced on one node, in the sandbox, and trained and scored on one without."""
+"""A night with graphs: one node traces entries in its sandbox, another one without a sandbox trains and scores them."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from tests.support.waits import WAIT_SECONDS
 pytestmark = pytest.mark.slow
 
 BUDGET = "60steps"
-LABEL = "lent"  # training needs it, so the intake's node only traces
+LABEL = "lent"  # training needs this label, so the node `intake` only traces
 
 
 def read_runs(site: LiveSite) -> dict[str, dict[str, Any]]:
     """Return the runs by the kind of their entry."""
-    page = site.json("runs")
+    page = site.get_json("runs")
     return {run["kind"]: run for run in page["items"]} if page else {}
 
 
-def all_in(site: LiveSite, *states: str) -> dict[str, dict[str, Any]] | None:
+def read_runs_in(site: LiveSite, *states: str) -> dict[str, dict[str, Any]] | None:
     runs = read_runs(site)
     failed = [run["reason"] for run in runs.values() if run["state"] == "failed"]
-    assert not failed, f"{failed}\n{site.last_words()}"
+    assert not failed, f"{failed}\n{site.read_log_tails()}"
     return runs if len(runs) == 2 and all(run["state"] in states for run in runs.values()) else None
 
 
 @pytest.mark.timeout(3600)
-def test_node_without_a_sandbox_trains_and_scores_entries_that_another_node_traced(tmp_path: Path) -> None:
+def test_node_without_sandbox_trains_and_scores_entries_traced_elsewhere(tmp_path: Path) -> None:
     with live_site(tmp_path, BUDGET, is_traced=True, needs_labels=(LABEL,)) as site:
         sha = make_repository(site.repository)
         site.start_web()
         site.start_worker()
         site.call("runs.start_night")
         site.manage("submit_entry", str(site.repository), sha, "--title", "An idea", "--arch", "idea")
-        (entry,) = [entry for entry in site.json("entries")["items"] if entry["kind"] == "architecture"]
+        (entry,) = [entry for entry in site.get_json("entries")["items"] if entry["kind"] == "architecture"]
         site.approve(entry["id"], sha)
 
         intake, lent = (site.manage("join_token", "--trusted").split()[-1] for _ in range(2))
         site.start_node(intake, part="intake", name="intake")
-        site.wait(lambda: all_in(site, "queued"), "both entries to be traced")
+        site.wait(lambda: read_runs_in(site, "queued"), "both entries to be traced")
         site.processes["intake"].send_signal(signal.SIGTERM)
         site.processes.pop("intake").wait(WAIT_SECONDS)
         site.start_node(lent, "--sandbox", "none", "--label", LABEL, part="lent", name="lent")
-        runs = site.wait(lambda: all_in(site, "finished"), "both runs to be scored")
+        runs = site.wait(lambda: read_runs_in(site, "finished"), "both runs to be scored")
 
         assert all(0.5 < run["bits_per_byte"] < 8 and run["graph"] for run in runs.values())
         # The idea is main's model with a pause in its Python: the same graph.
         assert runs["architecture"]["graph"] == runs["main"]["graph"]
-        assert {row["id"] for row in site.json("tracks/tiny/board")} == {run["id"] for run in runs.values()}
+        assert {row["id"] for row in site.get_json("tracks/tiny/board")} == {run["id"] for run in runs.values()}
         page = site.get(f"/entries/{entry['id']}/")
         assert page is not None
         assert runs["architecture"]["graph"] in page.text

@@ -1,5 +1,7 @@
-"""From an opened pull request to its verdict and a green check, over HTTP: the site and its worker are killed at each
-step, in the middle of what they were doing, and nothing is lost or done twice."""
+"""From an opened pull request to its verdict and a green check, over HTTP.
+
+The site and its worker are killed in the middle of each step. Nothing is lost or done twice.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,12 @@ VERDICT = {
 
 
 class Killer:
-    """Kills the worker while GitHub has one of its requests: before it does what is asked, or before it answers."""
+    """Kills the worker during a request to GitHub: before GitHub executes it, or before it responds."""
 
     def __init__(self, github: GitHub, site: LiveSite) -> None:
         self.github, self.site = github, site
         self.next: tuple[str, bool] | None = None
-        """Method of the request to kill over, and whether GitHub does it first."""
+        """Method of the request during which to kill, and whether GitHub executes the request first."""
         self.killed = 0
         self.take_failure, github.take_failure = github.take_failure, self.watch  # type: ignore[method-assign]
 
@@ -66,8 +68,8 @@ def github() -> Iterator[GitHub]:
 @pytest.fixture
 def site(tmp_path: Path, github: GitHub) -> Iterator[LiveSite]:
     with database(tmp_path) as address:
-        made = LiveSite(tmp_path, address)
-        made.environment |= {
+        live = LiveSite(tmp_path, address)
+        live.environment |= {
             "GITHUB_API_URL": github.url,
             "GITHUB_REPOSITORY": AT,
             "GITHUB_APP_ID": github_server.APP,
@@ -76,16 +78,16 @@ def site(tmp_path: Path, github: GitHub) -> Iterator[LiveSite]:
             "SMOKE_UNAPPROVED": "nobody",
             "QUEUE_READ_SECONDS": "0",
         }
-        github.hook["url"] = f"{made.url}/github/webhook"
+        github.hook["url"] = f"{live.url}/github/webhook"
         try:
-            made.start_redis()
-            yield made
+            live.start_redis()
+            yield live
         finally:
-            made.stop_all()
+            live.stop_all()
 
 
-def repository(folder: Path) -> str:
-    """Make a main and a branch with an idea; return the idea's commit."""
+def create_repository(folder: Path) -> str:
+    """Create a repository with main and a branch `idea`; return the commit of the branch."""
     commit_main(folder, FILES)
     git(folder, "checkout", "--quiet", "-b", "idea")
     (folder / "trainer/models/gpt.py").write_text("class Model:\n    better = True\n")
@@ -96,7 +98,7 @@ def repository(folder: Path) -> str:
 
 
 class ScriptedNode:
-    """Says what a node's agent says, and trains nothing."""
+    """Sends the requests of a node's agent, without training."""
 
     def __init__(self, site: LiveSite, token: str) -> None:
         self.site, self.token = site, token
@@ -116,11 +118,11 @@ class ScriptedNode:
         return answer.json() if answer.content else {}  # type: ignore[no-any-return]
 
     def take(self, kind: str) -> protocol.Lease:
-        def ask() -> protocol.Lease | None:
-            said = self.call("/poll", protocol.Poll(hardware=self.hardware, wait_seconds=0))
-            return protocol.PollReply.model_validate(said).lease
+        def poll() -> protocol.Lease | None:
+            reply = self.call("/poll", protocol.Poll(hardware=self.hardware, wait_seconds=0))
+            return protocol.PollReply.model_validate(reply).lease
 
-        lease: protocol.Lease = self.site.wait(ask, f"a {kind} job")
+        lease: protocol.Lease = self.site.wait(poll, f"a {kind} job")
         assert json.loads(lease.spec)["order"]["kind"] == kind
         return lease
 
@@ -136,41 +138,41 @@ class ScriptedNode:
         return protocol.FileRef(path=path, sha256=digest, size=len(content))
 
     def finish(self, lease: protocol.Lease, result: dict[str, Any], *files: protocol.FileRef) -> None:
-        said = protocol.FinishLease(outcome="done", result=result, files=files)
-        self.call(f"/leases/{lease.lease}/finish", said, lease.token)
+        message = protocol.FinishLease(outcome="done", result=result, files=files)
+        self.call(f"/leases/{lease.lease}/finish", message, lease.token)
 
 
-FORGET = (
+EXPIRE_CLAIMS = (
     "UPDATE leaderboard_outboxmessage SET claimed_until = '2000-01-01 00:00:00+00:00' WHERE claimed_until IS NOT NULL",
     "UPDATE leaderboard_delivery SET claimed_until = '2000-01-01 00:00:00+00:00' WHERE claimed_until IS NOT NULL",
 )
 
 
-def forget_claims(site: LiveSite) -> None:
-    """As if the ten minutes were over for which a process that died keeps others away."""
+def expire_claims(site: LiveSite) -> None:
+    """Expire the claims of dead processes, which last ten minutes."""
     address = site.environment["DATABASE_URL"]
     if address.startswith("sqlite"):
         with sqlite3.connect(address.removeprefix("sqlite:///"), timeout=WAIT_SECONDS) as rows:
-            for change in FORGET:
+            for change in EXPIRE_CLAIMS:
                 rows.execute(change)
         rows.close()
         return
     with psycopg.connect(address, autocommit=True) as connection:
-        for change in FORGET:
+        for change in EXPIRE_CLAIMS:
             connection.execute(change)
 
 
-def begin(site: LiveSite) -> None:
-    """One thread: of two that ask GitHub at the same moment, only one could be killed over its request."""
+def start_worker(site: LiveSite) -> None:
+    """Start the worker with one thread, since `Killer` kills during one request at a time."""
     site.start_worker(threads=1)
 
 
-def revive(site: LiveSite) -> None:
-    forget_claims(site)
-    begin(site)
+def restart_worker(site: LiveSite) -> None:
+    expire_claims(site)
+    start_worker(site)
 
 
-def comments(github: GitHub) -> list[str]:
+def list_comments(github: GitHub) -> list[str]:
     return [
         row["body"]
         for row in github.get_or_create_repository(AT).list_comments_on(NUMBER)
@@ -178,50 +180,48 @@ def comments(github: GitHub) -> list[str]:
     ]
 
 
-def checks(github: GitHub) -> list[tuple[str, str | None]]:
+def list_checks(github: GitHub) -> list[tuple[str, str | None]]:
     return [(row["status"], row.get("conclusion")) for row in github.get_or_create_repository(AT).checks.values()]
 
 
 @pytest.mark.timeout(3600)
-def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_step(
-    site: LiveSite, github: GitHub
-) -> None:
+def test_pull_request_with_site_killed_at_each_step_reaches_its_verdict(site: LiveSite, github: GitHub) -> None:
     killer = Killer(github, site)
-    sha = repository(site.repository)
+    sha = create_repository(site.repository)
     token = site.call("pull_requests.create_small_track")
     node = ScriptedNode(site, token)
 
-    # Opened while the site is down: GitHub keeps the delivery, and a maintainer has it sent again.
+    # The pull request is opened while the site is down. A maintainer redelivers the webhook later.
     head = payloads.repository("ada/daily", number=2, fork=True, clone_url=f"file://{site.repository}")
     shown = {"body": BODY, "head": head, "author": payloads.user("ada", compute_user_id("ada"))}
     github.open_pull_request(AT, NUMBER, sha, **shown)
     site.start_web()
     assert github.redeliver(github.deliveries[0]["id"]) == 202
-    site.kill("web")  # it said thank you, and is gone
+    site.kill("web")  # right after it has acknowledged the delivery
 
-    # The worker dies over the first comment: it is there, and nobody has noted so. Then over the check.
+    # The worker is killed after GitHub has created the comment and before the site records it, then during the check.
     killer.next = ("POST", True)
     site.start_web()
-    begin(site)
-    site.wait(lambda: killer.killed == 1, "the worker to be killed over its first comment")
+    start_worker(site)
+    site.wait(lambda: killer.killed == 1, "the worker to be killed during its first comment")
     killer.next = ("POST", False)
-    revive(site)
-    site.wait(lambda: killer.killed == 2, "the worker to be killed over the check")
-    revive(site)
-    site.wait(lambda: checks(github) == [("queued", None)], "the check")
-    assert len(comments(github)) == 1
-    assert f"`/approve {sha[:8]}`" in comments(github)[0]
+    restart_worker(site)
+    site.wait(lambda: killer.killed == 2, "the worker to be killed during the check")
+    restart_worker(site)
+    site.wait(lambda: list_checks(github) == [("queued", None)], "the check")
+    assert len(list_comments(github)) == 1
+    assert f"`/approve {sha[:8]}`" in list_comments(github)[0]
 
-    # Approved in a comment: the worker dies before it can nod at it; the same delivery comes twice.
+    # A comment approves. The worker is killed before its reaction to it, and the same delivery arrives twice.
     killer.next = ("POST", False)
     github.post_comment(AT, NUMBER, "mara", "/approve")
     assert github.redeliver(github.deliveries[0]["id"]) == 200
-    site.wait(lambda: killer.killed == 3, "the worker to be killed over its nod")
+    site.wait(lambda: killer.killed == 3, "the worker to be killed during its reaction")
     site.kill("web")
     site.start_web()
-    revive(site)
+    restart_worker(site)
 
-    # The smoke run, then the training: the web process dies in the middle of it.
+    # The smoke run, then the training, during which the web process is killed.
     smoke = node.take("smoke")
     node.finish(smoke, {"passed": True, "sentence": "It passed.", "checks": [], "seconds": 40})
     training = node.take("train")
@@ -235,21 +235,21 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
     about = node.upload(training, "run.json", b'{"format": 1, "arch": "gpt"}')
     node.finish(training, {"step": 20}, about)
 
-    # The verdict: the worker dies over the comment that says it, after GitHub has it.
+    # The worker is killed after GitHub has updated the comment with the verdict.
     scoring = node.take("score")
-    site.wait(lambda: checks(github) == [("in_progress", None)], "the check to say that it is under way")
+    site.wait(lambda: list_checks(github) == [("in_progress", None)], "the check to be in progress")
     killer.next = ("PATCH", True)
     node.finish(scoring, VERDICT)
-    site.wait(lambda: killer.killed == 4, "the worker to be killed over the verdict")
-    revive(site)
-    site.wait(lambda: checks(github) == [("completed", "success")], "a green check")
-    site.wait(lambda: "2.5000 bits per byte" in comments(github)[0], "the verdict in the comment")
+    site.wait(lambda: killer.killed == 4, "the worker to be killed during the verdict")
+    restart_worker(site)
+    site.wait(lambda: list_checks(github) == [("completed", "success")], "a green check")
+    site.wait(lambda: "2.5000 bits per byte" in list_comments(github)[0], "the verdict in the comment")
     time.sleep(2)
 
-    books = site.call("pull_requests.read_entries")
-    assert books["entries"] == [[sha, "approved"]]
-    assert books["runs"] == ["finished"]
-    assert books["jobs"] == [["smoke", "done"], ["train", "done"], ["score", "done"]]
-    assert books["left"] == []
-    assert len(comments(github)) == 1
+    state = site.call("pull_requests.read_entries")
+    assert state["entries"] == [[sha, "approved"]]
+    assert state["runs"] == ["finished"]
+    assert state["jobs"] == [["smoke", "done"], ["train", "done"], ["score", "done"]]
+    assert state["left"] == []
+    assert len(list_comments(github)) == 1
     assert [content for _, content in github.get_or_create_repository(AT).reactions] == ["+1"]

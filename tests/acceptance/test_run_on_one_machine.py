@@ -1,4 +1,4 @@
-"""`make run`: everything starts, tonight's train of main runs, Ctrl-C leaves nothing behind, and it goes on."""
+"""`make run`: starts all processes, trains main, stops without leftovers on Ctrl-C, and resumes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(3600)
-def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None:
+def test_make_run_after_interrupt_leaves_no_process_and_resumes(tmp_path: Path) -> None:
     site = LiveSite(tmp_path, f"sqlite:///{tmp_path}/site.sqlite3")
-    site.environment.pop("REDIS_URL")  # the embedded one is part of it
+    site.environment.pop("REDIS_URL")  # `manage.py run` starts an embedded one
     site.repository.mkdir()
     make_repository(site.repository)
     try:
         start(site)
-        site.wait(lambda: under_way(site, 1), "tonight's train to leave")
-        titles = {run["title"]: run["state"] for run in site.json("runs")["items"] if run["purpose"] != "ladder"}
+        site.wait(lambda: is_training(site, 1), "the nightly run to start")
+        titles = {run["title"]: run["state"] for run in site.get_json("runs")["items"] if run["purpose"] != "ladder"}
         assert sorted(titles.values()) == ["queued", "queued", "queued", "training"], titles
 
         another = [sys.executable, "manage.py", "run", "--port", str(site.port)]
@@ -34,15 +34,15 @@ def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None
         assert "Another `run` uses" in refused.stderr
 
         assert interrupt(site) == 0
-        assert site.left_over() == []
+        assert site.list_processes() == []
 
         start(site)
-        site.wait(lambda: under_way(site, 2), "the train to go on")
+        site.wait(lambda: is_training(site, 2), "the run to resume")
         page = site.get("/runs/1/")
         assert page is not None
         assert "Resumes from step" in page.text
         assert interrupt(site) == 0
-        assert site.left_over() == []
+        assert site.list_processes() == []
     finally:
         site.stop_all()
 
@@ -51,8 +51,8 @@ def start(site: LiveSite) -> None:
     site.start("run", sys.executable, "manage.py", "run", "--port", str(site.port))
 
 
-def under_way(site: LiveSite, step: int) -> bool:
-    run = site.json("runs/1")
+def is_training(site: LiveSite, step: int) -> bool:
+    run = site.get_json("runs/1")
     return bool(run) and run["state"] == "training" and run["step"] >= step
 
 

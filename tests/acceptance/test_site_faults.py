@@ -1,4 +1,4 @@
-"""Processes die, Redis forgets, PostgreSQL restarts, disks fill and clocks jump: nothing is lost, nothing is doubled.
+"""Processes crash, Redis loses its data, PostgreSQL restarts, disks fill, clocks jump: nothing is lost or done twice.
 
 `make chaos SEED=7 SECONDS=600` chooses other faults, for longer. `tests/support/fault_oracle.py` lists what holds.
 """
@@ -31,7 +31,7 @@ HEALING_SECONDS = 120
 
 
 def wait_for_violations(site: SiteWithFaults) -> list[str]:
-    """Return what stays wrong: messages to GitHub may follow the last work. What is lost or doubled does not heal."""
+    """Return the violations that remain. Messages to GitHub may follow the last work; losses and duplicates stay."""
     deadline = time.monotonic() + HEALING_SECONDS
     while (violations := find_violations(site, site.read())) and time.monotonic() < deadline:
         time.sleep(2)
@@ -58,7 +58,7 @@ def test_site_after_faults_has_lost_and_doubled_nothing(tmp_path: Path, postgres
     with github_server.run_github_server() as github, hub_server.run_hub_server() as hub:
         site = SiteWithFaults(tmp_path, postgres, github, hub, SEED, PULL_REQUESTS)
         try:
-            site.disturb(SECONDS)
+            site.inject_faults(SECONDS)
             site.finish(WAIT_SECONDS + SECONDS)
             violations = wait_for_violations(site)
         finally:
@@ -66,5 +66,5 @@ def test_site_after_faults_has_lost_and_doubled_nothing(tmp_path: Path, postgres
         nodes = [
             {**node.faults, **{f"answer {status}": n for status, n in node.statuses.items()}} for node in site.nodes
         ]
-        print(f"seed {SEED}, {SECONDS:g} s, {len(site.shas)} pull requests: {dict(site.done)}; nodes: {nodes}")  # noqa: T201
+        print(f"seed {SEED}, {SECONDS:g} s, {len(site.shas)} pull requests: {dict(site.fault_counts)}; nodes: {nodes}")  # noqa: T201
         assert violations == [], "\n".join(violations)

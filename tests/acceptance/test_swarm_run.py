@@ -1,4 +1,4 @@
-"""A swarm's run on a real site: a trusted node leads, volunteers come by themselves, and the result is on the board."""
+"""A swarm run on a real site: a trusted node coordinates, volunteers join, and the result is on the board."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ FILES = {
     "trainer/models/__init__.py": 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n}\n',
     "trainer/models/gpt.py": "class Model:\n    pass\n",
 }
-"""Of main, as far as an entry is read: what runs is the site's own release."""
+"""The files of main that the intake reads. Nodes run the site's own release."""
 LOCAL = ("--swarm-listen", "127.0.0.1:0")
 
 
 @pytest.mark.timeout(3600)
-def test_volunteers_train_one_model_that_is_scored_and_stands_on_the_board(tmp_path: Path) -> None:
+def test_swarm_of_volunteers_trains_model_that_is_scored_on_the_board(tmp_path: Path) -> None:
     with database(tmp_path) as address:
         site = LiveSite(tmp_path, address)
         try:
-            trained_together(site)
+            check_training(site)
         finally:
             site.stop_all()
 
 
-def trained_together(site: LiveSite) -> None:
-    run, token = set_up(site)
+def check_training(site: LiveSite) -> None:
+    run, token = create_site(site)
     site.start_web()
     site.start_worker()
-    lead(site, token)
+    start_node(site, token)
     for number in range(2):
-        volunteer(site, run, number)
-    site.wait(lambda: state(site, run) == "finished", "the run to be scored")
+        start_volunteer(site, run, number)
+    site.wait(lambda: read_state(site, run) == "finished", "the run to be scored")
 
-    found = site.json(f"runs/{run}")
+    found = site.get_json(f"runs/{run}")
     assert found["bits_per_byte"] > 0
     assert found["step"] == STEPS
     site.wait(lambda: is_on_board(site, found["entry"]), "the entry to appear on the board")
 
-    told = site.get(f"/runs/{run}/swarm.json")
-    assert told is not None
-    events = told.json()["events"]
+    response = site.get(f"/runs/{run}/swarm.json")
+    assert response is not None
+    events = response.json()["events"]
     assert [event["step"] for event in events if event["what"] == "step"] == list(range(1, STEPS + 1))
     names = {event["name"] for event in events if event["what"] == "join"}
     assert names == {"volunteer-0", "volunteer-1"}
     page = site.get(f"/runs/{run}/swarm/")
     assert page is not None
     assert "volunteer-0" in page.text
-    books = site.call("swarm.read_seats")
-    assert books["rows"] == 2 * 16 * STEPS  # each row of text once at each stage
-    assert books["open"] == []
+    seats = site.call("swarm.read_seats")
+    assert seats["rows"] == 2 * 16 * STEPS  # each row of text once at each stage
+    assert seats["open"] == []
     for name in ("volunteer-0", "volunteer-1", "node"):
         site.processes[name].terminate()
         assert site.processes.pop(name).wait(WAIT_SECONDS) == 0
-    assert [line for line in site.left_over() if "swarm" in line or "p2pd" in line] == []
+    assert [line for line in site.list_processes() if "swarm" in line or "p2pd" in line] == []
 
 
 @pytest.mark.timeout(3600)
@@ -72,40 +72,40 @@ def test_visitor_prompt_is_continued_by_the_swarm_that_trains(tmp_path: Path) ->
     with database(tmp_path) as address:
         site = LiveSite(tmp_path, address)
         try:
-            write_with_swarm(site)
+            check_prompt(site)
         finally:
             site.stop_all()
 
 
-def write_with_swarm(site: LiveSite) -> None:
-    run, token = set_up(site, steps=100_000)  # more than it makes meanwhile
+def check_prompt(site: LiveSite) -> None:
+    run, token = create_site(site, steps=100_000)  # more than it trains during this test
     site.start_web()
     site.start_worker()
-    lead(site, token)
+    start_node(site, token)
     for number in range(2):
-        volunteer(site, run, number)
-    site.wait(lambda: (site.json(f"runs/{run}") or {}).get("step"), "the first step")
+        start_volunteer(site, run, number)
+    site.wait(lambda: (site.get_json(f"runs/{run}") or {}).get("step"), "the first step")
     form = {"prompt": "import os", "tokens": "50", "temperature": "0.8"}
     answer = httpx.post(f"{site.url}/runs/{run}/swarm/write/", data=form, timeout=30)
     assert answer.status_code == 302, answer.text
     text = answer.headers["Location"]
-    # Only now: a free node of the pool would take a seat of the run, which wants more machines.
-    lead(site, site.call("swarm.create_trusted_token"), "writer")
+    # Started last: an idle node of the pool would take a free seat of the run.
+    start_node(site, site.call("swarm.create_trusted_token"), "writer")
 
     def is_written() -> bool:
         page = site.get(text)
-        assert page is None or "is-failed" not in page.text, f"{page.text}\n{site.last_words()}"
+        assert page is None or "is-failed" not in page.text, f"{page.text}\n{site.read_log_tails()}"
         return page is not None and re.search(r"written</span>\s+\d+ tokens", page.text) is not None
 
     site.wait(is_written, "the text")
     page = site.get(text)
     assert page is not None
     assert re.search(r'class="prompt">import os</span>.+', page.text)
-    assert site.json(f"runs/{run}")["state"] == "training"
+    assert site.get_json(f"runs/{run}")["state"] == "training"
 
 
-def set_up(site: LiveSite, steps: int = STEPS) -> tuple[str, str]:
-    """Make the site; return its run and a trusted node's token."""
+def create_site(site: LiveSite, steps: int = STEPS) -> tuple[str, str]:
+    """Create the site; return its run and a trusted node's token."""
     site.environment |= {"SMOKE_UNAPPROVED": "nobody", "LEASE_SECONDS": "120"}
     site.start_redis()
     make_text(site.folder / "text")
@@ -121,14 +121,14 @@ def set_up(site: LiveSite, steps: int = STEPS) -> tuple[str, str]:
     return created["run"], created["token"]
 
 
-def lead(site: LiveSite, token: str, part: str = "node") -> None:
-    """Start a trusted node, whose own code needs no sandbox here."""
+def start_node(site: LiveSite, token: str, part: str = "node") -> None:
+    """Start a trusted node without a sandbox: it runs the site's code only."""
     home = str(site.folder / part)
     command = (sys.executable, "-m", "trainer.cli", "node", "--server", site.url, "--home", home, "--name", part)
     site.start(part, *command, "--sandbox", "none", *LOCAL, DAILYTRAIN_JOIN_TOKEN=token)
 
 
-def volunteer(site: LiveSite, run: str, number: int) -> None:
+def start_volunteer(site: LiveSite, run: str, number: int) -> None:
     name = f"volunteer-{number}"
     command = (sys.executable, "-m", "trainer.cli", "swarm", "join", "--server", site.url, "--run", run)
     site.start(name, *command, "--home", str(site.folder / name), "--name", name, *LOCAL)
@@ -139,7 +139,7 @@ def is_on_board(site: LiveSite, entry: int) -> bool:
     return board is not None and f"/entries/{entry}/" in board.text
 
 
-def state(site: LiveSite, run: str) -> str:
-    found = site.json(f"runs/{run}")
-    assert not found or found["state"] not in ("failed", "cancelled"), f"{found}\n{site.last_words()}"
+def read_state(site: LiveSite, run: str) -> str:
+    found = site.get_json(f"runs/{run}")
+    assert not found or found["state"] not in ("failed", "cancelled"), f"{found}\n{site.read_log_tails()}"
     return str(found["state"]) if found else ""

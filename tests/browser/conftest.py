@@ -25,39 +25,39 @@ def browser() -> Iterator[Browser]:
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         try:
-            started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+            chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         except Error as error:
-            pytest.skip(f"no Chromium to look with (apt install chromium): {str(error).splitlines()[0]}")
+            pytest.skip(f"Chromium is not installed (apt install chromium): {str(error).splitlines()[0]}")
         expect.set_options(timeout=1000 * WAIT_SECONDS)
-        yield started
-        started.close()
+        yield chromium
+        chromium.close()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 
 @pytest.fixture
 def open_page(browser: Browser, live_server: Any) -> Iterator[Callable[..., Page]]:
-    """Open an address of the site. Whatever a page says on its console, or breaks, fails the test."""
-    contexts, complaints = [], []
+    """Return a function that opens a path of the site. Console messages and errors of a page fail the test."""
+    contexts, problems = [], []
 
-    def complain(text: str) -> None:
-        complaints.append(text)
+    def add_problem(text: str) -> None:
+        problems.append(text)
 
-    def opened(path: str, **options: Any) -> Page:
+    def open_path(path: str, **options: Any) -> Page:
         context = browser.new_context(
             **{"locale": "en-GB", "timezone_id": "Europe/Berlin", "base_url": live_server.url, **options}
         )
         context.set_default_timeout(1000 * WAIT_SECONDS)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda said: complain(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complain(str(error)))
+        page.on("console", lambda message: add_problem(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: add_problem(str(error)))
         page.on(
-            "requestfailed", lambda request: None if request.failure == "net::ERR_ABORTED" else complain(request.url)
+            "requestfailed", lambda request: None if request.failure == "net::ERR_ABORTED" else add_problem(request.url)
         )
         page.goto(path)
         return page
 
-    yield opened
+    yield open_path
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert problems == []

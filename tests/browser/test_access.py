@@ -1,4 +1,4 @@
-"""For everybody: without script, by keyboard, on a phone, in the dark, with a screen reader."""
+"""Accessibility of pages: without scripts, by keyboard, on a phone, in dark colors, with a screen reader."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ PHONE = {"width": 390, "height": 844}
 
 
 @pytest.mark.parametrize(("scheme", "rules"), [("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")])
-def test_axe_finds_nothing_serious(open_page: Callable[..., Page], scheme: str, rules: str) -> None:
-    """All rules on light pages. On dark ones only colors differ."""
+def test_pages_in_each_color_scheme_have_no_serious_axe_violation(
+    open_page: Callable[..., Page], scheme: str, rules: str
+) -> None:
+    """Light pages are checked by all rules, dark ones by that of contrast only, since only colors differ."""
     if not AXE.exists():
         pytest.skip("axe-core is not installed: npm ci")
     page = open_page("/about/", color_scheme=scheme)
@@ -41,7 +43,7 @@ def test_axe_finds_nothing_serious(open_page: Callable[..., Page], scheme: str, 
     assert serious == []
 
 
-def test_nothing_hangs_over_the_edge_of_a_phone(open_page: Callable[..., Page]) -> None:
+def test_pages_on_a_phone_do_not_scroll_sideways(open_page: Callable[..., Page]) -> None:
     page = open_page("/about/", viewport=PHONE)
     over = {}
 
@@ -53,19 +55,19 @@ def test_nothing_hangs_over_the_edge_of_a_phone(open_page: Callable[..., Page]) 
 
 
 @pytest.mark.parametrize("name", ["board", "running run"])
-def test_the_keyboard_reaches_every_link_and_shows_where_it_is(open_page: Callable[..., Page], name: str) -> None:
+def test_tab_key_reaches_every_link_with_a_focus_ring(open_page: Callable[..., Page], name: str) -> None:
     page = open_page(addresses(scene.create_night_board())[name])
     page.wait_for_load_state("networkidle")
     wanted = page.evaluate(
         """() => [...document.querySelectorAll("a[href], summary, [tabindex='0']")]
-            .filter((element) => element.checkVisibility()).length  // what a closed <details> holds is out of reach"""
+            .filter((element) => element.checkVisibility()).length  // content of a closed <details> has no focus"""
     )
     reached = set()
-    for _ in range(3 * wanted):  # fields of forms are on the way, too
+    for _ in range(3 * wanted):  # form fields are focused, too
         if len(reached) == wanted:
             break
         page.keyboard.press("Tab")
-        here = page.evaluate(
+        focused = page.evaluate(
             """() => {
                 const at = document.activeElement, style = getComputedStyle(at);
                 if (at === document.body) return null;
@@ -73,14 +75,14 @@ def test_the_keyboard_reaches_every_link_and_shows_where_it_is(open_page: Callab
                 return [all.indexOf(at), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
             }"""
         )
-        if here and here[0] >= 0:
-            assert here[1], f"no focus ring on element {here[0]}"
-            reached.add(here[0])
+        if focused and focused[0] >= 0:
+            assert focused[1], f"no focus ring on element {focused[0]}"
+            reached.add(focused[0])
 
     assert len(reached) == wanted
 
 
-def test_the_first_key_leads_past_the_masthead(open_page: Callable[..., Page]) -> None:
+def test_first_tab_focuses_the_skip_link(open_page: Callable[..., Page]) -> None:
     scene.create_night_board()
     page = open_page("/")
 
@@ -91,7 +93,7 @@ def test_the_first_key_leads_past_the_masthead(open_page: Callable[..., Page]) -
     assert page.evaluate("document.activeElement.id") == "main"
 
 
-def test_the_board_works_without_script(open_page: Callable[..., Page]) -> None:
+def test_board_without_script_shows_curve_and_rows(open_page: Callable[..., Page]) -> None:
     scene.create_night_board()
     page = open_page("/", java_script_enabled=False)
 
@@ -101,7 +103,7 @@ def test_the_board_works_without_script(open_page: Callable[..., Page]) -> None:
     expect(page.locator(".clock")).to_be_hidden()
 
 
-def test_a_runs_curve_is_drawn_over_time_without_script(open_page: Callable[..., Page]) -> None:
+def test_run_page_without_script_draws_curve_over_time(open_page: Callable[..., Page]) -> None:
     best = scene.create_night_board()["best"]
     page = open_page(best.get_absolute_url(), java_script_enabled=False)
 
@@ -113,22 +115,22 @@ def test_a_runs_curve_is_drawn_over_time_without_script(open_page: Callable[...,
     expect(page.get_by_role("caption").first).to_be_visible()
 
 
-def test_nothing_moves_for_those_who_asked_for_rest(open_page: Callable[..., Page]) -> None:
+def test_page_with_reduced_motion_has_no_animation(open_page: Callable[..., Page]) -> None:
     scene.create_night_board()
-    moving = "getComputedStyle(document.querySelector('.pulse')).animationName"
+    animation = "getComputedStyle(document.querySelector('.pulse')).animationName"
 
-    assert open_page("/", reduced_motion="reduce").evaluate(moving) == "none"
-    assert open_page("/", reduced_motion="no-preference").evaluate(moving) == "pulse"
+    assert open_page("/", reduced_motion="reduce").evaluate(animation) == "none"
+    assert open_page("/", reduced_motion="no-preference").evaluate(animation) == "pulse"
 
 
-def test_no_page_asks_anybody_else_for_anything(open_page: Callable[..., Page], live_server: Any) -> None:
+def test_pages_request_no_other_host(open_page: Callable[..., Page], live_server: Any) -> None:
     night = scene.create_night_board()
     page = open_page("/")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
 
     for path in addresses(night).values():
         page.goto(path)
 
-    assert asked
-    assert all(url.startswith((live_server.url, "data:")) for url in asked)
+    assert urls
+    assert all(url.startswith((live_server.url, "data:")) for url in urls)

@@ -1,4 +1,4 @@
-"""The admin's own pages in a real browser: nothing is blocked by the policy, nothing is wider than a phone."""
+"""Our admin pages in a real browser: the content security policy blocks nothing, and they fit a phone."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
-def signed_in(open_page: Callable[..., Page], live_server: Any, client: Client) -> Callable[..., Page]:
+def open_as_maintainer(open_page: Callable[..., Page], live_server: Any, client: Client) -> Callable[..., Page]:
     client.force_login(User.objects.create_superuser("mara"))
     cookie = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}
 
-    def opened(path: str, **options: Any) -> Page:
+    def open_signed_in(path: str, **options: Any) -> Page:
         page = open_page("/", **options)
         page.context.add_cookies([cookie])  # type: ignore[list-item]
         page.goto(path)
         return page
 
-    return opened
+    return open_signed_in
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_maintainers_pages_fit_a_phone(signed_in: Callable[..., Page], scheme: str) -> None:
-    waits = scene.create_entry(
+def test_admin_pages_on_a_phone_do_not_scroll_sideways(open_as_maintainer: Callable[..., Page], scheme: str) -> None:
+    entry = scene.create_entry(
         scene.create_track(), "Smeared keys", "smear", state=Entry.State.PROPOSED, hypothesis="Sooner. " * 40,
         repository="/nowhere", base_sha=scene.SHA,
     )  # fmt: skip
-    Event.record("mara", waits, "A sentence without_any_place_to_break_it_" + "x" * 80)
-    page = signed_in("/admin/", viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    Event.record("mara", entry, "A sentence without_any_place_to_break_it_" + "x" * 80)
+    page = open_as_maintainer("/admin/", viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.get_by_role("link", name="1 waiting for approval").click()
     page.get_by_role("link", name="Smeared keys").click()
     expect(page.get_by_role("button", name=f"Approve exactly {scene.SHA[:8]}")).to_be_visible()
-    addresses = [f"/admin/leaderboard/entry/{waits.pk}/change/", "/admin/leaderboard/entry/queue/"]
+    addresses = [f"/admin/leaderboard/entry/{entry.pk}/change/", "/admin/leaderboard/entry/queue/"]
     for address in (
         *addresses,
         "/admin/scheduler/event/",
@@ -56,9 +56,9 @@ def test_maintainers_pages_fit_a_phone(signed_in: Callable[..., Page], scheme: s
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
 
 
-def test_preparation_of_a_season_is_started_followed_and_cancelled(signed_in: Callable[..., Page]) -> None:
+def test_season_preparation_shows_progress_and_can_be_cancelled(open_as_maintainer: Callable[..., Page]) -> None:
     season = Season.objects.create(name="Next", active=False, corpus="fineweb-edu", tokenizer="bpe:32768")
-    page = signed_in(f"/admin/leaderboard/season/{season.pk}/change/", viewport={"width": 390, "height": 844})
+    page = open_as_maintainer(f"/admin/leaderboard/season/{season.pk}/change/", viewport={"width": 390, "height": 844})
     page.get_by_role("button", name="Prepare and begin").click()
     expect(page.get_by_text("for a worker")).to_be_visible()
     until = timezone.now() + timedelta(hours=1)
@@ -73,12 +73,12 @@ def test_preparation_of_a_season_is_started_followed_and_cancelled(signed_in: Ca
     assert SeasonPreparation.objects.get().state == "cancelled"
 
 
-def test_a_reason_is_typed_and_the_entry_rejected_by_keyboard_alone(signed_in: Callable[..., Page]) -> None:
-    waits = scene.create_entry(scene.create_track(), "Smeared keys", state=Entry.State.PROPOSED, repository="/nowhere")
-    page = signed_in(f"/admin/leaderboard/entry/{waits.pk}/change/")
+def test_entry_rejection_works_by_keyboard(open_as_maintainer: Callable[..., Page]) -> None:
+    entry = scene.create_entry(scene.create_track(), "Smeared keys", state=Entry.State.PROPOSED, repository="/nowhere")
+    page = open_as_maintainer(f"/admin/leaderboard/entry/{entry.pk}/change/")
     page.get_by_label("Reason, which its author reads").focus()
     page.keyboard.type("It opens a socket.")
     page.keyboard.press("Enter")
     page.wait_for_url("**/queue/")
-    waits.refresh_from_db()
-    assert (waits.state, waits.reason) == ("rejected", "It opens a socket.")
+    entry.refresh_from_db()
+    assert (entry.state, entry.reason) == ("rejected", "It opens a socket.")

@@ -1,4 +1,4 @@
-"""The board as a visitor uses it: search, order, columns, keys; with script and without."""
+"""Search, sorting, columns and keys of the board, with and without scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 ROWS = "table.board tbody tr"
 
 
-def test_a_search_narrows_the_board_as_one_types_and_stands_in_the_address(open_page: Callable[..., Page]) -> None:
+def test_board_search_while_typing_filters_rows_and_updates_url(open_page: Callable[..., Page]) -> None:
     boards.create_board()
     page = open_page("/")
     page.evaluate("window.sameDocument = true")
@@ -34,14 +34,14 @@ def test_a_search_narrows_the_board_as_one_types_and_stands_in_the_address(open_
     assert page.evaluate("window.sameDocument")
 
 
-def test_a_head_sorts_in_place_and_back_leads_back(open_page: Callable[..., Page]) -> None:
+def test_board_header_sorts_in_place_and_back_button_restores_order(open_page: Callable[..., Page]) -> None:
     boards.create_board()
     page = open_page("/")
 
     page.get_by_role("link", name="Bits per byte").click()
     expect(page).to_have_url(re.compile(r"\?sort=bits$"))
     expect(page.get_by_role("link", name="Bits per byte")).to_have_attribute("href", re.compile("sort=-bits"))
-    page.get_by_role("link", name="Bits per byte").press("Enter")  # a click can miss while the page is redrawn
+    page.get_by_role("link", name="Bits per byte").press("Enter")  # a click could miss it while the page is redrawn
 
     expect(page).to_have_url(re.compile(r"\?sort=-bits$"))
     expect(page.locator(ROWS).first).to_contain_text("Worse")
@@ -49,7 +49,7 @@ def test_a_head_sorts_in_place_and_back_leads_back(open_page: Callable[..., Page
     expect(page.locator(ROWS).first).to_contain_text("Better")
 
 
-def test_chosen_columns_are_remembered_on_this_machine(open_page: Callable[..., Page]) -> None:
+def test_board_columns_are_remembered_in_the_browser(open_page: Callable[..., Page]) -> None:
     boards.create_board()
     page = open_page("/")
 
@@ -62,7 +62,7 @@ def test_chosen_columns_are_remembered_on_this_machine(open_page: Callable[..., 
     expect(page.locator("thead .col-author")).to_be_visible()
 
 
-def test_keys_lead_through_the_rows_and_open_one(open_page: Callable[..., Page]) -> None:
+def test_board_keys_select_and_open_a_row(open_page: Callable[..., Page]) -> None:
     _, entries = boards.create_board()
     page = open_page("/")
 
@@ -77,7 +77,7 @@ def test_keys_lead_through_the_rows_and_open_one(open_page: Callable[..., Page])
     expect(page).to_have_url(re.compile(f"/entries/{entries['Better'].pk}/$"))
 
 
-def test_without_script_the_form_and_the_heads_do_the_same(open_page: Callable[..., Page]) -> None:
+def test_board_without_script_is_searched_and_sorted(open_page: Callable[..., Page]) -> None:
     boards.create_board()
     page = open_page("/", java_script_enabled=False)
 
@@ -92,7 +92,7 @@ def test_without_script_the_form_and_the_heads_do_the_same(open_page: Callable[.
     expect(page).to_have_url(re.compile("q=worse&sort=author&columns=author,"))
 
 
-def test_on_a_phone_the_table_is_a_list_of_cards(open_page: Callable[..., Page]) -> None:
+def test_board_on_a_phone_is_a_list_of_cards(open_page: Callable[..., Page]) -> None:
     boards.create_board()
     page = open_page("/", viewport={"width": 390, "height": 844})
     card = page.locator(ROWS).first
@@ -105,7 +105,7 @@ def test_on_a_phone_the_table_is_a_list_of_cards(open_page: Callable[..., Page])
     expect(page).to_have_url(re.compile("sort=entry$"))
 
 
-def test_the_number_of_a_record_is_seen_without_scrolling(open_page: Callable[..., Page]) -> None:
+def test_board_record_is_in_the_first_viewport(open_page: Callable[..., Page]) -> None:
     boards.create_board()
     scene.create_node()
     page = open_page("/", viewport={"width": 1440, "height": 900})

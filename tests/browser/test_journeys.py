@@ -1,6 +1,6 @@
-"""What people come for, from the first page to the last: a visitor, a contributor with a maintainer.
+"""User journeys across pages: a visitor, and a contributor with a maintainer.
 
-A sponsor's is `test_lending_journey.py`, with a real agent.
+That of a sponsor is `test_lending_journey.py`, with a real agent.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SignIn = Callable[..., Page]
 
 
 @pytest.fixture
-def signed_in(open_page: Callable[..., Page], live_server: Any) -> SignIn:
-    """Open a page as somebody."""
+def open_as(open_page: Callable[..., Page], live_server: Any) -> SignIn:
+    """Return a function that opens a page as a given user."""
 
-    def opened(user: User, path: str, **options: Any) -> Page:
+    def open_signed_in(user: User, path: str, **options: Any) -> Page:
         client = Client()
         client.force_login(user)
         page = open_page("/about/", **options)
@@ -39,15 +39,15 @@ def signed_in(open_page: Callable[..., Page], live_server: Any) -> SignIn:
         page.goto(path)
         return page
 
-    return opened
+    return open_signed_in
 
 
-def test_a_visitor_finds_what_works_looks_closer_and_takes_it_along(open_page: Callable[..., Page]) -> None:
+def test_visitor_searches_board_opens_run_compares_and_downloads(open_page: Callable[..., Page]) -> None:
     night = scene.create_night_board()
     best, main = night["best"], night["main"].runs.get(seed=7)
     page = open_page("/")
 
-    # What is best, in one look; then only what is looked for, and the address says so.
+    # The board with the best entry, then a search, which is in the URL.
     expect(page.locator("table.board tbody tr").filter(has_text="Smeared keys")).to_contain_text("2.0412")
     page.keyboard.press("/")
     page.keyboard.type("smeared")
@@ -55,19 +55,19 @@ def test_a_visitor_finds_what_works_looks_closer_and_takes_it_along(open_page: C
     page.wait_for_url("**q=smeared*")
     expect(page.locator("table.board tbody tr").filter(has_text="Pythia 14M")).to_have_count(0)
 
-    # The idea, its run, its curve.
+    # The entry, its run and its curve.
     page.get_by_role("link", name="Smeared keys").first.click()
     expect(page.get_by_text("Keys that see one token back find bigrams sooner.").first).to_be_visible()
     page.locator(f'main a[href="{best.get_absolute_url()}"]').first.click()
     expect(page.locator(".plot canvas").first).to_be_visible()
     expect(page.get_by_text("blimp/acc").first).to_be_visible()
 
-    # Beside another one; the address is all there is to share.
+    # A comparison of two runs by its URL.
     page.goto(f"/compare/?runs={best.pk},{main.pk}")
     expect(page.get_by_role("heading", level=1)).to_contain_text("2 runs")
     expect(page.locator(".plot canvas").first).to_be_visible()
 
-    # And for a program.
+    # The same data as CSV, feed and API.
     table = list(csv.DictReader(io.StringIO(page.request.get("/?format=csv").text())))
     assert {row["title"] for row in table} >= {"Smeared keys", "main"}
     assert page.request.get("/feeds/records.atom").ok
@@ -76,7 +76,7 @@ def test_a_visitor_finds_what_works_looks_closer_and_takes_it_along(open_page: C
 
 @pytest.fixture
 def repository(tmp_path: Path, settings: Any) -> Repository:
-    """The main repository, and a site that has its files in folders of this test."""
+    """The main repository of a site whose folders are in this test's folder."""
     (tmp_path / "main").mkdir()
     made = Repository(tmp_path / "main")
     made.git("init", "--quiet", "-b", "main")
@@ -91,8 +91,8 @@ def repository(tmp_path: Path, settings: Any) -> Repository:
     return made
 
 
-def test_an_idea_goes_from_a_commit_to_its_verdict(
-    signed_in: SignIn, open_page: Callable[..., Page], repository: Repository, tmp_path: Path
+def test_contributor_entry_is_approved_trained_and_on_the_board(
+    open_as: SignIn, open_page: Callable[..., Page], repository: Repository, tmp_path: Path
 ) -> None:
     mira, mara = User.objects.create_user("mira"), User.objects.create_superuser("mara")
     track = scene.create_track(budget="20steps", expected_seconds=10, config={"model": {"depth": 2}})
@@ -103,21 +103,21 @@ def test_an_idea_goes_from_a_commit_to_its_verdict(
     idea.hypothesis = "A gate lets a head say nothing."
     idea.save()
 
-    # Its author sees what it waits for.
-    page = signed_in(mira, idea.get_absolute_url())
+    # The entry's page names what it waits for.
+    page = open_as(mira, idea.get_absolute_url())
     expect(page.get_by_role("main")).to_contain_text("maintainer")
 
-    # A maintainer reads the difference and approves exactly this commit.
-    desk = signed_in(mara, "/admin/")
-    desk.get_by_role("link", name="1 waiting for approval").click()
-    desk.get_by_role("link", name="A gate").click()
-    expect(desk.get_by_text("gate = True").first).to_be_visible()
-    desk.get_by_role("button", name=f"Approve exactly {sha[:8]}").click()
-    desk.wait_for_load_state()
+    # A maintainer reads the diff and approves this commit.
+    admin = open_as(mara, "/admin/")
+    admin.get_by_role("link", name="1 waiting for approval").click()
+    admin.get_by_role("link", name="A gate").click()
+    expect(admin.get_by_text("gate = True").first).to_be_visible()
+    admin.get_by_role("button", name=f"Approve exactly {sha[:8]}").click()
+    admin.wait_for_load_state()
     run = Run.objects.select_related("job").get(entry=idea)
     assert run.state == Run.State.QUEUED
 
-    # It stands among the departures, for everybody; its author may still keep it back.
+    # The queue lists it, and its author can hold it.
     queue = open_page("/queue/")
     expect(queue.get_by_role("main")).to_contain_text("A gate")
     page.goto(run.get_absolute_url())
@@ -129,7 +129,7 @@ def test_an_idea_goes_from_a_commit_to_its_verdict(
     run.job.refresh_from_db()
     assert run.job.state == "queued"
 
-    # A node trains it, a trusted one scores it: the page that is open says so by itself.
+    # A node trains and a trusted node scores it. The open page updates itself.
     finish_run(run, scene.create_node("cellar"))
     expect(page.get_by_role("main")).to_contain_text("2.5000")
     page.goto(idea.get_absolute_url())

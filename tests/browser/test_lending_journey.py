@@ -1,4 +1,4 @@
-"""The whole journey of a sponsor, in a real browser and with a real agent; and its pages for everybody."""
+"""The journey of a sponsor in a real browser and with a real agent, and accessibility of the sponsors' pages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture
 def start_agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
-    """Start what the page says to paste, from this checkout instead of from a package index."""
+    """Return a function that starts the agent by the command of the page, from this checkout."""
     if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     started: list[subprocess.Popen[bytes]] = []
@@ -54,8 +54,8 @@ def start_agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[byt
         process.wait()
 
 
-def waiting_run() -> Run:
-    """Queue a run that a node can do without torch: its release learns nothing."""
+def queue_run() -> Run:
+    """Queue a run whose release needs no torch and does not train."""
     track = scene.create_track(config={"steps": 30, "pace": 0.03}, probe_seconds=0, expected_seconds=5)
     track.season.tokenizer, track.season.dataset_hash = "bpe:256", "e" * 64
     track.season.save()
@@ -64,7 +64,7 @@ def waiting_run() -> Run:
     return run
 
 
-def test_from_the_form_to_the_certificate(
+def test_sponsor_fills_form_runs_agent_and_gets_certificate(
     open_page: Callable[..., Page],
     site_url: str,
     settings: Settings,
@@ -73,10 +73,10 @@ def test_from_the_form_to_the_certificate(
 ) -> None:
     settings.SITE_URL, settings.WHEELS = site_url, tmp_path
     call_command("build_wheel", verbosity=0)
-    run = waiting_run()
+    run = queue_run()
     page = open_page("/", base_url=site_url)
 
-    # Sign in: with an account of this site, as in development.
+    # Create a local account, as in development.
     page.get_by_role("link", name="Sponsors").click()
     page.get_by_role("link", name="Lend a GPU").first.click()
     page.get_by_role("link", name="Create account").click()
@@ -85,9 +85,9 @@ def test_from_the_form_to_the_certificate(
         page.get_by_label(label, exact=True).fill("a password of this test only")
     page.get_by_role("button", name="Create account").click()
 
-    # The form. One slip: nothing typed is lost.
+    # Fill in the form with one error, which keeps the input.
     expect(page.get_by_role("heading", name="Lend a GPU")).to_be_visible()
-    expect(page.get_by_label("Your time zone")).to_have_value("Europe/Berlin")  # hidden until it matters
+    expect(page.get_by_label("Your time zone")).to_have_value("Europe/Berlin")  # hidden until windows are chosen
     page.get_by_label("Name of the machine").fill("the loco")
     page.get_by_label("GPUs", exact=True).select_option("0")
     page.get_by_label("Labels of your own").fill("garage")
@@ -98,7 +98,7 @@ def test_from_the_form_to_the_certificate(
     page.get_by_label("Name of the machine").fill("loco")
     page.get_by_role("button", name="Show the command").click()
 
-    # Paste the line; the page turns green by itself, and then shows what the node does.
+    # Start the agent by the shown command. The page updates itself.
     expect(page.locator(".signal.is-waiting")).to_contain_text("Paste this command on loco")
     page.evaluate("window.sameDocument = true")
     process = start_agent(page.locator("#pipx-line").inner_text())
@@ -109,12 +109,12 @@ def test_from_the_form_to_the_certificate(
     assert Job.objects.get(run=run).state == Job.State.DONE
     assert Node.objects.get().labels.count("garage") == 1
 
-    # Drain: the agent leaves in peace.
+    # Drain the node: its agent exits.
     page.get_by_role("button", name="Drain").click()
     expect(page.locator("h1 .status")).to_have_text("draining")
     assert process.wait(WAIT_SECONDS) == 0
 
-    # Thanks.
+    # The certificate and the public list.
     page.get_by_role("link", name="Certificate").click()
     expect(page.get_by_role("heading", name="Ada’s garage")).to_be_visible()
     expect(page.locator(".certificate")).to_contain_text("CPU-seconds")
@@ -122,7 +122,7 @@ def test_from_the_form_to_the_certificate(
     expect(page.get_by_role("row", name="Ada’s garage")).to_contain_text("CPU-seconds")
 
 
-def test_with_github_in_a_browser_that_holds_to_our_policy(
+def test_github_sign_in_is_allowed_by_content_security_policy(
     open_page: Callable[..., Page], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     github = OAuthServer()
@@ -140,12 +140,12 @@ def test_with_github_in_a_browser_that_holds_to_our_policy(
     github.close()
 
 
-# --- its pages, for everybody ----------------------------------------------------------------------------------------
+# --- accessibility ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def garage(live_server: Any) -> dict[str, Any]:
-    """A sponsor with a node that waits, one that works and one that is drained; and the way into the account."""
+    """A sponsor with a working and a draining node; `session` is the sponsor's session cookie."""
     ada = User.objects.create_user("ada")
     sponsor = Sponsor.objects.create(user=ada, name="Ada’s garage", link="https://example.org/ada")
     values = {"owner": ada, "token_hash": None, "trusted": False}
@@ -165,7 +165,7 @@ def garage(live_server: Any) -> dict[str, Any]:
     return {"loco": loco, "sponsor": sponsor, "session": session}
 
 
-def enter(page: Page, garage: dict[str, Any]) -> Page:
+def sign_in(page: Page, garage: dict[str, Any]) -> Page:
     page.context.add_cookies([garage["session"]])
     return page
 
@@ -177,7 +177,7 @@ def addresses(garage: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_on_a_sponsors_pages(
+def test_sponsor_pages_have_no_serious_axe_violation(
     open_page: Callable[..., Page], garage: dict[str, Any], scheme: str
 ) -> None:
     if not AXE.exists():
@@ -187,7 +187,7 @@ def test_axe_finds_nothing_serious_on_a_sponsors_pages(
 
     for path in ["/accounts/signup/", *addresses(garage)[:-1]]:
         if path.startswith("/sponsors/"):
-            enter(page, garage)
+            sign_in(page, garage)
         page.goto(path)
         page.evaluate(AXE.read_text())
         serious += [
@@ -199,32 +199,32 @@ def test_axe_finds_nothing_serious_on_a_sponsors_pages(
     assert serious == []
 
 
-def test_a_sponsors_pages_fit_a_phone_and_ask_nobody_else_for_anything(
+def test_sponsor_pages_fit_a_phone_and_request_no_other_host(
     open_page: Callable[..., Page], garage: dict[str, Any], live_server: Any
 ) -> None:
     page = open_page("/accounts/login/", viewport=PHONE)
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     over = {}
     for path in ["/accounts/login/", *addresses(garage)]:
         if path.startswith("/sponsors/"):
-            enter(page, garage)
+            sign_in(page, garage)
         page.goto(path)
-        for kind in page.locator('[name="available"]').all():  # the form shows other fields with each choice
+        for kind in page.locator('[name="available"]').all():  # each choice shows other fields
             kind.check()
             over[path, kind.get_attribute("value")] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         over[path, ""] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
 
     assert {place: pixels for place, pixels in over.items() if pixels > 0} == {}
-    assert asked
-    assert all(url.startswith((live_server.url, "data:")) for url in asked)
+    assert urls
+    assert all(url.startswith((live_server.url, "data:")) for url in urls)
 
 
-def test_the_form_works_by_keyboard_and_without_script(
+def test_lending_form_works_by_keyboard_and_without_script(
     open_page: Callable[..., Page], garage: dict[str, Any], settings: Settings
 ) -> None:
     settings.NODE_IMAGE = "registry.example/node:1"
-    page = enter(open_page("/sponsors/", java_script_enabled=False), garage)
+    page = sign_in(open_page("/sponsors/", java_script_enabled=False), garage)
     page.goto("/sponsors/lend/")
     days = page.get_by_role("group", name="Window 1").get_by_role("checkbox")
     expect(days.first).to_be_hidden()
@@ -243,5 +243,5 @@ def test_the_form_works_by_keyboard_and_without_script(
     page.get_by_role("button", name="Show the command").press("Enter")
 
     expect(page.locator("#docker-line")).to_contain_text("--name night-train")
-    made = Node.objects.get(name="night-train")
-    assert (made.timezone, made.windows.get().weekday) == ("Asia/Tokyo", 0)
+    node = Node.objects.get(name="night-train")
+    assert (node.timezone, node.windows.get().weekday) == ("Asia/Tokyo", 0)

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint of another: its live chart has the other's branches too."""
+"""The live chart of a run that continues another run's checkpoint has the branches of both."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
-def gated() -> Run:
-    """RWKV-5.1, from step 400 of a run of 5.0 that had gone on to step 520."""
+def rewound() -> Run:
+    """A run of RWKV-5.1 from step 400 of a run of 5.0 that was trained to step 520."""
     track = scene.create_track()
     eagle = scene.create_training_run(
         scene.create_entry(track, "Eagle", "rwkv5", config={"model": {"version": 5.0}}), 520
@@ -33,11 +33,16 @@ def gated() -> Run:
     )
 
 
-def test_the_chart_has_the_old_branch_the_step_back_and_the_new_one(open_page: Callable[..., Page], gated: Run) -> None:
-    page = open_page(gated.get_absolute_url(), viewport={"width": 1440, "height": 1400})
+def test_lineage_chart_has_old_and_new_branch_and_step_back(open_page: Callable[..., Page], rewound: Run) -> None:
+    page = open_page(rewound.get_absolute_url(), viewport={"width": 1440, "height": 1400})
     legend = page.locator("#curve .u-legend")
-    for label in (f"run {gated.start_run_id}", f"run {gated.start_run_id}, left behind", "step back", "smoothed"):
+    for label in (
+        f"run {rewound.start_run_id}",
+        f"run {rewound.start_run_id}, left behind",
+        "step back",
+        "smoothed",
+    ):
         expect(legend.get_by_text(label, exact=True)).to_be_visible()
     expect(page.locator(".lineage")).to_contain_text("left at step 400, 120 steps before its last")
     page.get_by_role("link", name="steps", exact=True).click()
-    expect(legend.locator(".u-series").first).to_contain_text(re.compile("550"))  # counted from the first one's start
+    expect(legend.locator(".u-series").first).to_contain_text(re.compile("550"))  # from the first run's start

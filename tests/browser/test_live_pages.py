@@ -1,4 +1,4 @@
-"""What moves while a visitor looks on."""
+"""Live updates of open pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import scene
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-def arrive(run: Run) -> None:
+def finish_run(run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(
         state=Run.State.FINISHED,
         trust=Run.Trust.SCORED,
@@ -29,7 +29,7 @@ def arrive(run: Run) -> None:
     Event.record("site", run, "It is on the board.")
 
 
-def test_the_boards_curve_moves_when_points_arrive(open_page: Callable[..., Page]) -> None:
+def test_board_curve_is_redrawn_after_new_points(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
     page = open_page("/")
     curve = page.locator("#train path.smooth")
@@ -42,14 +42,14 @@ def test_the_boards_curve_moves_when_points_arrive(open_page: Callable[..., Page
     assert curve.get_attribute("d") != before
 
 
-def test_a_run_that_arrives_takes_its_place_without_a_reload(open_page: Callable[..., Page]) -> None:
+def test_board_after_finished_run_is_reordered_without_reload(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
     page = open_page("/?columns=bits,runs")
     page.evaluate("window.sameDocument = true")
     rows = page.locator("table.board tbody tr")
     expect(rows).to_have_count(3)
 
-    arrive(train)
+    finish_run(train)
 
     expect(rows.first).to_contain_text("2.0282")  # the mean of main's two runs
     expect(rows).to_have_count(3)
@@ -65,15 +65,15 @@ def test_board_with_old_standings_shows_recomputed_ones(open_page: Callable[...,
     expect(rows).to_have_count(3)
     before = page.locator("main").get_attribute("data-revision")
 
-    arrive(train)
+    finish_run(train)
     expect(page.locator("main")).not_to_have_attribute("data-revision", before or "")
     expect(rows.first).not_to_contain_text("2.0282")
     recompute_standings(train.track)
 
-    expect(rows.first).to_contain_text("2.0282")  # and nothing has happened meanwhile
+    expect(rows.first).to_contain_text("2.0282")  # without another event
 
 
-def test_a_runs_curve_can_be_read_and_goes_on_by_itself(open_page: Callable[..., Page]) -> None:
+def test_run_curve_has_legend_values_and_grows_without_reload(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
     page = open_page(train.get_absolute_url())
     expect(page.locator(".plot canvas")).to_be_visible()
@@ -88,7 +88,7 @@ def test_a_runs_curve_can_be_read_and_goes_on_by_itself(open_page: Callable[...,
     page.wait_for_function("document.querySelector('#curve').dataset.points === '700'")
 
 
-def test_the_x_axis_changes_without_leaving_the_page(open_page: Callable[..., Page]) -> None:
+def test_run_curve_x_axis_changes_without_reload(open_page: Callable[..., Page]) -> None:
     best = scene.create_night_board()["best"]
     page = open_page(best.get_absolute_url())
     expect(page.locator(".plot canvas")).to_be_visible()
@@ -99,7 +99,7 @@ def test_the_x_axis_changes_without_leaving_the_page(open_page: Callable[..., Pa
     assert page.url.endswith("?x=seconds")
 
 
-def test_a_finished_run_is_asked_about_once(open_page: Callable[..., Page]) -> None:
+def test_finished_run_page_requests_live_json_once(open_page: Callable[..., Page]) -> None:
     best = scene.create_night_board()["best"]
     asked = []
     page = open_page("/nodes/")
@@ -111,7 +111,7 @@ def test_a_finished_run_is_asked_about_once(open_page: Callable[..., Page]) -> N
     assert len([url for url in asked if f"/runs/{best.pk}/" in url]) == 1
 
 
-def test_open_details_and_focus_survive_a_renewal(open_page: Callable[..., Page]) -> None:
+def test_run_page_update_keeps_open_details_and_focus(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
     page = open_page(train.get_absolute_url())
     page.get_by_text("The numbers behind the curve").click()

@@ -1,4 +1,4 @@
-"""Every public page as a picture, compared with the one that is stored in `tests/browser/pictures`.
+"""Every public page as a picture, compared with the stored one in `tests/browser/pictures`.
 
 Pages are drawn with a fixed clock and fixed fonts, in light and dark colors, on a desktop and on a phone. After an
 intended change `make pictures` renews the stored pictures: look at them before you commit them.
@@ -52,13 +52,13 @@ def fixed_clock() -> Iterator[None]:
 
 @pytest.fixture
 def open_fixed_page(browser: Browser, live_server: Any) -> Iterator[Callable[[str, tuple[int, int]], Page]]:
-    """Return a function that opens a page whose clock, fonts and animations stand still."""
+    """Return a function that opens a page with a fixed clock, fixed fonts and no animations."""
     contexts = []
 
     def open_fixed_page(scheme: str, size: tuple[int, int]) -> Page:
         context = browser.new_context(
             viewport={"width": size[0], "height": size[1]},
-            device_scale_factor=0.5,  # half the size is enough to see what moved
+            device_scale_factor=0.5,  # half the size still shows what moved
             color_scheme=scheme,  # type: ignore[arg-type]
             reduced_motion="reduce",
             locale="en-GB",

@@ -1,4 +1,4 @@
-"""A run's curves over others, its log, and runs chosen for a comparison: in a real browser."""
+"""Overlaid curves, log search and comparisons of runs in a real browser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def better_and_level() -> tuple[Run, Run]:
     return found
 
 
-def test_others_are_laid_over_and_the_address_remembers(
+def test_overlaid_run_and_axis_are_kept_in_the_url(
     open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
 ) -> None:
     better, level = better_and_level
@@ -47,7 +47,7 @@ def test_others_are_laid_over_and_the_address_remembers(
     expect(page.get_by_label("best so far")).to_be_checked()
 
 
-def test_all_panels_show_the_stretch_that_was_drawn_over(
+def test_zoom_by_dragging_applies_to_all_panels(
     open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
 ) -> None:
     page = open_page(better_and_level[1].get_absolute_url(), **WIDE)
@@ -62,7 +62,7 @@ def test_all_panels_show_the_stretch_that_was_drawn_over(
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.04, box["y"] + 60, steps=4)
     page.mouse.up()
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)  # in the middle of what is shown now
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)  # the middle of the zoomed range
     expect(speed).not_to_have_text("0.02")
 
     over.dblclick(position={"x": box["width"] * 0.5, "y": 60})
@@ -71,7 +71,7 @@ def test_all_panels_show_the_stretch_that_was_drawn_over(
     expect(speed).to_have_text("0.02")
 
 
-def test_the_log_is_searched_while_one_types(open_page: Callable[..., Page]) -> None:
+def test_run_log_search_while_typing_marks_matches(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
     lease = train.job.leases.get()
     LogChunk.objects.create(lease=lease, offset=5000, text="".join(f"line {i}\n" for i in range(500)))
@@ -89,7 +89,7 @@ def test_the_log_is_searched_while_one_types(open_page: Callable[..., Page]) -> 
     expect(page.locator("#log")).to_contain_text("line 499")
 
 
-def test_the_log_is_searched_while_the_page_renews_keeps_what_was_found(open_page: Callable[..., Page]) -> None:
+def test_run_log_search_during_page_update_keeps_matches(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
     LogChunk.objects.create(lease=train.job.leases.get(), offset=5000, text="needle\n")
     page = open_page(train.get_absolute_url(), **WIDE)
@@ -108,7 +108,7 @@ def test_the_log_is_searched_while_the_page_renews_keeps_what_was_found(open_pag
     expect(page.locator("#log mark")).to_have_count(1)
 
 
-def test_runs_are_chosen_on_the_board_and_compared(
+def test_runs_selected_on_the_board_are_compared(
     open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
 ) -> None:
     page = open_page("/", **WIDE)
@@ -130,7 +130,7 @@ def test_runs_are_chosen_on_the_board_and_compared(
     expect(page.locator(".chosen tbody tr")).to_have_count(1)
 
 
-def test_a_comparison_without_script_has_its_curves_and_tables(
+def test_compare_page_without_script_has_curves_and_tables(
     open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
 ) -> None:
     better, level = better_and_level

@@ -1,4 +1,4 @@
-"""A swarm's page in a browser: machines come and go as dots, and the whole run is played again."""
+"""The page of a swarm in a browser: live members, and the replay of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 PHONE = {"width": 390, "height": 844}
 
 
-def test_machines_come_as_dots_and_the_run_is_played_again(open_page: Callable[..., Page]) -> None:
+def test_swarm_page_shows_live_members_and_replays_the_run(open_page: Callable[..., Page]) -> None:
     swarm = create_swarm()
     page = open_page(f"/runs/{swarm.run_id}/swarm/")
     columns = page.locator(".swarm-stage")
@@ -38,7 +38,7 @@ def test_machines_come_as_dots_and_the_run_is_played_again(open_page: Callable[.
     expect(page.locator("#happened")).to_contain_text("newcomer took a seat at stage 2")
 
 
-def test_without_script_it_says_the_same(open_page: Callable[..., Page]) -> None:
+def test_swarm_page_without_script_shows_members(open_page: Callable[..., Page]) -> None:
     swarm = create_swarm()
     page = open_page(f"/runs/{swarm.run_id}/swarm/", java_script_enabled=False)
     expect(page.locator(".swarm-machine")).to_have_count(5)
@@ -47,7 +47,7 @@ def test_without_script_it_says_the_same(open_page: Callable[..., Page]) -> None
 
 
 @pytest.mark.parametrize("script", [True, False])
-def test_visitor_lets_the_swarm_write(open_page: Callable[..., Page], script: bool) -> None:
+def test_swarm_page_continues_prompt_of_visitor(open_page: Callable[..., Page], script: bool) -> None:
     swarm = create_swarm()
     options = {"viewport": PHONE, "color_scheme": "dark", "java_script_enabled": script}
     page = open_page(f"/runs/{swarm.run_id}/swarm/", **options)
@@ -56,10 +56,12 @@ def test_visitor_lets_the_swarm_write(open_page: Callable[..., Page], script: bo
     page.get_by_label("Beginning of a text").fill("The train")
     page.get_by_role("button", name="Continue the text").click()
     expect(page.locator("#written")).to_contain_text("The train")
-    asked = Generation.objects.select_related("job").get()
-    Job.objects.filter(pk=asked.job_id).update(state=Job.State.DONE)
-    get_job_kind(asked.job).handle_metrics(asked.job, [{"kind": "text", "text": " leaves at nine."}])
-    get_job_kind(asked.job).handle_done(asked.job, {"version": 1, "tokens": 5, "seconds": 2, "ended": "length"})
+    generation = Generation.objects.select_related("job").get()
+    Job.objects.filter(pk=generation.job_id).update(state=Job.State.DONE)
+    get_job_kind(generation.job).handle_metrics(generation.job, [{"kind": "text", "text": " leaves at nine."}])
+    get_job_kind(generation.job).handle_done(
+        generation.job, {"version": 1, "tokens": 5, "seconds": 2, "ended": "length"}
+    )
     if not script:
         page.reload()
     expect(page.locator("#written")).to_contain_text("The train leaves at nine.", timeout=15_000)

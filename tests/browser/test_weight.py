@@ -1,4 +1,4 @@
-"""What a first view costs a visitor, in the browser's own figures."""
+"""Transferred bytes and layout shift of a first page view, as the browser measures them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_SHIFT = 0.05
 
 @pytest.fixture
 def production_url(transactional_db: None, settings: Any, tmp_path: Path) -> Iterator[str]:
-    """The pages with static files that `collectstatic` compressed, as in the container."""
+    """URL of a site with the compressed static files of `collectstatic`, as in the container."""
     settings.STATIC_ROOT = str(tmp_path / "static")
     settings.WHITENOISE_USE_FINDERS = False
     call_command("collectstatic", interactive=False, verbosity=0)
@@ -35,7 +35,7 @@ def production_url(transactional_db: None, settings: Any, tmp_path: Path) -> Ite
 
 
 @pytest.mark.parametrize("name", ["board", "finished run", "running run", "compare", "entry"])
-def test_a_first_view_is_light_and_stands_still(browser: Browser, production_url: str, name: str) -> None:
+def test_first_view_transfers_few_bytes_without_layout_shift(browser: Browser, production_url: str, name: str) -> None:
     path = addresses(scene.create_night_board())[name]
 
     figures: dict[str, Any] = measure_first_view(browser, production_url + path)

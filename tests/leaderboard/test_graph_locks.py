@@ -17,7 +17,7 @@ from scheduler import transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
 from tests.scheduler.test_claims_race import call_concurrently
-from tests.support.graph_jobs import leave_graph
+from tests.support.graph_jobs import attach_graph
 
 ENTRIES = 4
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,7 +58,7 @@ def finish_trace(job: Job, result: dict[str, Any]) -> None:
 def test_concurrent_traces_approvals_and_withdrawals_do_not_deadlock(traced_entries: list[Entry], attempt: int) -> None:
     calls: list[Callable[[], Any]] = []
     for job in Job.objects.filter(kind="smoke").select_related("traced_graph__entry"):
-        result = {"passed": True, "sentence": "It traces.", "checks": [], "graph": leave_graph(job)}
+        result = {"passed": True, "sentence": "It traces.", "checks": [], "graph": attach_graph(job)}
         calls.append(lambda job=job, result=result: finish_trace(job, result))  # type: ignore[misc]
     assert len(calls) == ENTRIES + 1
     withdrawn, approved = traced_entries[::2], traced_entries[1::2]
@@ -71,7 +71,7 @@ def test_concurrent_traces_approvals_and_withdrawals_do_not_deadlock(traced_entr
 
 def finish_traces() -> None:
     for job in Job.objects.filter(kind="smoke").select_related("traced_graph__entry"):
-        finish_trace(job, {"passed": True, "sentence": "It traces.", "checks": [], "graph": leave_graph(job)})
+        finish_trace(job, {"passed": True, "sentence": "It traces.", "checks": [], "graph": attach_graph(job)})
 
 
 def call_and_disconnect(call: Callable[[], Any]) -> Any:

@@ -28,7 +28,7 @@ from scheduler.models import Job, JobFile, Node
 from scheduler.retention import delete_expired
 from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run, lease_job
 from tests.leaderboard.views.test_page_board import extract_text
-from tests.support.graph_jobs import finish_smoke_job, finish_trace, leave_graph, store_graph
+from tests.support.graph_jobs import attach_graph, finish_smoke_job, finish_trace, store_graph
 from tests.support.nights import MONDAY, start_night
 from trainer import protocol
 
@@ -153,7 +153,7 @@ def test_smoke_run_without_graph_files_fails_the_run(waiting_run: Run) -> None:
 
 def test_graph_with_a_forged_hash_is_not_stored(waiting_run: Run) -> None:
     job = Job.objects.get()
-    summary = {**leave_graph(job), "hash": "a" * 64}
+    summary = {**attach_graph(job), "hash": "a" * 64}
     finish_smoke_job(job, {"passed": True, "sentence": "It is sound.", "checks": [], "graph": summary})
     assert not TracedGraph.objects.usable().exists()
 
@@ -195,7 +195,7 @@ def test_smoke_test_before_approval_traces_for_the_run(traced_track: Track, prop
     job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert job is not None
     assert job.needs_trusted
-    finish_smoke_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": leave_graph(job)})
+    finish_smoke_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": attach_graph(job)})
     proposed_entry.refresh_from_db()
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
     assert (run.state, run.graph) == ("queued", job.traced_graph)
@@ -205,7 +205,7 @@ def test_smoke_test_before_approval_traces_for_the_run(traced_track: Track, prop
 def test_graph_of_another_vocabulary_is_traced_again(traced_track: Track, proposed_entry: Entry) -> None:
     job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert job is not None
-    summary = leave_graph(job, vocabulary_size=8192)
+    summary = attach_graph(job, vocabulary_size=8192)
     finish_smoke_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": summary})
     proposed_entry.refresh_from_db()
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
@@ -311,7 +311,7 @@ def trace_baseline(run: Run, **summary: Any) -> None:
     """Finish the smoke job of the baseline's graph."""
     assert run.graph is not None
     baseline = TracedGraph.objects.get(pk=run.graph.baseline_graph_id)
-    content = leave_graph(baseline.job, **summary)
+    content = attach_graph(baseline.job, **summary)
     finish_smoke_job(baseline.job, {"passed": True, "sentence": "It traces.", "checks": [], "graph": content})
     run.refresh_from_db()
 

@@ -184,7 +184,7 @@ def test_checkpoint_that_a_run_starts_from_keeps_its_files(
     assert list_steps_with_files(claimed_job) == [1, 6, 7]
 
 
-def test_file_that_a_newer_checkpoint_shares_is_kept(claimed_job: ClaimedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_shared_with_a_newer_checkpoint_is_kept(claimed_job: ClaimedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     set_drawn_stretch(monkeypatch, 1)
     for step in range(1, 5):
         assert claimed_job.upload_checkpoint(step, b"the same weights").status_code == 200

@@ -91,7 +91,7 @@ def test_estimate_duration_follows_recent_jobs() -> None:
     assert lengths == [2 * HOUR, HOUR]
 
 
-def test_estimate_without_fitting_node_says_so() -> None:
+def test_estimate_without_fitting_node_names_the_obstacle() -> None:
     create_online_node("small")
     job = create_job(needs_labels=["8x80gb"])
     assert estimate_start(job, timezone.now()) == StartEstimate(

@@ -134,7 +134,7 @@ def test_matching_order_is_independent_of_input_order(queue: list[JobGroup], use
 
 @given(queues.filter(bool), shares, st.integers(0, 365))
 def test_matching_age_prevents_starvation(queue: list[JobGroup], used: dict[str, float], days: int) -> None:
-    """After a bounded time a waiting job goes before whatever is queued from then on."""
+    """After a bounded time a waiting job goes before all jobs that are queued later."""
     old_group = queue[0]
     priorities = [int(priority) for priority in Job.Priority]
     bound = LIFT_PERIOD * ((max(priorities) - min(priorities)) // matching.PRIORITY_STEP + 1)

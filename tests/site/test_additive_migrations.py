@@ -1,4 +1,4 @@
-"""Migrations are additive: the processes of the release before go on working while and after they are applied."""
+"""Migrations are additive: processes of the previous release work while and after they are applied."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_unhandled_exception_is_reported_without_data_of_the_visitor(reports: Re
     assert "hunter2" not in json.dumps(event.get("request", {}))
 
 
-def test_nothing_is_reported_by_default(reports: ReportServer, tmp_path: Path) -> None:
+def test_error_reports_by_default_are_off(reports: ReportServer, tmp_path: Path) -> None:
     run_program(tmp_path)
     assert reports.reports == []
     assert logging.getLogger("dailytrain").isEnabledFor(logging.WARNING)

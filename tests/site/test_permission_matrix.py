@@ -1,4 +1,4 @@
-"""Who may do what: every address of the site, with GET and POST, for thirteen kinds of users, on objects of others.
+"""Permissions: every address of the site, with GET and POST, for thirteen kinds of users, on objects of others.
 
 The statuses are compared with `permission_matrix.txt`, so that a change of a permission is seen in its review. Write
 the file anew with `RENEW_MATRIX=1 pytest tests/site/test_permission_matrix.py`, and read the difference.

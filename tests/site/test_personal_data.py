@@ -118,7 +118,7 @@ def test_deletion_keeps_the_names_of_other_authors(user: User) -> None:
     stranger = User.objects.create_user("wil-on-github")
     SocialAccount.objects.create(user=stranger, provider="other", uid="77", extra_data={"login": "wil-on-github"})
     delete_account(stranger)
-    assert set(Entry.objects.filter(author="wil-on-github")) >= {mine, theirs}, "a local name proves nothing"
+    assert set(Entry.objects.filter(author="wil-on-github")) >= {mine, theirs}, "a local name is no proof of authorship"
     delete_account(user)
     assert Entry.objects.get(pk=mine.pk).author == DELETED_USER
     assert Entry.objects.get(pk=theirs.pk).author == "wil-on-github"
@@ -157,7 +157,7 @@ def test_replaced_name_is_a_whole_word(sentence: str, expected: str) -> None:
 
 
 def find_text(text: str) -> list[str]:
-    """Return the tables and columns in which a text still stands."""
+    """Return the tables and columns that contain a text."""
     from django.db import connection
 
     found = []

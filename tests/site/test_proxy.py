@@ -191,7 +191,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", *CACHE_CONTROL])
-def test_proxy_with_concurrent_visitors_asks_the_site_once(
+def test_proxy_with_concurrent_visitors_requests_the_page_once(
     start_proxy: Callable[[str], str], upstream: Upstream, path: str
 ) -> None:
     url = start_proxy("10.0.0.0/8")
@@ -203,7 +203,7 @@ def test_proxy_with_concurrent_visitors_asks_the_site_once(
 
 
 @pytest.mark.parametrize("path", ["/", *CACHE_CONTROL])
-def test_proxy_asks_the_site_again_after_a_second(
+def test_proxy_requests_the_page_again_after_a_second(
     start_proxy: Callable[[str], str], upstream: Upstream, path: str
 ) -> None:
     url = start_proxy("10.0.0.0/8")

@@ -192,7 +192,7 @@ def test_only_sign_in_pages_may_redirect_to_github(client: Client, github: OAuth
 
 def test_local_sign_up_and_sign_in_without_github_work(client: Client) -> None:
     page = client.get(LOGIN).content.decode()
-    assert "GITHUB_CLIENT_ID" in page, "it says how to add GitHub"
+    assert "GITHUB_CLIENT_ID" in page, "the page explains how to add GitHub"
     assert "Sign in with GitHub" not in page
     password = {"password1": "a password of this test only", "password2": "a password of this test only"}
 

@@ -32,7 +32,7 @@ visitor = {"host": "localhost", "user-agent": "Browser-5"}
 assert Client(REMOTE_ADDR="192.0.2.7").get("/accounts/login/?next=/secret/", headers=visitor).status_code == 200
 assert Client().get("/healthz", headers={"host": "localhost"}).status_code == 200
 work.apply().get()
-# redis imports the SDK wherever it is installed.
+# redis imports the SDK if it is installed.
 print(any(name.startswith("opentelemetry.instrumentation") for name in sys.modules))
 """
 
@@ -90,7 +90,7 @@ def test_request_and_task_are_traced_without_visitor_and_health_checks(collector
 
 
 @pytest.mark.slow
-def test_without_the_setting_nothing_is_imported(tmp_path: Path) -> None:
+def test_tracing_without_setting_imports_nothing(tmp_path: Path) -> None:
     done = run_program(tmp_path)
 
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
@@ -98,7 +98,7 @@ def test_without_the_setting_nothing_is_imported(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(IS_INSTALLED, reason="OpenTelemetry is installed")
-def test_setting_without_the_packages_is_refused_at_start(tmp_path: Path) -> None:
+def test_tracing_setting_without_packages_is_refused_at_start(tmp_path: Path) -> None:
     done = run_program(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:4318")
 
     assert done.returncode == 1

@@ -53,7 +53,7 @@ class TutorialRunner:
     terminals: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run_block(self, title: str, commands: str) -> None:
-        """Start a block with a title; run another one to its end, while the terminals go on."""
+        """Start a block with a title; run another one to its end, while the terminals run."""
         process = self.start(title, commands)
         if title:
             self.terminals.append(process)

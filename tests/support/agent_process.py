@@ -17,7 +17,7 @@ from trainer import protocol
 LIMITS = protocol.JobLimits(wall_seconds=WAIT_SECONDS, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
 CORPUS = "python-library"
 HASH = "e" * 64
-"""What the small release makes of that corpus."""
+"""Hash of the dataset that the small release prepares."""
 
 
 class Node:
@@ -61,8 +61,8 @@ class Node:
 def build_job(
     site: NodeApiServer, order: protocol.Order, entry: bool = True, limits: protocol.JobLimits = LIMITS
 ) -> protocol.JobSpec:
-    release = site.blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")
-    overlay = site.blob(stdlib_release.build_tar(stdlib_release.ENTRY), "entry.tar") if entry else None
+    release = site.store_blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")
+    overlay = site.store_blob(stdlib_release.build_tar(stdlib_release.ENTRY), "entry.tar") if entry else None
     return protocol.JobSpec(
         job=12, lease=0, node=0, attempt=1, release=release, entry=overlay, order=order, limits=limits, issued_at=0
     )
@@ -89,7 +89,7 @@ def wait_until_finished(site: NodeApiServer, lease: int) -> LeaseRecord:
 
 
 def list_running_processes(home: Path) -> list[int]:
-    """Processes, other than agents, whose command line names the node's folder."""
+    """Return the processes, other than agents, whose command line names the node's folder."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():

@@ -22,7 +22,7 @@ from tests.support import hub_server
 from tests.support.live_site import LiveSite
 from tests.support.model_server import NAME, EchoModel, GibberishModel, SynonymModel, serve_model
 from tests.support.paths import DATA
-from tests.support.pool_with_faults import Agent, Pool, Wire
+from tests.support.pool_with_faults import Agent, AgentProxy, Pool
 
 TEXT = DATA / "text"
 C4, GUTENBERG = TEXT / "c4_sample" / "c4_sample.jsonl", TEXT / "gutenberg" / "validation.jsonl.xz"
@@ -83,7 +83,7 @@ class ReplayingModel(SynonymModel):
 
 @dataclass
 class Volunteer(Agent):
-    """A volunteer process that connects through its own port of the wire."""
+    """A volunteer process that connects through its own port of the proxy."""
 
     name: str = ""
     endpoint: str = ""
@@ -106,12 +106,12 @@ def run_volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> It
         models = {f"honest-{number}": SynonymModel(seconds=seconds) for number in range(honest - 1)}
         models |= {f"honest-{honest - 1}": recording_model, "garbage": GibberishModel(), "echo": EchoModel()}
         models |= {"replay": ReplayingModel(recorded_texts=recording_model.recorded_texts)}
-        wire = Wire(site.port, len(models))
+        proxy = AgentProxy(site.port, len(models))
         all_volunteers = [
             Volunteer(
                 number=number,
                 home=site.folder / name,
-                port=wire.ports[number],
+                port=proxy.ports[number],
                 token="",
                 environment=site.environment,
                 name=name,
@@ -119,7 +119,7 @@ def run_volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> It
             )
             for number, (name, model) in enumerate(models.items())
         ]
-        full_pool = Pool(site, list(all_volunteers), wire, random.Random(seed))
+        full_pool = Pool(site, list(all_volunteers), proxy, random.Random(seed))
         try:
             nonsense_volunteers = [volunteer for volunteer in all_volunteers if volunteer.name in NONSENSE]
             for volunteer in nonsense_volunteers:
@@ -130,7 +130,7 @@ def run_volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> It
             for volunteer in all_volunteers:
                 if volunteer not in nonsense_volunteers:
                     volunteer.start()
-            yield Pool(site, list(all_volunteers[:honest]), wire, random.Random(seed)), recording_model
+            yield Pool(site, list(all_volunteers[:honest]), proxy, random.Random(seed)), recording_model
         finally:
             full_pool.stop()
 

@@ -1,4 +1,4 @@
-"""Architectures that go wrong in one way each; `WAY` says which, and a test sets it."""
+"""An architecture that fails in the way that `WAY` names, which a test sets."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 @dataclass
 class Card:
-    """One GPU as the tests want it."""
+    """One GPU with values set by a test."""
 
     name: str = "NVIDIA GeForce RTX 3090"
     uuid: str = "GPU-6f3c0a5e-8f5a-4b0e-9f34-000000000000"
@@ -30,7 +30,7 @@ def pair(**fields: Any) -> list[Card]:
 
 
 class NVMLError(Exception):
-    """As in pynvml: carries a number."""
+    """The exception of pynvml, with an error number."""
 
     def __init__(self, value: int) -> None:
         super().__init__({3: "Not Supported", 13: "Function Not Found", 15: "GPU is lost"}[value])
@@ -38,7 +38,7 @@ class NVMLError(Exception):
 
 
 class Nvml:
-    """What the agent uses of the module `pynvml`; a handle is opaque, as there."""
+    """The part of the module `pynvml` that the agent uses."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU = 0
@@ -116,7 +116,7 @@ PAGE = """Tue Mar  5 21:04:11 2024
 
 
 class Smi:
-    """A program of that name in a folder, which answers as the real one does to `--format=csv,noheader,nounits`."""
+    """A program `nvidia-smi` in a folder, with the real one's output for `--format=csv,noheader,nounits`."""
 
     def __init__(self, folder: Path, cards: list[Card], unknown: str = "no.such.field") -> None:
         self._folder = folder
@@ -129,7 +129,7 @@ class Smi:
         self.write()
 
     def write(self) -> None:
-        """Let it answer what the cards now are."""
+        """Write the output for the current values of the cards."""
         what = [f"{card.name}, {card.uuid}, {card.total >> 20}, 550.54.15" for card in self.cards]
         reasons = [f"0x{card.reasons:016x}" for card in self.cards]
         how = [

@@ -1,6 +1,6 @@
-"""A node that speaks the protocol badly: requests twice, late and again, uploads that break off, deaths in mid-job.
+"""A node with faults: repeated and late requests, interrupted uploads, crashes within a job.
 
-It trains nothing. `tests/support/pool_with_faults.py` does the same to real agents.
+It does not train. `tests/support/pool_with_faults.py` injects faults into real agents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HARDWARE = protocol.Hardware(
 
 
 class KilledError(Exception):
-    """The node loses what it knows."""
+    """The node crashes and loses its state."""
 
 
 class LeaseEndedError(Exception):
@@ -108,7 +108,7 @@ class FaultyNode:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def send(self, method: str, path: str, content: bytes, token: str, content_range: str = "") -> Any:
-        """Send until it is answered; now and then twice, or after an earlier request again."""
+        """Send a request until it is answered, sometimes twice or after an earlier request."""
         request = Request(method, PREFIX + path, token, content, content_range)
         if not self.is_calm.is_set():
             self._disturb(request)
@@ -166,7 +166,7 @@ class FaultyNode:
             self.problems.append(f"{request.method} {request.path}: {response.status_code} {response.text[:200]}")
 
     def break_off(self, request: Request) -> None:
-        """Send half of a body, and hang up."""
+        """Send half of a body, then close the connection."""
 
         def half() -> Iterator[bytes]:
             yield request.content[: len(request.content) // 2]
@@ -180,7 +180,7 @@ class FaultyNode:
 
 
 class LeasedJob:
-    """One lease, as its node sees it."""
+    """A lease from the view of its node."""
 
     def __init__(self, node: FaultyNode, lease: protocol.Lease, spec: dict[str, Any], began: float) -> None:
         self.node, self.lease, self.spec, self.began = node, lease, spec, began
@@ -235,7 +235,7 @@ class LeasedJob:
         self.finish({"step": STEPS}, self.upload("run.json", b'{"format": 1, "arch": "gpt"}'))
 
     def upload(self, path: str, content: bytes) -> protocol.FileRef:
-        """Send a file in pieces, from the offset that the site has. Some break off in the middle."""
+        """Send a file in pieces from the site's offset. Some pieces are interrupted."""
         digest, total = hashlib.sha256(content).hexdigest(), len(content)
         address, token, node = f"/leases/{self.lease.lease}/blobs/{digest}", self.lease.token, self.node
         while (first := int(node.send("HEAD", address, b"", token)["Upload-Offset"])) < total:

@@ -1,4 +1,4 @@
-"""A full disk for a process and its descendants, without rights and without a file system of its own.
+"""A full disk for a process and its descendants, without root and without a separate file system.
 
 `set_disk_full` uses RLIMIT_FSIZE: every write to a file fails with EFBIG, and Python ignores the signal that comes with
 it. `build_library` is for programs that tell ENOSPC from EFBIG, such as PostgreSQL.

@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def build_random_model(seed: int = 0, **fields: Any) -> gpt.Model:
-    """A model all of whose parts do something: some start at zero."""
+    """Return a model with random weights, since some parameters start at zero."""
     torch.manual_seed(seed)
     model = gpt.Model(dataclasses.replace(gpt.Config.sized(2, V, T), **{**SIZE, **fields}))
     with torch.no_grad():
@@ -50,7 +50,7 @@ def build_random_model(seed: int = 0, **fields: Any) -> gpt.Model:
 
 
 def sample_tokens(seed: int = 0, rows: int = 2) -> Tensor:
-    """Tokens with an end of text in the middle."""
+    """Return random tokens with an end of text in the middle."""
     tokens = torch.randint(8, V, (rows, T), generator=torch.Generator().manual_seed(seed))
     tokens[:, [0, T // 2]] = END
     return tokens

@@ -1,4 +1,4 @@
-"""What a smoke job leaves: the files of a graph and a summary."""
+"""Results of smoke jobs: the files of a graph and its summary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def leave_graph(job: Job, **summary: Any) -> dict[str, Any]:
+def attach_graph(job: Job, **summary: Any) -> dict[str, Any]:
     """Attach the four files to a job; return the summary of the graph. Equal summaries are equal graphs."""
     hashes = []
     for name in protocol.GRAPH_FILES:
@@ -47,7 +47,7 @@ def finish_trace(run: Run, *, passed: bool = True, sentence: str = "It traces an
     """Finish the smoke job for which a run waits."""
     run.refresh_from_db()
     assert run.graph is not None
-    graph = leave_graph(run.graph.job, **summary)
+    graph = attach_graph(run.graph.job, **summary)
     finish_smoke_job(run.graph.job, {"passed": passed, "sentence": sentence, "checks": [], "graph": graph})
     run.refresh_from_db()
     return run

@@ -1,4 +1,4 @@
-"""An agent inside the test's own process: its machine can be changed under its feet."""
+"""An agent inside the test's own process, so that a test can change its hardware."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.sandbox import get_driver
 
 
 class InProcessAgent:
-    """Runs without a sandbox; its dataset is there already."""
+    """An agent without a sandbox, whose cache has the dataset."""
 
     def __init__(
         self, site: NodeApiServer, home: Path, lanes: int | None = None, reader: GpuReader | None = None
@@ -39,12 +39,12 @@ class InProcessAgent:
         except (AgentStoppedError, Exception) as error:
             self.ended = error
 
-    def leave(self) -> None:
-        """As on Ctrl-C; returns when it has left."""
+    def stop(self) -> None:
+        """Stop the agent as Ctrl-C does, and wait until it has stopped."""
         self.agent.sponsor.request_stop()
         self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
         for thread in threading.enumerate():
             if thread.name.startswith("Slot"):
-                thread.join(10)  # its question may still be open
+                thread.join(10)  # its poll may still be open
         self.agent.client.close()

@@ -1,4 +1,4 @@
-"""Trials in this process, one after another: a tiny one takes a fraction of a second, a process several."""
+"""Trials in this process, one after another, since starting a process takes seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.trials.trial_runner import TrialError, TrialModelError, TrialRunner
 
 
 def train(argv: Sequence[str]) -> int:
-    """As `trainer.train`, but for its signals, which only the main thread may handle."""
+    """Run `trainer.train` without its signal handlers, which only the main thread may set."""
     return run_training(parse_config(argv), Console(stderr=True, quiet=True), StopRequest())
 
 
@@ -30,7 +30,7 @@ ENTRY_POINTS: dict[str, Callable[[Sequence[str]], int]] = {
 
 @dataclass
 class InProcessTrialRunner(TrialRunner):
-    """Runs the same commands, scoring less text."""
+    """Runs the same commands in this process, and scores less text."""
 
     stop_before: int | None = None  # raise KeyboardInterrupt instead of this training, counted from 0
     trained: int = 0

@@ -1,4 +1,4 @@
-"""A run that is stopped at a certain step, in this process."""
+"""Tiny runs in this process, which can be stopped at a certain step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.training.interruption import StopRequest
 
 
 class AfterSteps(StopRequest):
-    """Asks to stop at the end of the n-th step."""
+    """Requests a stop at the end of the n-th step."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -30,7 +30,7 @@ class AfterSteps(StopRequest):
 
 
 def train(out: Path, *flags: object, tiny: tuple[str, ...] = TINY, stop_after: int | None = None) -> int:
-    """Return the exit code of a tiny run."""
+    """Train a tiny run and return its exit code."""
     interruption = StopRequest() if stop_after is None else AfterSteps(stop_after)
     return run_training(
         parse_config(["--out", str(out), *tiny, *map(str, flags)]), Console(stderr=True, quiet=True), interruption

@@ -1,4 +1,4 @@
-"""A process that carries out the due messages of the outbox; with KILL=1 it is killed after its first effect."""
+"""A process that handles the due messages of the outbox. With KILL=1 it is killed after its first effect."""
 
 from __future__ import annotations
 

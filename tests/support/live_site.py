@@ -1,4 +1,4 @@
-"""A whole site as people run it: real processes, real sockets, its own folder and database, its own git repository."""
+"""A whole site for tests: real processes and sockets, with a folder, a database and a git repository of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.distributed.ports import find_free_port
 
 PASSWORD = "a password of this test only"
 
-IDEA = '''"""The baseline with a pause in it, so that a test can catch it in the middle."""
+IDEA = '''"""The baseline with a pause in each pass, so that tests can interrupt it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Model(gpt.Model):
 
 
 class LiveSite:
-    """Its parts are started, stopped and killed one by one."""
+    """A site whose parts can be started, stopped and killed one by one."""
 
     def __init__(self, folder: Path, database: str) -> None:
         self.folder = folder
@@ -131,7 +131,7 @@ class LiveSite:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    # --- talking to it ------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def manage(self, *arguments: str, seconds: float = WAIT_SECONDS) -> str:
         """Run a management command and return what it prints."""
@@ -143,7 +143,7 @@ class LiveSite:
         return self.request_program({"function": function, "arguments": arguments}, seconds)["result"]
 
     def request_program(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Let the process of `tests.support.site_programs` do it; start that if it is not there yet."""
+        """Send a request to the process of `tests.support.site_programs`, and start that process if necessary."""
         if self.programs is None or self.programs_environment != self.environment:
             self.stop_programs()
             self.start_programs()
@@ -154,7 +154,7 @@ class LiveSite:
         self.programs.stdin.flush()
         assert select.select([self.programs.stdout], [], [], seconds)[0], f"{request}: no answer in {seconds} s"
         line = self.programs.stdout.readline()
-        assert line, f"{request}: the process has ended\n{self.last_words()}"
+        assert line, f"{request}: the process has ended\n{self.read_log_tails()}"
         answer: dict[str, Any] = json.loads(line)
         assert "error" not in answer, f"{answer['error']}\n{answer['printed']}"
         return answer
@@ -184,13 +184,13 @@ class LiveSite:
         except httpx.TransportError:
             return None
 
-    def json(self, path: str) -> Any:
-        """Return what the API says; None while it does not answer."""
+    def get_json(self, path: str) -> Any:
+        """Return the JSON of an API address, or None if the response is not 200."""
         answer = self.get(f"/api/v1/{path}")
         return answer.json() if answer is not None and answer.status_code == 200 else None
 
     def approve(self, entry: int, sha: str) -> str:
-        """Sign in to the admin, look at the entry, approve what was shown; return the page that follows."""
+        """Sign in to the admin, open the entry, approve the response commit, and return the next page."""
         with httpx.Client(base_url=self.url, follow_redirects=True, timeout=WAIT_SECONDS) as browser:
             browser.get("/admin/login/")
             browser.post(
@@ -212,24 +212,24 @@ class LiveSite:
             return answer.text
 
     def wait(self, ready: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:
-        """Return the first true answer; fail with every part's last words."""
+        """Return the first true result of `ready`. On a timeout, fail with the last log lines of every part."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if answer := ready():
                 return answer
             time.sleep(0.2)
-        raise AssertionError(f"waited {seconds} s for {what}\n{self.last_words()}")
+        raise AssertionError(f"waited {seconds} s for {what}\n{self.read_log_tails()}")
 
-    def last_words(self) -> str:
+    def read_log_tails(self) -> str:
         return "\n".join(
             f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:])
             for log in sorted(self.folder.glob("*.log"))
         )
 
-    # --- looking under the floor --------------------------------------------------------------------------------------
+    # --- processes ----------------------------------------------------------------------------------------------------
 
-    def trainers(self) -> list[int]:
-        """Return the processes of `trainer.train` that work in this site's node folder."""
+    def list_trainers(self) -> list[int]:
+        """Return the ids of the `trainer.train` processes in this site's folder."""
         found = []
         for command in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -240,8 +240,8 @@ class LiveSite:
                 found.append(int(command.parent.name))
         return found
 
-    def left_over(self) -> list[str]:
-        """Return the command lines of processes that still work in this site's folder."""
+    def list_processes(self) -> list[str]:
+        """Return the command lines of all processes that name this site's folder."""
         found = []
         for command in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -254,7 +254,7 @@ class LiveSite:
 
 
 def commit_main(folder: Path, files: Mapping[str, str]) -> None:
-    """Make a repository of these files, with one commit."""
+    """Create a repository with one commit of these files."""
     for name, contents in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(contents)
@@ -270,7 +270,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def make_repository(folder: Path) -> str:
-    """Make a repository whose main is this checkout's trainer, and a branch with an idea; return the idea's SHA."""
+    """Create a repository with this checkout's trainer on main and a branch `idea`; return the SHA of the branch."""
     shutil.copytree(REPOSITORY / "trainer", folder / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
@@ -289,7 +289,7 @@ def make_repository(folder: Path) -> str:
 
 
 def make_text(folder: Path) -> None:
-    """Real text that every Python carries, enough for a tiny run."""
+    """Write text files of the standard library's sources, enough for a tiny run."""
     folder.mkdir()
     for module in ("argparse", "ast", "inspect", "typing", "tarfile", "textwrap", "statistics", "random"):
         source = Path(os.__file__).with_name(f"{module}.py")
@@ -298,7 +298,7 @@ def make_text(folder: Path) -> None:
 
 @contextmanager
 def database(folder: Path) -> Iterator[str]:
-    """Yield the address of a database of this site's own: SQLite, or beside the one that DATABASE_URL names."""
+    """Yield the URL of a new database: SQLite, or PostgreSQL on the server of DATABASE_URL."""
     address = os.environ.get("DATABASE_URL", "")
     if not address.startswith("postgres"):
         yield f"sqlite:///{folder}/site.sqlite3"
@@ -314,7 +314,7 @@ def database(folder: Path) -> Iterator[str]:
 def live_site(
     folder: Path, budget: str, *, is_traced: bool = False, needs_labels: tuple[str, ...] = ()
 ) -> Iterator[LiveSite]:
-    """Yield a site with a season of real text, one tiny track, a maintainer, and nothing running but Redis."""
+    """Yield a site with a season of real text, one tiny track and a maintainer. Only Redis runs."""
     with database(folder) as address:
         site = LiveSite(folder, address)
         try:
@@ -331,14 +331,14 @@ def live_site(
             site.stop_all()
 
 
-def curve(site: LiveSite, run: int) -> dict[str, list[tuple[int, float]]]:
-    """Return the run's losses by step, as the API shows them."""
-    shown = site.json(f"runs/{run}/curve")
-    return {series: [(point["step"], point["loss"]) for point in shown[series]] for series in ("train", "dev")}
+def read_losses(site: LiveSite, run: int) -> dict[str, list[tuple[int, float]]]:
+    """Return the run's losses by step from the API."""
+    response = site.get_json(f"runs/{run}/curve")
+    return {series: [(point["step"], point["loss"]) for point in response[series]] for series in ("train", "dev")}
 
 
-def uninterrupted(site: LiveSite, order: dict[str, Any], sha: str) -> dict[str, list[tuple[int, float]]]:
-    """Train the same thing by hand, from start to end in one process, and return its losses by step."""
+def train_uninterrupted(site: LiveSite, order: dict[str, Any], sha: str) -> dict[str, list[tuple[int, float]]]:
+    """Train the same configuration in one process without an interruption, and return its losses by step."""
     source, out = site.folder / "by-hand", site.folder / "by-hand-run"
     source.mkdir()
     archive = subprocess.run(["git", "archive", sha, "trainer"], cwd=site.repository, capture_output=True, check=True)

@@ -1,4 +1,4 @@
-"""What a run wrote into its `metrics.jsonl`."""
+"""Reading of a run's `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 CLOCK = ("seconds", "tokens_per_second", "memory_bytes", "mfu", "mfu_windowed")
-"""What the clock and the machine say."""
+"""Fields that depend on the clock and the machine."""
 
 
 def lines(out: Path, *kinds: str) -> list[dict[str, Any]]:
@@ -16,5 +16,5 @@ def lines(out: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 def numbers(out: Path) -> list[dict[str, Any]]:
-    """Train and dev lines, as far as they must be the same each time."""
+    """Return the reproducible fields of train and dev lines."""
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in lines(out, "train", "dev")]

@@ -1,4 +1,4 @@
-"""The site's node API over a real socket, in memory: what `trainer/protocol` promises, and faults on request."""
+"""An in-memory server of the node API over a real socket, as `trainer/protocol` defines it, with faults on request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HttpError(Exception):
 
 @dataclass
 class LeaseRecord:
-    """A lease, and all that came of it."""
+    """A lease and what the node reported under it."""
 
     spec: protocol.JobSpec
     token: str
@@ -61,11 +61,11 @@ class NodeApiServer:
         self.leases: dict[int, LeaseRecord] = {}
         self.lease_seconds = lease_seconds
         self.lanes: int | None = None
-        """What the node's owner wishes."""
+        """Number of slots that the node's owner has set."""
         self.requests: list[str] = []
         self.faults: list[Callable[[str], str]] = []
-        """Each is asked with every request's `METHOD path`: "" lets it pass, "down", "busy", "garbled", "unanswered"
-        (done, but the connection ends before the answer)."""
+        """Functions from `METHOD path` of a request to a fault: "" (none), "down", "busy", "slow down", "garbled" or
+        "unanswered" (executed, but the connection is closed before the response)."""
         self.sign: Callable[[bytes], bytes] = self.key.sign
         self.rewrite: Callable[[str], str] = lambda spec: spec
         self.lock = threading.RLock()
@@ -77,10 +77,10 @@ class NodeApiServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-            def answer(self) -> None:
+            def respond(self) -> None:
                 content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 site.requests.append(f"{self.command} {self.path}")
-                fault = next((found for ask in site.faults if (found := ask(site.requests[-1]))), "")
+                fault = next((found for find in site.faults if (found := find(site.requests[-1]))), "")
                 if fault == "down":
                     self.close_connection = True
                     return
@@ -98,7 +98,7 @@ class NodeApiServer:
                     return
                 self.send(status, b"<html>proxy</html>" if fault == "garbled" else body)
 
-            do_GET = do_POST = do_PUT = answer
+            do_GET = do_POST = do_PUT = respond
 
             def send(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -110,7 +110,7 @@ class NodeApiServer:
             daemon_threads = True
 
             def handle_error(self, *_: object) -> None:
-                pass  # an agent that was killed does not say goodbye
+                pass  # an agent that was killed closes no connection
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -120,31 +120,31 @@ class NodeApiServer:
         self.server.shutdown()
         self.server.server_close()
 
-    # --- what tests arrange ---
+    # --- for tests ---
 
-    def blob(self, content: bytes, path: str = "file") -> protocol.FileRef:
+    def store_blob(self, content: bytes, path: str = "file") -> protocol.FileRef:
         sha256 = hashlib.sha256(content).hexdigest()
         self.blobs[sha256] = content
         return protocol.FileRef(path=path, sha256=sha256, size=len(content))
 
-    def add(self, spec: protocol.JobSpec) -> int:
-        """Queue a job; return the number of the lease it will be given."""
+    def queue_job(self, spec: protocol.JobSpec) -> int:
+        """Queue a job and return the number of its future lease."""
         with self.lock:
             number = len(self.leases) + len(self.queue) + 1
             self.queue.append(spec.model_copy(update={"lease": number}))
             return number
 
-    def fault(self, kind: str, path: str, times: int = 1_000_000) -> None:
-        """Let requests whose `METHOD path` contains `path` go wrong, so many times."""
+    def inject_fault(self, kind: str, path: str, times: int = 1_000_000) -> None:
+        """Make the next `times` requests fail whose `METHOD path` contains `path`."""
         left = [times]
 
-        def ask(request: str) -> str:
+        def find_fault(request: str) -> str:
             if path in request and left[0] > 0:
                 left[0] -= 1
                 return kind
             return ""
 
-        self.faults.append(ask)
+        self.faults.append(find_fault)
 
     # --- the API ---
 
@@ -259,5 +259,5 @@ class NodeApiServer:
 
 
 def read_json_blob(site: NodeApiServer, file: protocol.FileRef) -> Any:
-    """A JSON file that a job left with the site."""
+    """Return the content of a JSON file that a job has uploaded."""
     return json.loads(site.blobs[file.sha256])

@@ -1,4 +1,4 @@
-"""Migrates a database of the first release with rows to the newest state; prints as JSON what became of the rows.
+"""Migrates a database of the first release with rows to the newest state; prints the migrated rows as JSON.
 
 Run as a process with a database of its own: `python -m tests.support.old_database`.
 """
@@ -21,7 +21,7 @@ FIRST = [("leaderboard", "0001_initial"), ("scheduler", "0001_initial")]
 
 
 def migrate(targets: list[tuple[str, str]] | None = None) -> Any:
-    """Migrate to the targets, by default the newest state of all apps; return the models as they were there."""
+    """Migrate to the targets, by default the newest state of all apps; return the models of that state."""
     executor = MigrationExecutor(connection)
     wanted = targets or executor.loader.graph.leaf_nodes()
     executor.migrate(wanted)

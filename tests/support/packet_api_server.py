@@ -1,4 +1,4 @@
-"""The small site with packets: what `trainer/protocol` promises about sittings, in memory."""
+"""The in-memory node API with packets of rephrase sessions."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class PacketApiServer(NodeApiServer):
         super().__init__(lease_seconds)
         self.order = ORDER
         self.waiting: list[protocol.Packet] = []
-        self.out: dict[int, dict[int, protocol.Packet]] = {}
-        """By lease."""
+        self.assigned: dict[int, dict[int, protocol.Packet]] = {}
+        """Assigned packets by lease."""
         self.taken: dict[int, protocol.RephrasedPacket] = {}
-        self.submitted: Counter[int] = Counter()
-        """How often a packet came, repeats within a lease among them."""
-        self.kept: Counter[int] = Counter()
-        """How often one was stored."""
+        self.submission_counts: Counter[int] = Counter()
+        """Number of submissions per packet, including repeated ones."""
+        self.stored_counts: Counter[int] = Counter()
+        """Number of stored results per packet."""
         self.verdicts: dict[tuple[int, int], protocol.PacketVerdict] = {}
         self.volunteers: list[protocol.RegisterVolunteer] = []
-        self.closing = "All packets are done."
-        """Told once nothing is left; empty: more may come."""
+        self.done_message = "All packets are done."
+        """Message to the node when no packet is left. Empty: more may be added."""
 
-    def fill(self, texts: list[str], styles: tuple[protocol.Style, ...] | None = None) -> None:
+    def add_packets(self, texts: list[str], styles: tuple[protocol.Style, ...] | None = None) -> None:
         for text in texts:
-            number = 100 + len(self.waiting) + len(self.taken) + sum(map(len, self.out.values()))
+            number = 100 + len(self.waiting) + len(self.taken) + sum(map(len, self.assigned.values()))
             chunk = protocol.Chunk(
                 index=0,
                 text=text,
@@ -46,18 +46,18 @@ class PacketApiServer(NodeApiServer):
             )
             self.waiting.append(protocol.Packet(packet=number, document=f"document {number}", chunks=(chunk,)))
 
-    def sit(self, wall_seconds: float = 60) -> int:
-        """Queue a sitting; return its lease."""
+    def queue_session(self, wall_seconds: float = 60) -> int:
+        """Queue a rephrase session; return its lease."""
         limits = protocol.JobLimits(wall_seconds=wall_seconds, memory_bytes=10**9, disk_bytes=10**7, processes=8)
-        release = self.blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")
+        release = self.store_blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")
         spec = protocol.JobSpec(
             job=7, lease=0, node=0, attempt=1, release=release, order=self.order, limits=limits, issued_at=0
         )
-        return self.add(spec)
+        return self.queue_job(spec)
 
-    def end(self, lease: int) -> None:
-        """What it held goes back."""
-        self.waiting = list(self.out.pop(lease, {}).values()) + self.waiting
+    def release_packets(self, lease: int) -> None:
+        """Return the packets of a lease to the queue."""
+        self.waiting = list(self.assigned.pop(lease, {}).values()) + self.waiting
 
     def handle(self, method: str, path: str, token: str, content: bytes) -> bytes:
         if path == "/volunteer":
@@ -66,7 +66,7 @@ class PacketApiServer(NodeApiServer):
 
     def volunteer(self, message: protocol.RegisterVolunteer, token: str) -> bytes:
         if token:
-            raise HttpError(401, "Whoever has a token registers.")
+            raise HttpError(401, "A volunteer without an account sends no token.")
         self.volunteers.append(message)
         node = 900 + len(self.volunteers)
         self.nodes[f"node-token-{node}"] = node
@@ -76,27 +76,29 @@ class PacketApiServer(NodeApiServer):
         )
 
     def take_packets(self, held: LeaseRecord, content: bytes) -> bytes:
-        question: Any = protocol.TakePackets if b'"count"' in content else protocol.SubmitPackets
-        if question is protocol.TakePackets:
+        message_type: Any = protocol.TakePackets if b'"count"' in content else protocol.SubmitPackets
+        if message_type is protocol.TakePackets:
             return (
-                self.give(held.spec.lease, protocol.TakePackets.model_validate_json(content)).model_dump_json().encode()
+                self.assign_packets(held.spec.lease, protocol.TakePackets.model_validate_json(content))
+                .model_dump_json()
+                .encode()
             )
         results = protocol.SubmitPackets.model_validate_json(content).results
-        verdicts = tuple(self.judged(held.spec.lease, result) for result in results)
+        verdicts = tuple(self.check_result(held.spec.lease, result) for result in results)
         return protocol.SubmitPacketsReply(verdicts=verdicts).model_dump_json().encode()
 
-    def give(self, lease: int, question: protocol.TakePackets) -> protocol.TakePacketsReply:
-        out = self.out.setdefault(lease, {})
-        again = [packet for number, packet in out.items() if number not in question.held]
-        new, self.waiting = self.waiting[: question.count], self.waiting[question.count :]
+    def assign_packets(self, lease: int, message: protocol.TakePackets) -> protocol.TakePacketsReply:
+        out = self.assigned.setdefault(lease, {})
+        again = [packet for number, packet in out.items() if number not in message.held]
+        new, self.waiting = self.waiting[: message.count], self.waiting[message.count :]
         out.update({packet.packet: packet for packet in new})
-        done = "" if self.waiting or out else self.closing
+        done = "" if self.waiting or out else self.done_message
         return protocol.TakePacketsReply(packets=(*again, *new), done=done, wait_seconds=0 if again or new else 0.1)
 
-    def judged(self, lease: int, result: protocol.RephrasedPacket) -> protocol.PacketVerdict:
-        self.submitted[result.packet] += 1
+    def check_result(self, lease: int, result: protocol.RephrasedPacket) -> protocol.PacketVerdict:
+        self.submission_counts[result.packet] += 1
         known = self.verdicts.get((lease, result.packet))
-        packet = self.out.get(lease, {}).pop(result.packet, None)
+        packet = self.assigned.get(lease, {}).pop(result.packet, None)
         if known is not None:
             return known
         if packet is None:
@@ -104,16 +106,16 @@ class PacketApiServer(NodeApiServer):
         if reasons := check_envelope(result, packet.chunks, self.order):
             return protocol.PacketVerdict(packet=result.packet, state="refused", reasons=reasons)
         self.taken[result.packet] = result
-        self.kept[result.packet] += 1
+        self.stored_counts[result.packet] += 1
         verdict = protocol.PacketVerdict(
             packet=result.packet,
             state="taken",
-            outputs=tuple(self.word(packet.chunks[output.chunk], output) for output in result.outputs),
+            outputs=tuple(self.check_text(packet.chunks[output.chunk], output) for output in result.outputs),
         )
         self.verdicts[lease, result.packet] = verdict
         return verdict
 
-    def word(self, chunk: protocol.Chunk, output: protocol.RephraseOutput) -> protocol.OutputVerdict:
+    def check_text(self, chunk: protocol.Chunk, output: protocol.RephraseOutput) -> protocol.OutputVerdict:
         if output.ended == "none":
             return protocol.OutputVerdict(
                 chunk=chunk.index, style=output.style, accepted=False, reasons=(output.trouble,)
@@ -124,5 +126,5 @@ class PacketApiServer(NodeApiServer):
         )
 
     def take_finish(self, held: LeaseRecord, content: bytes) -> bytes:
-        self.end(held.spec.lease)
+        self.release_packets(held.spec.lease)
         return super().take_finish(held, content)

@@ -1,4 +1,4 @@
-"""Every public page, by name: what is looked at, by keyboard, on a phone, without script, and weighed."""
+"""All public pages by name, for the browser tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def addresses(night: dict[str, Any]) -> dict[str, str]:
-    """Return where the pages of `scene.create_night_board()` are."""
+    """Return the paths of the pages of `scene.create_night_board()`."""
     best, train, entry = night["best"], night["train"], night["entry"]
     return {
         "board": "/",

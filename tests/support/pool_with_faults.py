@@ -1,4 +1,4 @@
-"""A pool of real agents before a real site, and somebody who kills, freezes, stops and cuts them off at random."""
+"""A pool of real agents and a real site, with random faults: killed, frozen, stopped and disconnected agents."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.support.live_site import LiveSite
 from tests.support.waits import WAIT_SECONDS
 
 STEPS, PACE = int(os.environ.get("CHAOS_STEPS", "60")), 0.03
-"""Of a job: steps, seconds of each."""
+"""Steps of a job, and seconds per step."""
 EVERY = STEPS // 4
-"""Steps from checkpoint to checkpoint."""
+"""Steps between two checkpoints."""
 LEASE_SECONDS = 3.0
 CARDS = ((), ("NVIDIA GeForce RTX 3090",), ("NVIDIA GeForce RTX 3090",) * 2, ("NVIDIA H100 80GB HBM3",))
-"""What the agents are told that they have, in turns: credit depends on it, the jobs do not."""
+"""GPUs that the agents report, in turns. Credit depends on them, the jobs do not."""
 
 
-class Wire:
-    """A proxy before the site with a port for each agent, whose connections can be cut."""
+class AgentProxy:
+    """A proxy in front of the site with a port for each agent, whose connections can be cut."""
 
     def __init__(self, site_port: int, agents: int) -> None:
         self._site_port = site_port
@@ -66,12 +66,12 @@ class Wire:
             return
         self._open[number] |= {writer, far_writer}
         try:
-            await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+            await asyncio.gather(forward(reader, far_writer), forward(far_reader, writer))
         finally:
             self._open[number] -= {writer, far_writer}
 
     def cut(self, number: int, seconds: float) -> None:
-        """Break the agent's connections, in the middle of whatever they carry, and let no other in for a while."""
+        """Abort the agent's connections, even in the middle of a transfer, and refuse new ones for some seconds."""
         self._cut_until[number] = time.monotonic() + seconds
         self._loop.call_soon_threadsafe(self._break, number)
 
@@ -93,7 +93,7 @@ class Wire:
             await asyncio.wait(others, timeout=1)
 
 
-async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while data := await reader.read(2**16):
             writer.write(data)
@@ -106,7 +106,7 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @dataclass
 class Agent:
-    """One node: a real process, through its own port of the wire."""
+    """A real agent process that connects through its own port of the proxy."""
 
     number: int
     home: Path
@@ -124,52 +124,54 @@ class Agent:
                 [*command, *options, "--sandbox", "bubblewrap"], env=self.environment, stdout=log, stderr=log
             )
 
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
-        if self.process is not None and self.running():
+        if self.process is not None and self.is_running():
             self.process.send_signal(number)
 
 
 @dataclass
 class Pool:
-    """The agents, and what was done to them."""
+    """The agents and the number of faults of each kind."""
 
     site: LiveSite
     agents: list[Agent]
-    wire: Wire
+    proxy: AgentProxy
     draw: random.Random
-    done: Counter[str] = field(default_factory=Counter)
+    fault_counts: Counter[str] = field(default_factory=Counter)
 
-    def disturb(self, seconds: float, pause: float) -> None:
-        """Do something to somebody every `pause` seconds on average, and see to it that the dead come back."""
+    def inject_faults(self, seconds: float, pause: float) -> None:
+        """Inject a fault every `pause` seconds on average, and restart agents that have ended."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(self.draw.uniform(0.2, 1.8) * pause)
-            self.do(self.draw.choice(("kill", "freeze", "stop", "cut", "cut for long")), self.draw.choice(self.agents))
-            self.mend()
+            self.inject_fault(
+                self.draw.choice(("kill", "freeze", "stop", "cut", "cut for long")), self.draw.choice(self.agents)
+            )
+            self.restart_agents()
 
-    def do(self, what: str, agent: Agent) -> None:
-        self.done[what] += 1
-        if what == "kill":
+    def inject_fault(self, kind: str, agent: Agent) -> None:
+        self.fault_counts[kind] += 1
+        if kind == "kill":
             agent.signal(signal.SIGKILL)
-        elif what == "stop":
+        elif kind == "stop":
             agent.signal(signal.SIGTERM)
-        elif what == "freeze":
+        elif kind == "freeze":
             agent.signal(signal.SIGSTOP)
             agent.frozen_until = time.monotonic() + self.draw.uniform(0.5, 3) * LEASE_SECONDS
         else:
-            longest = 3 * LEASE_SECONDS if what == "cut for long" else 0.5
-            self.wire.cut(agent.number, self.draw.uniform(0.1, longest))
+            longest = 3 * LEASE_SECONDS if kind == "cut for long" else 0.5
+            self.proxy.cut(agent.number, self.draw.uniform(0.1, longest))
 
-    def mend(self, all_of_them: bool = False) -> None:
-        """Let those go on whose time is up, and start the dead again."""
+    def restart_agents(self, resume_all: bool = False) -> None:
+        """Resume agents whose freeze has ended, or with `resume_all` every one, and start agents that have ended."""
         for agent in self.agents:
-            if agent.frozen_until and (all_of_them or time.monotonic() > agent.frozen_until):
+            if agent.frozen_until and (resume_all or time.monotonic() > agent.frozen_until):
                 agent.signal(signal.SIGCONT)
                 agent.frozen_until = 0.0
-            if not agent.running():
+            if not agent.is_running():
                 agent.start()
 
     def stop(self) -> None:
@@ -183,25 +185,25 @@ class Pool:
                 except subprocess.TimeoutExpired:
                     agent.process.kill()
                     agent.process.wait()
-        self.wire.close()
+        self.proxy.close()
 
 
 def make_pool(site: LiveSite, agents: int, jobs: int, seed: int) -> Pool:
     """Queue the jobs and start the agents of a site whose web process runs."""
     amounts = {"jobs": jobs, "agents": agents, "steps": STEPS, "pace": PACE, "every": EVERY}
-    tokens = site.call("pool.create_pool", release=encoded_release(), **amounts)
-    wire = Wire(site.port, agents)
+    tokens = site.call("pool.create_pool", release=encode_release(), **amounts)
+    proxy = AgentProxy(site.port, agents)
     made = [
-        Agent(number, site.folder / f"agent-{number}", port, token, machine(site, number))
-        for number, (port, token) in enumerate(zip(wire.ports, tokens, strict=True))
+        Agent(number, site.folder / f"agent-{number}", port, token, build_environment(site, number))
+        for number, (port, token) in enumerate(zip(proxy.ports, tokens, strict=True))
     ]
     for agent in made:
         agent.start()
-    return Pool(site, made, wire, random.Random(seed))
+    return Pool(site, made, proxy, random.Random(seed))
 
 
-def machine(site: LiveSite, number: int) -> dict[str, str]:
-    """Return the environment of an agent whose `nvidia-smi` shows it the cards whose turn it is."""
+def build_environment(site: LiveSite, number: int) -> dict[str, str]:
+    """Return the environment of an agent whose `nvidia-smi` lists the cards of its turn."""
     names = CARDS[number % len(CARDS)]
     if not names:
         return site.environment
@@ -210,19 +212,19 @@ def machine(site: LiveSite, number: int) -> dict[str, str]:
     return {**site.environment, "PATH": f"{site.folder}/cards-{number}:{site.environment['PATH']}"}
 
 
-def encoded_release() -> str:
+def encode_release() -> str:
     import base64
 
     return base64.b64encode(stdlib_release.build_tar(stdlib_release.FILES)).decode()
 
 
-def books(site: LiveSite) -> dict[str, Any]:
-    """Return every job and every lease, as the site has them."""
+def read_pool(site: LiveSite) -> dict[str, Any]:
+    """Return every job and every lease of the site."""
     found: dict[str, Any] = site.call("pool.read_pool")
     return found
 
 
-def steps(site: LiveSite, job: int) -> list[int]:
-    """Return the steps of a job in the order in which the site heard of them."""
+def read_steps(site: LiveSite, job: int) -> list[int]:
+    """Return the steps of a job in the order in which the site received them."""
     path = site.folder / "home" / "steps" / str(job)
     return [int(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,4 +1,4 @@
-"""A PostgreSQL of one test's own, which can be restarted and killed."""
+"""A PostgreSQL server for one test, which can be restarted and killed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PostgresServer:
         return self._run(self._programs / "pg_ctl", "-D", self._data, "-l", self.folder / "log", *words, check=check)
 
     def start(self) -> None:
-        """Start it if it does not run, and wait until it has recovered. Processes of a killed one end late."""
+        """Start the server if it does not run, and wait for its recovery. Processes of a killed server end late."""
         options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c max_connections=200"
         deadline = time.monotonic() + WAIT_SECONDS
         while not self._accepts_connections():
@@ -60,15 +60,15 @@ class PostgresServer:
         return True
 
     def stop(self, mode: str) -> None:
-        """Stop it: "fast" ends connections and writes a checkpoint, "immediate" does neither."""
+        """Stop the server. "fast" closes connections and writes a checkpoint, "immediate" does neither."""
         self._control("-w", "-m", mode, "stop")
 
     def kill(self) -> None:
-        """Send SIGKILL to the first process; the others notice and end."""
+        """Send SIGKILL to the main process. The others then end."""
         os.kill(self.read_pid(), signal.SIGKILL)
 
     def fill_disk(self) -> None:
-        """No file can grow: inserts fail, and the server ends where it needs more room for its log."""
+        """Stop all files from growing: inserts fail, and the server ends when its log needs more space."""
         self._full_disk.touch()
 
     def empty_disk(self) -> None:

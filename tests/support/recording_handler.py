@@ -1,4 +1,4 @@
-"""A kind of job that only notes what the queue tells it: the scheduler's tests need no leaderboard."""
+"""A job kind that records the calls of its handler, so that tests of the scheduler need no leaderboard."""
 
 from __future__ import annotations
 

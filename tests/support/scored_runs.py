@@ -25,7 +25,7 @@ FIELDS = {"depth": 2, "width": 16, "heads": 2, "end_of_text": 0}
 
 
 def words(seed: int, count: int) -> str:
-    """Return text of made-up words from a vocabulary of 200."""
+    """Return random text from a vocabulary of 200 words."""
     rng = random.Random(7)
     vocabulary = ["".join(rng.choices("aeioulnrst", k=rng.randint(2, 7))) for _ in range(200)]
     return " ".join(random.Random(seed).choices(vocabulary, k=count)) + ".\n"
@@ -89,6 +89,6 @@ def make_texts(vocabulary: int, documents: int = 60, longest: int = 3 * LENGTH) 
 
 
 def score_tokens(scorer: ModelScorer, texts: list[EncodedDocument], seed: int = 1) -> TextScore:
-    """Score texts of `make_texts`; the model stands for the untrained one too."""
+    """Score texts of `make_texts`. The model is used as the untrained one, too."""
     ones = np.ones(scorer.vocabulary_size, np.int64)
     return score_text(scorer, scorer, texts, ones, 0, lambda *_: None, rng=np.random.default_rng(seed))

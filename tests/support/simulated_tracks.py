@@ -1,4 +1,4 @@
-"""Invented tracks whose truth is known, as the plain records that the board hands out."""
+"""Simulated tracks with known true multipliers, as records like those of the board."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Record = dict[str, Any]
 
 
 def curve(x: float) -> float:
-    """Bits per byte of the baseline."""
+    """Return the baseline's bits per byte at `x`, the logarithm of its share of the budget."""
     return 1.02 - 0.034 * x + 0.0014 * x * x
 
 
 class Night:
-    """Collects runs of entries of known multipliers."""
+    """Simulated runs of entries with known multipliers."""
 
     def __init__(self, seed: int = 0, sigma: float = SIGMA) -> None:
         self.rng, self.sigma, self.records = np.random.default_rng(seed), sigma, list[Record]()
@@ -33,7 +33,7 @@ class Night:
         return self
 
     def entry(self, name: str, multiplier: float, seeds: int, at: float = 1.0, sigma: float | None = None) -> Night:
-        """Add runs at `at` full budgets whose true multiplier is known."""
+        """Add runs with this true multiplier at `at` full budgets."""
         noise = (self.sigma if sigma is None else sigma) * self.rng.standard_normal(seeds)
         for seed in range(seeds):
             loss = curve(math.log(at * multiplier)) + float(noise[seed])

@@ -36,7 +36,7 @@ class SiteWithFaults:
     def __init__(self, folder: Path, postgres: PostgresServer, github: GitHub, hub: Hub, seed: int, pulls: int) -> None:
         self.postgres, self.github, self.hub = postgres, github, hub
         self.draw = random.Random(seed)
-        self.seed, self.done = seed, Counter[str]()
+        self.seed, self.fault_counts = seed, Counter[str]()
         self.unsettled: list[Callable[[], None]] = []
         """Functions that end the active faults."""
         self.shas: list[str] = []
@@ -93,7 +93,7 @@ class SiteWithFaults:
             if process is None:
                 self.start(name)
             elif process.poll() is not None:
-                self.done[f"{name} ended by itself"] += 1
+                self.fault_counts[f"{name} ended by itself"] += 1
                 self.start(name)
 
     def set_clock(self, seconds: float) -> None:
@@ -126,7 +126,7 @@ class SiteWithFaults:
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
-    def disturb(self, seconds: float) -> None:
+    def inject_faults(self, seconds: float) -> None:
         """Inject faults that the seed chooses, about one every two seconds, while pull requests are opened."""
         for _ in range(len(self._commits) - 2):
             self.open_pull_request()
@@ -144,7 +144,7 @@ class SiteWithFaults:
                 faults = list(self.list_faults())
                 self.draw.shuffle(faults)
             fault = faults.pop()
-            self.done[fault.__name__] += 1
+            self.fault_counts[fault.__name__] += 1
             fault()
             time.sleep(self.draw.uniform(0.2, 2.0))
             self.settle()
@@ -195,7 +195,7 @@ class SiteWithFaults:
         self.unsettled.append(self.postgres.start)
 
     def fill_disk(self) -> None:
-        """No process of the site can write to a file."""
+        """Make all writes to files fail in the processes of the site."""
         self.set_disk_full(True)
         self.unsettled.append(lambda: self.set_disk_full(False))
         time.sleep(self.draw.uniform(1, 3))  # uploads are rarer than other requests
@@ -217,12 +217,12 @@ class SiteWithFaults:
         self.set_clock(-self.draw.choice((1.0, 5.0, 60.0)))
 
     def repeat_delivery(self) -> None:
-        """GitHub sends an old delivery again, whether it was acknowledged or not."""
+        """Redeliver an old webhook, acknowledged or not."""
         if self.github.deliveries:
             self.github.redeliver(self.draw.choice(self.github.deliveries)["id"])
 
     def break_github(self) -> None:
-        """Let GitHub fail before or after it executes the next requests."""
+        """Make GitHub fail before or after it executes the next requests."""
         self.github.fail_requests(502, times=2, path="/repos/", after=self.draw.random() < 0.5)
 
     def break_hub(self) -> None:
@@ -231,7 +231,7 @@ class SiteWithFaults:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self, seconds: float) -> None:
-        """Make no more faults, set the clock right, let claims of the dead expire, and wait until all work is done."""
+        """Stop the faults, correct the clock, expire claims of dead processes, and wait until all work is done."""
         self.settle()
         self.github.failures.clear()
         self.hub.failures.clear()
@@ -264,7 +264,7 @@ class SiteWithFaults:
 
 
 def make_repository(folder: Path, pulls: int) -> list[tuple[str, str]]:
-    """Make a main, and a branch of each pull request; return (owner, commit) pairs."""
+    """Create main and a branch for each pull request; return (owner, commit) pairs."""
     commit_main(folder, FILES)
     commits = []
     for number in range(pulls):

@@ -1,4 +1,4 @@
-"""A release of `trainer/` that is a few lines of the standard library: it speaks the protocol and learns nothing."""
+"""A release of `trainer/` in a few lines without dependencies: it follows the protocol without training."""
 
 from __future__ import annotations
 

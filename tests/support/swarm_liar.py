@@ -24,13 +24,13 @@ GRADIENT_LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "huge": lambda gradient: gradient * 1e6,
     "turned": lambda gradient: -gradient,
 }
-"""Changes of the gradient in its answer."""
+"""Changes of the gradient in its reply."""
 SUM_LIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "huge sum": lambda part, before: part * 1e6,
     "stale sum": lambda part, before: before[: len(part)],
     "turned sum": lambda part, before: -part,
 }
-"""Changes of its gradient sum, which its own vote uses, too."""
+"""Changes of its gradient sum, which its vote uses, too."""
 
 
 class LyingSumExchange(SumExchange):

@@ -1,7 +1,6 @@
 """One of two processes that train together on a CPU: `python -m tests.support.two_processes DATASET OUT`.
 
-For each strategy, translated by torch.compile and not, it trains a whole run, and one that is stopped after some steps
-and goes on.
+For each strategy, compiled and not, it trains a whole run, and one that is stopped after some steps and resumed.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ RUNS = {
     for strategy in ("ddp", "fsdp")
     for compiled in (False, True)
 } | {"zero2": ("--train.strategy", "zero2")}
-"""What each run has besides."""
+"""Flags of each run in addition to `FLAGS`."""
 IN_BF16 = {f"{strategy}, Muon in bf16": ("--train.strategy", strategy) for strategy in ("ddp", "fsdp", "zero2")}
-"""The same with Muon as CPUs with bf16 units compute it: apart, since it makes more of the order of sums."""
+"""Runs with Muon in bf16, as on CPUs with bf16 units. They depend more on the order of sums."""
 WITH_OPTIONS = {
     f"{strategy}, bf16 and all options": (
         *("--train.strategy", strategy, "--train.precision", "bf16", "--train.activation-checkpointing", "true"),
@@ -37,7 +36,7 @@ WITH_OPTIONS = {
     )
     for strategy in ("ddp", "fsdp", "zero2")
 }
-"""Everything at once that a run may have besides."""
+"""Runs with all options at once."""
 CHUNKED = {
     f"{strategy}, chunks {gradients}": ("--train.chunk-gradients", gradients, "--train.strategy", strategy)
     for strategy, gradients in (("zero2", "truncated"), ("fsdp", "through"), ("zero2", "through"))
@@ -45,7 +44,7 @@ CHUNKED = {
 """RWKV-5 on rows in chunks, whose state crosses passes of the sharded module."""
 
 
-def flags_of(run: str) -> tuple[str, ...]:
+def get_flags(run: str) -> tuple[str, ...]:
     return (*FLAGS, "--train.muon-precision", "bf16" if "bf16" in run else "fp32")
 
 
@@ -53,7 +52,7 @@ if __name__ == "__main__":
     compilation.BACKEND = "aot_eager"
     dataset, out = sys.argv[1:]
     for run, own in {**RUNS, **IN_BF16, **WITH_OPTIONS, **CHUNKED}.items():
-        flags = (*flags_of(run), "--devices", "2", "--dataset", dataset, *own)
+        flags = (*get_flags(run), "--devices", "2", "--dataset", dataset, *own)
         tiny = TINY_RWKV5 if run in CHUNKED else TINY
         assert train(Path(out) / run, *flags, tiny=tiny) == errors.ExitCode.OK
         stopped = Path(out) / f"{run}-stopped"

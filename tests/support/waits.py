@@ -1,4 +1,4 @@
-"""Waits for what must happen: their limit ends a test that hangs, and no busy machine reaches it."""
+"""Waits for conditions. The time limit ends a test that hangs; a busy machine does not reach it."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def wait_until(condition: Callable[[], Any]) -> None:
     """Return when the condition is true."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A corpus of a few hundred short texts, its dataset, and a finished run small enough to make in a second."""
+"""Fixtures: a corpus of a few hundred short texts, its dataset, and a finished run of a second."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run costs: budgets, FLOPs, peak FLOP/s, the speed probe."""
+"""Costs of a run: budgets, FLOPs, peak FLOP/s, the speed probe."""

@@ -45,7 +45,7 @@ EXAMPLES = "try 15s, 3m, 24h, 500steps, 3B-tokens or 1e19flops"
 
 @dataclass
 class Usage:
-    """What a run has used so far."""
+    """The used part of a run's budget."""
 
     steps: int = 0
     tokens: int = 0

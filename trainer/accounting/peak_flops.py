@@ -70,7 +70,7 @@ H100_BYTES_PER_SECOND = 3.35e12  # of an H100 SXM's memory (NVIDIA's data sheet)
 
 
 FORM = re.compile(r"\b(rtx|pcie|nvl)\b| ")
-"""What a node's label leaves out of a name (`trainer.node.labels`)."""
+"""Words of GPU names that a node's label omits (`trainer.node.labels`)."""
 
 
 def find_slowest_flops(model: str) -> float | None:

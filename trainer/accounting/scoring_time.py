@@ -48,11 +48,11 @@ FP32_FLOPS = {
 WITHOUT_TF32 = ("V100", "T4", "TITAN RTX", "RTX 2080 Ti")
 
 CPU_FLOPS = 50e9
-"""Of a slow machine: two cores of the development machine reach 180e9 in fp32 (benchmarks/results/everyday.md)."""
+"""FLOP/s of a slow CPU. Two cores of the development machine reach 180e9 in fp32 (benchmarks/results/everyday.md)."""
 SLOWEST_SCORERS = ((18e9, "RTX 4060 Ti"), (26e9, "RTX 3090"), (50e9, "RTX A6000"))
 """Memory that a score needs at most, and the GPU whose time is then its limit. Above: an A100."""
 FP32_SHARE, TF32_SHARE = 0.5, 0.25
-"""Of a peak that the products of a row reach without torch.compile."""
+"""Shares of the peak that matrix products of a row reach without torch.compile."""
 PASS_SECONDS = 0.01  # on a GPU, beside the products: kernel launches and the comparison of all weights; a guess
 START_SECONDS = 120.0  # release, weights, text, untrained model: a guess
 LIMIT_FACTOR = 2.0  # of the time on the slowest scorer

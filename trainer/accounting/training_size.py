@@ -86,7 +86,7 @@ def compute_sent_bytes(sizes: CheckpointSizes, run_seconds: float, checkpoint_se
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """What a node may upload for one job, in bytes."""
+    """Upload limits of a job, in bytes."""
 
     file_bytes: int
     lease_bytes: int  # all files of one lease, superseded checkpoints not counted

@@ -40,11 +40,11 @@ from trainer.smoke.traced_files import FullSize, measure_full_size, read_sandbox
 
 COMMAND = "dailytrain smoke"
 CORPUS, TOKENIZER, LIMIT_BYTES = "python-packages", "bpe:512", 2**20
-"""Of the small dataset: text that comes with PyTorch."""
+"""Corpus, tokenizer and size of the small dataset: text that comes with PyTorch."""
 STEPS = 200
 SECONDS = 120.0
 LIMITS = ResourceLimits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6, processes=48)
-"""Of the tracing sandbox."""
+"""Limits of the tracing sandbox."""
 MAX_REPORT_BYTES = 100_000
 DEFAULT_SIZE = ("--preset", "daily-h100")  # the full size that is counted by default
 PASSED = "It imports, traces, fits, learns and sees no later token."
@@ -108,7 +108,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 
 @dataclass
 class Findings:
-    """What a smoke test has found so far."""
+    """The findings of a smoke test so far."""
 
     report: TraceReport
     checks: list[SmokeCheck] = field(default_factory=list)

@@ -31,7 +31,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch: the file in which a process reports its failure."""
 POLL_SECONDS = 0.1
 STOP_SECONDS = 3600
-"""For all processes to write a checkpoint after a signal. The node that sent it kills them sooner."""
+"""Time for all processes to write a checkpoint after a signal. The node that sent it kills them sooner."""
 
 
 def is_launched() -> bool:

@@ -1,4 +1,4 @@
-"""What to write instead of what a graph cannot hold."""
+"""Advice on how to rewrite code that cannot be traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes the files of an architecture hold, apart from its constant tensors: their content, compressed.
+"""Compressed size of an architecture's files, apart from its constant tensors.
 
 Knowledge can hide in numbers, in the order of references, in sizes, names and learning rates. The compressed size
 bounds all of these together. An honest model repeats its layers, so it compresses well.

@@ -33,7 +33,7 @@ PRODUCTS: dict[str, Formula] = {
 
 @dataclass
 class Cost:
-    """What operators cost."""
+    """Costs of operators."""
 
     flops: int = 0
     product_flops: int = 0  # in matrix products and convolutions

@@ -2,8 +2,8 @@
 
 The graph runs forward and backward on tensors without data (torch's `meta` device), and every operator that torch
 would compute is counted by its formula (`trainer.graph.operators`). An operator without a formula is an error, so
-nothing is free. Attention counts as matrix products over all pairs of positions, whatever kernel runs and whatever the
-mask, as in torch's counter and in papers.
+nothing is free. Attention counts as matrix products over all pairs of positions, for any kernel and any mask, as in
+torch's counter and in papers.
 
 Features are computed for the rows of a micro-batch. They cost a part that does not depend on the number of rows
 (tables, products of weights) and a part for each row. Both come from counting two rows and three rows: one row alone

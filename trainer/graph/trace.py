@@ -28,9 +28,9 @@ from trainer.graph.schema import GraphError
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 
 MAX_VERIFIED_ELEMENTS = 100_000_000
-"""Of stored tensors. Up to this the recorded constructor is compared with the real one, which needs their memory."""
+"""Elements of stored tensors up to which the recorded constructor is compared with the real one in memory."""
 MAX_VERIFIED_PRODUCTS = 20_000_000_000
-"""Of elements and positions. Up to this the passes are compared too, which takes seconds."""
+"""Products of elements and positions up to which the passes are compared too, which takes seconds."""
 MAX_VERIFIED_LOGITS = 2**23  # of a row; likewise
 VERIFICATION_SEED = 20
 

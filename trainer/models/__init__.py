@@ -32,7 +32,7 @@ which the site reads without running them."""
 
 
 class UnknownArchitectureError(UserError):
-    """There is no architecture of that name."""
+    """No architecture has this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no architecture {name!r}; the known ones are {', '.join(ARCHITECTURES)}")

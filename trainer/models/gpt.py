@@ -71,7 +71,7 @@ class Config:
     """Every second block, the last among them, adds to its values an embedding of the token, through a gate per head
     (value residual learning, arXiv 2410.17897, section 3; as tables in modded-nanogpt, gated in nanochat)."""
     value_gate_range: float = 3.0
-    """That gate is between 0 and this, initially half of it (as in nanochat)."""
+    """Upper bound of the value gate, which starts at half of it (as in nanochat)."""
 
     mlp: str = "relu2"
     """`relu2`: ReLU^2, 4 x width inside (Primer, arXiv 2109.08668, section 4.2). `swiglu`: a gated SiLU of as many

@@ -95,7 +95,7 @@ class Model(LanguageModel):
         self.initialize()
 
     def initialize(self) -> None:
-        """As litgpt's `pretrain.initialize_weights` (TinyLlama's): std sqrt(2 / 5 / width), less where branches end."""
+        """Like litgpt's `pretrain.initialize_weights` (TinyLlama): std sqrt(2 / 5 / width), less where branches end."""
         width, layers = self.gpt.config.n_embd, self.gpt.config.n_layer
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -45,7 +45,7 @@ class Config:
 
     @classmethod
     def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
-        """As many heads as blocks, each 64 wide: at depth 12 GPT-2's 768 with 12 heads."""
+        """Return a config with `depth` heads of 64. Depth 12 has GPT-2's width of 768 and 12 heads."""
         return cls(vocabulary_size, sequence_length, depth=depth, width=64 * depth, heads=depth)
 
 

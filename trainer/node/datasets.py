@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 PYTHON_COMMAND = [sys.executable, "-s", "-P"]  # imports neither the user's own packages nor the current folder
 TRAINING_FILES = ("manifest.json", "tokenizer.json", "train", "dev")
-"""What a job sees of its dataset. The test split is not mounted."""
+"""Files of a dataset that a job sees. The test split is not mounted."""
 PREPARATION_LIMITS = ResourceLimits(wall_seconds=24 * 3600, memory_bytes=1 << 50, disk_bytes=1 << 60, processes=4096)
-"""For trusted code: only the time is really limited."""
+"""Limits of a preparation, which is trusted code: only the time is really limited."""
 MAX_COMPILE_WORKERS = 32  # torch's default
 PROCESSES_OF_COMPILE_WORKER = 3  # itself, gcc and what gcc starts
 LOCK_SECONDS = 0.2  # interval between two checks of the stop signal while waiting for the lock

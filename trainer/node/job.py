@@ -44,7 +44,7 @@ STOPPED_CODES = (130, 137, 143)  # exit codes of a process that was interrupted 
 
 
 class Job:
-    """What a job handler works with."""
+    """A leased job, as its handler sees it."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ DISK_SIZES = (50, 100, 250, 500, 1000, 2000, 4000, 8000)  # GB of free disk, dec
 VENDOR_WORDS = {"nvidia", "geforce", "rtx", "gtx", "tesla", "quadro", "graphics", "gpu"}
 """Words of a GPU name that do not identify the model."""
 FORM_FACTOR = re.compile(r"\d+gb|sxm\d*|pcie|nvl|hbm.*|generation|blackwell|workstation|server|laptop|mobile")
-"""From such a word on, a name describes a form factor, not a model."""
+"""First word of a GPU name that describes a form factor instead of a model."""
 
 
 def derive_labels(gpus: Sequence[Gpu], disk_bytes: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How a job ends."""
+"""Outcomes of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot of the node works with: the same for all of its jobs."""
+"""The context of a slot of the node, which all of its jobs share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a job early: two signals from the sponsor, three commands from the server.
+"""Requests that end a job early: two signals from the sponsor, three commands from the server.
 
 Only plain assignments, because a signal handler may run at any moment and must not wait for a lock.
 """
@@ -24,7 +24,7 @@ RELEASE_SECONDS = 3
 
 
 class SponsorSignal:
-    """What the sponsor requested by signals. Lives as long as the agent."""
+    """Stop requests of the sponsor by signals. Lives as long as the agent."""
 
     def __init__(self) -> None:
         self.level = StopLevel.NONE
@@ -42,7 +42,7 @@ class SponsorSignal:
 
 
 class StopSignal:
-    """What the sponsor and the server request of one job."""
+    """Stop requests of the sponsor and the server for one job."""
 
     def __init__(self, sponsor: SponsorSignal) -> None:
         self.sponsor = sponsor

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from trainer.ops import registered
 
 SCALE = 2.0**-10
-"""So that it does not count in the norm of all gradients. Optimizers that follow signs do not depend on it."""
+"""Scale that keeps the gradient out of the norm of all gradients. Sign-based optimizers do not depend on it."""
 
 
 class LoadBalanceFunction(torch.autograd.Function):

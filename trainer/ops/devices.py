@@ -1,4 +1,4 @@
-"""What the trainer asks of a GPU. Only this module calls `torch.cuda`; kernels of attention are in `ops/attention.py`.
+"""Calls of the GPU's API. Only this module calls `torch.cuda`; kernels of attention are in `ops/attention.py`.
 
 Under ROCm torch serves AMD's GPUs through the same calls, so another kind of GPU needs changes here only. ROCm has not
 been tried.

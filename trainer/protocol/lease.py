@@ -1,4 +1,4 @@
-"""From a lease to the server, under `/api/node/v1/leases/<lease>`: heartbeats, metrics, logs, uploads, the end."""
+"""Messages of a lease to the server, under `/api/node/v1/leases/<lease>`: heartbeats, metrics, logs, uploads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LogChunk(Message):
 
 
 class Acknowledgment(Message):
-    """How much the server has received: the last sequence number, or the offset after the last byte."""
+    """What the server has received: the last sequence number, or the offset after the last byte."""
 
     received: Count
 

@@ -1,4 +1,4 @@
-"""From a node to the server, under `/api/node/v1`: registering, polling, hardware, health."""
+"""Messages of a node to the server, under `/api/node/v1`: registration, polls, hardware, health."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rephraser(Message):
 
 
 class Hardware(Message):
-    """What the node detected about itself."""
+    """Hardware and software that the node detected."""
 
     hostname: Name
     platform: Name

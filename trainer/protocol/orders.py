@@ -14,7 +14,7 @@ from trainer.protocol.version import VERSION, Message
 
 
 class ProbeSpec(Message):
-    """How to measure a node's speed: training steps of our own small model (`trainer.accounting.probe`)."""
+    """A measurement of a node's speed by training steps of our own small model (`trainer.accounting.probe`)."""
 
     seconds: float = Field(gt=0, le=60)  # measuring time, without starting the process
     width: int = Field(default=256, ge=64, le=16384, multiple_of=64)

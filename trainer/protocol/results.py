@@ -92,7 +92,7 @@ class NotebookResult(Message):
 
 
 class GenerateResult(Message):
-    """Of a text that the entry's graph generated; without a graph, its code could have tampered with it."""
+    """Result of a text that the entry's graph generated. Without a graph, the entry's code could have changed it."""
 
     version: Literal[1] = 1
     tokens: int = Field(ge=0, le=4096)

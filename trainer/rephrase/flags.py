@@ -18,7 +18,7 @@ API_KEY_VARIABLE = "DAILYTRAIN_ENDPOINT_KEY"
 
 @dataclass(frozen=True)
 class RephraseOffer:
-    """What a node offers for rephrasing."""
+    """The back end and models that a node offers for rephrasing."""
 
     backend: BackendConfig
     models: tuple[str, ...] | None  # models it can serve, by the campaigns' names; None: any

@@ -82,7 +82,7 @@ STYLES: Final = tuple(VERSION_2)
 
 @dataclass(frozen=True)
 class Credit:
-    """Who invented styles."""
+    """The inventors of some styles."""
 
     title: str
     authors: str

@@ -18,7 +18,7 @@ from pathlib import Path
 
 MEMBERSHIP = Path("/proc/self/cgroup")
 ROOTS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
-"""Where the `pids` controller is: its own hierarchy (version 1), or the only one (version 2)."""
+"""Folders of the `pids` controller: its own hierarchy (version 1), or the only one (version 2)."""
 NAME = "dailytrain"
 REMOVAL_SECONDS = 2.0
 NUMBERS = count(1)

@@ -21,7 +21,7 @@ KILLED = 137
 
 
 class SandboxProcess:
-    """What a driver's `start` returns. Drivers override `_launch`, `terminate` and `_kill_all`."""
+    """The process that a driver's `start` returns. Drivers override `_launch`, `terminate` and `_kill_all`."""
 
     def __init__(
         self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream, follow_processes: bool = True

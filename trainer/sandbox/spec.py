@@ -1,4 +1,4 @@
-"""What to run in a sandbox and what it may use; the same for every driver."""
+"""The specification of a sandbox: command, mounts and limits, the same for every driver."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class SandboxError(UserError):
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """What all processes of a sandbox may use together."""
+    """Limits of all processes of a sandbox together."""
 
     wall_seconds: float
     memory_bytes: int  # anonymous and shared memory, and files in memory (`/tmp`, `/dev/shm`); not the page cache
     disk_bytes: int
-    """In the writable mounts, including deleted files that are still open. A file counts as at least 4 KiB."""
+    """Bytes in writable mounts, including deleted files that are still open. A file counts as at least 4 KiB."""
     processes: int
 
 

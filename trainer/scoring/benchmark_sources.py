@@ -1,4 +1,4 @@
-"""Where the files of benchmark tasks come from, each at a pinned revision. Standard library only: the site reads it.
+"""Sources of the benchmark files, each at a pinned revision. Standard library only, since the site reads it.
 
 The revisions of the Hub's datasets and the commit below were read from public repositories that pin the same ones. What
 a source gives at its revision has not been downloaded from the real Hub or from GitHub with this code yet.

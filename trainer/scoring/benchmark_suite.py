@@ -41,7 +41,7 @@ Item = dict[str, Any]
 
 
 class SuiteResult(NamedTuple):
-    """What a model reached in each task."""
+    """Results of a model in each task."""
 
     metrics: dict[str, Metrics]  # corrected for later tokens
     corrections: dict[str, Metrics]
@@ -79,10 +79,9 @@ def run_suite(
 ) -> SuiteResult:
     """Answer the first `limit` questions of each part of each task, and a random subset again without later tokens.
 
-    `folder`: of the tasks' files, beyond the shipped ones. The corrected metric is that of all questions, plus the mean
+    `folder` has the tasks' files, beyond the shipped ones. The corrected metric is that of all questions, plus the mean
     over the subset of what changes for a question without later tokens. Its expectation is the metric that the model
-    has without later tokens, whatever it does with them. The subset's sampling error is part of the metric's standard
-    error.
+    has without later tokens. The subset's sampling error is part of the metric's standard error.
     """
     result = SuiteResult({}, {}, [], {})
     with _silence_lm_eval():

@@ -52,7 +52,7 @@ SAMPLE_PARADIGMS = (
     "irregular_past_participle_verbs",
     "regular_plural_subject_verb_agreement_1",
 )
-"""Of which the first 150 pairs are in `SHIPPED`."""
+"""BLiMP tasks whose first 150 pairs are in `SHIPPED`."""
 
 
 def build_validation_task(task: str) -> tuple[BenchmarkTask, ...]:
@@ -87,7 +87,7 @@ SUITE: dict[str, tuple[BenchmarkTask, ...]] = {
 CORE, CORE_SAMPLE = "core", "core_sample"
 CORES: dict[str, tuple[CoreTask, ...]] = {CORE: CORE_TASKS, CORE_SAMPLE: CORE_SAMPLE_TASKS}
 NAMES = (*SUITE, *CORES)
-"""Of all tasks: lm-eval's, and CORE and its sample as one each (`trainer.scoring.core`)."""
+"""Names of all tasks: lm-eval's, and CORE and its sample as one each (`trainer.scoring.core`)."""
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ class BitsPerByte:
 
     bits_per_byte: float
     stderr: float | None
-    """Of `bits_per_byte`, over documents, or over the blocks of a single one. None for a single token."""
+    """Standard error over documents, or over the blocks of a single one. None for a single token."""
     nats_per_token: float
     tokens: int
     bytes: int

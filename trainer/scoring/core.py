@@ -27,7 +27,7 @@ Accuracies = dict[str, tuple[float, float]]  # task -> (accuracy, standard error
 
 
 class Replacement(NamedTuple):
-    """Where the tokens that replace later ones come from."""
+    """Source of the tokens that replace later ones."""
 
     text: np.ndarray  # of all questions: the tokens of one would name its answer
     rng: np.random.Generator

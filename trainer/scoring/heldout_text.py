@@ -19,7 +19,7 @@ from trainer.scoring.run_folder import compute_sha256
 
 
 class NoTextError(UserError):
-    """There is no text to score."""
+    """The dataset has no text to score."""
 
 
 @dataclass(frozen=True)

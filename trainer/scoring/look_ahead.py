@@ -6,7 +6,7 @@ by other text. The corrected mean loss is
     mean_i f_i + mean_{i in S} (p_i - f_i) / (N q_i),
 
 for a sample S that is drawn with replacement with probabilities q_i (Hansen and Hurwitz 1943). Its expectation is the
-mean of the p_i, whatever the model does with later tokens. For a causal model p_i - f_i is rounding.
+mean of the p_i, for any use of later tokens. For a causal model p_i - f_i is rounding.
 
 The sample of a model that uses later tokens at few positions can lack all of them, and is then that of a causal model.
 So the standard error allows for what such positions could hide, also if none is found.
@@ -32,13 +32,13 @@ samples, and 3 are 1.96 standard errors only if the variance is at least 3^2 / 1
 
 ROUNDING_STDERRS = 4.0
 LEAST_ROUNDING = 2.0**-23
-"""Of the mean loss. A loss is a number of 32 bits, with a relative error of 2^-24 at most. So f_i and p_i of a causal
-model differ by up to 2^-23 f_i, even if nothing before them rounds. The correction is a weighted mean of p_i - f_i,
-with weights that turn such a mean into that of all positions."""
+"""Smallest allowance for rounding, as a share of the mean loss. A loss has 32 bits and so a relative error of at most
+2^-24. So f_i and p_i of a causal model differ by up to 2^-23 f_i, even if nothing before them rounds. The correction is
+a weighted mean of p_i - f_i, with weights that turn such a mean into that of all positions."""
 MOST_ROUNDING = 2.0**-8
-"""Of the mean loss, for the difference of two losses at one position. Scores are computed in 32 bits, and bf16, with a
-relative spacing of 2^-8, is the coarsest type to which a graph can round by itself. The public architectures of
-`tests/support` differ by 2e-6 at most, and under bf16 autocast by 2e-4."""
+"""Largest allowance as a share of the mean loss, for the difference of two losses at one position. Scores are computed
+in 32 bits, and bf16, with a relative spacing of 2^-8, is the coarsest type to which a graph can round by itself. The
+public architectures of `tests/support` differ by 2e-6 at most, and under bf16 autocast by 2e-4."""
 MIN_LOSS = 1.0  # nats. Below, rounding follows the size of logits, not of losses
 
 Losses = NDArray[np.float64]
@@ -56,7 +56,7 @@ class PositionSample:
 
 @dataclass(frozen=True)
 class Correction:
-    """What has to be added to a mean loss. All values are in nats."""
+    """The correction of a mean loss for later tokens, in nats."""
 
     nats: float
     stderr: float  # with `unseen`

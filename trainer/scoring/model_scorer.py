@@ -24,7 +24,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class TargetScores(NamedTuple):
-    """How a model predicted tokens."""
+    """A model's predictions of target tokens."""
 
     nats: Losses
     is_greedy: NDArray[np.bool_]  # whether the token was the most likely one

@@ -1,4 +1,4 @@
-"""How many forward passes a score takes. Without torch: the site computes its time limits from them.
+"""Number of forward passes of a score. Without torch, since the site computes time limits from it.
 
 Every pass is one row of the training length. Rows are not batched: a graph could read the other rows of its batch, and
 a row of a GPU's track fills the GPU alone.
@@ -70,7 +70,7 @@ CORE_QUESTIONS = {
     "boolq": Questions(3270, 2, 1),
     "bigbench_language_identification": Questions(10_000, 11, 2),
 }
-"""As in LLM Foundry's files."""
+"""The questions in LLM Foundry's files."""
 CORE_SAMPLE_COUNT = 60  # most questions of a task of the sample
 
 

@@ -1,4 +1,4 @@
-"""What runs in the tracing sandbox: `python -m trainer.smoke.child` imports an architecture and traces it.
+"""The process in the tracing sandbox: `python -m trainer.smoke.child` imports an architecture and traces it.
 
 It has no data. It leaves the graphs of a small model in `small/`, those of the full size in `graph/`, and `smoke.json`,
 which it updates at every stage: sizes, hints, and a failure if there is one.

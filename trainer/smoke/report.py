@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, Validat
 from trainer.sandbox.safe_files import sanitize_line
 
 Stage = Literal["imports", "sizes", "done"]
-"""It imports the architecture and traces a small model; it traces the full size; it is done."""
+"""The stage of a smoke test: importing and tracing a small model, tracing the full size, or done."""
 
 
 def replace_invalid(default: Any, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:

@@ -51,7 +51,7 @@ class CpuDeadline:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """How the small model trained."""
+    """The result of training the small model."""
 
     steps: int
     train_seconds: float  # CPU time

@@ -26,7 +26,7 @@ STATE_BYTES = {"muon": 4, "adamw": 8, "adamw8bit": 2}
 
 @dataclass(frozen=True)
 class FullSize:
-    """What the graphs of the full size contain and cost."""
+    """Contents and costs of the graphs of the full size."""
 
     summary: dict[str, Any]  # see `trainer.graph.summary`
     parameters_embedding: int

@@ -44,7 +44,7 @@ class CoordinatorOptions:
     rebalance_seconds: float = rebalance.REBALANCE_SECONDS
     evaluation_interval: int = 0  # Steps between evaluations; 0: never
     required_members: Mapping[int, int] = field(default_factory=dict)
-    """For tests: before these steps, wait for exactly this many members."""
+    """Numbers of members to wait for, by step. For tests."""
 
 
 class Coordinator:

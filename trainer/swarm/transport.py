@@ -38,7 +38,7 @@ PROTOCOL = "dailytrain-swarm/1"
 CONNECT_SECONDS = 5.0  # Timeout of a connection attempt
 RELAY = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE, RESERVED = bytes((2, 8, 0)), bytes((40, 100))
-"""Of that protocol (circuit v2): a `HopMessage` of type RESERVE, and the end of a successful reply."""
+"""Bytes of circuit relay v2: a `HopMessage` of type RESERVE, and the end of a successful reply."""
 RESERVATION_SECONDS = 5.0
 """Interval in which a machine that cannot be dialed renews its relay reservations: a relay may have restarted."""
 P2P_CODE = bytes.fromhex("a503")  # Prefix of a peer's name in a binary address: 421 as a varint

@@ -29,8 +29,8 @@ from trainer.ops import devices
 from trainer.training.objective import Objective
 
 MAX_CALLS = 2000
-"""In a graph that is compiled as a whole. The compiler's time grows with them, to half an hour for rwkv5 at depth 24. A
-block of `gpt` has about 34; a recurrent model's has more for each chunk of a row."""
+"""Calls in a graph that is compiled as a whole. The compiler's time grows with them, to half an hour for rwkv5 at depth
+24. A block of `gpt` has about 34; a recurrent model's has more for each chunk of a row."""
 MAX_BLOCKS = 64  # that differ in a graph; torch's own limit is 8
 HOPPER = 9  # compute capability
 BACKEND = "inductor"  # tests use `aot_eager`, which generates no code and needs no compiler

@@ -1,4 +1,4 @@
-"""What makes two runs the same run: the content of `identity` in `run.json` and in each checkpoint's state."""
+"""The identity of a run: the content of `identity` in `run.json` and in each checkpoint's state."""
 
 from __future__ import annotations
 

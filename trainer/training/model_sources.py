@@ -1,4 +1,4 @@
-"""Where a run's model comes from: graphs, traced from the Python of an architecture or given, or that Python itself."""
+"""Sources of a run's model: graphs, traced from an architecture or given, or the architecture's Python itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BuiltModel:
     def count_flops(self, row: Tensor, resolved: ResolvedConfig) -> dict[int, float]:
         """Return the FLOPs per token of a forward and backward pass for each micro-batch that divides the rows.
 
-        Those of a module are counted over `row [1, T]`, whatever the micro-batch.
+        Those of a module are counted over `row [1, T]` for any micro-batch.
         """
         rows, length = resolved.rows_per_device, resolved.sequence_length
         micro_batches = [size for size in range(1, rows + 1) if rows % size == 0]
@@ -75,7 +75,7 @@ class BuiltModel:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a run's model is built from."""
+    """The source of a run's model."""
 
     config: TrainConfig
     resolved: ResolvedConfig

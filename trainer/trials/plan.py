@@ -63,7 +63,7 @@ class TrialPlan:
     baseline: Entry
     idea: Entry
     trials: tuple[Trial, ...]
-    """In running order: the full budget first, for an early result, then the other rungs of the ladder."""
+    """Trials in running order: the full budget first, for an early result, then the other rungs of the ladder."""
 
 
 def plan_trials(

@@ -78,7 +78,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpace:
-    """What a sweep runs."""
+    """The runs of a sweep."""
 
     budget: str = BUDGET
     """Of a full run, in FLOPs, tokens, steps or seconds."""

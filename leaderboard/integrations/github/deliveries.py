@@ -194,6 +194,6 @@ def get_account(installation: Any) -> str:
 
 
 def get_full_names(rows: Any) -> list[str]:
-    """Return the names of a list of repositories. Whatever is not one is left out."""
+    """Return the names of a list of repositories. Malformed items are skipped."""
     names = (as_text(get_nested(row, "full_name")) for row in rows) if isinstance(rows, list) else ()
     return sorted(filter(None, names))

@@ -25,7 +25,7 @@ from leaderboard.notifications.channels.base import Channel
 from leaderboard.notifications.message import Attachment, DeliveryError, Message
 
 PERMANENT_ERROR = re.compile(r"error=(401|403|404|410)\b")
-"""In apprise's log: the address is invalid for good."""
+"""Log lines of apprise about addresses that will never work."""
 INERT_AT = "@\u200b"
 """Followed by a zero-width space, so that no title can mention everyone."""
 

@@ -76,7 +76,7 @@ def test_only_embedded_chart_may_be_framed(client: Client, record_entry: Entry) 
         assert chart.status_code == 200
 
 
-def test_embedded_chart_without_points_says_so(client: Client, record_entry: Entry) -> None:
+def test_embedded_chart_without_points_shows_a_message(client: Client, record_entry: Entry) -> None:
     run = scene.create_run(record_entry, seed=77)
     assert "Nothing to draw yet" in client.get(f"/runs/{run.pk}/?embed=1").content.decode()
     scene.add_curve_points(run, 1, 40)

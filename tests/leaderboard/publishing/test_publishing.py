@@ -26,7 +26,7 @@ from scheduler import retention, storage
 from scheduler.models import Checkpoint, Event, JobFile, Node
 from tests.leaderboard.conftest import create_checkpoint, finish_run, lease_job, publish_release
 from tests.support import hub_server
-from tests.support.graph_jobs import leave_graph, store_graph
+from tests.support.graph_jobs import attach_graph, store_graph
 from tests.support.hub_server import Hub, Repository
 from tests.support.waits import WAIT_SECONDS
 from trainer.protocol import GRAPH_FILES
@@ -96,7 +96,7 @@ def test_run_published_by_maintainer_is_on_the_hub(hub: Hub, finished_run: Run, 
 
 def test_repository_of_traced_run_has_graph_and_weights(hub: Hub, finished_run: Run, maintainer: User) -> None:
     graph = store_graph(finished_run.entry)
-    leave_graph(graph.job)
+    attach_graph(graph.job)
     Run.objects.filter(pk=finished_run.pk).update(graph=graph)
     finished_run = Run.objects.select_related("entry", "track", "job", "checkpoint").get(pk=finished_run.pk)
     actions.perform_run_action(finished_run, "publish", maintainer, is_maintainer=True)

@@ -152,7 +152,7 @@ def test_calendar_page_with_broken_main_shows_the_fault(
     assert "main could not be trained last time: trainer/models/__init__.py is not valid Python." in page
 
 
-def test_calendar_page_without_schedule_says_so(track: Track, client: Client) -> None:
+def test_calendar_page_without_schedule_shows_a_message(track: Track, client: Client) -> None:
     assert "No nightly run is scheduled" in get_page_text(client)
 
 

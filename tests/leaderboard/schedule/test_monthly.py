@@ -104,7 +104,7 @@ def test_monthly_runs_skip_disputed_and_withdrawn_entries(track: Track) -> None:
     assert not start_this_month().runs.exists()
 
 
-def test_monthly_message_without_fitting_node_says_so(track: Track) -> None:
+def test_monthly_message_without_fitting_node_names_the_obstacle(track: Track) -> None:
     create_scored_entry(track, "Best", 1.5)
     assert start_this_month().sentence.endswith("none is online. It starts as soon as one is.")
 

@@ -100,7 +100,7 @@ def test_chart_before_first_step_is_none() -> None:
         (formatting.share(1), "the whole budget"),
         (formatting.share(2), "2 × the budget"),
         (formatting.share(0.3), "0.3 of the budget"),
-        (formatting.budget("whatever"), "whatever"),
+        (formatting.budget("unknown"), "unknown"),
     ],
 )
 def test_formatted_number_is_readable(formatted: str, expected: str) -> None:

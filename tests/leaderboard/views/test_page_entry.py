@@ -120,7 +120,7 @@ def test_entry_page_shows_changed_constant_of_evaluation_graph(client: Client) -
     assert review.count("+ aten::mul.Tensor(%tokens, 0.25)") == 2
 
 
-def test_entry_page_of_invalid_graph_file_says_so(client: Client) -> None:
+def test_entry_page_of_invalid_graph_file_shows_the_problem(client: Client) -> None:
     _, entries = boards.create_board()
     Track.objects.update(is_traced=True)
     store_graph_files(store_graph(entries["Better"]), train={"features": {"calls": 3}})

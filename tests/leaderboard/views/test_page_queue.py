@@ -24,7 +24,7 @@ def test_queue_page_lists_running_then_waiting_then_finished(client: Client) -> 
     assert page.index("Arrivals") < page.index("Did not arrive") < page.index("The loss became NaN")
 
 
-def test_queue_page_without_runs_says_so(client: Client) -> None:
+def test_queue_page_without_runs_shows_a_message(client: Client) -> None:
     scene.create_track()
 
     page = extract_text(client.get("/queue/").content)

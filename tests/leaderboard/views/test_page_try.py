@@ -50,7 +50,7 @@ def test_try_page_shows_expected_wait(client: Client, finished_run: Run, capable
     assert "No machine that may write is here" in extract_text(client.get("/try/").content)
 
 
-def test_try_page_without_model_or_when_closed_says_so(client: Client, track: Any, settings: Any) -> None:
+def test_try_page_without_model_or_when_closed_shows_a_message(client: Client, track: Any, settings: Any) -> None:
     assert "There is no model yet" in extract_text(client.get("/try/").content)
     settings.GENERATE_PER_HOUR = 0
     assert "does not accept prompts" in extract_text(client.get("/try/").content)

@@ -142,7 +142,7 @@ def test_ended_lease_rejects_every_call(claimed_job: ClaimedJob) -> None:
     assert not claimed_job.job.checkpoints.exists()
 
 
-def test_other_protocol_version_is_asked_to_update(agent: Agent) -> None:
+def test_other_protocol_version_is_refused_with_update_hint(agent: Agent) -> None:
     body = {"version": 2, "hardware": {"something": "new"}, "and": "more"}
     response = agent.call("/poll", json.dumps(body))
     assert response.status_code == 426

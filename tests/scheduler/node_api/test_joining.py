@@ -90,7 +90,7 @@ def test_registered_node_with_used_name_gets_number() -> None:
 
 def test_renewal_token_registers_same_node() -> None:
     node, old_token = create_node()
-    response = read_registration(post_registration(node_tokens.create_join_token(renews=node), "whatever"))
+    response = read_registration(post_registration(node_tokens.create_join_token(renews=node), "any-name"))
     assert response.node == node.pk
     assert Agent(old_token).poll().status_code == 401
     assert Agent(response.token).poll().status_code == 200

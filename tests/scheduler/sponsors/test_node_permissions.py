@@ -163,7 +163,7 @@ def test_node_page_by_role_is_shown_to_owner_and_verified_maintainer(
     assert sign_in_as(role, owner).get(f"/sponsors/nodes/{node.pk}/{page}").status_code == status
 
 
-def test_node_page_without_second_step_asks_for_code(owner: User) -> None:
+def test_node_page_without_second_step_requires_a_code(owner: User) -> None:
     node, _ = create_node(owner=owner, state="online")
 
     page = sign_in_as("maintainer", owner).get(f"/sponsors/nodes/{node.pk}/").content.decode()

@@ -61,6 +61,6 @@ def test_sponsor_page_with_waiting_jobs_shows_wanted_cards(example_tracks: None,
     assert "On two cards" in page
 
 
-def test_sponsor_page_without_waiting_jobs_says_so(client: Client) -> None:
+def test_sponsor_page_without_waiting_jobs_shows_a_message(client: Client) -> None:
     assert list_rows() == []
     assert "No job waits for a GPU, and no track asks for one." in client.get("/sponsors/").content.decode()

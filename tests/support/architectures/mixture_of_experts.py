@@ -52,7 +52,7 @@ class Experts(nn.Module):
         gates = gates / gates.sum(-1, keepdim=True)
         expert = expert.flatten(1)  # [B, T K]: in the order of positions
         order = F.one_hot(expert, experts).cumsum(1).gather(2, expert.unsqueeze(-1)).squeeze(-1) - 1
-        # What finds no place goes to one more, behind those of the experts, which is thrown away.
+        # Tokens without a place are written to an extra one, which is discarded.
         place = torch.where(order < places, expert * places + order, experts * places).unsqueeze(-1)
         copies = x.repeat_interleave(chosen, dim=1)
         dispatched = x.new_zeros(x.size(0), experts * places + 1, width).scatter(1, place.expand_as(copies), copies)

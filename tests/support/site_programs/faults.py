@@ -1,4 +1,4 @@
-"""What the run with faults (`tests/support/site_with_faults.py`) prepares and reads inside the site."""
+"""Functions that the test with faults (`tests/support/site_with_faults.py`) calls inside the site."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def count_train_leases() -> int:
 
 
 def start_night() -> int:
-    """Start the night on the tiny track, and main becomes the baseline; return the number of main's run."""
+    """Start the night on the tiny track, so that main becomes the baseline; return the number of main's run."""
     Track.objects.update(nightly=True)
     (night,) = nightly.start_nightly_runs(timezone.now())
     assert night.run is not None, night.sentence
@@ -54,7 +54,7 @@ def start_night() -> int:
 
 
 def read_leases() -> list[dict[str, Any]]:
-    """Return which node got which order, with which files."""
+    """Return node, kind and graph of each lease, and whether its job has files of an entry."""
     leases = Lease.objects.order_by("pk").values_list("node__name", "spec")
     specs = [(node, protocol.JobSpec.model_validate_json(spec)) for node, spec in leases]
     return [
@@ -69,7 +69,7 @@ def read_leases() -> list[dict[str, Any]]:
 
 
 def read_run_config(run: int) -> dict[str, Any]:
-    """Return the configuration that a node gets with the run's job."""
+    """Return the configuration in the order of the run's job."""
     job = Run.objects.get(pk=run).job
     assert job is not None
     return get_job_kind(job).build_order(job, None).config

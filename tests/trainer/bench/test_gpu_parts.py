@@ -33,7 +33,7 @@ def test_expectation_measured_value_gets_a_verdict(
     assert Expectation("figure", lambda content: content["figure"], low, high).judge(measured) == verdict
 
 
-def test_failed_part_is_repeated_and_a_finished_one_kept(tmp_path: Path) -> None:
+def test_failed_part_is_repeated_and_finished_part_is_kept(tmp_path: Path) -> None:
     flags = ["--smoke", "--out", str(tmp_path), "--only", "prepare"]
     out = tmp_path / "smoke"
     prepare = next(part for part in list_parts(out) if part.name == "prepare")

@@ -70,7 +70,7 @@ def test_format_rates_names_settings_errors_and_costs() -> None:
     assert "| constant (nanochat's for Muon), width^0.00 | 0.0300 | " in table
 
 
-def test_format_batches_of_an_unresolved_law_says_so() -> None:
+def test_format_batches_of_unresolved_law_names_no_exponent() -> None:
     rows = [{"bits_per_byte": loss} for loss in (2.1, 2.0, 2.2)]
     batch = {"size": "2x128", "tokens": 40_000, **scaling_laws.fit_best((512, 1024, 2048), rows)}
     laws = {"batches": [batch] * 2, **scaling_laws.fit_batch_law([batch] * 2)}

@@ -29,7 +29,7 @@ from trainer.protocol import Checkpoint
 
 @pytest.fixture
 def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
-    """A finished run that may be damaged."""
+    """A copy of a finished run, for tests that damage it."""
     return Path(shutil.copytree(tiny_run, tmp_path / "run"))
 
 
@@ -109,7 +109,7 @@ def test_other_damage_is_reported(run_copy: Path, damage: Callable[[Path], objec
 
 
 def test_restore_executes_no_code(run_copy: Path) -> None:
-    """A pickle that would run code is refused, even under a fitting manifest."""
+    """A pickle with code is refused, even with a matching manifest."""
     import pickle
 
     folder, marker = get_checkpoint_path(run_copy, 30), run_copy / "executed"
@@ -128,7 +128,7 @@ def test_restore_executes_no_code(run_copy: Path) -> None:
 
 
 def test_load_model_returns_model_in_eval_mode(run_copy: Path) -> None:
-    (get_checkpoint_path(run_copy, 20) / "optimizer.pt").unlink()  # a scorer is not sent it
+    (get_checkpoint_path(run_copy, 20) / "optimizer.pt").unlink()  # scorers do not get it
     model = load_model(run_copy, get_checkpoint_path(run_copy, 20))
     assert not model.training
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 320)

@@ -24,7 +24,7 @@ VOCABULARY = 300
 def model() -> litgpt.Model:
     torch.manual_seed(0)
     made = litgpt.Model(litgpt.Config(VOCABULARY, 32, "pythia-14m"))
-    for parameter in made.parameters():  # biases and norms, too, so that no two tensors can be mistaken
+    for parameter in made.parameters():  # random biases and norms, too, so that all tensors differ
         torch.nn.init.normal_(parameter, std=0.05)
     return made.eval()
 

@@ -1,4 +1,4 @@
-"""Runs of RWKV-5 go out in the official layout and come in, and another implementation reads them as we do."""
+"""Runs of RWKV-5 are exported to the official layout and imported; the package rwkv gives the same logits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(json.dumps(answers))
 
 
 def write_run(folder: Path, version: float = 5.2, width: int = 128) -> Path:
-    """A run with weights that are not at rest, as training leaves it but for its history."""
+    """Write a run with random weights, without metrics."""
     config = rwkv5.Config(41, 32, depth=2, width=width, version=version)
     torch.manual_seed(1)
     model = rwkv5.Model(config)
@@ -44,7 +44,7 @@ def write_run(folder: Path, version: float = 5.2, width: int = 128) -> Path:
     return folder
 
 
-def logits(folder: Path) -> torch.Tensor:
+def compute_logits(folder: Path) -> torch.Tensor:
     with torch.inference_mode():
         return load_model(folder)(torch.tensor([TOKENS]))[0]
 
@@ -74,7 +74,7 @@ def test_rwkv_package_gives_same_logits(tmp_path: Path) -> None:
     for version, name in names.items():
         seen, theirs = answers[name]
         assert seen == version
-        torch.testing.assert_close(torch.tensor(theirs), logits(runs[version]), rtol=0, atol=1e-4)
+        torch.testing.assert_close(torch.tensor(theirs), compute_logits(runs[version]), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("version", "width"), [(5.0, 128), (5.1, 64), (5.2, 64)])
@@ -82,7 +82,7 @@ def test_export_and_import_preserve_logits(version: float, width: int, tmp_path:
     run = write_run(tmp_path / "run", version, width)
     file = export_run(run, tmp_path / "x.pth")
     assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
-    assert torch.equal(logits(tmp_path / "back"), logits(run))
+    assert torch.equal(compute_logits(tmp_path / "back"), compute_logits(run))
     model = json.loads((tmp_path / "back" / "run.json").read_text())["model"]
     assert (model["version"], model["vocabulary_size"], model["depth"]) == (version, 41, 2)
 
@@ -92,7 +92,7 @@ def test_import_accepts_bf16_and_squeezed_shapes(tmp_path: Path) -> None:
     tensors = torch.load(file, weights_only=True)
     torch.save({name: value.squeeze().bfloat16() for name, value in tensors.items()}, file)
     assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
-    assert logits(tmp_path / "back").dtype == torch.float32
+    assert compute_logits(tmp_path / "back").dtype == torch.float32
 
 
 def test_import_takes_fitting_tokenizer(
@@ -157,7 +157,7 @@ def test_logits_prints_log_probabilities_per_token(tmp_path: Path, capsys: pytes
     run = write_run(tmp_path / "run")
     assert main(["logits", str(run), "--tokens", ",".join(map(str, TOKENS)), "--json"]) == 0
     printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
-    torch.testing.assert_close(printed, logits(run).log_softmax(-1))
+    torch.testing.assert_close(printed, compute_logits(run).log_softmax(-1))
     assert main(["logits", str(run), "--tokens", "1,2"]) == 0
     assert capsys.readouterr().out.startswith("after 1: ")
 

@@ -1,4 +1,4 @@
-"""A run goes on as a later version of its architecture, or from an earlier checkpoint, and its loss does not jump."""
+"""Runs continue as a later version of their architecture, or from an earlier checkpoint, without a loss spike."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def go(dataset_folder: Path) -> Train:
+def train_run(dataset_folder: Path) -> Train:
     def start(out: Path, *flags: Any) -> int:
         from trainer.train import main
 
@@ -52,12 +52,12 @@ def go(dataset_folder: Path) -> Train:
 
 
 @pytest.fixture(scope="module")
-def first(go: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of version 5.0 that has learned something, with every checkpoint kept."""
+def base_run(train_run: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run of version 5.0 with all checkpoints."""
     out = tmp_path_factory.mktemp("surgery") / "first"
     shape = ("--arch", "rwkv5", "--version", "5.0", "--model.depth", 2, "--model.width", 64)
     rate = ("--train.sequence-length", 32, "--recipe.matrices.learning-rate", 0.003)
-    assert go(out, *shape, *rate, "--budget", "120steps", "--checkpoint-every", "60steps", "--keep", 9) == 0
+    assert train_run(out, *shape, *rate, "--budget", "120steps", "--checkpoint-every", "60steps", "--keep", 9) == 0
     return out
 
 
@@ -73,12 +73,14 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("version", ["5.1", "5.2"])
-def test_conversion_keeps_loss_and_records_lineage(go: Train, first: Path, version: str, tmp_path: Path) -> None:
-    assert go(tmp_path, "--from", first, "--arch", "rwkv5", "--version", version, "--budget", "6steps") == 0
-    before, after = dev_losses(first), dev_losses(tmp_path)
+def test_conversion_keeps_loss_and_records_lineage(
+    train_run: Train, base_run: Path, version: str, tmp_path: Path
+) -> None:
+    assert train_run(tmp_path, "--from", base_run, "--arch", "rwkv5", "--version", version, "--budget", "6steps") == 0
+    before, after = dev_losses(base_run), dev_losses(tmp_path)
     assert before[-1] < before[0] - 3
     assert abs(after[0] - before[-1]) < 0.02
-    assert after[-1] < before[-1] + 0.2  # nor does it a few steps later, at the rates of a beginning
+    assert after[-1] < before[-1] + 0.2  # without a loss spike at the learning rates of the first steps
     run = json.loads((tmp_path / "run.json").read_text())
     assert (run["model"]["version"], run["from"]["versions"]) == (float(version), [5.0, float(version)])
     assert (run["from"]["name"], run["from"]["step"], run["from"]["new"]) == ("first/step-00000120", 120, [])
@@ -144,12 +146,12 @@ def test_relu2_moments_equal_sample_moments() -> None:
             assert float(mine) == pytest.approx(float(seen), rel=0.05, abs=1e-4)
 
 
-def test_run_from_earlier_step_starts_there(go: Train, first: Path, tmp_path: Path) -> None:
-    assert go(tmp_path, "--from", first, "--step", 60, "--budget", "1steps") == 0
+def test_run_from_earlier_step_starts_there(train_run: Train, base_run: Path, tmp_path: Path) -> None:
+    assert train_run(tmp_path, "--from", base_run, "--step", 60, "--budget", "1steps") == 0
     lineage = json.loads((tmp_path / "run.json").read_text())["from"]
     assert (lineage["name"], lineage["step"], lineage["tokens"]) == ("first/step-00000060", 60, 60 * 8 * 32)
     assert lineage["remade"] == []
-    assert abs(dev_losses(tmp_path)[0] - dev_losses(first)[-1]) > 1e-6
+    assert abs(dev_losses(tmp_path)[0] - dev_losses(base_run)[-1]) > 1e-6
 
 
 @pytest.mark.parametrize(
@@ -161,14 +163,14 @@ def test_run_from_earlier_step_starts_there(go: Train, first: Path, tmp_path: Pa
         (("--from", "RUN/checkpoints", "--step", "7"), "--step needs --from with a run's folder"),
     ],
 )
-def test_missing_step_is_rejected(flags: tuple[str, ...], sentence: str, first: Path, tmp_path: Path) -> None:
-    given = [flag.replace("RUN", str(first)) for flag in flags]
+def test_missing_step_is_rejected(flags: tuple[str, ...], sentence: str, base_run: Path, tmp_path: Path) -> None:
+    given = [flag.replace("RUN", str(base_run)) for flag in flags]
     with pytest.raises(UserError, match=sentence):
         parse_config(["--out", str(tmp_path / "run"), *given])
 
 
 def test_version_for_model_without_versions_is_rejected(
-    go: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_run: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert go(tmp_path, "--arch", "gpt", "--version", "5.1", "--budget", "1steps") == 2
+    assert train_run(tmp_path, "--arch", "gpt", "--version", "5.1", "--budget", "1steps") == 2
     assert "gpt has no option 'version'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Talking with a run's model, through a pipe as through a terminal."""
+"""Chats with a run's model, through a pipe and a terminal."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def tokenizer(dataset_folder: Path) -> Tokenizer:
     return load_tokenizer(dataset_folder / "tokenizer.json")
 
 
-class Script(LanguageModel):
-    """Has learned one text by heart, says it again and again, and keeps all it has read as its state."""
+class ScriptedModel(LanguageModel):
+    """Repeats one text, and records the tokens that it has read."""
 
     bounded = False
 
@@ -48,44 +48,44 @@ class Script(LanguageModel):
         return features
 
 
-def conversation(tokenizer: Tokenizer, says: str) -> Conversation:
-    model = Script([*tokenizer.encode(says)], tokenizer.vocabulary_size)
+def build_conversation(tokenizer: Tokenizer, says: str) -> Conversation:
+    model = ScriptedModel([*tokenizer.encode(says)], tokenizer.vocabulary_size)
     return Conversation(model, tokenizer, 64, Sampler())
 
 
 def test_answer_ends_at_users_next_line(tokenizer: Tokenizer) -> None:
-    talk = conversation(tokenizer, " I do.\nUser:")
-    assert "".join(talk.generate_answer("Who sees the cat?", 50)) == " I do."
-    assert "".join(talk.generate_answer("Who else?", 50)) == " I do."
+    conversation = build_conversation(tokenizer, " I do.\nUser:")
+    assert "".join(conversation.generate_answer("Who sees the cat?", 50)) == " I do."
+    assert "".join(conversation.generate_answer("Who else?", 50)) == " I do."
     expected = "User: Who sees the cat?\nAssistant: I do.\nUser: Who else?\nAssistant: I do.\nUser:"
-    assert tokenizer.decode(talk.generator.text) == expected
+    assert tokenizer.decode(conversation.generator.text) == expected
 
 
 def test_conversation_reads_each_token_once(tokenizer: Tokenizer) -> None:
-    talk = conversation(tokenizer, " the king finds")
-    "".join(talk.generate_answer("a", 3))
-    "".join(talk.generate_answer("b", 3))
-    assert talk.model.read == talk.generator.text[:-1]
+    conversation = build_conversation(tokenizer, " the king finds")
+    "".join(conversation.generate_answer("a", 3))
+    "".join(conversation.generate_answer("b", 3))
+    assert conversation.model.read == conversation.generator.text[:-1]
 
 
 def test_interrupted_answer_stays_in_transcript(tokenizer: Tokenizer) -> None:
-    talk = conversation(tokenizer, " train train train")
-    parts = talk.generate_answer("Say it", 50)
+    conversation = build_conversation(tokenizer, " train train train")
+    parts = conversation.generate_answer("Say it", 50)
     shown_answer = next(parts) + next(parts)
     parts.close()
-    "".join(talk.generate_answer("Again", 1))
-    assert f"Assistant:{shown_answer}\nUser: Again\n" in tokenizer.decode(talk.generator.text)
+    "".join(conversation.generate_answer("Again", 1))
+    assert f"Assistant:{shown_answer}\nUser: Again\n" in tokenizer.decode(conversation.generator.text)
 
 
 def test_reset_clears_transcript(tokenizer: Tokenizer) -> None:
-    talk = conversation(tokenizer, " yes")
-    "".join(talk.generate_answer("Remember", 5))
-    talk.reset()
-    "".join(talk.generate_answer("me", 1))
-    assert tokenizer.decode(talk.generator.text).startswith("User: me\nAssistant:")
+    conversation = build_conversation(tokenizer, " yes")
+    "".join(conversation.generate_answer("Remember", 5))
+    conversation.reset()
+    "".join(conversation.generate_answer("me", 1))
+    assert tokenizer.decode(conversation.generator.text).startswith("User: me\nAssistant:")
 
 
-def characters(text: str) -> Iterator[str]:
+def split_characters(text: str) -> Iterator[str]:
     yield from text
 
 
@@ -93,7 +93,7 @@ def characters(text: str) -> Iterator[str]:
     ("text", "shown"), [("one\nUser: two", "one"), ("a\nUse", "a\nUse"), ("\n\nUser:", "\n"), ("\nUs\nUser:", "\nUs")]
 )
 def test_stop_at_hides_only_stop_word(text: str, shown: str) -> None:
-    assert "".join(stop_at("\nUser:", characters(text))) == shown
+    assert "".join(stop_at("\nUser:", split_characters(text))) == shown
     assert "".join(stop_at("\nUser:", [text])) == shown
 
 

@@ -1,4 +1,4 @@
-"""Answers of a site, and of what stands in front of it, become results or errors of one line."""
+"""Responses of a site and of its proxy become results or errors of one line."""
 
 from __future__ import annotations
 

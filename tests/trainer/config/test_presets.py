@@ -1,4 +1,4 @@
-"""Presets: what a name stands for, and what wins over it."""
+"""Presets: their values, and what overrides them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_preset_fits_the_memory_of_its_card(name: str, gigabytes: int) -> None:
     train = {field: values[f"train.{field}"] for field in ("sequence_length", "micro_batch", "precision")}
     needed = sum(estimate_memory(size, {"train": train}).values())
     assert needed <= gigabytes * 1e9
-    assert needed >= gigabytes * 0.7e9 or name == "speedrun-h100", "and uses most of it"
+    assert needed >= gigabytes * 0.7e9 or name == "speedrun-h100", "it uses most of the memory"
 
 
 def test_small_track_equals_cpu_ladder_preset(tmp_path: Path) -> None:

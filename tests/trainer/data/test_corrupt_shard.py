@@ -1,4 +1,4 @@
-"""Damaged data ends a run in one line that says which file and what to do; repaired, the run goes on."""
+"""Damaged data ends a run in one line with the file and the remedy. After the repair the run resumes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_damaged_shard_stops_run_before_first_step(
 
 
 def test_shard_truncated_in_use_raises_error(folder: Path) -> None:
-    """Through a memory map this would kill the process without a message."""
+    """With a memory map this would kill the process without a message."""
     loading = build_loader(Dataset.open(folder), "train", "blocks", 4, 32, seed=1)
     loading.next_batch()
     (folder / "train" / "00000.bin").write_bytes(b"")

@@ -26,7 +26,7 @@ print(prepare_dataset("python-library", sys.argv[1], sys.argv[2] or None, int(sy
 """
 
 
-def preparing(tokenizer: str, folder: Path | str, limit: int, cache: Path) -> subprocess.Popen[str]:
+def start_preparation(tokenizer: str, folder: Path | str, limit: int, cache: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SCRIPT, tokenizer, str(folder), str(limit)]
     environment = {**os.environ, "DAILYTRAIN_CACHE": str(cache)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -46,7 +46,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture
 def books(tmp_path: Path) -> Path:
-    """Eighty files of text that differ, in a folder."""
+    """A folder of eighty different text files."""
     folder = tmp_path / "books"
     folder.mkdir()
     for number in range(80):
@@ -55,7 +55,7 @@ def books(tmp_path: Path) -> Path:
     return folder
 
 
-def text_of(dataset: Dataset, split: str) -> list[str]:
+def read_texts(dataset: Dataset, split: str) -> list[str]:
     ids = dataset.open_stream(split).read_tokens(0, len(dataset.open_stream(split)))
     ends = [*np.flatnonzero(ids == dataset.tokenizer.end_of_text), len(ids)]
     return [dataset.tokenizer.decode(ids[a + 1 : b]) for a, b in pairwise(ends)]
@@ -65,8 +65,8 @@ def test_text_is_in_exactly_one_split(books: Path) -> None:
     (books / "copy.txt").write_text((books / "05.txt").read_text())
     dataset = prepare_dataset(f"files:{books}", "bpe:300")
     parts = [
-        text_of(dataset, "train"),
-        text_of(dataset, "dev"),
+        read_texts(dataset, "train"),
+        read_texts(dataset, "dev"),
         [document.text for document in iterate_test_documents(dataset)],
     ]
     texts = {document.text for document in open_corpus(f"files:{books}")}
@@ -79,7 +79,7 @@ def test_manifest_counts_match_files(prepared: Dataset) -> None:
     rows = prepared.manifest["splits"]
     assert sum(row["bytes"] for row in rows.values()) == LIMIT
     for split in ("train", "dev"):
-        texts = text_of(prepared, split)
+        texts = read_texts(prepared, split)
         assert rows[split]["documents"] == len(texts)
         assert rows[split]["bytes"] == sum(len(text.encode()) for text in texts)
         assert rows[split]["tokens"] == len(prepared.open_stream(split)) == sum(map(len, prepared.open_shards(split)))
@@ -106,10 +106,10 @@ def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.Monkey
     places = (None, tmp_path / "named")
     prepared = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
 
-    def no_more(*_: object) -> None:
+    def fail_if_called(*_: object) -> None:
         raise AssertionError("it was prepared again")
 
-    monkeypatch.setattr("trainer.data.dataset.build_dataset", no_more)
+    monkeypatch.setattr("trainer.data.dataset.build_dataset", fail_if_called)
     again = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
     assert [dataset.folder for dataset in prepared] == [dataset.folder for dataset in again]
 
@@ -201,7 +201,7 @@ def test_shards_have_whole_documents_and_are_read_as_one(
     shards = cut.open_shards("train")
     assert len(shards) > 2
     assert {int(shard[:1][0]) for shard in shards} == {cut.tokenizer.end_of_text}
-    assert text_of(cut, "train") == text_of(whole, "train")
+    assert read_texts(cut, "train") == read_texts(whole, "train")
     start = len(shards[0]) - 5
     assert (
         cut.open_stream("train").read_tokens(start, 2010).tolist()
@@ -301,7 +301,7 @@ def test_full_disk_raises_one_line(books: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_concurrent_preparations_build_once(cache: Path) -> None:
-    processes = [preparing("bpe:512", "", LIMIT, cache) for _ in range(3)]
+    processes = [start_preparation("bpe:512", "", LIMIT, cache) for _ in range(3)]
     answers = [process.communicate(timeout=WAIT_SECONDS) for process in processes]
     assert len({out for out, _ in answers}) == 1, answers
     assert [path.name[:15] for path in (cache / "datasets").iterdir()] == ["python-library-"]
@@ -309,7 +309,7 @@ def test_concurrent_preparations_build_once(cache: Path) -> None:
 
 def test_preparation_of_another_request_replaces_a_killed_one(tmp_path: Path, cache: Path, prepared: Dataset) -> None:
     aside = tmp_path / ".out.preparing"
-    process = preparing("bpe:8192", tmp_path / "out", 40 * LIMIT, cache)
+    process = start_preparation("bpe:8192", tmp_path / "out", 40 * LIMIT, cache)
     while process.poll() is None and not (aside / "spool").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

@@ -58,7 +58,7 @@ def hub() -> Iterator[Hub]:
 
 
 def run_with_hub(folder: Path, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the Hub's client reads its environment when it is imported."""
+    """Run in a separate process, since the Hub's client reads its environment when it is imported."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     return subprocess.run(
         [sys.executable, "-c", *command],

@@ -93,7 +93,7 @@ def test_load_state_dict_resumes_exactly(dataset: Dataset, before: int, batch: i
 @given(batch=st.integers(1, 7), epochs=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_epoch_visits_each_block_once(dataset: Dataset, batch: int, epochs: int, seed: int) -> None:
     loader = BlockLoader(dataset, "dev", batch, length=50, seed=seed)
-    # As many batches as make whole epochs whatever the batch: they reach over the ends of epochs.
+    # So many batches are whole epochs for any batch size. Some batches cross the end of an epoch.
     rows = [tuple(row) for batch_rows in batches(loader, epochs * loader.blocks) for row in batch_rows]
     for epoch in range(epochs * batch):
         chosen = rows[epoch * loader.blocks : (epoch + 1) * loader.blocks]

@@ -1,6 +1,6 @@
-"""Batches are read in a thread, which cannot be killed alone: what fails in it ends the run in a line, and it goes on.
+"""Errors in the thread that reads batches end the run in one line, and the run resumes.
 
-The whole process is killed in `test_resume.py`, shards are damaged in `test_corrupt_shard.py`.
+`test_resume.py` kills the whole process, `test_corrupt_shard.py` damages shards.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Train = Callable[..., int]
 FLAGS = ("--budget", "30steps", "--checkpoint-every", "10steps")  # as `tiny_run`
 
 
-def no_memory() -> None:
+def raise_memory_error() -> None:
     raise MemoryError
 
 
-def disk_fails() -> None:
+def raise_disk_error() -> None:
     raise OSError(5, "Input/output error")
 
 
 WAYS: dict[str, tuple[Callable[[], None], str]] = {
     "no memory": (
-        no_memory,
+        raise_memory_error,
         f"Out of memory: free some memory. {RESUME_HINT}",
     ),
-    "the disk fails": (disk_fails, "cannot be read (Input/output error): delete the folder"),
+    "the disk fails": (raise_disk_error, "cannot be read (Input/output error): delete the folder"),
 }
 
 
@@ -53,7 +53,7 @@ def test_read_error_during_training_exits_in_one_line_and_resumes(
     happens, sentence = WAYS[way]
     where: list[str] = []
 
-    class Breaking(BlockLoader):
+    class FailingLoader(BlockLoader):
         def next_batch(self) -> loading.Batch:
             if self.position < 15 * self.batch:
                 return super().next_batch()
@@ -63,9 +63,9 @@ def test_read_error_during_training_exits_in_one_line_and_resumes(
                 return super().next_batch()
 
     with monkeypatch.context() as broken:
-        broken.setitem(prefetch.PACKINGS, "blocks", Breaking)
+        broken.setitem(prefetch.PACKINGS, "blocks", FailingLoader)
         assert train(tmp_path, *FLAGS) == 1
-    assert where[0].startswith("loader"), "it was the thread that failed"
+    assert where[0].startswith("loader"), "the error was not in the thread"
     errors = capsys.readouterr().err
     assert sentence in errors.splitlines()[-1]
     assert "Traceback" not in errors
@@ -80,14 +80,14 @@ def test_read_error_during_training_exits_in_one_line_and_resumes(
 def test_thread_limit_exits_in_one_line(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def none_left(self: threading.Thread) -> None:
+    def raise_thread_error(self: threading.Thread) -> None:
         if self.name.startswith("loader"):
             raise RuntimeError("can't start new thread")
         start(self)
 
     start = threading.Thread.start
     with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", none_left)
+        full.setattr(threading.Thread, "start", raise_thread_error)
         assert train(tmp_path, "--budget", "2steps") == 1
     errors = capsys.readouterr().err
     assert (

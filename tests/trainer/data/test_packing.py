@@ -1,4 +1,4 @@
-"""Rows that begin with a document: full, exact, and honest about what they leave out."""
+"""Rows that begin with a document: full, reproducible, with a count of the cropped tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rows_are_full_and_cropped_tokens_are_counted(lengths: list[int], size: 
     assert packing.served == sum(lengths[document] for document, _ in pieces)
     assert packing.cropped == sum(lengths[document] - taken for document, taken in pieces)
     assert packing.served - packing.cropped == rows * size
-    # Only the last of a row may be cropped.
+    # Only the last document of a row may be cropped.
     assert all(taken == lengths[document] for row in made for document, taken in row[:-1])
 
 
@@ -50,12 +50,12 @@ def test_epoch_contains_every_document_once(lengths: list[int], size: int, seed:
     waiting = Counter(shuffle_positions(np.array(tickets, dtype=np.int64), len(lengths), seed).tolist())
     drawn = Counter(shuffle_positions(np.arange(packing.drawn), len(lengths), seed).tolist())
     assert served + waiting == drawn
-    # Each row takes the oldest: after so many rows the first so many have had their turn.
+    # Each row takes the oldest document, so after n rows the first n documents were used.
     assert min(tickets, default=20) >= 20
 
 
-def plain(lengths: list[int], size: int, seed: int, choice: int, rows: int) -> list[list[tuple[int, int]]]:
-    """The rule, written down without a thought for speed."""
+def pack_simply(lengths: list[int], size: int, seed: int, choice: int, rows: int) -> list[list[tuple[int, int]]]:
+    """The packing rule in its simplest form, for comparison."""
     order = (int(shuffle_positions(np.array([ticket]), len(lengths), seed)[0]) for ticket in itertools.count())
     waiting: list[int] = []
     made = []
@@ -70,7 +70,7 @@ def plain(lengths: list[int], size: int, seed: int, choice: int, rows: int) -> l
                 chosen = max(fitting, key=lambda document: lengths[document])
             else:
                 shortest = min(lengths[document] for document in waiting)
-                # Of equally short ones the youngest is cropped, for whom there will be other rows.
+                # Of equally short documents the newest is cropped: the others may still fit whole.
                 chosen = [document for document in waiting if lengths[document] == shortest][-1]
             if row and not fitting:
                 waiting.reverse()
@@ -92,7 +92,7 @@ def plain(lengths: list[int], size: int, seed: int, choice: int, rows: int) -> l
 )
 def test_rows_equal_reference_implementation(lengths: list[int], size: int, seed: int, choice: int) -> None:
     packing = packer(lengths, size, seed, choice)
-    assert [packing.next_row() for _ in range(8)] == plain(lengths, size, seed, choice, 8)
+    assert [packing.next_row() for _ in range(8)] == pack_simply(lengths, size, seed, choice, 8)
 
 
 @settings(deadline=None, max_examples=40)
@@ -124,8 +124,8 @@ def loader(dataset: Dataset, batch: int = 4, seed: int = 1, **ranks: int) -> Doc
     return DocumentLoader(dataset, "train", batch, 64, seed, **ranks)
 
 
-def rows_of(batch: Batch) -> list[list[int]]:
-    """Rows of T + 1 tokens: inputs and the last target."""
+def get_rows(batch: Batch) -> list[list[int]]:
+    """Return rows of T + 1 tokens: inputs and the last target."""
     inputs, targets = batch
     return [[*ins, outs[-1]] for ins, outs in zip(inputs.tolist(), targets.tolist(), strict=True)]
 
@@ -138,12 +138,12 @@ def test_row_begins_with_a_document(dataset: Dataset) -> None:
     beginnings = {document[: n + 1] for document in whole for n in range(min(len(document), 65))}
     loading = loader(dataset)
     for _ in range(20):
-        for row in rows_of(loading.next_batch()):
+        for row in get_rows(loading.next_batch()):
             assert row[0] == end
             cuts = [place for place, token in enumerate(row) if token == end] + [len(row)]
             parts = [tuple(row[a:b]) for a, b in itertools.pairwise(cuts)]
             assert all(part in beginnings for part in parts)
-            # All but the last are there to their ends.
+            # All documents but the last are complete.
             assert all(part in whole for part in parts[:-1])
 
 
@@ -157,13 +157,13 @@ def test_ranks_together_read_the_batches_of_one(dataset: Dataset) -> None:
     alone = loader(dataset, batch=6)
     ranks = [loader(dataset, batch=2, rank=rank, ranks=3) for rank in range(3)]
     for _ in range(10):
-        assert [row for rank in ranks for row in rows_of(rank.next_batch())] == rows_of(alone.next_batch())
+        assert [row for rank in ranks for row in get_rows(rank.next_batch())] == get_rows(alone.next_batch())
     assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
 
 def test_order_depends_on_seed(dataset: Dataset) -> None:
-    assert rows_of(loader(dataset, seed=1).next_batch()) == rows_of(loader(dataset, seed=1).next_batch())
-    assert rows_of(loader(dataset, seed=1).next_batch()) != rows_of(loader(dataset, seed=2).next_batch())
+    assert get_rows(loader(dataset, seed=1).next_batch()) == get_rows(loader(dataset, seed=1).next_batch())
+    assert get_rows(loader(dataset, seed=1).next_batch()) != get_rows(loader(dataset, seed=2).next_batch())
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"length": 99}, {"documents": 3}])
@@ -187,7 +187,7 @@ def test_run_reports_waste_and_resumes_exactly(
     assert 0 < packing["waste"] < 1
     assert f"{packing['waste']:.1%} of the tokens" in capsys.readouterr().err
     before = rows(tmp_path / "run")
-    # As if it had been killed after step 6.
+    # Remove the checkpoint after step 6, as if the run had been killed there.
     (last,) = (tmp_path / "run" / "checkpoints").glob("step-*8")
     (last / "manifest.json").unlink()
     assert train(tmp_path / "run", *flags) == 0

@@ -1,4 +1,4 @@
-"""Reading ahead changes nothing but the time."""
+"""Prefetched batches equal those of the loader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_batches_and_states_equal_those_of_the_loader(dataset: Dataset, packing:
 def test_state_counts_returned_batches_only(dataset: Dataset, packing: str) -> None:
     first, second = (build_loader(dataset, "train", packing, 3, 32, seed=1) for _ in range(2))
     take_batches(first, 5)
-    take_batches(second, 2)  # some more have been read by now
+    take_batches(second, 2)  # the thread has read more batches by now
     second.load_state_dict(first.state_dict())
     assert take_batches(first, 5) == take_batches(second, 5)
     assert first.state_dict() == second.state_dict()
@@ -47,7 +47,7 @@ def test_state_counts_returned_batches_only(dataset: Dataset, packing: str) -> N
 
 
 class Counting:
-    """A loader that counts, and breaks at a batch."""
+    """A loader of consecutive numbers that raises an error at a batch."""
 
     waste = 0.0
 

@@ -34,7 +34,7 @@ def test_quiet_console_prints_nothing() -> None:
     assert capture_phase(terminal=True, quiet=True) == capture_phase(terminal=False, quiet=True) == ""
 
 
-def test_report_gets_phase_and_bytes_at_its_begin_and_end_while_the_console_is_quiet() -> None:
+def test_report_with_quiet_console_gets_phase_and_bytes_at_begin_and_end() -> None:
     reports: list[tuple[str, int, int | None]] = []
     console = ProgressConsole(lambda *report: reports.append(report), quiet=True)
     with show_phase(console, "Reading", total=4 << 20, done=1 << 20) as phase:

@@ -37,7 +37,7 @@ def test_versions_are_those_that_an_installation_gets() -> None:
 
 @contextmanager
 def changed_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Lay a copy of NetworkX before the installed one."""
+    """Put a changed copy of NetworkX before the installed one on the path."""
     package = metadata.distribution("networkx")
     site = Path(str(package.locate_file("")))
     for name in ("networkx", "networkx-3.6.1.dist-info"):

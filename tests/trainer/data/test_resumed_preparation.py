@@ -102,7 +102,7 @@ def test_preparation_stopped_while_reading_continues_at_saved_position(
     added.clear()
     with pytest.raises(CorpusError):  # at the 41st document again
         prepare_dataset(corpus, "bpe:300", tmp_path / "later")
-    assert added[0] == "pages.jsonl:1", "another release begins anew"
+    assert added[0] == "pages.jsonl:1", "another preparation version starts over"
 
 
 @pytest.mark.parametrize("name", ["spool/shards.jsonl", "tokenizer.json", "manifest.json"])

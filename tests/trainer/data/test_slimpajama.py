@@ -1,4 +1,4 @@
-"""SlimPajama is read from the Hub, at its pinned revision, in its own order, until the limit."""
+"""SlimPajama is streamed from the Hub at its pinned revision, in order, up to the limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def compress_rows(name: str) -> bytes:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers for the list of files at a revision, and for each of the files."""
+    """Serves the list of files at a revision, and each file."""
 
     paths: list[str]
     broken = False

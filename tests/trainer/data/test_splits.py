@@ -13,7 +13,7 @@ from trainer.data.splits import DEV, LONG_FRACTION, TEST, TRAIN, assign_splits, 
 LENGTHS = st.lists(st.integers(1, 100_000), min_size=1, max_size=300)
 
 
-def keys_of(count: int) -> np.ndarray:
+def draw_keys(count: int) -> np.ndarray:
     digests = (hashlib.sha256(str(number).encode()).digest() for number in range(count))
     return np.array([int.from_bytes(digest[:8], "big") for digest in digests], dtype=np.uint64)
 
@@ -21,7 +21,7 @@ def keys_of(count: int) -> np.ndarray:
 @settings(deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 1000))
 def test_document_order_does_not_change_splits(lengths: list[int], seed: int) -> None:
-    keys, sizes = keys_of(len(lengths)), np.array(lengths, dtype=np.uint64)
+    keys, sizes = draw_keys(len(lengths)), np.array(lengths, dtype=np.uint64)
     order = np.array(random.Random(seed).sample(range(len(lengths)), len(lengths)))
     straight, shuffled = assign_splits(keys, sizes), assign_splits(keys[order], sizes[order])
     assert (straight is None) == (shuffled is None)
@@ -33,7 +33,7 @@ def test_document_order_does_not_change_splits(lengths: list[int], seed: int) ->
 @given(lengths=LENGTHS)
 def test_split_has_enough_text_and_train_most(lengths: list[int]) -> None:
     sizes = np.array(lengths, dtype=np.uint64)
-    splits = assign_splits(keys_of(len(lengths)), sizes)
+    splits = assign_splits(draw_keys(len(lengths)), sizes)
     if splits is None:
         return
     total = int(sizes.sum())
@@ -45,7 +45,7 @@ def test_split_has_enough_text_and_train_most(lengths: list[int]) -> None:
 
 
 def test_many_documents_are_split_by_hash_alone() -> None:
-    keys = keys_of(30_000)
+    keys = draw_keys(30_000)
     few, many = (assign_splits(keys[:count], np.full(count, 5000, dtype=np.uint64)) for count in (20_000, 30_000))
     assert few is not None
     assert many is not None

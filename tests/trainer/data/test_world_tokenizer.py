@@ -1,4 +1,4 @@
-"""The World tokenizer cuts any bytes as RWKV's own does, and is saved and loaded as every tokenizer is."""
+"""The World tokenizer encodes any bytes as RWKV's own does, and is saved and loaded like other tokenizers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ published = pytest.mark.skipif(not FILE.is_file(), reason=f"the vocabulary is no
 
 
 def small(folder: Path) -> Path:
-    """A vocabulary in the published format: the bytes, and a few longer tokens."""
+    """Write a vocabulary in the published format: all bytes and a few longer tokens."""
     tokens: list[str | bytes] = [bytes([byte]) if byte > 127 else chr(byte) for byte in range(256)] + list(MORE)
     lines = [f"{n} {t!r} {len(t.encode() if isinstance(t, str) else t)}" for n, t in enumerate(tokens, start=1)]
     file = folder / "vocabulary.txt"
@@ -53,8 +53,8 @@ def full() -> world.WorldTokenizer:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Callable[[bytes], list[int]]:
-    """The encoder of the package rwkv, which imports nothing itself: read past the package, which imports torch's."""
+def rwkv_encode() -> Callable[[bytes], list[int]]:
+    """The encoder of the package rwkv, loaded from its file, since the package itself imports torch."""
     found = importlib.util.find_spec("rwkv")
     if found is None or not found.submodule_search_locations:
         pytest.skip("the package rwkv is not installed")
@@ -68,7 +68,7 @@ def theirs() -> Callable[[bytes], list[int]]:
 
 
 def texts() -> list[str]:
-    """Real text in many scripts: books, and the names of all letters' and symbols' blocks as they are."""
+    """Real text in many scripts: books, and all blocks of letters and symbols."""
     rows = [
         "Всички хора се раждат свободни и равни по достойнство и права.",
         "人人生而自由，在尊严和权利上一律平等。すべての人間は、生まれながらにして自由である。",
@@ -86,25 +86,25 @@ def texts() -> list[str]:
 
 @published
 def test_tokens_of_many_languages_equal_the_authors(
-    full: world.WorldTokenizer, theirs: Callable[[bytes], list[int]]
+    full: world.WorldTokenizer, rwkv_encode: Callable[[bytes], list[int]]
 ) -> None:
     for text in texts():
         ids = full.encode(text)
-        assert ids == theirs(text.encode())
+        assert ids == rwkv_encode(text.encode())
         assert full.decode(ids) == text
         assert int(full.byte_lengths()[ids].sum()) == len(text.encode())
 
 
 @published
 def test_tokens_of_random_bytes_equal_the_authors(
-    full: world.WorldTokenizer, theirs: Callable[[bytes], list[int]]
+    full: world.WorldTokenizer, rwkv_encode: Callable[[bytes], list[int]]
 ) -> None:
     chance = random.Random(5)
     known = list(full._tokens.values())
     for length in (1, 2, 50, 5000):
         for data in (chance.randbytes(length), b"".join(chance.choices(known, k=length))):
             ids = full.encode_bytes(data)
-            assert ids == theirs(data)
+            assert ids == rwkv_encode(data)
             assert b"".join(map(full.get_token_bytes, ids)) == data
 
 
@@ -149,7 +149,7 @@ def test_bare_name_is_searched_in_tokenizer_folders(tmp_path: Path, monkeypatch:
 
 
 def test_scoring_and_sampling_use_world_tokenizer(corpus_folder: Path, tmp_path: Path) -> None:
-    """The dataset's `tokenizer.json` is all that either gets; the model is RWKV-5."""
+    """Scoring and sampling get the dataset's `tokenizer.json` only. The model is RWKV-5."""
     dataset = prepare_dataset(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
     run = write_untrained_run(tmp_path / "run", dataset.tokenizer)
     options = score.parse_arguments([str(run), "--dataset", str(tmp_path / "dataset"), "--limit-tokens", "200"])
@@ -163,7 +163,7 @@ def test_scoring_and_sampling_use_world_tokenizer(corpus_folder: Path, tmp_path:
 
 
 def write_untrained_run(run: Path, tokenizer: Tokenizer) -> Path:
-    """A run of RWKV-5 that has learned nothing, as an agent lays it out, with a visitor's order."""
+    """Write the folder of an untrained run of RWKV-5 as an agent does, with a visitor's order."""
     module, sizes = load_architecture("rwkv5"), {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32}
     sizes |= {"depth": 2, "width": 64}
     torch.manual_seed(0)

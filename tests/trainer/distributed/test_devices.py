@@ -1,4 +1,4 @@
-"""What is set before a device is used."""
+"""Settings before the first use of a device."""
 
 from __future__ import annotations
 

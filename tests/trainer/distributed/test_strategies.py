@@ -16,7 +16,7 @@ from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import numbers
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import TINY_RWKV5
-from tests.support.two_processes import CHUNKED, IN_BF16, RUNS, WITH_OPTIONS, flags_of
+from tests.support.two_processes import CHUNKED, IN_BF16, RUNS, WITH_OPTIONS, get_flags
 from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_step, list_checkpoints
 from trainer.distributed.ports import find_free_port
@@ -44,7 +44,7 @@ def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         for rank in range(2)
     ]
     for single in ("single", "single, Muon in bf16"):
-        assert train(out / single, *flags_of(single), "--dataset", dataset_folder) == 0
+        assert train(out / single, *get_flags(single), "--dataset", dataset_folder) == 0
     for process in both:
         errors = process.communicate(timeout=WAIT_SECONDS)[1].decode()
         assert process.returncode == 0, errors
@@ -78,7 +78,7 @@ def test_weights_of_two_processes_equal_one(runs: Path, run: str) -> None:
 
 @pytest.mark.parametrize("run", CHUNKED)
 def test_losses_of_sharded_chunks_equal_one_process(runs: Path, run: str, dataset_folder: Path, tmp_path: Path) -> None:
-    flags = (*flags_of("single"), "--train.chunk-gradients", run.split()[-1], "--dataset", dataset_folder)
+    flags = (*get_flags("single"), "--train.chunk-gradients", run.split()[-1], "--dataset", dataset_folder)
     assert train(tmp_path, *flags, tiny=TINY_RWKV5) == 0
     pairs = list(zip(numbers(runs / run), numbers(tmp_path), strict=True))
     assert len(pairs) == 6 + 2
@@ -106,6 +106,6 @@ def test_checkpoint_of_two_processes_resumes_with_one(runs: Path, dataset_folder
     folder = next(f for f in list_checkpoints(runs / "fsdp-stopped") if get_checkpoint_step(f) == 3)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / folder.name).symlink_to(folder)
-    assert train(tmp_path, *flags_of("single"), "--keep", "5", "--dataset", dataset_folder) == 0
+    assert train(tmp_path, *get_flags("single"), "--keep", "5", "--dataset", dataset_folder) == 0
     last: list[dict[str, Any]] = numbers(tmp_path)
     assert last[-1]["loss"] == pytest.approx(numbers(runs / "single")[-1]["loss"], rel=1e-4)

@@ -1,4 +1,4 @@
-"""Positions outside of a tensor: every operator that takes positions from a tensor refuses them."""
+"""Positions outside of a tensor: every operator that takes positions refuses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs split into their blocks compute the same, and equal blocks are compiled once whatever the depth."""
+"""Graphs split into their blocks compute the same, and equal blocks are compiled once at any depth."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_split_blocks_compute_the_same_and_equal_ones_compile_once(name: str, de
     wanted = torch.autograd.grad(compute_loss(model, inputs, targets), parameters, allow_unused=True)
     compiled = compile_blocks(model)
     blocks = split_blocks(module)
-    assert list(map(id, split_blocks(module))) == list(map(id, blocks)), "a second time they are the same"
+    assert list(map(id, split_blocks(module))) == list(map(id, blocks)), "a second split has the same blocks"
     found = torch.autograd.grad(compute_loss(model, inputs, targets), parameters, allow_unused=True)
     assert len(compiled) == different
     assert sum(node.op == "call_module" for node in module.graph.nodes) == depth

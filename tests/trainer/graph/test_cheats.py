@@ -56,7 +56,7 @@ def test_memory_of_other_rows_reads_as_zeros() -> None:
     assert torch.equal(model.features(tokens), model.get_parameter("embedding.weight")[tokens])
 
 
-def test_model_that_is_shallow_while_counted_is_charged_for_what_it_trains() -> None:
+def test_model_that_is_shallow_while_counted_is_charged_for_training() -> None:
     def compute_more_in_training(self: Model, tokens: Tensor) -> Tensor:
         x: Tensor = self.embedding(tokens)
         for _ in range(20 if self.training else 1):

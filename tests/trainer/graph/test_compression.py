@@ -1,4 +1,4 @@
-"""What the four files can hold beside constant tensors: their compressed size is bounded, whatever carries it."""
+"""The limit of the compressed size of the four files, apart from constant tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def edit(change: Callable[[Table], None], file: str) -> dict[str, bytes]:
 
 
 def hide_in_outputs(table: Table) -> None:
-    """One of 256 calls for each of many buffers."""
+    """Hide bytes in the choice of one of 256 calls for each of many buffers."""
     calls = table["graph"]["calls"]
     first = len(calls)
     calls += [{"operator": "aten::scalar_tensor", "arguments": [value]} for value in range(256)]
@@ -39,7 +39,7 @@ def hide_in_outputs(table: Table) -> None:
 
 
 def hide_in_order_of_tensors(table: Table) -> None:
-    """Many parameters, of one of 256 names for each byte, for groups of the recipe to match."""
+    """Hide bytes in the order of parameters, which groups of the recipe match by 256 names."""
     calls = table["graph"]["calls"]
     calls.append({"operator": "aten::zeros", "arguments": [[]]})
     table["graph"]["outputs"] += [f"%{len(calls) - 1}"] * len(SECRET)
@@ -50,13 +50,13 @@ def hide_in_order_of_tensors(table: Table) -> None:
 
 
 def hide_in_shapes_of_constants(table: Table) -> None:
-    """A constant without elements has no bytes, and a shape."""
+    """Hide bytes in the shapes of constants without elements."""
     for number, byte in enumerate(SECRET):
         table["constants"][f"hidden{number}"] = {"dtype": "bool", "shape": [0, byte], "data": ""}
 
 
 def hide_in_learning_rates(table: Table) -> None:
-    """The first step of AdamW moves a parameter by its learning rate."""
+    """Hide bytes in learning rates: the first step of AdamW moves a parameter by its rate."""
     groups = table["recipe"]["groups"]
     groups += [{**groups[0], "name": f"hidden{number}", "learning_rate": byte} for number, byte in enumerate(SECRET)]
 

@@ -1,4 +1,4 @@
-"""What a step of a graph costs, against formulas written by hand."""
+"""Costs of a step of a graph, against formulas written by hand."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_positions_of_the_chunks_of_a_run_are_counted() -> None:
     assert list_chunk_positions(model, [43691], "cpu") == {T, 43690}
 
 
-def test_work_at_the_numbers_of_rows_of_the_run_only_is_refused() -> None:
+def test_work_only_at_the_row_counts_of_the_run_is_refused() -> None:
     files = forged_files.forge(forged_files.size_by_reshape)(trace("nanogpt").to_files())
     model = build_model_without_data(parse_files(files))
     count_training_cost(model)  # empty at the numbers of rows that are always counted

@@ -1,4 +1,4 @@
-"""The four files: what is written can be read, and what is not valid is refused with a reason."""
+"""The four files: written files are read back, and invalid ones are refused with a reason."""
 
 from __future__ import annotations
 

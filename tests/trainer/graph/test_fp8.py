@@ -1,4 +1,4 @@
-"""Which products of a traced architecture are converted to fp8. That torchao's compile for a GPU: `tests/cuda`."""
+"""Which matrix products of a traced architecture are converted to fp8. `tests/cuda` compiles them for a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEPTH, PRODUCTS = 2, 6
 
 
 class DoubledLinear(nn.Module):
-    """Another product than the graph's, so that its place shows."""
+    """Doubles the result, so that a test sees where it was used."""
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         return 2 * F.linear(x, weight)

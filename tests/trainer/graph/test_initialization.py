@@ -1,4 +1,4 @@
-"""What the initialization computes is counted before it runs, and limited by what it stores."""
+"""The cost of an initialization is counted before it runs, and limited by the size of its tensors."""
 
 from __future__ import annotations
 

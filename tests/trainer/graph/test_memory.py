@@ -1,4 +1,4 @@
-"""What operators do with the memory of their arguments: the static check of writes knows all of it."""
+"""Memory of operators' arguments: the static check of writes covers all aliases and writes."""
 
 from __future__ import annotations
 

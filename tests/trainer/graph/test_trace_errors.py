@@ -1,4 +1,4 @@
-"""What cannot be traced gets an error with the source line, the construct and what to write instead."""
+"""Code that cannot be traced raises an error with the source line, the construct and advice."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ UNPLACED = {
     "memory that is not filled": ("self.w = nn.Parameter(torch.empty(4))", "", r"leaves w as `torch\.empty` made it"),
     "a tensor of the file": ("self.w = TABLE", "", r"does not compute w: create it there"),
 }
-"""What torch shows without a line: constructor, features, error."""
+"""Errors that torch raises without a line: constructor, features, error."""
 
 
 def trace_entry(folder: Path, constructor: str = "", features: str = "") -> Any:

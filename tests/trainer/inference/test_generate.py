@@ -1,4 +1,4 @@
-"""A text for a visitor: what the process in the sandbox leaves for the agent."""
+"""Generated text for a visitor: the output of the process in the sandbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder of a run whose model has learnt nothing, with a visitor's order."""
+    """The folder of an untrained run, with a visitor's order."""
     folder = tmp_path / "run"
     folder.mkdir()
     tokenizer = train_bpe([TEXT], 280)
@@ -46,12 +46,12 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def ask(run: Path) -> int:
+def run_generate(run: Path) -> int:
     return generate.main([str(run), "--checkpoint", str(run / "step-00000003"), "--out", str(run.parent / "out")])
 
 
 def test_generated_lines_equal_text_of_same_seed(run: Path) -> None:
-    assert ask(run) == 0
+    assert run_generate(run) == 0
     rows = [json.loads(line) for line in (run.parent / "out" / "metrics.jsonl").read_text().splitlines()]
     assert {row["kind"] for row in rows} == {"text"}
     result = GenerateResult.model_validate_json((run.parent / "out" / "result.json").read_bytes())
@@ -68,7 +68,7 @@ def test_text_from_graph_equals_text_from_python_and_needs_none_of_it(run: Path)
     model, tokenizer = load_model(run, run / "step-00000003"), load_tokenizer(run / "tokenizer.json")
     expected = complete_prompt(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
     (run / "run.json").write_text(json.dumps({**record, "arch": "of-an-entry"}))
-    assert ask(run) == 0
+    assert run_generate(run) == 0
     rows = [json.loads(line) for line in (run.parent / "out" / "metrics.jsonl").read_text().splitlines()]
     assert "".join(row["text"] for row in rows) == expected
 
@@ -76,7 +76,7 @@ def test_text_from_graph_equals_text_from_python_and_needs_none_of_it(run: Path)
 def test_generate_broken_model_is_model_failure(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "model": {**record["model"], "waves": 3}}))
-    assert ask(run) == 3
+    assert run_generate(run) == 3
     failure = json.loads((run.parent / "out" / "failure.json").read_text())
     assert failure["cause"] == "model"
     assert "waves" in failure["reason"]

@@ -1,4 +1,4 @@
-"""Text from a model."""
+"""Sampling of text from a model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def tokenizer(dataset_folder: Path) -> Tokenizer:
     return load_tokenizer(dataset_folder / "tokenizer.json")
 
 
-class Next(LanguageModel):
-    """Answers with the token after the last one it saw, for certain, and notes how much it saw."""
+class SuccessorModel(LanguageModel):
+    """Predicts the token id after the last one with certainty, and records the lengths of its inputs."""
 
     def __init__(self, vocabulary_size: int) -> None:
         super().__init__()
@@ -38,8 +38,8 @@ class Next(LanguageModel):
         return features
 
 
-class Counting(Next):
-    """The same with a state that does not grow: how many tokens it has read."""
+class CountingModel(SuccessorModel):
+    """The same with a state of fixed size, the number of tokens read."""
 
     bounded = False
 
@@ -50,18 +50,18 @@ class Counting(Next):
 def test_generation_continues_prompt(tokenizer: Tokenizer) -> None:
     first = tokenizer.encode("a")[-1]
     expected = tokenizer.decode(range(first + 1, first + 5))
-    assert complete_prompt(Next(tokenizer.vocabulary_size), tokenizer, "a", tokens=4) == expected
+    assert complete_prompt(SuccessorModel(tokenizer.vocabulary_size), tokenizer, "a", tokens=4) == expected
 
 
 def test_generation_stops_at_end_of_text(tokenizer: Tokenizer) -> None:
-    model = Next(tokenizer.vocabulary_size)
+    model = SuccessorModel(tokenizer.vocabulary_size)
     with torch.no_grad():
         model.table.zero_()[:, tokenizer.end_of_text] = 1000
     assert complete_prompt(model, tokenizer, "a", tokens=4) == ""
 
 
 def test_full_context_restarts_with_last_half(tokenizer: Tokenizer) -> None:
-    model = Next(tokenizer.vocabulary_size)
+    model = SuccessorModel(tokenizer.vocabulary_size)
     reader = TextGenerator(model, context=8)
     reader.add(range(6))
     assert list(generate_tokens(reader, Sampler(), -1, tokens=8)) == list(range(6, 14))
@@ -69,7 +69,7 @@ def test_full_context_restarts_with_last_half(tokenizer: Tokenizer) -> None:
 
 
 def test_long_prompt_is_cut_at_start(tokenizer: Tokenizer) -> None:
-    model = Next(tokenizer.vocabulary_size)
+    model = SuccessorModel(tokenizer.vocabulary_size)
     reader = TextGenerator(model, context=8)
     reader.add(range(20))
     assert int(reader.predict().argmax()) == 20
@@ -77,7 +77,7 @@ def test_long_prompt_is_cut_at_start(tokenizer: Tokenizer) -> None:
 
 
 def test_fixed_size_state_reads_each_token_once(tokenizer: Tokenizer) -> None:
-    model = Counting(tokenizer.vocabulary_size)
+    model = CountingModel(tokenizer.vocabulary_size)
     reader = TextGenerator(model, context=8)
     reader.add(range(6))
     assert list(generate_tokens(reader, Sampler(), -1, tokens=20)) == list(range(6, 26))
@@ -102,30 +102,30 @@ def test_cached_generation_equals_full_recomputation(name: str) -> None:
 
 
 def test_complete_prompt_restores_mode_and_generators(tokenizer: Tokenizer) -> None:
-    model = Next(tokenizer.vocabulary_size).train()
+    model = SuccessorModel(tokenizer.vocabulary_size).train()
     before = torch.get_rng_state()
     complete_prompt(model, tokenizer, "a", tokens=4)
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def draws(sampler: Sampler, logits: Tensor) -> set[int]:
+def draw_tokens(sampler: Sampler, logits: Tensor) -> set[int]:
     return {sampler.sample(logits) for _ in range(200)}
 
 
 def test_temperature_0_takes_most_likely_token() -> None:
     logits = torch.tensor([0.0, 0.1, 0.0])
-    assert draws(Sampler(temperature=0), logits) == {1}
-    assert draws(Sampler(temperature=1.0), logits) == {0, 1, 2}
+    assert draw_tokens(Sampler(temperature=0), logits) == {1}
+    assert draw_tokens(Sampler(temperature=1.0), logits) == {0, 1, 2}
 
 
 def test_top_k_and_top_p_exclude_unlikely_tokens() -> None:
     logits = torch.tensor([0.1, 0.4, 0.3, 0.2]).log()
-    assert draws(Sampler(1.0, top_k=2), logits) == {1, 2}
-    assert draws(Sampler(1.0, top_p=0.65), logits) == {1, 2}
-    assert draws(Sampler(1.0, top_p=0.75), logits) == {1, 2, 3}
-    assert draws(Sampler(1.0, top_p=1e-9), logits) == {1}
-    assert draws(Sampler(1.0, top_k=9), logits) == {0, 1, 2, 3}
+    assert draw_tokens(Sampler(1.0, top_k=2), logits) == {1, 2}
+    assert draw_tokens(Sampler(1.0, top_p=0.65), logits) == {1, 2}
+    assert draw_tokens(Sampler(1.0, top_p=0.75), logits) == {1, 2, 3}
+    assert draw_tokens(Sampler(1.0, top_p=1e-9), logits) == {1}
+    assert draw_tokens(Sampler(1.0, top_k=9), logits) == {0, 1, 2, 3}
 
 
 def test_decode_stream_never_splits_character() -> None:

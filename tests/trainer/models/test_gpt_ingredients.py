@@ -1,4 +1,4 @@
-"""What single options of the baseline compute."""
+"""Single options of the baseline against their formulas."""
 
 from __future__ import annotations
 

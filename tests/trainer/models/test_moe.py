@@ -1,4 +1,4 @@
-"""The mixture of experts: who computes what, places, balance, and what is counted."""
+"""The mixture of experts: routing, places, load balance, and counted costs."""
 
 from __future__ import annotations
 

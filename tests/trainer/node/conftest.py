@@ -1,4 +1,4 @@
-"""A small site, and an agent that works for it."""
+"""Fixtures: a server of the node API, and an agent process that polls it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node(site: NodeApiServer, tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
-def confined() -> None:
-    """For tests that need the sandbox."""
+def requires_sandbox() -> None:
+    """Skip the test where bubblewrap does not work."""
     if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""An archive from the network holds plain files below one folder, or nothing of it is written."""
+"""An archive from the network has only regular files below one folder, or it is not unpacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was fetched once stays on the node, as long as there is room and its bytes are right."""
+"""The cache of downloaded files: damaged files are fetched again, and the oldest are evicted."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Site:
 
 
 def test_blob_cache_with_a_damaged_file_fetches_it_again(tmp_path: Path) -> None:
-    site, kept = Site(), BlobCache(tmp_path / "weights")
+    site, cache = Site(), BlobCache(tmp_path / "weights")
     file = site.file(b"weights")
-    place = kept.get(file, site.fetch)
-    assert kept.get(file, site.fetch) == place
+    path = cache.get(file, site.fetch)
+    assert cache.get(file, site.fetch) == path
     assert site.fetched == ["weights"]
-    place.write_bytes(b"weighty")
-    assert kept.get(file, site.fetch).read_bytes() == b"weights"
+    path.write_bytes(b"weighty")
+    assert cache.get(file, site.fetch).read_bytes() == b"weights"
     assert site.fetched == ["weights", "weights"]
 
 
 def test_blob_cache_when_full_removes_the_least_recently_used(tmp_path: Path) -> None:
-    site, kept = Site(), BlobCache(tmp_path / "weights", max_bytes=10)
+    site, cache = Site(), BlobCache(tmp_path / "weights", max_bytes=10)
     first, second, third = (site.file(content) for content in (b"first", b"second", b"third"))
     for age, file in ((30, first), (20, second)):
-        place = kept.get(file, site.fetch)
-        os.utime(place, (place.stat().st_atime, place.stat().st_mtime - age))
-    kept.get(third, site.fetch)
+        path = cache.get(file, site.fetch)
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age))
+    cache.get(third, site.fetch)
     assert {path.name for path in (tmp_path / "weights").iterdir()} == {third.sha256}
-    kept.get(site.file(b"more than there is room for"), site.fetch)
+    cache.get(site.file(b"more than there is room for"), site.fetch)
     assert len(list((tmp_path / "weights").iterdir())) == 1, "the file requested last is there in any case"

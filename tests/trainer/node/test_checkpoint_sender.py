@@ -1,4 +1,4 @@
-"""When the sender of checkpoints sends the next one."""
+"""Which checkpoint the sender sends next, and when."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def write_checkpoint(out: Path, step: int, manifest_step: int, milestone: int | 
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_checkpoint_that_could_not_be_sent_does_not_delay_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_checkpoint_does_not_delay_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [0.0]
     monkeypatch.setattr(checkpoint_sender, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     sender = RecordingSender(tmp_path, upload_seconds=100)

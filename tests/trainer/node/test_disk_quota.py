@@ -1,4 +1,4 @@
-"""A node's caches and jobs stay within its quota, and nothing that a job uses is evicted."""
+"""A node's caches and jobs stay within its quota, and files in use are not evicted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_dataset_in_use_stays_and_the_job_that_needs_its_space_is_refused(tmp_pa
     with pytest.raises(JobFailedError, match=r"needs 0\.01 GB of disk"):
         quota.reserve(2, 5 * MB)
     assert used.exists()
-    assert other.exists(), "nothing is evicted in vain"
+    assert other.exists(), "a cache is evicted although the job does not fit"
     quota.release(1)
     quota.reserve(2, 5 * MB)
     assert not used.exists(), "it was used before the other one"
@@ -116,10 +116,10 @@ def test_owner_and_sponsor_limits_hold_both(tmp_path: Path) -> None:
     assert DiskQuota(tmp_path).get_available_bytes() > 10 * MB
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("requires_sandbox")
 def test_node_with_a_quota_evicts_an_old_dataset_for_a_job(site: NodeApiServer, node: Node) -> None:
     old = add_dataset(node.home, "f" * 64, 25 * MB, 100)
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start("--disk", "30MB")
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
@@ -131,7 +131,7 @@ def test_node_with_a_quota_evicts_an_old_dataset_for_a_job(site: NodeApiServer, 
 
 def test_leftover_of_a_preparation_is_removed_when_the_agent_starts(site: NodeApiServer, node: Node) -> None:
     leftover = add_dataset(node.home, PREPARING, 25 * MB, 100)
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start()
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
@@ -139,9 +139,9 @@ def test_leftover_of_a_preparation_is_removed_when_the_agent_starts(site: NodeAp
     assert not leftover.exists()
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("requires_sandbox")
 def test_job_above_the_quota_is_refused_with_a_reason(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start("--disk", "10MB")
     finish = wait_until_finished(site, lease).finish
     assert finish is not None

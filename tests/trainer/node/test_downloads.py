@@ -1,4 +1,4 @@
-"""A download whose line breaks goes on where it broke, over a real socket, and what arrives is checked as a whole."""
+"""Downloads over a real socket resume after a broken connection, and the whole file is verified."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FILE = FileRef(path="model.safetensors", sha256=hashlib.sha256(CONTENT).hexdiges
 
 
 class Store:
-    """Hands out one file; each answer's line is cut after so many bytes of it."""
+    """A server of one file whose connections break after the given numbers of bytes."""
 
     def __init__(self) -> None:
         self.content = CONTENT
         self.cuts: list[int] = []
-        """For each answer to come, the bytes after which its connection ends; no entry, no end."""
+        """Bytes after which the connections of the next responses are closed. Later responses are complete."""
         self.knows_ranges = True
         self.offsets: list[int] = []
-        """From which byte on."""
+        """First byte of each request."""
         self.sent = 0
         store = self
 
@@ -61,7 +61,7 @@ class Store:
                 self.end_headers()
                 body = store.content[first:]
                 cut = store.cuts.pop(0) if store.cuts else len(body)
-                store.sent += min(cut, len(body))  # before the client can have them
+                store.sent += min(cut, len(body))  # counted before the client receives them
                 self.wfile.write(body[:cut])
                 self.close_connection = cut < len(body)
 
@@ -83,28 +83,28 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 @pytest.fixture
-def line(store: Store) -> Iterator[SiteClient]:
+def client(store: Store) -> Iterator[SiteClient]:
     made = SiteClient(store.address, "token")
     yield made
     made.close()
 
 
-def fetch(line: SiteClient, target: Path) -> bytes:
-    download_file(line, "/leases/1/blobs/x", FILE, target, lambda: False)
+def download_content(client: SiteClient, target: Path) -> bytes:
+    download_file(client, "/leases/1/blobs/x", FILE, target, lambda: False)
     return target.read_bytes()
 
 
-def test_download_cut_in_the_middle_keeps_received_bytes(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_cut_in_the_middle_keeps_received_bytes(store: Store, client: SiteClient, tmp_path: Path) -> None:
     store.cuts = [1_000_000, 100, 0, 1_500_000]
-    assert fetch(line, tmp_path / "file") == CONTENT
+    assert download_content(client, tmp_path / "file") == CONTENT
     assert store.offsets == [0, 1_000_000, 1_000_100, 1_000_100, 2_500_100]
     assert store.sent == len(CONTENT), "every byte was sent once"
 
 
-def test_download_whose_partial_file_is_evicted_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_whose_partial_file_is_evicted_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
     target = tmp_path / "file"
     store.cuts = [1_000_000]
-    download = FileDownload(line, "/leases/1/blobs/x", FILE, target, lambda: False)
+    download = FileDownload(client, "/leases/1/blobs/x", FILE, target, lambda: False)
     with suppress(ServerUnreachableError):
         download._fetch()
     target.unlink()
@@ -113,50 +113,50 @@ def test_download_whose_partial_file_is_evicted_restarts(store: Store, line: Sit
     assert store.offsets == [0, 0]
 
 
-def test_download_without_range_support_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_without_range_support_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
     store.knows_ranges = False
     store.cuts = [2_000_000]
-    assert fetch(line, tmp_path / "file") == CONTENT
+    assert download_content(client, tmp_path / "file") == CONTENT
     assert store.offsets == [0, 2_000_000]
 
 
-def test_download_with_parts_of_two_files_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x" * 1_000_000)  # of another file, by its name this one
-    assert fetch(line, tmp_path / "file") == CONTENT
+def test_download_with_parts_of_two_files_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1_000_000)  # bytes of another file
+    assert download_content(client, tmp_path / "file") == CONTENT
     assert store.offsets == [1_000_000, 0]
 
 
-def test_download_with_an_oversized_partial_file_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_with_an_oversized_partial_file_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT + b"x")
-    assert fetch(line, tmp_path / "file") == CONTENT
+    assert download_content(client, tmp_path / "file") == CONTENT
     assert store.offsets == [0]
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"?", CONTENT + b"?"], ids=["other bytes", "too many"])
-def test_download_with_wrong_content_raises(store: Store, line: SiteClient, tmp_path: Path, content: bytes) -> None:
+def test_download_with_wrong_content_raises(store: Store, client: SiteClient, tmp_path: Path, content: bytes) -> None:
     store.content = content
     with pytest.raises(DamagedFileError, match="its SHA-256 differs"):
-        fetch(line, tmp_path / "file")
+        download_content(client, tmp_path / "file")
     assert store.offsets == [0]
 
 
-def test_download_of_a_short_file_retries_until_given_up(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_of_a_short_file_retries_until_given_up(store: Store, client: SiteClient, tmp_path: Path) -> None:
     store.content = CONTENT[:1000]
     with pytest.raises(GaveUpError):
-        download_file(line, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.offsets) > 4)
+        download_file(client, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.offsets) > 4)
 
 
-def test_download_of_an_empty_file_creates_it(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_of_an_empty_file_creates_it(store: Store, client: SiteClient, tmp_path: Path) -> None:
     store.content = b""
     empty = FileRef(path="empty", sha256=hashlib.sha256(b"").hexdigest(), size=0)
-    download_file(line, "/leases/1/blobs/x", empty, tmp_path / "file", lambda: False)
+    download_file(client, "/leases/1/blobs/x", empty, tmp_path / "file", lambda: False)
     assert (tmp_path / "file").read_bytes() == b""
 
 
-def test_blob_cache_with_a_partial_file_resumes_the_download(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_blob_cache_with_a_partial_file_resumes_the_download(store: Store, client: SiteClient, tmp_path: Path) -> None:
     (tmp_path / f"{FILE.sha256}.partial").write_bytes(CONTENT[:2_000_000])
     path = BlobCache(tmp_path).get(
-        FILE, lambda file, to: download_file(line, "/leases/1/blobs/x", file, to, lambda: False)
+        FILE, lambda file, to: download_file(client, "/leases/1/blobs/x", file, to, lambda: False)
     )
     assert path.read_bytes() == CONTENT
     assert store.offsets == [2_000_000]

@@ -15,7 +15,7 @@ from trainer.sandbox import get_driver
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without the extras `notebook` and `swarm`."""
     find_spec = importlib.util.find_spec
 
@@ -29,8 +29,8 @@ def build_agent(home: Path) -> Agent:
     return Agent(SiteClient("http://127.0.0.1:9", ""), home, get_driver("none"), ())
 
 
-@pytest.mark.usefixtures("bare")
-def test_bare_node_takes_no_notebooks_and_seats_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_extras")
+def test_node_without_extras_takes_no_notebooks_and_names_the_extras(tmp_path: Path) -> None:
     kinds = build_agent(tmp_path).kinds
     assert not {"notebook", "swarm", "seat"} & set(kinds)
     assert {"train", "score"} <= set(kinds)
@@ -38,7 +38,7 @@ def test_bare_node_takes_no_notebooks_and_seats_and_says_so(tmp_path: Path) -> N
     assert extras.describe_missing_extras() == expected
 
 
-def test_whole_installation_takes_notebooks_and_seats(tmp_path: Path) -> None:
+def test_node_with_extras_takes_notebooks_and_seats(tmp_path: Path) -> None:
     pytest.importorskip("papermill")
     pytest.importorskip("hivemind")
     assert {"notebook", "seat"} <= set(build_agent(tmp_path).kinds)

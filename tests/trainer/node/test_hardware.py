@@ -1,4 +1,4 @@
-"""A node finds out what it is and how it is: GPUs by NVML or by `nvidia-smi`, labels, health, the speed of its line."""
+"""Detection of a node's hardware: GPUs by NVML or `nvidia-smi`, labels, health and network speed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def two(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[GpuReader, list[Card]]:
-    """Two 3090s, read in either way."""
+    """Two 3090s, read by NVML and by nvidia-smi."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cards = pair()
     if request.param == "nvml":
@@ -53,7 +53,7 @@ def two(
     return made, cards
 
 
-# --- what it is ------------------------------------------------------------------------------------------------------
+# --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
 def test_detect_hardware_by_nvml_and_smi_agrees(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_gpu_monitor_with_an_idle_job_warns_once(
     monkeypatch.setattr(gpu_monitor, "CACHE_SECONDS", -1)
     cards = pair()
     monitor = GpuMonitor(NvmlReader(Nvml(cards)))
-    cards[1].busy = 90  # another lane's
+    cards[1].busy = 90  # the GPU of another slot
     mine = (cards[0].uuid,)
     for seconds in (0, 100, 299):
         monitor.update_idle(0, mine, is_running=True, now=seconds)
@@ -233,7 +233,7 @@ def test_gpu_monitor_without_a_gpu_is_never_idle() -> None:
 def test_transfer_speed_is_the_slower_direction() -> None:
     speed = TransferSpeed()
     speed.record("up", 10_000, 1)
-    assert speed.bytes_per_second is None, "what is small says nothing"
+    assert speed.bytes_per_second is None, "a small transfer is not measured"
     for seconds in (1, 2, 100):
         speed.record("up", 8_000_000, seconds)
     assert speed.bytes_per_second == 4_000_000
@@ -241,17 +241,17 @@ def test_transfer_speed_is_the_slower_direction() -> None:
     assert speed.bytes_per_second == 3_000_000
 
 
-# --- all of it, in a real agent --------------------------------------------------------------------------------------
+# --- a real agent ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("requires_sandbox")
 def test_node_registers_hardware_and_reports_health(
     site: NodeApiServer, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Smi(tmp_path / "bin", pair(temperature=77))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    lease = site.add(build_training_job(site, steps=10, pace=0.1))
+    lease = site.queue_job(build_training_job(site, steps=10, pace=0.1))
     assert node.start("--once", "--label", "cellar").wait() == 0
     registered = site.registered[0]
     assert registered.labels == ("cellar",)

@@ -1,4 +1,4 @@
-"""A site that moved on: an agent passes over what it does not know in answers, and never carries out half an order."""
+"""An agent at a newer site ignores unknown fields of replies and refuses orders with unknown fields."""
 
 from __future__ import annotations
 
@@ -20,55 +20,55 @@ from trainer.node.signature import UntrustedOrderError, verify_order
 
 
 @pytest.fixture
-def newer(site: NodeApiServer) -> NodeApiServer:
-    """Every answer of this one, but for the bytes of files and specs, holds things nobody has told us about."""
+def newer_site(site: NodeApiServer) -> NodeApiServer:
+    """A site whose JSON replies have unknown fields. Files and specs are unchanged."""
     handle = site.handle
 
-    def later(message: Any) -> Any:
+    def add_fields(message: Any) -> Any:
         if isinstance(message, dict):
-            return {name: later(value) for name, value in message.items()} | {"later": {"added": [1]}}
+            return {name: add_fields(value) for name, value in message.items()} | {"later": {"added": [1]}}
         return message
 
     def answer(method: str, path: str, token: str, content: bytes) -> bytes:
         reply = handle(method, path, token, content)
-        return reply if method == "GET" else json.dumps(later(json.loads(reply))).encode()
+        return reply if method == "GET" else json.dumps(add_fields(json.loads(reply))).encode()
 
     site.handle = answer  # type: ignore[method-assign]
     return site
 
 
 @pytest.fixture
-def aboard(newer: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]:
-    made = InProcessAgent(newer, tmp_path / "node").start()
+def agent(newer_site: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]:
+    made = InProcessAgent(newer_site, tmp_path / "node").start()
     yield made
-    made.leave()
+    made.stop()
 
 
-def test_node_ignores_unknown_fields_of_replies(newer: NodeApiServer, aboard: InProcessAgent) -> None:
-    finish = wait_until_finished(newer, newer.add(build_training_job(newer))).finish
+def test_node_ignores_unknown_fields_of_replies(newer_site: NodeApiServer, agent: InProcessAgent) -> None:
+    finish = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).finish
     assert finish is not None
     assert finish.outcome == "done", finish.reason
-    assert newer.polls[0].hardware.kinds == tuple(kind for kind in JOB_HANDLERS if kind != "rephrase"), (
-        "it says what it can do: all but rephrase"
+    assert newer_site.polls[0].hardware.kinds == tuple(kind for kind in JOB_HANDLERS if kind != "rephrase"), (
+        "a node without a back end offers all kinds but rephrase"
     )
 
 
-def test_order_with_unknown_fields_is_handed_back(newer: NodeApiServer, aboard: InProcessAgent) -> None:
-    def more(spec: str) -> str:
+def test_order_with_unknown_fields_is_handed_back(newer_site: NodeApiServer, agent: InProcessAgent) -> None:
+    def add_order_field(spec: str) -> str:
         words = json.loads(spec)
         words["order"]["curriculum"] = "easy first"
         return json.dumps(words)
 
-    newer.rewrite = more
-    held = wait_until_finished(newer, newer.add(build_training_job(newer)))
+    newer_site.rewrite = add_order_field
+    held = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site)))
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.cause) == ("failed", "infrastructure")
     assert held.finish.reason == "The order cannot be understood: update this agent. Nothing was run."
     assert held.log == ""
-    newer.rewrite = lambda spec: spec
-    after = wait_until_finished(newer, newer.add(build_training_job(newer))).finish
+    newer_site.rewrite = lambda spec: spec
+    after = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).finish
     assert after is not None
-    assert after.outcome == "done", "it goes on with what it knows"
+    assert after.outcome == "done", "the next job is done"
 
 
 def sign_spec(site: NodeApiServer, spec: str) -> tuple[protocol.Lease, Identity]:
@@ -92,5 +92,5 @@ def test_job_spec_is_parsed_strictly_at_every_depth(site: NodeApiServer, where: 
 def test_job_spec_omits_unused_fields_for_older_agents(site: NodeApiServer) -> None:
     words = json.loads(protocol.encode_message(build_training_job(site, given=None)))
     assert set(words["order"]) == {"kind", "dataset", "config"}
-    assert words["order"]["config"] == {"steps": 20, "given": None}, "an author's own words are left as they are"
+    assert words["order"]["config"] == {"steps": 20, "given": None}, "a null in the configuration is kept"
     assert protocol.JobSpec.model_validate(words) == build_training_job(site, given=None)

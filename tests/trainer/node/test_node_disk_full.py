@@ -1,4 +1,4 @@
-"""The node's disk is full: the job fails as the machine's fault, and the agent works on as soon as there is space."""
+"""A full disk of the node fails the job as infrastructure, and the agent continues when there is space."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.agent_process import (
 from tests.support.full_disk import full_disk
 from tests.support.node_api_server import NodeApiServer
 
-pytestmark = [pytest.mark.usefixtures("confined"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("requires_sandbox"), pytest.mark.slow]
 
 
 def finish_another_job(site: NodeApiServer) -> None:
-    finish = wait_until_finished(site, site.add(build_training_job(site))).finish
+    finish = wait_until_finished(site, site.queue_job(build_training_job(site))).finish
     assert finish is not None
     assert finish.outcome == "done", finish.reason
 
@@ -29,7 +29,7 @@ def test_disk_full_before_the_job_is_the_machines_fault(site: NodeApiServer, nod
     assert node.process is not None
 
     with full_disk(node.process.pid):
-        finish = wait_until_finished(site, site.add(build_training_job(site))).finish
+        finish = wait_until_finished(site, site.queue_job(build_training_job(site))).finish
 
     assert finish is not None
     assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
@@ -38,7 +38,7 @@ def test_disk_full_before_the_job_is_the_machines_fault(site: NodeApiServer, nod
 
 
 def test_disk_full_during_the_job_is_the_machines_fault(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=100_000, pace=0.01))
+    lease = site.queue_job(build_training_job(site, steps=100_000, pace=0.01))
     node.start()
     wait_until(lambda: lease in site.leases and site.leases[lease].checkpoints)
     assert node.process is not None

@@ -22,11 +22,11 @@ from tests.support.node_api_server import NodeApiServer, read_json_blob
 from tests.support.waits import wait_until
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
 
 def test_training_job_sends_log_metrics_and_checkpoints(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=25))
+    lease = site.queue_job(build_training_job(site, steps=25))
     node.start("--label", "cpu")
     held = wait_until_finished(site, lease)
 
@@ -49,7 +49,7 @@ def test_training_job_sends_log_metrics_and_checkpoints(site: NodeApiServer, nod
 
 
 def test_training_job_sees_no_test_split_and_no_secrets(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start("--once")
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
@@ -59,19 +59,19 @@ def test_training_job_sees_no_test_split_and_no_secrets(site: NodeApiServer, nod
 
 
 def test_identity_file_is_private_and_reused(site: NodeApiServer, node: Node) -> None:
-    site.add(build_training_job(site))
+    site.queue_job(build_training_job(site))
     assert node.start("--once").wait() == 0
     path = node.home / "identity.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert json.loads(path.read_text())["node"] == 7
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     assert node.start("--once", token=None).wait() == 0
     assert wait_until_finished(site, lease).finish is not None
     assert len(site.registered) == 1
 
 
 def test_dataset_is_prepared_once(site: NodeApiServer, node: Node) -> None:
-    leases = [site.add(build_training_job(site)) for _ in range(2)]
+    leases = [site.queue_job(build_training_job(site)) for _ in range(2)]
     node.start()
     for lease in leases:
         finish = wait_until_finished(site, lease).finish
@@ -84,11 +84,11 @@ def test_dataset_is_prepared_once(site: NodeApiServer, node: Node) -> None:
 def test_published_dataset_is_downloaded_once_and_not_prepared(site: NodeApiServer, node: Node) -> None:
     contents = {"manifest.json": json.dumps({"hash": HASH}).encode(), "tokenizer.json": b"{}"}
     contents |= {"train/00000.bin": b"train" * 1000, "dev/00000.bin": b"dev"}
-    files = tuple(site.blob(content, path) for path, content in contents.items())
+    files = tuple(site.store_blob(content, path) for path, content in contents.items())
     pin = build_dataset_pin().model_copy(update={"files": files})
     orders = [protocol.TrainOrder(dataset=pin, config={"steps": 20}) for _ in range(2)]
-    leases = [site.add(build_job(site, order)) for order in orders]
-    site.fault("down", f"blobs/{files[2].sha256}", times=2)
+    leases = [site.queue_job(build_job(site, order)) for order in orders]
+    site.inject_fault("down", f"blobs/{files[2].sha256}", times=2)
     truncated = node.home / "datasets" / HASH / files[3].path
     truncated.parent.mkdir(parents=True)
     truncated.write_bytes(b"d")
@@ -104,9 +104,9 @@ def test_published_dataset_is_downloaded_once_and_not_prepared(site: NodeApiServ
 
 
 def test_dataset_with_another_hash_than_its_files_is_refused(site: NodeApiServer, node: Node) -> None:
-    files = (site.blob(json.dumps({"hash": "f" * 64}).encode(), "manifest.json"),)
+    files = (site.store_blob(json.dumps({"hash": "f" * 64}).encode(), "manifest.json"),)
     order = protocol.TrainOrder(dataset=build_dataset_pin().model_copy(update={"files": files}), config={"steps": 20})
-    lease = site.add(build_job(site, order))
+    lease = site.queue_job(build_job(site, order))
     node.start()
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
@@ -116,10 +116,10 @@ def test_dataset_with_another_hash_than_its_files_is_refused(site: NodeApiServer
 
 
 def test_training_resumes_from_another_nodes_checkpoint(site: NodeApiServer, node: Node) -> None:
-    first = site.add(build_training_job(site, steps=20))
+    first = site.queue_job(build_training_job(site, steps=20))
     node.start()
     checkpoint = wait_until_finished(site, first).checkpoints[0]
-    second = site.add(build_training_job(site, resume=checkpoint, steps=20))
+    second = site.queue_job(build_training_job(site, resume=checkpoint, steps=20))
     held = wait_until_finished(site, second)
     assert held.finish is not None
     assert held.finish.outcome == "done"
@@ -130,7 +130,7 @@ def test_training_resumes_from_another_nodes_checkpoint(site: NodeApiServer, nod
 
 
 def test_checkpoint_sender_keeps_the_newest_two(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=1000, pace=0.1, every=5))
+    lease = site.queue_job(build_training_job(site, steps=1000, pace=0.1, every=5))
     node.start()
     wait_until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
     folder = node.home / "work" / str(lease) / "out" / "checkpoints"
@@ -142,7 +142,7 @@ def test_checkpoint_sender_keeps_the_newest_two(site: NodeApiServer, node: Node)
 def test_checkpoint_sender_with_an_interval_sends_only_the_last(site: NodeApiServer, node: Node) -> None:
     spec = build_training_job(site, steps=35)
     order = spec.order.model_copy(update={"upload_seconds": 3600.0})
-    lease = site.add(spec.model_copy(update={"order": order}))
+    lease = site.queue_job(spec.model_copy(update={"order": order}))
     node.start()
     held = wait_until_finished(site, lease)
     assert held.finish is not None
@@ -155,7 +155,7 @@ def test_checkpoint_sender_with_a_short_interval_sends_the_newest_ones_in_order(
 ) -> None:
     spec = build_training_job(site, steps=60, pace=0.02)
     order = spec.order.model_copy(update={"upload_seconds": 0.01})
-    lease = site.add(spec.model_copy(update={"order": order}))
+    lease = site.queue_job(spec.model_copy(update={"order": order}))
     node.start()
     steps = [checkpoint.step for checkpoint in wait_until_finished(site, lease).checkpoints]
     assert steps == sorted(set(steps))
@@ -163,18 +163,22 @@ def test_checkpoint_sender_with_a_short_interval_sends_the_newest_ones_in_order(
 
 
 def score(site: NodeApiServer, graph: bool = False, entry: bool = True, **run: object) -> protocol.JobSpec:
-    files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
-    traced = tuple(site.blob(b"{}", name) for name in protocol.GRAPH_FILES)
+    files = (
+        site.store_blob(b"w", "model.safetensors"),
+        site.store_blob(b"o", "optimizer.pt"),
+        site.store_blob(b"{}", "manifest.json"),
+    )
+    traced = tuple(site.store_blob(b"{}", name) for name in protocol.GRAPH_FILES)
     digest = hashlib.sha256("".join(file.sha256 for file in traced).encode()).hexdigest()
     order = protocol.ScoreOrder(
         dataset=build_dataset_pin(),
-        run=site.blob(json.dumps(run).encode(), "run.json"),
+        run=site.store_blob(json.dumps(run).encode(), "run.json"),
         checkpoint=protocol.Checkpoint(step=20, files=files),
         graph=protocol.GraphFiles(hash=digest, files=traced) if graph else None,
         limit_tokens=2000,
-        reference=site.blob(b"losses", "losses.npy"),
+        reference=site.store_blob(b"losses", "losses.npy"),
         suite=("blimp", "lambada_openai"),
-        suite_files=(site.blob(b"questions", "blimp/a.jsonl"), site.blob(b"more", "blimp/b.jsonl")),
+        suite_files=(site.store_blob(b"questions", "blimp/a.jsonl"), site.store_blob(b"more", "blimp/b.jsonl")),
     )
     return build_job(site, order, entry)
 
@@ -194,7 +198,7 @@ SCORED = {
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_scoring_job_without_entry_code_runs_the_release(site: NodeApiServer, node: Node, graph: bool) -> None:
-    lease = site.add(score(site, graph, entry=False))
+    lease = site.queue_job(score(site, graph, entry=False))
     node.start()
     held = wait_until_finished(site, lease)
     assert held.finish is not None
@@ -205,7 +209,7 @@ def test_scoring_job_without_entry_code_runs_the_release(site: NodeApiServer, no
 
 
 def test_evaluation_data_is_downloaded_once_by_hash(site: NodeApiServer, node: Node) -> None:
-    leases = [site.add(score(site, graph=True, entry=False)) for _ in range(2)]
+    leases = [site.queue_job(score(site, graph=True, entry=False)) for _ in range(2)]
     node.start()
     for lease in leases:
         finish = wait_until_finished(site, lease).finish
@@ -217,8 +221,8 @@ def test_evaluation_data_is_downloaded_once_by_hash(site: NodeApiServer, node: N
         assert sum(name in request for request in site.requests) == 1
 
 
-def test_scoring_job_with_entry_code_lets_only_numbers_out(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(score(site))
+def test_scoring_job_with_entry_code_returns_only_numbers(site: NodeApiServer, node: Node) -> None:
+    lease = site.queue_job(score(site))
     node.start()
     held = wait_until_finished(site, lease)
     assert held.finish is not None
@@ -233,7 +237,7 @@ def test_score_of_trusted_code_beyond_its_time_is_infrastructure(
     site: NodeApiServer, node: Node, entry: bool, cause: str
 ) -> None:
     spec = score(site, entry=entry, sleeps=True)
-    lease = site.add(spec.model_copy(update={"limits": spec.limits.model_copy(update={"wall_seconds": 1.0})}))
+    lease = site.queue_job(spec.model_copy(update={"limits": spec.limits.model_copy(update={"wall_seconds": 1.0})}))
     node.start()
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
@@ -245,7 +249,7 @@ def test_score_of_trusted_code_beyond_its_time_is_infrastructure(
     ("entry", "reason"), [(False, "The model looks ahead."), (True, "The entry's Python could not be scored.")]
 )
 def test_refused_model_fails_with_a_reason(site: NodeApiServer, node: Node, entry: bool, reason: str) -> None:
-    lease = site.add(score(site, entry=entry, cheats=True))
+    lease = site.queue_job(score(site, entry=entry, cheats=True))
     node.start()
     finish = wait_until_finished(site, lease).finish
     assert finish is not None

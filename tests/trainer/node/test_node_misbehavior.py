@@ -1,4 +1,4 @@
-"""Jobs that go wrong end as failed, with a reason that their author understands, and the node takes the next one."""
+"""Misbehaving jobs fail with a reason for their author, and the node takes the next job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.agent_process import Node, build_training_job, list_running_processes, wait_until_finished
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
 
 CASES = {
@@ -63,8 +63,8 @@ CASES = {
 
 
 def test_misbehaving_job_fails_with_its_reason(site: NodeApiServer, node: Node) -> None:
-    leases = {case: site.add(build_training_job(site, **config)) for case, (config, _) in CASES.items()}
-    last = site.add(build_training_job(site))
+    leases = {case: site.queue_job(build_training_job(site, **config)) for case, (config, _) in CASES.items()}
+    last = site.queue_job(build_training_job(site))
     node.start()
     for case, lease in leases.items():
         finish = wait_until_finished(site, lease).finish
@@ -77,7 +77,7 @@ def test_misbehaving_job_fails_with_its_reason(site: NodeApiServer, node: Node) 
 
 
 def done(site: NodeApiServer, node: Node, **config: Any) -> LeaseRecord:
-    lease = site.add(build_training_job(site, **config))
+    lease = site.queue_job(build_training_job(site, **config))
     node.start()
     held = wait_until_finished(site, lease)
     assert held.finish is not None

@@ -1,4 +1,4 @@
-"""A node runs notebooks: part by part, each with what the one before left, and sends back plain files only."""
+"""A node runs notebooks part by part, each with the files of the previous part, and uploads regular files only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.agent_process import LIMITS, Node, build_dataset_pin, build_j
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
 FIRST = """
 Path("model/deep").mkdir()
@@ -23,19 +23,19 @@ os.mkfifo("model/pipe")
 SECOND = 'Path("model/weights.bin").write_text(Path("model/weights.bin").read_text() + " and two")'
 
 
-PLACE = "notebooks/idea.ipynb"
+NOTEBOOK_PATH = "notebooks/idea.ipynb"
 
 
 def build_notebook_job(site: NodeApiServer, code: str, approved: str = "", **fields: Any) -> protocol.JobSpec:
-    """Return a job whose entry brings this notebook; `approved`: another one that was looked at."""
-    notebook = site.blob((approved or code).encode(), PLACE)
+    """Return a job whose entry has this notebook. `approved`: code of the approved one, if it differs."""
+    notebook = site.store_blob((approved or code).encode(), NOTEBOOK_PATH)
     order = protocol.NotebookOrder(notebook=notebook, **{"seconds": 30, **fields})
-    entry = site.blob(stdlib_release.build_tar({PLACE: code}), "entry.tar")
+    entry = site.store_blob(stdlib_release.build_tar({NOTEBOOK_PATH: code}), "entry.tar")
     return build_job(site, order, entry=False).model_copy(update={"entry": entry})
 
 
-def ask(site: NodeApiServer, code: str, **fields: Any) -> int:
-    return site.add(build_notebook_job(site, code, **fields))
+def queue_notebook(site: NodeApiServer, code: str, **fields: Any) -> int:
+    return site.queue_job(build_notebook_job(site, code, **fields))
 
 
 def run_notebook(site: NodeApiServer, lease: int) -> tuple[LeaseRecord, protocol.FinishLease]:
@@ -45,7 +45,7 @@ def run_notebook(site: NodeApiServer, lease: int) -> tuple[LeaseRecord, protocol
 
 
 def test_notebook_part_finds_files_of_the_previous_part(site: NodeApiServer, node: Node) -> None:
-    lease = ask(site, FIRST, dataset=build_dataset_pin(), parts=2)
+    lease = queue_notebook(site, FIRST, dataset=build_dataset_pin(), parts=2)
     node.start()
     held, first = run_notebook(site, lease)
     assert first.outcome == "done", (first.reason, held.log)
@@ -59,7 +59,7 @@ def test_notebook_part_finds_files_of_the_previous_part(site: NodeApiServer, nod
         for file in first.files
         if "model" in file.path
     )
-    held, second = run_notebook(site, ask(site, SECOND, model=model, part=2, parts=2))
+    held, second = run_notebook(site, queue_notebook(site, SECOND, model=model, part=2, parts=2))
     assert held.log == "part 2 of 2 baseline\n"
     sent = {file.path: site.blobs[file.sha256].decode() for file in second.files}
     assert sent["model/weights.bin"] == "one and two"
@@ -68,11 +68,11 @@ def test_notebook_part_finds_files_of_the_previous_part(site: NodeApiServer, nod
 def test_failed_notebook_uploads_its_executed_cells(site: NodeApiServer, node: Node) -> None:
     limits = LIMITS.model_copy(update={"wall_seconds": 1})
     leases = [
-        ask(site, 'raise ValueError("Cell 2 ended with NameError.")'),
-        site.add(build_notebook_job(site, "while True: pass", seconds=0.1).model_copy(update={"limits": limits})),
-        ask(site, 'for i in range(600): Path(f"model/{i}").touch()'),
-        ask(site, "raise SystemExit(1)"),
-        ask(site, "print('sly')", approved="print('good')"),
+        queue_notebook(site, 'raise ValueError("Cell 2 ended with NameError.")'),
+        site.queue_job(build_notebook_job(site, "while True: pass", seconds=0.1).model_copy(update={"limits": limits})),
+        queue_notebook(site, 'for i in range(600): Path(f"model/{i}").touch()'),
+        queue_notebook(site, "raise SystemExit(1)"),
+        queue_notebook(site, "print('sly')", approved="print('good')"),
     ]
     node.start()
     wrong, slow, many, broken, other = (run_notebook(site, lease)[1] for lease in leases)

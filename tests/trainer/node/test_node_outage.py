@@ -1,4 +1,4 @@
-"""The network and the server fail; the job does not."""
+"""Jobs survive outages of the network and of the server."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from tests.support.waits import wait_until
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
 
-def whole(held: LeaseRecord, steps: int) -> bool:
+def has_all_steps(held: LeaseRecord, steps: int) -> bool:
     return [row["step"] for row in held.rows] == list(range(1, steps + 1))
 
 
-def running(site: NodeApiServer, lease: int) -> LeaseRecord:
-    """Wait until the job has sent something."""
+def wait_for_metrics(site: NodeApiServer, lease: int) -> LeaseRecord:
+    """Wait until the job has sent metrics; return its lease."""
     wait_until(lambda: lease in site.leases and site.leases[lease].rows)
     return site.leases[lease]
 
 
 @pytest.mark.slow
 def test_job_during_an_outage_loses_nothing(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=60, pace=0.03))
+    lease = site.queue_job(build_training_job(site, steps=60, pace=0.03))
     node.start()
-    running(site, lease)
-    site.fault("down", "")
+    wait_for_metrics(site, lease)
+    site.inject_fault("down", "")
     time.sleep(2.5)  # longer than the rest of the job
     site.faults.clear()
     held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason
-    assert whole(held, 60)
+    assert has_all_steps(held, 60)
     assert [checkpoint.step for checkpoint in held.checkpoints][-1] == 60
     assert "The job continues" in node.read_output()
 
@@ -43,34 +43,34 @@ def test_job_during_an_outage_loses_nothing(site: NodeApiServer, node: Node) -> 
 @pytest.mark.parametrize("kind", ["unanswered", "busy", "slow down", "garbled"])
 def test_call_that_fails_once_is_retried(site: NodeApiServer, node: Node, kind: str) -> None:
     for path in ("/metrics", "/log", "/blobs", "/checkpoints", "/finish", "/heartbeat", "GET ", "PUT ", "/poll"):
-        # A lease whose reply is lost expires by itself, on the server.
+        # A lease whose reply is lost expires on the server.
         if not (path == "/poll" and kind in ("unanswered", "garbled")) and not (kind == "garbled" and path == "GET "):
-            site.fault(kind, path, times=1)
-    lease = site.add(build_training_job(site, steps=30, pace=0.02))
+            site.inject_fault(kind, path, times=1)
+    lease = site.queue_job(build_training_job(site, steps=30, pace=0.02))
     node.start()
     held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason
-    assert whole(held, 30)
+    assert has_all_steps(held, 30)
     assert held.log == "training entry from step 0\n"
     assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20, 30]
 
 
 def test_agent_waits_for_an_unreachable_server(site: NodeApiServer, node: Node) -> None:
-    site.fault("down", "/register", times=2)
-    lease = site.add(build_training_job(site))
+    site.inject_fault("down", "/register", times=2)
+    lease = site.queue_job(build_training_job(site))
     node.start()
     wait_until_finished(site, lease)
     assert "Retrying until it responds." in node.read_output()
 
 
 def test_lost_lease_ends_the_job_only(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=100_000))
+    lease = site.queue_job(build_training_job(site, steps=100_000))
     node.start()
-    held = running(site, lease)
+    held = wait_for_metrics(site, lease)
     held.active = False
     wait_until(lambda: not list_running_processes(node.home))
-    after = wait_until_finished(site, site.add(build_training_job(site)))
+    after = wait_until_finished(site, site.queue_job(build_training_job(site)))
     assert after.finish is not None
     assert after.finish.outcome == "done"
     assert held.finish is None
@@ -79,9 +79,9 @@ def test_lost_lease_ends_the_job_only(site: NodeApiServer, node: Node) -> None:
 
 
 def test_cancel_kills_the_job_at_once(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=100_000, every=100_000))
+    lease = site.queue_job(build_training_job(site, steps=100_000, every=100_000))
     node.start()
-    running(site, lease).stop = protocol.HeartbeatReply(stop="cancel", reason="Cancelled by its author.")
+    wait_for_metrics(site, lease).stop = protocol.HeartbeatReply(stop="cancel", reason="Cancelled by its author.")
     held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.reason) == ("released", "Cancelled by its author.")
@@ -90,9 +90,9 @@ def test_cancel_kills_the_job_at_once(site: NodeApiServer, node: Node) -> None:
 
 
 def test_finish_saves_a_checkpoint_and_releases_the_job(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=100_000, every=100_000))
+    lease = site.queue_job(build_training_job(site, steps=100_000, every=100_000))
     node.start()
-    running(site, lease).stop = protocol.HeartbeatReply(stop="finish", reason="The night begins.")
+    wait_for_metrics(site, lease).stop = protocol.HeartbeatReply(stop="finish", reason="The night begins.")
     held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.reason) == ("released", "The night begins.")
@@ -101,7 +101,7 @@ def test_finish_saves_a_checkpoint_and_releases_the_job(site: NodeApiServer, nod
 
 
 def test_heartbeats_report_the_jobs_seconds(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=100, pace=0.02))
+    lease = site.queue_job(build_training_job(site, steps=100, pace=0.02))
     node.start()
     beats = wait_until_finished(site, lease).heartbeats
     times = [beat.seconds for beat in beats if beat.phase == "running"]

@@ -8,7 +8,7 @@ from tests.support.agent_process import Node, build_training_job, wait_until_fin
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 READING = {"tokens_per_second": 256.0, "spread": 0.01, "steps": 5, "loss": 8.5}
 LIE = """
 write = type(out).write_text
@@ -21,8 +21,8 @@ type(out).write_text = lie
 
 
 def test_probe_readings_ignore_the_trainings_own_claim(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
-    unasked = site.add(build_training_job(site, misbehave=LIE))
+    lease = site.queue_job(build_training_job(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
+    unasked = site.queue_job(build_training_job(site, misbehave=LIE))
     node.start()
     held = wait_until_finished(site, lease)
     assert held.finish is not None
@@ -35,7 +35,7 @@ def test_probe_readings_ignore_the_trainings_own_claim(site: NodeApiServer, node
 
 
 def test_failing_probe_does_not_stop_the_training(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
+    lease = site.queue_job(build_training_job(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
     node.start()
     finish = wait_until_finished(site, lease).finish
     assert finish is not None

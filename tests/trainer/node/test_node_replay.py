@@ -1,4 +1,4 @@
-"""A node replays a stretch: the entry's code sees where it began, and never where it ended."""
+"""A node replays a stretch: the entry's code sees the first checkpoint, and never the claimed one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.agent_process import Node, build_dataset_pin, build_job, buil
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 SPY = """
 import glob
 found = glob.glob(str(out.parent.parent / "**" / "*"), recursive=True)
@@ -20,32 +20,32 @@ os.symlink(claimed, target)
 """
 
 
-def ends(site: NodeApiServer, node: Node) -> tuple[protocol.Checkpoint, protocol.Checkpoint]:
-    """Train, and return both checkpoints."""
-    lease = site.add(build_training_job(site))
+def train_two_checkpoints(site: NodeApiServer, node: Node) -> tuple[protocol.Checkpoint, protocol.Checkpoint]:
+    """Train a job and return its two checkpoints."""
+    lease = site.queue_job(build_training_job(site))
     node.start()
     first, second = wait_until_finished(site, lease).checkpoints
     return first, second
 
 
-def replay(
+def queue_replay(
     site: NodeApiServer, start: protocol.Checkpoint | None, claimed: protocol.Checkpoint, **config: object
 ) -> int:
     order = protocol.ReplayOrder(
         dataset=build_dataset_pin(), config={"steps": 20, **config}, start=start, claimed=claimed
     )
-    return site.add(build_job(site, order))
+    return site.queue_job(build_job(site, order))
 
 
 def test_replay_detects_a_different_stretch(site: NodeApiServer, node: Node) -> None:
-    first, second = ends(site, node)
+    first, second = train_two_checkpoints(site, node)
     forged = tuple(
-        site.blob(b"others", file.path) if file.path == "model.safetensors" else file for file in second.files
+        site.store_blob(b"others", file.path) if file.path == "model.safetensors" else file for file in second.files
     )
     leases = [
-        replay(site, first, second),
-        replay(site, None, first),
-        replay(site, first, protocol.Checkpoint(step=20, files=forged)),
+        queue_replay(site, first, second),
+        queue_replay(site, None, first),
+        queue_replay(site, first, protocol.Checkpoint(step=20, files=forged)),
     ]
     finishes = [wait_until_finished(site, lease).finish for lease in leases]
     assert [finish and finish.result for finish in finishes] == [
@@ -57,8 +57,8 @@ def test_replay_detects_a_different_stretch(site: NodeApiServer, node: Node) -> 
 
 
 def test_replayed_code_cannot_see_the_claimed_weights(site: NodeApiServer, node: Node) -> None:
-    first, second = ends(site, node)
-    held = wait_until_finished(site, replay(site, first, second, misbehave_again=SPY))
+    first, second = train_two_checkpoints(site, node)
+    held = wait_until_finished(site, queue_replay(site, first, second, misbehave_again=SPY))
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.cause) == ("failed", "model"), held.log
     assert held.finish.reason == "The replay left no weights to compare."
@@ -66,10 +66,10 @@ def test_replayed_code_cannot_see_the_claimed_weights(site: NodeApiServer, node:
 
 
 def test_replay_of_a_failing_model_blames_the_model(site: NodeApiServer, node: Node) -> None:
-    first, second = ends(site, node)
-    finish = wait_until_finished(site, replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish
+    first, second = train_two_checkpoints(site, node)
+    finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish
     assert finish is not None
     assert (finish.outcome, finish.cause) == ("failed", "model")
-    finish = wait_until_finished(site, replay(site, first, second, misbehave_again="raise SystemExit(1)")).finish
+    finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(1)")).finish
     assert finish is not None
     assert (finish.outcome, finish.cause) == ("failed", "infrastructure")

@@ -1,4 +1,4 @@
-"""A node makes a smoke run: from the pure release, in its sandbox; what an entry does wrong is an answer."""
+"""A node executes smoke runs of the release's code in its sandbox. An entry's mistake is a result, not a failure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from trainer.errors import CRASH_SIGNALS
 from trainer.node.job_handlers import score, smoke
 from trainer.node.outcome import JobFailedError
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
 
-def ask(site: NodeApiServer, **config: object) -> int:
+def queue_smoke_run(site: NodeApiServer, **config: object) -> int:
     order = protocol.SmokeOrder(
         config={"arch": "waves", **config}, tokenizer="bpe:256", vocabulary_size=256, memory_bytes=8e10
     )
-    return site.add(build_job(site, order))
+    return site.queue_job(build_job(site, order))
 
 
 def test_smoke_job_runs_the_sites_code(site: NodeApiServer, node: Node) -> None:
-    leases = [ask(site), ask(site, fails=True), ask(site, breaks=True), ask(site, nonsense={"passed": 7})]
+    leases = [
+        queue_smoke_run(site),
+        queue_smoke_run(site, fails=True),
+        queue_smoke_run(site, breaks=True),
+        queue_smoke_run(site, nonsense={"passed": 7}),
+    ]
     node.start()
     sound, failing, broken, nonsense = (wait_until_finished(site, lease).finish for lease in leases)
     assert sound is not None

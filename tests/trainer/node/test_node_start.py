@@ -27,10 +27,12 @@ def test_agent_imports_neither_torch_nor_django() -> None:
 
 
 @pytest.mark.slow
-def test_agent_start_costs_little_more_than_its_libraries(site: NodeApiServer, tmp_path: Path, confined: None) -> None:
+def test_agent_start_costs_little_more_than_its_libraries(
+    site: NodeApiServer, tmp_path: Path, requires_sandbox: None
+) -> None:
     """In processor time and relative to the imports of the libraries in the same run; the best of a few."""
     node = Node(site, tmp_path / "node")
-    site.add(build_training_job(site))
+    site.queue_job(build_training_job(site))
     node.start("--once").wait()
     agent, libraries = [], []
     for _ in range(5):
@@ -47,7 +49,7 @@ def test_agent_start_costs_little_more_than_its_libraries(site: NodeApiServer, t
 
 
 def test_agent_without_a_sandbox_warns(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     assert node.start("--once", sandbox="none").wait() == 0
     assert "WITHOUT A SANDBOX" in node.read_output()
     assert site.registered[0].hardware.sandboxes == ("none",)
@@ -64,7 +66,7 @@ def test_agent_with_a_broken_sandbox_prints_one_line(site: NodeApiServer, node: 
 
 
 @pytest.mark.slow
-def test_agent_with_a_new_token_joins_again(site: NodeApiServer, node: Node, confined: None) -> None:
+def test_agent_with_a_new_token_joins_again(site: NodeApiServer, node: Node, requires_sandbox: None) -> None:
     site.join_tokens["again"] = 7
     for token, joined in (("join-me", 1), ("join-me", 1), ("again", 2), ("again", 2), (None, 2)):
         polls = len(site.polls)

@@ -23,13 +23,13 @@ NUMBERS = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens"
 CONFIG = {"arch": "gpt", "seed": 1, "model": MODEL, "train": NUMBERS, "device": "cpu", "threads": 1}
 
 
-def base_of(site: NodeApiServer, run: Path, name: str = "run-12") -> protocol.BaseWeights:
+def store_base_weights(site: NodeApiServer, run: Path, name: str = "run-12") -> protocol.BaseWeights:
     """The newest checkpoint of a run's folder, as the site has it."""
     folder = max((run / "checkpoints").iterdir())
-    files = [site.blob(path.read_bytes(), path.name) for path in sorted(folder.iterdir())]
+    files = [site.store_blob(path.read_bytes(), path.name) for path in sorted(folder.iterdir())]
     checkpoint = protocol.Checkpoint(step=int(folder.name[5:]), files=tuple(files))
     return protocol.BaseWeights(
-        name=name, run=site.blob((run / "run.json").read_bytes(), "run.json"), checkpoint=checkpoint
+        name=name, run=site.store_blob((run / "run.json").read_bytes(), "run.json"), checkpoint=checkpoint
     )
 
 
@@ -65,25 +65,25 @@ def dev_losses(held: Any) -> list[float]:
 def test_training_starts_from_another_runs_weights(
     site: NodeApiServer, data: Path, base_run: Path, tmp_path: Path
 ) -> None:
-    aboard = InProcessAgent(site, tmp_path / "node")
+    agent = InProcessAgent(site, tmp_path / "node")
     pin = protocol.DatasetPin(
         corpus="files:x", tokenizer="bpe:300", hash=json.loads((data / "manifest.json").read_text())["hash"]
     )
     shutil.copytree(data, tmp_path / "node" / "datasets" / pin.hash)
-    base = base_of(site, base_run)
+    base = store_base_weights(site, base_run)
     order = protocol.TrainOrder(dataset=pin, config={**CONFIG, "seed": 2, "budget": "3steps"}, base=base)
     spec = build_job(site, order, entry=False, limits=LIMITS)
-    release = site.blob(storage.pack_sources(Path(trainer.__file__).parent), "release.tar")
-    lease = site.add(spec.model_copy(update={"release": release}))
-    aboard.start()
+    release = site.store_blob(storage.pack_sources(Path(trainer.__file__).parent), "release.tar")
+    lease = site.queue_job(spec.model_copy(update={"release": release}))
+    agent.start()
     try:
         held = wait_until_finished(site, lease)
     finally:
-        aboard.leave()
+        agent.stop()
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason + held.log
     learned = json.loads((base_run / "result.json").read_text())["final_loss"]
-    assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "it begins where the other one ended"
+    assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "the first loss is the last one of the other run"
     weights = next(file for file in base.checkpoint.files if file.path == "model.safetensors")
     start = read_json_blob(site, held.finish.files[0])["from"]
     assert (start["name"], start["sha256"], start["new"]) == (
@@ -93,24 +93,28 @@ def test_training_starts_from_another_runs_weights(
     )
 
 
-# --- what the agent lays out, with a release that learns nothing ---
+# --- files of the job, with a release that does not train ---
 
 
 @pytest.fixture
 def small_base(site: NodeApiServer) -> protocol.BaseWeights:
-    files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
+    files = (
+        site.store_blob(b"w", "model.safetensors"),
+        site.store_blob(b"o", "optimizer.pt"),
+        site.store_blob(b"{}", "manifest.json"),
+    )
     return protocol.BaseWeights(
-        name="run-7", run=site.blob(b"{}", "run.json"), checkpoint=protocol.Checkpoint(step=40, files=files)
+        name="run-7", run=site.store_blob(b"{}", "run.json"), checkpoint=protocol.Checkpoint(step=40, files=files)
     )
 
 
-def config_of(site: NodeApiServer, tmp_path: Path, spec: protocol.JobSpec) -> dict[str, Any]:
-    """Return the configuration that the job's process was given."""
-    aboard = InProcessAgent(site, tmp_path / "node").start()
+def run_and_read_config(site: NodeApiServer, tmp_path: Path, spec: protocol.JobSpec) -> dict[str, Any]:
+    """Run the job and return the configuration of its process."""
+    agent = InProcessAgent(site, tmp_path / "node").start()
     try:
-        finish = wait_until_finished(site, site.add(spec)).finish
+        finish = wait_until_finished(site, site.queue_job(spec)).finish
     finally:
-        aboard.leave()
+        agent.stop()
     assert finish is not None
     assert finish.outcome == "done", finish.reason
     return dict(read_json_blob(site, finish.files[0])["config"])
@@ -121,7 +125,7 @@ def test_base_weights_come_without_optimizer_state(
 ) -> None:
     spec = build_training_job(site)
     spec = spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})})
-    start = config_of(site, tmp_path, spec)["from"]
+    start = run_and_read_config(site, tmp_path, spec)["from"]
     assert start.endswith("/base/run-7/checkpoints/step-00000040")
     fetched = [request.rpartition("/")[2] for request in site.requests if request.startswith("GET")]
     assert small_base.run.sha256 in fetched
@@ -132,20 +136,20 @@ def test_base_weights_come_without_optimizer_state(
 
 
 def test_entry_cannot_choose_its_base_weights(site: NodeApiServer, tmp_path: Path) -> None:
-    assert "from" not in config_of(site, tmp_path, build_training_job(site, **{"from": "/etc"}))
+    assert "from" not in run_and_read_config(site, tmp_path, build_training_job(site, **{"from": "/etc"}))
 
 
 def test_replay_starts_from_the_same_base_weights(
     site: NodeApiServer, small_base: protocol.BaseWeights, tmp_path: Path
 ) -> None:
-    files = (site.blob(b"weights 10 " * 100, "model.safetensors"), site.blob(b"{}", "state.json"))
+    files = (site.store_blob(b"weights 10 " * 100, "model.safetensors"), site.store_blob(b"{}", "state.json"))
     claimed = protocol.Checkpoint(step=10, files=files)
     order = protocol.ReplayOrder(dataset=build_dataset_pin(), config={"steps": 20}, base=small_base, claimed=claimed)
-    aboard = InProcessAgent(site, tmp_path / "node").start()
+    agent = InProcessAgent(site, tmp_path / "node").start()
     try:
-        finish = wait_until_finished(site, site.add(build_job(site, order))).finish
+        finish = wait_until_finished(site, site.queue_job(build_job(site, order))).finish
     finally:
-        aboard.leave()
+        agent.stop()
     assert finish is not None
     assert finish.outcome == "done", finish.reason
     assert finish.result["exact"]

@@ -1,4 +1,4 @@
-"""How an agent ends, and what the next one finds."""
+"""Stopping and killing an agent, and the start of the next one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from tests.support.waits import wait_until
 from trainer.node.job import GRACE_SECONDS
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
 
-def running(site: NodeApiServer, lease: int) -> LeaseRecord:
+def wait_for_metrics(site: NodeApiServer, lease: int) -> LeaseRecord:
     wait_until(lambda: lease in site.leases and site.leases[lease].rows)
     return site.leases[lease]
 
 
 def test_first_signal_saves_a_checkpoint_and_releases_the_job(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=100_000, every=100_000))
+    lease = site.queue_job(build_training_job(site, steps=100_000, every=100_000))
     node.start()
-    held = running(site, lease)
+    held = wait_for_metrics(site, lease)
     node.signal(signal.SIGINT)
     assert node.wait() == 0
     assert held.finish is not None
@@ -35,9 +35,9 @@ def test_first_signal_saves_a_checkpoint_and_releases_the_job(site: NodeApiServe
 
 def test_second_signal_kills_and_releases_at_once(site: NodeApiServer, node: Node) -> None:
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    lease = site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=stubborn))
+    lease = site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=stubborn))
     node.start()
-    held = running(site, lease)
+    held = wait_for_metrics(site, lease)
     node.signal(signal.SIGTERM)
     time.sleep(0.5)
     assert node.process is not None
@@ -63,16 +63,16 @@ def test_signal_while_idle_ends_the_agent_at_once(site: NodeApiServer, node: Nod
 
 
 def test_killed_agent_leaves_nothing_and_the_next_reports_its_leases(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=100_000))
+    lease = site.queue_job(build_training_job(site, steps=100_000))
     node.start()
-    running(site, lease)
+    wait_for_metrics(site, lease)
     assert list_running_processes(node.home) != []
     node.signal(signal.SIGKILL)
     node.wait()
     wait_until(lambda: not list_running_processes(node.home))
     assert (node.home / "work" / str(lease)).is_dir()
 
-    second = site.add(build_training_job(site))
+    second = site.queue_job(build_training_job(site))
     node.start(token=None)
     assert wait_until_finished(site, second).finish is not None
     assert [poll.abandoned for poll in site.polls if poll.abandoned] == [(lease,)]
@@ -81,10 +81,10 @@ def test_killed_agent_leaves_nothing_and_the_next_reports_its_leases(site: NodeA
 
 @pytest.mark.slow
 def test_unreported_lease_is_reported_by_the_next_agent(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=100_000))
+    lease = site.queue_job(build_training_job(site, steps=100_000))
     node.start()
-    running(site, lease)
-    site.fault("down", "/leases/")
+    wait_for_metrics(site, lease)
+    site.inject_fault("down", "/leases/")
     node.signal(signal.SIGTERM)
     time.sleep(0.3)
     node.signal(signal.SIGTERM)

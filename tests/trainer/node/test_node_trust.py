@@ -1,4 +1,4 @@
-"""What a node refuses: nothing is run, the server gets a sentence, the node goes on."""
+"""Jobs that a node refuses: it runs nothing, reports the reason and takes the next job."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from tests.support.waits import wait_until
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("confined")
+pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
 
 def run_refused_job(site: NodeApiServer, node: Node, lease: int, outcome: str = "failed") -> str:
-    """Return the sentence with which the lease ended, after seeing that nothing ran and the node goes on."""
+    """Return the reason of a refused job. Check that nothing ran and that the node finishes the next job."""
     held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == outcome
-    assert nothing_ran(held)
+    assert has_no_output(held)
     site.sign, site.rewrite = site.key.sign, lambda spec: spec
-    after = wait_until_finished(site, site.add(build_training_job(site)))
+    after = wait_until_finished(site, site.queue_job(build_training_job(site)))
     assert after.finish is not None
     assert after.finish.outcome == "done", after.finish.reason
     assert list_running_processes(node.home) == []
     return held.finish.reason
 
 
-def nothing_ran(held: LeaseRecord) -> bool:
+def has_no_output(held: LeaseRecord) -> bool:
     return held.log == "" and held.rows == [] and held.checkpoints == []
 
 
 def test_order_signed_by_another_key_is_refused(site: NodeApiServer, node: Node) -> None:
     site.sign = Ed25519PrivateKey.generate().sign
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start()
     assert run_refused_job(site, node, lease) == (
         "The order is not signed by the site that this node joined. Nothing was run."
@@ -51,11 +51,11 @@ def test_order_signed_by_another_key_is_refused(site: NodeApiServer, node: Node)
 
 
 def test_public_key_is_pinned_across_restarts(site: NodeApiServer, node: Node) -> None:
-    site.add(build_training_job(site))
+    site.queue_job(build_training_job(site))
     assert node.start("--once").wait() == 0
     site.key = Ed25519PrivateKey.generate()
     site.sign = site.key.sign
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     assert node.start("--once").wait() == 0
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
@@ -65,27 +65,27 @@ def test_public_key_is_pinned_across_restarts(site: NodeApiServer, node: Node) -
 def test_order_with_one_changed_byte_is_refused(site: NodeApiServer, node: Node) -> None:
     sign = site.key.sign
     site.sign = lambda data: sign(data.replace(b'"steps":20', b'"steps":21'))
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start()
     assert "not signed by the site" in run_refused_job(site, node, lease)
 
 
 def test_order_for_another_node_is_refused(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site).model_copy(update={"node": 8}))
+    lease = site.queue_job(build_training_job(site).model_copy(update={"node": 8}))
     node.start()
     assert run_refused_job(site, node, lease) == "The order is for node 8, this is node 7. Nothing was run."
 
 
 def test_order_for_another_lease_is_refused(site: NodeApiServer, node: Node) -> None:
     site.rewrite = lambda spec: json.dumps(json.loads(spec) | {"lease": 99})
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start()
     assert run_refused_job(site, node, lease) == "The order is for lease 99, this is lease 1. Nothing was run."
 
 
 def test_order_of_another_version_is_refused(site: NodeApiServer, node: Node) -> None:
     site.rewrite = lambda spec: json.dumps(json.loads(spec) | {"version": 2})
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start()
     assert "The order is of version 2, this agent's is 1: update it." in run_refused_job(site, node, lease)
 
@@ -98,7 +98,7 @@ def test_release_with_changed_bytes_is_refused(site: NodeApiServer, node: Node, 
     changed[600] ^= 1
     good = site.blobs[file.sha256]
     site.blobs[file.sha256] = bytes(changed)
-    lease = site.add(spec)
+    lease = site.queue_job(spec)
     node.start()
     wait_until(lambda: lease in site.leases and site.leases[lease].finish)
     site.blobs[file.sha256] = good
@@ -108,8 +108,8 @@ def test_release_with_changed_bytes_is_refused(site: NodeApiServer, node: Node, 
 
 
 def test_entry_with_files_outside_models_is_refused(site: NodeApiServer, node: Node) -> None:
-    evil = site.blob(stdlib_release.build_tar({"trainer/train.py": "evil"}), "entry.tar")
-    lease = site.add(build_training_job(site).model_copy(update={"entry": evil}))
+    evil = site.store_blob(stdlib_release.build_tar({"trainer/train.py": "evil"}), "entry.tar")
+    lease = site.queue_job(build_training_job(site).model_copy(update={"entry": evil}))
     node.start()
     assert run_refused_job(site, node, lease) == (
         "The archive is refused: trainer/train.py is outside trainer/models/. Nothing was run."
@@ -118,15 +118,15 @@ def test_entry_with_files_outside_models_is_refused(site: NodeApiServer, node: N
 
 
 def test_checkpoint_with_escaping_paths_is_refused(site: NodeApiServer, node: Node) -> None:
-    evil = site.blob(b"evil", "../../../../identity.json")
-    lease = site.add(build_training_job(site, resume=protocol.Checkpoint(step=10, files=(evil,))))
+    evil = site.store_blob(b"evil", "../../../../identity.json")
+    lease = site.queue_job(build_training_job(site, resume=protocol.Checkpoint(step=10, files=(evil,))))
     node.start()
     assert "is not a path inside a folder" in run_refused_job(site, node, lease)
 
 
 def test_dataset_with_another_hash_reports_both(site: NodeApiServer, node: Node) -> None:
     order = protocol.TrainOrder(dataset=build_dataset_pin("a" * 64), config={"steps": 20})
-    lease = site.add(build_training_job(site).model_copy(update={"order": order}))
+    lease = site.queue_job(build_training_job(site).model_copy(update={"order": order}))
     node.start()
     reason = run_refused_job(site, node, lease)
     assert "a" * 64 in reason
@@ -141,7 +141,7 @@ def test_unknown_join_token_is_refused(site: NodeApiServer, node: Node) -> None:
 
 
 def test_revoked_node_ends_with_a_reason(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site))
+    lease = site.queue_job(build_training_job(site))
     node.start()
     wait_until_finished(site, lease)
     site.nodes.clear()
@@ -155,7 +155,7 @@ def test_unregistered_node_without_a_token_is_refused(node: Node) -> None:
 
 
 def test_identity_of_another_site_is_refused(site: NodeApiServer, node: Node) -> None:
-    site.add(build_training_job(site))
+    site.queue_job(build_training_job(site))
     node.start("--once").wait()
     identity = json.loads((node.home / "identity.json").read_text())
     assert base64.b64decode(identity["public_key"]) == site.key.public_key().public_bytes_raw()

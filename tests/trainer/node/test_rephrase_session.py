@@ -1,4 +1,4 @@
-"""A volunteer's session: real sockets to the site and to the back end, and both go away now and then."""
+"""Rephrase sessions of a volunteer over real sockets, with outages of the site and of the back end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def site() -> Iterator[PacketApiServer]:
 
 
 class Volunteer:
-    """An agent inside the test's own process that does nothing but rephrase."""
+    """An agent inside the test's own process that takes rephrase jobs only."""
 
     def __init__(self, site: PacketApiServer, home: Path, address: str, parallel: int = 4) -> None:
         setup = BackendConfig("endpoint", url=address, model=NAME, parallel=parallel)
@@ -52,7 +52,7 @@ class Volunteer:
         except (AgentStoppedError, Exception) as error:
             self.ended = error
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         self.agent.sponsor.request_stop()
         self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
@@ -64,21 +64,21 @@ AddVolunteer = Callable[..., Volunteer]
 
 @pytest.fixture
 def add_volunteer(site: PacketApiServer, tmp_path: Path) -> Iterator[AddVolunteer]:
-    there: list[Volunteer] = []
+    volunteers: list[Volunteer] = []
 
-    def join(address: str, **more: int) -> Volunteer:
-        home = tmp_path / f"volunteer-{len(there)}"
+    def add(address: str, **more: int) -> Volunteer:
+        home = tmp_path / f"volunteer-{len(volunteers)}"
         home.mkdir()
-        there.append(Volunteer(site, home, address, **more))
-        return there[-1]
+        volunteers.append(Volunteer(site, home, address, **more))
+        return volunteers[-1]
 
-    yield join
-    for volunteer in there:
-        volunteer.leave()
+    yield add
+    for volunteer in volunteers:
+        volunteer.stop()
 
 
 @pytest.fixture
-def words() -> Iterator[CompletionServer]:
+def model_server() -> Iterator[CompletionServer]:
     with serve_model(SynonymModel()) as service:
         yield service
 
@@ -91,18 +91,18 @@ def wait_until_ended(site: PacketApiServer, lease: int) -> protocol.FinishLease:
 
 
 def test_session_submits_every_packet_once(
-    site: PacketApiServer, add_volunteer: AddVolunteer, words: CompletionServer
+    site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer
 ) -> None:
-    site.fill(texts(30), STYLES)
-    lease = site.sit()
-    add_volunteer(words.url)
+    site.add_packets(texts(30), STYLES)
+    lease = site.queue_session()
+    add_volunteer(model_server.url)
     finish = wait_until_ended(site, lease)
     assert finish.outcome == "done", finish.reason
     result = protocol.RephraseResult.model_validate(finish.result)
     assert (result.packets, result.outputs) == (30, 60)
-    assert result.accepted >= 57  # the model samples
+    assert result.accepted >= 57  # the model samples, so a few texts fail the checks
     assert result.tokens > 1000
-    assert set(site.submitted.values()) == set(site.kept.values()) == {1}
+    assert set(site.submission_counts.values()) == set(site.stored_counts.values()) == {1}
     assert len(site.taken) == 30
     assert finish.seconds is not None
     assert 0 < finish.seconds < 60
@@ -112,11 +112,11 @@ def test_session_submits_every_packet_once(
 
 
 def test_session_without_packets_lasts_a_minimum_time(
-    site: PacketApiServer, add_volunteer: AddVolunteer, words: CompletionServer, monkeypatch: pytest.MonkeyPatch
+    site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "MIN_EMPTY_SESSION_SECONDS", 1.5)
-    lease = site.sit()
-    add_volunteer(words.url)
+    lease = site.queue_session()
+    add_volunteer(model_server.url)
     finish = wait_until_ended(site, lease)
     assert finish.outcome == "done"
     assert finish.seconds is not None
@@ -124,38 +124,38 @@ def test_session_without_packets_lasts_a_minimum_time(
 
 
 def test_session_takes_packets_ahead_of_the_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.fill(texts(60), ("easy",))
-    site.sit()
+    site.add_packets(texts(60), ("easy",))
+    site.queue_session()
     with serve_model(SynonymModel(seconds=0.2)) as service:
         add_volunteer(service.url, parallel=4)
-        wait_until(lambda: site.out and len(next(iter(site.out.values()))) >= 12)
+        wait_until(lambda: site.assigned and len(next(iter(site.assigned.values()))) >= 12)
         wait_until(lambda: len(site.taken) >= 8)
-        assert len(next(iter(site.out.values()))) <= 40
+        assert len(next(iter(site.assigned.values()))) <= 40
 
 
 def test_session_during_a_site_outage_loses_nothing(
-    site: PacketApiServer, add_volunteer: AddVolunteer, words: CompletionServer
+    site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer
 ) -> None:
-    site.fill(texts(30), STYLES)
-    lease = site.sit()
-    site.fault("unanswered", "/packets/take", 1)
-    site.fault("down", "/packets", 1)
-    site.fault("unanswered", "/packets/submit", 1)
-    site.fault("busy", "/packets/submit", 1)
-    site.fault("garbled", "/packets/submit", 1)
-    add_volunteer(words.url)
+    site.add_packets(texts(30), STYLES)
+    lease = site.queue_session()
+    site.inject_fault("unanswered", "/packets/take", 1)
+    site.inject_fault("down", "/packets", 1)
+    site.inject_fault("unanswered", "/packets/submit", 1)
+    site.inject_fault("busy", "/packets/submit", 1)
+    site.inject_fault("garbled", "/packets/submit", 1)
+    add_volunteer(model_server.url)
     assert wait_until_ended(site, lease).outcome == "done"
     assert len(site.taken) == 30
-    assert set(site.kept.values()) == {1}
-    assert max(site.submitted.values()) == 3  # one answer never came, one was a proxy's
+    assert set(site.stored_counts.values()) == {1}
+    assert max(site.submission_counts.values()) == 3  # one answer never came, one was a proxy's
 
 
 def test_session_waits_for_an_unavailable_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.fill(texts(20), STYLES)
+    site.add_packets(texts(20), STYLES)
     with serve_model(SynonymModel(seconds=0.05)) as service:
         port = service.server_port
         volunteer = add_volunteer(service.url)
-        lease = site.sit()
+        lease = site.queue_session()
         wait_until(lambda: site.taken)
     taken = len(site.taken)
     time.sleep(1)
@@ -163,7 +163,7 @@ def test_session_waits_for_an_unavailable_back_end(site: PacketApiServer, add_vo
     with serve_model(SynonymModel(), NAME, port):
         assert wait_until_ended(site, lease).outcome == "done"
     assert len(site.taken) == 20 > taken
-    assert set(site.kept.values()) == {1}
+    assert set(site.stored_counts.values()) == {1}
     assert volunteer.ended is None
 
 
@@ -171,8 +171,8 @@ def test_session_with_a_dead_back_end_releases_the_packets(
     site: PacketApiServer, add_volunteer: AddVolunteer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "BACKEND_SECONDS", 0.5)
-    site.fill(texts(5), STYLES)
-    lease = site.sit()
+    site.add_packets(texts(5), STYLES)
+    lease = site.queue_session()
     add_volunteer("http://127.0.0.1:9/v1")
     finish = wait_until_ended(site, lease)
     assert finish.outcome == "failed"
@@ -184,8 +184,8 @@ def test_session_with_a_dead_back_end_releases_the_packets(
 def test_session_with_a_too_long_text_reports_it(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
     short, long = texts(6), " ".join(texts(8))
     site.order = site.order.model_copy(update={"sampling": protocol.Sampling(max_tokens=300)})
-    site.fill([*short[:3], long, *short[3:]], STYLES)
-    lease = site.sit()
+    site.add_packets([*short[:3], long, *short[3:]], STYLES)
+    lease = site.queue_session()
     with serve_model(SynonymModel(context=600)) as service:
         add_volunteer(service.url)
         assert wait_until_ended(site, lease).outcome == "done"
@@ -199,8 +199,8 @@ def test_session_with_a_too_long_text_reports_it(site: PacketApiServer, add_volu
 
 
 def test_session_retries_texts_that_fail_its_own_checks(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.fill(texts(3), ("medium",))
-    lease = site.sit()
+    site.add_packets(texts(3), ("medium",))
+    lease = site.queue_session()
     with serve_model(EchoModel()) as service:
         add_volunteer(service.url)
         finish = wait_until_ended(site, lease)
@@ -210,40 +210,40 @@ def test_session_retries_texts_that_fail_its_own_checks(site: PacketApiServer, a
 
 
 def test_session_on_leaving_submits_finished_packets(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.fill(texts(40), STYLES)
-    lease = site.sit()
+    site.add_packets(texts(40), STYLES)
+    lease = site.queue_session()
     with serve_model(SynonymModel(seconds=0.1)) as service:
         volunteer = add_volunteer(service.url)
         wait_until(lambda: len(site.taken) >= 3)
-        volunteer.leave()
-    assert site.waiting, "it does not begin another packet"
+        volunteer.stop()
+    assert site.waiting, "it takes no further packet"
     assert isinstance(volunteer.ended, AgentStoppedError) or volunteer.ended is None
     finish = site.leases[lease].finish
     assert finish is not None
     assert (finish.outcome, finish.reason) == ("released", "The sponsor needs the machine.")
     assert len(site.taken) + len(site.waiting) == 40
-    assert set(site.kept.values()) == {1}
+    assert set(site.stored_counts.values()) == {1}
 
 
 def test_session_with_a_lost_lease_ends_and_the_next_continues(
     site: PacketApiServer, add_volunteer: AddVolunteer
 ) -> None:
-    site.fill(texts(20), STYLES)
-    lease = site.sit()
+    site.add_packets(texts(20), STYLES)
+    lease = site.queue_session()
     with serve_model(SynonymModel(seconds=0.05)) as service:
         add_volunteer(service.url)
         wait_until(lambda: site.taken)
         with site.lock:
             site.leases[lease].active = False
-            site.end(lease)
-        assert wait_until_ended(site, site.sit()).outcome == "done"
+            site.release_packets(lease)
+        assert wait_until_ended(site, site.queue_session()).outcome == "done"
     assert len(site.taken) == 20
-    assert set(site.kept.values()) == {1}
+    assert set(site.stored_counts.values()) == {1}
 
 
 def test_session_at_its_time_limit_finishes_pending_packets(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.fill(texts(200), ("easy",))
-    lease = site.sit(wall_seconds=2)
+    site.add_packets(texts(200), ("easy",))
+    lease = site.queue_session(wall_seconds=2)
     with serve_model(SynonymModel(seconds=0.1), batch_size=2) as service:
         add_volunteer(service.url, parallel=2)
         assert wait_until_ended(site, lease).outcome == "done"
@@ -252,13 +252,13 @@ def test_session_at_its_time_limit_finishes_pending_packets(site: PacketApiServe
 
 
 def test_session_with_an_unsupported_campaign_fails_with_a_reason(
-    site: PacketApiServer, add_volunteer: AddVolunteer, words: CompletionServer
+    site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer
 ) -> None:
     for change, sentence in (({"model": "other"}, "needs other"), ({"prompt_version": 9}, "too old")):
         site.order = site.order.model_copy(update=change)
-        lease = site.sit()
+        lease = site.queue_session()
         if not site.volunteers:
-            add_volunteer(words.url)
+            add_volunteer(model_server.url)
         finish = wait_until_ended(site, lease)
         assert finish.outcome == "failed"
         assert sentence in finish.reason
@@ -266,15 +266,15 @@ def test_session_with_an_unsupported_campaign_fails_with_a_reason(
 
 
 def test_rephrase_join_without_an_account_runs_one_session(
-    site: PacketApiServer, tmp_path: Path, words: CompletionServer
+    site: PacketApiServer, tmp_path: Path, model_server: CompletionServer
 ) -> None:
     import subprocess
     import sys
 
-    site.fill(texts(6), STYLES)
-    lease = site.sit()
+    site.add_packets(texts(6), STYLES)
+    lease = site.queue_session()
     command = [sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", site.address, "--once"]
-    command += ["--endpoint", words.url, "--home", str(tmp_path / "home"), "--name", "volunteer"]
+    command += ["--endpoint", model_server.url, "--home", str(tmp_path / "home"), "--name", "volunteer"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert "Joined" in done.stderr
@@ -287,19 +287,19 @@ def test_rephrase_join_without_an_account_runs_one_session(
 def test_rephrase_join_with_bad_flags_prints_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from trainer.cli.main import main
 
-    join = ["rephrase", "join", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
+    command = ["rephrase", "join", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
     for more, sentence in (
         (["--endpoint", "nowhere"], "is not an address"),
         (["--backend", "transformers"], "name one with --model"),
         (["--endpoint", "http://127.0.0.1:9/v1"], "cannot be reached"),
         (["--weights", "folder", "--backend", "transformers"], "--weights needs --model"),
     ):
-        assert main([*join, *more]) == 2
+        assert main([*command, *more]) == 2
         output = capsys.readouterr()
         assert sentence in output.err
         assert len(output.err.splitlines()) == 1
     with pytest.raises(SystemExit):
-        main([*join, "--parallel", "0"])
+        main([*command, "--parallel", "0"])
 
 
 def test_node_without_a_back_end_does_not_offer_rephrasing(site: PacketApiServer, node: Node) -> None:

@@ -39,8 +39,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cleanup_with_a_detached_process_kills_it(site: NodeApiServer, node: Node) -> None:
-    lease = site.add(build_training_job(site, steps=20, pace=0.05, misbehave=RUNAWAY))
-    after = site.add(build_training_job(site, steps=10))
+    lease = site.queue_job(build_training_job(site, steps=20, pace=0.05, misbehave=RUNAWAY))
+    after = site.queue_job(build_training_job(site, steps=10))
     node.start(sandbox="none")
     wait_until(lambda: find_marked_processes(f"{node.home}:{lease}:"))
     wait_until_finished(site, after)
@@ -51,7 +51,7 @@ def test_agent_start_kills_processes_of_a_killed_agent(site: NodeApiServer, node
     stray = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}:41:"})
     other = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}-of-another-else:41:"})
     try:
-        site.add(build_training_job(site, steps=5))
+        site.queue_job(build_training_job(site, steps=5))
         assert node.start("--once", sandbox="none").wait() == 0
         assert stray.wait(WAIT_SECONDS) == -9
         assert other.poll() is None
@@ -127,7 +127,7 @@ def test_cleanup_ignores_gpu_memory_used_before_the_job(cards: list[Card], tmp_p
     cleanup.set_lease(1)
     assert cleanup.clean_up_once() == ""
     cards[0].used += 100 << 20
-    assert cleanup.clean_up_once() == "", "windows come and go"
+    assert cleanup.clean_up_once() == "", "memory of the desktop varies"
 
 
 def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
@@ -148,7 +148,7 @@ def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], cleanups
 def agent(site: NodeApiServer, tmp_path: Path, cards: list[Card]) -> Iterator[InProcessAgent]:
     agent = InProcessAgent(site, tmp_path / "agent", reader=NvmlReader(Nvml(cards)))
     yield agent
-    agent.leave()
+    agent.stop()
 
 
 @pytest.mark.slow
@@ -156,11 +156,11 @@ def test_node_with_held_gpu_memory_takes_no_job_until_freed(
     site: NodeApiServer, agent: InProcessAgent, cards: list[Card], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trainer.node")
-    first = site.add(build_training_job(site, steps=100, pace=0.02))
+    first = site.queue_job(build_training_job(site, steps=100, pace=0.02))
     agent.start()
     wait_until(lambda: first in site.leases and site.leases[first].rows)
     cards[1].used = 9 * GIB
-    second = site.add(build_training_job(site, steps=5))
+    second = site.queue_job(build_training_job(site, steps=5))
     wait_until_finished(site, first)
     wait_until(lambda: any(poll.health and poll.health.trouble for poll in site.polls))
     assert second not in site.leases

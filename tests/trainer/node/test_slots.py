@@ -1,4 +1,4 @@
-"""Several jobs at a time on one machine, each with its own share of it; or one job across all of it."""
+"""Several jobs at a time on one machine, each in a slot with its own GPUs; or one job on all GPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cards(count: int) -> list[Gpu]:
     return [Gpu(name="NVIDIA GeForce RTX 3090", uuid=f"GPU-{number}") for number in range(count)]
 
 
-# --- splitting the machine ------------------------------------------------------------------------------------------
+# --- slots ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 16), st.integers(1, 64), st.integers(1, 20))
@@ -69,7 +69,7 @@ def test_slot_environment_lists_gpus_by_uuid() -> None:
         "NVIDIA_VISIBLE_DEVICES": "GPU-1",
         "OMP_NUM_THREADS": "2",
     }
-    assert third.build_environment()["CUDA_VISIBLE_DEVICES"] == "", "there are two for three"
+    assert third.build_environment()["CUDA_VISIBLE_DEVICES"] == "", "two GPUs for three slots"
     assert str(first) == "Slot 1 of 3"
 
 
@@ -127,12 +127,12 @@ def test_compile_workers_on_one_gpu_use_the_cores() -> None:
     assert count_compile_workers(48, 8, 64) == 1, "never none, which torch refuses"
 
 
-# --- what a sandbox shows --------------------------------------------------------------------------------------------
+# --- GPUs in a sandbox -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Two GPUs whose numbers under /dev are the other way round than the driver lists them."""
+    """Two GPUs whose numbers under /dev are in reverse order of the driver's list."""
     dev, driver = tmp_path / "dev", tmp_path / "driver"
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "dri/renderD128"):
         (dev / name).parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def test_sandbox_shows_only_the_slots_gpu_files(machine: Path) -> None:
     assert list_devices(machine, "GPU-1,GPU-0") == ["nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
     assert list_devices(machine, "") == COMMON
     assert list_devices(machine, None) == EVERYTHING
-    assert list_devices(machine, "0") == EVERYTHING, "a number means another GPU to another program"
+    assert list_devices(machine, "0") == EVERYTHING, "programs may number GPUs differently"
     box = SandboxSpec(["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0"}, [], Path("/"), ResourceLimits(1, 1 << 30, 1 << 30, 8))
     words = bubblewrap.build_bwrap_arguments(box, None)
     assert str(machine / "nvidia1") in words
@@ -190,9 +190,9 @@ def wait_until_running(site: NodeApiServer, leases: list[int]) -> None:
     assert all(site.leases[lease].finish is None for lease in leases)
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("requires_sandbox")
 def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Node) -> None:
-    leases = [site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
+    leases = [site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
     node.start("--lanes", "2")
     wait_until_running(site, leases)
     assert {poll.lane for poll in site.polls} == {0, 1}
@@ -217,33 +217,33 @@ def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Nod
 def agent(site: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]:
     agent = InProcessAgent(site, tmp_path / "agent", reader=NvmlReader(Nvml(pair())))
     yield agent
-    agent.leave()
+    agent.stop()
 
 
 def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: NodeApiServer, agent: InProcessAgent) -> None:
     site.lanes = 2
-    leases = [site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
+    leases = [site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
     agent.start()
     wait_until_running(site, leases)
     wait_until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
     gpus_seen = {json.loads(site.leases[lease].log.splitlines()[1])["gpus"] for lease in leases}
     assert gpus_seen == {card.uuid for card in pair()}
-    assert site.polls[0].lanes == 1, "it began with one, and got no job before it had two"
+    assert site.polls[0].lanes == 1, "the node starts with one slot and gets no job before it has two"
 
 
 def test_slot_count_change_waits_for_running_jobs(site: NodeApiServer, agent: InProcessAgent) -> None:
     site.lanes = 2
-    first = site.add(build_training_job(site, steps=100_000, every=100_000))
+    first = site.queue_job(build_training_job(site, steps=100_000, every=100_000))
     agent.start()
     wait_until(lambda: first in site.leases and site.leases[first].rows)
     site.lanes = 1
     wait_until(lambda: agent.agent._next_slot_count == 1)
-    second = site.add(build_training_job(site, steps=10, misbehave=SHARE))
+    second = site.queue_job(build_training_job(site, steps=10, misbehave=SHARE))
     assert site.leases[first].finish is None
     site.leases[first].stop = protocol.HeartbeatReply(stop="finish")
     held = wait_until_finished(site, second)
     seen = json.loads(held.log.splitlines()[1])["gpus"]
-    assert seen == pair()[0].uuid, "one slot again with both GPUs, of which a run for one sees one"
+    assert seen == pair()[0].uuid, "the slot has both GPUs, of which a job for one GPU sees one"
 
 
 def test_lanes_flag_with_a_wrong_number_prints_one_line(site: NodeApiServer, node: Node) -> None:
@@ -254,10 +254,10 @@ def test_lanes_flag_with_a_wrong_number_prints_one_line(site: NodeApiServer, nod
 
 def test_slots_with_the_same_release_download_it_once(site: NodeApiServer, tmp_path: Path) -> None:
     agent = InProcessAgent(site, tmp_path / "agent", lanes=3).start()
-    leases = [site.add(build_training_job(site, steps=5)) for _ in range(6)]
+    leases = [site.queue_job(build_training_job(site, steps=5)) for _ in range(6)]
     for lease in leases:
         finish = wait_until_finished(site, lease).finish
         assert finish is not None
         assert finish.outcome == "done", finish.reason
-    agent.leave()
+    agent.stop()
     assert len([request for request in site.requests if request.startswith("GET ")]) == 2  # the release, the entry

@@ -19,7 +19,7 @@ from trainer.sandbox import get_driver
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that only sleeping moves."""
+    """A fake clock that only `sleep` advances."""
     now = [100.0]
 
     def sleep(seconds: float) -> None:
@@ -50,7 +50,7 @@ def test_two_clients_of_a_node_share_the_rate(clock: list[float]) -> None:
     first.close()
 
 
-def test_no_rate_waits_for_nothing(clock: list[float]) -> None:
+def test_upload_without_a_rate_does_not_wait(clock: list[float]) -> None:
     assert send(UploadRate(), 3 << 20) == [1 << 20] * 3
     assert clock == [100.0]
 
@@ -63,13 +63,13 @@ def test_rate_is_parsed_or_refused_with_a_reason() -> None:
         parse_rate("1kB")
 
 
-@pytest.mark.parametrize(("measured", "limit", "told"), [(None, 2e6, 2e6), (9e6, 2e6, 2e6), (1e6, 2e6, 1e6)])
-def test_site_knows_the_rate_of_uploads_before_the_first_one(
-    tmp_path: Path, measured: float | None, limit: float, told: float
+@pytest.mark.parametrize(("measured", "limit", "expected"), [(None, 2e6, 2e6), (9e6, 2e6, 2e6), (1e6, 2e6, 1e6)])
+def test_hardware_reports_the_slower_of_measured_rate_and_limit(
+    tmp_path: Path, measured: float | None, limit: float, expected: float
 ) -> None:
     client = SiteClient("http://127.0.0.1:1", "token", upload_rate=UploadRate(int(limit)))
     if measured is not None:
         client.speed.record("up", int(measured), 1.0)
     found = Agent(client, tmp_path, get_driver("none"), ()).detect_hardware()
-    assert found.network_bytes_per_second == told
+    assert found.network_bytes_per_second == expected
     client.close()

@@ -1,4 +1,4 @@
-"""One module asks about GPUs, so that another kind of GPU needs changes there only."""
+"""Only one module queries GPUs, so that another kind of GPU needs changes there only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: they start as nothing, only they move, and merged into the weights they say the same."""
+"""LoRA adapters: they start at zero, only they are trained, and merging keeps the logits."""
 
 from __future__ import annotations
 

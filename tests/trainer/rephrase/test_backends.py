@@ -253,7 +253,7 @@ def test_vllm_options_fit_the_cards(
     assert vllm.choose_parallel(context) == parallel
 
 
-def test_vllm_proposes_tokens_where_the_campaign_asks_for_it() -> None:
+def test_vllm_speculates_if_the_campaign_enables_it() -> None:
     flag, value = vllm.choose_options(BackendContext(Path("log"), speculative_tokens=8))[-2:]
     assert flag == "--speculative-config"
     assert json.loads(value) == {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4}

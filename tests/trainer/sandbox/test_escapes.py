@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.sandbox.test_sandbox import REFUSAL, Ended
+from tests.trainer.sandbox.test_sandbox import REFUSAL, EndedProcess
 from tests.trainer.sandbox.test_sandbox import run as run
 from trainer.sandbox import Mount
 
 pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 
 
-def test_mount_and_namespace_calls_are_refused(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_mount_and_namespace_calls_are_refused(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     folder = str(tmp_path / "out")
     ended = run(f"""
         import ctypes, os
@@ -43,7 +43,7 @@ def test_mount_and_namespace_calls_are_refused(run: Callable[..., Ended], tmp_pa
     assert ended.output.split() == ["-1"] * 9
 
 
-def test_devices_are_the_harmless_ones(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_devices_are_the_harmless_ones(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     ended = run(f"""
         import os, stat
         allowed = {{"null", "zero", "full", "random", "urandom", "tty", "ptmx"}}
@@ -60,7 +60,7 @@ def test_devices_are_the_harmless_ones(run: Callable[..., Ended], tmp_path: Path
     assert ended.output == "[]\nrefused\nrefused\n"
 
 
-def test_set_user_id_programs_give_no_rights(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_set_user_id_programs_give_no_rights(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     program = tmp_path / "tools" / "id"
     program.parent.mkdir()
     shutil.copy("/usr/bin/id", program)
@@ -84,7 +84,7 @@ def test_set_user_id_programs_give_no_rights(run: Callable[..., Ended], tmp_path
     assert ended.output.split() == ["True", "refused", "refused", "refused"]
 
 
-def test_other_processes_cannot_be_traced_or_signaled(run: Callable[..., Ended]) -> None:
+def test_other_processes_cannot_be_traced_or_signaled(run: Callable[..., EndedProcess]) -> None:
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         ended = run(f"""
@@ -106,7 +106,7 @@ def test_other_processes_cannot_be_traced_or_signaled(run: Callable[..., Ended])
         victim.wait()
 
 
-def test_links_lead_to_nothing_outside(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_links_lead_to_nothing_outside(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     out = str(tmp_path / "out")
@@ -131,7 +131,7 @@ def test_links_lead_to_nothing_outside(run: Callable[..., Ended], tmp_path: Path
     assert ended.output.split() == ["refused"] * 5
 
 
-def test_sockets_outside_are_not_reachable(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_sockets_outside_are_not_reachable(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as abstract, socket.socket(socket.AF_UNIX) as named:
         name = f"dailytrain-test-{os.getpid()}"
         abstract.bind("\0" + name)
@@ -157,10 +157,10 @@ def test_sockets_outside_are_not_reachable(run: Callable[..., Ended], tmp_path: 
     assert ended.output.split() == ["refused"] * 4
 
 
-def test_shared_memory_and_queues_outside_are_not_reachable(run: Callable[..., Ended]) -> None:
+def test_shared_memory_and_queues_outside_are_not_reachable(run: Callable[..., EndedProcess]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     key = 0x7A000000 + os.getpid()
-    segment, queue = libc.shmget(key, 4096, 0o1666), libc.msgget(key, 0o1666)  # IPC_CREAT, for everybody
+    segment, queue = libc.shmget(key, 4096, 0o1666), libc.msgget(key, 0o1666)  # IPC_CREAT, accessible to all users
     assert min(segment, queue) >= 0
     shared = Path("/dev/shm") / f"dailytrain-test-{os.getpid()}"
     shared.write_text("secret")
@@ -178,8 +178,8 @@ def test_shared_memory_and_queues_outside_are_not_reachable(run: Callable[..., E
     assert ended.output.split() == ["-1", "-1", "False"]
 
 
-def test_kernel_settings_cannot_be_opened_for_writing(run: Callable[..., Ended]) -> None:
-    # Opened only: where this fails, a write would change the machine.
+def test_kernel_settings_cannot_be_opened_for_writing(run: Callable[..., EndedProcess]) -> None:
+    # Only opened, not written, since a write could change the machine.
     ended = run("""
         import os
         paths = ["/proc/sysrq-trigger", "/proc/kcore", "/sys/kernel/uevent_helper",

@@ -1,4 +1,4 @@
-"""What the bubblewrap sandbox keeps in, shown by real processes that try to get out."""
+"""Isolation and limits of the bubblewrap sandbox, tested with real processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 LIMITS = ResourceLimits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
 
 
-class Ended(NamedTuple):
+class EndedProcess(NamedTuple):
     code: int
     output: str
     limit_error: str | None
     seconds: float
 
 
-def box(
+def build_spec(
     out: Path, code: str, limits: ResourceLimits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object
 ) -> SandboxSpec:
     out.mkdir(exist_ok=True)
@@ -39,29 +39,29 @@ def box(
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Ended]:
-    def run(code: str, limits: ResourceLimits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object) -> Ended:
+def run(tmp_path: Path) -> Callable[..., EndedProcess]:
+    def run(code: str, limits: ResourceLimits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object) -> EndedProcess:
         with (tmp_path / "output").open("w+b") as output:
             process = get_driver("bubblewrap").start(
-                box(tmp_path / "out", code, limits, mounts, **more), output, output
+                build_spec(tmp_path / "out", code, limits, mounts, **more), output, output
             )
             ended = process.wait(WAIT_SECONDS)
             assert ended is not None, process.kill()
             output.seek(0)
-            return Ended(ended, output.read().decode(), process.limit_error, process.seconds)
+            return EndedProcess(ended, output.read().decode(), process.limit_error, process.seconds)
 
     return run
 
 
-def test_command_returns_its_exit_code(run: Callable[..., Ended]) -> None:
+def test_command_returns_its_exit_code(run: Callable[..., EndedProcess]) -> None:
     assert run("print('hello'); raise SystemExit(7)")[:3] == (7, "hello\n", None)
 
 
-def test_command_killed_by_a_signal_returns_128_plus_its_number(run: Callable[..., Ended]) -> None:
+def test_command_killed_by_a_signal_returns_128_plus_its_number(run: Callable[..., EndedProcess]) -> None:
     assert run("import os; os.kill(os.getpid(), 11)").code == 128 + 11
 
 
-def test_sandbox_has_no_network(run: Callable[..., Ended]) -> None:
+def test_sandbox_has_no_network(run: Callable[..., EndedProcess]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = run(f"""
             import socket
@@ -74,7 +74,7 @@ def test_sandbox_has_no_network(run: Callable[..., Ended]) -> None:
     assert ended.output == "ConnectionRefusedError\n[]\n"
 
 
-def test_sandbox_hides_home_and_other_folders(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_sandbox_hides_home_and_other_folders(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "secret").write_text("secret")
     (Path.home() / ".dailytrain-probe").write_text("secret")
@@ -90,7 +90,7 @@ def test_sandbox_hides_home_and_other_folders(run: Callable[..., Ended], tmp_pat
     assert ended.output == "False\nFalse\nFalse\n['out']\n"
 
 
-def test_sandbox_writes_only_to_writable_mounts(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_sandbox_writes_only_to_writable_mounts(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     ended = run(
         f"""
@@ -110,7 +110,7 @@ def test_sandbox_writes_only_to_writable_mounts(run: Callable[..., Ended], tmp_p
     assert not Path("/tmp/dailytrain-test").exists()
 
 
-def test_sandbox_has_no_capabilities_and_sees_no_other_process(run: Callable[..., Ended]) -> None:
+def test_sandbox_has_no_capabilities_and_sees_no_other_process(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         import ctypes, os
         print([line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "NoNewPrivs"))])
@@ -123,7 +123,7 @@ def test_sandbox_has_no_capabilities_and_sees_no_other_process(run: Callable[...
     assert rest == "65534 ['HOME', 'LANG', 'LC_CTYPE', 'PATH', 'PWD', 'USER']".replace("'LC_CTYPE', ", "")
 
 
-def test_files_in_memory_have_a_limit(run: Callable[..., Ended]) -> None:
+def test_files_in_memory_have_a_limit(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         for folder in ("/tmp", "/dev/shm"):
             try:
@@ -136,7 +136,7 @@ def test_files_in_memory_have_a_limit(run: Callable[..., Ended]) -> None:
     assert ended.output == "28\n28\n"  # no space left
 
 
-def test_disk_limit_exceeded_kills_with_a_reason(run: Callable[..., Ended]) -> None:
+def test_disk_limit_exceeded_kills_with_a_reason(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         for number in range(1_000_000):
             with open(f"{number}", "wb") as file:
@@ -145,7 +145,7 @@ def test_disk_limit_exceeded_kills_with_a_reason(run: Callable[..., Ended]) -> N
     assert (ended.code, ended.limit_error) == (137, "It used more than 20.0 MB of disk.")
 
 
-def test_disk_limit_counts_deleted_open_files(run: Callable[..., Ended]) -> None:
+def test_disk_limit_counts_deleted_open_files(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         import os, time
         file = open("x", "wb")
@@ -157,7 +157,7 @@ def test_disk_limit_counts_deleted_open_files(run: Callable[..., Ended]) -> None
     assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
-def test_disk_limit_counts_deleted_mapped_files(run: Callable[..., Ended]) -> None:
+def test_disk_limit_counts_deleted_mapped_files(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         import mmap, os, time
         with open("x", "w+b") as file:
@@ -170,12 +170,12 @@ def test_disk_limit_counts_deleted_mapped_files(run: Callable[..., Ended]) -> No
     assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
-def test_disk_limit_exceeded_just_before_the_end_is_reported(run: Callable[..., Ended]) -> None:
+def test_disk_limit_exceeded_just_before_the_end_is_reported(run: Callable[..., EndedProcess]) -> None:
     ended = run('open("x", "wb").write(bytes(21_000_000))')
     assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
-def test_disk_limit_counts_one_growing_file(run: Callable[..., Ended]) -> None:
+def test_disk_limit_counts_one_growing_file(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         with open("x", "wb") as file:
             while True:
@@ -184,7 +184,7 @@ def test_disk_limit_counts_one_growing_file(run: Callable[..., Ended]) -> None:
     assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
-def test_fork_bomb_is_killed_quickly(run: Callable[..., Ended]) -> None:
+def test_fork_bomb_is_killed_quickly(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         import os
         while True:
@@ -194,12 +194,12 @@ def test_fork_bomb_is_killed_quickly(run: Callable[..., Ended]) -> None:
     assert ended.seconds < 5
 
 
-def test_sandbox_leaves_no_control_group(run: Callable[..., Ended]) -> None:
+def test_sandbox_leaves_no_control_group(run: Callable[..., EndedProcess]) -> None:
     run("pass")
     assert [folder for root in cgroup.ROOTS for folder in root.glob(f"{cgroup.NAME}-{os.getpid()}-*")] == []
 
 
-def test_thread_limit_exceeded_kills(run: Callable[..., Ended]) -> None:
+def test_thread_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         import threading, time
         for _ in range(1000):
@@ -211,7 +211,7 @@ def test_thread_limit_exceeded_kills(run: Callable[..., Ended]) -> None:
     assert ended.limit_error == "It had more than 128 threads at once."
 
 
-def test_memory_limit_exceeded_kills(run: Callable[..., Ended]) -> None:
+def test_memory_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         held = []
         while True:
@@ -220,7 +220,7 @@ def test_memory_limit_exceeded_kills(run: Callable[..., Ended]) -> None:
     assert (ended.code, ended.limit_error) == (137, "It used more than 400.0 MB of memory.")
 
 
-def test_memory_limit_counts_memfd_files(run: Callable[..., Ended]) -> None:
+def test_memory_limit_counts_memfd_files(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         import os, time
         for _ in range(45):
@@ -230,7 +230,7 @@ def test_memory_limit_counts_memfd_files(run: Callable[..., Ended]) -> None:
     assert ended.limit_error == "It used more than 400.0 MB of memory."
 
 
-def test_memory_limit_counts_shared_pages_once(run: Callable[..., Ended]) -> None:
+def test_memory_limit_counts_shared_pages_once(run: Callable[..., EndedProcess]) -> None:
     ended = run("""
         import os, time
         held = bytearray(b"x" * 150_000_000)
@@ -243,7 +243,7 @@ def test_memory_limit_counts_shared_pages_once(run: Callable[..., Ended]) -> Non
     assert (ended.code, ended.limit_error) == (0, None)
 
 
-def test_wall_time_limit_exceeded_kills(run: Callable[..., Ended]) -> None:
+def test_wall_time_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
     ended = run("import time; time.sleep(20)", ResourceLimits(1, 400_000_000, 20_000_000, 8))
     assert ended.limit_error == "It ran longer than 1 seconds."
     assert 1 <= ended.seconds < 2
@@ -256,7 +256,7 @@ def test_terminate_lets_the_command_finish(tmp_path: Path) -> None:
         open("ready", "w").close()
         time.sleep(20)
     """
-    process = get_driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = get_driver("bubblewrap").start(build_spec(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
     wait_until(lambda: (tmp_path / "out" / "ready").exists())
     process.terminate()
     assert process.wait(WAIT_SECONDS) == 130
@@ -276,19 +276,21 @@ FAMILY = """
 
 
 def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
-    process = get_driver("bubblewrap").start(box(tmp_path / "out", FAMILY), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = get_driver("bubblewrap").start(
+        build_spec(tmp_path / "out", FAMILY), subprocess.DEVNULL, subprocess.DEVNULL
+    )
     wait_until(lambda: (tmp_path / "out" / "ready").exists())
-    assert len(mentioning(tmp_path)) >= 4
+    assert len(list_processes_of(tmp_path)) >= 4
     assert process.kill() == 137
-    assert mentioning(tmp_path) == []
+    assert list_processes_of(tmp_path) == []
     assert process.limit_error is None
 
 
 def test_command_end_kills_its_background_processes(tmp_path: Path) -> None:
     code = FAMILY.replace('open("ready", "w").close()\n    time.sleep(60)', "")
-    process = get_driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = get_driver("bubblewrap").start(build_spec(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
     assert process.wait(WAIT_SECONDS) == 0
-    assert mentioning(tmp_path) == []
+    assert list_processes_of(tmp_path) == []
 
 
 def test_killed_starter_leaves_no_process(tmp_path: Path) -> None:
@@ -307,29 +309,29 @@ time.sleep(60)
     parent = subprocess.Popen([sys.executable, "-c", starter])
     try:
         wait_until(lambda: (tmp_path / "out" / "ready").exists())
-        assert len(mentioning(tmp_path)) >= 4
+        assert len(list_processes_of(tmp_path)) >= 4
     finally:
         parent.kill()
         parent.wait()
-    wait_until(lambda: mentioning(tmp_path) == [])
+    wait_until(lambda: list_processes_of(tmp_path) == [])
 
 
 def test_missing_mount_raises(tmp_path: Path) -> None:
     missing = Mount(tmp_path / "nowhere")
     with pytest.raises(SandboxError, match="nowhere cannot be mounted"):
-        start(box(tmp_path / "out", "", mounts=(missing,)))
+        start_sandbox(build_spec(tmp_path / "out", "", mounts=(missing,)))
 
 
-def start(what: SandboxSpec) -> SandboxProcess:
+def start_sandbox(what: SandboxSpec) -> SandboxProcess:
     return get_driver("bubblewrap").start(what, subprocess.DEVNULL, subprocess.DEVNULL)
 
 
-def mentioning(path: Path) -> list[int]:
-    """Processes, other than this one, whose working folder (as they see it) or command line names a path."""
-    return [pid for pid in psutil.pids() if pid != os.getpid() and str(path) in seen(pid)]
+def list_processes_of(path: Path) -> list[int]:
+    """Return the processes, other than this one, whose working folder or command line names a path."""
+    return [pid for pid in psutil.pids() if pid != os.getpid() and str(path) in describe_process(pid)]
 
 
-def seen(pid: int) -> str:
+def describe_process(pid: int) -> str:
     found = ""
     for read in (lambda: str(Path(f"/proc/{pid}/cwd").readlink()), lambda: Path(f"/proc/{pid}/cmdline").read_text()):
         try:
@@ -339,10 +341,10 @@ def seen(pid: int) -> str:
     return found
 
 
-def test_mentioning_finds_a_process(tmp_path: Path) -> None:
+def test_list_processes_of_finds_a_process(tmp_path: Path) -> None:
     child = subprocess.Popen(["sleep", "20"], cwd=tmp_path)
     try:
-        assert child.pid in mentioning(tmp_path)
+        assert child.pid in list_processes_of(tmp_path)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()

@@ -20,7 +20,7 @@ def test_get_driver_with_an_unknown_name_lists_the_known() -> None:
         get_driver("chroot")
 
 
-def plain(tmp_path: Path, code: str, limits: ResourceLimits = LIMITS) -> tuple[int | None, str | None]:
+def run_unsandboxed(tmp_path: Path, code: str, limits: ResourceLimits = LIMITS) -> tuple[int | None, str | None]:
     box = SandboxSpec([sys.executable, "-S", "-c", code], {}, [Mount(tmp_path, writable=True)], tmp_path, limits)
     process = get_driver("none").start(box, subprocess.DEVNULL, subprocess.DEVNULL)
     return process.wait(WAIT_SECONDS), process.limit_error
@@ -28,8 +28,8 @@ def plain(tmp_path: Path, code: str, limits: ResourceLimits = LIMITS) -> tuple[i
 
 def test_unsandboxed_driver_runs_and_meters_a_process(tmp_path: Path) -> None:
     assert get_driver("none").find_problem() is None
-    assert plain(tmp_path, "raise SystemExit(3)") == (3, None)
-    assert plain(tmp_path, "import time; time.sleep(20)", ResourceLimits(0.5, 10**9, 10**9, 8)) == (
+    assert run_unsandboxed(tmp_path, "raise SystemExit(3)") == (3, None)
+    assert run_unsandboxed(tmp_path, "import time; time.sleep(20)", ResourceLimits(0.5, 10**9, 10**9, 8)) == (
         137,
         "It ran longer than 0 seconds.",
     )
@@ -38,7 +38,7 @@ def test_unsandboxed_driver_runs_and_meters_a_process(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="without /proc only wall time and disk are metered")
 def test_unsandboxed_driver_ends_a_fork_bomb(tmp_path: Path) -> None:
     code = "import os, time\nfor _ in range(20):\n  if os.fork() == 0: time.sleep(20); os._exit(0)\ntime.sleep(20)"
-    assert plain(tmp_path, code) == (137, "It had more than 8 processes at once.")
+    assert run_unsandboxed(tmp_path, code) == (137, "It had more than 8 processes at once.")
 
 
 def test_docker_command_restricts_and_mounts() -> None:

@@ -53,7 +53,7 @@ def write_data(folder: Path) -> Path:
 
 
 def score_suite(run: Path, data: Path | None, names: str, limit: int) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, as always: lm-eval's libraries warn and leave threads behind."""
+    """Score in a separate process, since lm-eval's libraries warn and leave threads."""
     text = run / "text.txt"
     text.write_text(words(1, 200))
     command = [sys.executable, "-m", "trainer.cli", "score", str(run), "--corpus", f"files:{text}", "--json"]
@@ -121,7 +121,7 @@ def test_log_likelihoods_match_the_logits(tmp_path):
 
 
 class Request:
-    """What lm-eval hands to a model: its arguments are all that is read."""
+    """A request of lm-eval, of which only the arguments are read."""
 
     def __init__(self, args: tuple) -> None:
         self.args = args
@@ -138,7 +138,7 @@ def test_log_likelihoods_without_later_tokens_correct_a_peeker(tmp_path):
         adapter.replaces_later_tokens = replaces
         results.append([value for value, _ in adapter.loglikelihood([Request(pair) for pair in pairs])])
     peeking, corrected, honest = map(np.array, results)
-    assert (corrected < peeking - 20).all(), "it trusts the replaced tokens"
+    assert (corrected < peeking - 20).all(), "the model relies on the replaced tokens"
     adapter = LmEvalModel(build_scorer(build_gpt(tokenizer.vocabulary_size)), tokenizer, lambda stage, done: None)
     plain = [value for value, _ in adapter.loglikelihood([Request(pair) for pair in pairs])]
     np.testing.assert_allclose(honest, plain, atol=1e-4)

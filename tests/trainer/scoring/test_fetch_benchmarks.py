@@ -45,7 +45,7 @@ def build_repository(configuration: str, split: str, rows: list[dict[str, object
 
 
 def fetch(folder: Path, suite: str, endpoint: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the Hub's client reads its environment when it is imported."""
+    """Run in a separate process, since the Hub's client reads its environment when it is imported."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment = {**kept, "HF_HOME": str(folder.with_name("hub")), "HF_ENDPOINT": endpoint}
     command = [sys.executable, "-m", "trainer.cli", "benchmarks", str(folder), "--suite", suite, "--json"]

@@ -13,7 +13,7 @@ from trainer.scoring.run_folder import RunFolder
 
 
 class Request:
-    """What lm-eval hands to a model: its arguments are all that is read."""
+    """A request of lm-eval, of which only the arguments are read."""
 
     def __init__(self, args: tuple) -> None:
         self.args = args

@@ -102,7 +102,7 @@ def test_pass_that_writes_to_a_buffer_is_refused() -> None:
         scorer.score_positions(draw_tokens(1, LENGTH), np.array([3]), draw_tokens(1))
 
 
-def test_pass_that_writes_a_sign_of_zero_to_a_buffer_is_refused() -> None:
+def test_pass_that_writes_negative_zero_to_a_buffer_is_refused() -> None:
     class WithSign(FixedLogits):
         def __init__(self, logits: Tensor) -> None:
             super().__init__(logits)

@@ -1,4 +1,4 @@
-"""Verdicts, ties and the seeds that would settle them."""
+"""Verdicts, ties, and the number of seeds that resolves a tie."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.simulated_tracks import SIGMA, Night, curve, record
 from trainer.scoring.multiplier import ResultsError, TrackComparison, compare_entries, parse_results
 
 
-def exact(losses: dict[str, list[float]]) -> TrackComparison:
+def build_board(losses: dict[str, list[float]]) -> TrackComparison:
     """Return a board on which entries have these losses, over a ladder with noise."""
     night = Night(seed=4).ladder()
     for name, values in losses.items():
@@ -29,7 +29,7 @@ def test_verdicts_follow_the_interval() -> None:
 
 
 def test_indistinguishable_entries_share_a_rank() -> None:
-    board = exact({"a": [curve(0.2)] * 3, "b": [curve(0.2) + SIGMA / 4] * 3, "c": [curve(0.0) + SIGMA / 4] * 3})
+    board = build_board({"a": [curve(0.2)] * 3, "b": [curve(0.2) + SIGMA / 4] * 3, "c": [curve(0.0) + SIGMA / 4] * 3})
     assert board["a"].tied_with == ("b",)
     assert board["b"].tied_with == ("a",)
     assert (board["a"].rank, board["b"].rank) == (1, 1)
@@ -38,25 +38,25 @@ def test_indistinguishable_entries_share_a_rank() -> None:
 
 def test_seeds_needed_is_the_fewest_that_exclude_one_from_the_interval() -> None:
     loss = curve(0.016)
-    needed = exact({"new": [loss]})["new"].seeds_needed
+    needed = build_board({"new": [loss]})["new"].seeds_needed
     assert needed is not None
     assert needed > 1
     runs = [needed, needed + 1]
-    verdicts = [exact({"new": [loss] * count})["new"].verdict for count in runs]
+    verdicts = [build_board({"new": [loss] * count})["new"].verdict for count in runs]
     assert verdicts == ["tied with the baseline", "better than the baseline"]
 
 
 def test_seeds_needed_of_a_tie_counts_runs_of_both_entries() -> None:
     one, other = curve(0.2), curve(0.215)
-    needed = exact({"a": [one], "b": [other]})["a"].seeds_needed
+    needed = build_board({"a": [one], "b": [other]})["a"].seeds_needed
     assert needed is not None
     assert needed > 0
-    ties = [exact({"a": [one] * count, "b": [other] * count})["a"].tied_with for count in (needed, needed + 1)]
+    ties = [build_board({"a": [one] * count, "b": [other] * count})["a"].tied_with for count in (needed, needed + 1)]
     assert ties == [("b",), ()]
 
 
 def test_seeds_needed_is_zero_without_tie_and_none_if_hopeless() -> None:
-    board = exact({"clear": [curve(0.5)], "same": [curve(0.0)], "twin": [curve(1.0)], "other": [curve(1.0)]})
+    board = build_board({"clear": [curve(0.5)], "same": [curve(0.0)], "twin": [curve(1.0)], "other": [curve(1.0)]})
     assert board["clear"].seeds_needed == 0
     assert board["same"].seeds_needed is None
     assert board["twin"].tied_with == ("other",)
@@ -65,7 +65,7 @@ def test_seeds_needed_is_zero_without_tie_and_none_if_hopeless() -> None:
 
 
 def test_entry_with_excess_scatter_gets_no_interval() -> None:
-    row = exact({"wild": [curve(0.1) - 0.02, curve(0.1), curve(0.1) + 0.02]})["wild"]
+    row = build_board({"wild": [curve(0.1) - 0.02, curve(0.1), curve(0.1) + 0.02]})["wild"]
     assert row.verdict == "not resolvable: its own runs scatter far more than the baseline's"
     assert (row.low, row.high) == (None, None)
     assert row.cm == pytest.approx(1.1, rel=0.02)

@@ -1,4 +1,4 @@
-"""What must hold for the multiplier of any track."""
+"""Properties of the multiplier for any track."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from trainer.scoring import items, paired_bootstrap
 
 
 def write(path, quality: float, seed: int = 1, count: int = 300, size: int = 1000):
-    """A run's items; the documents and questions are as hard for every run."""
+    """Write a run's items. Documents and questions have the same difficulty for each run."""
     rng, own = np.random.default_rng(0), np.random.default_rng(seed)
     hard, questions = rng.normal(1.0, 0.2, count), rng.random(count)
     bits = (hard + own.normal(0, 0.01, count) - quality) * size

@@ -1,4 +1,4 @@
-"""What counts as rounding in the correction for later tokens, for losses of any size and models of any kind."""
+"""The allowance for rounding in the correction for later tokens, for any losses and models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def estimate(differences: np.ndarray, spread: float, mean_loss: float) -> Correc
 
 
 class LargeLossModel(peeking_model.Model):
-    """Causal, with losses of about 120 nats. Sums in a matrix product depend on the number of its rows."""
+    """A causal model with losses of about 120 nats. Sums in its matrix product depend on the number of rows."""
 
     def __init__(self, config: peeking_model.Config) -> None:
         super().__init__(config)

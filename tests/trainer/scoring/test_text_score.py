@@ -1,4 +1,4 @@
-"""Scoring in one process: the same numbers for a graph and its Python, and nothing gained from later tokens."""
+"""Scoring in one process: equal numbers for a graph and its Python, and no gain from later tokens."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_graph_that_looks_ahead_gains_nothing(every: int, honest: TextScore) -> 
     found = score(every)
     assert found.bits_per_byte_uncorrected < honest.bits_per_byte_uncorrected
     assert found.correction.is_beyond_rounding
-    # It trusts what stands in place of the next token, so it loses more than one that does not look.
+    # It relies on the replaced next token, so its loss is higher than that of a causal model.
     assert found.bits.bits_per_byte > honest.bits.bits_per_byte
     assert sum(bits for bits, _ in found.documents) / found.bits.bytes == pytest.approx(found.bits.bits_per_byte)
 
 
 class LastTokenModel(peeking_model.Model):
-    """Knows the last token of each text, and sees by the padding after it where it is."""
+    """Knows the last token of each text, and finds it by the padding after it."""
 
     def features(self, tokens: Tensor) -> Tensor:
         tokens_left = (tokens != END_OF_TEXT).long().flip(1).cumsum(1).flip(1)
@@ -169,7 +169,7 @@ class FrequencyModel(LanguageModel):
         return features
 
 
-def test_untrained_model_that_knows_the_text_is_found(honest: TextScore) -> None:
+def test_untrained_model_that_knows_the_text_is_detected(honest: TextScore) -> None:
     texts = make_texts(V)
     found = score_tokens(build_scorer(FrequencyModel(texts), T), texts)
     assert found.untrained.is_better

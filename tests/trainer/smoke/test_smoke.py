@@ -263,7 +263,7 @@ def test_killed_process_is_explained(exceeded: str | None, code: int, sentence: 
     found = explain_kill("sizes", exceeded, code)
     assert found is not None
     assert found.text.startswith(sentence)
-    assert explain_kill("sizes", None, 1) is None, "that was this machine"
+    assert explain_kill("sizes", None, 1) is None, "exit code 1 is a fault of this machine"
 
 
 def test_malformed_report_is_not_trusted() -> None:

@@ -70,7 +70,7 @@ def test_measuring_does_not_change_the_stage(config: SwarmConfig) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.lists(st.integers(1, 9), max_size=5), min_size=1, max_size=6), st.integers(1, 50))
-def test_in_flight_is_limited_by_the_fewest_slots(slots: list[list[int]], limit: int) -> None:
+def test_micro_batches_in_flight_are_limited_by_the_fewest_slots(slots: list[list[int]], limit: int) -> None:
     count = limit_in_flight(slots, limit)
     assert 1 <= count <= limit
     assert count == 1 or all(sum(peers) >= count for peers in slots)

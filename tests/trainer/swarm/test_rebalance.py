@@ -10,7 +10,7 @@ from trainer.swarm.rebalance import Move, choose_stage, compute_stage_rate, prop
 SWARMS = st.lists(st.lists(st.floats(0.2, 5), max_size=9), min_size=2, max_size=6)
 
 
-def swarm_of(speeds: list[list[float]]) -> dict[int, dict[str, float]]:
+def build_swarm(speeds: list[list[float]]) -> dict[int, dict[str, float]]:
     return {stage: {f"{stage}.{n}": speed for n, speed in enumerate(row)} for stage, row in enumerate(speeds)}
 
 
@@ -20,14 +20,14 @@ def apply_move(stages: dict[int, dict[str, float]], move: Move) -> dict[int, dic
     return changed
 
 
-def slowest(stages: dict[int, dict[str, float]]) -> float:
+def find_slowest_stage(stages: dict[int, dict[str, float]]) -> float:
     return min(compute_stage_rate(peers, stage) for stage, peers in stages.items())
 
 
 @settings(deadline=None, max_examples=50)
 @given(SWARMS)
 def test_moves_end_and_never_slow_the_swarm(speeds: list[list[float]]) -> None:
-    stages = swarm_of(speeds)
+    stages = build_swarm(speeds)
     peers = sorted(name for row in stages.values() for name in row)
     for _ in range(200):
         move = propose_move(stages)
@@ -35,7 +35,7 @@ def test_moves_end_and_never_slow_the_swarm(speeds: list[list[float]]) -> None:
             break
         after = apply_move(stages, move)
         if all(len(row) >= 2 for row in stages.values()):
-            assert slowest(after) >= slowest(stages)
+            assert find_slowest_stage(after) >= find_slowest_stage(stages)
         stages = after
     else:
         raise AssertionError("moves do not end")

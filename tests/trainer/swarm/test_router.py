@@ -13,7 +13,7 @@ from trainer.swarm.router import NoPeersError, Router
 SPEEDS = st.lists(st.floats(0.1, 10), min_size=1, max_size=8)
 
 
-def router_of(speeds: list[float], seed: int = 0) -> Router:
+def build_router(speeds: list[float], seed: int = 0) -> Router:
     router = Router(seed)
     for number, speed in enumerate(speeds):
         router.add(f"peer {number}", speed)
@@ -23,7 +23,7 @@ def router_of(speeds: list[float], seed: int = 0) -> Router:
 @settings(deadline=None, max_examples=50)
 @given(SPEEDS, st.integers(0, 9))
 def test_work_is_shared_in_proportion_to_speed_at_all_times(speeds: list[float], seed: int) -> None:
-    router, given_out = router_of(speeds, seed), Counter[str]()
+    router, given_out = build_router(speeds, seed), Counter[str]()
     for _ in range(200):
         given_out[router.pick(1.0, 0.0)] += 1
         clocks = [given_out[f"peer {n}"] / speed for n, speed in enumerate(speeds)]
@@ -34,7 +34,7 @@ def test_work_is_shared_in_proportion_to_speed_at_all_times(speeds: list[float],
 @settings(deadline=None, max_examples=50)
 @given(SPEEDS, st.lists(st.tuples(st.integers(0, 7), st.floats(0, 50), st.floats(0, 50)), max_size=8), st.floats(0, 99))
 def test_banned_peers_are_not_picked(speeds: list[float], bans: list[tuple[int, float, float]], now: float) -> None:
-    router, until = router_of(speeds), dict.fromkeys((f"peer {n}" for n in range(len(speeds))), float("-inf"))
+    router, until = build_router(speeds), dict.fromkeys((f"peer {n}" for n in range(len(speeds))), float("-inf"))
     for number, start, seconds in bans:
         name = f"peer {number % len(speeds)}"
         router.ban(name, start, seconds)
@@ -49,7 +49,7 @@ def test_banned_peers_are_not_picked(speeds: list[float], bans: list[tuple[int, 
 
 
 def test_new_and_unbanned_peers_are_not_flooded() -> None:
-    router = router_of([1.0, 1.0])
+    router = build_router([1.0, 1.0])
     router.ban("peer 1", 0.0, 30.0)
     assert {router.pick(1.0, 0.0) for _ in range(100)} == {"peer 0"}
     router.add("late", 1.0)
@@ -58,7 +58,7 @@ def test_new_and_unbanned_peers_are_not_flooded() -> None:
 
 
 def test_peer_added_again_keeps_its_statistics() -> None:
-    router = router_of([4.0])
+    router = build_router([4.0])
     router.observe("peer 0", 8.0, 1.0)
     router.add("peer 0", 1.0)
     assert router.get_throughput("peer 0") == pytest.approx(0.8 * 4 + 0.2 * 8)
@@ -81,7 +81,7 @@ def test_throughput_is_a_moving_average() -> None:
 
 
 def test_dropped_peer_is_not_picked() -> None:
-    router = router_of([1.0, 1.0])
+    router = build_router([1.0, 1.0])
     router.drop("peer 0")
     router.drop("peer 0")
     router.ban("peer 0", 0.0, 9.0)
@@ -93,7 +93,7 @@ def test_dropped_peer_is_not_picked() -> None:
 
 
 def test_routers_with_different_seeds_start_with_different_peers() -> None:
-    assert len({router_of([1.0] * 8, seed).pick(1.0, 0.0) for seed in range(40)}) > 4
+    assert len({build_router([1.0] * 8, seed).pick(1.0, 0.0) for seed in range(40)}) > 4
 
 
 @settings(deadline=None, max_examples=50)

@@ -25,7 +25,7 @@ from trainer.swarm.sampling import SamplingService, SwarmText
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
-STEPS = 100_000  # more than it makes while it is sampled
+STEPS = 100_000  # more than it trains while it is sampled
 SECRET = "s" * 32
 
 
@@ -155,7 +155,7 @@ def test_sample_of_ended_swarm_says_that_none_answers(tmp_path: Path, capsys: py
     assert "no swarm answers at /ip4/127.0.0.1/tcp/9" in capsys.readouterr().err
 
 
-def test_refusal_at_the_deadline_is_told_to_the_user() -> None:
+def test_refusal_at_the_deadline_is_shown_to_the_user() -> None:
     refusal = CallRefusedError("deadline", "a text may take 600 s")
     assert describe_refusal(refusal) == "the swarm has ended this text: a text may take 600 s"
 

@@ -1,4 +1,4 @@
-"""Stages one behind another are the whole model, and train as it does."""
+"""Chained stages equal the whole model and train like it."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_balanced_blocks_minimize_the_largest_cost(costs: list[int], head: int, 
 
 
 def test_gpt2_is_partitioned_evenly_with_its_head(dataset: Dataset) -> None:
-    """Two of 64 M parameters that a token is multiplied by: the head is worth more than five blocks."""
+    """Each stage has 64 M of the parameters that a token is multiplied by. The head counts more than five blocks."""
     sizes = {"vocabulary_size": 50257, "sequence_length": 1024, **GPT2}
     config = build_tiny_config(dataset, "litgpt", model=sizes, sequence_length=1024)
     with torch.device("meta"):

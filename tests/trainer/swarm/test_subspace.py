@@ -1,4 +1,4 @@
-"""Stages in a subspace: their boundaries send few numbers and lose nothing of the model that they confine."""
+"""Stages in a subspace: messages are smaller, and loss and gradients are those of the confined model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tied head: both ends of the model agree on one gradient, or the step is repeated without who is wrong."""
+"""A tied head: both ends of the model agree on one gradient, or the step is repeated without the wrong peer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dataset(dataset_folder: Path) -> Dataset:
 
 @pytest.fixture
 def membership(dataset: Dataset, tmp_path: Path) -> Iterator[Membership]:
-    """Of three stages, without members."""
+    """Membership of a swarm of three stages, without members."""
     config = build_tiny_config(dataset, "nanogpt", stages=3)
     with contextlib.closing(Journal(tmp_path)) as journal:
         yield Membership(Transport(tmp_path), config, journal, 1.0)
@@ -53,15 +53,15 @@ def transaction(dataset: Dataset, membership: Membership) -> Transaction:
     return Transaction(0, batches, membership, StageClient(membership.transport))
 
 
-def vote(own: str, read: str, source: str) -> messages.Vote:
+def build_vote(own: str, read: str, source: str) -> messages.Vote:
     digests = messages.TiedDigests(own=own, read=read, source=source)
     return messages.Vote(digest=RIGHT, squared_norm=1.0, tied=digests)
 
 
 def build_votes(**changes: messages.Vote) -> dict[str, messages.Vote]:
     """Return right votes of the two ends, and the middle's, with changes by name: a, b, e or f."""
-    votes = {"a": vote(RIGHT, RIGHT, E), "b": vote(RIGHT, RIGHT, F), "e": vote(RIGHT, RIGHT, A)}
-    votes |= {"f": vote(RIGHT, RIGHT, B), "c": messages.Vote(digest=RIGHT, squared_norm=1.0)}
+    votes = {"a": build_vote(RIGHT, RIGHT, E), "b": build_vote(RIGHT, RIGHT, F), "e": build_vote(RIGHT, RIGHT, A)}
+    votes |= {"f": build_vote(RIGHT, RIGHT, B), "c": messages.Vote(digest=RIGHT, squared_norm=1.0)}
     votes |= {"d": votes["c"]} | changes
     return {"Qm" + letter * 44: each for letter, each in votes.items()}
 
@@ -72,7 +72,7 @@ def test_equal_copies_at_both_ends_are_accepted(transaction: Transaction) -> Non
 
 
 def test_mean_of_a_minority_evicts_its_member(transaction: Transaction) -> None:
-    assert not transaction.check_tied(build_votes(f=vote(WRONG, RIGHT, B)))
+    assert not transaction.check_tied(build_votes(f=build_vote(WRONG, RIGHT, B)))
     assert transaction.membership.members.keys() == {A, B, C, D, E}
 
 
@@ -82,15 +82,15 @@ def test_vote_without_digests_evicts_its_member(transaction: Transaction) -> Non
 
 
 def test_source_of_two_misreadings_is_evicted_alone(transaction: Transaction) -> None:
-    assert not transaction.check_tied(build_votes(a=vote(RIGHT, WRONG, E)))
+    assert not transaction.check_tied(build_votes(a=build_vote(RIGHT, WRONG, E)))
     assert len(transaction.membership.members) == 6, "the reader or the source may be wrong"
-    assert not transaction.check_tied(build_votes(b=vote(RIGHT, WRONG, E)))
+    assert not transaction.check_tied(build_votes(b=build_vote(RIGHT, WRONG, E)))
     assert transaction.membership.members.keys() == {A, B, C, D, F}
 
 
 def test_misreading_cannot_be_blamed_on_another_stage(transaction: Transaction) -> None:
     for _ in range(2):
-        assert not transaction.check_tied(build_votes(a=vote(RIGHT, WRONG, C)))
+        assert not transaction.check_tied(build_votes(a=build_vote(RIGHT, WRONG, C)))
     assert transaction.membership.members.keys() == {B, C, D, E, F}
 
 

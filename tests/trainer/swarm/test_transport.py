@@ -30,7 +30,7 @@ pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
 @contextlib.asynccontextmanager
 async def pair(folder: Path) -> AsyncIterator[tuple[Transport, Transport]]:
-    """A caller, and one that answers."""
+    """A calling and an answering peer."""
     caller, other = Transport(folder / "caller"), Transport(folder / "other")
     try:
         await asyncio.gather(caller.start(), other.start())

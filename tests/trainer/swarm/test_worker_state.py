@@ -37,28 +37,30 @@ def state(batches: Batches) -> WorkerState:
     return state
 
 
-def learn(state: WorkerState, batches: Batches, micro_batch: int, step: int = 0, need: tuple[int, ...] = (0,)) -> None:
+def accumulate(
+    state: WorkerState, batches: Batches, micro_batch: int, step: int = 0, need: tuple[int, ...] = (0,)
+) -> None:
     request = RunRequest(step=step, micro_batch=micro_batch, need=need, timeout=1)
     tokens, targets = batches.get_batch(step, micro_batch)
     state.run_backward(request, state.run_forward(request, tokens, None, targets), None)
 
 
-def freeze(state: WorkerState, held: tuple[int, ...], attempt: int = 2, step: int = 0) -> Prepare:
+def freeze_worker(state: WorkerState, held: tuple[int, ...], attempt: int = 2, step: int = 0) -> Prepare:
     request = Prepare(attempt=attempt, step=step, held=held, peers=("1" * 40,), timeout=1)
     state.freeze(request)
     state.hash_weights(request)
     return request
 
 
-def code(error: pytest.ExceptionInfo[CallRefusedError]) -> str:
+def get_error_code(error: pytest.ExceptionInfo[CallRefusedError]) -> str:
     return error.value.code
 
 
 def test_gradient_is_accumulated_once_and_only_if_needed(state: WorkerState, batches: Batches) -> None:
-    learn(state, batches, 0)
+    accumulate(state, batches, 0)
     once = state.stage.gradient_sum.clone()
-    learn(state, batches, 0)
-    learn(state, batches, 1, need=())
+    accumulate(state, batches, 0)
+    accumulate(state, batches, 1, need=())
     assert torch.equal(state.stage.gradient_sum, once)
     ledger = state.read_ledger(StepRequest(attempt=1, step=0))
     assert [held.micro_batch for held in ledger.held] == [0]
@@ -68,34 +70,34 @@ def test_gradient_is_accumulated_once_and_only_if_needed(state: WorkerState, bat
 
 def test_backward_of_another_step_is_refused(state: WorkerState, batches: Batches) -> None:
     with pytest.raises(CallRefusedError) as error:
-        learn(state, batches, 0, step=1)
-    assert code(error) == "stale"
+        accumulate(state, batches, 0, step=1)
+    assert get_error_code(error) == "stale"
 
 
 def test_frozen_worker_refuses_gradients_until_unfrozen(state: WorkerState, batches: Batches) -> None:
-    learn(state, batches, 0)
-    freeze(state, (0,))
+    accumulate(state, batches, 0)
+    freeze_worker(state, (0,))
     before = state.stage.gradient_sum.clone()
     with pytest.raises(CallRefusedError) as error:
-        learn(state, batches, 1)
-    assert code(error) == "frozen"
+        accumulate(state, batches, 1)
+    assert get_error_code(error) == "frozen"
     assert torch.equal(state.stage.gradient_sum, before)
     state.read_ledger(StepRequest(attempt=3, step=0))
-    learn(state, batches, 1)
+    accumulate(state, batches, 1)
     assert sorted(state.held) == [0, 1]
 
 
 def test_freeze_with_another_ledger_is_refused(state: WorkerState, batches: Batches) -> None:
-    learn(state, batches, 0)
+    accumulate(state, batches, 0)
     with pytest.raises(CallRefusedError) as error:
-        freeze(state, (0, 1))
-    assert code(error) == "mismatch"
+        freeze_worker(state, (0, 1))
+    assert get_error_code(error) == "mismatch"
     assert state.frozen_attempt is None
 
 
 def test_commit_repeated_updates_once(state: WorkerState, batches: Batches) -> None:
-    learn(state, batches, 0)
-    request = freeze(state, (0,))
+    accumulate(state, batches, 0)
+    request = freeze_worker(state, (0,))
     vote = state.vote(request, state.snapshot * 0.5)
     assert vote.squared_norm > 0
     order = Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0)
@@ -108,8 +110,8 @@ def test_commit_repeated_updates_once(state: WorkerState, batches: Batches) -> N
 
 
 def test_commit_without_vote_in_attempt_is_refused(state: WorkerState, batches: Batches) -> None:
-    learn(state, batches, 0)
-    request = freeze(state, (0,))
+    accumulate(state, batches, 0)
+    request = freeze_worker(state, (0,))
     with pytest.raises(CallRefusedError):
         state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
     state.vote(request, state.snapshot * 0.5)
@@ -120,8 +122,8 @@ def test_commit_without_vote_in_attempt_is_refused(state: WorkerState, batches: 
 
 
 def test_vote_after_newer_attempt_is_refused(state: WorkerState, batches: Batches) -> None:
-    learn(state, batches, 0)
-    request = freeze(state, (0,))
+    accumulate(state, batches, 0)
+    request = freeze_worker(state, (0,))
     state.drop_step(StepRequest(attempt=3, step=0))
     with pytest.raises(CallRefusedError):
         state.vote(request, torch.zeros_like(state.stage.gradient_sum))
@@ -130,11 +132,11 @@ def test_vote_after_newer_attempt_is_refused(state: WorkerState, batches: Batche
 
 
 def test_older_attempt_changes_nothing(state: WorkerState, batches: Batches) -> None:
-    learn(state, batches, 0)
+    accumulate(state, batches, 0)
     state.read_ledger(StepRequest(attempt=9, step=0))
     with pytest.raises(CallRefusedError) as error:
         state.drop_step(StepRequest(attempt=8, step=0))
-    assert code(error) == "stale"
+    assert get_error_code(error) == "stale"
     assert sorted(state.held) == [0]
 
 
@@ -144,7 +146,7 @@ def read_text(state: WorkerState, name: str, start: int, tokens: int, step: int 
     return state.advance(request, position, torch.arange(tokens)[None], None)
 
 
-def test_worker_remembers_only_the_texts_that_its_plan_has_room_for(state: WorkerState) -> None:
+def test_worker_caches_only_as_many_texts_as_its_plan_allows(state: WorkerState) -> None:
     assert state.plan_memory() >= 1
     assert state.max_caches == MAX_CACHES
     state.max_caches = 2
@@ -154,20 +156,20 @@ def test_worker_remembers_only_the_texts_that_its_plan_has_room_for(state: Worke
     read_text(state, "b", 5, 1)
     with pytest.raises(CallRefusedError) as error:
         read_text(state, "a", 5, 1)
-    assert code(error) == "no_cache"
+    assert get_error_code(error) == "no_cache"
 
 
 def test_worker_without_memory_for_texts_refuses_them(state: WorkerState) -> None:
     state.max_caches = 0
     with pytest.raises(CallRefusedError, match="too little memory to remember a text") as error:
         read_text(state, "a", 0, 5)
-    assert code(error) == "no_memory"
+    assert get_error_code(error) == "no_memory"
     assert not state.caches
 
 
 def test_loaded_state_gives_the_same_position(state: WorkerState, batches: Batches) -> None:
-    learn(state, batches, 0)
-    state.vote(freeze(state, (0,)), state.snapshot * 0.5)
+    accumulate(state, batches, 0)
+    state.vote(freeze_worker(state, (0,)), state.snapshot * 0.5)
     state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
     newcomer = WorkerState(batches.config)
     newcomer.load_stage(5, 0, 1, state.copy_state(StateRequest(stage=0, step=1)))

@@ -1,4 +1,4 @@
-"""Rows of any length, in chunks: gradients are those of one long pass, or end where a chunk begins."""
+"""Training on rows in chunks: gradients equal those of one pass, or stop at the start of a chunk."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FLAGS = (*RWKV, *PLAIN, "--train.precision", "fp32", "--budget", "4steps")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """These products are too small to share."""
+    """Use one thread, since these matrix products are too small for several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-def restless() -> rwkv5.Model:
+def build_random_model() -> rwkv5.Model:
     torch.manual_seed(0)
     model = rwkv5.Model(rwkv5.Config(V, 100, depth=2, width=64))
     with torch.no_grad():
@@ -39,7 +39,7 @@ def restless() -> rwkv5.Model:
     return model.double()
 
 
-def learned(model: rwkv5.Model, rows: Tensor, **settings: Any) -> tuple[Tensor, list[Tensor]]:
+def compute_gradients(model: rwkv5.Model, rows: Tensor, **settings: Any) -> tuple[Tensor, list[Tensor]]:
     objective = Objective(model, **settings)
     loss = objective(rows[:, :-1], rows[:, 1:])
     return loss.detach(), list(torch.autograd.grad(loss / 7, list(model.parameters())))
@@ -48,18 +48,21 @@ def learned(model: rwkv5.Model, rows: Tensor, **settings: Any) -> tuple[Tensor, 
 @pytest.mark.parametrize(("chunk", "fan"), [(8, 16), (8, 2), (30, 16), (100, 16)])
 def test_through_gradients_equal_whole_row(chunk: int, fan: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_bptt, "FAN_OUT", fan)
-    model, rows = restless(), torch.randint(0, V, (2, 101))
+    model, rows = build_random_model(), torch.randint(0, V, (2, 101))
     torch.testing.assert_close(
-        learned(model, rows, chunk=chunk, full_gradients=True), learned(model, rows), rtol=1e-6, atol=1e-6
+        compute_gradients(model, rows, chunk=chunk, full_gradients=True),
+        compute_gradients(model, rows),
+        rtol=1e-6,
+        atol=1e-6,
     )
 
 
 def test_truncated_gradients_stop_at_chunk_start() -> None:
-    model, rows = restless(), torch.randint(0, V, (1, 65))
-    loss, gradients = learned(model, rows, chunk=32)
-    whole, all_of_it = learned(model, rows)
-    torch.testing.assert_close(loss, whole)  # the state is carried all the same
-    # By hand: the second half from a state that is a given.
+    model, rows = build_random_model(), torch.randint(0, V, (1, 65))
+    loss, gradients = compute_gradients(model, rows, chunk=32)
+    whole, whole_gradients = compute_gradients(model, rows)
+    torch.testing.assert_close(loss, whole)  # the state is passed on nevertheless
+    # Computed by hand: the second half starts from a detached state.
     objective = Objective(model)
     features, state = model.advance(rows[:, :32])
     given = chunked_bptt.map_tensors(Tensor.detach, state)
@@ -68,32 +71,32 @@ def test_truncated_gradients_stop_at_chunk_start() -> None:
     )
     expected = torch.autograd.grad(both / 7, list(model.parameters()))
     torch.testing.assert_close(gradients, list(expected))
-    assert any((a - b).abs().max() > 1e-4 for a, b in zip(gradients, all_of_it, strict=True))
+    assert any((a - b).abs().max() > 1e-4 for a, b in zip(gradients, whole_gradients, strict=True))
 
 
 @pytest.mark.parametrize("each", [True, False])
 @torch.no_grad()
 def test_evaluation_in_chunks_equals_whole_row(each: bool) -> None:
-    model, rows = restless(), torch.randint(0, V, (3, 71))
+    model, rows = build_random_model(), torch.randint(0, V, (3, 71))
     seen = [Objective(model, chunk=chunk)(rows[:, :-1], rows[:, 1:], each) for chunk in (16, 0)]
     torch.testing.assert_close(*seen)
 
 
 def test_through_gradients_in_bf16_are_complete() -> None:
-    model, rows = restless().float(), torch.randint(0, V, (1, 65))
+    model, rows = build_random_model().float(), torch.randint(0, V, (1, 65))
     with torch.autocast("cpu", torch.bfloat16):
-        _, gradients = learned(model, rows, chunk=16, full_gradients=True)
-        _, whole = learned(model, rows)
+        _, gradients = compute_gradients(model, rows, chunk=16, full_gradients=True)
+        _, whole = compute_gradients(model, rows)
     for mine, other in zip(gradients, whole, strict=True):
-        assert (mine - other).norm() <= 0.2 * other.norm() + 1e-3  # a lost one is 1
+        assert (mine - other).norm() <= 0.2 * other.norm() + 1e-3  # the relative error of a missing gradient is 1
 
 
-def kept_between_passes(length: int, through: bool) -> int:
-    """The most bytes that wait for a backward pass at any one time."""
-    model, rows = restless().float(), torch.randint(0, V, (1, length + 1))
+def measure_saved_bytes(length: int, through: bool) -> int:
+    """Return the peak of the bytes that are saved for backward passes."""
+    model, rows = build_random_model().float(), torch.randint(0, V, (1, length + 1))
     objective, alive, most = Objective(model, chunk=32, full_gradients=through), 0, 0
 
-    class Kept:
+    class SavedTensor:
         def __init__(self, tensor: Tensor) -> None:
             nonlocal alive, most
             self.tensor = tensor
@@ -104,26 +107,26 @@ def kept_between_passes(length: int, through: bool) -> int:
             nonlocal alive
             alive -= self.tensor.nbytes
 
-    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(SavedTensor, lambda kept: kept.tensor):
         objective(rows[:, :-1], rows[:, 1:])
     return most
 
 
 @pytest.mark.parametrize("through", [False, True])
 def test_saved_memory_does_not_grow_with_row(through: bool) -> None:
-    assert kept_between_passes(1024, through) <= 1.05 * kept_between_passes(128, through)
+    assert measure_saved_bytes(1024, through) <= 1.05 * measure_saved_bytes(128, through)
 
 
 def test_stored_state_does_not_keep_chunk_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tensors come as views of a whole chunk's, which are much larger."""
+    """Tensors of the state are views of a whole chunk, which is much larger."""
     learn, seen = chunked_bptt.ChunkedRows.train_chunk, []
 
-    def looked_at(row: chunked_bptt.ChunkedRows, number: int, state: Any, later: Any) -> Any:
+    def record_sizes(row: chunked_bptt.ChunkedRows, number: int, state: Any, later: Any) -> Any:
         seen.extend((each.untyped_storage().nbytes(), each.nbytes) for each in chunked_bptt.collect_tensors(state))
         return learn(row, number, state, later)
 
-    monkeypatch.setattr(chunked_bptt.ChunkedRows, "train_chunk", looked_at)
-    learned(restless(), torch.randint(0, V, (1, 81)), chunk=8, full_gradients=True)
+    monkeypatch.setattr(chunked_bptt.ChunkedRows, "train_chunk", record_sizes)
+    compute_gradients(build_random_model(), torch.randint(0, V, (1, 81)), chunk=8, full_gradients=True)
     assert seen
     assert all(stored == own for stored, own in seen)
 
@@ -168,7 +171,7 @@ def test_chunks_unsupported_combination_prints_one_line(
 
 
 def test_l2wrap_changes_gradient_not_loss() -> None:
-    model, rows = restless(), torch.randint(0, V, (2, 31))
+    model, rows = build_random_model(), torch.randint(0, V, (2, 31))
     inputs, targets = rows[:, :-1], rows[:, 1:].clone()
     targets[:, :5] = -100
     plain, wrapped = Objective(model), Objective(model, l2wrap=0.01)

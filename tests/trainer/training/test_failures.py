@@ -1,4 +1,4 @@
-"""A run that goes wrong says whose fault it is, in a sentence, and exits with the code for it."""
+"""Failed runs report the cause in one line and exit with its code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Train = Callable[..., int]
 
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) -> Callable[[str], int]:
-    """Train a model that goes wrong in this way."""
+    """Return a function that trains a model with the given failure."""
     monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
 
     def start(way: str) -> int:
@@ -42,7 +42,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
             "--checkpoint-every",
             "1steps",
             *TINY[2:],
-        ]  # without the depth: it has no such dial
+        ]  # without the depth, which it does not have
         return main(["--dataset", str(dataset_folder), "--out", str(tmp_path), *flags])
 
     return start
@@ -114,7 +114,7 @@ def test_compilation_without_compiler_is_an_infrastructure_failure(
 
 
 def fail_to_generate_code(graph: object, inputs: object) -> NoReturn:
-    """A backend whose code generation is broken, as an installation of Triton may be."""
+    """Fail like a backend with a broken code generator, such as a broken installation of Triton."""
     raise InductorError(RuntimeError("ptxas ended with exit code 255"), None)
 
 
@@ -158,8 +158,8 @@ def test_missing_gpu_is_bad_input_and_not_the_models_failure(
 
 
 @contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """The kernel refuses to let a file grow beyond `size` bytes, as a full disk would."""
+def limit_file_size(size: int) -> Iterator[None]:
+    """Limit the size of files, so that larger writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -177,7 +177,7 @@ def test_full_disk_prints_one_line_and_run_resumes(
     sizes = {file.name: file.stat().st_size for file in get_checkpoint_path(tiny_run, 20).iterdir()}
     assert sizes["model.safetensors"] > 100_000
     assert sizes["model.safetensors"] < 300_000 < sizes["optimizer.pt"]
-    with files_of_at_most(size):
+    with limit_file_size(size):
         assert train(tmp_path, *flags) == 1
     errors = capsys.readouterr().err
     assert "The disk is full" in errors.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""A run that starts from a checkpoint: ours, or a folder of litgpt's."""
+"""Runs that start from a checkpoint of ours or of litgpt."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_run_from_checkpoint_folder_starts_there(train: Train, tiny_run: Path, t
 
 
 def test_tensors_that_do_not_fit_are_new_and_listed(train: Train, tiny_run: Path, tmp_path: Path) -> None:
-    """One block more than the checkpoint has."""
+    """The model has one block more than the checkpoint."""
     assert train(tmp_path, "--from", tiny_run, "--budget", "1steps", "--model.depth", "3") == 0
     lineage = run_json(tmp_path)["from"]
     before, after = (
@@ -107,7 +107,7 @@ def test_dataset_of_other_tokenizer_is_rejected(
     assert "was prepared with another tokenizer than" in capsys.readouterr().err
 
 
-def test_from_without_checkpoint_is_rejected(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_without_checkpoint_is_rejected(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", "--from", tmp_path, "--budget", "1steps") == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -125,7 +125,7 @@ def test_resume_from_other_weights_is_rejected(
 
 @pytest.fixture
 def litgpt_folder(dataset_folder: Path, tmp_path: Path) -> Path:
-    """A checkpoint as litgpt's own code writes it, of a shape that has no name there."""
+    """A checkpoint written by litgpt's own code, of a shape without a name in litgpt."""
     from litgpt import GPT, Config
     from litgpt.utils import save_config
 
@@ -143,8 +143,8 @@ def litgpt_folder(dataset_folder: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def theirs(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """What litgpt itself answers from a folder."""
+def compute_litgpt_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the logits of litgpt's own model of a folder."""
     from litgpt import GPT, Config
 
     model = GPT(Config.from_file(folder / "model_config.yaml"))
@@ -176,11 +176,11 @@ def test_litgpt_import_and_export_preserve_weights(litgpt_folder: Path, tmp_path
     assert import_weights.main([str(litgpt_folder), *flags, str(tmp_path / "run")]) == 0
     assert export.main([str(tmp_path / "run"), *flags, str(tmp_path / "back")]) == 0
     tokens = torch.arange(40)[None]
-    wanted = theirs(litgpt_folder, tokens)
+    wanted = compute_litgpt_logits(litgpt_folder, tokens)
     with torch.no_grad():
         ours = load_model(tmp_path / "run")(tokens)
     torch.testing.assert_close(ours, wanted[..., :320])
-    torch.testing.assert_close(theirs(tmp_path / "back", tokens), wanted)
+    torch.testing.assert_close(compute_litgpt_logits(tmp_path / "back", tokens), wanted)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Updates from a gradient far beyond the usual are left out, and too many of them end the run."""
+"""Updates with a gradient norm far above the median are skipped, and too many in a row end the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss in chunks is cross-entropy, with all its gradients, and never holds all logits."""
+"""The chunked loss equals cross-entropy and its gradients, and never holds all logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCABULARY, WIDTH = 97, 8
 
 
 class Tied(LanguageModel):
-    """Embedding and head are one matrix; the logits are capped, and scaled by a weight of their own."""
+    """A model with a tied head, capped logits and a learned scale of the logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def text() -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def chunks_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def set_chunk_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", (rows * VOCABULARY,) * 2)
     monkeypatch.setattr(losses, "MIN_CHUNK_POSITIONS", 1)
     yield
@@ -68,7 +68,7 @@ def test_objective_equals_cross_entropy_with_gradients(
     plain = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
     (plain / 120).backward()
     wanted = gradients(model)
-    with chunks_of(rows, monkeypatch):
+    with set_chunk_rows(rows, monkeypatch):
         ours = Objective(model)(inputs, targets)
         (ours / 120).backward()
     assert ours.dtype == torch.float32
@@ -94,7 +94,7 @@ def test_losses_of_micro_batches_add_up(text: tuple[Tensor, Tensor]) -> None:
 def test_objective_each_returns_loss_per_position(text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, targets = text
     model = Tied()
-    with chunks_of(7, monkeypatch), torch.no_grad():
+    with set_chunk_rows(7, monkeypatch), torch.no_grad():
         each = Objective(model)(inputs, targets, per_position=True)
         total = Objective(model)(inputs, targets)
     torch.testing.assert_close(
@@ -112,8 +112,8 @@ def test_frozen_head_gets_no_gradient(text: tuple[Tensor, Tensor]) -> None:
     assert found["middle.weight"] is not None
 
 
-class Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operator makes."""
+class LargestTensor(TorchDispatchMode):
+    """Records the size of the largest tensor that an operator returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,15 +129,15 @@ class Largest(TorchDispatchMode):
 def test_objective_never_holds_all_logits(text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, targets = text
     model = Tied()
-    with chunks_of(10, monkeypatch), Largest() as largest:
+    with set_chunk_rows(10, monkeypatch), LargestTensor() as largest:
         Objective(model)(inputs, targets).backward()
     assert largest.numbers <= 10 * VOCABULARY
-    with Largest() as plain:
+    with LargestTensor() as plain:
         F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
     assert plain.numbers == inputs.numel() * VOCABULARY
 
 
-class Casts(TorchDispatchMode):
+class CastCounter(TorchDispatchMode):
     """Counts the casts of a matrix to bf16."""
 
     def __init__(self, shape: torch.Size) -> None:
@@ -160,9 +160,9 @@ def test_head_is_cast_once_with_the_same_gradients(name: str, monkeypatch: pytes
         objective = Objective(model)
         assert objective.head_matrices == ["head.weight"]
         objective.head_matrices, objective.vocabulary_size = matrices, traced_models.V
-        with chunks_of(20, monkeypatch), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        with set_chunk_rows(20, monkeypatch), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
             features = objective.features(inputs)
-            with Casts(model.get_parameter("head.weight").shape) as casts:
+            with CastCounter(model.get_parameter("head.weight").shape) as casts:
                 loss = objective.compute_loss(features, targets)
         loss.backward()
         found.append((loss.detach(), gradients(model)))
@@ -175,7 +175,7 @@ def test_head_is_cast_once_with_the_same_gradients(name: str, monkeypatch: pytes
 
 
 def test_large_vocabulary_chunk_has_minimum_positions() -> None:
-    """Each adds to the whole gradient of the head; there are still far fewer logits than positions times words."""
+    """Each chunk adds to the whole gradient of the head. There are still far fewer logits than tokens x positions."""
     assert limit_chunk_positions("cpu", 8192, 10**6) == 512
     assert (
         limit_chunk_positions("cpu", 50304, 10**6)
@@ -193,14 +193,14 @@ def test_gpu_chunk_is_a_quarter_of_the_micro_batch_within_limits() -> None:
 def test_large_vocabulary_never_holds_all_logits() -> None:
     features, head = nn.Parameter(torch.zeros(1, 1024, 2)), nn.Linear(2, 40000, bias=False)
     targets = torch.zeros(1, 1024, dtype=torch.int64)
-    objective = Objective(Given(features, head))
-    with Largest() as largest:
+    objective = Objective(FixedFeatures(features, head))
+    with LargestTensor() as largest:
         objective(targets, targets).backward()
     assert largest.numbers == MIN_CHUNK_POSITIONS * 40000
 
 
-class Given(LanguageModel):
-    """A model that is all head."""
+class FixedFeatures(LanguageModel):
+    """A model of fixed features and a head."""
 
     def __init__(self, given: nn.Parameter, head: nn.Linear) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def test_multi_token_gradient_is_that_of_weighted_losses(
     targets[0, 5] = IGNORE_INDEX
     objective = Objective(model, later_tokens=2)
     objective.set_later_weights((0.5, 0.25))
-    with chunks_of(7, monkeypatch):
+    with set_chunk_rows(7, monkeypatch):
         loss = objective(inputs, targets)
         loss.backward()
         found = gradients(model)

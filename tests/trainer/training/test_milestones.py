@@ -83,7 +83,7 @@ def test_passed_milestone_lies_between_the_fractions(before: float, gain: float,
     assert before * 100 - 1e-6 < mark <= after * 100 + 1e-6
 
 
-def test_no_spacing_has_no_milestones() -> None:
+def test_milestones_without_spacing_are_none() -> None:
     assert find_passed_milestone(0.05, 0.95, 0) is None
     assert find_passed_milestone(0.05, 0.35, 10) == 30, "of several the last"
     assert find_passed_milestone(0.95, 1.0, 10) is None

@@ -1,4 +1,4 @@
-"""The precision: bf16 on a GPU that supports it, on a CPU what is measured to be fast."""
+"""The precision: bf16 on a GPU that supports it, the faster measured one on a CPU."""
 
 from __future__ import annotations
 

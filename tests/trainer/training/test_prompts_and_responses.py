@@ -1,4 +1,4 @@
-"""Pairs of prompt and response: the prompt is read, the response is learned, and a stopped run goes on exactly."""
+"""Training on pairs: targets of prompts are ignored, those of responses are learned, and runs resume exactly."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def documents(dataset: Dataset, split: str = "train") -> list[np.ndarray]:
-    """Each document's tokens, `PROMPT_BIT` where that is set, without the end of text before it."""
+    """Return each document's tokens with `PROMPT_BIT`, without the end of text before it."""
     stream = dataset.open_stream(split)
     tokens = stream.read_tokens(0, len(stream))
     return [part[1:] for part in np.split(tokens, np.flatnonzero(tokens == dataset.tokenizer.end_of_text))[1:]]
@@ -82,7 +82,7 @@ def test_exactly_prompt_tokens_are_marked(dataset: Dataset) -> None:
         ids = np.where(given, tokens - PROMPT_BIT, tokens)
         text = dataset.tokenizer.decode(ids.tolist())
         assert dataset.tokenizer.decode(ids[given].tolist()) == known[text]
-        assert ids[given].tolist() == dataset.tokenizer.encode(known[text]), "as it will be when it is asked"
+        assert ids[given].tolist() == dataset.tokenizer.encode(known[text]), "the prompt alone has other tokens"
 
 
 def test_text_without_prompts_has_no_marks(dataset: Dataset, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_prompt_targets_are_ignored_and_inputs_complete(dataset: Dataset, packin
         learned = targets[:, :-1] != IGNORE_INDEX
         assert torch.equal(targets[:, :-1][learned], inputs[:, 1:][learned]), "targets are inputs one step on"
         ends = inputs[:, 1:] == dataset.tokenizer.end_of_text
-        assert bool(learned[ends].all()), "to stop is learned"
+        assert bool(learned[ends].all()), "the end of text is learned"
         assert 0.1 < learned.float().mean() < 0.7
 
 
@@ -120,7 +120,7 @@ def model() -> gpt.Model:
     torch.manual_seed(0)
     made = gpt.Model(gpt.Config(vocabulary_size=300, sequence_length=64, depth=2, width=32, heads=2))
     with torch.no_grad():
-        for parameter in made.parameters():  # past its zeros
+        for parameter in made.parameters():  # some parameters start at zero
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
     return made
 
@@ -156,14 +156,14 @@ def test_step_and_evaluation_average_over_learned_targets(dataset: Dataset, tmp_
     assert train(tmp_path, "--budget", "1steps", "--dataset", dataset.folder) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     (step,) = (row["loss"] for row in rows if row["kind"] == "train")
-    # An untrained model says little more than that any of 300 tokens may come.
+    # An untrained model predicts about 300 tokens with equal probability.
     assert step == pytest.approx(np.log(300), rel=0.1)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["final_loss"] == pytest.approx(dev_loss(dataset, tmp_path), rel=1e-5)
 
 
 def dev_loss(dataset: Dataset, run: Path) -> float:
-    """Nats a token of the responses, over the part of dev that `TINY` evaluates on."""
+    """Return the loss of the responses, in nats per token, on the part of dev that `TINY` evaluates."""
     folder = find_latest_checkpoint(run)
     assert folder is not None
     trained = load_model(run)
@@ -185,7 +185,7 @@ def dev_loss(dataset: Dataset, run: Path) -> float:
 
 @pytest.mark.slow
 def test_step_on_two_devices_with_prompts_equals_single_device(dataset: Dataset, tmp_path: Path) -> None:
-    """Devices have different numbers of learned targets; the step's mean is over all of them."""
+    """Devices have different numbers of learned targets. The step averages over the targets of all devices."""
     from trainer.train import main
 
     flags = ["--dataset", str(dataset.folder), *TINY, "--budget", "1steps", "--seed", "3"]

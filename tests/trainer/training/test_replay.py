@@ -1,4 +1,4 @@
-"""A stretch of a run, trained once more: the same to the last bit where it is honest, far away where it is not."""
+"""Replays of a stretch of a run: bit-identical if the claimed weights are honest, and far from them otherwise."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trainer.training.replay import main
 
 @pytest.fixture
 def run_replay(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayComparison]:
-    """Replay the stretch between two checkpoints of a run (None: the first weights) and compare."""
+    """Return a function that replays a run between two checkpoints (None: the first weights) and compares."""
 
-    def again(start: Path | None, claimed: Path, budget: str, *flags: str) -> ReplayComparison:
+    def replay(start: Path | None, claimed: Path, budget: str, *flags: str) -> ReplayComparison:
         out = tmp_path / "again"
         if start:
             shutil.copytree(start, out / "checkpoints" / start.name)
@@ -37,10 +37,10 @@ def run_replay(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayComp
         folders = (start or get_checkpoint_path(out, 0), claimed, get_checkpoint_path(out, step))
         return compare_weights(*(folder / "model.safetensors" for folder in folders), start_is_replayed=start is None)
 
-    return again
+    return replay
 
 
-def middle(run: Path) -> tuple[Path, Path]:
+def get_two_checkpoints(run: Path) -> tuple[Path, Path]:
     first, second, *_ = list_checkpoints(run)
     return first, second
 
@@ -51,7 +51,7 @@ def test_replay_from_first_weights_is_bit_identical(
 ) -> None:
     run = tmp_path / "run"
     train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
-    first, _ = middle(run)
+    first, _ = get_two_checkpoints(run)
     assert run_replay(None, first, "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
@@ -59,10 +59,10 @@ def test_replay_from_first_weights_is_bit_identical(
 def test_replay_of_budget_in_seconds_is_bit_identical(
     train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
-    """The schedule follows what each step was charged, which the checkpoint remembers."""
+    """The schedule depends on the seconds charged for each step, which the checkpoint has."""
     run = tmp_path / "run"
     train(run, "--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9")
-    first, second = middle(run)
+    first, second = get_two_checkpoints(run)
     assert len(json.loads((second / "state.json").read_text())["clock"]) == get_checkpoint_step(second)
     assert run_replay(first, second, "1s") == ReplayComparison(exact=True, deviation=0.0)
 
@@ -74,12 +74,12 @@ def test_replay_uses_recorded_machine_fields(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Muon's bf16 on a processor without it would be another computation."""
+    """Muon in bf16 computes other numbers than on a processor without bf16."""
     run = tmp_path / "run"
     monkeypatch.setattr(muon, "choose_precision", lambda device: "bf16")
     train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
     monkeypatch.setattr(muon, "choose_precision", lambda device: "fp32")
-    assert run_replay(*middle(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
+    assert run_replay(*get_two_checkpoints(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
 @pytest.mark.slow
@@ -88,8 +88,8 @@ def test_compare_replay_other_training_is_far(
 ) -> None:
     for name, seed in (("run", 1), ("other", 2)):
         train(tmp_path / name, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9", "--seed", seed)
-    first, second = middle(tmp_path / "run")
-    shutil.copyfile(middle(tmp_path / "other")[1] / "model.safetensors", second / "model.safetensors")
+    first, second = get_two_checkpoints(tmp_path / "run")
+    shutil.copyfile(get_two_checkpoints(tmp_path / "other")[1] / "model.safetensors", second / "model.safetensors")
     found = run_replay(first, second, "20steps")
     assert not found.exact
     assert found.deviation > 0.3
@@ -99,16 +99,16 @@ def test_compare_replay_distance_is_relative_to_replayed_part(tmp_path: Path) ->
     ends = {"start": 0.0, "claimed": 2.0, "run_replay": 2.5}
     for name, value in ends.items():
         save_file({"a": torch.full((4,), value), "b": torch.zeros(2)}, tmp_path / name)
-    start, claimed, again = (tmp_path / name for name in ends)
-    assert compare_weights(start, claimed, again) == ReplayComparison(exact=False, deviation=0.25)
+    start, claimed, replay = (tmp_path / name for name in ends)
+    assert compare_weights(start, claimed, replay) == ReplayComparison(exact=False, deviation=0.25)
 
 
 def test_compare_replay_false_first_weights_do_not_help(tmp_path: Path) -> None:
     for name, value in {"start": 1e6, "claimed": 2.0, "run_replay": 3.0}.items():
         save_file({"a": torch.full((4,), value)}, tmp_path / name)
-    start, claimed, again = (tmp_path / name for name in ("start", "claimed", "run_replay"))
-    assert compare_weights(start, claimed, again).deviation < 1e-5
-    assert compare_weights(start, claimed, again, start_is_replayed=True).deviation == 0.5
+    start, claimed, replay = (tmp_path / name for name in ("start", "claimed", "run_replay"))
+    assert compare_weights(start, claimed, replay).deviation < 1e-5
+    assert compare_weights(start, claimed, replay, start_is_replayed=True).deviation == 0.5
 
 
 @pytest.mark.parametrize("amiss", [{"a": torch.zeros(3)}, {"b": torch.zeros(4)}, {"a": torch.full((4,), torch.nan)}])

@@ -1,4 +1,4 @@
-"""A run that was stopped, gently or not, goes on as if nothing had happened."""
+"""Runs that were stopped or killed resume exactly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start(dataset: Path, out: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path, after: int = 0) -> int:
-    """Wait until a checkpoint beyond a step is there."""
+    """Wait for a checkpoint after a step, and return its step."""
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         folder = find_latest_checkpoint(out)
@@ -67,7 +67,7 @@ def test_killed_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, whole_
         step = wait_for_checkpoint(process, tmp_path, after=step)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        assert not (tmp_path / "result.json").exists(), "it was killed too late to show anything"
+        assert not (tmp_path / "result.json").exists(), "the run ended before it was killed"
     finish(start(dataset_folder, tmp_path))
     assert rows(tmp_path) == rows(whole_run)
     last = [folder.name for folder in list_checkpoints(tmp_path)]
@@ -84,14 +84,14 @@ def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, whol
     assert process.returncode == 130, errors.decode()
     kept = find_latest_checkpoint(tmp_path)
     assert kept is not None
-    # Not every step has a line; whatever was written up to the checkpoint's step is what the whole run wrote.
+    # Not every step has a line. The lines up to the checkpoint's step equal those of the whole run.
     last = get_checkpoint_step(kept)
     assert rows(tmp_path)[-1]["step"] <= last
     assert rows(tmp_path) == [row for row in rows(whole_run) if row["step"] <= last]
 
 
 def test_run_resumes_from_checkpoint_alone(dataset_folder: Path, tmp_path: Path, whole_run: Path) -> None:
-    """On another node there is nothing but the checkpoint: no run.json, no metrics."""
+    """As on another node, which gets the checkpoint without run.json and metrics."""
     before = list_checkpoints(whole_run)[0]
     shutil.copytree(before, get_checkpoint_path(tmp_path, get_checkpoint_step(before)))
     finish(start(dataset_folder, tmp_path))
@@ -100,7 +100,7 @@ def test_run_resumes_from_checkpoint_alone(dataset_folder: Path, tmp_path: Path,
 
 
 def test_run_without_home_folder_works(dataset_folder: Path, tmp_path: Path) -> None:
-    """As in a sandbox: the home folder is not there, and nothing is written but below --out and in /tmp."""
+    """As in a sandbox, without a home folder. Only --out and /tmp are written."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8"}
     flags = ["--dataset", dataset_folder, "--out", tmp_path / "run", "--budget", "2steps", *TINY]
     command = [sys.executable, "-m", "trainer.train", *map(str, flags)]

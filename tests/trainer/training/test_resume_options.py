@@ -1,4 +1,4 @@
-"""Whatever the options, a run that was stopped and goes on computes the same to the last digit."""
+"""Runs with any option resume with the same numbers in every digit."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_finetuning_resumes_exactly(
 
 @pytest.mark.slow
 def test_compiled_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that goes on translates again, or finds it kept: the same code either way."""
+    """The resumed process compiles again or uses the compiler's cache, with the same code."""
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     flags = (*FLAGS, "--dataset", dataset_folder, "--train.compile", "true")
     assert train(tmp_path / "whole", *flags) == 0
@@ -108,13 +108,13 @@ def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monk
 
 
 def test_run_of_older_release_resumes(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def less(*arguments: Any) -> dict[str, Any]:
+    def drop_new_fields(*arguments: Any) -> dict[str, Any]:
         found = describe_identity(*arguments)
         del found["train"]["muon_precision"]
         return found
 
     flags = (*FLAGS, "--dataset", dataset_folder)
     with monkeypatch.context() as older:
-        older.setattr(setup, "describe_identity", less)
+        older.setattr(setup, "describe_identity", drop_new_fields)
         assert train(tmp_path, *flags, stop_after=3) == 130
     assert train(tmp_path, *flags) == 0

@@ -1,4 +1,4 @@
-"""A training run from start to end: its folder, its lines, and what does not change its numbers."""
+"""A complete training run: its folder, its metrics, and what does not change its numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_flops_are_counted_on_model(tiny_run: Path) -> None:
     run = json.loads((tiny_run / "run.json").read_text())
     matrices = 2 * (4 * 32 * 32 + 2 * 4 * 32 * 32) + 320 * 32
     attention = 2 * 2 * 32 * 32  # per token, block: queries with keys and weights with values, 32 positions, width 32
-    # Three times the forward pass, less one matrix product: the tokens need no' gradient.
+    # Three times the forward pass, less one matrix product: the tokens need no gradient.
     assert run["flops_per_token"] == pytest.approx(3 * (2 * matrices + 2 * attention), rel=0.02)
 
 

@@ -61,13 +61,13 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class CorpusInfo:
-    """What to know before choosing a corpus."""
+    """Facts for choosing a corpus."""
 
     license: str
     size: str
     source: str
     """Repository and pinned revision, or where the text is from."""
     public_results: str = ""
-    """What others report for it."""
+    """Results that others report for it."""
     hub_license: str = ""
     """The Hub's identifier of a license that allows sites to publish its tokens; empty: they do not publish them."""

@@ -1,8 +1,8 @@
 """`python-packages`: the documentation and source code of pinned versions of SymPy and NetworkX.
 
-PyTorch needs both packages, so they are installed wherever a model is trained. Their wheels have no compiled files and
+PyTorch needs both packages, so they are installed on every machine that trains. Their wheels have no compiled files and
 are the same for every version of Python and every machine, and two fifths of their text are docstrings. The SHA-256
-of all files is pinned here: the text is this one or an error, whatever Python reads it.
+of all files is pinned here: the text is this one or an error, for any version of Python.
 
 Not covered: tests, tables of benchmarks, generated parsers.
 """
@@ -20,7 +20,7 @@ from trainer.data.errors import CorpusError
 
 PACKAGES = {"networkx": "3.6.1", "sympy": "1.14.0"}  # as in pyproject.toml
 SHA256 = "ece55cc9ba13e15916a1e1eb935cb1817d6843fb51fa288a81e4a4864a69cd2a"
-"""Of the names and contents of all files."""
+"""Hash of the names and contents of all files."""
 SKIPPED_FOLDERS = {"_antlr", "benchmarks", "test", "tests"}
 
 INFO = CorpusInfo(

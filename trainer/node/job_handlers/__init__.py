@@ -1,4 +1,4 @@
-"""What an agent can do: one file per kind of job, one line in `JOB_HANDLERS`."""
+"""Handlers of an agent: one file per kind of job, one line in `JOB_HANDLERS`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class BackendConfig:
 
 @dataclass(frozen=True)
 class BackendContext:
-    """Where and how a started server runs."""
+    """The environment of a started server: its log, variables, GPUs and needs."""
 
     log: Path  # its output is appended there
     environment: Mapping[str, str] = field(default_factory=dict)  # variables added to our own, such as the visible GPUs

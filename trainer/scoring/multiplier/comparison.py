@@ -34,7 +34,7 @@ MAX_BUDGET_FACTOR = 1000.0
 
 
 class MultiplierVerdict(StrEnum):
-    """What is known of an entry. The values are stable: other programs may compare them."""
+    """The verdict on an entry. The values are stable, so that other programs may compare them."""
 
     BASELINE = "the baseline"
     BETTER = "better than the baseline"

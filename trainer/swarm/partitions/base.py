@@ -21,7 +21,7 @@ class PartitionError(UserError):
 
 @dataclass
 class StageCache:
-    """What the blocks of one stage remember of a text: keys and values, or recurrent states."""
+    """The cache of one stage's blocks for a text: keys and values, or recurrent states."""
 
     length: int = 0  # tokens so far
     blocks: dict[int, Any] = field(default_factory=dict)  # by the number of the block

@@ -297,7 +297,7 @@ def test_installation_is_requested_once_and_not_used_when_suspended(github: GitH
         client.get_client("trains/daily")
 
 
-def test_client_with_invalid_private_key_says_so(github: GitHub, settings: Any) -> None:
+def test_client_with_invalid_private_key_reports_it(github: GitHub, settings: Any) -> None:
     settings.GITHUB_PRIVATE_KEY = "open sesame"
     with pytest.raises(NotConnectedError, match="PEM"):
         client.get_client("trains/daily")
