@@ -81,7 +81,9 @@ def list_processes(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.timeout(5400)
-def test_night_is_rehearsed_up_to_its_record(folder: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_night_is_rehearsed_up_to_the_decision_about_a_record(
+    folder: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
     rehearsal = start_rehearsal(folder, environment, NIGHT, "--scale", "1e-5")
     printed, _ = rehearsal.communicate()
     assert rehearsal.returncode == 0, printed
@@ -94,7 +96,9 @@ def test_night_is_rehearsed_up_to_its_record(folder: Path, tmp_path: Path, envir
     assert 0 < float(accuracy) < 1
     (centered,) = re.findall(r"CORE-style score: (\S+) ±", printed)
     assert -1 < float(centered) < 1
-    assert trust == "record"
+    (decision,) = re.findall(r"A narrower model: (.+)", printed)
+    # Seeds are drawn, so the noise of small runs may deny the entry its record.
+    assert trust == ("record" if decision.startswith("A record:") else "replicated"), printed
     assert "15 of 15 runs are scored" in printed
     logs = {path.name for path in (folder / "log").iterdir()}
     assert {"web.log", "worker.log", "node-first.log", "node-second.log", "run-1.log"} <= logs

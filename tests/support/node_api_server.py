@@ -169,6 +169,8 @@ class NodeApiServer:
             self.blobs[rest[1]] = content
             return b"{}"
         with self.lock:
+            if not held.active:  # it ended while the request waited
+                raise HttpError(409, held.lost_because)
             return getattr(self, f"take_{rest[0]}")(held, content)  # type: ignore[no-any-return]
 
     def register(self, message: protocol.Register, token: str) -> bytes:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from trainer.checkpoint.store import get_checkpoint_path, get_checkpoint_step, l
 from trainer.optim import muon
 from trainer.scoring.compare_replay import MAX_DEVIATION, ReplayComparison, compare_weights
 from trainer.scoring.compare_replay import main as compare_command
+from trainer.training import loop
 from trainer.training.replay import main
 
 
@@ -57,9 +62,15 @@ def test_replay_from_first_weights_is_bit_identical(
 
 @pytest.mark.slow
 def test_replay_of_budget_in_seconds_is_bit_identical(
-    train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
+    train: Callable[..., int],
+    run_replay: Callable[..., ReplayComparison],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The schedule depends on the seconds charged for each step, which the checkpoint has."""
+    rng = random.Random(0)
+    ticks = itertools.accumulate(rng.uniform(0.01, 0.05) for _ in itertools.count())
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(ticks), monotonic=time.monotonic))
     run = tmp_path / "run"
     train(run, "--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9")
     first, second = get_two_checkpoints(run)
