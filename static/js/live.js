@@ -51,13 +51,20 @@ function morphChildren(current, target) {
     let match = keyed.get(key);
     keyed.delete(key);
     if (match?.parentNode === current) while (next !== match) next = removeNode(next);
-    else match = next && !reserved.has(next) && next.nodeName === node.nodeName ? next : null;
+    else {
+      while (node.nodeName !== "#text" && isBlankText(next)) next = removeNode(next); // a fragment lacks leading space
+      match = next && !reserved.has(next) && next.nodeName === node.nodeName ? next : null;
+    }
     if (match) {
       next = match.nextSibling;
       morph(match, node);
     } else current.insertBefore(node.cloneNode(true), next);
   }
   while (next) next = removeNode(next);
+}
+
+function isBlankText(node) {
+  return node?.nodeName === "#text" && !node.nodeValue.trim();
 }
 
 function removeNode(node) {
