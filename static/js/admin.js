@@ -1,4 +1,4 @@
-// A page of the admin with a part that keeps itself current.
+// Script of admin pages with an element that updates itself.
 
-import { keepCurrent } from "./live.js";
-keepCurrent();
+import { startPolling } from "./live.js";
+startPolling();

@@ -1,21 +1,21 @@
-// The comparison: curves of all runs in their own colors, and what goes into a pull request.
+// The comparison page: the curves of all its runs, each in its own color, and a Copy button for the Markdown table.
 
 import "./copy.js";
-import { Panels, choices } from "./curves.js";
-import { keepCurrent, startClock } from "./live.js";
+import { CurvePanels, connectViewForm } from "./curves.js";
+import { startClock, startPolling } from "./live.js";
 startClock();
 
 const figure = document.getElementById("curve");
 if (document.getElementById("choices")) {
-  const panels = new Panels(figure, document.querySelectorAll("#panels .panel"));
+  const panels = new CurvePanels(figure);
   const keys = [...figure.querySelectorAll("[data-run]")].map(({ dataset }) => ({ ...dataset }));
   let data = null;
-  const draw = (view = chosen()) => {
+  const drawCurves = () => {
     if (!data) return;
     const lines = keys.filter(({ run }) => data.curves[run]).map(({ run, color }) => (
-      { label: `run ${run}`, color, columns: data.curves[run], live: data.live.includes(Number(run)) }));
-    panels.show(lines, view);
+      { label: `run ${run}`, color, columns: data.curves[run], isLive: data.live.includes(Number(run)) }));
+    panels.show(lines, readView());
   };
-  const chosen = choices(draw);
-  keepCurrent((news) => { data = news; draw(); });
+  const readView = connectViewForm(drawCurves);
+  startPolling((response) => { data = response; drawCurves(); });
 }

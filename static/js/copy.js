@@ -1,4 +1,4 @@
-// Buttons that copy the text of the element that their `data-copy` names.
+// Copy buttons: `data-copy` holds the id of the element whose text is copied.
 
 document.addEventListener("click", async ({ target }) => {
   const button = target.closest("button[data-copy]");
@@ -7,7 +7,7 @@ document.addEventListener("click", async ({ target }) => {
   try {
     await navigator.clipboard.writeText(source.value ?? source.textContent);
     button.textContent = "Copied";
-  } catch { // not allowed, or not over HTTPS: select it for the keyboard
+  } catch { // permission denied, or no HTTPS: select the text, so that Ctrl+C copies it
     if (source.select) source.select();
     else getSelection().selectAllChildren(source);
     button.textContent = "Ctrl+C";

@@ -1,11 +1,11 @@
-// The form: the reader's own time zone to begin with, and the keyboard where something is missing.
+// The form for a new node: preselect the visitor's time zone, and focus the list of errors if there is one.
 
 import { startClock } from "./live.js";
 
 startClock();
-const zone = document.querySelector("select[name=timezone]");
-const here = Intl.DateTimeFormat().resolvedOptions().timeZone;
-if (zone?.value === "UTC" && zone.querySelector("option[selected]")?.value === "UTC" && !document.getElementById("problems")) {
-  if ([...zone.options].some((option) => option.value === here)) zone.value = here;
-}
-document.getElementById("problems")?.focus();
+const select = document.querySelector("select[name=timezone]");
+const timeZone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+const isDefault = select?.value === "UTC" && select.querySelector("option[selected]")?.value === "UTC";
+const problems = document.getElementById("problems");
+if (isDefault && !problems && [...select.options].some((option) => option.value === timeZone)) select.value = timeZone;
+problems?.focus();

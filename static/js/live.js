@@ -1,102 +1,140 @@
-// What every page has: a clock, and parts that keep themselves current.
+// Shared by all pages: the clock, and elements that update themselves.
 
-// The one format of times, as templates write them: 24 hours, UTC.
-export function formatClock(at, seconds = false) {
-  return `${at.toISOString().slice(11, seconds ? 19 : 16)} UTC`;
+// Times have the templates' format: 24 hours, UTC.
+export function formatClock(date, withSeconds = false) {
+  return `${date.toISOString().slice(11, withSeconds ? 19 : 16)} UTC`;
 }
 
 export function startClock() {
-  const place = document.querySelector(".clock");
-  const show = () => { place.textContent = formatClock(new Date()); };
-  show();
-  place.hidden = false;
-  setInterval(show, 5000);
+  const clock = document.querySelector(".clock");
+  const update = () => { clock.textContent = formatClock(new Date()); };
+  update();
+  clock.hidden = false;
+  setInterval(update, 5000);
 }
 
-// Make `old` look like `fresh` and change nothing else: focus, selection, open details and transitions live on.
-export function morph(old, fresh) {
-  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {
-    old.replaceWith(fresh.cloneNode(true));
+// Make `current` equal to `target`, but replace no node that can stay: focus, selection, open details and running
+// transitions survive. Elements with `data-keep` are not changed.
+export function morph(current, target) {
+  if (current.nodeType !== target.nodeType || current.nodeName !== target.nodeName) {
+    current.replaceWith(target.cloneNode(true));
     return;
   }
-  if (old.nodeType !== Node.ELEMENT_NODE) {
-    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+  if (current.nodeType !== Node.ELEMENT_NODE) {
+    if (current.nodeValue !== target.nodeValue) current.nodeValue = target.nodeValue;
     return;
   }
-  if (old.hasAttribute("data-keep")) return;
-  if (old.type === "checkbox" && old.value !== fresh.value) old.checked = fresh.hasAttribute("checked"); // another's box
-  for (const { name } of [...old.attributes]) {
-    if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  if (current.hasAttribute("data-keep")) return;
+  // A checkbox with another value belongs to another row: its state is not the visitor's choice.
+  if (current.type === "checkbox" && current.value !== target.value) current.checked = target.hasAttribute("checked");
+  for (const { name } of [...current.attributes]) {
+    if (!target.hasAttribute(name) && name !== "open") current.removeAttribute(name);
   }
-  for (const { name, value } of fresh.attributes) {
-    if (old.getAttribute(name) === value) continue;
-    old.setAttribute(name, value);
-    if (name === "value" && old.type === "checkbox") old.checked = old.defaultChecked; // it stands for another now
+  for (const { name, value } of target.attributes) {
+    if (current.getAttribute(name) === value) continue;
+    current.setAttribute(name, value);
+    if (name === "value" && current.type === "checkbox") current.checked = current.defaultChecked; // see above
   }
-  const [now, next] = [[...old.childNodes], [...fresh.childNodes]];
-  next.forEach((child, i) => (i < now.length ? morph(now[i], child) : old.append(child.cloneNode(true))));
-  now.slice(next.length).forEach((child) => child.remove());
+  morphChildren(current, target);
 }
 
-function parsed(html) {
-  const page = new DOMParser().parseFromString(html, "text/html");
-  return page;
+// Pair children by the first id in them, the others by position. Scripts hold elements by id: those must stay in the page
+// when something is added before them.
+function morphChildren(current, target) {
+  const getKey = (node) => node.id || node.querySelector?.("[id]")?.id;
+  const targets = [...target.childNodes].map((node) => ({ node, key: getKey(node) }));
+  const targetKeys = new Set(targets.map(({ key }) => key).filter(Boolean));
+  const keyed = new Map([...current.childNodes].map((node) => [getKey(node), node]).filter(([key]) => targetKeys.has(key)));
+  const reserved = new Set(keyed.values());
+  let next = current.firstChild;
+  for (const { node, key } of targets) {
+    let match = keyed.get(key);
+    keyed.delete(key);
+    if (match?.parentNode === current) while (next !== match) next = removeNode(next);
+    else {
+      while (node.nodeName !== "#text" && isBlankText(next)) next = removeNode(next); // a fragment lacks leading space
+      match = next && !reserved.has(next) && next.nodeName === node.nodeName ? next : null;
+    }
+    if (match) {
+      next = match.nextSibling;
+      morph(match, node);
+    } else current.insertBefore(node.cloneNode(true), next);
+  }
+  while (next) next = removeNode(next);
 }
 
-export function putPart(id, html) {
+function isBlankText(node) {
+  return node?.nodeName === "#text" && !node.nodeValue.trim();
+}
+
+function removeNode(node) {
+  const next = node.nextSibling;
+  node.remove();
+  return next;
+}
+
+export function parsePage(html) {
+  return new DOMParser().parseFromString(html, "text/html");
+}
+
+// Replace the content of the element with this id.
+export function updatePart(id, html) {
   const part = document.getElementById(id);
   if (!part) return;
-  const fresh = part.cloneNode(false);
-  fresh.append(...parsed(html).body.childNodes);
-  morph(part, fresh);
+  const target = part.cloneNode(false);
+  target.append(...parsePage(html).body.childNodes);
+  morph(part, target);
 }
 
-async function renew(main) {
+// Fetch the page again and update the live element. It gets the `data-revision` of the response, which may come from
+// the site's cache and be older than the revision that was polled.
+async function reloadElement(element) {
   const address = location.href;
-  const answer = await fetch(address, { cache: "no-cache" });
-  if (!answer.ok) throw new Error(`${answer.status}`);
-  const page = parsed(await answer.text());
-  if (location.href !== address) return renew(main);
-  morph(main, page.querySelector("[data-live]") ?? page.querySelector("main")); // with its own revision: it may have been kept for a moment
+  const response = await fetch(address, { cache: "no-cache" });
+  if (!response.ok) throw new Error(`${response.status}`);
+  const page = parsePage(await response.text());
+  if (location.href !== address) return reloadElement(element);
+  morph(element, page.querySelector("[data-live]") ?? page.querySelector("main"));
 }
 
-const BEHIND_SECONDS = 3; // when a page asks again that knows of something newer than what it shows: the site keeps pages for 5 s
+// Polling interval while the page shows an older revision than the last response. The site caches pages for 5 s.
+const STALE_SECONDS = 3;
 
-// Ask the address of `[data-live]`, which is `main` or a part of it, for what has changed, at the pace it sets; "wait": 0 ends it, once the page shows what there is.
-// Nothing is asked by a hidden tab.
-export function keepCurrent(onData = () => {}) {
-  const main = document.querySelector("[data-live]");
-  if (!main) return;
-  let wait = 0, failures = 0, last = "", timer = 0, behind = false;
+// Poll the address in `data-live` of `main`, or of an element in it, at the interval that the response names ("wait").
+// Polling ends when "wait" is 0 and the page shows the latest revision. A hidden tab does not poll.
+export function startPolling(onData = () => {}) {
+  const element = document.querySelector("[data-live]");
+  if (!element) return;
+  let wait = 0, failures = 0, lastText = "", timer = 0, isStale = false;
 
-  async function ask() {
+  async function poll() {
     clearTimeout(timer);
     if (document.hidden) return;
     try {
       const address = location.href;
-      const answer = await fetch(main.dataset.live, { cache: "no-cache", headers: { Accept: "application/json" } });
-      if (!answer.ok) throw new Error(`${answer.status}`);
-      const text = await answer.text();
-      if (location.href !== address) return ask(); // a search or a choice has changed it meanwhile
-      if (text !== last || behind) {
+      const response = await fetch(element.dataset.live, { cache: "no-cache", headers: { Accept: "application/json" } });
+      if (!response.ok) throw new Error(`${response.status}`);
+      const text = await response.text();
+      if (location.href !== address) return poll(); // a search or another view changed the address meanwhile
+      if (text !== lastText || isStale) {
         const data = JSON.parse(text);
         wait = data.wait;
-        const isBehind = () => String(data.revision) !== main.dataset.revision;
-        if (isBehind()) await renew(main);
-        behind = isBehind();
-        if (location.href !== address) return ask();
-        for (const [id, html] of Object.entries(data.parts)) putPart(id, html);
+        const hasOtherRevision = () => String(data.revision) !== element.dataset.revision;
+        if (hasOtherRevision()) await reloadElement(element);
+        isStale = hasOtherRevision();
+        if (location.href !== address) return poll();
+        for (const [id, html] of Object.entries(data.parts)) updatePart(id, html);
         onData(data);
-        last = text;
+        lastText = text;
       }
       failures = 0;
     } catch {
-      failures += 1; // the site is away for a moment: ask again, less and less often
+      failures += 1; // the site is unreachable: retry with exponential backoff
     }
-    const pause = failures ? Math.min(60, 2 ** failures) : behind ? BEHIND_SECONDS : wait;
-    if (pause) timer = setTimeout(ask, pause * 1000);
+    const seconds = failures ? Math.min(60, 2 ** failures) : isStale ? STALE_SECONDS : wait;
+    if (seconds) timer = setTimeout(poll, seconds * 1000);
   }
 
-  document.addEventListener("visibilitychange", () => { if (!document.hidden && (wait || behind || !last)) ask(); });
-  ask();
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && (wait || isStale || !lastText)) poll(); });
+  poll();
 }

@@ -1,6 +1,6 @@
-// A page without a script of its own.
+// Script of pages that have none of their own.
 
 import "./copy.js";
-import { keepCurrent, startClock } from "./live.js";
+import { startClock, startPolling } from "./live.js";
 startClock();
-keepCurrent();
+startPolling();

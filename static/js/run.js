@@ -1,74 +1,87 @@
-// The run page: its curves can be read, zoomed and laid over others; its log can be searched and followed.
+// The run page: a chart that can be read, zoomed and overlaid with other runs, and a log that can be searched and
+// followed.
 
 import "./copy.js";
-import { Panels, choices } from "./curves.js";
-import { keepCurrent, putPart, startClock } from "./live.js";
+import { CurvePanels, connectViewForm } from "./curves.js";
+import { startClock, startPolling, updatePart } from "./live.js";
 
 const main = document.querySelector("main");
 const figure = document.getElementById("curve");
-const panels = new Panels(figure, document.querySelectorAll("#panels .panel"));
-const others = new Map(); // a run's number: its columns
-let own = null, live = false, before = [];
+const panels = new CurvePanels(figure);
+const overlays = new Map(); // run id (a string) to columns
+let columns = null, isLive = false, lineage = [];
 startClock();
-const chosen = choices(draw);
+const readView = connectViewForm(drawCurves);
 
-// What lies over it, in the colors that the choices name; asked for once.
-async function fetched(runs) {
-  const missing = runs.filter((run) => !others.has(run));
+// Fetch the curves of overlaid runs, each once: they are not updated afterwards.
+async function loadOverlays(runs) {
+  const missing = runs.filter((run) => !overlays.has(run));
   if (!missing.length) return;
-  const answer = await fetch(`/compare/curves.json?runs=${missing.join(",")}`);
-  if (answer.ok) for (const [run, columns] of Object.entries((await answer.json()).curves)) others.set(run, columns);
+  const response = await fetch(`/compare/curves.json?runs=${missing.join(",")}`);
+  if (!response.ok) return;
+  for (const [run, loaded] of Object.entries((await response.json()).curves)) overlays.set(run, loaded);
 }
 
-async function draw(view = chosen()) {
-  if (!own) return;
-  try { await fetched(view.over); } catch { /* the site is away for a moment: what is here is drawn */ }
-  const lines = view.over.filter((run) => others.has(run)).map((run) => {
+async function drawCurves() {
+  if (!columns) return;
+  try { await loadOverlays(readView().over); } catch { /* the site is unreachable: draw without them */ }
+  const view = readView(); // again: the visitor may have changed it during the request
+  const lines = view.over.filter((run) => overlays.has(run)).map((run) => {
     const { label, color } = document.querySelector(`#choices [name=over][value="${run}"]`).dataset;
-    return { label, color, columns: others.get(run) };
+    return { label, color, columns: overlays.get(run) };
   });
-  if (own.train.step.length) figure.dataset.points = own.train.step.at(-1);
-  panels.show([...lines, ...before, { label: "this run", color: "ink", columns: own, alone: true, live }], view); // on top
+  if (columns.train.step.length) figure.dataset.points = columns.train.step.at(-1);
+  // The last line is drawn on top.
+  panels.show([...lines, ...lineage, { label: "this run", color: "ink", columns, isOwn: true, isLive }], view);
 }
 
-// The runs before it, where it comes from others' weights: they do not change, so they are asked for once.
+// The curves of earlier runs that this one continues. They do not change, so one request is enough.
 if (figure.dataset.lineage) {
-  fetch(figure.dataset.lineage).then(async (answer) => {
-    if (answer.ok) before = (await answer.json()).branches;
-    draw();
-  }).catch(() => {}); // away for a moment: its own curve is drawn
+  fetch(figure.dataset.lineage).then(async (response) => {
+    if (response.ok) lineage = (await response.json()).branches;
+    drawCurves();
+  }).catch(() => {}); // the site is unreachable: the chart has this run only
 }
 
-// --- the log: at its last line, unless the reader has scrolled up ---
+// --- log: follows its last line until the reader scrolls up ---
 
 const log = document.getElementById("log");
 const follow = document.getElementById("follow");
-const find = document.getElementById("find");
+const searchForm = document.getElementById("find");
 const [liveAddress] = main.dataset.live.split("?");
-const box = () => log.querySelector(".log");
-const toEnd = () => { if (follow.checked && box()) box().scrollTop = box().scrollHeight; };
-log.addEventListener("scroll", ({ target }) => { follow.checked = target.scrollTop + target.clientHeight > target.scrollHeight - 24; }, true);
-follow.addEventListener("change", toEnd);
+const readQuery = () => searchForm.elements.find.value.trim();
 
-let typed = 0;
-async function search() {
-  const words = find.elements.find.value.trim();
-  main.dataset.live = words ? `${liveAddress}?find=${encodeURIComponent(words)}` : liveAddress;
+function scrollToEnd() {
+  const box = log.querySelector(".log");
+  if (follow.checked && box) box.scrollTop = box.scrollHeight;
+}
+
+log.addEventListener("scroll", ({ target }) => {
+  follow.checked = target.scrollTop + target.clientHeight > target.scrollHeight - 24;
+}, true);
+follow.addEventListener("change", scrollToEnd);
+
+async function searchLog() {
+  const query = readQuery();
+  main.dataset.live = query ? `${liveAddress}?find=${encodeURIComponent(query)}` : liveAddress;
   const address = new URLSearchParams(location.search);
-  if (words) address.set("find", words);
+  if (query) address.set("find", query);
   else address.delete("find");
   history.replaceState(null, "", `?${address}`);
-  const answer = await fetch(main.dataset.live, { headers: { Accept: "application/json" } });
-  if (answer.ok && words === find.elements.find.value.trim()) putPart("log", (await answer.json()).parts.log);
-  toEnd();
+  try {
+    const response = await fetch(main.dataset.live, { headers: { Accept: "application/json" } });
+    if (response.ok && query === readQuery()) updatePart("log", (await response.json()).parts.log);
+  } catch { /* the site is unreachable: the next key searches again */ }
+  scrollToEnd();
 }
-const searched = () => search().catch(() => {}); // away for a moment: the next letter asks again
-find.addEventListener("submit", (event) => { event.preventDefault(); searched(); });
-find.addEventListener("input", () => { clearTimeout(typed); typed = setTimeout(searched, 300); });
-toEnd();
 
-keepCurrent(({ curve, wait }) => {
-  [own, live] = [curve, wait > 0];
-  draw();
-  toEnd();
+let searchTimer = 0;
+searchForm.addEventListener("submit", (event) => { event.preventDefault(); searchLog(); });
+searchForm.addEventListener("input", () => { clearTimeout(searchTimer); searchTimer = setTimeout(searchLog, 300); });
+scrollToEnd();
+
+startPolling(({ curve, wait }) => {
+  [columns, isLive] = [curve, wait > 0];
+  drawCurves();
+  scrollToEnd();
 });

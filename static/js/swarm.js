@@ -1,132 +1,142 @@
-// A swarm's page: machines as dots in their stages, live, and played again from the record.
+// The page of a swarm run: the machines of each stage, live and in a replay of the recorded events.
 
-import { formatClock, keepCurrent, startClock } from "./live.js";
+import { formatClock, startClock, startPolling } from "./live.js";
 
-const place = document.getElementById("stages");
-const [slider, clock, play] = ["moment", "clock", "play"].map((id) => document.getElementById(id));
-const GONE = 8, BANNED = 30, LENGTH = 30; // seconds: a dot that left stays, a ban lasts, the whole record plays
-let events = [], stages = 0, following = true, playing = 0, reading = null;
+const GONE_SECONDS = 8; // how long a machine that left is shown
+const BAN_SECONDS = 30;
+const REPLAY_SECONDS = 30; // duration of a whole replay
+const FRAME_MS = 200;
+const SLIDER_END = 1000;
+
+const container = document.getElementById("stages");
+const [slider, clock, playButton] = ["moment", "clock", "play"].map((id) => document.getElementById(id));
+let events = [], stageCount = 0, isFollowing = true, replayTimer = 0, pendingLoad = null;
 startClock();
 
-// What has come since the last event that is here.
-async function read() {
-  for (let more = true; more;) {
+// Fetch the events after the last one in `events`.
+async function loadEvents() {
+  for (let hasMore = true; hasMore;) {
     const since = events.length ? events.at(-1).id : 0;
-    const answer = await fetch(`${place.dataset.record}?since=${since}`, { cache: "no-cache" });
-    if (!answer.ok) return;
-    const found = await answer.json();
-    stages = found.stages;
-    events.push(...found.events);
-    more = found.next !== null;
+    const response = await fetch(`${container.dataset.record}?since=${since}`, { cache: "no-cache" });
+    if (!response.ok) return;
+    const page = await response.json();
+    stageCount = page.stages;
+    events.push(...page.events);
+    hasMore = page.next !== null;
   }
   if (events.length) document.getElementById("replay").hidden = false;
-  show();
+  drawSwarm();
 }
 
-// Only one reads at a time: an event comes in once.
-function renew() { reading ??= read().catch(() => {}).finally(() => { reading = null; }); }
+// Two requests at a time would add the same events twice.
+function updateEvents() {
+  pendingLoad ??= loadEvents().catch(() => {}).finally(() => { pendingLoad = null; });
+}
 
-// The swarm as it was at a time: who was where, and the last step.
-function at(time) {
+// Return the machines at a time, the last step with its metrics, and the number of the last step.
+function computeState(time) {
   const machines = new Map();
-  let step = null, seen = 0;
+  let step = null, stepNumber = 0;
   for (const event of events) {
     if (event.at > time) break;
-    seen = event.step;
-    const known = machines.get(event.peer);
-    if (event.what === "join") machines.set(event.peer, { ...event, rows: 0, gone: null, banned: null });
-    else if (event.what === "leave" && known) known.gone = event.at;
-    else if (event.what === "ban" && known) known.banned = event.at;
-    else if (event.what === "start") for (const one of machines.values()) one.gone ??= event.at;
-    else if (event.what === "end") for (const one of machines.values()) one.gone ??= event.at;
-    else if (event.what === "step") {
+    stepNumber = event.step;
+    const machine = machines.get(event.peer);
+    if (event.what === "join") machines.set(event.peer, { ...event, rows: 0, leftAt: null, bannedAt: null });
+    else if (event.what === "leave" && machine) machine.leftAt = event.at;
+    else if (event.what === "ban" && machine) machine.bannedAt = event.at;
+    else if (event.what === "start" || event.what === "end") {
+      for (const each of machines.values()) each.leftAt ??= event.at;
+    } else if (event.what === "step") {
       step = event;
-      for (const [peer, one] of machines) one.rows = event.held?.[one.stage]?.[peer] ?? 0;
+      for (const [peer, each] of machines) each.rows = event.held?.[each.stage]?.[peer] ?? 0;
     }
   }
-  const there = [...machines.values()].filter((one) => one.gone === null || time - one.gone < GONE);
-  return { there, step, seen };
+  const visible = [...machines.values()].filter(({ leftAt }) => leftAt === null || time - leftAt < GONE_SECONDS);
+  return { machines: visible, step, stepNumber };
 }
 
-function element(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text; // names are strangers' words
-  return made;
+function createElement(name, className, text) {
+  const element = document.createElement(name);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text; // never HTML: names come from strangers
+  return element;
 }
 
-function dot(machine, time) {
-  const gone = machine.gone !== null, banned = machine.banned !== null && time - machine.banned < BANNED;
-  const made = element("li", `swarm-machine${gone ? " is-gone" : banned ? " is-banned" : ""}`);
-  made.dataset.peer = machine.peer;
-  const word = gone ? "left" : banned ? "banned for half a minute" : `${machine.rows} rows`;
-  made.append(element("b", "", machine.name || machine.peer), " ", element("span", "", word));
-  return made;
+function createMachine(machine, time) {
+  const isGone = machine.leftAt !== null;
+  const isBanned = !isGone && machine.bannedAt !== null && time - machine.bannedAt < BAN_SECONDS;
+  const element = createElement("li", `swarm-machine${isGone ? " is-gone" : isBanned ? " is-banned" : ""}`);
+  element.dataset.peer = machine.peer;
+  const state = isGone ? "left" : isBanned ? "banned for half a minute" : `${machine.rows} rows`;
+  element.append(createElement("b", "", machine.name || machine.peer), " ", createElement("span", "", state));
+  return element;
 }
 
-function column(number, machines, time) {
-  let made = place.children[number];
-  if (!made?.dataset.drawn) {
-    made?.remove();
-    made = element("section", "swarm-stage");
-    made.dataset.drawn = "yes";
-    made.append(element("h3", "", `Stage ${number + 1}`), element("ul"));
-    place.insertBefore(made, place.children[number] ?? null);
+function drawStage(number, machines, time) {
+  let stage = container.children[number];
+  if (!stage?.dataset.drawn) {
+    stage?.remove();
+    stage = createElement("section", "swarm-stage");
+    stage.dataset.drawn = "yes";
+    stage.append(createElement("h3", "", `Stage ${number + 1}`), createElement("ul"));
+    container.insertBefore(stage, container.children[number] ?? null);
   }
-  const list = made.lastElementChild;
-  const old = new Map([...list.children].map((child) => [child.dataset.peer, child]));
-  const fresh = machines.map((machine) => {
-    const next = dot(machine, time), before = old.get(machine.peer);
-    if (!before) return next;
-    before.className = next.className;
-    before.replaceChildren(...next.childNodes);
-    return before; // the same dot: it does not arrive again
+  const list = stage.lastElementChild;
+  const elements = new Map([...list.children].map((child) => [child.dataset.peer, child]));
+  const items = machines.map((machine) => {
+    const item = createMachine(machine, time), current = elements.get(machine.peer);
+    if (!current) return item;
+    current.className = item.className;
+    current.replaceChildren(...item.childNodes);
+    return current; // a new element would repeat the animation of a machine that joins
   });
-  if (!fresh.length) fresh.push(element("li", "empty", "No machines."));
-  list.replaceChildren(...fresh);
+  if (!items.length) items.push(createElement("li", "empty", "No machines."));
+  list.replaceChildren(...items);
 }
 
-function show() {
+function drawSwarm() {
   if (!events.length) return;
   const [first, last] = [events[0].at, events.at(-1).at];
-  const time = following ? last : first + (last - first) * slider.value / 1000;
-  if (following) slider.value = 1000;
-  const { there, step, seen } = at(time);
-  for (let number = 0; number < stages; number += 1) {
-    column(number, there.filter((one) => one.stage === number).sort((a, b) => a.peer.localeCompare(b.peer)), time);
+  const time = isFollowing ? last : first + (last - first) * slider.value / SLIDER_END;
+  if (isFollowing) slider.value = SLIDER_END;
+  const { machines, step, stepNumber } = computeState(time);
+  for (let number = 0; number < stageCount; number += 1) {
+    const members = machines.filter(({ stage }) => stage === number).sort((a, b) => a.peer.localeCompare(b.peer));
+    drawStage(number, members, time);
   }
-  const pace = step ? `, loss ${step.loss.toFixed(3)}` : "";
-  clock.textContent = `${formatClock(new Date(time * 1000), true)}, step ${step?.step ?? seen}${pace}`;
+  const loss = step ? `, loss ${step.loss.toFixed(3)}` : "";
+  clock.textContent = `${formatClock(new Date(time * 1000), true)}, step ${step?.step ?? stepNumber}${loss}`;
   for (const svg of document.querySelectorAll("#lines svg")) {
-    const { first: from, last: to } = svg.dataset, width = svg.viewBox.baseVal.width;
-    const part = Math.min(1, Math.max(0, ((step?.step ?? 0) - from) / Math.max(to - from, 1)));
+    const { first: begin, last: end } = svg.dataset, width = svg.viewBox.baseVal.width;
+    const share = Math.min(1, Math.max(0, ((step?.step ?? 0) - begin) / Math.max(end - begin, 1)));
     const cursor = svg.querySelector(".cursor");
-    for (const name of ["x1", "x2"]) cursor.setAttribute(name, part * width);
+    for (const name of ["x1", "x2"]) cursor.setAttribute(name, share * width);
   }
 }
 
-function stop() {
-  clearInterval(playing);
-  playing = 0;
-  play.textContent = "Play";
-  play.setAttribute("aria-pressed", "false");
+function stopReplay() {
+  clearInterval(replayTimer);
+  replayTimer = 0;
+  playButton.textContent = "Play";
+  playButton.setAttribute("aria-pressed", "false");
 }
 
-slider.addEventListener("input", () => { stop(); following = Number(slider.value) === 1000; show(); });
-document.getElementById("now").addEventListener("click", () => { stop(); following = true; show(); });
-document.getElementById("replay").addEventListener("submit", (event) => event.preventDefault());
-play.addEventListener("click", () => {
-  if (playing) return stop();
-  following = false;
-  if (Number(slider.value) === 1000) slider.value = 0;
-  play.textContent = "Pause";
-  play.setAttribute("aria-pressed", "true");
-  playing = setInterval(() => {
-    slider.value = Number(slider.value) + 1000 / LENGTH / 5;
-    show();
-    if (Number(slider.value) >= 1000) { stop(); following = true; }
-  }, 200);
-});
+function startReplay() {
+  isFollowing = false;
+  if (Number(slider.value) === SLIDER_END) slider.value = 0;
+  playButton.textContent = "Pause";
+  playButton.setAttribute("aria-pressed", "true");
+  replayTimer = setInterval(() => {
+    slider.value = Number(slider.value) + SLIDER_END * FRAME_MS / 1000 / REPLAY_SECONDS;
+    drawSwarm();
+    if (Number(slider.value) >= SLIDER_END) { stopReplay(); isFollowing = true; }
+  }, FRAME_MS);
+}
 
-renew();
-keepCurrent((data) => { if (data.last !== events.at(-1)?.id) renew(); else show(); });
+slider.addEventListener("input", () => { stopReplay(); isFollowing = Number(slider.value) === SLIDER_END; drawSwarm(); });
+document.getElementById("now").addEventListener("click", () => { stopReplay(); isFollowing = true; drawSwarm(); });
+document.getElementById("replay").addEventListener("submit", (event) => event.preventDefault());
+playButton.addEventListener("click", () => { if (replayTimer) stopReplay(); else startReplay(); });
+
+updateEvents();
+startPolling((data) => { if (data.last !== events.at(-1)?.id) updateEvents(); else drawSwarm(); });

@@ -13,6 +13,7 @@ from leaderboard.models import Run
 from leaderboard.rankings.standings_store import recompute_standings
 from scheduler.models import Event
 from tests.support import scene
+from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -85,7 +86,53 @@ def test_run_curve_has_legend_values_and_grows_without_reload(open_page: Callabl
     scene.add_curve_points(train, 521, 700)
 
     expect(page.locator("#head")).to_contain_text("40 s")
-    page.wait_for_function("document.querySelector('#curve').dataset.points === '700'")
+    expect(page.locator("#curve")).to_have_attribute("data-points", "700")
+
+
+def test_curve_with_first_evaluation_shows_dev_loss(open_page: Callable[..., Page]) -> None:
+    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 100)
+    page = open_page(run.get_absolute_url())
+    legend = page.locator("#curve .u-legend")
+    expect(legend).to_contain_text("smoothed")
+    expect(legend).not_to_contain_text("dev loss")
+
+    scene.add_curve_points(run, 101, 200)
+
+    expect(legend).to_contain_text("dev loss")
+
+
+def test_run_page_opened_before_first_step_draws_small_panels(open_page: Callable[..., Page]) -> None:
+    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 0)
+    page = open_page(run.get_absolute_url())
+    expect(page.locator("#curve")).to_contain_text("The curve appears here")
+
+    scene.add_curve_points(run, 1, 50)
+    Event.record("node:this-machine", run, "A checkpoint was saved at step 50.")
+
+    expect(page.locator(".plot canvas")).to_be_visible()
+    expect(page.locator(".small-plot canvas")).to_have_count(4)
+
+
+def test_zoomed_curve_of_a_live_run_gets_new_points(open_page: Callable[..., Page]) -> None:
+    train = scene.create_night_board()["train"]
+    page = open_page(train.get_absolute_url(), viewport={"width": 1440, "height": 1400})
+    over = page.locator(".plot .u-over")
+    expect(over).to_be_visible()
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 60, steps=4)
+    page.mouse.up()
+    page.mouse.move(0, 0)
+    take_picture = "document.querySelector('.plot canvas').toDataURL()"
+    before = page.evaluate(take_picture)
+
+    scene.add_curve_points(train, 521, 700)
+
+    expect(page.locator("#curve")).to_have_attribute("data-points", "700")
+    wait_until(lambda: page.evaluate(take_picture) != before)
 
 
 def test_run_curve_x_axis_changes_without_reload(open_page: Callable[..., Page]) -> None:

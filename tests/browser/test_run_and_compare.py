@@ -47,6 +47,28 @@ def test_overlaid_run_and_axis_are_kept_in_the_url(
     expect(page.get_by_label("best so far")).to_be_checked()
 
 
+def test_overlay_unchecked_during_its_request_is_not_drawn(
+    open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
+) -> None:
+    page = open_page(better_and_level[1].get_absolute_url(), **WIDE)
+    legend = page.locator("#curve .u-legend")
+    expect(legend).to_contain_text("smoothed")
+    held: list[Route] = []
+    page.route("**/compare/curves.json*", lambda route: held.append(route), times=1)
+    with page.expect_request("**/compare/curves.json*"):
+        page.get_by_label("best so far").check()
+    page.get_by_label("best so far").uncheck()
+
+    with page.expect_response("**/compare/curves.json*") as response:
+        held[0].continue_()
+    response.value.finished()
+    page.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
+
+    expect(legend).not_to_contain_text("best so far")
+    page.get_by_label("best so far").check()
+    expect(legend).to_contain_text("best so far")
+
+
 def test_zoom_by_dragging_applies_to_all_panels(
     open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
 ) -> None:
