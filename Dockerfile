@@ -19,12 +19,12 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends git postgresql-client \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 train
-# The site never imports torch: install only its own packages, at the locked versions. The tokenizer and the numeric
+# The site never imports torch: install only its own packages, at the locked versions. What they
+# require is locked, too, or left out (--no-deps). The tokenizer and the numeric
 # parts of the trainer are for `manage.py prepare_season`, which runs as its own process.
-COPY requirements.lock pyproject.toml ./
-RUN grep -v -i -E '^(torch|torchmetrics|lightning|lightning-fabric|pytorch-lightning|litgpt|lm_eval|transformers|playwright|mypy|ruff|hypothesis|pytest.*|django-stubs.*|papermill|nbclient|ipykernel|ipython.*|debugpy|jedi|jupyter_client|pyzmq|tornado|bandit|stevedore|schemathesis|hypothesis-graphql|graphql-core|harfile)==' \
-      requirements.lock > site.lock \
-    && pip install -r site.lock
+COPY requirements.lock pyproject.toml docker/not_for_site.txt ./
+RUN grep -v -i -E -f not_for_site.txt requirements.lock > site.lock \
+    && pip install --no-deps -r site.lock
 COPY . .
 COPY --from=assets /app/static/vendor static/vendor
 # Downloads and prepared datasets are below the volume, too.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from jinja2 import Environment
+from packaging.specifiers import SpecifierSet
 
 from tests.support.paths import REPOSITORY
 
@@ -26,6 +30,12 @@ pytestmark = [
         shutil.which("ansible-playbook") is None, reason="Ansible is not installed (apt install ansible-core)"
     ),
 ]
+
+
+def load_tasks() -> list[dict[str, Any]]:
+    (play,) = yaml.safe_load(PLAYBOOK.read_text())
+    tasks: list[dict[str, Any]] = play["tasks"]
+    return tasks
 
 
 def run_playbook(folder: Path, *flags: str) -> str:
@@ -56,8 +66,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     identity = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
     subprocess.run(["git", "init", "--quiet", "-b", "main", str(code)], check=True)
     subprocess.run(["git", "-C", str(code), *identity, "commit", "--quiet", "--allow-empty", "-m", "First"], check=True)
-    assert re.search(r"ok=7 +changed=7", run_playbook(folder))
-    assert re.search(r"ok=7 +changed=0", run_playbook(folder))
+    assert re.search(r"ok=9 +changed=8", run_playbook(folder))
+    assert re.search(r"ok=9 +changed=0", run_playbook(folder))
     return folder / "root"
 
 
@@ -164,9 +174,69 @@ def test_unit_starts_the_command_that_compose_starts(name: str) -> None:
     ],
 )
 def test_play_installs_tracing_only_with_a_collector(settings: dict[str, str], is_installed: bool) -> None:
-    (play,) = yaml.safe_load(PLAYBOOK.read_text())
-    (task,) = [task for task in play["tasks"] if "tracing" in str(task.get("ansible.builtin.shell"))]
-    names = [each["name"] for each in play["tasks"]]
-    assert names.index(task["name"]) < names.index("Start the services")
-    found = Environment(autoescape=True).compile_expression(task["when"])(manage_system=True, settings=settings)
-    assert bool(found) is is_installed
+    (task,) = [task for task in load_tasks() if "tracing" in str(task.get("ansible.builtin.shell"))]
+    template = Environment(autoescape=True)
+    collector = template.from_string(task["vars"]["collector"]).render(settings=settings)
+    script = template.from_string(task["ansible.builtin.shell"]["cmd"]).render(collector=collector)
+    assert ("--group tracing" in script) is is_installed
+    if is_installed:
+        assert script.index("--group tracing") < script.index("dailytrain-manage")  # which does not start without it
+
+
+def test_play_completes_an_installation_that_failed() -> None:
+    (task,) = [task for task in load_tasks() if "creates" in task.get("ansible.builtin.shell", {})]
+    lines = task["ansible.builtin.shell"]["cmd"].splitlines()
+    assert lines[:2] == ["set -e", "rm -f .venv/installed-*"]
+    assert lines[-1] == "touch {{ installed }}"
+    assert task["ansible.builtin.shell"]["creates"] == "{{ installed }}"
+    assert "code.after" in task["vars"]["installed"]
+    assert "code.changed" not in str(task["when"])
+
+
+def test_play_frees_the_port_of_caddy_before_services_start() -> None:
+    names = [task["name"] for task in load_tasks()]
+    steps = ["Install packages", "Remove the default site of nginx", "Stop nginx where its default site was removed"]
+    positions = [names.index(name) for name in (*steps, "Start the services")]
+    assert positions == sorted(positions)
+
+
+def test_play_needs_no_sudo() -> None:
+    assert not any("become" in task for task in load_tasks())
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_unit_keeps_the_mode_that_the_play_sets_on_its_folder(name: str) -> None:
+    (folders,) = [task["loop"] for task in load_tasks() if task["name"] == "Create folders"]
+    (mode,) = [each["mode"] for each in folders if each["path"] == "{{ home }}"]
+    unit = (REPOSITORY / f"deploy/systemd/{name}.service").read_text()
+    assert f"\nStateDirectory=dailytrain\nStateDirectoryMode={mode}\n" in unit
+
+
+def test_play_and_image_install_the_same_packages_without_torch() -> None:
+    command = "grep -v -i -E -f "
+    image = (REPOSITORY / "Dockerfile").read_text()
+    assert f"{command}not_for_site.txt requirements.lock > site.lock" in image
+    assert "pip install --no-deps -r site.lock" in image
+    (task,) = [task for task in load_tasks() if "creates" in task.get("ansible.builtin.shell", {})]
+    script = task["ansible.builtin.shell"]["cmd"]
+    assert f"{command}docker/not_for_site.txt requirements.lock > .venv/site.lock" in script
+    assert "--no-deps -r .venv/site.lock" in script
+    grep = ["grep", "-v", "-i", "-E", "-f", "docker/not_for_site.txt", "requirements.lock"]
+    names = {
+        line.partition("==")[0].lower()
+        for line in subprocess.run(grep, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    }
+    assert "django" in names
+    assert not names & {"torch", "lightning", "transformers"}
+
+
+def test_locked_packages_accept_the_python_of_debian_12() -> None:
+    lines = (REPOSITORY / "requirements.lock").read_text().splitlines()
+    for line in lines:
+        name, _, version = line.partition("==")
+        if not version:
+            continue
+        with contextlib.suppress(PackageNotFoundError):
+            package = distribution(name)
+            if package.version == version:
+                assert "3.11.2" in SpecifierSet(package.metadata.get("Requires-Python", "")), line
