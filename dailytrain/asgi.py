@@ -1,13 +1,16 @@
 """The ASGI application that uvicorn serves.
 
-Pages and APIs are synchronous Django, so they run as WSGI in a bounded pool of threads: uploads reach their view as
-they arrive, files are sent piece by piece, and a request never changes threads. Only polls of nodes are asynchronous,
-because thousands of them are held open at a time.
+Pages and APIs are synchronous Django, so they run as WSGI in two pools of threads: uploads reach their view as they
+arrive, files are sent piece by piece, and a request never changes threads. Few threads answer pages and API calls,
+because they compete for Python's lock: under load, 16 take twice the CPU time of 4 for a request
+(`python -m benchmarks.load`). More threads serve files, because those wait for slow clients. Only polls of nodes are
+asynchronous, because thousands of them are held open at a time.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
@@ -23,13 +26,24 @@ django_wsgi: Any = get_wsgi_application()
 import dailytrain.urls  # noqa: E402, F401 (imports all views before the first request: GitHub waits only 10 s)
 from scheduler.node_api.poll_endpoint import POLL_PATH, PollEndpoint, Receive, Scope, Send  # noqa: E402
 
+FILE_PATH = re.compile(
+    r"/api/node/v1/leases/\d+/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
+)
 django_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_THREADS)
+file_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_FILE_THREADS)
 poll_endpoint = PollEndpoint()
 
 
 async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-    is_poll = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == POLL_PATH
-    await (poll_endpoint if is_poll else django_application)(scope, receive, send)
+    await choose_application(scope)(scope, receive, send)
+
+
+def choose_application(scope: Scope) -> Any:
+    if scope["type"] != "http":
+        return django_application
+    if scope["method"] == "POST" and scope["path"] == POLL_PATH:
+        return poll_endpoint
+    return file_application if FILE_PATH.match(scope["path"]) else django_application
 
 
 application = TrustedProxiesMiddleware(dispatch, settings.TRUSTED_PROXIES)

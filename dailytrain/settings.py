@@ -108,7 +108,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
     # Tests use a file, because threads and a live server share it.
     DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
-# Connections to PostgreSQL that the WEB_THREADS of one web process share; eight more are for polls. 0: a new
+# Connections to PostgreSQL that all threads of one web process share; eight more are for polls. 0: a new
 # connection for each request. For web processes only: a pool does not survive the fork of Celery's workers.
 elif pool := int(read_text("DATABASE_POOL", "0")):
     DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 8}}
@@ -122,8 +122,10 @@ AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.Mi
 # Addresses and networks of the proxies in front of the web processes. Only they may name the visitor's address and
 # scheme (X-Forwarded-For, X-Forwarded-Proto); behind an unnamed proxy all visitors share its address and rate limits.
 TRUSTED_PROXIES = read_networks("TRUSTED_PROXIES", "127.0.0.1 ::1")
-# Threads of one web process in which Django answers requests (`dailytrain/asgi.py`).
-WEB_THREADS = int(read_text("WEB_THREADS", "16"))
+# Threads of one web process for pages and API calls (`dailytrain/asgi.py`).
+WEB_THREADS = int(read_text("WEB_THREADS", "4"))
+# Threads of one web process for uploads and downloads of files.
+WEB_FILE_THREADS = int(read_text("WEB_FILE_THREADS", "16"))
 # Size limit of a request's body. Uploads of nodes have BLOB_MAX_BYTES, webhooks GITHUB_WEBHOOK_MAX_BYTES.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20
 

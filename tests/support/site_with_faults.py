@@ -76,7 +76,7 @@ class SiteWithFaults:
         elif name == "web":
             serve: tuple[str, ...] = ("-m", "uvicorn", "dailytrain.asgi:application", "--no-proxy-headers")
             serve += ("--port", str(self.live.port), "--lifespan", "on")
-            self.live.start("web", sys.executable, *serve, DATABASE_POOL="8", WEB_THREADS="8")
+            self.live.start("web", sys.executable, *serve, DATABASE_POOL="8")
         elif name == "worker":
             self.live.start("worker", sys.executable, *celery, "worker", "--concurrency", "2", "--loglevel", "INFO")
         else:

@@ -1,0 +1,84 @@
+"""The threads of a web process: files have their own, so slow clients do not delay pages."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from django.conf import settings
+
+from dailytrain.asgi import choose_application, django_application, file_application
+from scheduler import uploads
+from tests.support.pool import Agent, create_job, create_node
+from tests.support.waits import WAIT_SECONDS
+from trainer import protocol
+
+CONTENT = b"a slow upload"
+HASH = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/api/node/v1/leases/7/blobs/{HASH}",
+        "/runs/3/weights/final/model.safetensors",
+        "/runs/3/parts/1/figure.png",
+        "/campaigns/wikis/files/shard-0.parquet",
+        f"/graphs/{HASH}/graph.json",
+        "/download/dailytrain.whl",
+    ],
+)
+def test_path_of_a_file_gets_a_thread_for_files(path: str) -> None:
+    assert choose_application({"type": "http", "method": "GET", "path": path}) is file_application
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/3/", "/api/node/v1/leases/7/metrics", "/queue/live.json"])
+def test_path_of_a_page_gets_a_thread_for_pages(path: str) -> None:
+    assert choose_application({"type": "http", "method": "POST", "path": path}) is django_application
+
+
+def test_page_is_answered_while_uploads_hold_all_threads_for_files(
+    site_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Semaphore(0)
+    store_upload = uploads.store_upload
+
+    def count_and_store(lease: Any, sha256: str, read: Callable[[int], bytes], length: int) -> Any:
+        started.release()
+        return store_upload(lease, sha256, read, length)
+
+    monkeypatch.setattr(uploads, "store_upload", count_and_store)
+    create_job()
+    lease = Agent(create_node()[1]).claim_job().lease
+    with ExitStack() as stack:
+        slow = [stack.enter_context(start_upload(site_url, lease)) for _ in range(settings.WEB_FILE_THREADS + 1)]
+        for _ in range(settings.WEB_FILE_THREADS):
+            assert started.acquire(timeout=WAIT_SECONDS)
+
+        assert httpx.get(f"{site_url}/healthz", timeout=WAIT_SECONDS).status_code == 200
+
+        for connection in slow:
+            connection.sendall(CONTENT)
+        replies = [connection.recv(4096) for connection in slow]
+    assert all(reply.startswith(b"HTTP/1.1 200") for reply in replies)
+
+
+def start_upload(site_url: str, lease: protocol.Lease) -> socket.socket:
+    """Send the head of an upload without its content."""
+    url = httpx.URL(site_url)
+    connection = socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS)
+    lines = [
+        f"PUT /api/node/v1/leases/{lease.lease}/blobs/{HASH} HTTP/1.1",
+        f"Host: {url.host}",
+        f"Authorization: Bearer {lease.token}",
+        f"Content-Length: {len(CONTENT)}",
+        "Connection: close",
+    ]
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
+    return connection
