@@ -130,8 +130,8 @@ def find_cost(point: dict[str, Any], rate: float) -> float | None:
 def fit_batch_law(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the exponent of a run's tokens in its best batch."""
     tokens, best = (np.log([batch[name] for batch in batches]) for name in ("tokens", "best"))
-    if np.ptp(tokens) < 0.1:
-        return {"batch_exponent": None}  # runs of equal length do not determine it
+    if np.ptp(tokens) < 0.5:
+        return {"batch_exponent": None}  # runs of nearly equal length do not determine it
     return {"batch_exponent": float(np.polyfit(tokens, best, 1)[0])}
 
 
