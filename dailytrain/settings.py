@@ -108,8 +108,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
     # Tests use a file, because threads and a live server share it.
     DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
-# Connections to PostgreSQL that all threads of one web process share; eight more are for polls. 0: a new
-# connection for each request. For web processes only: a pool does not survive the fork of Celery's workers.
+# Connections to PostgreSQL of one web process; eight more are for polls. 0: a new one for each request. Not for Celery,
+# whose workers fork.
 elif pool := int(read_text("DATABASE_POOL", "0")):
     DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 8}}
 # A connection that PostgreSQL has closed, for example by a restart, is replaced before its next request.
