@@ -28,7 +28,7 @@ RUN grep -v -i -E -f not_for_site.txt requirements.lock > site.lock \
 COPY . .
 COPY --from=assets /app/static/vendor static/vendor
 # Downloads and prepared datasets are below the volume, too.
-ENV DAILYTRAIN_HOME=/data DAILYTRAIN_CACHE=/data/cache HF_HOME=/data/cache/hub PYTHONPATH=/app
+ENV DAILYTRAIN_HOME=/data DAILYTRAIN_CACHE=/data/cache PYTHONPATH=/app
 ENV STATIC_ROOT=/app/collected WHEELS=/app/wheels HF_HOME=/data/hub XDG_CACHE_HOME=/data/cache
 RUN mkdocs build --strict --quiet
 RUN SECRET_KEY=only-for-collecting DAILYTRAIN_HOME=/tmp/build python manage.py collectstatic --noinput \
