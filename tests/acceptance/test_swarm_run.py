@@ -64,7 +64,7 @@ def check_training(site: LiveSite) -> None:
     for name in ("volunteer-0", "volunteer-1", "node"):
         site.processes[name].terminate()
         assert site.processes.pop(name).wait(WAIT_SECONDS) == 0
-    assert [line for line in site.list_processes() if "swarm" in line or "p2pd" in line] == []
+    assert [line for line in site.list_processes() if "trainer.swarm" in line or "p2pd" in line] == []
 
 
 @pytest.mark.timeout(3600)
