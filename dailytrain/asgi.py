@@ -2,9 +2,9 @@
 
 Pages and APIs are synchronous Django, so they run as WSGI in two pools of threads: uploads reach their view as they
 arrive, files are sent piece by piece, and a request never changes threads. Few threads answer pages and API calls,
-because they compete for Python's lock: under load, 16 take twice the CPU time of 4 for a request
-(`python -m benchmarks.load`). More threads serve files, because those wait for slow clients. Only polls of nodes are
-asynchronous, because thousands of them are held open at a time.
+because they compete for Python's lock: with 1,000 nodes, 16 took 1.5 times the CPU time of 3 for a request
+(benchmarks/results/operations.md). More threads serve files, because those wait for slow clients. Only polls of nodes
+are asynchronous, because thousands of them are held open at a time.
 """
 
 from __future__ import annotations
