@@ -46,7 +46,7 @@ def synchronize(device: torch.device) -> None:
 
 def all_by(recipe: Recipe, optimizer: str) -> Recipe:
     """Return the recipe with one optimizer for all groups."""
-    changed = (dataclasses.replace(group, optimizer=optimizer, normalised=False) for group in recipe.groups)
+    changed = (dataclasses.replace(group, optimizer=optimizer, normalized=False) for group in recipe.groups)
     return dataclasses.replace(recipe, groups=tuple(changed))
 
 

@@ -307,7 +307,7 @@ HUB_PUBLISH = read_words("HUB_PUBLISH", "record nightly monthly season")
 if unknown := set(HUB_PUBLISH) - {"record", "nightly", "monthly", "season"}:
     raise ImproperlyConfigured(f"HUB_PUBLISH is {min(unknown)!r}: it takes record, nightly, monthly and season.")
 # License of the weights: one of the Hub's identifiers.
-HUB_LICENCE = read_text("HUB_LICENCE", "apache-2.0")
+HUB_LICENSE = read_text("HUB_LICENSE", "apache-2.0")
 
 # --- notifications ------------------------------------------------------------------------------------------------
 

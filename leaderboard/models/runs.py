@@ -20,7 +20,7 @@ from leaderboard.recomputation import request_recomputation
 from scheduler.models import Checkpoint, Job
 from scheduler.transitions import transition
 
-BENCHMARK_AVERAGE = "average/normalised"
+BENCHMARK_AVERAGE = "average/normalized"
 """Score that is the average over the track's lm-eval tasks."""
 
 

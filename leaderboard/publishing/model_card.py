@@ -44,7 +44,7 @@ def build_card(publication: Publication, name: str, for_transformers: bool) -> s
         format_table("## Where it comes from", ("", ""), list_provenance(publication)),
         "## How to load it",
         *describe_loading(run.entry, name, for_transformers),
-        f"## Licence\n\n{settings.HUB_LICENCE}. {format_hypothesis(run)}".rstrip(),
+        f"## License\n\n{settings.HUB_LICENSE}. {format_hypothesis(run)}".rstrip(),
     ]
     return "\n\n".join([build_metadata(publication, scores, for_transformers), *filter(None, parts)]) + "\n"
 
@@ -56,7 +56,7 @@ def build_metadata(publication: Publication, scores: list[Score], for_transforme
     """Return the metadata that the Hub reads: YAML, each value of it JSON."""
     run = publication.run
     fields = {
-        "license": settings.HUB_LICENCE,
+        "license": settings.HUB_LICENSE,
         "library_name": "transformers" if for_transformers else "dailytrain",
         "pipeline_tag": "text-generation",
         "tags": ["the-daily-train", f"architecture-{run.entry.architecture}", f"track-{run.track.slug}"],

@@ -63,7 +63,7 @@ def build_manifest(campaign: Campaign, written: Sequence[Shard], set_aside: byte
         "name": campaign.name,
         "address": f"{settings.SITE_URL}{campaign.get_absolute_url()}",
         "state": campaign.state,
-        "licence": campaign.license,
+        "license": campaign.license,
         "source": get_source_fields(campaign),
         "model": campaign.model,
         "revision": campaign.model_revision,

@@ -26,7 +26,7 @@ class CampaignItem(Schema):
     source: str = Field(validation_alias="dataset")
     model: str
     styles: list[str]
-    licence: str = Field(validation_alias="license")
+    license: str
     packets: int = Field(
         validation_alias="packet_count", description="Created so far; more may follow while the source is being read."
     )
@@ -70,7 +70,7 @@ class CampaignDetail(Schema):
     styles: list[str]
     prompt_version: int
     language: str
-    licence: str = Field(validation_alias="license")
+    license: str
     needs_gigabytes: float
     left_out: dict[str, int] = Field(validation_alias="dropped_counts")
     started_at: Moment

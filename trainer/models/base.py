@@ -106,7 +106,7 @@ class ParameterGroup:
     learning_rate: float  # peak learning rate
     weight_decay: float = 0.0  # decoupled: each step shrinks weights by `learning rate x weight_decay`
     momentum: float = 0.95  # Muon only
-    normalised: bool = False  # Muon only: divide each neuron's update by the root of its running mean square (NorMuon)
+    normalized: bool = False  # Muon only: divide each neuron's update by the root of its running mean square (NorMuon)
     variance_momentum: float = 0.95  # Muon only: decay of that running mean
     renormalize: Renormalization = "none"
     """Muon only: scale what the polynomials return, which is not quite orthogonal, to the norms of an orthogonal matrix
@@ -126,8 +126,8 @@ class ParameterGroup:
         ):
             if not 0 <= value < 1:
                 raise ValueError(f"{self.name}.{name} must be at least 0 and below 1, not {value}")
-        if self.normalised and self.optimizer != "muon":
-            raise ValueError(f"{self.name}.normalised is for muon, not for {self.optimizer}")
+        if self.normalized and self.optimizer != "muon":
+            raise ValueError(f"{self.name}.normalized is for muon, not for {self.optimizer}")
         if self.renormalize not in get_args(Renormalization):
             raise ValueError(f"{self.name}.renormalize {self.renormalize!r} is not one of {get_args(Renormalization)}")
         if self.renormalize != "none" and self.optimizer != "muon":

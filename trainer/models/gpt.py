@@ -494,7 +494,7 @@ def recipe(config: Config) -> Recipe:
             adamw("head", "head.*", rate=0.004 * scale),
             adamw("smear", "smear_*", "backout_lambda", rate=0.02),
             adamw("scalars", "*.gain", "*gate", "*_lambda", rate=0.02),
-            ParameterGroup("matrices", ("blocks.*",), "muon", 0.02, weight_decay=decay, normalised=True, cautious=True),
+            ParameterGroup("matrices", ("blocks.*",), "muon", 0.02, weight_decay=decay, normalized=True, cautious=True),
         ),
         schedule=Schedule(warmup=0.01, warmdown=0.6, final=0.05, momentum_start=0.85, momentum_end=0.90),
     )

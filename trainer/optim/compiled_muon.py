@@ -38,7 +38,7 @@ class CompiledMuon(Muon):
         gradients = [parameter.grad for parameter in parameters]
         momenta = [self.get_state(parameter, "momentum", parameter) for parameter in parameters]
         variances = []
-        if group["normalised"]:
+        if group["normalized"]:
             variances = [self.get_state(parameter, "variance", parameter[..., :1]) for parameter in parameters]
         self.run_compiled(parameters, gradients, momenta, variances, group)
 
@@ -64,7 +64,7 @@ class CompiledMuon(Muon):
         for group in self.param_groups:
             for parameters in self.group_by_shape(group["params"]):
                 weights, *zeros = [[torch.zeros_like(parameter) for parameter in parameters] for _ in range(3)]
-                variances = [zero[..., :1].clone() for zero in weights] if group["normalised"] else []
+                variances = [zero[..., :1].clone() for zero in weights] if group["normalized"] else []
                 # As parameters: for another kind of tensor the function would be compiled again.
                 self.run_compiled([nn.Parameter(weight) for weight in weights], *zeros, variances, group)
 

@@ -144,7 +144,7 @@ class Muon(Optimizer):
         lr: float = 0.02,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
-        normalised: bool = False,
+        normalized: bool = False,
         variance_momentum: float = 0.95,
         cautious: bool = False,
         renormalize: Renormalization = "none",
@@ -153,7 +153,7 @@ class Muon(Optimizer):
     ) -> None:
         """`precision`: of the polynomials. None: see `choose_precision`."""
         settings: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "cautious": cautious}
-        settings |= {"normalised": normalised, "variance_momentum": variance_momentum, "renormalize": renormalize}
+        settings |= {"normalized": normalized, "variance_momentum": variance_momentum, "renormalize": renormalize}
         super().__init__(params, settings)
         self.coefficients = coefficients
         self.precision = precision
@@ -200,7 +200,7 @@ class Muon(Optimizer):
         precision = self.precision or choose_precision(stack.device.type)
         directions = orthogonalize(stack.flatten(0, -3), self.coefficients, precision)
         directions = renormalize(directions, group.get("renormalize", "none"))
-        if group["normalised"]:
+        if group["normalized"]:
             means = [self.get_state(p, "variance", each[..., :1]) for p, each in zip(parameters, stack, strict=True)]
             variances = torch.stack(means)
             directions = normalize_neurons(directions, variances.flatten(0, -3), 1 - group["variance_momentum"])

@@ -74,7 +74,7 @@ def build_group_settings(group: ParameterGroup) -> dict[str, Any]:
     """Return a group's settings under its optimizer's names."""
     common = {"name": group.name, "lr": group.learning_rate, "top_rate": group.learning_rate}
     if group.optimizer == "muon":
-        names = ("weight_decay", "momentum", "normalised", "variance_momentum", "cautious", "renormalize")
+        names = ("weight_decay", "momentum", "normalized", "variance_momentum", "cautious", "renormalize")
         return {**common, **{name: getattr(group, name) for name in names}}
     decay = {"weight_decay": group.weight_decay, "cautious_decay": 0.0}
     if group.cautious:

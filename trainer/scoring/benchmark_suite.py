@@ -225,7 +225,7 @@ def list_metrics(metrics: dict[str, Metrics], has_average: bool = True) -> dict[
     average = average_normalized_scores(metrics) if has_average else None
     rows = {
         **metrics,
-        **({"average": {"normalised": average}} if average and len(metrics.keys() & HEADLINE.keys()) > 1 else {}),
+        **({"average": {"normalized": average}} if average and len(metrics.keys() & HEADLINE.keys()) > 1 else {}),
     }
     return {task: {name: list(pair) for name, pair in values.items()} for task, values in rows.items()}
 

@@ -49,7 +49,7 @@ def test_board_row_without_value_is_last_in_both_orders(client: Client) -> None:
     _, entries = boards.create_board()
     for title, value in (("Better", 0.12), ("Worse", 0.08)):
         for run in entries[title].runs.all():
-            Score.objects.create(run=run, name="average/normalised", value=value)
+            Score.objects.create(run=run, name="average/normalized", value=value)
     Run.objects.update(revision=5)
 
     assert list_titles(client, "?sort=average")[:2] == ["Better", "Worse"]

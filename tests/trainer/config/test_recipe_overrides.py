@@ -83,7 +83,7 @@ def test_dependent_overrides_work_in_any_order() -> None:
         ({"matrices": {"learning_rate": -1}}, "matrices.learning_rate cannot be -1"),
         ({"matrices": {"cautious": 1}}, "recipe.matrices.cautious cannot be 1: it is of type bool"),
         ({"matrices": {"optimizer": "sgd"}}, "cannot be 'sgd': it is muon or adamw or adamw8bit"),
-        ({"embedding": {"normalised": True}}, "embedding.normalised is for muon"),
+        ({"embedding": {"normalized": True}}, "embedding.normalized is for muon"),
         ({"embedding": {"betas": 0.9}}, "cannot be 0.9: it is a list of 2 numbers"),
         ({"embedding": {"betas": [0.9, 1.0]}}, "embedding.betas must be at least 0 and below 1, not 1.0"),
         ({"embedding": {"match": "embedding.*"}}, "it is a list of names"),

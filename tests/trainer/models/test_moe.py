@@ -84,7 +84,7 @@ def test_training_balances_the_load() -> None:
     experts = model.blocks[0].mlp
     recipe = moe.recipe(config)
     biases = dataclasses.replace(recipe.groups[0], learning_rate=0.02)
-    rest = dataclasses.replace(recipe.groups[-1], match=("*",), optimizer="adamw", normalised=False, learning_rate=0.0)
+    rest = dataclasses.replace(recipe.groups[-1], match=("*",), optimizer="adamw", normalized=False, learning_rate=0.0)
     built = optimizers.build_optimizers(model, dataclasses.replace(recipe, groups=(biases, rest)))
     with torch.no_grad():
         experts.load_bias.copy_(torch.tensor([1.0, 0.5, 0.0, 0.0]))  # nearly all tokens choose the first two

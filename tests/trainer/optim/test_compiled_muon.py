@@ -21,7 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"weight_decay": 0.1},
     {"renormalize": "frobenius"},
     {"renormalize": "columns_rows"},
-    {"weight_decay": 0.1, "cautious": True, "normalised": True},
+    {"weight_decay": 0.1, "cautious": True, "normalized": True},
 ]
 
 

@@ -124,10 +124,10 @@ def some_steps(parameters: list[nn.Parameter], optimizer: Muon, gradients: list[
         optimizer.step()
 
 
-OPTIONS = [{}, {"normalised": True}, {"cautious": True, "weight_decay": 0.5}]
+OPTIONS = [{}, {"normalized": True}, {"cautious": True, "weight_decay": 0.5}]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalised", "cautious"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalized", "cautious"])
 @pytest.mark.parametrize("shape", [(8, 16), (2, 8, 16)], ids=["matrices", "stacks"])
 def test_stacked_step_equals_single_steps(shape: tuple[int, ...], options: dict[str, float]) -> None:
     torch.manual_seed(0)
@@ -141,7 +141,7 @@ def test_stacked_step_equals_single_steps(shape: tuple[int, ...], options: dict[
     torch.testing.assert_close(torch.stack(list(together)).view(-1, 8, 16), torch.stack(alone))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalised", "cautious"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalized", "cautious"])
 def test_muon_state_dict_resumes_exactly(options: dict[str, float]) -> None:
     torch.manual_seed(0)
     gradients = [[torch.randn(8, 8)] for _ in range(6)]
@@ -162,7 +162,7 @@ def test_normalized_updates_equal_normuon() -> None:
     parameter = nn.Parameter(torch.zeros(6, 10))
     weight, momentum, means = torch.zeros(6, 10), torch.zeros(6, 10), torch.zeros(6)
     gradients = [[torch.randn(6, 10) * torch.arange(1, 7)[:, None]] for _ in range(4)]
-    settings = {"lr": 0.1, "momentum": 0.9, "normalised": True, "variance_momentum": 0.8}
+    settings = {"lr": 0.1, "momentum": 0.9, "normalized": True, "variance_momentum": 0.8}
     some_steps([parameter], Muon([parameter], **settings, precision="fp32"), gradients)
     for (gradient,) in gradients:
         momentum = 0.9 * momentum + 0.1 * gradient
@@ -206,7 +206,7 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalised", "cautious"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalized", "cautious"])
 def test_sharded_step_equals_unsharded(options: dict[str, float]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -81,12 +81,12 @@ def test_schedule_sets_momentum_and_decay_of_each_group() -> None:
 
 def test_optimizer_gets_all_group_settings() -> None:
     matrices = ParameterGroup(
-        "matrices", ("weight",), "muon", 0.1, weight_decay=0.2, momentum=0.9, normalised=True, cautious=True
+        "matrices", ("weight",), "muon", 0.1, weight_decay=0.2, momentum=0.9, normalized=True, cautious=True
     )
     rest = ParameterGroup("rest", ("*",), "adamw", 0.01, weight_decay=0.3, cautious=True, epsilon=1e-8)
     muon, adamw = build_optimizers(nn.Linear(4, 4), recipe(matrices, rest))
     assert isinstance(muon, Muon)
-    wanted = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, "normalised": True, "cautious": True, "name": "matrices"}
+    wanted = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, "normalized": True, "cautious": True, "name": "matrices"}
     assert wanted.items() <= muon.param_groups[0].items()
     # AdamW's own decay is switched off: ours comes around its step.
     assert {"weight_decay": 0.0, "cautious_decay": 0.3, "eps": 1e-8}.items() <= adamw.param_groups[0].items()

@@ -81,7 +81,7 @@ def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
     assert record["checks"]["suite"].keys() == {"blimp", "hellaswag"}
     for corrections in record["checks"]["suite"].values():
         assert all(pair == [0, 0] for pair in corrections.values()), "causal"
-    average, error = record["suite"].pop("average")["normalised"]
+    average, error = record["suite"].pop("average")["normalized"]
     assert average == pytest.approx(
         (2 * record["suite"]["blimp"]["acc"][0] - 1) / 2
         + (record["suite"]["hellaswag"]["acc_norm"][0] - 0.25) / 0.75 / 2

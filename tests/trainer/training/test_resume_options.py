@@ -31,7 +31,7 @@ OPTIONS = {
     "spikes off": ("--train.spikes", "off"),
     "a pull on logits": ("--recipe.l2wrap", "1e-4"),
     "AdamW for matrices, warmup in steps, cosine": (
-        *("--recipe.matrices.optimizer", "adamw", "--recipe.matrices.normalised", "false"),
+        *("--recipe.matrices.optimizer", "adamw", "--recipe.matrices.normalized", "false"),
         *("--recipe.schedule.warmup_steps", "2", "--recipe.schedule.shape", "cosine"),
     ),
     "schedules of momentum and decay": (
@@ -43,7 +43,7 @@ OPTIONS = {
     "Muon+": ("--recipe.matrices.renormalize", "columns_rows"),
     "nanogpt": ("--arch", "nanogpt"),
     "variance normalization and cautious decay": (
-        *("--recipe.matrices.normalised", "true", "--recipe.matrices.cautious", "true"),
+        *("--recipe.matrices.normalized", "true", "--recipe.matrices.cautious", "true"),
         *("--recipe.matrices.weight_decay", "0.1"),
     ),
 }
