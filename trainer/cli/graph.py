@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
-from trainer.errors import ExitCode
+from trainer.errors import ExitCode, UserError
 from trainer.graph.files import read_traced
 from trainer.graph.summary import describe_traced, print_summary
 
@@ -20,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--drawing", type=Path, metavar="FILE", help="also draw the modules and their costs, as SVG")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
+    if options.drawing is not None and not options.drawing.absolute().parent.is_dir():
+        raise UserError(f"--drawing: there is no folder {options.drawing.parent}")
     content = describe_traced(read_traced(options.folder))
     if options.drawing is not None:
         from trainer.graph.drawing import draw_modules

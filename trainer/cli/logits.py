@@ -49,6 +49,9 @@ def compute_log_probabilities(options: argparse.Namespace, tokens: list[int]) ->
     """Return `[T, V]`: one row after each token, normalized in fp64."""
     device = resolve_device(options.device)
     model = load_model(options.run, options.checkpoint, device)
+    length = int(read_run(options.run)["model"]["sequence_length"])
+    if model.bounded and len(tokens) > length:
+        raise UserError(f"--tokens has {len(tokens)} tokens, and this model reads at most {length}")
     return model(torch.tensor([tokens], device=device))[0].double().log_softmax(-1)
 
 

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from trainer.cli.parser import Parser
-from trainer.errors import ExitCode, UserError, print_error
+from trainer.errors import ExitCode, ModelError, UserError, print_error
 
 
 class Command(NamedTuple):
@@ -130,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(command: Command, prog: str, argv: Sequence[str]) -> int:
-    """Import the command's module and call it. Report a missing package, a `UserError` or Ctrl-C in one line."""
+    """Import the command's module and call it. Report a missing package, bad input, a model's error or Ctrl-C in one
+    line."""
     try:
         if command.package and importlib.util.find_spec(command.package) is None:
             raise ModuleNotFoundError(name=command.package)
@@ -145,6 +146,8 @@ def run_command(command: Command, prog: str, argv: Sequence[str]) -> int:
         return int(function(argv))
     except UserError as error:
         return print_error(prog, error, ExitCode.USER_ERROR)
+    except ModelError as error:
+        return print_error(prog, error, ExitCode.MODEL_ERROR)
     except KeyboardInterrupt:
         return print_error(prog, "interrupted", ExitCode.INTERRUPTED)
 

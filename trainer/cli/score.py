@@ -15,7 +15,7 @@ from trainer.cli.parser import Parser, add_device_flag, parse_positive_integer, 
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.errors import ExitCode, ModelError, print_error
+from trainer.errors import ExitCode, ModelError, UserError, print_error
 from trainer.scoring import benchmark_tasks, heldout_text
 from trainer.scoring.progress import show_progress
 from trainer.scoring.run_folder import RunFolder, RunFolderError
@@ -60,6 +60,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def score(options: argparse.Namespace) -> dict[str, Any]:
     """Return the record that `--json` prints. Raise `UserError` or `ModelError`."""
     started = time.monotonic()
+    if options.items and not options.items.absolute().parent.is_dir():
+        raise UserError(f"--items: there is no folder {options.items.parent}")
     names = [name.strip() for name in options.suite.split(",") if name.strip()]
     tasks, missing = benchmark_tasks.split_by_available_data(names, options.eval_data)
     run = RunFolder.open(options.run, options.checkpoint)

@@ -25,7 +25,7 @@ from trainer.cli.parser import Parser
 from trainer.config.presets import get_preset_values
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.sizes import parse_size
-from trainer.errors import UserError
+from trainer.errors import ExitCode, UserError, print_error
 from trainer.models import load_architecture
 from trainer.swarm.checkpoint import assemble_run
 from trainer.swarm.comparison import ComparisonResult, compare_with_single_process
@@ -35,6 +35,7 @@ from trainer.swarm.journal import JournalLine, read_journal
 from trainer.swarm.local_swarm import SwarmStuckError
 from trainer.swarm.partitions import get_partition
 
+SIZES = ("tokenizer", "model.depth", "train.sequence_length", "train.batch")  # that a preset must set
 RESULT_FIELDS = ("max_abs_loss_difference", "steps", "kills", "exact_cover", "hashes_equal")
 
 
@@ -87,14 +88,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError("--stages, --workers, --steps and --micro-batches must be at least 1")
         return run(args)
     except (UserError, OSError, SwarmStuckError) as error:
-        print(f"dailytrain swarm local: {error}", file=sys.stderr)  # noqa: T201
-        return 1 if isinstance(error, SwarmStuckError) else 2
+        code = ExitCode.INFRASTRUCTURE if isinstance(error, SwarmStuckError) else ExitCode.USER_ERROR
+        return print_error("dailytrain swarm local", error, code)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
 def run(args: argparse.Namespace) -> int:
     values = dict(get_preset_values(args.preset))
+    missing = [name for name in SIZES if name not in values]
+    if missing:
+        raise UserError(f"preset {args.preset} sets no {missing[0]}: choose another, such as tiny")
     started = time.monotonic()
     journal = read_journal(args.out) if args.out is not None else []
     has_ended = any(line["kind"] == "end" for line in journal[-1:])

@@ -6,12 +6,23 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from trainer.cli.parser import Parser
 from trainer.cli.sample import add_sampling_flags, build_sampler
 from trainer.errors import UserError
 from trainer.inference.sampling import PROMPTS
 from trainer.swarm import messages
 from trainer.swarm.sample_client import drop_control_characters, find_addresses, sample_swarm
+
+FLAGS = {
+    "prompt": "--prompt",
+    "tokens": "--max-tokens",
+    "temperature": "--temperature",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "seed": "--seed",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             top_p=options.top_p,
             seed=options.seed,
         )
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{FLAGS[str(first['loc'][0])]}: {first['msg']}") from error
     asyncio.run(print_text(find_addresses(options.swarm), request))
     return 0
 

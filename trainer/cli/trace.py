@@ -17,15 +17,15 @@ from trainer.cli.parser import Parser, parse_positive_integer
 from trainer.errors import ExitCode, UserError, attribute_to_model, to_one_line
 from trainer.graph.summary import describe_traced, print_summary
 from trainer.graph.trace import trace_architecture
-from trainer.models import load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig
+from trainer.training.model_sources import import_architecture
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a summary of the graphs. Raise `UserError` for what cannot be traced."""
+    """Print a summary of the graphs. Raise `UserError` for bad input, `ModelError` for what cannot be traced."""
     parser = build_parser()
     options = parser.parse_args(argv)
-    module = load_architecture(options.arch)
+    module = import_architecture(options.arch)
     config = build_config(module, options)
     with attribute_to_model("while the architecture was traced"):
         traced = trace_architecture(module, config)

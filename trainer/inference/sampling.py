@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +31,10 @@ class Sampler:
     generator: torch.Generator = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UserError(f"the temperature cannot be negative: {self.temperature}")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"the temperature must be a number of at least 0, not {self.temperature}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"the seed must be from 0 to 2^63 - 1, not {self.seed}")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top-k must leave at least one token, not {self.top_k}")
         if not 0 < self.top_p <= 1:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from typing import NoReturn, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 from pydantic import ValidationError
@@ -207,8 +207,8 @@ def check_response(response: httpx.Response) -> None:
     if status < 300:
         return
     if status < 400:
-        location = response.headers.get("Location", "")
-        raise RequestRefusedError(status, f"The server redirects to another address: start with --server {location}.")
+        address = urljoin(str(response.url), response.headers.get("Location", "")).partition(PREFIX)[0]
+        raise RequestRefusedError(status, f"The server redirects to another address: start with --server {address}.")
     try:
         detail = parse_lenient(ErrorDetail, response.content).detail
     except ValidationError:

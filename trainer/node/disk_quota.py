@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,15 +126,18 @@ class DiskQuota:
         return sum(max(0, size - written) for size, written in sizes)
 
     def _list_items(self) -> Iterator[CacheItem]:
+        """List what the cache holds. Another slot may rename a file meanwhile; that file is left out."""
         used = set(self._datasets.values())
         for folder in list_entries(self.home / DATASETS):
             in_use = folder.name in used or folder.name.startswith(".")  # one that is being prepared
-            yield CacheItem(folder, measure_folder(folder), folder.stat().st_mtime, in_use)
+            with suppress(FileNotFoundError):
+                yield CacheItem(folder, measure_folder(folder), folder.stat().st_mtime, in_use)
         for name in (*EVICTABLE_FILES, RELEASES):
             for file in list_entries(self.home / name):
-                stat = file.stat()
-                in_use = name == RELEASES or time.time() - stat.st_mtime < FRESH_SECONDS
-                yield CacheItem(file, stat.st_size, stat.st_mtime, in_use)
+                with suppress(FileNotFoundError):
+                    stat = file.stat()
+                    in_use = name == RELEASES or time.time() - stat.st_mtime < FRESH_SECONDS
+                    yield CacheItem(file, stat.st_size, stat.st_mtime, in_use)
 
 
 def list_entries(folder: Path) -> list[Path]:

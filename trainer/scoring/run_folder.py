@@ -7,7 +7,6 @@ checkpoint's numbers are counted from its headers, and figures of compute are pa
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from trainer.checkpoint.weight_files import open_weights
 from trainer.errors import UserError
 from trainer.protocol.files import is_weights_file
+from trainer.sandbox.safe_files import parse_json_object
 
 MAX_SEQUENCE_LENGTH = 2**16  # tokens in a row
 MAX_VOCABULARY_SIZE = 2**20
@@ -56,7 +56,7 @@ class RunFolder:
         checkpoint = find_latest_checkpoint(folder) if checkpoint is None else checkpoint.resolve()
         manifest = verify_checkpoint(checkpoint)
         tokens, flops, seconds = read_training_compute(folder, checkpoint)
-        model = run.get("model")
+        model, dataset = run.get("model"), run.get("dataset")
         if not isinstance(model, dict):
             raise RunFolderError(f"{folder / 'run.json'} does not say which model it trained.")
         return cls(
@@ -68,7 +68,7 @@ class RunFolder:
             micro_batch=read_micro_batch(run),
             device=read_device(run),
             vocabulary_size=parse_integer(model, "vocabulary_size", 2, MAX_VOCABULARY_SIZE),
-            tokenizer_sha256=str((run.get("dataset") or {}).get("tokenizer_sha256", "")),
+            tokenizer_sha256=str(dataset.get("tokenizer_sha256", "")) if isinstance(dataset, dict) else "",
             checkpoint_floats=count_checkpoint_floats(checkpoint),
             train_tokens=tokens,
             train_flops=flops,
@@ -78,12 +78,10 @@ class RunFolder:
 
 def read_json_file(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json_object(path.read_bytes())
     except OSError:
         raise RunFolderError(f"{path} is missing or cannot be read.") from None
-    except ValueError:
-        raise RunFolderError(f"{path} is not JSON.") from None
-    if not isinstance(value, dict):
+    if value is None:
         raise RunFolderError(f"{path} is not a JSON object.")
     return value
 

@@ -118,7 +118,8 @@ def read_reference(path: Path, count: int) -> Losses | None:
     Raise `UserError` for a file that holds no losses.
     """
     try:
-        losses = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:  # `np.load` would open an archive, too
+            losses = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} holds no losses (`dailytrain score --items` writes {LOSSES_FILE})") from error
     if losses.shape != (count,) or losses.dtype.kind != "f" or not np.isfinite(losses).all():

@@ -14,7 +14,7 @@ from trainer.errors import ModelError
 SPIKE_FACTOR = 20.0  # a norm this many times the median of the last `WINDOW` is a spike; a cautious guess
 WINDOW = 100
 MIN_NORMS = 20  # before a norm can be a spike
-MAX_IN_A_ROW = 10  # more consecutive spikes end the run
+MAX_IN_A_ROW = 10  # this many consecutive spikes end the run
 
 
 @dataclass

@@ -19,14 +19,16 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from rich.console import Console
 
 from trainer import errors
 from trainer.config.parsing import parse_config
-from trainer.config.resolve import MACHINE_FIELDS
-from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.config.recipe_overrides import convert_value
+from trainer.config.resolve import MACHINE_FIELDS, resolve_config
+from trainer.config.train_config import ConfigError, TrainArgs, TrainConfig
+from trainer.distributed.devices import select_device
 from trainer.errors import ModelError, UserError
 from trainer.optim.optimizers import load_tail_average
 from trainer.training.checkpointing import save_checkpoint
@@ -42,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--recorded-state", type=Path)
     options, rest = parser.parse_known_args(argv)
     try:
-        recorded = json.loads(options.recorded_state.read_bytes()) if options.recorded_state else {}
+        recorded = read_recorded_state(options.recorded_state) if options.recorded_state else {}
         replay_run(parse_config(rest, "trainer.training.replay"), options.until, recorded, Console(stderr=True))
     except ModelError as error:
         traceback.print_exception(error)
@@ -50,6 +52,17 @@ def main(argv: Sequence[str]) -> int:
     except (UserError, OSError) as error:
         return errors.print_error("trainer.training.replay", error, errors.ExitCode.USER_ERROR)
     return errors.ExitCode.OK
+
+
+def read_recorded_state(path: Path) -> dict[str, Any]:
+    """Raises `ConfigError` for a file that is not a JSON object."""
+    try:
+        recorded = json.loads(path.read_bytes())
+    except ValueError:
+        recorded = None
+    if not isinstance(recorded, dict):
+        raise ConfigError(f"{path} is not a JSON object")
+    return recorded
 
 
 def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], console: Console) -> Path:
@@ -67,10 +80,22 @@ def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], con
 
 
 def apply_recorded_fields(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration with the recorded values of fields that are not configured."""
-    unset_fields = [name for name in MACHINE_FIELDS if name in train and getattr(config.train, name) in (None, "auto")]
-    train_args = dataclasses.replace(config.train, **{name: train[name] for name in unset_fields})
-    return dataclasses.replace(config, train=train_args)
+    """Return the configuration with the recorded values of fields that are not configured.
+
+    The machine that is checked recorded them: impossible ones are ignored, so that they cannot prevent the replay.
+    """
+    for name in MACHINE_FIELDS:
+        if name not in train or getattr(config.train, name) not in (None, "auto"):
+            continue
+        try:
+            value = convert_value(name, train[name], get_type_hints(TrainArgs)[name])
+            changed = dataclasses.replace(config, train=dataclasses.replace(config.train, **{name: value}))
+            resolve_config(changed, select_device(config.device, config.devices))
+        except ConfigError as error:
+            sys.stderr.write(f"The recorded {name} is ignored: {error}\n")
+        else:
+            config = changed
+    return config
 
 
 def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:

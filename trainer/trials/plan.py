@@ -121,7 +121,8 @@ def list_shared_sources() -> list[Path]:
     architectures extend."""
     root = Path(trainer.__file__).parent
     files = [file for package in SHARED_PACKAGES for file in (root / package).rglob("*.py")]
-    return [*files, root / "train.py", root / "models" / "base.py", find_source(BASELINE)]
+    models = [root / "models" / name for name in ("base.py", "scaling.py")]
+    return [*files, root / "train.py", *models, find_source(BASELINE)]
 
 
 def find_source(arch: str) -> Path:

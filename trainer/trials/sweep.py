@@ -20,7 +20,7 @@ from trainer.checkpoint.json_files import atomic_write_json
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
 from trainer.config.resolve import resolve_config
-from trainer.errors import UserError
+from trainer.errors import ModelError, UserError
 from trainer.scoring.multiplier import Axis, ResultsError, TrackComparison, compare_entries, parse_results
 from trainer.training.model_sources import configure_model, import_architecture
 from trainer.trials.plan import BASELINE, Entry, Trial, build_trials, compute_fingerprint
@@ -109,7 +109,7 @@ class Sweep:
             module = import_architecture(entry.arch)
             model = configure_model(module, config, resolve_config(config, "cpu"), 0, CHECKED_VOCABULARY)
             override_recipe(module.recipe(model), config.recipe)
-        except UserError as error:
+        except (UserError, ModelError) as error:
             raise SweepError(f"{name} ({entry.name}): {error}") from error
 
     def plan_level(self, entries: Sequence[Entry], names: Mapping[Entry, str], share: float) -> list[SweepRun]:
@@ -145,8 +145,8 @@ class Sweep:
         return sorted(losses, key=lambda entry: losses[entry])[: math.ceil(len(entries) / self.space.factor)]
 
     def find_loss(self, name: str) -> float | None:
-        """Return an entry's mean bits per byte at its largest share; None if it failed or has no run."""
-        rows = [row for row in self.rows if row["entry"] == name]
+        """Return an entry's mean bits per byte at its largest share of at most 1; None if it failed or has no run."""
+        rows = [row for row in self.rows if row["entry"] == name and row["share"] <= 1]
         largest = max((row["share"] for row in rows), default=0.0)
         losses = [row.get("bits_per_byte") for row in rows if row["share"] == largest]
         return sum(losses) / len(losses) if losses and None not in losses else None

@@ -66,7 +66,7 @@ class Draws:
         trials = self.study.get_trials(deepcopy=False)
         return [trial for trial in trials if set(trial.params) == set(self.distributions)]
 
-    def save_result(self, number: int, loss: float | None, **attributes: Any) -> None:
+    def save_result(self, number: int, loss: float | None) -> None:
         """Store the mean loss of a draw at the largest budget that it reached, None if its training failed."""
         trial = self.list_complete()[number]
         if trial.state == TrialState.RUNNING:

@@ -169,6 +169,11 @@ def test_logits_works_for_other_architectures(tiny_run: Path, capsys: pytest.Cap
     torch.testing.assert_close(printed.exp().sum(-1), torch.ones(3))
 
 
+def test_logits_of_more_tokens_than_the_context_is_one_line(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logits", str(tiny_run), "--tokens", ",".join(["1"] * 1000)]) == 2
+    assert "--tokens has 1000 tokens, and this model reads at most" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("tokens", "sentence"),
     [("1,x", "commas, not '1,x'"), ("1,41", "no token 41"), ("", "separated by commas")],

@@ -16,6 +16,7 @@ from tests.support import peeking_model
 from tests.support.scored_runs import build_gpt, documents, write_checkpoint, write_run
 from trainer.cli.main import main
 from trainer.models import ARCHITECTURES
+from trainer.scoring.run_folder import RunFolder
 
 
 def held_out_file(folder: Path) -> Path:
@@ -119,6 +120,8 @@ MISTAKES = {
     "a limit of nothing": ("RUN TEXT --limit-tokens 0", "at least 1"),
     "a limit that is no number": ("RUN TEXT --limit-tokens some", "some"),
     "no such reference": ("RUN TEXT --reference RUN/run.json", "holds no losses"),
+    "an archive as reference": ("RUN TEXT --reference RUN/losses.npy", "holds no losses"),
+    "no folder for items": ("RUN TEXT --items RUN/nowhere/items.jsonl.gz", "--items: there is no folder"),
     "no such checkpoint": ("RUN TEXT --checkpoint RUN/nowhere", "manifest.json is missing"),
 }
 
@@ -126,6 +129,8 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_bad_option_is_one_line_error(name, tmp_path, capsys):
     folder = write_run(tmp_path / "run")
+    with (folder / "losses.npy").open("wb") as file:
+        np.savez(file, losses=np.ones(7))
     line, sentence = MISTAKES[name]
     line = line.replace("TEXT", f"--corpus files:{held_out_file(folder)}").replace("RUN", str(folder))
     try:
@@ -156,6 +161,8 @@ def damage(folder: Path, name: str) -> None:
             (checkpoint / "manifest.json").unlink()
         case "manifest is not JSON":
             (checkpoint / "manifest.json").write_text("{")
+        case "manifest nested too deeply":
+            (checkpoint / "manifest.json").write_text("[" * 100_000)
         case "manifest lists another folder's file":
             manifest = json.loads((checkpoint / "manifest.json").read_text())
             manifest["files"][1]["path"] = "../../run.json"
@@ -174,11 +181,24 @@ DAMAGE = {
     "cut short": "corrupt",
     "gone": "no model.safetensors",
     "no manifest": "no complete checkpoint",
-    "manifest is not JSON": "not JSON",
+    "manifest is not JSON": "not a JSON object",
+    "manifest nested too deeply": "not a JSON object",
     "manifest lists another folder's file": "outside the checkpoint",
     "another tokenizer": "another tokenizer",
     "a length that is no length": "sequence_length",
 }
+
+
+def test_figures_that_are_impossible_are_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "dataset": ["no object"]}))
+    (folder / "checkpoints" / "step-00000010" / "state.json").unlink()
+    large = "1" + "0" * 400
+    (folder / "result.json").write_text(f'{{"tokens": {large}, "train_flops": -1, "train_seconds": 1.5}}')
+    opened = RunFolder.open(folder)
+    assert (opened.train_tokens, opened.train_flops, opened.train_seconds) == (None, None, 1.5)
+    assert opened.tokenizer_sha256 == ""
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import failing_models
 from trainer.cli.main import main
+from trainer.models import ARCHITECTURES
 from trainer.protocol import GRAPH_FILES
 
 SIZE = ("--depth", "1", "--sequence-length", "16", "--vocabulary-size", "64")
@@ -68,6 +70,33 @@ def test_invalid_field_is_one_line(
 ) -> None:
     assert main(["trace", "nanogpt", "--out", str(tmp_path), *SIZE, *flags]) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("way", "reason"), [("counting", "a graph is the same for all values"), ("building", "width")])
+def test_architecture_that_cannot_be_traced_is_one_line(
+    way: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
+    monkeypatch.setattr(failing_models, "WAY", way)
+    assert main(["trace", "failing", "--out", str(tmp_path), *SIZE]) == 3
+    *_, last_line = capsys.readouterr().err.splitlines()  # torch writes of its own before
+    assert last_line.startswith("dailytrain trace: ")
+    assert reason in last_line
+
+
+def test_module_that_cannot_be_imported_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.no_such_module")
+    assert main(["trace", "failing", "--out", str(tmp_path), *SIZE]) == 3
+    assert "while the architecture failing was imported" in capsys.readouterr().err
+
+
+def test_drawing_in_a_missing_folder_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["graph", str(folder), "--drawing", str(tmp_path / "nowhere" / "modules.svg")]) == 2
+    assert "--drawing: there is no folder" in capsys.readouterr().err
 
 
 def test_folder_without_graph_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,7 +149,9 @@ def test_decode_stream_equals_tokenizer_decode(tokenizer: Tokenizer) -> None:
     ("flags", "sentence"),
     [
         (["--max-tokens", "-1"], "--max-tokens cannot be negative"),
-        (["--temperature", "-1"], "the temperature cannot be negative"),
+        (["--temperature", "-1"], "the temperature must be a number of at least 0"),
+        (["--temperature", "nan"], "the temperature must be a number of at least 0"),
+        (["--seed", str(10**20)], "the seed must be from 0"),
         (["--top-k", "0"], "top-k must leave"),
         (["--top-p", "1.5"], "top-p is a probability"),
         (["--device", "cuda"], "torch finds no GPU here"),

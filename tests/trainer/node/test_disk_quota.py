@@ -42,6 +42,14 @@ def test_oldest_caches_are_evicted_until_the_job_fits(tmp_path: Path) -> None:
     assert quota.get_available_bytes() == 5 * MB
 
 
+def test_file_that_is_renamed_while_the_cache_is_listed_is_left_out(tmp_path: Path) -> None:
+    add_dataset(tmp_path, "a", 3 * MB, 100)
+    for folder in ("datasets", "weights"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "0.renamed").symlink_to(tmp_path / "nothing")  # `stat` fails as for a file that has gone
+    assert DiskQuota(tmp_path, 10 * MB).get_available_bytes() == 10 * MB
+
+
 def test_dataset_in_use_stays_and_the_job_that_needs_its_space_is_refused(tmp_path: Path) -> None:
     used, other = add_dataset(tmp_path, "used", 6 * MB, 100), add_dataset(tmp_path, "other", 1 * MB, 200)
     quota = DiskQuota(tmp_path, 10 * MB)

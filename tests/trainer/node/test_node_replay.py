@@ -65,6 +65,13 @@ def test_replayed_code_cannot_see_the_claimed_weights(site: NodeApiServer, node:
     assert "sees [] of the True" in held.log
 
 
+def test_replay_of_seconds_without_recorded_times_differs(site: NodeApiServer, node: Node) -> None:
+    first, second = train_two_checkpoints(site, node)
+    finish = wait_until_finished(site, queue_replay(site, first, second, budget="1h")).finish
+    assert finish is not None
+    assert finish.result == {"version": 1, "step": 20, "exact": False, "deviation": 1e9}
+
+
 def test_replay_of_a_failing_model_blames_the_model(site: NodeApiServer, node: Node) -> None:
     first, second = train_two_checkpoints(site, node)
     finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish

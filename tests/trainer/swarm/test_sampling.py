@@ -168,7 +168,11 @@ def test_sample_of_folder_without_swarm_says_what_to_name(tmp_path: Path, capsys
     assert sample(tmp_path) == 2
     assert "there is no swarm at" in capsys.readouterr().err
     assert sample(tmp_path, "--temperature", -1) == 2
-    assert "temperature cannot be negative" in capsys.readouterr().err
+    assert "temperature must be a number of at least 0" in capsys.readouterr().err
+    assert sample(tmp_path, "--max-tokens", 0) == 2
+    error = capsys.readouterr().err
+    assert "--max-tokens: Input should be greater than or equal to 1" in error
+    assert "pydantic" not in error
 
 
 def test_order_without_coordinator_fails_with_a_reason(tmp_path: Path) -> None:
@@ -186,3 +190,11 @@ def test_credential_to_sample_does_not_admit_a_worker() -> None:
     assert not admission.admit("peer", label, credential, 0.0)
     assert not admission.admit_sample("sample-8", credential)
     assert not admission.admit_sample("seat-7", make_credential(SECRET, "seat-7"))
+
+
+@pytest.mark.parametrize(("preset", "setting"), [("rwkv5-7b", "model.depth"), ("finetune-1b5-2x24gb", "tokenizer")])
+def test_swarm_local_preset_without_sizes_is_one_line(
+    preset: str, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dailytrain.main(["swarm", "local", "--corpus", "files:nothing", "--preset", preset]) == 2
+    assert f"preset {preset} sets no {setting}" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -18,11 +19,12 @@ from safetensors.torch import save_file
 
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import get_checkpoint_path, get_checkpoint_step, list_checkpoints
+from trainer.config.parsing import parse_config
 from trainer.optim import muon
 from trainer.scoring.compare_replay import MAX_DEVIATION, ReplayComparison, compare_weights
 from trainer.scoring.compare_replay import main as compare_command
 from trainer.training import loop
-from trainer.training.replay import main
+from trainer.training.replay import apply_recorded_fields, main
 
 
 @pytest.fixture
@@ -93,6 +95,24 @@ def test_replay_uses_recorded_machine_fields(
     assert run_replay(*get_two_checkpoints(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"micro_batch": 3},
+        {"micro_batch": "abc"},
+        {"micro_batch": 0},
+        {"micro_batch": True},
+        {"precision": "fp64", "muon_precision": ["bf16"], "compile": "yes"},
+    ],
+)
+def test_recorded_fields_that_are_impossible_are_ignored(train: dict[str, Any], dataset_folder: Path) -> None:
+    words = ["--dataset", str(dataset_folder), "--out", "run", "--budget", "20steps", *TINY]
+    config = parse_config(words, "trainer.training.replay")
+    assert apply_recorded_fields(config, {**train, "device": "cuda"}) == config
+    changed = apply_recorded_fields(config, {**train, "muon_precision": "bf16"})
+    assert changed.train == dataclasses.replace(config.train, muon_precision="bf16")
+
+
 @pytest.mark.slow
 def test_compare_replay_other_training_is_far(
     train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
@@ -148,3 +168,13 @@ def test_replay_bad_input_prints_one_line(
 ) -> None:
     assert main([*flags, "--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY]) == 2
     assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_replay_recorded_state_that_is_no_object_prints_one_line(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "recorded.json"
+    file.write_text(content)
+    assert main(["--until", "5", "--recorded-state", str(file)]) == 2
+    assert "recorded.json is not a JSON object" in capsys.readouterr().err

@@ -126,6 +126,12 @@ def test_sweep_with_more_rungs_and_ablations_continues_in_its_folder(dataset_fol
     build_sweep(changed, tmp_path / "out", dataset_folder).check_folder()
 
 
+def test_loss_of_the_baseline_is_that_at_the_full_budget(dataset_folder: Path, tmp_path: Path) -> None:
+    sweep = build_sweep(read_space(tmp_path, BASE + ABLATION), tmp_path / "out", dataset_folder)
+    sweep.rows = [{"entry": "gpt", "share": share, "bits_per_byte": 3 - share} for share in (0.5, 1.0, 2.0)]
+    assert sweep.find_loss("gpt") == 2.0
+
+
 @pytest.mark.slow
 def test_failed_model_is_a_row_and_not_repeated(dataset_folder: Path, tmp_path: Path) -> None:
     text = BASE + ABLATION.replace("final", "top").replace("0.05", "1e30")

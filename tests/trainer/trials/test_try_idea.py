@@ -58,7 +58,14 @@ def test_ladder_is_reused_and_edited_idea_is_retrained(tmp_path: Path) -> None:
 
 def test_shared_sources_include_training_and_optimizer() -> None:
     names = {"/".join(file.parts[-2:]) for file in list_shared_sources()}
-    assert {"training/run.py", "optim/muon.py", "data/loader.py", "models/base.py", "trainer/train.py"} <= names
+    assert {
+        "training/run.py",
+        "optim/muon.py",
+        "data/loader.py",
+        "models/base.py",
+        "models/scaling.py",
+        "trainer/train.py",
+    } <= names
 
 
 def test_baseline_without_idea_is_its_ladder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from trainer.accounting.budget import Budget
 from trainer.errors import ExitCode
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, list_checkpoints
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 ACTIVITY = "replaying"
 OUTPUT_BYTES = 10_000
+UNPROVEN_DEVIATION = 1e9  # of a claim without the times that its steps took
 
 
 def run(job: Job) -> JobOutcome:
@@ -43,10 +45,14 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset = ensure_dataset(job, order.dataset)
     download_both_ends(job, order)
+    state = read_recorded_state(job.workspace.run / "claimed" / STATE_FILE)
+    if has_budget_in_seconds(order) and len(state["clock"]) < order.claimed.step:
+        result = ReplayResult(step=order.claimed.step, exact=False, deviation=UNPROVEN_DEVIATION)
+        return JobOutcome("done", result=result.model_dump())
     config = order.config | choose_devices({**order.config, "devices": 1}, len(job.context.slot.gpus))
     write_config(job, config, download_base_weights(job, order.base), download_graph(job, order.graph))
     recorded = job.workspace.root / "recorded_state.json"
-    recorded.write_text(json.dumps(read_recorded_state(job.workspace.run / "claimed" / STATE_FILE)))
+    recorded.write_text(json.dumps(state))
     arguments = ("--until", str(order.claimed.step), "--recorded-state", str(recorded))
     spec = build_spec(job, dataset, 1, "trainer.training.replay", *arguments, extra_mounts=[Mount(recorded)])
     process = job.run_process(job.context.sandbox, spec)
@@ -80,6 +86,12 @@ def read_recorded_state(state: Path) -> dict[str, Any]:
     train = identity.get("train") if isinstance(identity, dict) else None
     is_valid_clock = isinstance(clock, list) and all(type(step) is int and step >= 0 for step in clock)
     return {"clock": clock if is_valid_clock else [], "train": train if isinstance(train, dict) else {}}
+
+
+def has_budget_in_seconds(order: ReplayOrder) -> bool:
+    """Whether the schedule follows the times of the run's steps, which its checkpoints record."""
+    budget = order.config.get("budget")
+    return isinstance(budget, str) and Budget.parse(budget).kind == "seconds"
 
 
 def compare_weights(job: Job, order: ReplayOrder) -> ReplayResult:
