@@ -1,4 +1,4 @@
-"""The page of a run: its curves, its log, its verdict, and what it takes to do it again."""
+"""The page of a run: its curves, its log, its verdict, and how to reproduce it."""
 
 from __future__ import annotations
 
