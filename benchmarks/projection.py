@@ -154,9 +154,9 @@ def find_hours(depth: int, flops_per_hour: float, multiplier: float) -> float:
 
 
 def read_recipe(file: Path) -> Input:
-    """Return our multiplier over nanochat's recipe in FLOPs at the largest measured size."""
+    """Return our default recipe's multiplier over nanochat's in FLOPs at the largest measured size."""
     rows = json.loads(file.read_text()).get("multipliers", []) if file.is_file() else []
-    found = [row for row in rows if row["flops"].get("low") is not None]
+    found = [row for row in rows if row["entry"] == "gpt" and row["flops"].get("low") is not None]
     if not found:
         return UNKNOWN_RECIPE
     row = found[-1]

@@ -23,10 +23,9 @@ from rich.console import Console
 
 from benchmarks.contenders import ours
 from benchmarks.contenders.base import ROWS, SEQUENCE_LENGTH, Factors, Size
+from benchmarks.contenders.command_line import build_parser, exit_with, prepare_text
 from benchmarks.contenders.results import Entry, Row, Trainer, hash_files
-from benchmarks.peers import SIZES, find_corpus
-from trainer.data.dataset import prepare_dataset
-from trainer.data.sizes import parse_size
+from benchmarks.peers import SIZES
 from trainer.errors import UserError
 from trainer.trials.plan import list_shared_sources
 
@@ -44,9 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    dataset = prepare_dataset(
-        options.corpus or find_corpus(), options.tokenizer, limit_bytes=parse_size(options.limit_bytes)
-    )
+    dataset = prepare_text(options)
     trainer = Trainer(options.out, dataset, lambda line: console.print(line, highlight=False, soft_wrap=True))
     entry = Entry("gpt", ours.OurGPT, hash_files([*list_shared_sources(), Path(ours.__file__)]))
     sizes = [Size(size.depth, size.width, size.budget * options.scale) for size in (*SIZES, HELD_OUT)]
@@ -171,20 +168,10 @@ def format_losses(point: dict[str, Any], form: str) -> str:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", default=None, help="as for `dailytrain train`; computed: Gutenberg")
-    parser.add_argument("--tokenizer", default="bpe:4096")
-    parser.add_argument("--limit-bytes", default="48MiB")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on all budgets")
+    parser = build_parser(__doc__, RESULTS)
     parser.add_argument("--factors", type=float, nargs="+", default=list(FACTORS), help="on the matrix rate of 0.02")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main())
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted; the same command goes on with the runs that are not finished") from None
+    exit_with(main)

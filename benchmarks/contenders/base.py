@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.data.dataset import Dataset
 from trainer.data.loader import BlockLoader, iterate_in_order
-from trainer.training.loop import garbage_collection_paused
+from trainer.training.loop import pause_garbage_collection
 
 SEQUENCE_LENGTH = 256
 ROWS = 4  # of an optimizer step, unless a run says otherwise
@@ -50,6 +50,7 @@ class Factors:
     embeddings: float = 1.0  # embedding, value embeddings and head
     scalars: float = 1.0
     smear: float = 1.0  # smear and backout, which nanochat groups apart from its other scalars
+    bigrams: float = 1.0  # the table of hashed bigrams, where there is one
     decay: float = 1.0
     warmup: float | None = None  # fraction of the budget; None: the recipe's own
 
@@ -111,7 +112,7 @@ def train_contender(build: BuildContender, plan: Plan, dataset: Dataset) -> Outc
     contender = build(plan)
     loader = BlockLoader(dataset, "train", plan.tokens_per_step // SEQUENCE_LENGTH, SEQUENCE_LENGTH, plan.seed)
     started = time.process_time()
-    with garbage_collection_paused():
+    with pause_garbage_collection():
         for step in range(contender.steps):
             if step == UNTIMED_STEPS:
                 started = time.process_time()

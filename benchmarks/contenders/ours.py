@@ -17,16 +17,16 @@ from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.loop import train_step
 from trainer.training.objective import Objective
 
-EMBEDDINGS = ("bigrams", "embedding", "value embeddings", "head")
+EMBEDDINGS = ("embedding", "value embeddings", "head")
 
 
 class OurGPT:
-    """`trainer.models.gpt` at a size."""
+    """`trainer.models.gpt` at a size, with a table of `bigram_rows` hashed bigrams."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, bigram_rows: int = 0) -> None:
         size = plan.size
         sized = gpt.Config.sized(size.depth, plan.vocabulary_size, SEQUENCE_LENGTH)
-        config = dataclasses.replace(sized, width=size.width, heads=size.heads)
+        config = dataclasses.replace(sized, width=size.width, heads=size.heads, bigram_rows=bigram_rows)
         self.recipe = scale_recipe(gpt.recipe(config), plan.factors)
         model = gpt.Model(config)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -58,7 +58,7 @@ def scale_recipe(recipe: Recipe, factors: Factors) -> Recipe:
 
     def scale(group: ParameterGroup) -> ParameterGroup:
         factor = factors.scalars
-        if group.name in ("matrices", "smear"):
+        if group.name in ("matrices", "smear", "bigrams"):
             factor = getattr(factors, group.name)
         elif group.name in EMBEDDINGS:
             factor = factors.embeddings

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.contenders.base import SEQUENCE_LENGTH, Contender, Factors, Plan, Size
 from benchmarks.contenders.results import Entry
-from trainer.training.loop import garbage_collection_paused
+from trainer.training.loop import pause_garbage_collection
 
 WARMUP_STEPS, ROUNDS, STEPS_IN_ROUND = 3, 7, 2
 
@@ -29,7 +29,7 @@ def measure_cpu_seconds(
     batch = torch.randint(vocabulary_size, (2, rows, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(0))
     contenders = {entry.name: entry.build(plan) for entry in entries}
     seconds: dict[str, list[float]] = {entry.name: [] for entry in entries}
-    with garbage_collection_paused():
+    with pause_garbage_collection():
         for contender in contenders.values():
             time_steps(contender, batch, WARMUP_STEPS)
         for _ in range(ROUNDS):

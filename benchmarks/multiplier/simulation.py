@@ -19,8 +19,8 @@ import numpy as np
 from trainer.scoring.multiplier.estimates import (
     CONFIDENCE,
     MAX_SLOPE_VARIATION,
+    compute_log_ratio,
     estimate_multipliers,
-    log_multiplier_difference,
 )
 from trainer.scoring.multiplier.ladder import Array, Ladder
 from trainer.scoring.multiplier.records import LEVEL, RecordCandidate, run_record_test
@@ -224,7 +224,7 @@ def measure_false_separations(rng: np.random.Generator, multiplier: float, runs:
             )
             for count, compute in zip(runs, (1.0, 0.8), strict=True)
         )
-        gap, error = log_multiplier_difference(ladder, one, other)
+        gap, error = compute_log_ratio(ladder, one, other)
         apart += int(np.sum(np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error))
     return apart / trials
 

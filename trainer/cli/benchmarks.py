@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     names = [name.strip() for name in options.suite.split(",") if name.strip()]
     benchmark_tasks.check_names(names)
-    failed = fetch_benchmarks(names, options.folder, show)
+    failed = fetch_benchmarks(names, options.folder, print_progress)
     if options.json:
         print(json.dumps({"failed": failed}))  # noqa: T201 (the command's output)
     for name, reason in failed.items():
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ExitCode.INFRASTRUCTURE if failed else ExitCode.OK
 
 
-def show(line: str) -> None:
+def print_progress(line: str) -> None:
     sys.stderr.write(f"{COMMAND}: {line}\n")
 
 

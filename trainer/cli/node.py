@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing := describe_missing_extras():
             sys.stderr.write(f"{COMMAND}: this machine {missing}\n")
         return Agent(
-            client, home, sandbox, (sandbox.name,), options.lanes, offer, network=network, disk_bytes=options.disk
+            client, home, sandbox, (sandbox.name,), options.slots, offer, network=network, disk_bytes=options.disk
         )
 
     return join_site(COMMAND, options, build_agent, can_volunteer=False)
@@ -58,7 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--disk", type=parse_disk, metavar="SIZE", help="for jobs and caches together, such as 500GB (what is free)")
     slot_count = partial(parse_count, minimum=1, maximum=64)
     add(
+        "--slots",
         "--lanes",
+        dest="slots",
         type=slot_count,
         metavar="N",
         help="jobs at a time, sharing GPUs and cores evenly (as the site says)",

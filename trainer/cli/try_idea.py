@@ -135,7 +135,7 @@ def build_parser() -> Parser:
     add(
         "--home",
         type=Path,
-        default=get_cache_folder().parent / "rehearsals",
+        default=get_cache_folder().parent / "trials",
         metavar="DIR",
         help="where it keeps its files (%(default)s)",
     )

@@ -19,7 +19,7 @@ class NetworkArgs:
     behind_nat: bool = False  # No machine can connect to it. It connects to others itself, and through the coordinator.
 
     @property
-    def command_line(self) -> list[str]:
+    def flags(self) -> list[str]:
         return ["--listen", self.listen, *(word for address in self.announce for word in ("--announce", address))]
 
 

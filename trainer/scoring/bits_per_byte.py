@@ -33,11 +33,15 @@ class BitsPerByte:
         tokens, size = sum(map(len, nats)), sum(sizes)
         total = math.fsum(float(part.sum()) for part in nats)
         bits = np.array([part.sum() for part in nats]) / math.log(2)
-        error = ratio_stderr(bits, np.array(sizes, float)) if len(nats) > 1 else block_stderr(nats[0], lengths[0])
+        error = (
+            estimate_ratio_stderr(bits, np.array(sizes, float))
+            if len(nats) > 1
+            else estimate_block_stderr(nats[0], lengths[0])
+        )
         return cls(total / math.log(2) / size, error, total / tokens, tokens, size, len(nats))
 
 
-def ratio_stderr(bits: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
+def estimate_ratio_stderr(bits: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
     """Return the standard error of sum(bits) / sum(sizes) for independent units (documents).
 
     The linearized ratio estimator (Cochran, Sampling Techniques, 3rd ed., section 2.11), with n - 1.
@@ -47,11 +51,11 @@ def ratio_stderr(bits: NDArray[np.float64], sizes: NDArray[np.float64]) -> float
     return math.sqrt(count / (count - 1) * float(residuals @ residuals)) / float(sizes.sum())
 
 
-def block_stderr(nats: NDArray[np.float64], lengths: NDArray[np.int64]) -> float | None:
+def estimate_block_stderr(nats: NDArray[np.float64], lengths: NDArray[np.int64]) -> float | None:
     """Return the same over blocks of one document. It is slightly too small: neighboring blocks are correlated."""
     count = min(MAX_BLOCKS, max(2, len(nats) // MIN_BLOCK_TOKENS), len(nats))
     edges = [len(nats) * i // count for i in range(count)]
     sizes = np.add.reduceat(lengths.astype(float), edges)
     if count < 2 or not sizes.sum():
         return None
-    return ratio_stderr(np.add.reduceat(nats, edges) / math.log(2), sizes)
+    return estimate_ratio_stderr(np.add.reduceat(nats, edges) / math.log(2), sizes)

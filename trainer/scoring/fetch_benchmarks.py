@@ -33,9 +33,9 @@ def fetch_benchmarks(names: Sequence[str], folder: Path, show: Callable[[str], N
             assert source is not None, f"it ships with the repository: {path}"
             show(f"{path} from {source}")
             try:
-                write_whole(folder / path, fetch(source))
+                atomic_write_bytes(folder / path, fetch(source))
             except Exception as error:  # of datasets, huggingface_hub, fsspec, pyarrow or httpx: all mean the same here
-                failed[name] = f"{source}: {describe(error)}"
+                failed[name] = f"{source}: {describe_fetch_error(error)}"
                 break
     return failed
 
@@ -65,13 +65,13 @@ def fetch_git_file(source: GitFile) -> bytes:
     return content
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def atomic_write_bytes(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(content)
     partial.replace(path)
 
 
-def describe(error: Exception) -> str:
+def describe_fetch_error(error: Exception) -> str:
     """Return an error as one line."""
     return (" ".join(str(error).split()) or type(error).__name__)[:REASON_LENGTH]

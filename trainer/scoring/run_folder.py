@@ -53,7 +53,7 @@ class RunFolder:
         if not folder.is_dir():
             raise RunFolderError(f"There is no run folder {folder}.")
         run = read_json_file(folder / "run.json")
-        checkpoint = find_latest_checkpoint(folder) if checkpoint is None else checkpoint.resolve()
+        checkpoint = find_checkpoint_to_score(folder) if checkpoint is None else checkpoint.resolve()
         manifest = verify_checkpoint(checkpoint)
         tokens, flops, seconds = read_training_compute(folder, checkpoint)
         model, dataset = run.get("model"), run.get("dataset")
@@ -116,7 +116,7 @@ def read_device(run: dict[str, Any]) -> str:
     return "cpu" if read_train_settings(run).get("device") == "cpu" else "cuda"
 
 
-def find_latest_checkpoint(folder: Path) -> Path:
+def find_checkpoint_to_score(folder: Path) -> Path:
     """Return the complete checkpoint of the highest step (the manifest is written last)."""
     complete = sorted(path.parent for path in folder.glob("checkpoints/step-*/manifest.json"))
     if not complete:

@@ -45,7 +45,7 @@ FOLDER = "versions"
 VERSION_NAME = re.compile(r"\d{8,}")
 
 
-def version_folder(run_folder: Path, version: int) -> Path:
+def get_version_folder(run_folder: Path, version: int) -> Path:
     return run_folder / FOLDER / f"{version:08d}"
 
 
@@ -60,7 +60,7 @@ def describe_stage(config: SwarmConfig, stage: int, version: int) -> dict[str, A
 
 def save_stage(run_folder: Path, config: SwarmConfig, stage: int, version: int, state: Mapping[str, Tensor]) -> Path:
     """Write a stage's state of a version atomically and return its file. Repeated calls are safe."""
-    folder = version_folder(run_folder, version)
+    folder = get_version_folder(run_folder, version)
     folder.mkdir(parents=True, exist_ok=True)
     file, partial = folder / f"stage-{stage}.safetensors", folder / f".stage-{stage}.partial"
     try:
@@ -79,7 +79,7 @@ def save_stage(run_folder: Path, config: SwarmConfig, stage: int, version: int, 
 
 def read_metadata(run_folder: Path, config: SwarmConfig, stage: int, version: int) -> dict[str, Any] | None:
     """Return the metadata of a version's stage; None if it is missing or belongs to another run."""
-    folder = version_folder(run_folder, version)
+    folder = get_version_folder(run_folder, version)
     try:
         metadata = json.loads((folder / f"stage-{stage}.json").read_bytes())
         size = (folder / f"stage-{stage}.safetensors").stat().st_size
@@ -103,7 +103,7 @@ def find_latest(run_folder: Path, config: SwarmConfig) -> int | None:
 def load_stage(run_folder: Path, config: SwarmConfig, stage: int, version: int) -> dict[str, Tensor]:
     """Return a stage's state of a version after checking its sha256; raise `CheckpointError`."""
     metadata = read_metadata(run_folder, config, stage, version)
-    file = version_folder(run_folder, version) / f"stage-{stage}.safetensors"
+    file = get_version_folder(run_folder, version) / f"stage-{stage}.safetensors"
     if metadata is None:
         raise CheckpointError(f"{file} is missing, incomplete or belongs to another run")
     if describe_file(file).sha256 != metadata["sha256"]:

@@ -30,7 +30,7 @@ from trainer.swarm.sampling import SamplingService, SwarmText
 from trainer.swarm.stage_client import StageClient
 from trainer.swarm.state_transfer import fetch_state, send_state
 from trainer.swarm.transaction import StageLostError, Transaction
-from trainer.swarm.transport import Route, Transport, loop_time
+from trainer.swarm.transport import Route, Transport, get_loop_time
 
 ADDRESS_FILE = "address.json"  # File in the run's folder with this coordinator's addresses
 
@@ -131,7 +131,7 @@ class Coordinator:
             member = member_from_line(line)
             self.transport.add_addresses(member.name, member.peer.addresses)
             hello = messages.Hello(label=member.label, addresses=member.peer.addresses)
-            self.membership.guests.setdefault(member.name, Guest(hello, loop_time()))
+            self.membership.guests.setdefault(member.name, Guest(hello, get_loop_time()))
             self.membership.members[member.name] = member
         await asyncio.gather(*(self.restore_member(name, state.commit) for name in state.members))
 
@@ -265,7 +265,7 @@ class Coordinator:
             self.membership.evict(member.name, f"goes back to step {target}")
         for member in remaining.values():  # they request the same stage: its blocks are already built
             guest = self.membership.guests[member.name]
-            guest.hello, guest.seen = guest.hello.model_copy(update={"preferred_stage": member.stage}), loop_time()
+            guest.hello, guest.seen = guest.hello.model_copy(update={"preferred_stage": member.stage}), get_loop_time()
 
     async def evaluate(self) -> None:
         """Record the loss on dev. If a peer fails meanwhile, find out which and start over."""

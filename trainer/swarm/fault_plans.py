@@ -23,14 +23,14 @@ class SwarmSize:
         """Return the name of a stage's worker. Workers start in the order of the stages, in turn."""
         return f"worker-{number * self.stages + stage}"
 
-    def step_at(self, fraction: float) -> int:
+    def compute_step(self, fraction: float) -> int:
         """Return the step after this fraction of the run."""
         return int(self.steps * fraction)
 
 
 def plan_kill(size: SwarmSize) -> FaultPlan:
     """Kill a worker of each stage, one after the other, between accumulating a gradient and answering."""
-    steps = [size.step_at((stage + 1) / (size.stages + 2)) for stage in range(size.stages)]
+    steps = [size.compute_step((stage + 1) / (size.stages + 2)) for stage in range(size.stages)]
     faults = {
         size.name_worker(stage): [
             Fault(kind="kill", point="added", step=step, after=1),
@@ -38,7 +38,7 @@ def plan_kill(size: SwarmSize) -> FaultPlan:
         ]
         for stage, step in enumerate(steps)
     }
-    members = {size.step_at(0.8): size.stages * size.workers}
+    members = {size.compute_step(0.8): size.stages * size.workers}
 
     def has_happened(lines: Sequence[JournalLine]) -> bool:
         return all(has_replacement(lines, stage) for stage in range(size.stages))
@@ -58,7 +58,7 @@ def plan_drop(size: SwarmSize) -> FaultPlan:
     """Lose a reply of a worker of each stage after it has accumulated its gradient."""
     return FaultPlan(
         {
-            size.name_worker(stage): [Fault(kind="drop", point="added", step=size.step_at(f)) for f in (0.2, 0.6)]
+            size.name_worker(stage): [Fault(kind="drop", point="added", step=size.compute_step(f)) for f in (0.2, 0.6)]
             for stage in range(size.stages)
         }
     )
@@ -69,17 +69,17 @@ def plan_stall(size: SwarmSize) -> FaultPlan:
     workers: dict[str, list[Fault]] = {}
     for stage in range(size.stages):
         late = size.timeout * (size.stages - stage + 0.3)
-        step = size.step_at(0.2 + 0.2 * stage / size.stages)
+        step = size.compute_step(0.2 + 0.2 * stage / size.stages)
         workers[size.name_worker(stage)] = [Fault(kind="stall", point="adding", step=step, seconds=late)]
     seconds = size.timeout * (size.stages + 2)
-    freeze = Fault(kind="freeze", point="frozen", step=size.step_at(0.6), seconds=seconds)
+    freeze = Fault(kind="freeze", point="frozen", step=size.compute_step(0.6), seconds=seconds)
     workers[size.name_worker(size.stages - 1)].append(freeze)
     return FaultPlan(workers, has_happened=lambda lines: any(line["kind"] == "leave" for line in lines))
 
 
 def plan_prepare(size: SwarmSize) -> FaultPlan:
     """Kill a worker inside PREPARE, in the first stage and in the last."""
-    steps = {0: size.step_at(0.3), size.stages - 1: size.step_at(0.6)}
+    steps = {0: size.compute_step(0.3), size.stages - 1: size.compute_step(0.6)}
     return FaultPlan({size.name_worker(s): [Fault(kind="kill", point="frozen", step=n)] for s, n in steps.items()})
 
 
@@ -87,11 +87,11 @@ def plan_coordinator(size: SwarmSize) -> FaultPlan:
     """Kill the coordinator at each of its points, and once while a new worker loads its stage."""
     points = ["runs", "covered", "voted", "journaled", "committed"]
     starts = [
-        [Fault(kind="kill", point=point, step=size.step_at((number + 1) / 8), after=point == "runs")]
+        [Fault(kind="kill", point=point, step=size.compute_step((number + 1) / 8), after=point == "runs")]
         for number, point in enumerate(points)
     ]
-    starts.append([Fault(kind="kill", point="loaded", step=size.step_at(0.8))])
-    killed = Fault(kind="kill", point="forward", step=size.step_at(0.78))
+    starts.append([Fault(kind="kill", point="loaded", step=size.compute_step(0.8))])
+    killed = Fault(kind="kill", point="forward", step=size.compute_step(0.78))
     return FaultPlan({size.name_worker(0): [killed]}, starts)
 
 
@@ -103,9 +103,9 @@ def plan_rebalance(size: SwarmSize) -> FaultPlan:
     joins, leaves = [0, 0], [size.stages - 1]
 
     def on_tick(swarm: LocalSwarm) -> None:
-        if joins and swarm.count_steps() >= size.step_at(0.3):
+        if joins and swarm.count_steps() >= size.compute_step(0.3):
             swarm.add_worker(joins.pop())
-        elif not joins and leaves and swarm.count_steps() > size.step_at(0.5):
+        elif not joins and leaves and swarm.count_steps() > size.compute_step(0.5):
             stage = leaves.pop()
             members = swarm.get_member_stages()
             swarm.find_process(next(name for name, number in members.items() if number == stage)).terminate()
@@ -113,7 +113,7 @@ def plan_rebalance(size: SwarmSize) -> FaultPlan:
     return FaultPlan(
         requested_stages=stages,
         rebalance_seconds=0.5,
-        required_members={size.step_at(0.5): count + 2, size.step_at(0.8): count + 1},
+        required_members={size.compute_step(0.5): count + 2, size.compute_step(0.8): count + 1},
         on_tick=on_tick,
         has_happened=lambda lines: sum(line["kind"] == "move" for line in lines) >= 2,
     )
@@ -129,7 +129,7 @@ def plan_resize(size: SwarmSize) -> FaultPlan:
             done[0] = True
             for _ in range(most - size.stages):
                 swarm.add_worker()
-        elif done[0] and not done[1] and swarm.count_steps() > size.step_at(0.4):
+        elif done[0] and not done[1] and swarm.count_steps() > size.compute_step(0.4):
             done[1] = True
             for number, name in enumerate(sorted(stages.keys() - choose_remaining(stages, least))):
                 process = swarm.find_process(name)
@@ -142,7 +142,7 @@ def plan_resize(size: SwarmSize) -> FaultPlan:
     return FaultPlan(
         requested_stages=list(range(size.stages)),
         replace_killed=False,
-        required_members={size.step_at(0.4): most, size.step_at(0.8): least},
+        required_members={size.compute_step(0.4): most, size.compute_step(0.8): least},
         on_tick=on_tick,
         has_happened=has_happened,
     )
@@ -162,7 +162,7 @@ def count_members(lines: Sequence[JournalLine]) -> list[int]:
 
 def plan_stage_lost(size: SwarmSize) -> FaultPlan:
     """Kill all workers of the last stage at once, so that the run returns to its last checkpoint."""
-    fault = Fault(kind="kill", point="forward", step=size.step_at(0.6))
+    fault = Fault(kind="kill", point="forward", step=size.compute_step(0.6))
     return FaultPlan({size.name_worker(size.stages - 1, number): [fault] for number in range(size.workers)})
 
 

@@ -19,7 +19,7 @@ from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.frames import CallError, CallRefusedError, PeerUnreachableError, RpcFrame
 from trainer.swarm.journal import Journal, JournalLine, read_journal
 from trainer.swarm.tied import list_tied_stages
-from trainer.swarm.transport import Transport, loop_time, shorten
+from trainer.swarm.transport import Transport, get_loop_time, shorten
 
 HELLO_SECONDS = 10.0  # A worker may join a stage for this long after its last hello
 REJOIN_SECONDS = 1.0  # Pause before a worker whose join failed may try again
@@ -93,7 +93,7 @@ class Membership:
             raise CallRefusedError("banned", "other peers found its results or messages to be wrong")
         self.transport.add_addresses(caller, hello.addresses)
         guest = self.guests.setdefault(caller, Guest(hello, 0.0))
-        guest.hello, guest.seen = hello, loop_time()
+        guest.hello, guest.seen = hello, get_loop_time()
         is_member = caller in self.members
         every = 1.0 if is_member else 0.3
         welcome = messages.Welcome(config=self.config, member=is_member, finished=self.finished, every=every)
@@ -106,8 +106,8 @@ class Membership:
             for name, guest in sorted(self.guests.items())
             if name not in self.members
             and not guest.hello.leaving
-            and loop_time() - guest.seen < HELLO_SECONDS
-            and guest.not_before <= loop_time()
+            and get_loop_time() - guest.seen < HELLO_SECONDS
+            and guest.not_before <= get_loop_time()
         }
 
     def get_stage_members(self, stage: int) -> list[SwarmMember]:
@@ -178,7 +178,7 @@ class Membership:
             for name, error in failed.items():
                 self.evict(name, f"unreachable: {error}")
                 if name in self.guests:
-                    self.guests[name].not_before = loop_time() + REJOIN_SECONDS
+                    self.guests[name].not_before = get_loop_time() + REJOIN_SECONDS
             joining = [name for name in joining if name not in failed]
             if not failed.keys() & {name for name, _ in current}:
                 self.published = current
@@ -267,7 +267,7 @@ class Membership:
         try:
             loaded = messages.parse_message(messages.Loaded, raise_if_failed(reply))
         except CallError as error:
-            guest.not_before = loop_time() + REJOIN_SECONDS
+            guest.not_before = get_loop_time() + REJOIN_SECONDS
             log.info("%s could not load stage %d: %s", shorten(name), stage, error)
             return
         await self.faults.trigger("loaded", step)

@@ -19,7 +19,7 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import CallError, MalformedFrameError, RpcFrame
 from trainer.swarm.stage import ForwardRecord
 from trainer.swarm.stage_client import ReplyCheck, StageClient
-from trainer.swarm.transport import Transport, loop_time
+from trainer.swarm.transport import Transport, get_loop_time
 from trainer.swarm.wire import decode_tensor, encode_hidden
 
 MAX_CONFIRMATIONS = 3  # Peers that compute one gradient: two, and a third if these disagree
@@ -64,7 +64,7 @@ class NextStageClient:
         cost: float = record.tokens.numel()
         if request.cache is not None:  # single tokens are slow: they say nothing about a peer's throughput
             pinned, cost = next(iter(request.cache.path[self.stage + 1 :]), None), 0.0
-        started, check = loop_time(), self.build_check(query)
+        started, check = get_loop_time(), self.build_check(query)
         reply, result = await self.client.call_stage(
             query.to_frame(), query.depth, request.timeout, cost, check, pinned
         )
@@ -73,11 +73,11 @@ class NextStageClient:
             is_confirmed = True
             is_audited = request.replay is None and self.rng.random() < self.config.audit
             if not self.gradient_norms.is_ready or is_audited:
-                left = started + request.timeout * (query.depth + 0.5) - loop_time()
+                left = started + request.timeout * (query.depth + 0.5) - get_loop_time()
                 tensor, is_confirmed = await self.confirm_gradient(query, result.path[0], tensor, left)
             if is_confirmed:
                 self.gradient_norms.observe(tensor)
-        return tensor, result.model_copy(update={"later_seconds": loop_time() - started})
+        return tensor, result.model_copy(update={"later_seconds": get_loop_time() - started})
 
     def build_query(self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None) -> StageQuery:
         tokens, wire = record.tokens, self.config.wire
@@ -116,9 +116,9 @@ class NextStageClient:
         """
         request, gradients, agreeing = query.to_replay_frame(self.peer), {author: gradient}, [author]
         tolerance = trust.get_tolerance(self.config.precision, self.config.wire)
-        deadline, others = loop_time() + seconds, self.client.list_other_peers(author)
+        deadline, others = get_loop_time() + seconds, self.client.list_other_peers(author)
         for peer in others:
-            left = deadline - loop_time()
+            left = deadline - get_loop_time()
             if len(agreeing) > 1 or len(gradients) == MAX_CONFIRMATIONS or left < seconds / MAX_CONFIRMATIONS:
                 break
             with contextlib.suppress(CallError):

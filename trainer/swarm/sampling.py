@@ -22,7 +22,7 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import CallRefusedError, RpcFrame
 from trainer.swarm.next_stage_client import describe_non_finite, get_single_tensor
 from trainer.swarm.stage_client import StageClient
-from trainer.swarm.transport import loop_time
+from trainer.swarm.transport import get_loop_time
 
 MAX_TEXTS = 4  # sampled at the same time
 TEXT_SECONDS = 600.0  # Longest time that a text may take. Its place is free afterwards, even if its reader has stalled.
@@ -52,13 +52,13 @@ class SwarmText:
 
     async def predict(self) -> Tensor:
         """Return the next token's logits `[V]`. Raise `CallRefusedError` if the stages refuse for too long."""
-        deadline = loop_time() + self.timeout * (self.config.stages + 1)
+        deadline = get_loop_time() + self.timeout * (self.config.stages + 1)
         while True:
             try:
                 return await self.read_new_tokens()
             except CallRefusedError:
                 self.reset_caches()
-                if loop_time() > deadline:
+                if get_loop_time() > deadline:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -116,7 +116,7 @@ class SamplingService:
 
     def reserve_place(self, label: str) -> float:
         """Return the deadline of a new text; raise `CallRefusedError` if this label or too many others have one."""
-        now = loop_time()
+        now = get_loop_time()
         self.deadlines = {other: deadline for other, deadline in self.deadlines.items() if deadline > now}
         if label in self.deadlines:
             raise CallRefusedError("busy", "the previous text of this label has not ended; wait for it")

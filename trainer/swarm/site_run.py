@@ -159,7 +159,7 @@ class SiteRun:
         assembled into one model instead."""
         if not 0 < version < self.config.steps:
             return
-        folder, source = get_checkpoint_path(self.out, version), checkpoint.version_folder(self.out, version)
+        folder, source = get_checkpoint_path(self.out, version), checkpoint.get_version_folder(self.out, version)
         folder.mkdir(parents=True, exist_ok=True)
         files = sorted(file for file in source.iterdir() if file.name.startswith("stage-"))
         for file in files:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from trainer.swarm import messages
 from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
 from trainer.swarm.router import NoPeersError, Router
-from trainer.swarm.transport import Transport, loop_time, shorten
+from trainer.swarm.transport import Transport, get_loop_time, shorten
 
 BAN_SECONDS = 30.0  # A peer that failed gets no calls for this long
 BLAME_SECONDS = 3600.0  # The same for a peer whose reply was invalid
@@ -67,11 +67,11 @@ class StageClient:
         `pinned`: call this peer first, if it belongs to the stage.
         """
         suspicious: dict[str, str] = {}
-        deadline, failures = loop_time() + timeout * (depth + 0.9), Counter[str]()
+        deadline, failures = get_loop_time() + timeout * (depth + 0.9), Counter[str]()
         try:
-            while (left := deadline - loop_time()) > 0:
+            while (left := deadline - get_loop_time()) > 0:
                 peer = pinned if pinned in self.router.peers and not failures[pinned] else await self.choose_peer(cost)
-                started = loop_time()
+                started = get_loop_time()
                 try:
                     reply, result, reason = await self.call_peer(peer, request, min(timeout * depth, left), check)
                 except CallError as error:
@@ -80,7 +80,7 @@ class StageClient:
                     failures[peer] += 1
                 else:
                     if not reason:
-                        self.router.observe(peer, cost, loop_time() - started - result.later_seconds)
+                        self.router.observe(peer, cost, get_loop_time() - started - result.later_seconds)
                         for other, suspicion in suspicious.items():
                             self.blame(other, suspicion)
                         return reply, result
@@ -93,7 +93,7 @@ class StageClient:
                     break
         finally:
             for peer in suspicious.keys() - self.blamed.keys():
-                self.router.unban(peer, loop_time())
+                self.router.unban(peer, get_loop_time())
         raise CallRefusedError("later_stage", "no peer of the next stage replied")
 
     async def call_peer(
@@ -117,23 +117,23 @@ class StageClient:
 
     def list_other_peers(self, excluded: str) -> list[str]:
         """Return the available peers but one, in random order."""
-        others = list(self.router.peers.keys() - self.router.get_bans(loop_time()).keys() - {excluded})
+        others = list(self.router.peers.keys() - self.router.get_bans(get_loop_time()).keys() - {excluded})
         random.shuffle(others)
         return others
 
     async def choose_peer(self, cost: float) -> str:
         """Return the peer to call next. If all are banned, lift the bans after a pause, of blamed peers last."""
         try:
-            return self.router.pick(cost, loop_time())
+            return self.router.pick(cost, get_loop_time())
         except NoPeersError as error:
             if error.until is None:
                 raise CallRefusedError("later_stage", "the next stage has no peers") from error
         await asyncio.sleep(UNBAN_DELAY)
-        banned = self.router.get_bans(loop_time()).keys()
+        banned = self.router.get_bans(get_loop_time()).keys()
         for peer in banned - self.blamed.keys() or banned:
-            self.router.unban(peer, loop_time())
+            self.router.unban(peer, get_loop_time())
         try:
-            return self.router.pick(cost, loop_time())
+            return self.router.pick(cost, get_loop_time())
         except NoPeersError:
             raise CallRefusedError("later_stage", "the next stage has no peers") from None
 
@@ -143,5 +143,5 @@ class StageClient:
 
     def ban(self, peer: str, reason: str, seconds: float = BAN_SECONDS) -> None:
         log.info("%s is banned for %.0f s: %s", shorten(peer), seconds, reason)
-        self.router.ban(peer, loop_time(), seconds)
+        self.router.ban(peer, get_loop_time(), seconds)
         self.on_ban(peer, reason)

@@ -178,10 +178,10 @@ class Transport:
             except (ControlFailure, OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
                 log.info("no reservation at %s: %s", relay, error)
 
-        if self.is_dialable or loop_time() < self._reserved_at + RESERVATION_SECONDS:
+        if self.is_dialable or get_loop_time() < self._reserved_at + RESERVATION_SECONDS:
             return
         await asyncio.gather(*map(reserve, self._relays))
-        self._reserved_at = loop_time()
+        self._reserved_at = get_loop_time()
 
     async def _reserve(self, relay: str) -> None:
         from hivemind.p2p import PeerID
@@ -377,7 +377,7 @@ def shorten(peer: str) -> str:
     return peer[-6:]
 
 
-def loop_time() -> float:
+def get_loop_time() -> float:
     """Return the event loop's monotonic time in seconds."""
     return asyncio.get_running_loop().time()
 

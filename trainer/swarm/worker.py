@@ -28,7 +28,7 @@ from trainer.swarm.stage import ForwardRecord, Stage, StateError
 from trainer.swarm.stage_client import MAX_HIDDEN_BYTES
 from trainer.swarm.state_transfer import fetch_state, send_state
 from trainer.swarm.sum_exchange import SumExchange
-from trainer.swarm.transport import Handler, Route, Transport, loop_time
+from trainer.swarm.transport import Handler, Route, Transport, get_loop_time
 from trainer.swarm.wire import decode_tensor, encode_gradient
 from trainer.swarm.worker_state import WorkerState
 
@@ -89,19 +89,19 @@ class Worker:
         await self.send_hellos()
 
     async def send_hellos(self) -> None:
-        interval, last_reply = 0.2, loop_time()
+        interval, last_reply = 0.2, get_loop_time()
         while not self.stopped.is_set():
             await self.transport.renew_relay_reservations()
             try:
                 hello = self.hello.model_copy(update={"addresses": self.transport.addresses})
                 reply = await self.transport.call(self.coordinator, "hello", messages.to_frame(hello), 10)
                 interval = self.handle_welcome(messages.parse_message(messages.Welcome, reply))
-                last_reply = loop_time()
+                last_reply = get_loop_time()
             except CallRefusedError as error:
                 self.stop(f"The coordinator does not accept this machine: {error}")
             except CallError as error:
                 log.info("no reply from the coordinator: %s", error)
-                if loop_time() - last_reply > GIVE_UP_SECONDS:
+                if get_loop_time() - last_reply > GIVE_UP_SECONDS:
                     self.stop(f"The coordinator has not replied for {GIVE_UP_SECONDS / 60:.0f} minutes.")
             await self.connect_to_all()
             with contextlib.suppress(TimeoutError):

@@ -72,7 +72,7 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
     if run.usage.steps == 0:
         evaluate(run, metrics, progress)
     interval, saved_at = run.config.checkpoint_interval, time.monotonic()
-    with garbage_collection_paused():
+    with pause_garbage_collection():
         while (before := run.fraction) < 1:
             run.writer.check()
             started = time.perf_counter()
@@ -102,7 +102,7 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
 
 
 @contextmanager
-def garbage_collection_paused() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Pause Python's garbage collector, which would stop training for up to half a second and find nothing.
 
     Without effect if the caller has frozen objects itself.

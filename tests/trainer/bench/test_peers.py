@@ -79,7 +79,7 @@ class Constant:
 
     flops_per_token, parameters, steps = 1e6, 0, 5
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, bigram_rows: int = 0) -> None:
         self.plan = plan
 
     def train_step(self, inputs: Tensor, targets: Tensor, step: int) -> float:
@@ -114,14 +114,24 @@ def test_train_ours_uses_its_budget_and_learns(dataset_folder: Path) -> None:
     assert outcome.bits_per_byte < untrained.bits_per_byte - 0.3
 
 
+def test_train_ours_with_a_table_learns_more_from_it(dataset_folder: Path) -> None:
+    dataset = Dataset.open(dataset_folder)
+    build = partial(ours.OurGPT, bigram_rows=4096)
+    outcome = train_contender(build, make_plan(), dataset)
+    frozen = train_contender(build, make_plan(Factors(bigrams=1e-9)), dataset)
+    assert outcome.parameters == frozen.parameters > 4096 * SIZE.width
+    assert outcome.bits_per_byte < frozen.bits_per_byte
+
+
 def test_scale_recipe_multiplies_rates_and_decay() -> None:
-    recipe = gpt.recipe(gpt.Config.sized(4, 320, 256))
-    scaled = ours.scale_recipe(recipe, Factors(matrices=2, embeddings=3, scalars=5, smear=11, decay=7, warmup=0.2))
+    recipe = gpt.recipe(dataclasses.replace(gpt.Config.sized(4, 320, 256), bigram_rows=8))
+    factors = Factors(matrices=2, embeddings=3, scalars=5, smear=11, bigrams=13, decay=7, warmup=0.2)
+    scaled = ours.scale_recipe(recipe, factors)
     ratios = {
         new.name: new.learning_rate / old.learning_rate for new, old in zip(scaled.groups, recipe.groups, strict=True)
     }
     embeddings = {"embedding": 3, "value embeddings": 3, "head": 3}
-    assert ratios == pytest.approx({**embeddings, "smear": 11, "scalars": 5, "matrices": 2})
+    assert ratios == pytest.approx({**embeddings, "smear": 11, "bigrams": 13, "scalars": 5, "matrices": 2})
     assert scaled.groups[-1].weight_decay == pytest.approx(7 * recipe.groups[-1].weight_decay)
     assert scaled.schedule.warmup == 0.2
 
@@ -157,6 +167,12 @@ def test_nanochat_decay_times_rate_does_not_depend_on_rate(checkout: Path) -> No
 def test_nanochat_wrong_folder_gets_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no checkout of nanochat: it has no nanochat/gpt\.py"):
         peers.main(["--nanochat", str(tmp_path), "--corpus", "files:nothing"])
+
+
+def test_main_without_text_says_what_to_set(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAILYTRAIN_DATA", raising=False)
+    with pytest.raises(UserError, match="set DAILYTRAIN_DATA to the folder of text/gutenberg/"):
+        peers.main(["--nanochat", str(checkout)])
 
 
 def test_modded_path_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -210,7 +226,7 @@ def make_runs(multiplier: float) -> list[dict[str, Any]]:
 
 def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
     speed = {f"{SIZE.name} eager": {"nanochat": {"median": 2.0}, "gpt": {"median": 1.0}}}
-    row = peers.compare_size(make_runs(1.3), speed, SIZE)
+    row = peers.compare_size(make_runs(1.3), speed, SIZE, "gpt")
     assert row is not None
     assert row["flops"]["cm"] == pytest.approx(1.3, rel=1e-3)
     assert row["flops"]["low"] < 1.3 < row["flops"]["high"]
@@ -221,8 +237,19 @@ def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
     assert "not measured" in peers.format_table([row])
 
 
+def test_tune_table_takes_the_best_factor_and_keeps_the_others(dataset_folder: Path, tmp_path: Path) -> None:
+    class BestAtHalf(Constant):
+        def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+            return torch.full((targets.numel(),), 1 + abs(self.plan.factors.bigrams - 0.5))
+
+    trainer = Trainer(tmp_path / "results.json", Dataset.open(dataset_folder), print)
+    factors = Factors(matrices=0.5, warmup=0.1)
+    found = peers.tune_table(trainer, Entry("table", BestAtHalf, "source"), SIZE, factors, 2)
+    assert found == dataclasses.replace(factors, bigrams=0.5)
+
+
 def test_compare_size_without_our_runs_is_none() -> None:
-    assert peers.compare_size([run for run in make_runs(1.0) if run["entry"] == "nanochat"], {}, SIZE) is None
+    assert peers.compare_size([run for run in make_runs(1.0) if run["entry"] == "nanochat"], {}, SIZE, "gpt") is None
 
 
 def test_main_tunes_trains_and_prints_the_table(
@@ -244,8 +271,8 @@ def test_main_tunes_trains_and_prints_the_table(
     assert peers.main(flags) == 0
     first = json.loads((tmp_path / "peers.json").read_text())
     # A trial of ours at its defaults is its seed 1; the peer's second trial may be its best.
-    assert {run["entry"] for run in first["runs"]} == {"nanochat", "gpt"}
-    assert first["multipliers"][0]["runs"] == 10
+    assert {run["entry"] for run in first["runs"]} == {"nanochat", "gpt", "gpt with bigrams"}
+    assert [(row["entry"], row["runs"]) for row in first["multipliers"]] == [("gpt", 10), ("gpt with bigrams", 10)]
     assert "| 1x64 | 4e+09 |" in capsys.readouterr().out
     assert peers.main([*flags, "--report"]) == 0
     assert json.loads((tmp_path / "peers.json").read_text()) == first

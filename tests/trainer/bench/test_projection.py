@@ -58,9 +58,10 @@ def test_project_doubles_compute_halves_hours() -> None:
 def test_read_recipe_takes_largest_measured_size(tmp_path: Path) -> None:
     file = tmp_path / "peers.json"
     rows = [
-        {"size": "2x128", "budget": 1e12, "flops": {"cm": 1.3, "low": 1.2, "high": 1.4}},
-        {"size": "3x192", "budget": 2e12, "flops": {"cm": 1.1, "low": 1.0, "high": 1.2}},
-        {"size": "4x256", "budget": 4e12, "flops": {"verdict": "no runs"}},
+        {"entry": "gpt", "size": "2x128", "budget": 1e12, "flops": {"cm": 1.3, "low": 1.2, "high": 1.4}},
+        {"entry": "gpt", "size": "3x192", "budget": 2e12, "flops": {"cm": 1.1, "low": 1.0, "high": 1.2}},
+        {"entry": "gpt with bigrams", "size": "3x192", "budget": 2e12, "flops": {"cm": 1.5, "low": 1.4, "high": 1.6}},
+        {"entry": "gpt", "size": "4x256", "budget": 4e12, "flops": {"verdict": "no runs"}},
     ]
     file.write_text(json.dumps({"multipliers": rows}))
     recipe = projection.read_recipe(file)

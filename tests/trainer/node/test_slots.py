@@ -193,7 +193,7 @@ def wait_until_running(site: NodeApiServer, leases: list[int]) -> None:
 @pytest.mark.usefixtures("requires_sandbox")
 def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Node) -> None:
     leases = [site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
-    node.start("--lanes", "2")
+    node.start("--slots", "2")
     wait_until_running(site, leases)
     assert {poll.lane for poll in site.polls} == {0, 1}
     assert {(poll.lanes, poll.lanes_wished) for poll in site.polls} == {(2, 2)}

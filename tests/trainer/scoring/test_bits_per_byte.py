@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from trainer.scoring.bits_per_byte import BitsPerByte, block_stderr, ratio_stderr
+from trainer.scoring.bits_per_byte import BitsPerByte, estimate_block_stderr, estimate_ratio_stderr
 
 
 def test_bits_per_byte_is_nats_over_bytes_and_ln_2():
@@ -23,7 +23,7 @@ def test_stderr_equals_spread_over_repeated_draws_of_documents():
     sizes = rng.integers(100, 3000, (2000, 80)).astype(float)
     bits = sizes * (1.2 + 0.2 * rng.normal(size=sizes.shape)) + 50
     spread = (bits.sum(1) / sizes.sum(1)).std()
-    estimate = np.mean([ratio_stderr(b, s) for b, s in zip(bits[:300], sizes[:300], strict=True)])
+    estimate = np.mean([estimate_ratio_stderr(b, s) for b, s in zip(bits[:300], sizes[:300], strict=True)])
     assert estimate == pytest.approx(spread, rel=0.05)
 
 
@@ -32,7 +32,7 @@ def test_stderr_of_one_document_comes_from_its_blocks():
     drawn = rng.exponential(2, (300, 6400))
     lengths = np.full(6400, 4)
     spread = (drawn.sum(1) / math.log(2) / (4 * 6400)).std()
-    estimate = np.mean([block_stderr(row, lengths) for row in drawn])
+    estimate = np.mean([estimate_block_stderr(row, lengths) for row in drawn])
     assert estimate == pytest.approx(spread, rel=0.1)
 
 

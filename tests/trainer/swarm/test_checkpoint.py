@@ -65,12 +65,12 @@ def test_run_resumes_from_a_version_with_the_same_losses(
 
 @pytest.mark.parametrize("lost", ["stage-1.json", "stage-0.safetensors"])
 def test_version_without_all_stages_is_ignored(run: Path, config: SwarmConfig, lost: str) -> None:
-    (checkpoint.version_folder(run, 6) / lost).unlink()
+    (checkpoint.get_version_folder(run, 6) / lost).unlink()
     assert checkpoint.find_latest(run, config) == 3
 
 
 def test_truncated_file_is_ignored_and_changed_file_is_refused(run: Path, config: SwarmConfig) -> None:
-    file = checkpoint.version_folder(run, 6) / "stage-0.safetensors"
+    file = checkpoint.get_version_folder(run, 6) / "stage-0.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -87,7 +87,7 @@ def test_version_of_another_run_is_ignored(run: Path, config: SwarmConfig) -> No
 
 
 def test_prune_keeps_newest_and_newer_incomplete_versions(run: Path, config: SwarmConfig) -> None:
-    (checkpoint.version_folder(run, 0) / "stage-0.json").unlink()
+    (checkpoint.get_version_folder(run, 0) / "stage-0.json").unlink()
     checkpoint.save_stage(run, config, 0, 9, checkpoint.load_stage(run, config, 0, 6))
     checkpoint.prune_versions(run, config, 1)
     assert sorted(f.name for f in (run / checkpoint.FOLDER).iterdir()) == ["00000006", "00000009"]

@@ -35,7 +35,7 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset, out = ensure_dataset(job, order.dataset), job.workspace.out
     last_step = download_stages(job, order.resume) if order.resume else -1
-    arguments = ["--dataset", str(dataset), "--out", str(out), *job.context.network.command_line]
+    arguments = ["--dataset", str(dataset), "--out", str(out), *job.context.network.flags]
     senders = (MetricsSender(job), CheckpointSender(job, last_step))
     process = job.run_process(get_driver("none"), build_spec(job, "trainer.swarm.site_run", order, arguments), senders)
     return read_outcome(process, out)

@@ -32,7 +32,7 @@ def run(job: Job) -> JobOutcome:
     refuse_entry(job)
     job.unpack_source()
     network, slot, out = job.context.network, job.context.slot, job.workspace.out
-    arguments = ["--home", str(job.workspace.run), "--out", str(out), *network.command_line]
+    arguments = ["--home", str(job.workspace.run), "--out", str(out), *network.flags]
     arguments += ["--device", "cuda" if slot.gpus else "cpu"]
     arguments += ["--behind-nat"] if network.behind_nat else []
     senders = (MetricsSender(job),)

@@ -16,12 +16,12 @@ from trainer.scoring.multiplier.estimates import (
     CONFIDENCE,
     MAX_SLOPE_VARIATION,
     MultiplierEstimates,
+    compute_log_ratio,
     count_seeds_against_baseline,
     count_seeds_between,
     estimate_multipliers,
-    log_multiplier_difference,
 )
-from trainer.scoring.multiplier.ladder import Array, Ladder, pooled_deviation
+from trainer.scoring.multiplier.ladder import Array, Ladder, compute_pooled_deviation
 from trainer.scoring.multiplier.records import RecordCandidate, RecordTest, run_record_test
 from trainer.scoring.multiplier.results import Axis, ResultsError, RunResult
 from trainer.scoring.multiplier.samples import RungSample, find_most_repeated_compute, find_nearest_rung, group_by_rung
@@ -180,7 +180,7 @@ class TrackComparison:
             for name in ("loss", "compute", "runs")
         )
         both = estimate_multipliers(self.ladder, *(np.array(column, float) for column in columns))  # [2, pairs]
-        gap, error = log_multiplier_difference(self.ladder, both[0], both[1])
+        gap, error = compute_log_ratio(self.ladder, both[0], both[1])
         width = self.ladder.quantile((1 + CONFIDENCE) / 2) * error
         return [MultiplierRatio(*ends) for ends in np.exp([gap, gap - width, gap + width]).T.tolist()]
 
@@ -309,7 +309,7 @@ def has_excess_scatter(ladder: Ladder, sample: RungSample) -> bool:
     from scipy.special import fdtrc  # here, because each process of the site imports this module
 
     residual = sample.loss - ladder.loss_at(np.log(sample.compute / ladder.full))
-    deviation = float(pooled_deviation(residual, np.zeros(len(residual), dtype=np.intp), 1))
+    deviation = float(compute_pooled_deviation(residual, np.zeros(len(residual), dtype=np.intp), 1))
     ratio = (deviation / float(ladder.sigma)) ** 2
     return bool(fdtrc(len(residual) - 1, ladder.freedom, ratio) < SCATTER_LEVEL)
 
@@ -323,7 +323,7 @@ def find_ties(
     baseline follow from the printed interval, so that no row contradicts its own verdict.
     """
     chosen = estimates[list(resolved)]
-    gap, error = log_multiplier_difference(ladder, chosen[:, None], chosen[None, :])
+    gap, error = compute_log_ratio(ladder, chosen[:, None], chosen[None, :])
     is_different = np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error
     order = np.argsort(-chosen.log_multiplier, kind="stable")
     if baseline in resolved:

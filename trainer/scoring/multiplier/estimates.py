@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.scoring.multiplier.ladder import Array, Ladder, monomials
+from trainer.scoring.multiplier.ladder import Array, Ladder, build_monomials
 
 CONFIDENCE = 0.95  # of the two-sided interval of every multiplier
 MAX_SLOPE_VARIATION = 0.10  # largest coefficient of variation of the slope for which multipliers are estimated
@@ -51,7 +51,7 @@ def estimate_multipliers(
     ladder: Ladder, loss: Array, compute: npt.ArrayLike, runs: npt.ArrayLike
 ) -> MultiplierEstimates:
     """Estimate the multipliers of mean losses [...]. `compute` of each run and number of `runs`: [...] or a scalar."""
-    x, count = ladder.crossing(loss), np.broadcast_to(np.asarray(runs, dtype=float), loss.shape)
+    x, count = ladder.find_crossing(loss), np.broadcast_to(np.asarray(runs, dtype=float), loss.shape)
     slope = ladder.slope_at(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = ladder.sigma * np.sqrt(1 / count + ladder.leverage(x)) / np.abs(slope)
@@ -60,20 +60,20 @@ def estimate_multipliers(
     )
 
 
-def log_multiplier_difference(
-    ladder: Ladder, one: MultiplierEstimates, other: MultiplierEstimates
-) -> tuple[Array, Array]:
+def compute_log_ratio(ladder: Ladder, one: MultiplierEstimates, other: MultiplierEstimates) -> tuple[Array, Array]:
     """Return ln(CM_one / CM_other) and its standard error."""
-    variance = 1 / (one.runs * one.slope**2) + 1 / (other.runs * other.slope**2) + curve_variance(ladder, one, other)
+    variance = (
+        1 / (one.runs * one.slope**2) + 1 / (other.runs * other.slope**2) + compute_curve_variance(ladder, one, other)
+    )
     return one.log_multiplier - other.log_multiplier, ladder.sigma * np.sqrt(variance)
 
 
-def curve_variance(ladder: Ladder, one: MultiplierEstimates, other: MultiplierEstimates) -> Array:
+def compute_curve_variance(ladder: Ladder, one: MultiplierEstimates, other: MultiplierEstimates) -> Array:
     """Variance that the curve adds to ln(CM_one / CM_other), in units of sigma^2.
 
     Both use the same curve, so nearly all of its error cancels between neighbors.
     """
-    shift = monomials(one.x) / one.slope[..., None] - monomials(other.x) / other.slope[..., None]
+    shift = build_monomials(one.x) / one.slope[..., None] - build_monomials(other.x) / other.slope[..., None]
     return ladder.quadratic_form(shift)
 
 
@@ -87,7 +87,7 @@ def count_seeds_against_baseline(ladder: Ladder, one: MultiplierEstimates) -> in
 def count_seeds_between(ladder: Ladder, one: MultiplierEstimates, others: MultiplierEstimates) -> int | None:
     """Return how many extra runs of each entry resolve at least one tie with the others [n]; None if too many."""
     max_error = (one.log_multiplier - others.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
-    max_variance = max_error**2 - curve_variance(ladder, one, others)
+    max_variance = max_error**2 - compute_curve_variance(ladder, one, others)
     return find_fewest_runs(
         lambda extra: bool(
             np.any(one.slope**-2.0 / (one.runs + extra) + others.slope**-2.0 / (others.runs + extra) < max_variance)

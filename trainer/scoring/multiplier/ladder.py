@@ -71,7 +71,7 @@ class Ladder:
             inverse=inverse,
             lowest=np.full(shape, x.min()),
             highest=np.full(shape, x.max()),
-            sigma=pooled_deviation(loss - coefficients @ monomials(x).T, labels, count),
+            sigma=compute_pooled_deviation(loss - coefficients @ build_monomials(x).T, labels, count),
             freedom=len(x) - count,
             is_narrowed=np.zeros(shape, dtype=np.bool_),
         )
@@ -122,7 +122,7 @@ class Ladder:
 
     def leverage(self, x: Array) -> Array:
         """g' (X'X)^-1 g with g = (1, x, x^2): variance of the curve at x, in units of sigma^2."""
-        return self.quadratic_form(monomials(x))
+        return self.quadratic_form(build_monomials(x))
 
     def slope_variation(self, x: Array) -> Array:
         """Coefficient of variation of the slope at x. NaN if sigma is unknown."""
@@ -144,7 +144,7 @@ class Ladder:
         """Whether sigma is known and above rounding errors: identical replicates measure no noise."""
         return self.sigma > 1e-12 * np.abs(self.coefficients[..., 0])
 
-    def crossing(self, loss: Array) -> Array:
+    def find_crossing(self, loss: Array) -> Array:
         """Solve L_b(x) = loss on the falling branch of the curve. NaN if it never has this loss.
 
         Both roots are written without cancellation, and so that b2 = 0 needs no special case.
@@ -166,14 +166,14 @@ class Ladder:
         return float(stdtrit(self.freedom, level)) if self.freedom else float("nan")
 
 
-def monomials(x: Array) -> Array:
+def build_monomials(x: Array) -> Array:
     """g = (1, x, x^2) for each x: how the curve at x changes with its coefficients. [...] to [..., 3]."""
     return np.stack([np.ones_like(x), x, x * x], axis=-1)
 
 
 def fit_parabola(x: Array, loss: Array, degree: int) -> tuple[Array, Array]:
     """Return least-squares coefficients [..., 3] of `loss` [..., n] at `x` [n], and (X'X)^-1; zero above `degree`."""
-    q, r = np.linalg.qr(monomials(x)[:, : degree + 1])
+    q, r = np.linalg.qr(build_monomials(x)[:, : degree + 1])
     root = np.linalg.inv(r)
     coefficients, inverse = np.zeros((*loss.shape[:-1], DEGREE + 1)), np.zeros((DEGREE + 1, DEGREE + 1))
     coefficients[..., : degree + 1] = loss @ (root @ q.T).T
@@ -188,7 +188,7 @@ def select_nearest_rungs(x: Array, labels: npt.NDArray[np.intp], count: int) -> 
     return np.isin(labels, chosen)
 
 
-def pooled_deviation(residual: Array, labels: npt.NDArray[np.intp], count: int) -> Array:
+def compute_pooled_deviation(residual: Array, labels: npt.NDArray[np.intp], count: int) -> Array:
     """Return the pooled standard deviation within rungs of `residual` [..., n]; NaN if no rung has two runs."""
     freedom = len(labels) - count
     if not freedom:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.scoring.multiplier.estimates import MAX_SLOPE_VARIATION, estimate_multipliers
-from trainer.scoring.multiplier.ladder import Array, Ladder, monomials
+from trainer.scoring.multiplier.ladder import Array, Ladder, build_monomials
 
 LEVEL = 0.9995
 """One-sided level of both conditions. At 99.9 % an exact copy of the record would break it once in 1,000 times. The
@@ -74,10 +74,10 @@ def compute_record_statistic(ladder: Ladder, new: RecordCandidate, record: Recor
     record's wins falsely up to twice as often. The curve's error between the two positions is added to the variance; it
     is 0 at equal compute.
     """
-    x = ladder.crossing(record.loss)
+    x = ladder.find_crossing(record.loss)
     equal = x + math.log(new.compute / record.compute)
     propagation = ladder.slope_at(equal) / ladder.slope_at(x)  # of an error in L_rec to `equal`
-    gradient = monomials(equal) - propagation[..., None] * monomials(x)
+    gradient = build_monomials(equal) - propagation[..., None] * build_monomials(x)
     gain = ladder.loss_at(equal) - new.loss
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = 1 / new.runs + propagation**2 / record.runs + ladder.quadratic_form(gradient)
