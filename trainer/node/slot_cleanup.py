@@ -22,7 +22,7 @@ from trainer.node.gpus import GpuError, GpuReading
 from trainer.node.slots import Slot
 from trainer.node.workspace import remove_folder
 
-MARK_VARIABLE = "DAILYTRAIN_BOX"  # environment variable of every process of a job: `<the node's folder>:<lease>:`
+MARK_VARIABLE = "DAILYTRAIN_JOB"  # environment variable of every process of a job: `<the node's folder>:<lease>:`
 CLEANUP_SECONDS = 20.0  # how long a driver may take to free the memory of dead processes
 CHECK_SECONDS = 0.25
 SLACK_BYTES = 512 << 20  # tolerance for the windows of a desktop
