@@ -24,7 +24,7 @@ from scheduler import rate_limits, storage
 from scheduler import transitions as jobs
 from scheduler.estimates import QueueEstimates, StartEstimate
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Blob, Job, Lease
+from scheduler.models import SITE_ACTOR, Blob, Job, Lease
 from trainer import protocol
 
 EXPECTED_SECONDS = 20.0
@@ -156,10 +156,10 @@ def expire_generations() -> None:
     """Cancel prompts that no node has claimed in time, and delete old ones. Idempotent."""
     now = timezone.now()
     for generation in Generation.objects.unanswered().select_related("job").filter(created_at__lt=now - MAX_WAIT):
-        jobs.cancel_job(generation.job, runs.SITE, "No node was free within an hour. Try again.")
+        jobs.cancel_job(generation.job, SITE_ACTOR, "No node was free within an hour. Try again.")
     outdated = Generation.objects.outdated(now, RETENTION)
     for generation in outdated.exclude(job__state__in=jobs.FINAL_STATES).select_related("job"):
-        jobs.cancel_job(generation.job, runs.SITE, "It is too old.")
+        jobs.cancel_job(generation.job, SITE_ACTOR, "It is too old.")
     outdated.delete()
 
 

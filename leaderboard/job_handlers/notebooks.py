@@ -13,7 +13,7 @@ from typing import Any
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import run_jobs, runs
+from leaderboard import run_jobs
 from leaderboard.formatting import duration
 from leaderboard.job_handlers import train
 from leaderboard.models import Entry, NotebookPart, Run
@@ -21,7 +21,7 @@ from leaderboard.sanitize import plain_text
 from leaderboard.submissions.notebook_cells import MAX_BYTES, Cell, NotebookError, parse_cells
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Job, JobFile, Lease
+from scheduler.models import SITE_ACTOR, Job, JobFile, Lease
 from trainer import protocol
 from trainer.accounting.budget import Budget
 
@@ -121,7 +121,7 @@ def queue_next_part(part: NotebookPart, count: int) -> None:
     if run.change_state(
         Run.State.QUEUED,
         since=train.ACTIVE_STATES,
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"{describe_part(part)} is done; part {part.number + 1} is queued.",
         reason="",
         job=next_job,
@@ -138,7 +138,7 @@ def finish_run(part: NotebookPart, found: protocol.NotebookResult) -> None:
     part.run.change_state(
         Run.State.FINISHED,
         since=train.ACTIVE_STATES,
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"The notebook has run to its last cell, in {duration(found.seconds)}{files}.",
         reason="",
         trained_at=now,

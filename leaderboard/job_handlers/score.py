@@ -22,7 +22,7 @@ from leaderboard.rankings.score_validation import Verdict
 from leaderboard.sanitize import plain_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Event, Job, JobFile, Lease
+from scheduler.models import SITE_ACTOR, Event, Job, JobFile, Lease
 from trainer import protocol
 
 LOSSES_FILE = "losses.npy"
@@ -67,7 +67,7 @@ class RunScoreHandler(JobKind):
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         run = Run.objects.get(score_job=job)
-        Event.record(runs.SITE, run, f"The scoring node was lost ({reason}); another one scores it.")
+        Event.record(SITE_ACTOR, run, f"The scoring node was lost ({reason}); another one scores it.")
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         run = Run.objects.get(score_job=job)
@@ -154,12 +154,12 @@ class ReleaseScoreHandler(JobKind):
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         publication, lease = get_publication(job), job.leases.select_related("node").last()
         if lease is None or not lease.node.trusted:
-            record_event(publication, runs.SITE, "was scored on an untrusted node; the score does not count.")
+            record_event(publication, SITE_ACTOR, "was scored on an untrusted node; the score does not count.")
             return
         try:
             verdict = Verdict.model_validate(result)
         except ValidationError:
-            record_event(publication, runs.SITE, "was scored, but the answer is invalid; nothing was recorded.")
+            record_event(publication, SITE_ACTOR, "was scored, but the answer is invalid; nothing was recorded.")
             return
         Publication.objects.filter(pk=publication.pk).update(
             scores=[score.to_dict() for score in verdict.scores(publication.run)]
@@ -168,10 +168,10 @@ class ReleaseScoreHandler(JobKind):
         publications.enqueue_upload(publication)  # to update its model card
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        record_event(get_publication(job), runs.SITE, f"could not be scored: {plain_text(reason, 300)}")
+        record_event(get_publication(job), SITE_ACTOR, f"could not be scored: {plain_text(reason, 300)}")
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        record_event(get_publication(job), runs.SITE, f"is not scored: {plain_text(reason, 300)}")
+        record_event(get_publication(job), SITE_ACTOR, f"is not scored: {plain_text(reason, 300)}")
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         summaries = {}

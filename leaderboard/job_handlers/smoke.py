@@ -17,7 +17,7 @@ from leaderboard.sanitize import plain_json, plain_text
 from leaderboard.submissions.smoke_tests import get_peak_flops
 from scheduler import matching
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Blob, Job
+from scheduler.models import SITE_ACTOR, Blob, Job
 from scheduler.transitions import transition
 from trainer import protocol
 
@@ -59,7 +59,7 @@ class SmokeTestHandler(JobKind):
         graph = get_graph(job)
         graphs.lock_season(graph.season_id)
         for run in graph.runs.filter(state=Run.State.WAITING):
-            runs.cancel_run(run, reason, runs.SITE)
+            runs.cancel_run(run, reason, SITE_ACTOR)
         record_outcome(job, None, f"The smoke run was cancelled: {reason}")
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
@@ -129,7 +129,7 @@ def store_smoke_result(entry: Entry, passed: bool | None, message: str, numbers:
         entry,
         Entry.State.PROPOSED if entry.state == Entry.State.SMOKE else entry.state,
         since=[entry.state],
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"Smoke run {verdict}: {message}",
         smoke={**numbers, "passed": passed},
         smoke_sentence=message,

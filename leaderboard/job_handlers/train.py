@@ -19,7 +19,7 @@ from leaderboard.rankings import speed_probes
 from leaderboard.sanitize import plain_json, plain_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Blob, Job, JobFile, Lease
+from scheduler.models import SITE_ACTOR, Blob, Job, JobFile, Lease
 from trainer import protocol
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class TrainHandler(JobKind):
         if run.change_state(
             Run.State.SCORING,
             since=ACTIVE_STATES,
-            actor=runs.SITE,
+            actor=SITE_ACTOR,
             message=f"Trained to the end, step {final.step}.",
             reason="",
             checkpoint=final,
@@ -152,7 +152,7 @@ def pause_run(run: Run, job: Job, reason: str, next_step: str) -> None:
     run.change_state(
         Run.State.PAUSED,
         since=[Run.State.TRAINING],
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"Left its node ({reason.rstrip('.')}). {next_step} {when}.",
         reason=f"{reason} {next_step} {when}."[:500],
     )
@@ -164,7 +164,7 @@ def fail_run(run: Run, cause: protocol.Cause, reason: str) -> None:
     run.change_state(
         Run.State.FAILED,
         since=[Run.State.QUEUED, *Run.LIVE],
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"Failed: {reason}{hint}",
         reason=f"{reason}{hint}",
         cause=cause,
@@ -179,7 +179,7 @@ def cancel_run(run: Run, reason: str) -> None:
     run.change_state(
         Run.State.CANCELLED,
         since=[Run.State.QUEUED, *Run.LIVE],
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"Cancelled: {reason}{hint}",
         reason=f"{reason}{hint}",
         finished_at=timezone.now(),

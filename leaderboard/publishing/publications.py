@@ -18,13 +18,13 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import slugify
 
-from leaderboard import outbox, run_jobs, runs
+from leaderboard import outbox, run_jobs
 from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import hub_files, weights
 from leaderboard.runs import RunError
 from scheduler import hub
-from scheduler.models import Blob, Event
+from scheduler.models import SITE_ACTOR, Blob, Event
 
 KIND = "hub"
 RULES = {
@@ -83,7 +83,7 @@ def is_publishable(run: Run) -> bool:
     return run.checkpoint_id is not None or bool(run_jobs.is_notebook(run) and weights.list_notebook_model(run))
 
 
-def publish_run(run: Run, reason: str, actor: str = runs.SITE) -> Publication:
+def publish_run(run: Run, reason: str, actor: str = SITE_ACTOR) -> Publication:
     """Publish or update a finished run's final weights, or the model of its notebook. Raises RunError."""
     found = weights.find_final_weights(run)
     if found is None:
@@ -100,7 +100,7 @@ def keep_weights(
     blobs: Iterable[Blob],
     name: str,
     reason: str,
-    actor: str = runs.SITE,
+    actor: str = SITE_ACTOR,
     is_release: bool = False,
 ) -> Publication:
     """Keep weights under a name, which fits into an address; the first ones count. Requires a transaction.
@@ -193,7 +193,7 @@ def record_upload(publication: Publication, name: str, commit: str) -> None:
     with transaction.atomic():
         row.update(repository=name, commit=commit)
         if row.filter(published_at=None).update(published_at=timezone.now()):
-            Event.record(runs.SITE, publication.run, f"Published as {name} on the Hub.")
+            Event.record(SITE_ACTOR, publication.run, f"Published as {name} on the Hub.")
 
 
 def get_repository_name(run: Run) -> str:

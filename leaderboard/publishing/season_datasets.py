@@ -20,13 +20,13 @@ from typing import Any
 from django.conf import settings
 from django.utils.text import slugify
 
-from leaderboard import outbox, runs
+from leaderboard import outbox
 from leaderboard.models import OutboxMessage, Season, SeasonFile
 from leaderboard.models.seasons import MANIFEST
 from leaderboard.publishing import hub_files, publications
 from leaderboard.sanitize import escape_markdown
 from scheduler import hub, storage
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 from trainer.data.corpora import CorpusInfo, describe_corpora
 
 KIND = "hub.season"
@@ -80,7 +80,7 @@ def publish_season(queued: OutboxMessage) -> Mapping[str, Any]:
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN, kind="dataset")
     with hub_files.prepare_upload(queued, f"season-{season.pk}") as folder:
         commit = upload_season(season, repository, folder)
-    Event.record(runs.SITE, season, f"The tokens of {season} were published as {name} on the Hub.")
+    Event.record(SITE_ACTOR, season, f"The tokens of {season} were published as {name} on the Hub.")
     return {"repository": name, "commit": commit}
 
 

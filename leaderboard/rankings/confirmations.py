@@ -24,7 +24,7 @@ from leaderboard.rankings import bounties, trust
 from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED, ScoredRun
 from leaderboard.rankings.standings import TrackStandings, load_scored_runs, rank_entries
 from leaderboard.recomputation import request_recomputation
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 from trainer.scoring.multiplier import Ladder, ResultsError
 
 RECORD_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
@@ -67,9 +67,9 @@ def process_confirmations() -> None:
     """Queue confirmations, retry runs that the infrastructure broke, and decide what is over. Idempotent."""
     for track in Track.objects.with_ladder():
         for entry in find_candidates(track):
-            queue_confirmation_runs(entry, actor=runs.SITE)
+            queue_confirmation_runs(entry, actor=SITE_ACTOR)
         for run in find_broken_runs(track):
-            runs.retry_run(run, actor=runs.SITE)
+            runs.retry_run(run, actor=SITE_ACTOR)
         for entry in find_undecided_entries(track):
             conclude_confirmation(entry)
 
@@ -176,7 +176,7 @@ def store_decision(entry: Entry, sentence: str) -> bool:
     if decided:
         Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
         request_recomputation(entry.track_id)
-        Event.record(runs.SITE, entry, sentence)
+        Event.record(SITE_ACTOR, entry, sentence)
     return decided == 1
 
 
@@ -214,4 +214,4 @@ def get_first_runs(entry: Entry) -> QuerySet[Run]:
 
 def set_trust(found: Iterable[Run], to: Run.Trust, sentence: str) -> None:
     for run in found:
-        trust.transition_trust(run, to, actor=runs.SITE, sentence=sentence)
+        trust.transition_trust(run, to, actor=SITE_ACTOR, sentence=sentence)

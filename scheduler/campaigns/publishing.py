@@ -15,11 +15,10 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from scheduler import hub, storage
 from scheduler.campaigns import dataset_files
 from scheduler.campaigns.models import Campaign, Shard
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 
 SHARDS_PER_COMMIT = 20
 """A failed upload of a large dataset keeps the batches before it."""
-SITE = "site"
 
 
 def find_unpublished() -> QuerySet[Campaign]:
@@ -80,7 +79,9 @@ def commit_shards(
     for shard, blob in blobs.items():
         Shard.objects.filter(pk=shard.pk).update(published_sha256=blob.sha256)
     if batch:
-        Event.record(SITE, campaign, f"{len(batch)} shards of {campaign.name} were published as {repository.name}.")
+        Event.record(
+            SITE_ACTOR, campaign, f"{len(batch)} shards of {campaign.name} were published as {repository.name}."
+        )
     return commit
 
 
