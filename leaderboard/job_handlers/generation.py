@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from leaderboard import graphs, initial_weights, run_jobs, runs
 from leaderboard.models import Entry, Generation, Run, Track
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from scheduler import rate_limits, storage
 from scheduler import transitions as jobs
 from scheduler.estimates import QueueEstimates, StartEstimate
@@ -94,7 +94,7 @@ def create_generation(run: Run, prompt: Prompt, visitor: str, build_job: Callabl
         return Generation.objects.create(
             run=run,
             job=job,
-            prompt=plain_text(prompt.prompt, MAX_PROMPT),
+            prompt=sanitize_text(prompt.prompt, MAX_PROMPT),
             tokens=min(prompt.tokens, MAX_TOKENS),
             temperature=prompt.temperature,
             seed=secrets.randbelow(runs.SEEDS),
@@ -188,7 +188,7 @@ class GenerationHandler(JobKind):
 
     def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         texts = (row["text"] for row in rows if row.get("kind") == "text" and isinstance(row.get("text"), str))
-        text = "".join(plain_text(text, MAX_TEXT) for text in texts)
+        text = "".join(sanitize_text(text, MAX_TEXT) for text in texts)
         generation = Generation.objects.filter(job=job).first()
         if text and generation is not None:
             generation.text = (generation.text + text)[:MAX_TEXT]

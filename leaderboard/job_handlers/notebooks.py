@@ -17,7 +17,7 @@ from leaderboard import run_jobs
 from leaderboard.formatting import duration
 from leaderboard.job_handlers import train
 from leaderboard.models import Entry, NotebookPart, Run
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from leaderboard.submissions.notebook_cells import MAX_BYTES, Cell, NotebookError, parse_cells
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
@@ -182,4 +182,4 @@ def read_executed_cells(job: Job) -> tuple[Sequence[Cell], str]:
     try:
         return parse_cells(storage.read_blob(file.blob)), ""
     except NotebookError as error:
-        return [], plain_text(str(error), 300)
+        return [], sanitize_text(str(error), 300)

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from leaderboard import graphs, initial_weights, run_jobs
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from scheduler import checkpoints, node_vetting
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import SITE_ACTOR, Checkpoint, Event, Job, Lease, Node
@@ -201,7 +201,7 @@ def judge_comparison(replay: Replay, found: protocol.ReplayResult) -> tuple[Repl
 
 
 def abandon_replay(replay: Replay, reason: str) -> None:
-    reason = plain_text(reason, 300).rstrip(".")
+    reason = sanitize_text(reason, 300).rstrip(".")
     finish_replay(replay, Replay.State.ABANDONED, f"could not be replayed: {reason}.", SITE_ACTOR)
 
 

@@ -19,7 +19,7 @@ from leaderboard.models import Publication, Run, Score
 from leaderboard.publishing import publications
 from leaderboard.rankings import budget_charges, trust
 from leaderboard.rankings.score_validation import Verdict
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import SITE_ACTOR, Event, Job, JobFile, Lease
@@ -168,10 +168,10 @@ class ReleaseScoreHandler(JobKind):
         publications.enqueue_upload(publication)  # to update its model card
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        record_event(get_publication(job), SITE_ACTOR, f"could not be scored: {plain_text(reason, 300)}")
+        record_event(get_publication(job), SITE_ACTOR, f"could not be scored: {sanitize_text(reason, 300)}")
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        record_event(get_publication(job), SITE_ACTOR, f"is not scored: {plain_text(reason, 300)}")
+        record_event(get_publication(job), SITE_ACTOR, f"is not scored: {sanitize_text(reason, 300)}")
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         summaries = {}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from leaderboard import run_jobs
 from leaderboard.job_handlers.train import TrainHandler
 from leaderboard.models import Run, Seat, Swarm, SwarmEvent
-from leaderboard.sanitize import MAX_INTEGER, plain_text
+from leaderboard.sanitize import MAX_INTEGER, sanitize_text
 from scheduler import transitions
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.matching import format_swarm_track
@@ -186,7 +186,7 @@ def build_event(swarm: Swarm, report: SwarmReport, seats: dict[str, Seat]) -> Sw
         stage=report.stage,
         peer=report.peer,
         name=seats[report.peer].name if report.peer in seats else "",
-        why=plain_text(report.why, 200),
+        why=sanitize_text(report.why, 200),
         data=report.model_dump(include=EVENT_DATA, exclude_none=True),
     )
 

@@ -16,7 +16,7 @@ from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
 from leaderboard.publishing import releases
 from leaderboard.rankings import speed_probes
-from leaderboard.sanitize import plain_json, plain_text
+from leaderboard.sanitize import sanitize_json, sanitize_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import SITE_ACTOR, Blob, Job, JobFile, Lease
@@ -34,10 +34,10 @@ ACTIVE_STATES = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 def get_node_class(lease: Lease, devices: int) -> str:
     """Return the hardware that the run uses: of a slot with more GPUs, only `devices`."""
     if lease.gpus:
-        return plain_text(f"{min(lease.gpus, devices)} x {lease.accelerator}", 120)
+        return sanitize_text(f"{min(lease.gpus, devices)} x {lease.accelerator}", 120)
     cpus = lease.node.hardware.get("cpus", "?")
     share = cpus // lease.node.slots if isinstance(cpus, int) else cpus
-    return plain_text(f"{share} CPU cores", 120)
+    return sanitize_text(f"{share} CPU cores", 120)
 
 
 def get_temperature(health: dict[str, Any] | None) -> float | None:
@@ -159,7 +159,7 @@ def pause_run(run: Run, job: Job, reason: str, next_step: str) -> None:
 
 
 def fail_run(run: Run, cause: protocol.Cause, reason: str) -> None:
-    reason = plain_text(reason, 400) or "It ended without a reason."
+    reason = sanitize_text(reason, 400) or "It ended without a reason."
     hint = "" if cause == "model" else " This was not the model's fault: the same seed can run again."
     run.change_state(
         Run.State.FAILED,
@@ -175,7 +175,7 @@ def fail_run(run: Run, cause: protocol.Cause, reason: str) -> None:
 def cancel_run(run: Run, reason: str) -> None:
     counts = run.fraction > COUNTS_FROM and run.state != Run.State.SCORING
     hint = f" With {run.fraction:.0%} of its budget used it counts against its entry." if counts else ""
-    reason = plain_text(reason, 400)
+    reason = sanitize_text(reason, 400)
     run.change_state(
         Run.State.CANCELLED,
         since=[Run.State.QUEUED, *Run.LIVE],
@@ -201,7 +201,7 @@ def store_configuration(run: Run) -> None:
     config = {"error": f"{RUN_FILE} could not be read."}
     if file.blob.size <= RUN_FILE_BYTES:
         try:
-            content = plain_json(json.loads(storage.read_blob(file.blob)))
+            content = sanitize_json(json.loads(storage.read_blob(file.blob)))
             config = content if isinstance(content, dict) and content else config
         except (ValueError, RecursionError):
             logger.warning("Run %s: its %s is not valid JSON.", run.pk, RUN_FILE)
