@@ -19,7 +19,7 @@ BUSY_STATUSES = (408, 409, 412, 425, 429)
 REASONS = {
     401: "The Hub rejected the token: set HF_TOKEN to one with write access to the organization.",
     403: "Permission denied by the Hub: {message}. HF_TOKEN needs write access to the organization's repositories.",
-    404: "The Hub has no repository {repository}, or hides it: check HUB_ORGANISATION and HF_TOKEN.",
+    404: "The Hub has no repository {repository}, or hides it: check HUB_ORGANIZATION and HF_TOKEN.",
     413: "The upload is too large for the Hub: {message}",
     422: "The Hub rejected the upload: {message}",
 }

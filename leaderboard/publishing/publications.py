@@ -37,7 +37,7 @@ RULES = {
 
 def is_connected() -> bool:
     """Return whether the site has a token for the Hub."""
-    return bool(settings.HUB_ORGANISATION and settings.HF_TOKEN)
+    return bool(settings.HUB_ORGANIZATION and settings.HF_TOKEN)
 
 
 def describe_rules() -> str:
@@ -136,7 +136,7 @@ def upload_publication(queued: OutboxMessage) -> Mapping[str, Any]:
     related = ("run__entry__bundle", "run__track", "run__season", "run__start_run")
     publication = Publication.objects.select_related(*related).get(pk=queued.payload["publication"])
     if not is_connected():
-        raise outbox.PermanentError("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
+        raise outbox.PermanentError("The site knows no Hub: set HUB_ORGANIZATION and HF_TOKEN, then do this again.")
     check_earlier_published(publication)
     name = publication.repository or get_repository_name(publication.run)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)
@@ -198,7 +198,7 @@ def record_upload(publication: Publication, name: str, commit: str) -> None:
 
 def get_repository_name(run: Run) -> str:
     """Return owner/name, from the architecture and the run's id, which never change."""
-    return f"{settings.HUB_ORGANISATION}/{slugify(run.entry.architecture)[:60] or 'model'}-run-{run.pk}"
+    return f"{settings.HUB_ORGANIZATION}/{slugify(run.entry.architecture)[:60] or 'model'}-run-{run.pk}"
 
 
 def list_publications(run: Run) -> list[dict[str, str]]:
@@ -238,9 +238,9 @@ def build_commit_title(publication: Publication) -> str:
 
 
 def check_hub_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    if bool(settings.HUB_ORGANISATION) == bool(settings.HF_TOKEN):
+    if bool(settings.HUB_ORGANIZATION) == bool(settings.HF_TOKEN):
         return []
-    have, lack = ("HUB_ORGANISATION", "HF_TOKEN") if settings.HUB_ORGANISATION else ("HF_TOKEN", "HUB_ORGANISATION")
+    have, lack = ("HUB_ORGANIZATION", "HF_TOKEN") if settings.HUB_ORGANIZATION else ("HF_TOKEN", "HUB_ORGANIZATION")
     return [
         Warning(
             f"{have} is set and {lack} is not: nothing is published.", hint="docs/how-to/publishing.md", id="hub.W001"

@@ -29,7 +29,7 @@ def find_unpublished() -> QuerySet[Campaign]:
 
 
 def get_repository_name(campaign: Campaign) -> str:
-    return f"{settings.HUB_ORGANISATION}/{campaign.hub_name}"
+    return f"{settings.HUB_ORGANIZATION}/{campaign.hub_name}"
 
 
 def get_hub_url(campaign: Campaign) -> str:

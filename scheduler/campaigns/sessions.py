@@ -71,7 +71,7 @@ def create_sessions(campaign: Campaign, count: int, release_blob: Blob) -> list[
         job = Job.objects.create(
             kind=KIND,
             priority=Job.Priority.PACKETS,
-            expected_seconds=settings.SITTING_SECONDS,
+            expected_seconds=settings.REPHRASE_SESSION_SECONDS,
             checkpoint_seconds=CHECKPOINT_SECONDS,
             author=track,
             track=track,
@@ -81,7 +81,7 @@ def create_sessions(campaign: Campaign, count: int, release_blob: Blob) -> list[
             preemptible=True,
             max_attempts=MAX_ATTEMPTS,
             release=release_blob,
-            limits=protocol.JobLimits(wall_seconds=settings.SITTING_SECONDS, **LIMITS).model_dump(),
+            limits=protocol.JobLimits(wall_seconds=settings.REPHRASE_SESSION_SECONDS, **LIMITS).model_dump(),
         )
         RephraseSession.objects.create(job=job, campaign=campaign)
         created.append(job)
