@@ -160,7 +160,7 @@ class DemoBuilder:
         self.advance(seconds)
         if "failure" in data:
             with self.at_now():
-                train.fail_run(run, data["failure"]["cause"], data["failure"]["reason"])
+                train.mark_run_failed(run, data["failure"]["cause"], data["failure"]["reason"])
         else:
             self.score_run(run, data["score"])
         Run.objects.filter(pk=run.pk).update(finished_at=self.now)

@@ -71,11 +71,11 @@ class NotebookHandler(JobKind):
 
     def handle_lease(self, job: Job, lease: Lease) -> None:
         part = get_part(job)
-        train.start_run(part.run, lease, f"{describe_part(part)} runs on {lease.node.name}.")
+        train.mark_run_started(part.run, lease, f"{describe_part(part)} runs on {lease.node.name}.")
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         part = get_part(job)
-        train.pause_run(part.run, job, reason, f"{describe_part(part)} starts over")
+        train.mark_run_paused(part.run, job, reason, f"{describe_part(part)} starts over")
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         """Queue the next part; after the last one finish the run."""
@@ -83,7 +83,7 @@ class NotebookHandler(JobKind):
         try:
             found = protocol.NotebookResult.model_validate(result)
         except ValidationError:
-            train.fail_run(part.run, "infrastructure", "The node's answer about the notebook is invalid.")
+            train.mark_run_failed(part.run, "infrastructure", "The node's answer about the notebook is invalid.")
             return
         count = len(get_notebook_files(part.run.entry))
         if part.number < count:
@@ -92,10 +92,10 @@ class NotebookHandler(JobKind):
             finish_run(part, found)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        train.fail_run(get_part(job).run, cause, reason)
+        train.mark_run_failed(get_part(job).run, cause, reason)
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        train.cancel_run(get_part(job).run, reason)
+        train.mark_run_cancelled(get_part(job).run, reason)
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         summaries = {}

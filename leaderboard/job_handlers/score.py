@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from leaderboard import graphs, run_jobs, runs, scoring_work
 from leaderboard.initial_weights import RUN_FILE, get_run_file
-from leaderboard.job_handlers.train import cancel_run, describe_outcome, fail_run
+from leaderboard.job_handlers.train import describe_outcome, mark_run_cancelled, mark_run_failed
 from leaderboard.models import Publication, Run, Score
 from leaderboard.publishing import publications
 from leaderboard.rankings import budget_charges, trust
@@ -73,21 +73,21 @@ class RunScoreHandler(JobKind):
         run = Run.objects.get(score_job=job)
         lease = job.leases.select_related("node").last()
         if lease is None or not lease.node.trusted:
-            fail_run(run, "infrastructure", "It was scored on an untrusted node; the score does not count.")
+            mark_run_failed(run, "infrastructure", "It was scored on an untrusted node; the score does not count.")
             return
         try:
             verdict = Verdict.model_validate(result)
         except ValidationError as error:
             field = ".".join(str(part) for part in error.errors()[0]["loc"]) or "answer"
-            fail_run(run, "infrastructure", f"The scorer's answer is invalid ({field}); nothing was recorded.")
+            mark_run_failed(run, "infrastructure", f"The scorer's answer is invalid ({field}); nothing was recorded.")
             return
         finish_scored_run(run, verdict, lease.node.name)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        fail_run(Run.objects.get(score_job=job), cause, reason)
+        mark_run_failed(Run.objects.get(score_job=job), cause, reason)
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        cancel_run(Run.objects.get(score_job=job), reason)
+        mark_run_cancelled(Run.objects.get(score_job=job), reason)
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return {
