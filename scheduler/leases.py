@@ -110,7 +110,7 @@ def claim_oldest_job(group: matching.JobGroup, node: Node) -> Job | None:
     now = timezone.now()
     jobs = job_groups.filter_group(group, now)
     if node.max_hours is not None:
-        jobs = jobs.filter(~job_groups.was_handed_on(node, now))
+        jobs = jobs.filter(~job_groups.has_reached_time_limit(node, now))
     job = jobs.select_for_update(skip_locked=True, of=("self",)).select_related("release", "entry").first()
     if job is None:
         return None

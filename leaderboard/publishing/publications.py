@@ -148,21 +148,21 @@ def upload_publication(queued: OutboxMessage) -> Mapping[str, Any]:
 
 def ensure_commit(publication: Publication, repository: hub.Repository, own: str, folder: Path) -> str:
     """Return the publication's commit; create it unless an earlier attempt did."""
-    repository.ensure()
-    earlier = repository.commits()
+    repository.create_if_missing()
+    earlier = repository.list_commits()
     run_url = build_run_url(publication.run)
     if others := [mark for commit in earlier for mark in commit.marks if not mark.startswith(run_url)]:
         raise hub.HubError(f"{repository.name} holds what came from {others[0].split()[0]}: nothing was changed there.")
     commit, title = find_final_commit(publication, own, earlier), build_commit_title(publication)
     if commit is None and any(has_mark(commit, own) for commit in earlier):
         # The weights are there, and they never change: what is said of them may have.
-        files = hub_files.build_descriptions(publication, repository.name, "config.json" in repository.files())
+        files = hub_files.build_descriptions(publication, repository.name, "config.json" in repository.list_files())
         commit = repository.publish(files, title, own, earlier)
     elif commit is None:
         files = hub_files.build_files(publication, repository.name, folder)
         commit = repository.publish(files, title, own, earlier, instead_of=hub_files.RUN_FOLDER)
     if publication.name != FINAL:
-        repository.tag(publication.name, commit)
+        repository.create_tag(publication.name, commit)
     return commit
 
 

@@ -86,14 +86,14 @@ def publish_season(queued: OutboxMessage) -> Mapping[str, Any]:
 
 def upload_season(season: Season, repository: hub.Repository, folder: Path) -> str:
     """Commit the files in batches; return the last commit. Raises HubError. `folder`: for temporary files."""
-    repository.ensure()
+    repository.create_if_missing()
     mark = f"{settings.SITE_URL} season {season.pk} {season.dataset_hash}"
-    earlier = repository.commits()
+    earlier = repository.list_commits()
     if others := {mark for commit in earlier for mark in commit.marks} - {mark}:
         raise hub.HubError(f"{repository.name} was published from {min(others)}; nothing was changed.")
     files = season.files.filter(kind=SeasonFile.Kind.DATASET).exclude(path__startswith=TEST_SPLIT)
     blobs = {file.path: file.blob for file in files.select_related("blob")}
-    uploaded = set(repository.files())
+    uploaded = set(repository.list_files())
     if MANIFEST in uploaded:
         return earlier[0].id
     shards = sorted(path for path in blobs if "/" in path and path not in uploaded)
@@ -102,12 +102,12 @@ def upload_season(season: Season, repository: hub.Repository, folder: Path) -> s
         part = folder / str(start)
         part.mkdir()
         additions = [hub.FileAddition(path, storage.copy_to_disk(blobs[path], part)) for path in batch]
-        repository.publish(additions, f"{batch[0]} to {batch[-1]}", mark, repository.commits())
+        repository.publish(additions, f"{batch[0]} to {batch[-1]}", mark, repository.list_commits())
         shutil.rmtree(part)
     manifest = storage.read_blob(blobs[MANIFEST])
     small = [hub.FileAddition(path, storage.read_blob(blob)) for path, blob in blobs.items() if "/" not in path]
     card = hub.FileAddition("README.md", build_card(season, repository.name, json.loads(manifest)).encode())
-    return repository.publish([*small, card], f"Dataset {season.dataset_hash[:12]}", mark, repository.commits())
+    return repository.publish([*small, card], f"Dataset {season.dataset_hash[:12]}", mark, repository.list_commits())
 
 
 def build_card(season: Season, name: str, manifest: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
     with transaction.atomic():
         graphs.lock_season(entry.track.season_id)
         Entry.objects.select_for_update(no_key=True).get(pk=entry.pk)
-        if begun := list(confirmation_runs(entry)):
+        if begun := list(filter_confirmation_runs(entry)):
             return begun
         count = entry.track.confirmations
         made = [runs.make_run(entry, entry.track, purpose=Run.Purpose.CONFIRMATION) for _ in range(count)]
@@ -58,7 +58,7 @@ def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
     return made
 
 
-def confirmation_runs(entry: Entry) -> QuerySet[Run]:
+def filter_confirmation_runs(entry: Entry) -> QuerySet[Run]:
     here = {"track": entry.track_id, "season": entry.track.season_id, "purpose": Run.Purpose.CONFIRMATION}
     return Run.objects.filter(entry=entry, **here).order_by("pk")
 
@@ -123,7 +123,7 @@ def would_be_record(standings: TrackStandings, entry: int, record: int | None) -
 def find_undecided_entries(track: Track) -> list[Entry]:
     begun = Run.objects.filter(track=track, season=track.season_id, purpose=Run.Purpose.CONFIRMATION)
     entries = Entry.objects.filter(confirmation="", pk__in=begun.values("entry")).select_related("track__season")
-    return [entry for entry in entries if all(is_over(run) for run in confirmation_runs(entry))]
+    return [entry for entry in entries if all(is_over(run) for run in filter_confirmation_runs(entry))]
 
 
 def is_over(run: Run) -> bool:
@@ -132,7 +132,7 @@ def is_over(run: Run) -> bool:
 
 def conclude_confirmation(entry: Entry) -> None:
     """Decide about an entry whose confirmation runs are over; wait while the ladder has no noise estimate."""
-    confirming = list(confirmation_runs(entry))
+    confirming = list(filter_confirmation_runs(entry))
     if any(run.state != Run.State.FINISHED for run in confirming):
         store_decision(entry, "Not confirmed: not every confirmation run came to its end, and all that start count.")
         return

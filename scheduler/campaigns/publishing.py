@@ -45,8 +45,8 @@ def publish_dataset(campaign: Campaign, folder: Path) -> str:
     """
     name = get_repository_name(campaign)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN, kind="dataset")
-    repository.ensure()
-    marks = {mark for commit in repository.commits() for mark in commit.marks}
+    repository.create_if_missing()
+    marks = {mark for commit in repository.list_commits() for mark in commit.marks}
     if others := marks - {get_commit_mark(campaign)}:
         raise hub.HubError(f"{name} was published from {min(others)}; nothing was changed.")
     shards = list(campaign.shards.current())
@@ -75,7 +75,7 @@ def commit_shards(
     """Upload shards and other files in one commit, record the shards as published, and return the commit."""
     blobs = {shard: shard.blob for shard in batch if shard.blob}
     files = [hub.FileAddition(shard.name, storage.copy_to_disk(blob, folder)) for shard, blob in blobs.items()]
-    commit = repository.publish([*files, *additions], title, get_commit_mark(campaign), repository.commits())
+    commit = repository.publish([*files, *additions], title, get_commit_mark(campaign), repository.list_commits())
     for shard, blob in blobs.items():
         Shard.objects.filter(pk=shard.pk).update(published_sha256=blob.sha256)
     if batch:
