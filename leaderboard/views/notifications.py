@@ -96,7 +96,7 @@ def render_notices(request: HttpRequest, form: NoticesForm, new: Subscription | 
 @login_required
 @require_POST
 def edit_subscription(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse:
-    """Change the topics of a subscription, test, resume or end it."""
+    """Change the topics of a subscription, test, resume or delete it."""
     user = cast(User, request.user)
     subscription = get_object_or_404(Subscription, pk=subscription_id, user=user)
     match action:
