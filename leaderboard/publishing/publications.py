@@ -33,6 +33,7 @@ RULES = {
     "monthly": ("monthly trains", "It is a monthly train."),
 }
 """Value of HUB_PUBLISH: its description, and the reason shown for such a run."""
+NOT_CONFIGURED = "Publishing is not configured: set HUB_ORGANIZATION and HF_TOKEN, then retry."
 
 
 def is_connected() -> bool:
@@ -44,9 +45,9 @@ def describe_rules() -> str:
     """Return a sentence about which runs are published."""
     always = [RULES[word][0] for word in RULES if word in settings.HUB_PUBLISH]
     if not always:
-        return "Weights go to the Hub on a maintainer’s word."
+        return "Maintainers can publish weights on the Hub."
     first = " and ".join([", ".join(always[:-1]), always[-1]] if len(always) > 1 else always)
-    return f"{first[0].upper()}{first[1:]} go to the Hub by themselves, other runs on a maintainer’s word."
+    return f"{first[0].upper()}{first[1:]} are published on the Hub automatically. Maintainers can publish other runs."
 
 
 def get_publish_reason(run: Run) -> str:
@@ -136,7 +137,7 @@ def upload_publication(queued: OutboxMessage) -> Mapping[str, Any]:
     related = ("run__entry__bundle", "run__track", "run__season", "run__start_run")
     publication = Publication.objects.select_related(*related).get(pk=queued.payload["publication"])
     if not is_connected():
-        raise outbox.PermanentError("The site knows no Hub: set HUB_ORGANIZATION and HF_TOKEN, then do this again.")
+        raise outbox.PermanentError(NOT_CONFIGURED)
     check_earlier_published(publication)
     name = publication.repository or get_repository_name(publication.run)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)

@@ -75,7 +75,7 @@ def publish_season(queued: OutboxMessage) -> Mapping[str, Any]:
     """Handle a message of kind `KIND`: upload what the Hub does not have."""
     season = Season.objects.get(pk=queued.payload["season"])
     if not publications.is_connected():
-        raise outbox.PermanentError("The Hub is not configured: set HUB_ORGANIZATION and HF_TOKEN, then retry.")
+        raise outbox.PermanentError(publications.NOT_CONFIGURED)
     name = get_repository_name(season)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN, kind="dataset")
     with hub_files.prepare_upload(queued, f"season-{season.pk}") as folder:

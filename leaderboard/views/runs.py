@@ -50,7 +50,7 @@ X_LABELS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "time", "step": "st
 
 
 SECOND_STEP_MISSING = (
-    "You act on runs of others only after the second step. "
+    "To manage runs of other users, complete two-factor authentication. "
     "Sign in with a code from your authenticator app. To set one up, open the admin."
 )
 

@@ -174,7 +174,7 @@ class Happening:
             case What.END:
                 return "The run has ended."
             case _:
-                return "A coordinator is there."
+                return "The coordinator has connected."
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------
