@@ -259,7 +259,7 @@ SIGNING_KEY = HOME / "keys" / "signing.key"
 # A lease expires this long after its last heartbeat.
 LEASE_SECONDS = float(read_text("LEASE_SECONDS", "60"))
 # Duration of one session of a volunteer of the dataset swarm: one lease.
-SITTING_SECONDS = float(read_text("SITTING_SECONDS", "1800"))
+REPHRASE_SESSION_SECONDS = float(read_text("REPHRASE_SESSION_SECONDS", "1800"))
 # Folder of files that a campaign can use as its source, besides datasets of the Hub.
 REPHRASE_FILES = Path(read_text("REPHRASE_FILES", str(HOME / "sources" / "files")))
 # Packets an hour for a new volunteer, until their work has agreed with that of others.
@@ -299,7 +299,7 @@ GITHUB_OIDC_REPOSITORIES = read_words("GITHUB_OIDC_REPOSITORIES")
 # Address of the Hub.
 HUB_ENDPOINT = read_text("HUB_ENDPOINT", "https://huggingface.co").rstrip("/")
 # Organization on the Hub that owns published weights; without it, or without a token, only the site offers them.
-HUB_ORGANISATION = read_text("HUB_ORGANISATION")
+HUB_ORGANIZATION = read_text("HUB_ORGANIZATION")
 # Token that may write to the organization. It stays on the server.
 HF_TOKEN = read_text("HF_TOKEN")
 # What is published without a maintainer's approval: runs (record, nightly, monthly), and tokens of seasons (season).

@@ -18,7 +18,7 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest
 from django.urls import reverse
 
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 
 AUTHENTICATOR_NAMES = {
     Authenticator.Type.TOTP: "an authenticator app",
@@ -90,4 +90,4 @@ def handle_authenticator_removed(request: HttpRequest, user: User, authenticator
 
 
 def handle_authentication_failed(request: HttpRequest, user: User, authenticator: Authenticator, **kwargs: Any) -> None:
-    Event.record("site", user, "A code for sign-in was wrong.")
+    Event.record(SITE_ACTOR, user, "A code for sign-in was wrong.")

@@ -29,7 +29,7 @@ from leaderboard.rankings import confirmations
 from leaderboard.rankings.score_validation import Verdict
 from leaderboard.rankings.standings_store import recompute_standings
 from scheduler import storage
-from scheduler.models import Blob, Event, Job, JobFile, Lease, Node, Sponsor
+from scheduler.models import SITE_ACTOR, Blob, Event, Job, JobFile, Lease, Node, Sponsor
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"
 SCORER = "demo-scorer"
@@ -92,7 +92,7 @@ class DemoBuilder:
         self.now += timedelta(seconds=seconds)
         return self.now
 
-    def record_event(self, target: Entry | Run, sentence: str, *, actor: str = "site") -> None:
+    def record_event(self, target: Entry | Run, sentence: str, *, actor: str = SITE_ACTOR) -> None:
         with self.at_now():
             Event.record(actor, target, sentence)
 
@@ -160,7 +160,7 @@ class DemoBuilder:
         self.advance(seconds)
         if "failure" in data:
             with self.at_now():
-                train.fail_run(run, data["failure"]["cause"], data["failure"]["reason"])
+                train.mark_run_failed(run, data["failure"]["cause"], data["failure"]["reason"])
         else:
             self.score_run(run, data["score"])
         Run.objects.filter(pk=run.pk).update(finished_at=self.now)

@@ -12,7 +12,7 @@ from django.utils.feedgenerator import Atom1Feed
 
 from leaderboard.charts.frontier import Record, get_multiplier, load_records
 from leaderboard.models import Entry, Run, StandingsTable
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from scheduler.models import Event
 
 MAX_ITEMS = 50
@@ -29,13 +29,15 @@ def build_records_feed() -> str:
     for table, record in found[:MAX_ITEMS]:
         row = record.row
         feed.add_item(
-            title=plain_text(f"{row.entry.title}: multiplier {get_multiplier(row):.3f} on {table.track.name}", TITLE),
+            title=sanitize_text(
+                f"{row.entry.title}: multiplier {get_multiplier(row):.3f} on {table.track.name}", TITLE
+            ),
             link=settings.SITE_URL + row.page,
             description=describe_record(table, record),
             unique_id=build_tag("record", row.entry_id, record.at),
             pubdate=record.at,
             updateddate=record.at,
-            author_name=plain_text(row.entry.author, TITLE) or settings.SITE_NAME,
+            author_name=sanitize_text(row.entry.author, TITLE) or settings.SITE_NAME,
         )
     return write_feed(feed, found[0][1].at if found else None)
 
@@ -53,7 +55,7 @@ def describe_record(table: StandingsTable, record: Record) -> str:
 
 def build_entry_feed(entry: Entry) -> str:
     """Return the events of an entry and its runs, latest first."""
-    path, title = reverse("entry", args=[entry.pk]), plain_text(entry.title, TITLE)
+    path, title = reverse("entry", args=[entry.pk]), sanitize_text(entry.title, TITLE)
     feed = build_feed(title, reverse("entry-feed", args=[entry.pk]), path, f"What becomes of {title}.")
     runs = {run.pk: run for run in Run.objects.filter(entry=entry)}
     mine = Q(target_kind="entry", target_id=entry.pk) | Q(target_kind="run", target_id__in=list(runs))
@@ -62,9 +64,9 @@ def build_entry_feed(entry: Entry) -> str:
         run = runs.get(event.target_id) if event.target_kind == "run" else None
         about = f"Run {run.pk}, seed {run.seed}: " if run else ""
         feed.add_item(
-            title=plain_text(about + event.sentence, TITLE),
+            title=sanitize_text(about + event.sentence, TITLE),
             link=settings.SITE_URL + (run.get_absolute_url() if run else path),
-            description=plain_text(event.sentence, TEXT),
+            description=sanitize_text(event.sentence, TEXT),
             unique_id=build_tag("event", event.pk, event.at),
             pubdate=event.at,
             updateddate=event.at,

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from leaderboard import caps, permissions
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
-from leaderboard.sanitize import plain_json
+from leaderboard.sanitize import sanitize_json
 from scheduler import storage
 from scheduler.models import Blob, Job, JobFile
 from trainer import protocol
@@ -123,7 +123,7 @@ def build_smoke_job(entry: Entry, track: Track, release: Blob) -> dict[str, Any]
 def store_trace(graph: TracedGraph, summary: Mapping[str, Any] | None, problem: str) -> None:
     """Store what the smoke job left, once. `problem`: why there is no graph, if there is none."""
     if summary is not None and (files := load_graph_files(graph.job, str(summary.get("hash")))):
-        graph.hash, graph.summary = files.hash, plain_json(dict(summary))
+        graph.hash, graph.summary = files.hash, sanitize_json(dict(summary))
         graph.save(update_fields=["hash", "summary"])
         check_caps(graph)
     else:

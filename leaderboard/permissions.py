@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
 from leaderboard.models import Entry, Track
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 
 AnyUser = AbstractBaseUser | AnonymousUser
 
@@ -134,7 +134,7 @@ def describe_role(role: str) -> str:
 
 
 def record_role_change(user: User, actor: User | None, message: str) -> None:
-    Event.record(actor.get_username() if actor else "site", user, message)
+    Event.record(actor.get_username() if actor else SITE_ACTOR, user, message)
     user.__dict__.pop("_roles", None)
     user.refresh_from_db(fields=["is_staff"])
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leaderboard.models import Track
 from leaderboard.models.reported import ReportedRecord
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 
 MAX_RECORDS = 10_000
 Address = Annotated[str, Field(max_length=200, pattern=r"^(https?://\S+)?$")]
@@ -63,13 +63,13 @@ def import_records(track: Track, history: History) -> tuple[int, int]:
     for record in history.records:
         _, created = ReportedRecord.objects.update_or_create(
             track=track,
-            source=plain_text(history.source, 120),
+            source=sanitize_text(history.source, 120),
             date=record.date,
-            title=plain_text(record.title, 200),
+            title=sanitize_text(record.title, 200),
             defaults={
-                "author": plain_text(record.author, 120),
+                "author": sanitize_text(record.author, 120),
                 "value": record.value,
-                "measures": plain_text(history.measures, 200),
+                "measures": sanitize_text(history.measures, 200),
                 "lower_is_better": history.lower_is_better,
                 "url": record.url,
             },

@@ -13,11 +13,10 @@ from leaderboard import caps, graphs, initial_weights, run_jobs, scoring_work
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
 from scheduler import storage, transitions
 from scheduler.job_kinds import PoolTrack
-from scheduler.models import Blob, Event, Job
+from scheduler.models import SITE_ACTOR, Blob, Event, Job
 from trainer import protocol
 from trainer.accounting.budget import Budget
 
-SITE = "site"
 SEEDS = 2**31  # seeds are smaller, which every library's generator accepts
 MIN_BUDGET_LEFT = 1e-3  # share of the budget that a rewind must leave
 
@@ -38,7 +37,7 @@ def make_run(
     seed: int | None = None,
     budget: str = "",
     purpose: Run.Purpose = Run.Purpose.ENTRY,
-    actor: str = SITE,
+    actor: str = SITE_ACTOR,
 ) -> Run:
     """Return the waiting run of an entry on a track. Defaults: a random seed, and the track's budget."""
     with transaction.atomic():
@@ -61,7 +60,7 @@ def make_run(
 
 
 def queue_run(
-    run: Run, *, actor: str = SITE, release: Blob | None = None, priority: Job.Priority | None = None
+    run: Run, *, actor: str = SITE_ACTOR, release: Blob | None = None, priority: Job.Priority | None = None
 ) -> bool:
     """Queue a waiting run of an approved entry, once; return whether this call did.
 
@@ -136,10 +135,10 @@ def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> bool:
     """End a run that has not been queued; return whether this call did."""
     fields = {"reason": reason[:500], "cause": cause, "finished_at": timezone.now(), "graph": run.graph}
     message = f"Failed: {reason}"
-    return run.change_state(Run.State.FAILED, since=[Run.State.WAITING], actor=SITE, message=message, **fields)
+    return run.change_state(Run.State.FAILED, since=[Run.State.WAITING], actor=SITE_ACTOR, message=message, **fields)
 
 
-def queue_waiting(season: Season, *, actor: str = SITE) -> int:
+def queue_waiting(season: Season, *, actor: str = SITE_ACTOR) -> int:
     """Queue the approved runs that waited for the season's dataset or baseline; return their number.
 
     Entries whose smoke run failed still wait for a maintainer.
@@ -149,7 +148,7 @@ def queue_waiting(season: Season, *, actor: str = SITE) -> int:
     return sum(queue_run(run, actor=actor) for run in waiting.exclude(pk__in=has_failed).order_by("pk"))
 
 
-def recheck_queued(season: Season, *, actor: str = SITE) -> int:
+def recheck_queued(season: Season, *, actor: str = SITE_ACTOR) -> int:
     """Let queued runs wait again whose graphs do not fit the season's new caps or baseline; return their number.
 
     `queue_waiting` then requests what is missing, or fails them. Runs that a node has taken are left alone. Not for a
@@ -188,7 +187,7 @@ def list_pool_tracks() -> dict[str, PoolTrack]:
     return {slug: PoolTrack(name, tuple(labels)) for slug, name, labels in rows}
 
 
-def make_first_run(entry: Entry, *, budget: str = "", actor: str = SITE) -> Run:
+def make_first_run(entry: Entry, *, budget: str = "", actor: str = SITE_ACTOR) -> Run:
     """Return the entry's first, waiting run, with this budget, else that of the track's trial, else the track's."""
     return make_run(entry, entry.track, budget=budget or entry.track.trial_budget, actor=actor)
 
@@ -206,7 +205,7 @@ def queue_score(run: Run) -> bool:
         job = Job.objects.create(**run_jobs.build_score_job(run, scoring_work.get_suite(run)))
         ours = Run.objects.unscored().filter(pk=run.pk).update(score_job=job, revision=F("revision") + 1)
         if ours:
-            Event.record(SITE, run, "Queued for scoring on a trusted node.")
+            Event.record(SITE_ACTOR, run, "Queued for scoring on a trusted node.")
         else:
             job.delete()
     run.refresh_from_db(fields=["score_job", "revision"])

@@ -17,13 +17,13 @@ UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~&$])")
 
 
-def plain_text(text: str, limit: int) -> str:
+def sanitize_text(text: str, limit: int) -> str:
     """Return the text without control characters and lone surrogates (PostgreSQL takes neither), cut to `limit`."""
     clean = text[: 4 * limit].encode("utf-8", "replace").decode()
     return "".join(c for c in clean if c in KEPT_CONTROLS or (c >= " " and not "\x7f" <= c <= "\x9f"))[:limit]
 
 
-def plain_json(value: Any) -> Any:
+def sanitize_json(value: Any) -> Any:
     """Return a copy with finite numbers, plain texts and a bounded size; what does not fit is left out."""
     left = [MAX_LEAVES]
 
@@ -38,10 +38,10 @@ def plain_json(value: Any) -> Any:
         if isinstance(value, float):
             return value if math.isfinite(value) else None
         if isinstance(value, str):
-            return plain_text(value, 500)
+            return sanitize_text(value, 500)
         if isinstance(value, dict):
             pairs = list(value.items())[: max(left[0], 0)]
-            return {plain_text(str(name), 100): copy(item, depth + 1) for name, item in pairs}
+            return {sanitize_text(str(name), 100): copy(item, depth + 1) for name, item in pairs}
         if isinstance(value, (list, tuple)):
             return [copy(item, depth + 1) for item in value[: max(left[0], 0)]]
         return None
@@ -49,14 +49,14 @@ def plain_json(value: Any) -> Any:
     return copy(value, 0)
 
 
-def replace_unstorable(value: Any) -> Any:
+def replace_unstorable_in_json(value: Any) -> Any:
     """Return the JSON value with a replacement character for each one that no database stores."""
     if isinstance(value, str):
         return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, dict):
-        return {replace_unstorable(name): replace_unstorable(inner) for name, inner in value.items()}
+        return {replace_unstorable_in_json(name): replace_unstorable_in_json(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [replace_unstorable(inner) for inner in value]
+        return [replace_unstorable_in_json(inner) for inner in value]
     return value
 
 
@@ -64,7 +64,7 @@ def check_storable(value: Any) -> None:
     """Raise ValueError if no database stores the JSON value: for NaN, infinities, NUL and lone surrogates."""
     try:
         json.dumps(value, allow_nan=False)
-        is_clean = replace_unstorable(value) == value
+        is_clean = replace_unstorable_in_json(value) == value
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError:

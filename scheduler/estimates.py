@@ -41,10 +41,6 @@ class StartEstimate:
     next_free: datetime | None = None
     """Time at which the first node that could run it is free, perhaps for another job."""
 
-    def format_reason(self, now: datetime) -> str:
-        """Return the reason with its time, for texts that no page converts to the reader's time zone."""
-        return f"{self.reason}, next free about {format_time(self.next_free, now)}." if self.next_free else self.reason
-
 
 @dataclass
 class SlotSchedule:

@@ -19,7 +19,7 @@ BUSY_STATUSES = (408, 409, 412, 425, 429)
 REASONS = {
     401: "The Hub rejected the token: set HF_TOKEN to one with write access to the organization.",
     403: "Permission denied by the Hub: {message}. HF_TOKEN needs write access to the organization's repositories.",
-    404: "The Hub has no repository {repository}, or hides it: check HUB_ORGANISATION and HF_TOKEN.",
+    404: "The Hub has no repository {repository}, or hides it: check HUB_ORGANIZATION and HF_TOKEN.",
     413: "The upload is too large for the Hub: {message}",
     422: "The Hub rejected the upload: {message}",
 }
@@ -71,19 +71,19 @@ class Repository:
         self.address = f"{endpoint}/{'datasets/' if kind == 'dataset' else ''}{name}"
         self._api = HfApi(endpoint=endpoint, token=token, library_name="dailytrain")
 
-    def ensure(self) -> None:
+    def create_if_missing(self) -> None:
         """Create the repository if it does not exist."""
         with translate_errors(self.name):
             self._api.create_repo(self.name, repo_type=self.kind, exist_ok=True)
 
-    def commits(self) -> list[Commit]:
+    def list_commits(self) -> list[Commit]:
         """Return the commits of `main`, newest first."""
         with translate_errors(self.name):
             found = self._api.list_repo_commits(self.name, repo_type=self.kind)
         marks = re.compile(rf"^{MARK}(.*)$", re.MULTILINE)
         return [Commit(commit.commit_id, tuple(marks.findall(commit.message))) for commit in found]
 
-    def files(self) -> list[str]:
+    def list_files(self) -> list[str]:
         """Return the paths of all files of `main`."""
         with translate_errors(self.name):
             return list(self._api.list_repo_files(self.name, repo_type=self.kind))
@@ -91,7 +91,7 @@ class Repository:
     def publish(
         self, files: Sequence[FileAddition], title: str, mark: str, earlier: Sequence[Commit], *, instead_of: str = ""
     ) -> str:
-        """Commit the files to `main` in one commit and return its id. `earlier`: the result of `commits`.
+        """Commit the files to `main` in one commit and return its id. `earlier`: the result of `list_commits`.
 
         `instead_of`: a folder whose other files are deleted. Unchanged files make no commit; then the newest commit's
         id is returned.
@@ -99,7 +99,7 @@ class Repository:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         additions = [CommitOperationAdd(file.path, file.content) for file in files]
-        there = self.files() if instead_of else []
+        there = self.list_files() if instead_of else []
         gone = {path for path in there if path.startswith(f"{instead_of}/")} - {file.path for file in files}
         with translate_errors(self.name):
             for addition in sorted(additions, key=lambda addition: addition.upload_info.size):
@@ -115,7 +115,7 @@ class Repository:
             )
         return str(made.oid)
 
-    def tag(self, name: str, commit: str) -> None:
+    def create_tag(self, name: str, commit: str) -> None:
         """Tag a commit, unless the tag exists."""
         with translate_errors(self.name):
             self._api.create_tag(self.name, tag=name, revision=commit, repo_type=self.kind, exist_ok=True)

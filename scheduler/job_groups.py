@@ -150,7 +150,7 @@ def filter_group(group: matching.JobGroup, now: datetime) -> QuerySet[Job]:
     return Job.objects.filter(is_startable(now), state=Job.State.QUEUED, **alike).order_by("queued_at", "pk")
 
 
-def was_handed_on(node: Node, now: datetime) -> Exists:
+def has_reached_time_limit(node: Node, now: datetime) -> Exists:
     """Return the condition that the node has lately run the job for more than half of its owner's limit for one run."""
     assert node.max_hours is not None
     ended = Lease.objects.filter(job=OuterRef("pk"), node=node, ended_at__gt=now - HAND_ON_PERIOD)

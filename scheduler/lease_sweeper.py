@@ -10,7 +10,7 @@ from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
 from scheduler import leases, pool, transitions
-from scheduler.models import Job, Lease, Node, Sweep
+from scheduler.models import SITE_ACTOR, Job, Lease, Node, Sweep
 from trainer import protocol
 
 SITE_DOWN_AFTER = timedelta(seconds=30)
@@ -73,7 +73,7 @@ def requeue_orphaned_job(pk: int) -> bool:
     job = Job.objects.select_for_update().filter(pk=pk, state=Job.State.LEASED).first()
     if job is None or job.leases.filter(state=Lease.State.ACTIVE).exists():
         return False
-    return transitions.requeue_job(job, leases.SITE, "Its node is gone.", counts=True)
+    return transitions.requeue_job(job, SITE_ACTOR, "Its node is gone.", counts=True)
 
 
 def release_stale_leases(node: Node, message: protocol.Poll, now: datetime) -> Lease | None:

@@ -29,7 +29,7 @@ from scheduler import (
 )
 from scheduler.errors import LeaseEndedError
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Event, Job, Lease, Node
+from scheduler.models import SITE_ACTOR, Event, Job, Lease, Node
 from trainer import protocol
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ MAX_GROUPS_TRIED = 8
 """Groups tried per poll. If other nodes take the jobs of all of them, this node polls again soon."""
 MAX_CLOCK_SKEW_SECONDS = 60.0
 """A node may report to have worked this much longer than its lease has lasted."""
-SITE = "site"
 SITE_LIMIT = "A limit of this site stopped it; raise it in the track's limits, then resume the run."
 
 
@@ -99,7 +98,7 @@ def lease_job_of_group(
         logger.exception("Job %s has no valid order", job.pk)
         with transaction.atomic():
             reason = "The site failed to build this job's order. The error is in the site's log."
-            transitions.fail_job(job, SITE, "infrastructure", reason, since=[Job.State.QUEUED])
+            transitions.fail_job(job, SITE_ACTOR, "infrastructure", reason, since=[Job.State.QUEUED])
         return None
 
 
@@ -111,7 +110,7 @@ def claim_oldest_job(group: matching.JobGroup, node: Node) -> Job | None:
     now = timezone.now()
     jobs = job_groups.filter_group(group, now)
     if node.max_hours is not None:
-        jobs = jobs.filter(~job_groups.was_handed_on(node, now))
+        jobs = jobs.filter(~job_groups.has_reached_time_limit(node, now))
     job = jobs.select_for_update(skip_locked=True, of=("self",)).select_related("release", "entry").first()
     if job is None:
         return None
@@ -237,7 +236,7 @@ def lose_lease(lease: Lease, reason: str, *, expired_before: datetime | None = N
     """
     if not end_lease(lease, Lease.State.LOST, reason, expired_before=expired_before):
         return False
-    transitions.requeue_job(lease.job, SITE, reason, counts=True)
+    transitions.requeue_job(lease.job, SITE_ACTOR, reason, counts=True)
     return True
 
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from scheduler import poll_queries, rate_limits
 from scheduler.errors import ForbiddenError, UnauthorizedError
-from scheduler.models import Event, JoinToken, Lease, Node
+from scheduler.models import SITE_ACTOR, Event, JoinToken, Lease, Node
 from trainer import protocol
 
 TokenKind = Literal["join", "node", "lease"]
@@ -117,7 +117,7 @@ def issue_node_token(node: Node, join: JoinToken, message: protocol.Register) ->
         hardware=message.hardware.model_dump(mode="json"),
     )
     node.refresh_from_db()
-    actor = join.owner.get_username() if join.owner else "site"
+    actor = join.owner.get_username() if join.owner else SITE_ACTOR
     Event.record(actor, node, f"{node.name} joined{' as a trusted node' if node.trusted else ''}.")
     return token
 

@@ -11,7 +11,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from scheduler import last_seen, poll_queries
-from scheduler.models import Event, Node
+from scheduler.models import SITE_ACTOR, Event, Node
 from scheduler.transitions import transition
 from trainer import protocol
 
@@ -23,7 +23,6 @@ LAST_SEEN_INTERVAL = timedelta(seconds=5)
 """Minimum time between two updates of a node's `last_seen`."""
 FIRST_REST = timedelta(seconds=5)
 LONGEST_REST = timedelta(minutes=10)
-SITE = "site"
 HEALTH_WARNINGS = {
     "throttled": "A GPU of {name} is slowed down by heat or by its power supply.",
     "idle_gpu": "A job runs on {name}, and its GPU has had nothing to do for minutes.",
@@ -97,7 +96,7 @@ def record_health(node: Node, health: protocol.Health | None) -> bool:
 def mark_silent_nodes_offline(now: datetime) -> None:
     """Mark online nodes that have been silent for `OFFLINE_AFTER` as offline."""
     for node in Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=now - OFFLINE_AFTER):
-        set_node_state(node, Node.State.OFFLINE, SITE, OFFLINE_REASON, since=[Node.State.ONLINE])
+        set_node_state(node, Node.State.OFFLINE, SITE_ACTOR, OFFLINE_REASON, since=[Node.State.ONLINE])
 
 
 # --- requests of owners -----------------------------------------------------------------------------------------------
@@ -181,4 +180,4 @@ def record_node_failure(node: Node) -> None:
     rests = Node.objects.filter(Q(rest_until=None) | Q(rest_until__lt=until), pk=node.pk).update(rest_until=until)
     if rests:
         message = f"{node.failures} jobs in a row failed on {node.name} because of the machine. It rests for a while."
-        Event.record(SITE, node, message)
+        Event.record(SITE_ACTOR, node, message)

@@ -15,9 +15,8 @@ from django.utils import timezone
 
 from scheduler import job_groups, matching, node_slots, transitions
 from scheduler.matching import JobGroup, NodeSlot
-from scheduler.models import Checkpoint, Job, Lease, Node
+from scheduler.models import SITE_ACTOR, Checkpoint, Job, Lease, Node
 
-SITE = "site"
 FREE_SLOT_GRACE = timedelta(minutes=1)
 """A nightly waits so long for nodes that seem free before a run is preempted."""
 MAX_NIGHTLIES = 20
@@ -83,7 +82,7 @@ def make_room_for(job: Job, slots: Collection[OccupiedSlot], now: datetime) -> b
     assert least.lease is not None, "a slot that yields has a lease"
     least.reserved = True
     return transitions.request_hand_back(
-        least.lease.job, SITE, "Tonight's train needs its node; it goes on when one is free."
+        least.lease.job, SITE_ACTOR, "Tonight's train needs its node; it goes on when one is free."
     )
 
 

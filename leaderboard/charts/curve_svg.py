@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -98,10 +97,6 @@ class Whisker:
     low: float
     dot: float
     high: float
-
-    @property
-    def width(self) -> float:
-        return self.high - self.low
 
 
 def load_thinned_points(run: Run, count: int = MAX_POINTS) -> tuple[list[Point], list[Point]]:
@@ -281,11 +276,3 @@ def y_steps(low: float, high: float) -> list[tuple[float, str]]:
     size = round_size(high - low, 5)
     decimals = max(0, -math.floor(math.log10(size)))
     return [(tick, f"{tick:.{decimals}f}") for tick in list_steps(low, high, size)]
-
-
-def build_whiskers(rows: Sequence[tuple[float, float | None]]) -> list[Whisker]:
-    ends = [(value - 1.96 * (stderr or 0), value, value + 1.96 * (stderr or 0)) for value, stderr in rows]
-    if not ends:
-        return []
-    low, high = pad_range(*chain.from_iterable(ends))
-    return [Whisker(*(round(100 * (x - low) / (high - low), 2) for x in find_last_dot)) for find_last_dot in ends]

@@ -19,12 +19,12 @@ from pydantic import ValidationError
 
 from leaderboard import graphs, initial_weights, run_jobs, runs
 from leaderboard.models import Entry, Generation, Run, Track
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from scheduler import rate_limits, storage
 from scheduler import transitions as jobs
 from scheduler.estimates import QueueEstimates, StartEstimate
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Blob, Job, Lease
+from scheduler.models import SITE_ACTOR, Blob, Job, Lease
 from trainer import protocol
 
 EXPECTED_SECONDS = 20.0
@@ -94,7 +94,7 @@ def create_generation(run: Run, prompt: Prompt, visitor: str, build_job: Callabl
         return Generation.objects.create(
             run=run,
             job=job,
-            prompt=plain_text(prompt.prompt, MAX_PROMPT),
+            prompt=sanitize_text(prompt.prompt, MAX_PROMPT),
             tokens=min(prompt.tokens, MAX_TOKENS),
             temperature=prompt.temperature,
             seed=secrets.randbelow(runs.SEEDS),
@@ -156,10 +156,10 @@ def expire_generations() -> None:
     """Cancel prompts that no node has claimed in time, and delete old ones. Idempotent."""
     now = timezone.now()
     for generation in Generation.objects.unanswered().select_related("job").filter(created_at__lt=now - MAX_WAIT):
-        jobs.cancel_job(generation.job, runs.SITE, "No node was free within an hour. Try again.")
+        jobs.cancel_job(generation.job, SITE_ACTOR, "No node was free within an hour. Try again.")
     outdated = Generation.objects.outdated(now, RETENTION)
     for generation in outdated.exclude(job__state__in=jobs.FINAL_STATES).select_related("job"):
-        jobs.cancel_job(generation.job, runs.SITE, "It is too old.")
+        jobs.cancel_job(generation.job, SITE_ACTOR, "It is too old.")
     outdated.delete()
 
 
@@ -188,7 +188,7 @@ class GenerationHandler(JobKind):
 
     def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         texts = (row["text"] for row in rows if row.get("kind") == "text" and isinstance(row.get("text"), str))
-        text = "".join(plain_text(text, MAX_TEXT) for text in texts)
+        text = "".join(sanitize_text(text, MAX_TEXT) for text in texts)
         generation = Generation.objects.filter(job=job).first()
         if text and generation is not None:
             generation.text = (generation.text + text)[:MAX_TEXT]

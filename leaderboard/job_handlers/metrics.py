@@ -12,7 +12,7 @@ from leaderboard import metrics_queries
 from leaderboard.charts import downsampling
 from leaderboard.metrics_queries import StoredPoint
 from leaderboard.models import CurvePoint, Run, Sample
-from leaderboard.sanitize import MAX_INTEGER, plain_text
+from leaderboard.sanitize import MAX_INTEGER, sanitize_text
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float |
         if isinstance(line, PointLine):
             points[line.kind, line.step] = line
         else:
-            texts[line.step, plain_text(line.prompt, PROMPT_LENGTH)] = line
+            texts[line.step, sanitize_text(line.prompt, PROMPT_LENGTH)] = line
     if not points and not texts:
         return
     store_points(run, points, temperature)
@@ -141,7 +141,7 @@ def store_samples(run: Run, texts: dict[tuple[int, str], SampleLine]) -> None:
     room = MAX_SAMPLES - Sample.objects.filter(run=run).count()
     Sample.objects.bulk_create(
         [
-            Sample(run=run, step=step, prompt=prompt, text=plain_text(line.text, TEXT_LENGTH))
+            Sample(run=run, step=step, prompt=prompt, text=sanitize_text(line.text, TEXT_LENGTH))
             for (step, prompt), line in list(texts.items())[: max(room, 0)]
         ],
         update_conflicts=True,

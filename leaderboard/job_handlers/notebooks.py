@@ -13,15 +13,15 @@ from typing import Any
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import run_jobs, runs
+from leaderboard import run_jobs
 from leaderboard.formatting import duration
 from leaderboard.job_handlers import train
 from leaderboard.models import Entry, NotebookPart, Run
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from leaderboard.submissions.notebook_cells import MAX_BYTES, Cell, NotebookError, parse_cells
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Job, JobFile, Lease
+from scheduler.models import SITE_ACTOR, Job, JobFile, Lease
 from trainer import protocol
 from trainer.accounting.budget import Budget
 
@@ -71,11 +71,11 @@ class NotebookHandler(JobKind):
 
     def handle_lease(self, job: Job, lease: Lease) -> None:
         part = get_part(job)
-        train.start_run(part.run, lease, f"{describe_part(part)} runs on {lease.node.name}.")
+        train.mark_run_started(part.run, lease, f"{describe_part(part)} runs on {lease.node.name}.")
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         part = get_part(job)
-        train.pause_run(part.run, job, reason, f"{describe_part(part)} starts over")
+        train.mark_run_paused(part.run, job, reason, f"{describe_part(part)} starts over")
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         """Queue the next part; after the last one finish the run."""
@@ -83,7 +83,7 @@ class NotebookHandler(JobKind):
         try:
             found = protocol.NotebookResult.model_validate(result)
         except ValidationError:
-            train.fail_run(part.run, "infrastructure", "The node's answer about the notebook is invalid.")
+            train.mark_run_failed(part.run, "infrastructure", "The node's answer about the notebook is invalid.")
             return
         count = len(get_notebook_files(part.run.entry))
         if part.number < count:
@@ -92,10 +92,10 @@ class NotebookHandler(JobKind):
             finish_run(part, found)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        train.fail_run(get_part(job).run, cause, reason)
+        train.mark_run_failed(get_part(job).run, cause, reason)
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        train.cancel_run(get_part(job).run, reason)
+        train.mark_run_cancelled(get_part(job).run, reason)
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         summaries = {}
@@ -121,7 +121,7 @@ def queue_next_part(part: NotebookPart, count: int) -> None:
     if run.change_state(
         Run.State.QUEUED,
         since=train.ACTIVE_STATES,
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"{describe_part(part)} is done; part {part.number + 1} is queued.",
         reason="",
         job=next_job,
@@ -138,7 +138,7 @@ def finish_run(part: NotebookPart, found: protocol.NotebookResult) -> None:
     part.run.change_state(
         Run.State.FINISHED,
         since=train.ACTIVE_STATES,
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"The notebook has run to its last cell, in {duration(found.seconds)}{files}.",
         reason="",
         trained_at=now,
@@ -182,4 +182,4 @@ def read_executed_cells(job: Job) -> tuple[Sequence[Cell], str]:
     try:
         return parse_cells(storage.read_blob(file.blob)), ""
     except NotebookError as error:
-        return [], plain_text(str(error), 300)
+        return [], sanitize_text(str(error), 300)

@@ -20,13 +20,13 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import graphs, initial_weights, run_jobs, runs
+from leaderboard import graphs, initial_weights, run_jobs
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from scheduler import checkpoints, node_vetting
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Checkpoint, Event, Job, Lease, Node
+from scheduler.models import SITE_ACTOR, Checkpoint, Event, Job, Lease, Node
 from scheduler.transitions import transition
 from trainer import protocol
 
@@ -73,7 +73,7 @@ def draw_replay(run: Run) -> Replay | None:
     drawable = [stretch for stretch in list_stretches(run) if stretch.node and stretch.node.pk in due]
     if not drawable:
         return None
-    return queue_replay(run, min(drawable, key=lambda stretch: checkpoints.draw_rank(stretch.end)), actor=runs.SITE)
+    return queue_replay(run, min(drawable, key=lambda stretch: checkpoints.draw_rank(stretch.end)), actor=SITE_ACTOR)
 
 
 def request_replay(run: Run, *, actor: str) -> Replay:
@@ -201,8 +201,8 @@ def judge_comparison(replay: Replay, found: protocol.ReplayResult) -> tuple[Repl
 
 
 def abandon_replay(replay: Replay, reason: str) -> None:
-    reason = plain_text(reason, 300).rstrip(".")
-    finish_replay(replay, Replay.State.ABANDONED, f"could not be replayed: {reason}.", runs.SITE)
+    reason = sanitize_text(reason, 300).rstrip(".")
+    finish_replay(replay, Replay.State.ABANDONED, f"could not be replayed: {reason}.", SITE_ACTOR)
 
 
 def finish_replay(

@@ -14,15 +14,15 @@ from pydantic import ValidationError
 
 from leaderboard import graphs, run_jobs, runs, scoring_work
 from leaderboard.initial_weights import RUN_FILE, get_run_file
-from leaderboard.job_handlers.train import cancel_run, describe_outcome, fail_run
+from leaderboard.job_handlers.train import describe_outcome, mark_run_cancelled, mark_run_failed
 from leaderboard.models import Publication, Run, Score
 from leaderboard.publishing import publications
 from leaderboard.rankings import budget_charges, trust
 from leaderboard.rankings.score_validation import Verdict
-from leaderboard.sanitize import plain_text
+from leaderboard.sanitize import sanitize_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Event, Job, JobFile, Lease
+from scheduler.models import SITE_ACTOR, Event, Job, JobFile, Lease
 from trainer import protocol
 
 LOSSES_FILE = "losses.npy"
@@ -67,27 +67,27 @@ class RunScoreHandler(JobKind):
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         run = Run.objects.get(score_job=job)
-        Event.record(runs.SITE, run, f"The scoring node was lost ({reason}); another one scores it.")
+        Event.record(SITE_ACTOR, run, f"The scoring node was lost ({reason}); another one scores it.")
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         run = Run.objects.get(score_job=job)
         lease = job.leases.select_related("node").last()
         if lease is None or not lease.node.trusted:
-            fail_run(run, "infrastructure", "It was scored on an untrusted node; the score does not count.")
+            mark_run_failed(run, "infrastructure", "It was scored on an untrusted node; the score does not count.")
             return
         try:
             verdict = Verdict.model_validate(result)
         except ValidationError as error:
             field = ".".join(str(part) for part in error.errors()[0]["loc"]) or "answer"
-            fail_run(run, "infrastructure", f"The scorer's answer is invalid ({field}); nothing was recorded.")
+            mark_run_failed(run, "infrastructure", f"The scorer's answer is invalid ({field}); nothing was recorded.")
             return
         finish_scored_run(run, verdict, lease.node.name)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        fail_run(Run.objects.get(score_job=job), cause, reason)
+        mark_run_failed(Run.objects.get(score_job=job), cause, reason)
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        cancel_run(Run.objects.get(score_job=job), reason)
+        mark_run_cancelled(Run.objects.get(score_job=job), reason)
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return {
@@ -154,12 +154,12 @@ class ReleaseScoreHandler(JobKind):
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         publication, lease = get_publication(job), job.leases.select_related("node").last()
         if lease is None or not lease.node.trusted:
-            record_event(publication, runs.SITE, "was scored on an untrusted node; the score does not count.")
+            record_event(publication, SITE_ACTOR, "was scored on an untrusted node; the score does not count.")
             return
         try:
             verdict = Verdict.model_validate(result)
         except ValidationError:
-            record_event(publication, runs.SITE, "was scored, but the answer is invalid; nothing was recorded.")
+            record_event(publication, SITE_ACTOR, "was scored, but the answer is invalid; nothing was recorded.")
             return
         Publication.objects.filter(pk=publication.pk).update(
             scores=[score.to_dict() for score in verdict.scores(publication.run)]
@@ -168,10 +168,10 @@ class ReleaseScoreHandler(JobKind):
         publications.enqueue_upload(publication)  # to update its model card
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        record_event(get_publication(job), runs.SITE, f"could not be scored: {plain_text(reason, 300)}")
+        record_event(get_publication(job), SITE_ACTOR, f"could not be scored: {sanitize_text(reason, 300)}")
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        record_event(get_publication(job), runs.SITE, f"is not scored: {plain_text(reason, 300)}")
+        record_event(get_publication(job), SITE_ACTOR, f"is not scored: {sanitize_text(reason, 300)}")
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         summaries = {}

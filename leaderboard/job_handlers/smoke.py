@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from leaderboard import graphs, runs
 from leaderboard.models import Entry, Run, TracedGraph
-from leaderboard.sanitize import plain_json, plain_text
+from leaderboard.sanitize import sanitize_json, sanitize_text
 from leaderboard.submissions.smoke_tests import get_peak_flops
 from scheduler import matching
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Blob, Job
+from scheduler.models import SITE_ACTOR, Blob, Job
 from scheduler.transitions import transition
 from trainer import protocol
 
@@ -46,7 +46,7 @@ class SmokeTestHandler(JobKind):
         except ValidationError:
             record_outcome(job, None, "The smoke run's answer is invalid; it says nothing about this commit.")
             return
-        numbers = plain_json(found.model_dump(mode="json", exclude={"graph"}))
+        numbers = sanitize_json(found.model_dump(mode="json", exclude={"graph"}))
         record_outcome(job, found.passed, found.sentence, numbers, found.graph)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
@@ -59,7 +59,7 @@ class SmokeTestHandler(JobKind):
         graph = get_graph(job)
         graphs.lock_season(graph.season_id)
         for run in graph.runs.filter(state=Run.State.WAITING):
-            runs.cancel_run(run, reason, runs.SITE)
+            runs.cancel_run(run, reason, SITE_ACTOR)
         record_outcome(job, None, f"The smoke run was cancelled: {reason}")
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
@@ -86,7 +86,7 @@ def record_outcome(
 
     Requires the transaction that ends the job.
     """
-    message, graph = plain_text(message, 500), get_graph(job)
+    message, graph = sanitize_text(message, 500), get_graph(job)
     graphs.lock_season(graph.season_id)
     entry = Entry.objects.select_for_update(no_key=True).get(pk=graph.entry_id)
     graph = get_graph(job)  # its baseline graph may have been traced meanwhile
@@ -129,7 +129,7 @@ def store_smoke_result(entry: Entry, passed: bool | None, message: str, numbers:
         entry,
         Entry.State.PROPOSED if entry.state == Entry.State.SMOKE else entry.state,
         since=[entry.state],
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"Smoke run {verdict}: {message}",
         smoke={**numbers, "passed": passed},
         smoke_sentence=message,

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 from django.db.models import F
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from leaderboard import run_jobs, runs
+from leaderboard import run_jobs
 from leaderboard.job_handlers.train import TrainHandler
 from leaderboard.models import Run, Seat, Swarm, SwarmEvent
-from leaderboard.sanitize import MAX_INTEGER, plain_text
+from leaderboard.sanitize import MAX_INTEGER, sanitize_text
 from scheduler import transitions
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.matching import format_swarm_track
-from scheduler.models import Job, Lease
+from scheduler.models import SITE_ACTOR, Job, Lease
 from trainer import protocol
 from trainer.swarm.credentials import make_credential
 
@@ -91,7 +91,7 @@ def fill_seats(swarm: Swarm) -> int:
         Seat.objects.create(swarm=swarm, job=Job.objects.create(**build_seat_job(run)))
     if missing < 0:
         for seat in swarm.seats.waiting().select_related("job").order_by("-pk")[:-missing]:
-            transitions.cancel_job(seat.job, runs.SITE, "Enough machines have a seat.")
+            transitions.cancel_job(seat.job, SITE_ACTOR, "Enough machines have a seat.")
     return max(missing, 0)
 
 
@@ -133,7 +133,7 @@ def cancel_seats(coordinator: Job, reason: str) -> None:
     swarm = get_swarm(Run.objects.get(job=coordinator))
     Swarm.objects.filter(pk=swarm.pk).update(addresses=[])
     for job in Job.objects.filter(seat__swarm=swarm).exclude(state__in=transitions.FINAL_STATES):
-        transitions.cancel_job(job, runs.SITE, reason)
+        transitions.cancel_job(job, SITE_ACTOR, reason)
     swarm.seats.update(stage=None)
 
 
@@ -186,7 +186,7 @@ def build_event(swarm: Swarm, report: SwarmReport, seats: dict[str, Seat]) -> Sw
         stage=report.stage,
         peer=report.peer,
         name=seats[report.peer].name if report.peer in seats else "",
-        why=plain_text(report.why, 200),
+        why=sanitize_text(report.why, 200),
         data=report.model_dump(include=EVENT_DATA, exclude_none=True),
     )
 
@@ -273,7 +273,7 @@ class SeatHandler(JobKind):
         store_seat_report(job.seat, [row for row in rows if row.get("kind") == "seat"])
 
     def handle_requeue(self, job: Job, reason: str) -> None:
-        transitions.cancel_job(job, runs.SITE, f"Its node has left: {reason}")
+        transitions.cancel_job(job, SITE_ACTOR, f"Its node has left: {reason}")
         self.queue_replacement(job)
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:

@@ -16,10 +16,10 @@ from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
 from leaderboard.publishing import releases
 from leaderboard.rankings import speed_probes
-from leaderboard.sanitize import plain_json, plain_text
+from leaderboard.sanitize import sanitize_json, sanitize_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Blob, Job, JobFile, Lease
+from scheduler.models import SITE_ACTOR, Blob, Job, JobFile, Lease
 from trainer import protocol
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ ACTIVE_STATES = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 def get_node_class(lease: Lease, devices: int) -> str:
     """Return the hardware that the run uses: of a slot with more GPUs, only `devices`."""
     if lease.gpus:
-        return plain_text(f"{min(lease.gpus, devices)} x {lease.accelerator}", 120)
+        return sanitize_text(f"{min(lease.gpus, devices)} x {lease.accelerator}", 120)
     cpus = lease.node.hardware.get("cpus", "?")
     share = cpus // lease.node.slots if isinstance(cpus, int) else cpus
-    return plain_text(f"{share} CPU cores", 120)
+    return sanitize_text(f"{share} CPU cores", 120)
 
 
 def get_temperature(health: dict[str, Any] | None) -> float | None:
@@ -74,7 +74,7 @@ class TrainHandler(JobKind):
             metrics.delete_after_step(run, last.step if last else -1)
             how = f"Resumes from step {last.step}" if last else "Starts over"
             message = f"{how} on {lease.node.name}."
-        start_run(run, lease, message)
+        mark_run_started(run, lease, message)
 
     def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         run, health = metrics_queries.load_run_and_health(job)
@@ -87,7 +87,7 @@ class TrainHandler(JobKind):
     def handle_requeue(self, job: Job, reason: str) -> None:
         run = Run.objects.get(job=job)
         last = job.checkpoints.uploaded().last()
-        pause_run(run, job, reason, f"It resumes from step {last.step}" if last else "It starts over")
+        mark_run_paused(run, job, reason, f"It resumes from step {last.step}" if last else "It starts over")
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         """Record the end of training and queue the score job, in one transaction."""
@@ -98,12 +98,12 @@ class TrainHandler(JobKind):
         final = checkpoints.filter(step=step).first() if isinstance(step, int) else None
         if final is None or not job.files.filter(path=RUN_FILE).exists():
             missing = f"the checkpoint of its last step, {step}" if final is None else f"its {RUN_FILE}"
-            fail_run(run, "infrastructure", f"The node finished training but did not send {missing}.")
+            mark_run_failed(run, "infrastructure", f"The node finished training but did not send {missing}.")
             return
         if run.change_state(
             Run.State.SCORING,
             since=ACTIVE_STATES,
-            actor=runs.SITE,
+            actor=SITE_ACTOR,
             message=f"Trained to the end, step {final.step}.",
             reason="",
             checkpoint=final,
@@ -115,10 +115,10 @@ class TrainHandler(JobKind):
             replays.draw_replay(run)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        fail_run(Run.objects.get(job=job), cause, reason)
+        mark_run_failed(Run.objects.get(job=job), cause, reason)
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
-        cancel_run(Run.objects.get(job=job), reason)
+        mark_run_cancelled(Run.objects.get(job=job), reason)
 
     def estimate_seconds_left(self, jobs: Sequence[Job]) -> dict[int, float]:
         started = Run.objects.filter(job__in=jobs, fraction__gt=0, seconds__gt=0)
@@ -133,7 +133,7 @@ class TrainHandler(JobKind):
         }
 
 
-def start_run(run: Run, lease: Lease, message: str) -> None:
+def mark_run_started(run: Run, lease: Lease, message: str) -> None:
     run.change_state(
         Run.State.TRAINING,
         since=ACTIVE_STATES,
@@ -146,25 +146,25 @@ def start_run(run: Run, lease: Lease, message: str) -> None:
     )
 
 
-def pause_run(run: Run, job: Job, reason: str, next_step: str) -> None:
+def mark_run_paused(run: Run, job: Job, reason: str, next_step: str) -> None:
     """Pause a run that lost its node. `next_step`: for example "It starts over"."""
     when = "when it is queued again" if job.state == Job.State.HELD else "as soon as a node is free"
     run.change_state(
         Run.State.PAUSED,
         since=[Run.State.TRAINING],
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"Left its node ({reason.rstrip('.')}). {next_step} {when}.",
         reason=f"{reason} {next_step} {when}."[:500],
     )
 
 
-def fail_run(run: Run, cause: protocol.Cause, reason: str) -> None:
-    reason = plain_text(reason, 400) or "It ended without a reason."
+def mark_run_failed(run: Run, cause: protocol.Cause, reason: str) -> None:
+    reason = sanitize_text(reason, 400) or "It ended without a reason."
     hint = "" if cause == "model" else " This was not the model's fault: the same seed can run again."
     run.change_state(
         Run.State.FAILED,
         since=[Run.State.QUEUED, *Run.LIVE],
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"Failed: {reason}{hint}",
         reason=f"{reason}{hint}",
         cause=cause,
@@ -172,14 +172,14 @@ def fail_run(run: Run, cause: protocol.Cause, reason: str) -> None:
     )
 
 
-def cancel_run(run: Run, reason: str) -> None:
+def mark_run_cancelled(run: Run, reason: str) -> None:
     counts = run.fraction > COUNTS_FROM and run.state != Run.State.SCORING
     hint = f" With {run.fraction:.0%} of its budget used it counts against its entry." if counts else ""
-    reason = plain_text(reason, 400)
+    reason = sanitize_text(reason, 400)
     run.change_state(
         Run.State.CANCELLED,
         since=[Run.State.QUEUED, *Run.LIVE],
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         message=f"Cancelled: {reason}{hint}",
         reason=f"{reason}{hint}",
         finished_at=timezone.now(),
@@ -201,7 +201,7 @@ def store_configuration(run: Run) -> None:
     config = {"error": f"{RUN_FILE} could not be read."}
     if file.blob.size <= RUN_FILE_BYTES:
         try:
-            content = plain_json(json.loads(storage.read_blob(file.blob)))
+            content = sanitize_json(json.loads(storage.read_blob(file.blob)))
             config = content if isinstance(content, dict) and content else config
         except (ValueError, RecursionError):
             logger.warning("Run %s: its %s is not valid JSON.", run.pk, RUN_FILE)

@@ -36,7 +36,7 @@ def publish(queued: OutboxMessage) -> Mapping[str, Any]:
     """Handle a message of kind `KIND`: upload what the Hub does not have."""
     campaign = Campaign.objects.get(pk=queued.payload["campaign"])
     if not publications.is_connected():
-        raise outbox.PermanentError("The Hub is not configured: set HUB_ORGANISATION and HF_TOKEN, then retry.")
+        raise outbox.PermanentError(publications.NOT_CONFIGURED)
     if campaign.shards.outdated().exists():
         raise outbox.RetryLater("Shards are being rewritten.", timedelta(minutes=1))
     with hub_files.prepare_upload(queued, f"campaign-{campaign.pk}") as folder:

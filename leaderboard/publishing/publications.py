@@ -18,13 +18,13 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import slugify
 
-from leaderboard import outbox, run_jobs, runs
+from leaderboard import outbox, run_jobs
 from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import hub_files, weights
 from leaderboard.runs import RunError
 from scheduler import hub
-from scheduler.models import Blob, Event
+from scheduler.models import SITE_ACTOR, Blob, Event
 
 KIND = "hub"
 RULES = {
@@ -33,20 +33,21 @@ RULES = {
     "monthly": ("monthly trains", "It is a monthly train."),
 }
 """Value of HUB_PUBLISH: its description, and the reason shown for such a run."""
+NOT_CONFIGURED = "Publishing is not configured: set HUB_ORGANIZATION and HF_TOKEN, then retry."
 
 
 def is_connected() -> bool:
     """Return whether the site has a token for the Hub."""
-    return bool(settings.HUB_ORGANISATION and settings.HF_TOKEN)
+    return bool(settings.HUB_ORGANIZATION and settings.HF_TOKEN)
 
 
 def describe_rules() -> str:
     """Return a sentence about which runs are published."""
     always = [RULES[word][0] for word in RULES if word in settings.HUB_PUBLISH]
     if not always:
-        return "Weights go to the Hub on a maintainer’s word."
+        return "Maintainers can publish weights on the Hub."
     first = " and ".join([", ".join(always[:-1]), always[-1]] if len(always) > 1 else always)
-    return f"{first[0].upper()}{first[1:]} go to the Hub by themselves, other runs on a maintainer’s word."
+    return f"{first[0].upper()}{first[1:]} are published on the Hub automatically. Maintainers can publish other runs."
 
 
 def get_publish_reason(run: Run) -> str:
@@ -83,7 +84,7 @@ def is_publishable(run: Run) -> bool:
     return run.checkpoint_id is not None or bool(run_jobs.is_notebook(run) and weights.list_notebook_model(run))
 
 
-def publish_run(run: Run, reason: str, actor: str = runs.SITE) -> Publication:
+def publish_run(run: Run, reason: str, actor: str = SITE_ACTOR) -> Publication:
     """Publish or update a finished run's final weights, or the model of its notebook. Raises RunError."""
     found = weights.find_final_weights(run)
     if found is None:
@@ -100,7 +101,7 @@ def keep_weights(
     blobs: Iterable[Blob],
     name: str,
     reason: str,
-    actor: str = runs.SITE,
+    actor: str = SITE_ACTOR,
     is_release: bool = False,
 ) -> Publication:
     """Keep weights under a name, which fits into an address; the first ones count. Requires a transaction.
@@ -136,7 +137,7 @@ def upload_publication(queued: OutboxMessage) -> Mapping[str, Any]:
     related = ("run__entry__bundle", "run__track", "run__season", "run__start_run")
     publication = Publication.objects.select_related(*related).get(pk=queued.payload["publication"])
     if not is_connected():
-        raise outbox.PermanentError("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
+        raise outbox.PermanentError(NOT_CONFIGURED)
     check_earlier_published(publication)
     name = publication.repository or get_repository_name(publication.run)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)
@@ -148,21 +149,21 @@ def upload_publication(queued: OutboxMessage) -> Mapping[str, Any]:
 
 def ensure_commit(publication: Publication, repository: hub.Repository, own: str, folder: Path) -> str:
     """Return the publication's commit; create it unless an earlier attempt did."""
-    repository.ensure()
-    earlier = repository.commits()
+    repository.create_if_missing()
+    earlier = repository.list_commits()
     run_url = build_run_url(publication.run)
     if others := [mark for commit in earlier for mark in commit.marks if not mark.startswith(run_url)]:
         raise hub.HubError(f"{repository.name} holds what came from {others[0].split()[0]}: nothing was changed there.")
     commit, title = find_final_commit(publication, own, earlier), build_commit_title(publication)
     if commit is None and any(has_mark(commit, own) for commit in earlier):
         # The weights are there, and they never change: what is said of them may have.
-        files = hub_files.build_descriptions(publication, repository.name, "config.json" in repository.files())
+        files = hub_files.build_descriptions(publication, repository.name, "config.json" in repository.list_files())
         commit = repository.publish(files, title, own, earlier)
     elif commit is None:
         files = hub_files.build_files(publication, repository.name, folder)
         commit = repository.publish(files, title, own, earlier, instead_of=hub_files.RUN_FOLDER)
     if publication.name != FINAL:
-        repository.tag(publication.name, commit)
+        repository.create_tag(publication.name, commit)
     return commit
 
 
@@ -193,12 +194,12 @@ def record_upload(publication: Publication, name: str, commit: str) -> None:
     with transaction.atomic():
         row.update(repository=name, commit=commit)
         if row.filter(published_at=None).update(published_at=timezone.now()):
-            Event.record(runs.SITE, publication.run, f"Published as {name} on the Hub.")
+            Event.record(SITE_ACTOR, publication.run, f"Published as {name} on the Hub.")
 
 
 def get_repository_name(run: Run) -> str:
     """Return owner/name, from the architecture and the run's id, which never change."""
-    return f"{settings.HUB_ORGANISATION}/{slugify(run.entry.architecture)[:60] or 'model'}-run-{run.pk}"
+    return f"{settings.HUB_ORGANIZATION}/{slugify(run.entry.architecture)[:60] or 'model'}-run-{run.pk}"
 
 
 def list_publications(run: Run) -> list[dict[str, str]]:
@@ -238,9 +239,9 @@ def build_commit_title(publication: Publication) -> str:
 
 
 def check_hub_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    if bool(settings.HUB_ORGANISATION) == bool(settings.HF_TOKEN):
+    if bool(settings.HUB_ORGANIZATION) == bool(settings.HF_TOKEN):
         return []
-    have, lack = ("HUB_ORGANISATION", "HF_TOKEN") if settings.HUB_ORGANISATION else ("HF_TOKEN", "HUB_ORGANISATION")
+    have, lack = ("HUB_ORGANIZATION", "HF_TOKEN") if settings.HUB_ORGANIZATION else ("HF_TOKEN", "HUB_ORGANIZATION")
     return [
         Warning(
             f"{have} is set and {lack} is not: nothing is published.", hint="docs/how-to/publishing.md", id="hub.W001"

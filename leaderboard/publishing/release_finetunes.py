@@ -13,7 +13,7 @@ from django.db.models import Q
 from leaderboard import initial_weights, runs
 from leaderboard.models import Publication, Run, Track
 from leaderboard.models.publications import FINAL
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def make_finetune(track: Track, release: Publication) -> Run | None:
     with transaction.atomic():
         run, is_new = Run.objects.get_or_create(track=track, release=release, defaults=fields)
         if is_new:
-            Event.record(runs.SITE, run, f"Fine-tunes {release.percent} % of run {start.pk} on {track.name}.")
+            Event.record(SITE_ACTOR, run, f"Fine-tunes {release.percent} % of run {start.pk} on {track.name}.")
     return run if is_new else None
 
 

@@ -20,13 +20,13 @@ from typing import Any
 from django.conf import settings
 from django.utils.text import slugify
 
-from leaderboard import outbox, runs
+from leaderboard import outbox
 from leaderboard.models import OutboxMessage, Season, SeasonFile
 from leaderboard.models.seasons import MANIFEST
 from leaderboard.publishing import hub_files, publications
 from leaderboard.sanitize import escape_markdown
 from scheduler import hub, storage
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 from trainer.data.corpora import CorpusInfo, describe_corpora
 
 KIND = "hub.season"
@@ -62,7 +62,7 @@ def get_corpus_info(season: Season) -> CorpusInfo:
 
 
 def get_repository_name(season: Season) -> str:
-    return f"{settings.HUB_ORGANISATION}/{slugify(season.name)[:60] or 'season'}-{season.dataset_hash[:8]}"
+    return f"{settings.HUB_ORGANIZATION}/{slugify(season.name)[:60] or 'season'}-{season.dataset_hash[:8]}"
 
 
 def get_hub_url(season: Season) -> str:
@@ -75,25 +75,25 @@ def publish_season(queued: OutboxMessage) -> Mapping[str, Any]:
     """Handle a message of kind `KIND`: upload what the Hub does not have."""
     season = Season.objects.get(pk=queued.payload["season"])
     if not publications.is_connected():
-        raise outbox.PermanentError("The Hub is not configured: set HUB_ORGANISATION and HF_TOKEN, then retry.")
+        raise outbox.PermanentError(publications.NOT_CONFIGURED)
     name = get_repository_name(season)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN, kind="dataset")
     with hub_files.prepare_upload(queued, f"season-{season.pk}") as folder:
         commit = upload_season(season, repository, folder)
-    Event.record(runs.SITE, season, f"The tokens of {season} were published as {name} on the Hub.")
+    Event.record(SITE_ACTOR, season, f"The tokens of {season} were published as {name} on the Hub.")
     return {"repository": name, "commit": commit}
 
 
 def upload_season(season: Season, repository: hub.Repository, folder: Path) -> str:
     """Commit the files in batches; return the last commit. Raises HubError. `folder`: for temporary files."""
-    repository.ensure()
+    repository.create_if_missing()
     mark = f"{settings.SITE_URL} season {season.pk} {season.dataset_hash}"
-    earlier = repository.commits()
+    earlier = repository.list_commits()
     if others := {mark for commit in earlier for mark in commit.marks} - {mark}:
         raise hub.HubError(f"{repository.name} was published from {min(others)}; nothing was changed.")
     files = season.files.filter(kind=SeasonFile.Kind.DATASET).exclude(path__startswith=TEST_SPLIT)
     blobs = {file.path: file.blob for file in files.select_related("blob")}
-    uploaded = set(repository.files())
+    uploaded = set(repository.list_files())
     if MANIFEST in uploaded:
         return earlier[0].id
     shards = sorted(path for path in blobs if "/" in path and path not in uploaded)
@@ -102,12 +102,12 @@ def upload_season(season: Season, repository: hub.Repository, folder: Path) -> s
         part = folder / str(start)
         part.mkdir()
         additions = [hub.FileAddition(path, storage.copy_to_disk(blobs[path], part)) for path in batch]
-        repository.publish(additions, f"{batch[0]} to {batch[-1]}", mark, repository.commits())
+        repository.publish(additions, f"{batch[0]} to {batch[-1]}", mark, repository.list_commits())
         shutil.rmtree(part)
     manifest = storage.read_blob(blobs[MANIFEST])
     small = [hub.FileAddition(path, storage.read_blob(blob)) for path, blob in blobs.items() if "/" not in path]
     card = hub.FileAddition("README.md", build_card(season, repository.name, json.loads(manifest)).encode())
-    return repository.publish([*small, card], f"Dataset {season.dataset_hash[:12]}", mark, repository.commits())
+    return repository.publish([*small, card], f"Dataset {season.dataset_hash[:12]}", mark, repository.list_commits())
 
 
 def build_card(season: Season, name: str, manifest: dict[str, Any]) -> str:

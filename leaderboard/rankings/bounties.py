@@ -5,10 +5,9 @@ from __future__ import annotations
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import runs
 from leaderboard.models import Bounty, Entry
 from leaderboard.rankings.standings import compute_standings
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 
 
 def claim_bounties(entry: Entry) -> list[Bounty]:
@@ -28,8 +27,8 @@ def award_bounty(bounty: Bounty, entry: Entry, multiplier: float) -> bool:
     )
     if claimed:
         said = f"It claims the bounty {bounty.goal} with {multiplier:.3f}: {bounty.reward}"
-        Event.record(runs.SITE, entry, said)
-        Event.record(runs.SITE, bounty, f"Claimed by {entry.title} with a multiplier of {multiplier:.3f}.")
+        Event.record(SITE_ACTOR, entry, said)
+        Event.record(SITE_ACTOR, bounty, f"Claimed by {entry.title} with a multiplier of {multiplier:.3f}.")
     return claimed == 1
 
 

@@ -24,7 +24,7 @@ from leaderboard.rankings import bounties, trust
 from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED, ScoredRun
 from leaderboard.rankings.standings import TrackStandings, load_scored_runs, rank_entries
 from leaderboard.recomputation import request_recomputation
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 from trainer.scoring.multiplier import Ladder, ResultsError
 
 RECORD_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
@@ -48,7 +48,7 @@ def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
     with transaction.atomic():
         graphs.lock_season(entry.track.season_id)
         Entry.objects.select_for_update(no_key=True).get(pk=entry.pk)
-        if begun := list(confirmation_runs(entry)):
+        if begun := list(filter_confirmation_runs(entry)):
             return begun
         count = entry.track.confirmations
         made = [runs.make_run(entry, entry.track, purpose=Run.Purpose.CONFIRMATION) for _ in range(count)]
@@ -58,7 +58,7 @@ def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
     return made
 
 
-def confirmation_runs(entry: Entry) -> QuerySet[Run]:
+def filter_confirmation_runs(entry: Entry) -> QuerySet[Run]:
     here = {"track": entry.track_id, "season": entry.track.season_id, "purpose": Run.Purpose.CONFIRMATION}
     return Run.objects.filter(entry=entry, **here).order_by("pk")
 
@@ -67,9 +67,9 @@ def process_confirmations() -> None:
     """Queue confirmations, retry runs that the infrastructure broke, and decide what is over. Idempotent."""
     for track in Track.objects.with_ladder():
         for entry in find_candidates(track):
-            queue_confirmation_runs(entry, actor=runs.SITE)
+            queue_confirmation_runs(entry, actor=SITE_ACTOR)
         for run in find_broken_runs(track):
-            runs.retry_run(run, actor=runs.SITE)
+            runs.retry_run(run, actor=SITE_ACTOR)
         for entry in find_undecided_entries(track):
             conclude_confirmation(entry)
 
@@ -123,7 +123,7 @@ def would_be_record(standings: TrackStandings, entry: int, record: int | None) -
 def find_undecided_entries(track: Track) -> list[Entry]:
     begun = Run.objects.filter(track=track, season=track.season_id, purpose=Run.Purpose.CONFIRMATION)
     entries = Entry.objects.filter(confirmation="", pk__in=begun.values("entry")).select_related("track__season")
-    return [entry for entry in entries if all(is_over(run) for run in confirmation_runs(entry))]
+    return [entry for entry in entries if all(is_over(run) for run in filter_confirmation_runs(entry))]
 
 
 def is_over(run: Run) -> bool:
@@ -132,7 +132,7 @@ def is_over(run: Run) -> bool:
 
 def conclude_confirmation(entry: Entry) -> None:
     """Decide about an entry whose confirmation runs are over; wait while the ladder has no noise estimate."""
-    confirming = list(confirmation_runs(entry))
+    confirming = list(filter_confirmation_runs(entry))
     if any(run.state != Run.State.FINISHED for run in confirming):
         store_decision(entry, "Not confirmed: not every confirmation run came to its end, and all that start count.")
         return
@@ -176,7 +176,7 @@ def store_decision(entry: Entry, sentence: str) -> bool:
     if decided:
         Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
         request_recomputation(entry.track_id)
-        Event.record(runs.SITE, entry, sentence)
+        Event.record(SITE_ACTOR, entry, sentence)
     return decided == 1
 
 
@@ -214,4 +214,4 @@ def get_first_runs(entry: Entry) -> QuerySet[Run]:
 
 def set_trust(found: Iterable[Run], to: Run.Trust, sentence: str) -> None:
     for run in found:
-        trust.transition_trust(run, to, actor=runs.SITE, sentence=sentence)
+        trust.transition_trust(run, to, actor=SITE_ACTOR, sentence=sentence)

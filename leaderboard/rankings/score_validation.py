@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from leaderboard.models import Run, Score
-from leaderboard.sanitize import plain_json, plain_text
+from leaderboard.sanitize import sanitize_json, sanitize_text
 
 MAX_SCORES = 300
 MAX_BITS_PER_BYTE = 64.0
@@ -49,12 +49,12 @@ class Verdict(BaseModel):
             "bits_per_byte_stderr": self.stderr,
             "parameters": self.parameters,
             "parameters_embedding": self.parameters_embedding,
-            "checks": plain_json(self.checks),
+            "checks": sanitize_json(self.checks),
             "scoring_flops_per_token": self.scoring_flops_per_token,
             "suite_seconds": {
-                plain_text(name, 100): self.suite_seconds[name] for name in list(self.suite_seconds)[:100]
+                sanitize_text(name, 100): self.suite_seconds[name] for name in list(self.suite_seconds)[:100]
             },
-            "suite_missing": [plain_text(name, 100) for name in self.suite_missing[:100]],
+            "suite_missing": [sanitize_text(name, 100) for name in self.suite_missing[:100]],
         }
 
     def scores(self, run: Run) -> list[Score]:
@@ -74,7 +74,7 @@ class Verdict(BaseModel):
             for metric, answer in metrics.items():
                 value, stderr = answer if isinstance(answer, list) and len(answer) == 2 else (answer, None)
                 if (number := finite(value)) is not None:
-                    yield plain_text(f"{task}/{metric}", 120), number, finite(stderr)
+                    yield sanitize_text(f"{task}/{metric}", 120), number, finite(stderr)
 
 
 def finite(value: Any) -> float | None:

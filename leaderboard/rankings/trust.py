@@ -18,7 +18,7 @@ from django.db.models import F, QuerySet
 from leaderboard.models import Replay, Run
 from leaderboard.recomputation import request_recomputation
 from scheduler import node_vetting
-from scheduler.models import Event, Job, Node
+from scheduler.models import SITE_ACTOR, Event, Job, Node
 
 RELIABLE = (Run.Trust.SCORED, Run.Trust.REPLICATED, Run.Trust.RECORD)
 """Trust of runs that multipliers are computed from."""
@@ -73,6 +73,8 @@ def mark_scored(run: Run) -> bool:
     if run.state != Run.State.FINISHED or run.trust != Run.Trust.PROVISIONAL:
         return False
     if is_proven(run):
-        return change_trust(run, Run.Trust.SCORED, REACHED_FROM[Run.Trust.SCORED], "site", "")
-    Event.record("site", run, f"Provisional: {run.node_name} is new, so it counts when a stretch of it was replayed.")
+        return change_trust(run, Run.Trust.SCORED, REACHED_FROM[Run.Trust.SCORED], SITE_ACTOR, "")
+    Event.record(
+        SITE_ACTOR, run, f"Provisional: {run.node_name} is new, so it counts when a stretch of it was replayed."
+    )
     return False

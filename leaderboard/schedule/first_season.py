@@ -27,7 +27,7 @@ from leaderboard.schedule.preparation_progress import (
 )
 from leaderboard.submissions import intake
 from scheduler import storage
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 
 SEASON: dict[str, Any] = {
     "corpus": "python-packages",
@@ -102,7 +102,7 @@ def prepare_season(season: Season, *, show_progress: bool = True, progress: Prep
         pinned = unpinned.update(dataset_hash=dataset_hash, vocabulary_size=vocabulary_size)
         season.refresh_from_db()
         if pinned:
-            Event.record(runs.SITE, season, f"Dataset prepared and pinned: {dataset_hash[:12]}.")
+            Event.record(SITE_ACTOR, season, f"Dataset prepared and pinned: {dataset_hash[:12]}.")
     runs.queue_waiting(season)
     return pinned == 1
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 from leaderboard import runs
 from leaderboard.models import Entry, Run, Track
 from scheduler import storage
-from scheduler.models import Blob, Job
+from scheduler.models import SITE_ACTOR, Blob, Job
 
 WAITING_AT_ONCE = 3
 """Ladder runs in the queue at a time: few enough to keep the queue page readable."""
@@ -98,7 +98,7 @@ def retry_broken(track: Track) -> None:
     failed_before = timezone.now() - RETRY_AFTER
     broken = Run.objects.failed().filter(track=track, season=track.season_id, entry=track.season.baseline_id)
     for run in broken.filter(cause="infrastructure", finished_at__lt=failed_before)[:WAITING_AT_ONCE]:
-        runs.retry_run(run, actor=runs.SITE)
+        runs.retry_run(run, actor=SITE_ACTOR)
 
 
 def queue_baseline_run(track: Track, release: Blob, budget: str = "") -> Run | None:

@@ -16,7 +16,7 @@ from leaderboard.models import Entry, Month, Run, Track
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule import nightly
 from scheduler import storage
-from scheduler.models import Blob, Event
+from scheduler.models import SITE_ACTOR, Blob, Event
 from trainer.accounting.budget import Budget
 
 BUDGET_FACTOR = 7
@@ -41,7 +41,7 @@ def start_month(track: Track, first: date, now: datetime) -> Month | None:
             return None
         month.sentence = (describe_unfinished(track) or queue_month(month, now, release))[:500]
         month.save()
-        Event.record(runs.SITE, track, f"Monthly runs of {first:%B}: {month.sentence}")
+        Event.record(SITE_ACTOR, track, f"Monthly runs of {first:%B}: {month.sentence}")
         return month
 
 

@@ -8,12 +8,11 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import runs
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.models.seasons import build_caps
 from leaderboard.schedule import ladder
 from leaderboard.schedule.first_season import SetupError
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 
 
 def create_season(name: str, corpus: str, tokenizer: str, limit_bytes: int | None) -> Season:
@@ -84,10 +83,10 @@ def begin_season(season: Season) -> list[Track]:
     for track in moved:
         track.season = season
         track.save()
-    Event.record(runs.SITE, season, f"{season} began with {len(moved)} tracks.")
+    Event.record(SITE_ACTOR, season, f"{season} began with {len(moved)} tracks.")
     for track in tracks:
         if obstacle := obstacles[track.pk]:
-            Event.record(runs.SITE, track, f"{track} stays in {previous}: {obstacle}"[:500])
+            Event.record(SITE_ACTOR, track, f"{track} stays in {previous}: {obstacle}"[:500])
     return moved
 
 

@@ -22,7 +22,7 @@ from leaderboard.submissions import intake, repositories
 from leaderboard.submissions.intake import CommitSummary, IntakeError
 from leaderboard.submissions.repositories import RepositoryError
 from scheduler import estimates, storage
-from scheduler.models import Blob, Event
+from scheduler.models import SITE_ACTOR, Blob, Event
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def start_night(track: Track, day: date, head: MainHead) -> Night | None:
             night.sentence = f"{night.sentence}{describe_missing_node(night.run)}"
         night.sentence = night.sentence[:500]
         night.save()
-        Event.record(runs.SITE, track, f"Night of {day}: {night.sentence}")
+        Event.record(SITE_ACTOR, track, f"Night of {day}: {night.sentence}")
         return night
 
 
@@ -128,14 +128,14 @@ def has_moved(track: Track, sha: str) -> bool:
 
 def record_skipped_night(night: Night, occupied: Run) -> None:
     night.sentence = f"Run {occupied.pk} of an earlier night is still {occupied.state}: no second one starts."
-    Event.record(runs.SITE, occupied, f"Still {occupied.state} on the night of {night.date}, which it takes.")
+    Event.record(SITE_ACTOR, occupied, f"Still {occupied.state} on the night of {night.date}, which it takes.")
 
 
 def pin_baseline(season: Season, main: Entry) -> None:
     """Make main the season's baseline if it has none."""
     if Season.objects.filter(pk=season.pk, baseline=None).update(baseline=main):
         season.baseline = main
-        Event.record(runs.SITE, season, f"Baseline pinned: {main}.")
+        Event.record(SITE_ACTOR, season, f"Baseline pinned: {main}.")
 
 
 def train_main(night: Night, entry: Entry, release: Blob) -> None:
@@ -162,7 +162,7 @@ def enter_main(track: Track, day: date, reading: CommitSummary) -> Entry:
         reading,
         get_main_architecture(track, reading),
         track,
-        actor=runs.SITE,
+        actor=SITE_ACTOR,
         kind=Entry.Kind.MAIN,
         title=f"{settings.MAIN_BRANCH}, {day:%-d %b}",
         hypothesis=reading.subject,

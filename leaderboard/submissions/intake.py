@@ -24,7 +24,7 @@ from leaderboard.submissions.notebook_cells import NotebookError
 from leaderboard.submissions.notebook_series import Series
 from leaderboard.submissions.repositories import MODELS, Mirror, RepositoryError
 from scheduler import storage
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 from scheduler.transitions import transition
 from trainer.accounting.budget import Budget
 
@@ -37,7 +37,6 @@ ALLOWED_SECTIONS: dict[str, frozenset[str] | None] = {
     "train": frozenset({"batch", "micro_batch"}),
 }
 CONFIG_LENGTH = 10_000
-SITE = "site"
 UNDECIDED_STATES = (Entry.State.PROPOSED, Entry.State.SMOKE)
 
 
@@ -199,7 +198,7 @@ def submit_entry(
     kind: Entry.Kind | None = None,
     requested_by: AbstractBaseUser | None = None,
     pull_request: PullRequest | None = None,
-    actor: str = SITE,
+    actor: str = SITE_ACTOR,
 ) -> Entry:
     """Return the entry of a commit, architecture, track and variant, which is created if it is new. `sha` may be a
     branch.
@@ -333,7 +332,7 @@ def approve_entry(
     if entry.bundle_id is None:
         raise IntakeError("This entry has no files to run.")
     budget = parse_budget(entry, budget)
-    actor = actor or (user.get_username() if user else SITE)
+    actor = actor or (user.get_username() if user else SITE_ACTOR)
     release = storage.store_release()
     with transaction.atomic():
         runs.lock_jobs(entry)
@@ -403,15 +402,15 @@ def reject_entry(entry: Entry, reason: str, user: AbstractBaseUser | None, *, ac
     check_permission(user, "reject", entry)
     if not reason.strip():
         raise IntakeError("A rejection needs a reason for the author.")
-    actor = actor or (user.get_username() if user else SITE)
+    actor = actor or (user.get_username() if user else SITE_ACTOR)
     close_entry(entry, Entry.State.REJECTED, reason.strip(), actor, UNDECIDED_STATES)
 
 
-def withdraw_entry(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE) -> None:
+def withdraw_entry(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE_ACTOR) -> None:
     close_entry(entry, Entry.State.WITHDRAWN, reason, actor, (*UNDECIDED_STATES, Entry.State.APPROVED))
 
 
-def reopen_entry(entry: Entry, reason: str, actor: str = SITE) -> bool:
+def reopen_entry(entry: Entry, reason: str, actor: str = SITE_ACTOR) -> bool:
     """Let a withdrawn entry wait for approval again, and for a smoke run if it has no result; return whether it did."""
     fields: dict[str, Any] = {"reason": "", "approved_by": None, "approved_at": None}
     if entry.smoke.get("passed") is None:

@@ -39,10 +39,6 @@ class RunEstimate:
     ends_at: datetime | None
     waits: str
 
-    @property
-    def parameters_rest(self) -> float | None:
-        return None if self.parameters_embedding is None else self.parameters - self.parameters_embedding
-
     def describe(self, now: datetime) -> str:
         text = f"{compact(self.parameters)} parameters"
         if self.parameters_embedding:

@@ -12,7 +12,7 @@ from django.db import transaction
 from leaderboard import graphs, run_jobs, runs
 from leaderboard.models import Entry
 from scheduler import matching, storage
-from scheduler.models import Blob, Job
+from scheduler.models import SITE_ACTOR, Blob, Job
 from scheduler.transitions import FINAL_STATES, cancel_job, transition
 from trainer.accounting import peak_flops
 
@@ -45,7 +45,7 @@ def can_run_unapproved(entry: Entry) -> bool:
 
 
 def queue_smoke_test(
-    entry: Entry, *, actor: str = runs.SITE, is_vouched: bool = False, release: Blob | None = None
+    entry: Entry, *, actor: str = SITE_ACTOR, is_vouched: bool = False, release: Blob | None = None
 ) -> Job | None:
     """Queue a smoke run of the entry and return its job, or None if there is nothing to queue.
 

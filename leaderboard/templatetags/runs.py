@@ -17,7 +17,6 @@ from leaderboard.models import Entry, Night, Run
 from leaderboard.models.entries import web_address
 from leaderboard.runs import list_rewind_steps
 from leaderboard.schedule.calendar import NextNightly
-from scheduler.models import Job
 
 register = template.Library()
 
@@ -141,12 +140,6 @@ def tokens_per_second(run: Run) -> float | None:
 
 
 register.filter(can_generate)
-
-
-@register.filter
-def run_of(job: Job) -> Run | None:
-    """Return the run of a train or score job, which should be selected with the job."""
-    return getattr(job, "run", None) or getattr(job, "scored_run", None)
 
 
 register.filter(web_address)

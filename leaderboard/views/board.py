@@ -32,9 +32,9 @@ from leaderboard.views.live import (
     LIVE_SECONDS,
     format_revision,
     get_standings_revision,
-    latest_event,
     render_live,
 )
+from scheduler.models import Event
 from scheduler.page_cache import cache_by_etag
 from trainer.scoring.multiplier import AXES
 
@@ -66,7 +66,7 @@ def track(request: HttpRequest, slug: str) -> HttpResponse:
 def list_tracks(query: BoardQuery) -> list[Track]:
     """Return all tracks with their standings and the page's revision. One query."""
     tracks = Track.objects.in_order().with_standings(query.axis)
-    return list(tracks.annotate(latest_event=LATEST_EVENT, latest_standings=LATEST_COMPUTATION))
+    return list(tracks.annotate(latest_event_id=LATEST_EVENT, latest_standings=LATEST_COMPUTATION))
 
 
 def render_track(request: HttpRequest, query: BoardQuery, track: Any, tracks: list[Track]) -> HttpResponse:
@@ -92,7 +92,7 @@ def render_track(request: HttpRequest, query: BoardQuery, track: Any, tracks: li
         "failures": runs["failed"],
         "finetunes": list_finetunes(track),
         "missing_scorer": describe_missing_scorer(track, now),
-        "revision": format_revision(track.latest_event, track.latest_standings),
+        "revision": format_revision(track.latest_event_id, track.latest_standings),
     }
     return render(request, "leaderboard/board.html", context)
 
@@ -149,7 +149,7 @@ def track_live(request: HttpRequest, slug: str) -> JsonResponse:
 
 def results_etag(request: HttpRequest, **where: Any) -> str:
     revision = Run.objects.filter(state=Run.State.FINISHED).version()
-    return f'"{parse_axis(request.GET)}-{revision}-{latest_event()}"'
+    return f'"{parse_axis(request.GET)}-{revision}-{Event.get_latest_id()}"'
 
 
 @require_safe

@@ -47,7 +47,7 @@ class Day:
         return [(begins, what, tracks) for (begins, what), tracks in found.items()]
 
     @property
-    def is_telling(self) -> bool:
+    def is_listed_on_narrow_page(self) -> bool:
         """Whether a narrow page lists it."""
         return bool(self.nights) or any(one.what == "monthly" or not self.is_far for one in self.due)
 

@@ -13,10 +13,10 @@ from django.views.decorators.http import condition, require_http_methods, requir
 
 from leaderboard.job_handlers import generation as writing
 from leaderboard.models import Generation, Run, Track
-from leaderboard.views.live import LIVE_SECONDS, latest_event, render_live
+from leaderboard.views.live import LIVE_SECONDS, render_live
 from leaderboard.views.same_origin import require_same_origin
 from scheduler.estimates import QueueEstimates, StartEstimate
-from scheduler.models import Job
+from scheduler.models import Event, Job
 
 MOST_CHOICES = 60
 WRITING_SECONDS = 0.7
@@ -158,7 +158,7 @@ def generation(request: HttpRequest, token: str) -> HttpResponse:
 
 def generation_etag(request: HttpRequest, token: str) -> str:
     found = get_generation(token)
-    return f'"{found.job.state}-{found.job.attempts}-{len(found.text)}-{found.written}-{latest_event()}"'
+    return f'"{found.job.state}-{found.job.attempts}-{len(found.text)}-{found.written}-{Event.get_latest_id()}"'
 
 
 @require_safe

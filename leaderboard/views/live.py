@@ -18,11 +18,6 @@ IDLE_SECONDS = 10
 LATEST_EVENT = Subquery(Event.objects.order_by("-pk").values("pk")[:1])
 
 
-def latest_event() -> int:
-    """Return the id of the last event: pages reload when it grows."""
-    return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-
-
 def get_standings_revision() -> str:
     """Return the revision of a page with standings, which change after the event that causes it."""
     row = Event.objects.order_by("-pk").values_list("pk", LATEST_COMPUTATION).first()

@@ -52,7 +52,7 @@ class NoticesForm(forms.Form):
 @never_cache
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
-def mine(request: HttpRequest) -> HttpResponse:
+def list_subscriptions(request: HttpRequest) -> HttpResponse:
     user = cast(User, request.user)
     first = {"kind": Subscription.Kind.DISCORD, "topics": ["morning", "record"]}
     form = NoticesForm(request.POST or None, user=user, initial=first)
@@ -95,8 +95,8 @@ def render_notices(request: HttpRequest, form: NoticesForm, new: Subscription | 
 
 @login_required
 @require_POST
-def act(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse:
-    """Change the topics of a subscription, test, resume or end it."""
+def edit_subscription(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse:
+    """Change the topics of a subscription, test, resume or delete it."""
     user = cast(User, request.user)
     subscription = get_object_or_404(Subscription, pk=subscription_id, user=user)
     match action:

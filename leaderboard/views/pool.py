@@ -16,10 +16,10 @@ from leaderboard.pool_nodes import find_working_nodes
 from leaderboard.pool_totals import get_totals
 from leaderboard.schedule.start_estimates import estimate_starts
 from leaderboard.views.board import FAILURES
-from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, render_live
+from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, render_live
 from scheduler import job_kinds
 from scheduler.estimates import QueueEstimates
-from scheduler.models import Job, Lease, Node
+from scheduler.models import Event, Job, Lease, Node
 from scheduler.page_cache import cache_by_etag
 
 ARRIVALS = 8
@@ -48,13 +48,13 @@ def queue(request: HttpRequest) -> HttpResponse:
         "arrivals": Run.objects.with_entry().filter(state=Run.State.FINISHED).order_by("-finished_at")[:ARRIVALS],
         "failures": Run.objects.failed()[:FAILURES],
         "totals": get_totals(),
-        "revision": latest_event(),
+        "revision": Event.get_latest_id(),
     }
     return render(request, "leaderboard/queue.html", context)
 
 
 def queue_etag(request: HttpRequest) -> str:
-    return f'"{Run.objects.live().version()}-{latest_event()}"'
+    return f'"{Run.objects.live().version()}-{Event.get_latest_id()}"'
 
 
 @require_safe
@@ -63,7 +63,7 @@ def queue_live(request: HttpRequest) -> JsonResponse:
     context = build_timetable()
     templates = {"departures": "timetable.html", "background-jobs": "background_jobs.html"}
     wait = LIVE_SECONDS if context["live"] else IDLE_SECONDS
-    return render_live(templates, context, revision=latest_event(), wait=wait)
+    return render_live(templates, context, revision=Event.get_latest_id(), wait=wait)
 
 
 def list_working_nodes() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSummary]]]]:
@@ -77,11 +77,11 @@ def list_working_nodes() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSumm
 @require_safe
 def nodes(request: HttpRequest) -> HttpResponse:
     shown = {"nodes": list_working_nodes(), "totals": get_totals()}
-    context = {**shown, "site_url": settings.SITE_URL, "revision": latest_event()}
+    context = {**shown, "site_url": settings.SITE_URL, "revision": Event.get_latest_id()}
     return render(request, "leaderboard/nodes.html", context)
 
 
 @require_safe
 def nodes_live(request: HttpRequest) -> JsonResponse:
     context = {"nodes": list_working_nodes()}
-    return render_live({"nodes": "nodes.html"}, context, revision=latest_event(), wait=IDLE_SECONDS)
+    return render_live({"nodes": "nodes.html"}, context, revision=Event.get_latest_id(), wait=IDLE_SECONDS)

@@ -50,7 +50,7 @@ X_LABELS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "time", "step": "st
 
 
 SECOND_STEP_MISSING = (
-    "You act on runs of others only after the second step. "
+    "To manage runs of other users, complete two-factor authentication. "
     "Sign in with a code from your authenticator app. To set one up, open the admin."
 )
 
@@ -82,7 +82,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "actions": list_actions(request, found),
         **build_curves_context(request, found, others, find_reference_runs(found, table)),
         **({"standings": table, "row": table.get_row(found.entry_id)} if table and is_finished(found) else {}),
-        "revision": format_revision(found.latest_event, found.latest_standings),
+        "revision": format_revision(found.latest_event_id, found.latest_standings),
     }
     return render(request, "leaderboard/run.html", context)
 
@@ -100,7 +100,7 @@ def render_notebook(request: HttpRequest, run: Run) -> HttpResponse:
         "actions": list_actions(request, run),
         "departure": estimate_run_start(run),
         "log": run_logs.get_log(run),
-        "revision": format_revision(run.latest_event, run.latest_standings),  # type: ignore[attr-defined]
+        "revision": format_revision(run.latest_event_id, run.latest_standings),  # type: ignore[attr-defined]
     }
     return render(request, "leaderboard/notebook_run.html", context)
 
@@ -109,7 +109,7 @@ def load_runs(run_id: int, *others: int) -> dict[int, Any]:
     """Return a run and others that exist by id, with the page's revision. Raises Http404 without the first."""
     runs = Run.objects.with_job().select_related("checkpoint", "graph")
     runs = runs.defer("graph__summary", "graph__config").filter(Q(pk=run_id) | Q(pk__in=others))
-    runs = runs.annotate(latest_event=LATEST_EVENT, latest_standings=LATEST_COMPUTATION)
+    runs = runs.annotate(latest_event_id=LATEST_EVENT, latest_standings=LATEST_COMPUTATION)
     found = {run.pk: run for run in runs}
     if run_id not in found:
         raise Http404
@@ -267,7 +267,7 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
     return render_live(
         {"head": "notebook_head.html" if is_notebook else "run_head.html", "log": "log.html"},
         context,
-        revision=format_revision(found.latest_event, found.latest_standings),
+        revision=format_revision(found.latest_event_id, found.latest_standings),
         wait=0 if is_settled(found) else LIVE_SECONDS,
         **({} if is_notebook else {"curve": build_script_columns(found)}),
     )

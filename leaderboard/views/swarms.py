@@ -14,8 +14,9 @@ from django.views.decorators.http import require_POST, require_safe
 from leaderboard.job_handlers import generation, swarm_sample
 from leaderboard.models import Run, Swarm, SwarmEvent
 from leaderboard.views.generate import INITIAL_VALUES, TextForm, build_prompt, identify_visitor, read_form_data
-from leaderboard.views.live import LIVE_SECONDS, latest_event, render_live
+from leaderboard.views.live import LIVE_SECONDS, render_live
 from leaderboard.views.same_origin import require_same_origin
+from scheduler.models import Event
 
 MAX_LISTED_EVENTS = 40
 EVENTS_PER_RESPONSE = 2000
@@ -47,7 +48,7 @@ def swarm_write(request: HttpRequest, run_id: int) -> HttpResponse:
 def render_page(request: HttpRequest, swarm: Swarm, form: TextForm, status: int = 200) -> HttpResponse:
     is_open = generation.is_open()
     context = {
-        "revision": latest_event(),
+        "revision": Event.get_latest_id(),
         "form": form,
         "open": is_open,
         "can_write": is_open and swarm_sample.can_sample(swarm),
@@ -63,7 +64,7 @@ def swarm_live(request: HttpRequest, run_id: int) -> HttpResponse:
     templates = {name: f"swarm_{name}.html" for name in ("head", "lines", "people", "happened")}
     wait = 0 if found.run.is_over else LIVE_SECONDS
     last = list_events(found).order_by("-pk").values_list("pk", flat=True).first() or 0
-    return render_live(templates, build_context(found), revision=latest_event(), wait=wait, last=last)
+    return render_live(templates, build_context(found), revision=Event.get_latest_id(), wait=wait, last=last)
 
 
 @require_safe
@@ -173,7 +174,7 @@ class Happening:
             case What.END:
                 return "The run has ended."
             case _:
-                return "A coordinator is there."
+                return "The coordinator has connected."
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------

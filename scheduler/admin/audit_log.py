@@ -15,7 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 
 from scheduler.admin.base import ReadOnlyAdmin
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 from scheduler.models.events import EventQuerySet
 
 ON_A_PAGE = 100
@@ -43,7 +43,7 @@ class EventSearchForm(forms.Form):
         if data.get("day"):
             events = events.filter(at__date=data["day"])
         if data.get("people"):
-            events = events.exclude(actor="site").exclude(actor__startswith="node:")
+            events = events.exclude(actor=SITE_ACTOR).exclude(actor__startswith="node:")
         return events
 
 

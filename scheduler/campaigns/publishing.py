@@ -15,11 +15,10 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from scheduler import hub, storage
 from scheduler.campaigns import dataset_files
 from scheduler.campaigns.models import Campaign, Shard
-from scheduler.models import Event
+from scheduler.models import SITE_ACTOR, Event
 
 SHARDS_PER_COMMIT = 20
 """A failed upload of a large dataset keeps the batches before it."""
-SITE = "site"
 
 
 def find_unpublished() -> QuerySet[Campaign]:
@@ -30,7 +29,7 @@ def find_unpublished() -> QuerySet[Campaign]:
 
 
 def get_repository_name(campaign: Campaign) -> str:
-    return f"{settings.HUB_ORGANISATION}/{campaign.hub_name}"
+    return f"{settings.HUB_ORGANIZATION}/{campaign.hub_name}"
 
 
 def get_hub_url(campaign: Campaign) -> str:
@@ -46,8 +45,8 @@ def publish_dataset(campaign: Campaign, folder: Path) -> str:
     """
     name = get_repository_name(campaign)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN, kind="dataset")
-    repository.ensure()
-    marks = {mark for commit in repository.commits() for mark in commit.marks}
+    repository.create_if_missing()
+    marks = {mark for commit in repository.list_commits() for mark in commit.marks}
     if others := marks - {get_commit_mark(campaign)}:
         raise hub.HubError(f"{name} was published from {min(others)}; nothing was changed.")
     shards = list(campaign.shards.current())
@@ -76,11 +75,13 @@ def commit_shards(
     """Upload shards and other files in one commit, record the shards as published, and return the commit."""
     blobs = {shard: shard.blob for shard in batch if shard.blob}
     files = [hub.FileAddition(shard.name, storage.copy_to_disk(blob, folder)) for shard, blob in blobs.items()]
-    commit = repository.publish([*files, *additions], title, get_commit_mark(campaign), repository.commits())
+    commit = repository.publish([*files, *additions], title, get_commit_mark(campaign), repository.list_commits())
     for shard, blob in blobs.items():
         Shard.objects.filter(pk=shard.pk).update(published_sha256=blob.sha256)
     if batch:
-        Event.record(SITE, campaign, f"{len(batch)} shards of {campaign.name} were published as {repository.name}.")
+        Event.record(
+            SITE_ACTOR, campaign, f"{len(batch)} shards of {campaign.name} were published as {repository.name}."
+        )
     return commit
 
 

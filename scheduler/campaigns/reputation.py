@@ -20,7 +20,7 @@ from django.conf import settings
 from django.db import transaction
 
 from scheduler.campaigns.models import Assignment, Contribution, Volunteer
-from scheduler.models import Lease, Node
+from scheduler.models import SITE_ACTOR, Lease, Node
 from scheduler.transitions import transition
 
 AGREEMENTS_FOR_TRUST = 10
@@ -37,7 +37,6 @@ ACCOUNT_QUOTA_FACTOR = 10
 SUSPECT_KNOWN_ANSWER_RATE = 0.25
 NO_COMPARISONS: Final[dict[str, Any]] = {"agreements_in_a_row": 0, "mismatches_in_a_row": 0}
 MAX_REASON = 500
-SITE = "site"
 State = Volunteer.State
 
 
@@ -99,9 +98,9 @@ def update_volunteer_state(volunteer: Volunteer, contribution: Contribution) -> 
         # If only known answers speak against a trusted volunteer, these may be wrong.
         only_known_answers = contribution.rejection_rate <= MAX_REJECTION_RATE and not contribution.is_suspect
         is_trusted = volunteer.state == State.TRUSTED
-        (demote_volunteer if is_trusted and only_known_answers else ban_volunteer)(volunteer, SITE, reason)
+        (demote_volunteer if is_trusted and only_known_answers else ban_volunteer)(volunteer, SITE_ACTOR, reason)
     elif volunteer.agreements_in_a_row >= AGREEMENTS_FOR_TRUST:
-        trust_volunteer(volunteer, SITE, f"{volunteer.agreements_in_a_row} comparisons in a row agreed.")
+        trust_volunteer(volunteer, SITE_ACTOR, f"{volunteer.agreements_in_a_row} comparisons in a row agreed.")
 
 
 # --- states ----------------------------------------------------------------------------------------------------------

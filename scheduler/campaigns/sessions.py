@@ -16,7 +16,7 @@ from scheduler.campaigns import messages, release
 from scheduler.campaigns.models import Campaign, Packet, RephraseSession
 from scheduler.errors import NotFoundError
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Blob, Job, Lease
+from scheduler.models import SITE_ACTOR, Blob, Job, Lease
 from trainer import protocol
 
 KIND: Final = "rephrase"
@@ -29,7 +29,6 @@ LIMITS = {"memory_bytes": 64 * GIGABYTE, "disk_bytes": 128 * GIGABYTE, "processe
 """Limits of the volunteer's own back end. Its owner may set lower ones."""
 MAX_ATTEMPTS = 1000
 """A session cannot fail: unfinished packets return to the queue."""
-SITE = "site"
 
 
 def get_campaign(lease: Lease) -> Campaign:
@@ -72,7 +71,7 @@ def create_sessions(campaign: Campaign, count: int, release_blob: Blob) -> list[
         job = Job.objects.create(
             kind=KIND,
             priority=Job.Priority.PACKETS,
-            expected_seconds=settings.SITTING_SECONDS,
+            expected_seconds=settings.REPHRASE_SESSION_SECONDS,
             checkpoint_seconds=CHECKPOINT_SECONDS,
             author=track,
             track=track,
@@ -82,7 +81,7 @@ def create_sessions(campaign: Campaign, count: int, release_blob: Blob) -> list[
             preemptible=True,
             max_attempts=MAX_ATTEMPTS,
             release=release_blob,
-            limits=protocol.JobLimits(wall_seconds=settings.SITTING_SECONDS, **LIMITS).model_dump(),
+            limits=protocol.JobLimits(wall_seconds=settings.REPHRASE_SESSION_SECONDS, **LIMITS).model_dump(),
         )
         RephraseSession.objects.create(job=job, campaign=campaign)
         created.append(job)
@@ -111,7 +110,7 @@ class RephraseSessionHandler(JobKind):
         release.release_job(job)
         campaign = job.rephrase_session.campaign
         if campaign.state != Campaign.State.RUNNING:
-            transitions.cancel_job(job, SITE, f"{campaign.name} is {campaign.state}.")
+            transitions.cancel_job(job, SITE_ACTOR, f"{campaign.name} is {campaign.state}.")
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         release.release_job(job)

@@ -9,10 +9,10 @@ from django.utils import timezone
 
 from scheduler.campaigns import quality, sessions
 from scheduler.campaigns.models import Assignment, Campaign, Packet, Rephrasing, Volunteer
+from scheduler.models import SITE_ACTOR
 from scheduler.transitions import transition
 from trainer.rephrase import checks, prompts
 
-SITE = "site"
 State = Campaign.State
 
 
@@ -77,7 +77,7 @@ def reopen_campaign(campaign: Campaign) -> bool:
         return False
     fields: dict[str, Any] = {"reason": "", "finished_at": None}
     message = f"{campaign.name} was resumed: texts were withdrawn."
-    return transition(campaign, State.RUNNING, since=[State.DONE], actor=SITE, message=message, **fields)
+    return transition(campaign, State.RUNNING, since=[State.DONE], actor=SITE_ACTOR, message=message, **fields)
 
 
 # --- completion ------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def finish_complete_campaigns() -> int:
     """Finish the campaigns whose every text is in a shard; return how many."""
     running = Campaign.objects.running().filter(is_exhausted=True)
     reason = "Every chunk is written or set aside."
-    return sum(finish_campaign(campaign, SITE, reason) for campaign in running if is_complete(campaign))
+    return sum(finish_campaign(campaign, SITE_ACTOR, reason) for campaign in running if is_complete(campaign))
 
 
 def is_complete(campaign: Campaign) -> bool:

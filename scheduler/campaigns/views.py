@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shlex
 from typing import Any
-from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
@@ -25,11 +24,11 @@ from scheduler.errors import RangeError
 from scheduler.models import Event
 from scheduler.node_api import downloads
 from scheduler.rate_limits import build_rate_limit_response
+from scheduler.site_address import build_network_options
 from trainer.rephrase import prompts
 
 MAX_SAMPLES = 4
 MAX_CONTRIBUTORS = 20
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LIVE_SECONDS = 3.0
 """Refresh interval of a campaign's page while volunteers work on it."""
 LIST_SECONDS = 5
@@ -176,7 +175,7 @@ def build_join_commands(campaign: Campaign | None = None, token: str = "") -> di
     join = ["--server", settings.SITE_URL, *(["--campaign", campaign.slug] if campaign else [])]
     join += ["--token", token] if token else []
     docker = ["--rm", "-it", "--gpus", "all", "-v", "dailytrain-volunteer:/home/node/data"]
-    docker += ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK else []
+    docker += build_network_options()
     image = settings.VOLUNTEER_IMAGE
     return {
         "join_command": shlex.join(["dailytrain", "rephrase", "join", *join]),

@@ -1,8 +1,9 @@
-from scheduler.models.events import Event
+from scheduler.models.events import SITE_ACTOR, Event
 from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk, ResultCheck, Sweep
 from scheduler.models.pool import JoinToken, Node, Sponsor, Window
 
 __all__ = [
+    "SITE_ACTOR",
     "Blob",
     "Checkpoint",
     "Event",

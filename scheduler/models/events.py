@@ -5,6 +5,9 @@ from __future__ import annotations
 from django.db import models
 from django.utils import timezone
 
+SITE_ACTOR = "site"
+"""Actor of the events that the site itself causes. Sign-up refuses it as a user name."""
+
 
 class EventQuerySet(models.QuerySet["Event"]):
     def about(self, target: models.Model) -> EventQuerySet:

@@ -87,7 +87,7 @@ class Outcome:
     def build_report(self) -> dict[str, object]:
         """Return the content of `simulate --json`."""
         return {
-            "utilisation": round(self.utilization, 4),
+            "utilization": round(self.utilization, 4),
             "lost_work": round(self.lost_work, 5),
             "starved": self.starved,
             "wait_p95_hours": {name: round(self.get_wait(name, 0.95), 2) for name in self.waits},

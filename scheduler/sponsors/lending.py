@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -13,11 +12,10 @@ from django.utils import timezone
 from scheduler import node_tokens
 from scheduler.models import Event, JoinToken, Node
 from scheduler.release.wheel import get_requirement
+from scheduler.site_address import build_network_options
 
 STOP_SECONDS = 150
 """Timeout of `docker stop`. The agent hands its job back at the next checkpoint, which takes up to two minutes."""
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Hosts of a local site. A container reaches it through the host's network only."""
 
 
 @transaction.atomic
@@ -61,7 +59,7 @@ def build_docker_command(node: Node, token: str) -> str:
     remove = f"docker rm -f {shlex.quote(name)}; " if node.last_seen else ""
     options = ["-d", "--name", name, "--restart", "on-failure:5", "--stop-timeout", str(STOP_SECONDS)]
     options += ["--gpus", "all"] if node.hardware.get("gpus") else []
-    options += ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK else []
+    options += build_network_options()
     options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     for profile in ("seccomp", "apparmor", "systempaths"):
         options += ["--security-opt", f"{profile}=unconfined"]

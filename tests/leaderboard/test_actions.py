@@ -153,7 +153,7 @@ def test_maintainer_before_second_step_cannot_act_on_a_run(
     assert bool(list_buttons(client, run)) == is_verified
     response = client.post(f"/runs/{run.pk}/ask/cancel/")
     assert response.status_code == (302 if is_verified else 403)
-    assert ("second step" in response.content.decode()) == (not is_verified)
+    assert ("two-factor authentication" in response.content.decode()) == (not is_verified)
     run.refresh_from_db()
     assert run.state == ("cancelled" if is_verified else "queued")
 

@@ -66,9 +66,8 @@ def test_estimate_reason_names_needs_and_next_free_time() -> None:
     job = create_job(needs_labels=["1x24gb"], expected_seconds=3600)
     now = timezone.now().replace(hour=1, minute=40, second=0, microsecond=0)
     estimate = estimate_start(job, now)
-    assert (
-        estimate.format_reason(now) == "Waits for a node with a GPU of 24 GB; 2 are in use, next free about 03:40 UTC."
-    )
+    assert estimate.reason == "Waits for a node with a GPU of 24 GB; 2 are in use"
+    assert is_near(estimate.next_free, 2, now)
     assert is_near(estimate.begins_at, 2, now)
     assert is_near(estimate.ends_at, 3, now)
 

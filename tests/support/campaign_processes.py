@@ -141,7 +141,7 @@ def start_campaign(site: LiveSite, hub: hub_server.Hub, styles: Sequence[str]) -
         "LEASE_SECONDS": "3",
         "REPHRASE_FILES": str(site.folder / "files"),
         "HUB_ENDPOINT": hub.url,
-        "HUB_ORGANISATION": hub_server.ORGANISATION,
+        "HUB_ORGANIZATION": hub_server.ORGANIZATION,
         "HF_TOKEN": hub_server.TOKEN,
     }
     site.call("campaigns.start_campaign", styles=list(styles), model=NAME, target=TARGET)
@@ -152,7 +152,7 @@ def start_campaign(site: LiveSite, hub: hub_server.Hub, styles: Sequence[str]) -
 
 def read_published_files(hub: hub_server.Hub) -> dict[str, bytes]:
     """Return the files of the dataset, or none before it is complete."""
-    repository = hub.repositories.get(f"datasets/{hub_server.ORGANISATION}/{TARGET}")
+    repository = hub.repositories.get(f"datasets/{hub_server.ORGANIZATION}/{TARGET}")
     files = repository.head.files if repository else {}
     manifest = json.loads(files.get("manifest.json", b"{}"))
     return files if manifest.get("state") == "done" else {}

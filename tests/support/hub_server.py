@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-TOKEN, ORGANISATION = "hf_of_the_train", "trains"
+TOKEN, ORGANIZATION = "hf_of_the_train", "trains"
 REGULAR_BYTES = 10_000
 """Text files up to this size are stored in git instead of Git LFS."""
 
@@ -196,7 +196,7 @@ class Handler(BaseHTTPRequestHandler):
         return "/".join(unquote(self.path).split("/")[3:5])
 
     def create_repository(self, fields: dict[str, Any]) -> None:
-        if fields["organization"] != ORGANISATION:
+        if fields["organization"] != ORGANIZATION:
             raise Response(
                 403, {"error": f"You don't have the rights to create a model under {fields['organization']}"}
             )

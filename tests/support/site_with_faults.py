@@ -51,7 +51,7 @@ class SiteWithFaults:
             "GITHUB_PRIVATE_KEY": github_server.get_private_key(),
             "GITHUB_WEBHOOK_SECRET": "between us",
             "HUB_ENDPOINT": hub.url,
-            "HUB_ORGANISATION": hub_server.ORGANISATION,
+            "HUB_ORGANIZATION": hub_server.ORGANIZATION,
             "HF_TOKEN": hub_server.TOKEN,
             "SMOKE_UNAPPROVED": "nobody",
             "QUEUE_READ_SECONDS": "0",

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning
@@ -16,6 +15,7 @@ from leaderboard.integrations.github.connection import Connection, NotFoundError
 from leaderboard.integrations.github.deliveries import EVENTS, get_nested
 from leaderboard.models import Delivery
 from leaderboard.outbox import PermanentError, RetryLater
+from scheduler.site_address import is_local_site
 
 # What the App needs. Comments are written with `issues`, and on a pull request with `pull_requests`, too.
 PERMISSIONS = {"checks": "write", "contents": "read", "issues": "write", "metadata": "read", "pull_requests": "write"}
@@ -52,8 +52,7 @@ def get_webhook_url() -> str:
 def check_settings() -> Iterator[CheckItem]:
     repository = client.get_main_repository()
     yield CheckItem(bool(repository), f"The repository: {repository or 'none'}", "Set GITHUB_REPOSITORY to owner/name.")
-    host = urlsplit(settings.SITE_URL).hostname or ""
-    reachable = settings.SITE_URL.startswith("https://") and host not in ("localhost", "127.0.0.1", "::1")
+    reachable = settings.SITE_URL.startswith("https://") and not is_local_site()
     hint = "Set SITE_URL to the https address that GitHub can reach."
     yield CheckItem(reachable, f"The site's address: {settings.SITE_URL}", hint)
     hint = "Set GITHUB_WEBHOOK_SECRET to a long random text (openssl rand -hex 32), and the same at GitHub."

@@ -175,7 +175,7 @@ def fetch_json(address: str) -> dict[str, Any]:
             response = web.get(address, headers={"User-Agent": "dailytrain"})
         answer = response.raise_for_status().json() if len(response.content) <= KEYS_BYTES else None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise KeysUnavailableError(f"GitHub's keys cannot be had just now: {error}") from error
+        raise KeysUnavailableError(f"GitHub's signing keys are unavailable: {error}") from error
     if not isinstance(answer, dict):
-        raise KeysUnavailableError("GitHub's keys cannot be had just now: the answer is not what it should be.")
+        raise KeysUnavailableError("GitHub's signing keys are unavailable: the reply is invalid.")
     return answer

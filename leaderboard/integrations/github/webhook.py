@@ -19,7 +19,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from leaderboard.integrations.github import deliveries
-from leaderboard.sanitize import replace_unstorable
+from leaderboard.sanitize import replace_unstorable_in_json
 
 GUID = re.compile(r"[0-9A-Za-z-]{1,64}")
 EVENT = re.compile(r"[a-z0-9_]{1,60}")
@@ -80,7 +80,7 @@ def parse_payload(request: HttpRequest, body: bytes) -> dict[str, Any]:
     if request.content_type != "application/json":
         raise WebhookError(415, "Set the webhook's content type to application/json.")
     try:
-        payload = replace_unstorable(json.loads(body, parse_constant=reject_constant, parse_float=parse_finite))
+        payload = replace_unstorable_in_json(json.loads(body, parse_constant=reject_constant, parse_float=parse_finite))
     except (ValueError, RecursionError):
         raise WebhookError(400, "The body is not JSON.") from None
     if not isinstance(payload, dict):

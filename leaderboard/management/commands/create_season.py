@@ -11,10 +11,10 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from leaderboard.models import SeasonPreparation
-from leaderboard.runs import SITE
 from leaderboard.schedule import next_season, preparations
 from leaderboard.schedule.evaluation_data import FOLDER_HELP
 from leaderboard.schedule.first_season import SetupError
+from scheduler.models import SITE_ACTOR
 from trainer.data.corpora import KINDS
 from trainer.data.sizes import parse_tokens
 from trainer.errors import UserError
@@ -48,7 +48,7 @@ class Command(BaseCommand):
                 season = next_season.get_season(name)
             else:
                 season = next_season.create_season(name, options["corpus"], options["tokenizer"], limit)
-            preparation = preparations.request_preparation(season, SITE, tasks, options["eval_data"])
+            preparation = preparations.request_preparation(season, SITE_ACTOR, tasks, options["eval_data"])
         except ValidationError as error:
             raise CommandError("\n".join(error.messages)) from error
         except (SetupError, UserError) as error:

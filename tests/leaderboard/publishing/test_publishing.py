@@ -35,7 +35,7 @@ from trainer.protocol import GRAPH_FILES
 @pytest.fixture
 def hub(settings: Any, tmp_path: Any) -> Iterator[Hub]:
     with hub_server.run_hub_server() as server:
-        settings.HUB_ENDPOINT, settings.HUB_ORGANISATION = server.url, hub_server.ORGANISATION
+        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
         settings.HF_TOKEN = hub_server.TOKEN
         settings.HUB_PUBLISH = ["record", "nightly"]
         settings.HOME = tmp_path
@@ -411,10 +411,10 @@ def test_publish_action_is_for_maintainers_only(hub: Hub, finished_run: Run) -> 
 
 
 def test_django_check_with_partial_hub_settings_warns(settings: Any) -> None:
-    settings.HUB_ORGANISATION, settings.HF_TOKEN = "trains", ""
+    settings.HUB_ORGANIZATION, settings.HF_TOKEN = "trains", ""
     (warning,) = publications.check_hub_settings(None)
     assert isinstance(warning, Warning)
-    assert warning.msg == "HUB_ORGANISATION is set and HF_TOKEN is not: nothing is published."
+    assert warning.msg == "HUB_ORGANIZATION is set and HF_TOKEN is not: nothing is published."
 
 
 def test_long_upload_renews_its_claim(transactional_db: None) -> None:

@@ -29,7 +29,7 @@ NAME = "Season 1"
 @pytest.fixture
 def hub(settings: Any, tmp_path: Path) -> Iterator[Hub]:
     with hub_server.run_hub_server() as server:
-        settings.HUB_ENDPOINT, settings.HUB_ORGANISATION = server.url, hub_server.ORGANISATION
+        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
         settings.HF_TOKEN, settings.HOME = hub_server.TOKEN, tmp_path
         yield server
 

@@ -62,9 +62,9 @@ def test_confirmation_runs_start_for_candidate_that_would_win_only(track: Track)
     assert confirmations.find_candidates(track) == [candidate]
     confirmations.process_confirmations()
     confirmations.process_confirmations()
-    runs = confirmations.confirmation_runs(candidate)
+    runs = confirmations.filter_confirmation_runs(candidate)
     assert runs.count() == track.confirmations == 3
-    assert not confirmations.confirmation_runs(level_entry).exists()
+    assert not confirmations.filter_confirmation_runs(level_entry).exists()
     assert len({run.seed for run in runs} | {100, 101, 102}) == 6
     for run in runs:
         assert run.state == Run.State.QUEUED
@@ -187,6 +187,6 @@ def test_confirmation_is_decided_once(track: Track) -> None:
     candidate.refresh_from_db()
     assert candidate.confirmation == message
     assert confirmations.queue_confirmation_runs(candidate, actor="mara") == list(
-        confirmations.confirmation_runs(candidate)
+        confirmations.filter_confirmation_runs(candidate)
     )
     assert Event.objects.about(candidate).filter(sentence=message).count() == 1

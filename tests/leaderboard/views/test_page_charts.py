@@ -48,13 +48,6 @@ def test_time_ticks_fall_on_minutes() -> None:
     assert curve_svg.x_steps("seconds", 180.0) == [0, 30, 60, 90, 120, 150, 180]
 
 
-def test_whiskers_share_one_scale() -> None:
-    first, second = curve_svg.build_whiskers([(2.0, 0.01), (2.2, 0.05)])
-
-    assert 0 < first.low < first.dot < first.high < second.dot < second.high < 100
-    assert second.width == pytest.approx(5 * first.width, rel=0.01)
-
-
 @pytest.mark.django_db
 def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
     run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 450)

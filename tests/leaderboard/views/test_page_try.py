@@ -93,7 +93,7 @@ def test_invalid_prompt_shows_error_and_keeps_input(
 ) -> None:
     response = client.post("/try/", {**PROMPT, "run": finished_run.pk, **fields})
     assert response.status_code == status
-    assert "What you typed is still here" in extract_text(response.content)
+    assert "Not sent. Correct the marked fields." in extract_text(response.content)
     assert not Generation.objects.exists()
 
 

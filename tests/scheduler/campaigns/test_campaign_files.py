@@ -20,7 +20,7 @@ from trainer.data.corpora import open_corpus
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     """A finished campaign on a site without a Hub."""
-    settings.HUB_ORGANISATION = settings.HF_TOKEN = ""
+    settings.HUB_ORGANIZATION = settings.HF_TOKEN = ""
     campaign = fill_campaign(make_campaign(settings, tmp_path))
     assert Client().get(f"{campaign.get_absolute_url()}files/manifest.json").status_code == 404
     ada = start_volunteer("ada")

@@ -27,7 +27,7 @@ from trainer.data.errors import CorpusError
 @pytest.fixture
 def hub(settings: Any) -> Iterator[Hub]:
     with hub_server.run_hub_server() as server:
-        settings.HUB_ENDPOINT, settings.HUB_ORGANISATION = server.url, hub_server.ORGANISATION
+        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
         settings.HF_TOKEN = hub_server.TOKEN
         yield server
 

@@ -55,7 +55,7 @@ def test_simulation_with_same_seed_repeats_outcome() -> None:
 @pytest.mark.slow
 def test_simulation_report_has_its_keys_and_classes(outcome: Outcome) -> None:
     report = outcome.build_report()
-    assert list(report) == ["utilisation", "lost_work", "starved", "wait_p95_hours", "jobs_done"]
+    assert list(report) == ["utilization", "lost_work", "starved", "wait_p95_hours", "jobs_done"]
     assert set(outcome.waits) <= set(CLASSES)
     assert {"community", "ci", "ladder", "score"} <= set(outcome.waits)
 
@@ -88,7 +88,7 @@ def test_simulate_json_prints_only_report(capsys: pytest.CaptureFixture[str], tm
     chart = tmp_path / "pool.svg"
     call_command("simulate", nodes=5, days=0.1, seed=3, json=True, picture=chart, stdout=printed)
     assert set(json.loads(printed.getvalue())) == {
-        *("utilisation", "lost_work", "starved", "wait_p95_hours", "jobs_done")
+        *("utilization", "lost_work", "starved", "wait_p95_hours", "jobs_done")
     }
     assert chart.read_text().startswith("<svg")
     assert capsys.readouterr().out == ""

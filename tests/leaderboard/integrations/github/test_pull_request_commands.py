@@ -141,7 +141,7 @@ def test_author_may_cancel_and_rerun_but_not_add_seeds(
 def test_rerun_after_infrastructure_failure_keeps_seed(pull: PullRequestAuthor, approved_run: Run) -> None:
     from leaderboard.job_handlers import train
 
-    train.fail_run(approved_run, "infrastructure", "Its node was lost.")
+    train.mark_run_failed(approved_run, "infrastructure", "Its node was lost.")
     Job.objects.filter(kind="train").update(state="failed")
     pull.post_comment("ada", "/rerun")
     assert (list_run_states(), Run.objects.get().seed) == (["queued"], approved_run.seed)
