@@ -13,14 +13,14 @@ from django.utils import timezone
 
 from scheduler import node_tokens, pool, transitions
 from scheduler.admin.audit_log import EventAdmin
-from scheduler.admin.base import ReadOnlyAdmin, build_row_action
+from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin, build_row_action
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
 
 admin.site.register(Event, EventAdmin)
 
 
 @admin.register(Node)
-class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class NodeAdmin(ChangedFieldsAdmin):
     list_display = ["name", "owner", "state", "trusted", "labels", "valid_in_a_row", "quota", "last_seen", "failures"]
     list_filter = ["state", "trusted"]
     search_fields = ["name"]
@@ -47,7 +47,7 @@ class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(Sponsor)
-class SponsorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class SponsorAdmin(ChangedFieldsAdmin):
     list_display = ["name", "user", "link", "since"]
     list_select_related = ["user"]
     readonly_fields = ["user", "since"]
@@ -84,7 +84,7 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(Job)
-class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class JobAdmin(ChangedFieldsAdmin):
     list_display = ["id", "kind", "state", "reason", "priority", "impact", "author"]
     list_display += ["attempts", "failures", "queued_at"]
     list_filter = ["state", "kind", "priority"]
