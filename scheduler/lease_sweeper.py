@@ -15,6 +15,8 @@ from trainer import protocol
 
 SITE_DOWN_AFTER = timedelta(seconds=30)
 """Time without a sweep after which the site counts as having been down. Expired leases then get another period."""
+SWEEP_FROM_POLLS_AFTER = timedelta(seconds=10)
+"""Time without a sweep after which a poll sweeps, so that the site never counts as down while nodes poll."""
 LOST_REPLY_AFTER = timedelta(seconds=10)
 """A node that polls this long after it got a lease, and never sent a heartbeat for it, has not received the reply."""
 
@@ -29,7 +31,8 @@ class LeaseSweeper:
         if timedelta() <= now - self._swept_at < timedelta(seconds=settings.QUEUE_READ_SECONDS):
             return
         self._swept_at = now
-        if Lease.objects.expired(now).exists():
+        recent = Sweep.objects.filter(pk=1, at__gt=now - SWEEP_FROM_POLLS_AFTER)
+        if not recent.filter(~Exists(Lease.objects.expired(now))).exists():  # one query for both conditions
             sweep_leases(now)
 
 

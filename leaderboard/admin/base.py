@@ -10,6 +10,8 @@ from django.contrib.auth.models import User
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 
+from scheduler.admin.base import ChangedFieldsAdmin
+
 
 def get_user(request: HttpRequest) -> User:
     assert isinstance(request.user, User), "the admin requires a user"
@@ -20,7 +22,7 @@ def list_field_names(model: type[Model]) -> list[str]:
     return [field.name for field in model._meta.fields]
 
 
-class NoAddAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class NoAddAdmin(ChangedFieldsAdmin):
     """An admin of rows that only the site creates."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:

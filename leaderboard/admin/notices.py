@@ -9,11 +9,11 @@ from django.http import HttpRequest
 from leaderboard.admin.base import NoAddAdmin, NoAddOrDeleteAdmin
 from leaderboard.models import Bounty, Month, Subscription
 from leaderboard.rankings import bounties
-from scheduler.admin.base import build_row_action
+from scheduler.admin.base import ChangedFieldsAdmin, build_row_action
 
 
 @admin.register(Bounty)
-class BountyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class BountyAdmin(ChangedFieldsAdmin):
     list_display = ("goal", "reward", "sponsor", "track", "state", "claimed_by", "claimed_at")
     list_select_related = ("track", "claimed_by")
     list_filter = ("state", "track")

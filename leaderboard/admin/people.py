@@ -13,6 +13,7 @@ from django.http import HttpRequest
 
 from leaderboard import permissions
 from leaderboard.admin.base import get_user
+from scheduler.admin.base import ChangedFieldsAdmin
 
 
 def build_role_action(role: str, effect: str = "", *, revoke: bool = False) -> Callable[..., None]:
@@ -39,7 +40,7 @@ admin.site.unregister(User)
 
 
 @admin.register(User)
-class PeopleAdmin(UserAdmin):  # type: ignore[type-arg]
+class PeopleAdmin(ChangedFieldsAdmin, UserAdmin):  # type: ignore[type-arg]
     """Superusers edit accounts. Maintainers view them, and grant roles."""
 
     list_display = ("username", "role_names", "is_staff", "is_superuser", "is_active", "last_login", "date_joined")

@@ -22,6 +22,7 @@ from leaderboard.publishing import season_datasets
 from leaderboard.schedule import preparations
 from leaderboard.schedule.first_season import SetupError
 from leaderboard.views.live import LIVE_SECONDS, render_live
+from scheduler.admin.base import ChangedFieldsAdmin
 from trainer.errors import UserError
 from trainer.scoring.benchmark_tasks import NAMES
 
@@ -47,7 +48,7 @@ class PreparationForm(forms.Form):
 
 
 @admin.register(Season)
-class SeasonAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class SeasonAdmin(ChangedFieldsAdmin):
     list_display = ("name", "active", "corpus", "tokenizer", "test_tokens", "dataset_hash", "baseline")
     list_select_related = ("baseline",)
     readonly_fields = ("dataset_hash", "vocabulary_size", "active", "on_the_hub")

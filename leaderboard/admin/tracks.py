@@ -26,7 +26,7 @@ from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Track, Track
 from leaderboard.rankings import confirmations, trust
 from leaderboard.schedule.night_checks import check_next_night
 from scheduler import transitions
-from scheduler.admin.base import apply_to_rows, build_row_action
+from scheduler.admin.base import ChangedFieldsAdmin, apply_to_rows, build_row_action
 from scheduler.models import Checkpoint
 from trainer.accounting.training_size import GB
 
@@ -99,7 +99,7 @@ class TrackForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(Track)
-class TrackAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class TrackAdmin(ChangedFieldsAdmin):
     form = TrackForm
     list_display = ("name", "slug", "kind", "season", "budget", "needs_labels", "is_default", "nightly", "position")
     list_select_related = ("season",)
@@ -239,7 +239,7 @@ class NightAdmin(NoAddAdmin):
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ApiTokenAdmin(ChangedFieldsAdmin):
     list_display = ("name", "owner", "scope", "created_at", "last_used_at", "revoked")
     list_select_related = ("owner",)
     readonly_fields = ("created_at", "last_used_at")

@@ -260,6 +260,8 @@ class Track(models.Model):
             self.follows_since = None
         elif self.follows_since is None:
             self.follows_since = timezone.now()
+        if "followed_track" in (fields := kwargs.get("update_fields") or ()):
+            kwargs["update_fields"] = {*fields, "follows_since"}
         super().save(*args, **kwargs)
         request_recomputation(self.pk)
 

@@ -5,9 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+
+
+class ChangedFieldsAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """An admin that saves only the fields that the user has changed.
+
+    A full save would overwrite what the site has changed since it loaded the row, such as a job's state.
+    """
+
+    def save_model(self, request: HttpRequest, obj: Any, form: forms.ModelForm[Any], change: bool) -> None:
+        if not change:
+            super().save_model(request, obj, form, change)
+            return
+        changed = [
+            field.name
+            for field in obj._meta.concrete_fields  # without many-to-many fields, which the form saves
+            if field.name in form.changed_data or (form.changed_data and getattr(field, "auto_now", False))
+        ]
+        obj.save(update_fields=changed)
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]

@@ -13,19 +13,21 @@ from django.utils import timezone
 
 from scheduler import node_tokens, pool, transitions
 from scheduler.admin.audit_log import EventAdmin
-from scheduler.admin.base import ReadOnlyAdmin, build_row_action
+from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin, build_row_action
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
 
 admin.site.register(Event, EventAdmin)
 
 
 @admin.register(Node)
-class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class NodeAdmin(ChangedFieldsAdmin):
     list_display = ["name", "owner", "state", "trusted", "labels", "valid_in_a_row", "quota", "last_seen", "failures"]
     list_filter = ["state", "trusted"]
     search_fields = ["name"]
-    readonly_fields = ["state", "reason", "trusted", "valid_in_a_row", "quota", "hardware", "last_seen", "rest_until"]
-    fields = ["name", "owner", "labels", *readonly_fields]
+    # `labels` follows from `owner_labels`, which the node's settings page edits, and from what the node reports.
+    readonly_fields = ["labels", "owner_labels", "state", "reason", "trusted", "valid_in_a_row", "quota", "hardware"]
+    readonly_fields += ["last_seen", "rest_until"]
+    fields = ["name", "owner", *readonly_fields]
     actions = ["trust", "distrust", "drain", "pause", "resume", "ban", "revoke", "renew"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -47,7 +49,7 @@ class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(Sponsor)
-class SponsorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class SponsorAdmin(ChangedFieldsAdmin):
     list_display = ["name", "user", "link", "since"]
     list_select_related = ["user"]
     readonly_fields = ["user", "since"]
@@ -84,7 +86,7 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(Job)
-class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class JobAdmin(ChangedFieldsAdmin):
     list_display = ["id", "kind", "state", "reason", "priority", "impact", "author"]
     list_display += ["attempts", "failures", "queued_at"]
     list_filter = ["state", "kind", "priority"]

@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from scheduler.admin.base import ReadOnlyAdmin, apply_to_rows, build_row_action, get_actor_name
+from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin, apply_to_rows, build_row_action, get_actor_name
 from scheduler.campaigns import reputation, transitions, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Shard, Volunteer
 from scheduler.campaigns.transitions import CampaignError
@@ -64,7 +64,7 @@ class CampaignForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(Campaign)
-class CampaignAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class CampaignAdmin(ChangedFieldsAdmin):
     form = CampaignForm
     list_display = ["name", "state", "reason", "rows_read", "packet_count", "is_exhausted", "source_error"]
     list_filter = ["state"]

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import time_machine
 from django.contrib.auth.models import User
 from django.db.models import F
 from django.utils import timezone
@@ -222,6 +223,29 @@ def test_poll_without_worker_sweeps_leases(claimed_job: ClaimedJob, other_agent:
     assert claimed_job.row.state == Lease.State.LOST
 
 
+def test_polls_without_worker_after_old_sweep_lose_silent_leases(claimed_job: ClaimedJob, other_agent: Agent) -> None:
+    """The first poll after an outage extends the lease. Further polls lose it, and mark its node offline."""
+    start = timezone.now()
+    Sweep.objects.update_or_create(pk=1, defaults={"at": start - timedelta(hours=1)})
+    age_leases()
+    Node.objects.filter(name="loco").update(last_seen=start - timedelta(hours=1))
+    assert other_agent.request_action().action == "idle"
+    assert claimed_job.row.state == Lease.State.ACTIVE
+    for seconds in range(20, 400, 20):
+        with time_machine.travel(start + timedelta(seconds=seconds), tick=False):
+            other_agent.request_action()
+    assert claimed_job.row.state == Lease.State.LOST
+    assert claimed_job.row.node.state == Node.State.OFFLINE
+
+
+def test_frequent_polls_without_worker_record_one_sweep(other_agent: Agent) -> None:
+    for _ in range(3):
+        other_agent.request_action()
+    first = Sweep.objects.get()
+    other_agent.request_action()
+    assert Sweep.objects.get().at == first.at
+
+
 def test_job_of_deleted_node_is_requeued(claimed_job: ClaimedJob) -> None:
     job = claimed_job.job
     Node.objects.all().delete()
@@ -324,7 +348,9 @@ def test_held_job_waits_until_queued(claimed_job: ClaimedJob, other_agent: Agent
 def test_node_state_follows_its_polls(agent: Agent) -> None:
     agent.request_action()
     assert Node.objects.get().state == Node.State.ONLINE
-    lease_sweeper.sweep_leases(timezone.now() + timedelta(minutes=3))
+    later = timezone.now() + timedelta(minutes=3)
+    Sweep.objects.update(at=later - timedelta(seconds=5))
+    lease_sweeper.sweep_leases(later)
     assert Node.objects.get().state == Node.State.OFFLINE
     Node.objects.update(last_seen=None)
     agent.request_action()

@@ -20,7 +20,7 @@ from django.core.cache import caches
 from leaderboard.integrations.github import client
 from leaderboard.integrations.github.connection import TIMEOUT, get_ssl_context
 from leaderboard.submissions import repositories
-from leaderboard.submissions.repositories import RepositoryError
+from leaderboard.submissions.repositories import RepositoryError, UnreachableError
 
 # Not `pull_request_target`: it runs with the rights of `main` on untrusted pull requests.
 EVENTS = ("push", "pull_request", "workflow_dispatch")
@@ -29,7 +29,7 @@ CLAIMS = ("iss", "aud", "exp", "iat", "repository", "repository_id", "sha", "eve
 TOKEN_LENGTH = 16_000
 LEEWAY_SECONDS = 60
 KEYS_SECONDS = 3600
-REFETCH_SECONDS = 60  # between two fetches because of unknown keys, which may be new
+REFETCH_SECONDS = 60  # between two fetches because of unknown keys, which may be new, and after a failed fetch
 KEYS_BYTES = 200_000
 
 
@@ -116,6 +116,7 @@ def is_allowed_repository(repository: str) -> bool:
 def check_commit(job: ActionsJob, repository: str, sha: str) -> None:
     """Raise InvalidTokenError unless this is the job's repository and commit.
 
+    Raises UnreachableError if the repository cannot be fetched now.
     The commit of a pull request's job is GitHub's merge; then its head is allowed, too.
     """
     if not is_repository_url(repository, job.repository):
@@ -125,6 +126,8 @@ def check_commit(job: ActionsJob, repository: str, sha: str) -> None:
     try:
         if job.event == "pull_request" and sha in repositories.open_mirror(repository).list_merged_heads(job.sha):
             return
+    except UnreachableError:
+        raise
     except RepositoryError as error:
         raise InvalidTokenError(f"What was merged into {job.sha[:8]} cannot be found out: {error}") from error
     raise InvalidTokenError(f"The token is of commit {job.sha[:8]}, and the request is for {sha[:8]}.")
@@ -153,7 +156,13 @@ def find_signing_key(key_id: str) -> jwt.PyJWK | None:
     name = f"oidc-{settings.GITHUB_OIDC_ISSUER}"
     keys, fetched_at = cache.get(name, ({}, 0.0))
     if key_id not in keys and time.time() - fetched_at > REFETCH_SECONDS:
-        keys = fetch_keys()
+        if problem := cache.get(f"{name}-problem"):
+            raise KeysUnavailableError(problem)
+        try:
+            keys = fetch_keys()
+        except KeysUnavailableError as error:
+            cache.set(f"{name}-problem", str(error), REFETCH_SECONDS)
+            raise
         cache.set(name, (keys, time.time()), KEYS_SECONDS)
     return jwt.PyJWK(keys[key_id], algorithm=ALGORITHM) if key_id in keys else None
 

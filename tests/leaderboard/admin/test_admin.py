@@ -3,9 +3,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from django.contrib.admin import ModelAdmin
 from django.contrib.auth.models import Permission, User
+from django.db.models import Model
+from django.forms import ModelForm
+from django.http import HttpRequest
 from django.test import Client
 
 from leaderboard.models import ApiToken, Entry, PullRequest, ReportedRecord, Run, Season, Track
@@ -246,3 +252,55 @@ def test_javascript_url_is_refused_and_not_linked(
     pages += [f"/tracks/{track.slug}/reported/"]
     for page in pages:
         assert 'href="javascript:' not in maintainer_client.get(page, follow=True).content.decode(), page
+
+
+@pytest.fixture
+def change_rows_before_save(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that changes all rows of a model after the admin has loaded one and before it saves that."""
+
+    def prepare(model: type[Model], **fields: Any) -> None:
+        def save_form(self: ModelAdmin[Any], request: HttpRequest, form: ModelForm[Any], change: bool) -> Any:
+            model._default_manager.update(**fields)
+            return form.save(commit=False)
+
+        monkeypatch.setattr(ModelAdmin, "save_form", save_form)
+
+    return prepare
+
+
+def test_entry_form_saved_during_rejection_keeps_rejection(
+    maintainer_client: Client, proposed_entry: Entry, change_rows_before_save: Callable[..., None]
+) -> None:
+    change_rows_before_save(Entry, state="rejected", reason="Too slow.")
+    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/change/"
+    form_data = {"title": "A better title", "impact": "5", "hypothesis": ""}
+    assert maintainer_client.post(address, form_data).status_code == 302
+    proposed_entry.refresh_from_db()
+    assert (proposed_entry.state, proposed_entry.reason) == ("rejected", "Too slow.")
+    assert (proposed_entry.title, proposed_entry.impact) == ("A better title", 5)
+
+
+def test_run_form_saved_during_state_change_keeps_new_state(
+    maintainer_client: Client, run: Run, change_rows_before_save: Callable[..., None]
+) -> None:
+    change_rows_before_save(Run, state="done")
+    assert maintainer_client.post(f"/admin/leaderboard/run/{run.pk}/change/", {}).status_code == 302
+    run.refresh_from_db()
+    assert run.state == "done"
+
+
+def test_track_form_with_new_followed_track_saves_start_of_following(maintainer_client: Client, track: Track) -> None:
+    tune = Track.objects.get(pk=track.pk)
+    Track.objects.update(releases=10)
+    tune.pk, tune.slug, tune.is_default, tune.nightly = None, "tune", False, False
+    tune.save()
+    address = f"/admin/leaderboard/track/{tune.pk}/change/"
+    form = maintainer_client.get(address).context["adminform"].form
+    fields = {name: form[name].value() for name in form.fields if name != "swarm"}
+    form_data = {name: value for name, value in fields.items() if value is not None and value is not False}
+    form_data |= {"followed_track": str(track.pk), "hours-TOTAL_FORMS": "0", "hours-INITIAL_FORMS": "0"}
+    response = maintainer_client.post(address, form_data)
+    assert response.status_code == 302, response.context["adminform"].form.errors
+    tune.refresh_from_db()
+    assert tune.followed_track == track
+    assert tune.follows_since is not None

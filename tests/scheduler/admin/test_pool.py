@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+from django.contrib.admin import ModelAdmin, site
 from django.contrib.auth.models import User
+from django.db.models import Model
+from django.forms import ModelForm
+from django.http import HttpRequest
 from django.test import Client
 
 from scheduler import node_tokens
+from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin
+from scheduler.admin.pool import JoinTokenAdmin
 from scheduler.models import Event, Job, JoinToken, Node
 from tests.support.pool import Agent, create_job, create_node
+
+APPS = ("leaderboard", "scheduler")
 
 
 @pytest.fixture
@@ -18,6 +27,16 @@ def admin(db: None) -> Client:
     client = Client()
     client.force_login(User.objects.create_superuser("root"))
     return client
+
+
+def change_row_before_save(monkeypatch: pytest.MonkeyPatch, model: type[Model], **fields: Any) -> None:
+    """Change the row after the admin has loaded it and before the admin saves it."""
+
+    def save_form(self: ModelAdmin[Any], request: HttpRequest, form: ModelForm[Any], change: bool) -> Any:
+        model._default_manager.update(**fields)
+        return form.save(commit=False)
+
+    monkeypatch.setattr(ModelAdmin, "save_form", save_form)
 
 
 def run_admin_action(admin: Client, model: str, action: str, *rows: int) -> str:
@@ -97,3 +116,38 @@ def test_admin_state_field_is_read_only(admin: Client) -> None:
     )
     node.refresh_from_db()
     assert (node.name, node.state, node.trusted) == ("x", Node.State.NEW, False)
+
+
+@pytest.mark.parametrize("state", ["leased", "done"])
+def test_job_form_saved_during_state_change_keeps_new_state(
+    admin: Client, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    job = create_job()
+    change_row_before_save(monkeypatch, Job, state=state)
+    fields = {"priority": "10", "impact": "3", "expected_seconds": "60", "max_attempts": str(job.max_attempts)}
+    assert admin.post(f"/admin/scheduler/job/{job.pk}/change/", fields).status_code == 302
+    job.refresh_from_db()
+    assert (job.state, job.priority, job.impact) == (state, 10, 3)
+
+
+def test_node_form_saved_during_poll_keeps_state(admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, _ = create_node()
+    change_row_before_save(monkeypatch, Node, state=Node.State.BANNED, failures=3)
+    assert admin.post(f"/admin/scheduler/node/{node.pk}/change/", {"name": "x", "labels": "[]"}).status_code == 302
+    node.refresh_from_db()
+    assert (node.name, node.state, node.failures) == ("x", Node.State.BANNED, 3)
+
+
+def test_node_labels_posted_to_admin_are_not_saved(admin: Client) -> None:
+    node, _ = create_node(labels=["4090"])
+    data = {"name": node.name, "labels": '["h100"]', "owner_labels": '["h100"]'}
+    assert admin.post(f"/admin/scheduler/node/{node.pk}/change/", data).status_code == 302
+    node.refresh_from_db()
+    assert (node.labels, node.owner_labels) == (["4090"], [])
+
+
+def test_admins_with_change_form_save_changed_fields_only() -> None:
+    ours = {model: one for model, one in site._registry.items() if model.__module__.split(".")[0] in APPS}
+    assert len(ours) > 20
+    full = [one for one in ours.values() if not isinstance(one, ChangedFieldsAdmin | ReadOnlyAdmin | JoinTokenAdmin)]
+    assert full == []
