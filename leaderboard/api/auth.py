@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from django.contrib.auth.models import AbstractUser
@@ -51,7 +52,7 @@ class Bearer(HttpBearer):
         # Counted here, since throttles come after the authentication, which may fetch GitHub's keys.
         throttle = AddressThrottle()
         if not throttle.allow_request(request):
-            raise Throttled(throttle.wait())
+            raise Throttled(math.ceil(throttle.wait()))
         return authenticate_job(token)
 
 
