@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django.contrib.auth.models import AbstractUser
 from django.http import HttpRequest
 from django.utils import timezone
-from ninja.errors import HttpError
+from ninja.errors import HttpError, Throttled
 from ninja.security import HttpBearer
 from ninja.throttling import BaseThrottle
 
@@ -39,7 +39,12 @@ class Bearer(HttpBearer):
     """`Authorization: Bearer <token>`: a token of a user, or that of a GitHub job (docs/how-to/ci.md)."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Requester | None:
-        return authenticate_job(token) if oidc.is_json_web_token(token) else authenticate_token(token)
+        if not oidc.is_json_web_token(token):
+            return authenticate_token(token)
+        # Counted here, since throttles come after the authentication, which may fetch GitHub's keys.
+        if not AddressThrottle().allow_request(request):
+            raise Throttled(rate_limits.get_retry_after(AddressThrottle.limit))
+        return authenticate_job(token)
 
 
 def authenticate_token(token: str) -> Requester | None:

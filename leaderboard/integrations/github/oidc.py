@@ -29,7 +29,7 @@ CLAIMS = ("iss", "aud", "exp", "iat", "repository", "repository_id", "sha", "eve
 TOKEN_LENGTH = 16_000
 LEEWAY_SECONDS = 60
 KEYS_SECONDS = 3600
-REFETCH_SECONDS = 60  # between two fetches because of unknown keys, which may be new
+REFETCH_SECONDS = 60  # between two fetches because of unknown keys, which may be new, and after a failed fetch
 KEYS_BYTES = 200_000
 
 
@@ -153,7 +153,13 @@ def find_signing_key(key_id: str) -> jwt.PyJWK | None:
     name = f"oidc-{settings.GITHUB_OIDC_ISSUER}"
     keys, fetched_at = cache.get(name, ({}, 0.0))
     if key_id not in keys and time.time() - fetched_at > REFETCH_SECONDS:
-        keys = fetch_keys()
+        if problem := cache.get(f"{name}-problem"):
+            raise KeysUnavailableError(problem)
+        try:
+            keys = fetch_keys()
+        except KeysUnavailableError as error:
+            cache.set(f"{name}-problem", str(error), REFETCH_SECONDS)
+            raise
         cache.set(name, (keys, time.time()), KEYS_SECONDS)
     return jwt.PyJWK(keys[key_id], algorithm=ALGORITHM) if key_id in keys else None
 

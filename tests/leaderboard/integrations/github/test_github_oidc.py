@@ -14,6 +14,7 @@ from django.core.cache import cache, caches
 from django.test import Client
 
 from leaderboard.models import Entry, Run, Track
+from scheduler import rate_limits
 from scheduler.models import Event
 from tests.leaderboard.conftest import Repository
 from tests.support import oidc_issuer
@@ -204,7 +205,34 @@ def test_ci_token_while_keys_are_unavailable_gets_503(
     assert response.status_code == 503
     assert response.json()["detail"].endswith("No run was created. Try again in a minute.")
     oidc_server.status, oidc_server.configuration, settings.GITHUB_OIDC_ISSUER = 200, {}, oidc_server.url
+    caches["github"].delete(f"oidc-{oidc_server.url}-problem")  # as after a minute
     assert request_run(client, token, run_request).status_code == 201
+
+
+def test_ci_tokens_with_unknown_keys_after_failed_fetch_are_answered_from_cache(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
+) -> None:
+    assert request_run(client, oidc_server.create_token(), run_request).status_code == 201
+    name = f"oidc-{oidc_server.url}"
+    keys, fetched_at = caches["github"].get(name)
+    caches["github"].set(name, (keys, fetched_at - 61))
+    oidc_server.status = 502
+    before = len(oidc_server.requests)
+    replies = [request_run(client, oidc_server.create_token(kid="two"), run_request) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [503] * 3
+    assert len({reply.json()["detail"] for reply in replies}) == 1
+    assert len(oidc_server.requests) == before + 1
+    assert request_run(client, oidc_server.create_token(), run_request).status_code == 200  # its key is known
+
+
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_invalid_ci_tokens_of_one_address_are_rate_limited(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(rate_limits.PER_MINUTE, "read", 3)
+    replies = [request_run(client, oidc_server.create_token(kid="two"), run_request) for _ in range(4)]
+    assert [reply.status_code for reply in replies] == [401, 401, 401, 429]
+    assert int(replies[-1]["Retry-After"]) > 0
 
 
 def test_ci_token_on_site_without_issuer_is_rejected(
