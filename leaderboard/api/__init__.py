@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from leaderboard.api import entries, pool, runs, tracks
 from leaderboard.api.auth import AddressThrottle
 from leaderboard.api.documentation import DocumentationPage
-from leaderboard.api.errors import DocumentedAPI
+from leaderboard.api.errors import DocumentedAPI, UnavailableError
 from scheduler.campaigns import public_routes
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,13 @@ def handle_throttled(request: HttpRequest, error: Throttled) -> HttpResponse:
 def handle_operational_error(request: HttpRequest, error: OperationalError) -> HttpResponse:
     logger.error("The database does not answer", exc_info=error)
     response = build_error_response(request, "The database does not answer. Try again later.", 503)
+    response["Retry-After"] = "60"
+    return response
+
+
+@api.exception_handler(UnavailableError)
+def handle_unavailable(request: HttpRequest, error: UnavailableError) -> HttpResponse:
+    response = build_error_response(request, str(error), 503)
     response["Retry-After"] = "60"
     return response
 

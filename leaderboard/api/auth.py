@@ -12,8 +12,10 @@ from ninja.security import HttpBearer
 from ninja.throttling import BaseThrottle
 
 from leaderboard import permissions
+from leaderboard.api.errors import UnavailableError
 from leaderboard.integrations.github import oidc
 from leaderboard.models import ApiToken
+from leaderboard.submissions.repositories import UnreachableError
 from scheduler import rate_limits
 
 
@@ -26,13 +28,18 @@ class Requester:
     job: oidc.ActionsJob | None = None
 
     def check_commit(self, repository: str, sha: str) -> None:
-        """Raise 403 unless this requester may request runs of the commit: a job may for its own only."""
+        """Raise 403 unless this requester may request runs of the commit: a job may for its own only.
+
+        Raises 503 while the repository cannot be fetched.
+        """
         if self.job is None:
             return
         try:
             oidc.check_commit(self.job, repository, sha)
         except oidc.InvalidTokenError as error:
             raise HttpError(403, str(error)) from error
+        except UnreachableError as error:
+            raise UnavailableError(f"{error} No run was created. Try again in a minute.") from error
 
 
 class Bearer(HttpBearer):
@@ -68,7 +75,7 @@ def authenticate_job(token: str) -> Requester:
     except oidc.InvalidTokenError as error:
         raise HttpError(401, str(error)) from error
     except oidc.KeysUnavailableError as error:
-        raise HttpError(503, f"{error} No run was created. Try again in a minute.") from error
+        raise UnavailableError(f"{error} No run was created. Try again in a minute.") from error
     user = permissions.find_github_user(int(job.actor_id)) if job.actor_id.isdecimal() else None
     name = user.get_username() if user else job.actor
     return Requester(f"github-{job.repository_id}", name, f"github:{job.actor}"[:120], user, job)

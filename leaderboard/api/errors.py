@@ -19,8 +19,12 @@ DESCRIPTIONS: Final = {
     409: "The entry exists with other values.",
     422: "A value is not allowed. The message names it.",
     429: "Too many requests. Try again after the seconds in `Retry-After`.",
-    503: "The database does not answer. Try again after the seconds in `Retry-After`.",
+    503: "The database or another service does not answer. Try again after the seconds in `Retry-After`.",
 }
+
+
+class UnavailableError(Exception):
+    """A service that the request needs does not answer now. The reply has status 503 and `Retry-After`."""
 
 
 class DocumentedAPI(NinjaAPI):

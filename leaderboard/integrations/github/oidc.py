@@ -20,7 +20,7 @@ from django.core.cache import caches
 from leaderboard.integrations.github import client
 from leaderboard.integrations.github.connection import TIMEOUT, get_ssl_context
 from leaderboard.submissions import repositories
-from leaderboard.submissions.repositories import RepositoryError
+from leaderboard.submissions.repositories import RepositoryError, UnreachableError
 
 # Not `pull_request_target`: it runs with the rights of `main` on untrusted pull requests.
 EVENTS = ("push", "pull_request", "workflow_dispatch")
@@ -116,6 +116,7 @@ def is_allowed_repository(repository: str) -> bool:
 def check_commit(job: ActionsJob, repository: str, sha: str) -> None:
     """Raise InvalidTokenError unless this is the job's repository and commit.
 
+    Raises UnreachableError if the repository cannot be fetched now.
     The commit of a pull request's job is GitHub's merge; then its head is allowed, too.
     """
     if not is_repository_url(repository, job.repository):
@@ -125,6 +126,8 @@ def check_commit(job: ActionsJob, repository: str, sha: str) -> None:
     try:
         if job.event == "pull_request" and sha in repositories.open_mirror(repository).list_merged_heads(job.sha):
             return
+    except UnreachableError:
+        raise
     except RepositoryError as error:
         raise InvalidTokenError(f"What was merged into {job.sha[:8]} cannot be found out: {error}") from error
     raise InvalidTokenError(f"The token is of commit {job.sha[:8]}, and the request is for {sha[:8]}.")

@@ -162,6 +162,18 @@ def test_ci_token_of_pull_request_is_valid_for_its_head_commit(
     assert pushed.status_code == 403  # the token of a push is valid for its own commit only
 
 
+def test_ci_token_of_pull_request_while_repository_is_unreachable_gets_503(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
+) -> None:
+    """The mirror does not have the merge commit, and it cannot be fetched."""
+    token = oidc_server.create_token(event_name="pull_request", sha="1" * 40)
+    response = request_run(client, token, run_request)
+    assert response.status_code == 503
+    assert response["Retry-After"] == "60"
+    assert response.json()["detail"].endswith("No run was created. Try again in a minute.")
+    assert not Entry.objects.exists()
+
+
 def test_ci_token_of_other_repository_needs_site_setting(
     client: Client, oidc_server: Issuer, run_request: dict[str, Any], settings: Any
 ) -> None:
@@ -202,7 +214,7 @@ def test_ci_token_while_keys_are_unavailable_gets_503(
     else:
         oidc_server.configuration = {"jwks_uri": "https://elsewhere.example/jwks"}
     response = request_run(client, token, run_request)
-    assert response.status_code == 503
+    assert (response.status_code, response["Retry-After"]) == (503, "60")
     assert response.json()["detail"].endswith("No run was created. Try again in a minute.")
     oidc_server.status, oidc_server.configuration, settings.GITHUB_OIDC_ISSUER = 200, {}, oidc_server.url
     caches["github"].delete(f"oidc-{oidc_server.url}-problem")  # as after a minute
