@@ -70,3 +70,8 @@ class RateLimitError(ApiError):
     """Too many requests. Try again in a minute."""
 
     status = 429
+
+    def __init__(self, message: str = "", *, limit: str) -> None:
+        """`limit`: the rate limit whose window `Retry-After` tells, a key of `rate_limits`."""
+        super().__init__(message)
+        self.limit = limit

@@ -34,7 +34,7 @@ def get_window_seconds(limit: str) -> int:
     return 3600 if limit in PER_HOUR else 60
 
 
-def get_retry_after(limit: str = "") -> int:
+def get_retry_after(limit: str) -> int:
     """Return the seconds until the window of this limit ends."""
     window = get_window_seconds(limit)
     return window - int(time.time()) % window
@@ -43,7 +43,7 @@ def get_retry_after(limit: str = "") -> int:
 def check_rate_limit(limit: str, client: str) -> None:
     """Count one call; raise RateLimitError if there were too many."""
     if not is_within_rate_limit(limit, client):
-        raise RateLimitError
+        raise RateLimitError(limit=limit)
 
 
 def is_within_rate_limit(limit: str, client: str) -> bool:

@@ -12,7 +12,7 @@ from django.db import OperationalError
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from scheduler import rate_limits
-from scheduler.errors import ApiError, TooLargeError, UnauthorizedError
+from scheduler.errors import ApiError, RateLimitError, TooLargeError, UnauthorizedError
 from trainer.errors import is_disk_full
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,8 @@ def build_error_reply(error: Exception) -> tuple[int, str, dict[str, str]]:
     if isinstance(error, HttpError) and isinstance(error.__cause__, Exception):  # raised by the body's parser
         error = error.__cause__
     if isinstance(error, ApiError):
-        headers = {"Retry-After": str(rate_limits.get_retry_after())} if error.status == 429 else {}
+        limit = error.limit if isinstance(error, RateLimitError) else ""
+        headers = {"Retry-After": str(rate_limits.get_retry_after(limit))} if limit else {}
         return error.status, str(error), headers
     if isinstance(error, RequestDataTooBig):
         return TooLargeError.status, "The message is too large. Send less at a time.", {}
