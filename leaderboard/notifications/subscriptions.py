@@ -21,6 +21,9 @@ MAX_TEST_NOTICES = 5
 """Test notices and confirmation e-mails per user and day."""
 
 
+DAILY_LIMIT_REACHED = "Too many test messages today. Try again tomorrow."
+
+
 class SubscriptionError(ValueError):
     """The subscription cannot be created or tested; the user reads the message."""
 
@@ -82,17 +85,17 @@ def check_daily_limit(user: User) -> None:
     recent = OutboxMessage.objects.filter(kind=delivery.KIND, created_at__gt=timezone.now() - timedelta(days=1))
     sent = recent.filter(payload__topic__in=["confirm", "trial"], payload__subscription__in=subscriptions)
     if sent.count() >= MAX_TEST_NOTICES:
-        raise SubscriptionError("Too many test messages today. Try again tomorrow.")
+        raise SubscriptionError(DAILY_LIMIT_REACHED)
 
 
 def confirm_subscription(subscription: Subscription) -> None:
     Subscription.objects.filter(pk=subscription.pk, confirmed_at=None).update(confirmed_at=timezone.now())
 
 
-def resume_subscription(subscription: Subscription) -> None:
-    """Resume a subscription that failed deliveries stopped."""
+def resume_subscription(subscription: Subscription) -> bool:
+    """Resume a subscription that failed deliveries stopped; return False if the daily limit allows no test notice."""
     Subscription.objects.filter(pk=subscription.pk).update(stopped_at=None, problem="")
-    send_test_notice(subscription)
+    return send_test_notice(subscription)
 
 
 def delete_subscription(subscription: Subscription) -> None:

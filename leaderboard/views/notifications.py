@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from django import forms
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse
@@ -103,9 +104,16 @@ def act(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse
         case "topics":
             subscriptions.set_topics(subscription, request.POST.getlist("topics"))
         case "trial":
-            subscriptions.send_test_notice(subscription)
+            if subscriptions.send_test_notice(subscription):
+                messages.success(request, "A test message is on its way.")
+            else:
+                messages.error(request, subscriptions.DAILY_LIMIT_REACHED)
         case "resume":
-            subscriptions.resume_subscription(subscription)
+            if subscriptions.resume_subscription(subscription):
+                messages.success(request, "Notices are on again. A test message is on its way.")
+            else:
+                limit = subscriptions.DAILY_LIMIT_REACHED
+                messages.warning(request, f"Notices are on again, without a test message. {limit}")
         case "end":
             subscriptions.delete_subscription(subscription)
         case _:

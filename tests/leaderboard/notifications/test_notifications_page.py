@@ -101,6 +101,20 @@ def test_stopped_subscription_can_be_resumed(client: Client, signed_in_user: Use
     assert Subscription.objects.listening().count() == 1
 
 
+@pytest.mark.parametrize("action", ["trial", "resume"])
+def test_test_notice_over_daily_limit_shows_a_message(client: Client, signed_in_user: User, action: str) -> None:
+    post_subscription_form(client, "discord", DISCORD)
+    address = f"{PAGE}{Subscription.objects.get().pk}/{action}/"
+    for _ in range(subscriptions.MAX_TEST_NOTICES):
+        assert "A test message is on its way." in client.post(address, follow=True).content.decode()
+    Subscription.objects.update(stopped_at="2026-03-01T00:00Z")
+    page = client.post(address, follow=True).content.decode()
+    assert "Too many test messages today. Try again tomorrow." in page
+    assert "A test message is on its way." not in page
+    assert OutboxMessage.objects.count() == subscriptions.MAX_TEST_NOTICES
+    assert Subscription.objects.listening().exists() == (action == "resume")
+
+
 def test_subscription_of_other_user_is_not_found(client: Client, signed_in_user: User) -> None:
     other_subscription = Subscription.objects.create(
         user=User.objects.create(username="uma"), kind="discord", address=DISCORD
