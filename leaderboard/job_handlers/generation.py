@@ -6,6 +6,7 @@ The completion is untrusted text of an untrusted model: stored with a limited le
 from __future__ import annotations
 
 import ipaddress
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,15 @@ AUTHOR = "visitors"  # in the fair share of the pool
 
 
 class GenerationError(ValueError):
-    """The prompt was refused; the message is for the visitor."""
+    """The prompt was refused; the message is for the visitor.
+
+    `status`: of the HTTP response. `retry_after`: seconds until a retry may succeed, 0 if unknown.
+    """
+
+    def __init__(self, message: str, *, status: int = 429, retry_after: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = {"Retry-After": str(retry_after)} if retry_after else {}
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ def estimate_generation_start(run: Run) -> StartEstimate:
 def queue_generation(run: Run, prompt: Prompt, visitor: str, *, release: Blob | None = None) -> Generation:
     """Queue a prompt and return its row. `visitor`: a user name or IP address. Raise GenerationError."""
     if not can_generate(run):
-        raise GenerationError(f"Run {run.pk} has no weights: only a finished run can generate text.")
+        raise GenerationError(f"Run {run.pk} has no weights: only a finished run can generate text.", status=409)
     return create_generation(
         run, prompt, visitor, lambda: build_generation_job(run, release or storage.store_release())
     )
@@ -86,7 +95,7 @@ def queue_generation(run: Run, prompt: Prompt, visitor: str, *, release: Blob | 
 def create_generation(run: Run, prompt: Prompt, visitor: str, build_job: Callable[[], dict[str, Any]]) -> Generation:
     """Check the rate limits, then create the job with these fields and the prompt's row. Raise GenerationError."""
     if not is_open():
-        raise GenerationError("This site does not accept prompts at present.")
+        raise GenerationError("This site does not accept prompts at present.", status=503)
     check_rate_limits(visitor)
     fields = build_job()
     with transaction.atomic():
@@ -104,11 +113,15 @@ def create_generation(run: Run, prompt: Prompt, visitor: str, build_job: Callabl
 def check_rate_limits(visitor: str) -> None:
     now = timezone.now()
     if Generation.objects.unanswered().count() >= settings.GENERATE_WAITING:
-        raise GenerationError("Too many prompts are waiting for a node. Try again in a few minutes.")
+        raise GenerationError("Too many prompts are waiting for a node. Try again in a few minutes.", retry_after=180)
     if Generation.objects.since(now - timedelta(hours=1)).count() >= settings.GENERATE_PER_HOUR:
-        raise GenerationError("The site's limit of prompts for this hour is reached. Try again in the next hour.")
-    if not all(rate_limits.is_within_rate_limit(limit, visitor) for limit in ("generate-burst", "generate")):
-        raise GenerationError("Too many prompts in a short time. Try again in a few minutes.")
+        message = "The site's limit of prompts for this hour is reached. Try again in the next hour."
+        raise GenerationError(message, retry_after=3600)
+    for limit in ("generate-burst", "generate"):
+        if not rate_limits.is_within_rate_limit(limit, visitor):
+            seconds = rate_limits.get_retry_after(limit)
+            message = f"Too many prompts in a short time. Try again in {math.ceil(seconds / 60)} min."
+            raise GenerationError(message, retry_after=seconds)
 
 
 def get_visitor_network(address: str) -> str:

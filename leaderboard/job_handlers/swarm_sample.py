@@ -38,7 +38,8 @@ def can_sample(swarm: Swarm) -> bool:
 def queue_sample(swarm: Swarm, prompt: Prompt, visitor: str, *, release: Blob | None = None) -> Generation:
     """Queue a prompt for a swarm and return its row. Raise GenerationError."""
     if not can_sample(swarm):
-        raise GenerationError("No machines are training this run now, so its model cannot be tried. Try again later.")
+        message = "No machines are training this run now, so its model cannot be tried. Try again later."
+        raise GenerationError(message, status=409)
     return create_generation(
         swarm.run, prompt, visitor, lambda: build_sample_job(swarm.run, release or storage.store_release())
     )

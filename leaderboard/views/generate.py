@@ -74,15 +74,18 @@ def read_form_data(request: HttpRequest) -> dict[str, Any]:
 
 
 def submit_prompt(request: HttpRequest, form: PromptForm) -> HttpResponse:
-    status = 400
+    status, headers = 400, dict[str, str]()
     if form.is_valid():
         run, visitor = form.cleaned_data["run"], identify_visitor(request)
         try:
             return redirect(writing.queue_generation(run, build_prompt(form), visitor))
         except writing.GenerationError as error:
             form.add_error(None, str(error))
-            status = 429
-    return render_form(request, form, form.cleaned_data.get("run"), status)
+            status, headers = error.status, error.headers
+    response = render_form(request, form, form.cleaned_data.get("run"), status)
+    for name, value in headers.items():
+        response[name] = value
+    return response
 
 
 def build_prompt(form: TextForm) -> writing.Prompt:

@@ -34,14 +34,18 @@ def swarm(request: HttpRequest, run_id: int) -> HttpResponse:
 @require_POST
 def swarm_write(request: HttpRequest, run_id: int) -> HttpResponse:
     """Queue a prompt for the model that the swarm trains, and redirect to the page of its text."""
-    found, form, status = get_swarm(run_id), TextForm(read_form_data(request)), 400
+    found, form = get_swarm(run_id), TextForm(read_form_data(request))
+    status, headers = 400, dict[str, str]()
     if form.is_valid():
         try:
             return redirect(swarm_sample.queue_sample(found, build_prompt(form), identify_visitor(request)))
         except generation.GenerationError as error:
             form.add_error(None, str(error))
-            status = 429
-    return render_page(request, found, form, status)
+            status, headers = error.status, error.headers
+    response = render_page(request, found, form, status)
+    for name, value in headers.items():
+        response[name] = value
+    return response
 
 
 def render_page(request: HttpRequest, swarm: Swarm, form: TextForm, status: int = 200) -> HttpResponse:

@@ -86,7 +86,7 @@ def test_invalid_generation_result_keeps_the_text(finished_run: Run) -> None:
 def test_prompts_of_one_visitor_are_rate_limited(finished_run: Run) -> None:
     for _ in range(4):
         queue_generation(finished_run, PROMPT, "192.0.2.1")
-    with pytest.raises(GenerationError, match="Try again in a few minutes"):
+    with pytest.raises(GenerationError, match="Too many prompts in a short time"):
         queue_generation(finished_run, PROMPT, "192.0.2.1")
     queue_generation(finished_run, PROMPT, "192.0.2.2")
 

@@ -364,6 +364,6 @@ def test_swarm_without_coordinator_accepts_no_prompt(client: Client, swarm_run: 
     Swarm.objects.update(addresses=[])
     assert b"can be tried here while machines train it" in client.get(f"/runs/{led_run.pk}/swarm/").content
     response = post_prompt(client, led_run)
-    assert response.status_code == 429
+    assert response.status_code == 409
     assert b"No machines are training this run now" in response.content
     assert not Generation.objects.exists()

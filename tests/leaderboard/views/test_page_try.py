@@ -9,6 +9,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from leaderboard.job_handlers import generation
 from leaderboard.models import Generation, Run
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, Node
@@ -97,13 +98,31 @@ def test_invalid_prompt_shows_error_and_keeps_input(
     assert not Generation.objects.exists()
 
 
+def test_prompt_while_site_accepts_none_gets_503(client: Client, finished_run: Run, settings: Any) -> None:
+    settings.GENERATE_PER_HOUR = 0
+    response = client.post("/try/", {**PROMPT, "run": finished_run.pk})
+    assert response.status_code == 503
+    assert "This site does not accept prompts at present." in extract_text(response.content)
+
+
+def test_prompt_for_run_without_weights_gets_409(
+    client: Client, finished_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are deleted after the form has offered the run."""
+    monkeypatch.setattr(generation, "can_generate", lambda run: False)
+    response = client.post("/try/", {**PROMPT, "run": finished_run.pk})
+    assert response.status_code == 409
+    assert "has no weights" in extract_text(response.content)
+
+
 @pytest.mark.usefixtures("rate_limit_clock")
 def test_prompts_over_rate_limit_get_429(client: Client, finished_run: Run) -> None:
     for _ in range(4):
         post_prompt(client, finished_run)
     response = client.post("/try/", {**PROMPT, "run": finished_run.pk})
     assert response.status_code == 429
-    assert "Try again in a few minutes" in extract_text(response.content)
+    assert 0 < int(response["Retry-After"]) <= 60
+    assert "Try again in 1 min." in extract_text(response.content)
     assert "The &lt;train&gt;</textarea>" in response.content.decode()
 
 
