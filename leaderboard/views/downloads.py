@@ -107,6 +107,8 @@ def graph_file(request: HttpRequest, graph_hash: str, name: str) -> HttpResponse
 @require_safe
 def notebook_file(request: HttpRequest, run_id: int, part: int, path: str) -> HttpResponseBase:
     """A file that a part of a notebook run left. It is untrusted, so browsers save it and never open it here."""
+    if (error := build_rate_limit_response(request, "download")) is not None:
+        return error
     files = JobFile.objects.select_related("blob").filter(
         job__notebook_part__run=run_id,
         job__notebook_part__number=part,

@@ -16,7 +16,7 @@ from leaderboard.models import Entry, Run, Track
 from leaderboard.submissions import intake, notebook_series
 from leaderboard.submissions.intake import IntakeError
 from leaderboard.submissions.notebook_cells import NotebookError
-from scheduler import storage, transitions
+from scheduler import rate_limits, storage, transitions
 from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Event, Job, JobFile, LogChunk, Node
 from tests.leaderboard.conftest import Repository, lease_job, requeue_job
@@ -240,6 +240,21 @@ def test_notebook_page_shows_cells_and_links_files(client: Client, notebook_run:
     assert response.headers["Content-Disposition"].startswith("attachment")
     for path in ("/1/run.json", "/2/executed.ipynb", "/1/model/../executed.ipynb"):
         assert client.get(f"/runs/{notebook_run.pk}/parts{path}").status_code == 404
+
+
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_notebook_files_per_address_are_rate_limited(
+    client: Client, notebook_run: Run, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(rate_limits.PER_HOUR, "download", 2)
+    finish_part(get_current_job(notebook_run), node, {"executed.ipynb": build_notebook("show()"), "a.txt": b"text"})
+    address = f"/runs/{notebook_run.pk}/parts/1/a.txt"
+    statuses = []
+    for _ in range(3):
+        response = client.get(address)
+        list(response)  # reads to the end, which closes the file
+        statuses.append(response.status_code)
+    assert statuses == [200, 200, 429]
 
 
 def test_notebook_page_has_revision_of_its_live_json(client: Client, notebook_run: Run) -> None:
