@@ -135,7 +135,16 @@ class NodeSettingsForm(forms.ModelForm):  # type: ignore[type-arg]
         widget=forms.TextInput(attrs=LINK_EXAMPLE),
     )
 
-    def __init__(self, data: Mapping[str, Any] | None, *, node: Node, sponsor: Sponsor | None = None) -> None:
+    def __init__(
+        self,
+        data: Mapping[str, Any] | None,
+        *,
+        node: Node,
+        sponsor: Sponsor | None = None,
+        is_owner: bool = True,
+    ) -> None:
+        """`is_owner`: whether the owner edits the node. Others cannot set the owner's public name."""
+        self.is_owner = is_owner
         self.window_groups = group_windows(node) if node.pk else []
         initial: dict[str, Any] = {
             "lanes": "each" if node.slots > 1 else "together",
@@ -202,7 +211,8 @@ class NodeSettingsForm(forms.ModelForm):  # type: ignore[type-arg]
             data["serves_track"] = ""
         elif not data.get("serves_track"):
             self.add_error("serves_track", "Choose a track, or lend the node to everyone.")
-        if data.get("shown") == "name" and not data.get("sponsor_name") and "sponsor_name" not in self.errors:
+        has_name = data.get("sponsor_name") or "sponsor_name" in self.errors
+        if self.is_owner and data.get("shown") == "name" and not has_name:
             self.add_error("sponsor_name", "Enter a name, or choose to stay anonymous.")
         return data
 

@@ -265,11 +265,12 @@ def edit_settings(request: HttpRequest, node_id: int) -> HttpResponse:
     """Change a node's settings."""
     node = get_managed_node(request, node_id)
     sponsor = Sponsor.objects.filter(user=node.owner_id).first() if node.owner_id else None
-    form = NodeSettingsForm(request.POST or None, node=node, sponsor=sponsor)
+    user = get_user(request)
+    is_owner = node.owner == user
+    form = NodeSettingsForm(request.POST or None, node=node, sponsor=sponsor, is_owner=is_owner)
     if request.method == "POST" and form.is_valid():
-        user = get_user(request)
         form.save_settings(user, f"{user.get_username()} changed the settings of {node.name}.")
-        if node.owner == user:
+        if is_owner:
             save_sponsor(user, form)
         return redirect("node", node.pk)
     return render(request, "scheduler/lend.html", {"form": form, "node": node})

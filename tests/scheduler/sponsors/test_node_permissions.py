@@ -14,7 +14,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from leaderboard import permissions
-from scheduler.models import Event, JoinToken, Node
+from scheduler.models import Event, JoinToken, Node, Sponsor
 from tests.support.pool import create_node
 
 pytestmark = pytest.mark.django_db
@@ -161,6 +161,25 @@ def test_node_page_by_role_is_shown_to_owner_and_verified_maintainer(
     node, _ = create_node(owner=owner, state="online")
 
     assert sign_in_as(role, owner).get(f"/sponsors/nodes/{node.pk}/{page}").status_code == status
+
+
+def test_node_settings_without_public_name_can_be_saved_by_maintainer(owner: User) -> None:
+    node, _ = create_node(owner=owner, state="online")
+    address = f"/sponsors/nodes/{node.pk}/settings/"
+    settings_data = {
+        "lanes": "together", "available": "always", "timezone": "UTC", "serves": "everyone", "max_hours": "3",
+        "shown": "name", "sponsor_name": "",
+    }  # fmt: skip
+    client = sign_in_as("maintainer-with-code", owner)
+
+    assert 'name="sponsor_name"' not in client.get(address).content.decode()
+    assert client.post(address, settings_data).status_code == 302
+
+    node.refresh_from_db()
+    assert node.max_hours == 3
+    assert not Sponsor.objects.exists()
+    page = sign_in_as("owner", owner).post(address, settings_data)
+    assert b"Enter a name, or choose to stay anonymous." in page.content
 
 
 def test_node_page_without_second_step_requires_a_code(owner: User) -> None:
