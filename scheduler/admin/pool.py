@@ -24,8 +24,10 @@ class NodeAdmin(ChangedFieldsAdmin):
     list_display = ["name", "owner", "state", "trusted", "labels", "valid_in_a_row", "quota", "last_seen", "failures"]
     list_filter = ["state", "trusted"]
     search_fields = ["name"]
-    readonly_fields = ["state", "reason", "trusted", "valid_in_a_row", "quota", "hardware", "last_seen", "rest_until"]
-    fields = ["name", "owner", "labels", *readonly_fields]
+    # `labels` follows from `owner_labels`, which the node's settings page edits, and from what the node reports.
+    readonly_fields = ["labels", "owner_labels", "state", "reason", "trusted", "valid_in_a_row", "quota", "hardware"]
+    readonly_fields += ["last_seen", "rest_until"]
+    fields = ["name", "owner", *readonly_fields]
     actions = ["trust", "distrust", "drain", "pause", "resume", "ban", "revoke", "renew"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:

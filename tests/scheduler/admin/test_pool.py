@@ -138,6 +138,14 @@ def test_node_form_saved_during_poll_keeps_state(admin: Client, monkeypatch: pyt
     assert (node.name, node.state, node.failures) == ("x", Node.State.BANNED, 3)
 
 
+def test_node_labels_posted_to_admin_are_not_saved(admin: Client) -> None:
+    node, _ = create_node(labels=["4090"])
+    data = {"name": node.name, "labels": '["h100"]', "owner_labels": '["h100"]'}
+    assert admin.post(f"/admin/scheduler/node/{node.pk}/change/", data).status_code == 302
+    node.refresh_from_db()
+    assert (node.labels, node.owner_labels) == (["4090"], [])
+
+
 def test_admins_with_change_form_save_changed_fields_only() -> None:
     ours = {model: one for model, one in site._registry.items() if model.__module__.split(".")[0] in APPS}
     assert len(ours) > 20
