@@ -84,5 +84,5 @@ def delete_unknown_tasks() -> None:
     from dailytrain.celery import app
 
     app.loader.import_default_modules()
-    ours = Q(task__startswith="leaderboard.") | Q(task__startswith="scheduler.")
+    ours = Q(task__startswith="dailytrain.") | Q(task__startswith="leaderboard.") | Q(task__startswith="scheduler.")
     PeriodicTask.objects.filter(ours).exclude(task__in=app.tasks).delete()

@@ -40,6 +40,7 @@ def test_schedule_after_an_upgrade_names_only_tasks_that_exist() -> None:
     earlier = {"name": "Release weights of long runs", "task": "leaderboard.tasks.publish_last_releases"}
     PeriodicTask.objects.filter(pk=releases.pk).update(**earlier, enabled=False)
     PeriodicTask.objects.create(name="Old", task="scheduler.tasks.gone", interval=renamed.interval)
+    PeriodicTask.objects.create(name="Old of the site", task="dailytrain.tasks.gone", interval=renamed.interval)
     PeriodicTask.objects.create(name="Of the admin", task="celery.backend_cleanup", interval=renamed.interval)
 
     schedule.install()
