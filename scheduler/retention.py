@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import PurePosixPath
 
 from django.core.files.storage import default_storage
@@ -29,6 +30,7 @@ CHECKPOINT_DAYS = 2
 UPLOAD_HOURS = 24
 """Hours that an unreferenced file stays, since its checkpoint may not be recorded yet."""
 JOIN_TOKEN_DAYS = 30
+FILES_PER_QUERY = 500
 
 
 def delete_expired(now: datetime | None = None) -> None:
@@ -94,9 +96,10 @@ def list_leased_files() -> set[str]:
 def delete_stray_files(now: datetime) -> int:
     """Delete files without a row that a crash left in the storage; return how many."""
     before = now - timedelta(hours=UPLOAD_HOURS)
-    strays = [
-        name for name in list_stored_files() if not Blob.objects.filter(name=name).exists() and is_older(name, before)
-    ]
+    files, strays = list_stored_files(), []
+    while batch := list(islice(files, FILES_PER_QUERY)):
+        known = set(Blob.objects.filter(name__in=batch).values_list("name", flat=True))
+        strays += [name for name in batch if name not in known and is_older(name, before)]
     for name in strays:
         default_storage.delete(name)
     return len(strays)

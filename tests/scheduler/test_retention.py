@@ -10,7 +10,7 @@ import pytest
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.utils import timezone
-from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
+from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks, Settings
 
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import node_tokens, retention, storage
@@ -134,6 +134,19 @@ def test_retention_deletes_old_stray_file(db: None, delete_expired: DeleteExpire
     assert default_storage.exists(name)
     delete_expired()
     assert not default_storage.exists(name)
+
+
+def test_stray_files_among_many_are_found_in_one_query_per_batch(
+    db: None, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    monkeypatch.setattr(retention, "FILES_PER_QUERY", 4, raising=False)
+    blobs = [storage.store_bytes(f"file {number}".encode()) for number in range(7)]
+    stray = default_storage.save("blobs/ab/left-behind", ContentFile(b"half"))
+    later = timezone.now() + timedelta(hours=retention.UPLOAD_HOURS + 1)
+    with django_assert_num_queries(2):
+        assert retention.delete_stray_files(later) == 1
+    assert not default_storage.exists(stray)
+    assert all(default_storage.exists(blob.name) for blob in blobs)
 
 
 def test_retention_deletes_old_logs_and_join_tokens(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
