@@ -15,6 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 from dailytrain.personal_data.deletion import DeletionError, delete_account
 from dailytrain.personal_data.export import export_person
 from scheduler.retention import JOIN_TOKEN_DAYS, LOG_DAYS
+from scheduler.sign_in import require_login_from
 
 
 def get_user(request: HttpRequest) -> User:
@@ -60,7 +61,7 @@ def download(request: HttpRequest) -> JsonResponse:
 
 @require_POST
 @never_cache
-@login_required
+@require_login_from("your-data")
 def delete(request: HttpRequest) -> HttpResponse:
     """Delete the account, if its name was typed."""
     user = get_user(request)

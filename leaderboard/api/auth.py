@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from django.contrib.auth.models import AbstractUser
@@ -50,9 +49,8 @@ class Bearer(HttpBearer):
         if not oidc.is_json_web_token(token):
             return authenticate_token(token)
         # Counted here, since throttles come after the authentication, which may fetch GitHub's keys.
-        throttle = AddressThrottle()
-        if not throttle.allow_request(request):
-            raise Throttled(math.ceil(throttle.wait()))
+        if not AddressThrottle().allow_request(request):
+            raise Throttled(rate_limits.get_retry_after(AddressThrottle.limit))
         return authenticate_job(token)
 
 

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from leaderboard.models import ApiToken
 from scheduler import rate_limits
 from scheduler.models import Event
+from scheduler.sign_in import require_login_from
 
 MAX_TOKENS = 10
 """Active tokens per user."""
@@ -66,7 +67,7 @@ def create_token(owner: User, name: str) -> str:
     return secret
 
 
-@login_required
+@require_login_from("api-tokens")
 @require_POST
 def revoke(request: HttpRequest, token_id: int) -> HttpResponse:
     user = cast(User, request.user)

@@ -17,6 +17,7 @@ from leaderboard.models import Subscription
 from leaderboard.notifications import email_links, subscriptions
 from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.topics import list_choosable_topics
+from scheduler.sign_in import require_login_from
 
 
 class NoticesForm(forms.Form):
@@ -94,7 +95,7 @@ def render_notices(request: HttpRequest, form: NoticesForm, new: Subscription | 
     return render(request, "leaderboard/notices.html", context)
 
 
-@login_required
+@require_login_from("notices")
 @require_POST
 def edit_subscription(request: HttpRequest, subscription_id: int, action: str) -> HttpResponse:
     """Change the topics of a subscription, test, resume or delete it."""

@@ -22,8 +22,8 @@ def register_volunteer(request: HttpRequest, message: protocol.RegisterVolunteer
     """Register a machine without an account, for packets only."""
     if not rate_limits.is_within_rate_limit("volunteer", request.META.get("REMOTE_ADDR", "")):
         minutes = math.ceil(rate_limits.get_retry_after("volunteer") / 60)
-        reason = f"Too many machines joined from this IP address. Try again in {minutes} min."
-        raise RateLimitError(reason, limit="volunteer")
+        problem = f"Too many machines joined from this IP address. Try again in {minutes} min."
+        raise RateLimitError(problem, limit="volunteer")
     register = protocol.Register(version=message.version, name=message.name, hardware=message.hardware)
     with transaction.atomic():
         node, token = node_tokens.register_node(node_tokens.create_join_token(for_packets=True), register)

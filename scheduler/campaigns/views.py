@@ -7,7 +7,6 @@ import shlex
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -24,6 +23,7 @@ from scheduler.errors import RangeError
 from scheduler.models import Event
 from scheduler.node_api import downloads
 from scheduler.rate_limits import build_rate_limit_response
+from scheduler.sign_in import require_login_from
 from scheduler.site_address import build_network_options
 from trainer.rephrase import prompts
 
@@ -108,7 +108,7 @@ def campaign_live(request: HttpRequest, slug: str) -> JsonResponse:
 
 @require_POST
 @never_cache
-@login_required
+@require_login_from("campaign", "slug")
 def campaign_join_command(request: HttpRequest, slug: str) -> HttpResponse:
     """Show the join command with a token, so that the texts count as the user's."""
     assert request.user.is_authenticated

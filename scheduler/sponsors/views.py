@@ -23,6 +23,7 @@ from django.views.decorators.http import condition, require_http_methods, requir
 
 from scheduler import job_kinds, node_tokens, pool
 from scheduler.models import Event, JoinToken, Lease, Node, Sponsor
+from scheduler.sign_in import require_login_from
 from scheduler.sponsors import contributions, lending
 from scheduler.sponsors.badges import draw_badge
 from scheduler.sponsors.contributions import LentTotals
@@ -294,7 +295,7 @@ ACTIONS: dict[str, Callable[[Node, HttpRequest], object]] = {
 }
 
 
-@login_required
+@require_login_from("node", "node_id")
 @require_POST
 def run_action(request: HttpRequest, node_id: int, action: str) -> HttpResponse:
     """Drain, pause, resume or revoke. Idempotent. Every change records an Event."""
@@ -305,7 +306,7 @@ def run_action(request: HttpRequest, node_id: int, action: str) -> HttpResponse:
     return redirect("node", node.pk)
 
 
-@login_required
+@require_login_from("node", "node_id")
 @require_POST
 def regenerate_command(request: HttpRequest, node_id: int) -> HttpResponse:
     """Show a new install command to the user who requested it."""
@@ -313,7 +314,7 @@ def regenerate_command(request: HttpRequest, node_id: int) -> HttpResponse:
     return redirect_with_token(node, lending.create_install_token(node, get_user(request)))
 
 
-@login_required
+@require_login_from("node", "node_id")
 @require_POST
 def delete_node(request: HttpRequest, node_id: int) -> HttpResponse:
     """Delete a node that never joined."""

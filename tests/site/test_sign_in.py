@@ -248,3 +248,29 @@ def test_check_open_signup_with_local_accounts_warns(settings: Settings) -> None
     assert [warning.id for warning in sign_in_module.check_open_signup(None)] == ["dailytrain.W002"]
     settings.LOCAL_ACCOUNTS = False
     assert sign_in_module.check_open_signup(None) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "page"),
+    [
+        ("/sponsors/nodes/7/drain/", "/sponsors/nodes/7/"),
+        ("/sponsors/nodes/7/rotate/", "/sponsors/nodes/7/"),
+        ("/sponsors/nodes/7/forget/", "/sponsors/nodes/7/"),
+        ("/accounts/tokens/7/revoke/", "/accounts/tokens/"),
+        ("/accounts/notices/7/trial/", "/accounts/notices/"),
+        ("/accounts/your-data/delete/", "/accounts/your-data/"),
+        ("/campaigns/first/line/", "/campaigns/first/"),
+    ],
+)
+def test_form_posted_after_session_has_expired_returns_to_its_page(client: Client, address: str, page: str) -> None:
+    response = client.post(address)
+    assert (response.status_code, response["Location"]) == (302, f"/accounts/login/?next={page}")
+
+
+def test_sign_in_after_expired_post_opens_the_page_of_the_form(client: Client, settings: Settings) -> None:
+    settings.LOCAL_ACCOUNTS = True
+    User.objects.create_user("vera", password="vera")
+    login = client.post("/accounts/notices/7/trial/")["Location"]
+    response = client.post(login, {"login": "vera", "password": "vera"}, follow=True)
+    assert response.status_code == 200
+    assert response.request["PATH_INFO"] == "/accounts/notices/"
