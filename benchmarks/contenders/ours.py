@@ -1,4 +1,4 @@
-"""The baseline `gpt` with its recipe, trained by our loop's own step."""
+"""Our architectures with their recipes, trained by our loop's own step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.contenders.base import SEQUENCE_LENGTH, Factors, Plan, count_steps
 from trainer.accounting import flops
 from trainer.distributed.devices import build_fabric
-from trainer.models import gpt
+from trainer.models import load_architecture
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim import optimizers
 from trainer.training.grad_spikes import GradientSpikeFilter
@@ -21,14 +21,14 @@ EMBEDDINGS = ("embedding", "value embeddings", "head")
 
 
 class OurGPT:
-    """`trainer.models.gpt` at a size, with a table of `bigram_rows` hashed bigrams."""
+    """`gpt`, or an architecture that extends it, at a size, with a table of `bigram_rows` hashed bigrams."""
 
-    def __init__(self, plan: Plan, bigram_rows: int = 0) -> None:
-        size = plan.size
-        sized = gpt.Config.sized(size.depth, plan.vocabulary_size, SEQUENCE_LENGTH)
+    def __init__(self, plan: Plan, bigram_rows: int = 0, arch: str = "gpt") -> None:
+        size, module = plan.size, load_architecture(arch)
+        sized = module.Config.sized(size.depth, plan.vocabulary_size, SEQUENCE_LENGTH)
         config = dataclasses.replace(sized, width=size.width, heads=size.heads, bigram_rows=bigram_rows)
-        self.recipe = scale_recipe(gpt.recipe(config), plan.factors)
-        model = gpt.Model(config)
+        self.recipe = scale_recipe(module.recipe(config), plan.factors)
+        model = module.Model(config)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.flops_per_token = flops.count_flops(model, torch.zeros(1, SEQUENCE_LENGTH, dtype=torch.int64))
         self.steps = count_steps(plan, self.flops_per_token)
