@@ -21,6 +21,7 @@ from benchmarks.contenders.base import Factors, Plan, Size
 from benchmarks.contenders.ours import OurGPT
 from benchmarks.contenders.results import Entry
 from benchmarks.contenders.speed import measure_cpu_seconds
+from benchmarks.peers import format_estimate
 from trainer.scoring.multiplier import Axis, compare_entries, parse_results
 
 BASELINE, MIXTURE = "gpt", "moe"
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def format_multiplier(runs: Sequence[dict[str, object]], axis: Axis) -> str:
     found = next(row for row in compare_entries(parse_results(runs), BASELINE, axis).entries if row.entry == MIXTURE)
-    return found.verdict if found.cm is None else f"{found.cm:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return format_estimate(found.to_dict())
 
 
 if __name__ == "__main__":

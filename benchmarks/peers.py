@@ -145,8 +145,9 @@ def compare_size(runs: Sequence[Row], speed: dict[str, Any], size: Size, name: s
     """Return the multipliers of one of our entries at a size, in FLOPs and in the CPU-seconds of each measured form;
     None without runs."""
     shares = [size.budget * share for share in LADDER]
-    runs = [run for run in runs if run["size"] == size.name and run["budget"] in shares]
-    runs = [run for run in runs if run["entry"] in (PEER, name)]
+    runs = [
+        run for run in runs if run["size"] == size.name and run["budget"] in shares and run["entry"] in (PEER, name)
+    ]
     if len({run["entry"] for run in runs}) < 2:
         return None
     row: dict[str, Any] = {"size": size.name, "budget": size.budget, "entry": name, "runs": len(runs)}

@@ -139,7 +139,7 @@ def test_retention_deletes_old_stray_file(db: None, delete_expired: DeleteExpire
 def test_stray_files_among_many_are_found_in_one_query_per_batch(
     db: None, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    monkeypatch.setattr(retention, "FILES_PER_QUERY", 4, raising=False)
+    monkeypatch.setattr(retention, "FILES_PER_QUERY", 4)
     blobs = [storage.store_bytes(f"file {number}".encode()) for number in range(7)]
     stray = default_storage.save("blobs/ab/left-behind", ContentFile(b"half"))
     later = timezone.now() + timedelta(hours=retention.UPLOAD_HOURS + 1)

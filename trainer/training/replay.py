@@ -84,13 +84,14 @@ def apply_recorded_fields(config: TrainConfig, train: Mapping[str, Any]) -> Trai
 
     The machine that is checked recorded them: impossible ones are ignored, so that they cannot prevent the replay.
     """
+    device, hints = select_device(config.device, config.devices), get_type_hints(TrainArgs)
     for name in MACHINE_FIELDS:
         if name not in train or getattr(config.train, name) not in (None, "auto"):
             continue
         try:
-            value = convert_value(name, train[name], get_type_hints(TrainArgs)[name])
+            value = convert_value(name, train[name], hints[name])
             changed = dataclasses.replace(config, train=dataclasses.replace(config.train, **{name: value}))
-            resolve_config(changed, select_device(config.device, config.devices))
+            resolve_config(changed, device)
         except ConfigError as error:
             sys.stderr.write(f"The recorded {name} is ignored: {error}\n")
         else:
