@@ -10,9 +10,10 @@ from pathlib import Path
 from django.conf import settings
 
 from leaderboard.models import Season, SeasonFile, Track
-from leaderboard.schedule.first_season import TRACK, hash_file
+from leaderboard.schedule.first_season import TRACK
 from leaderboard.schedule.preparation_progress import PreparationProgress, read_lines, stop_on_error
 from scheduler import storage
+from trainer.protocol.files import hash_file
 from trainer.scoring import benchmark_tasks
 
 FOLDER_HELP = "a folder with the evaluation data, for a site without a network; default: download it"

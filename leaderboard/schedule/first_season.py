@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import subprocess
@@ -28,6 +27,7 @@ from leaderboard.schedule.preparation_progress import (
 from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.models import SITE_ACTOR, Event
+from trainer.protocol.files import hash_file
 
 SEASON: dict[str, Any] = {
     "corpus": "python-packages",
@@ -124,11 +124,6 @@ def store_dataset(season: Season, folder: Path, progress: PreparationProgress) -
         season.files.update_or_create(kind=SeasonFile.Kind.DATASET, path=path, defaults={"blob": blob})
         done += sizes[path]
         progress.update(done)
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def build_dataset(season: Season, show_progress: bool, progress: PreparationProgress) -> tuple[str, int, Path]:

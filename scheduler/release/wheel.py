@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from tempfile import TemporaryDirectory
 
 from django.conf import settings
 from django.urls import reverse
+
+from trainer.protocol.files import hash_file
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,13 @@ def find_wheel() -> Wheel | None:
     if path is None:
         return None
     status = path.stat()
-    return Wheel(path, compute_sha256(path, status.st_mtime_ns, status.st_size))
+    return Wheel(path, hash_wheel(path, status.st_mtime_ns, status.st_size))
 
 
 @cache
-def compute_sha256(path: Path, modified: int, size: int) -> str:
+def hash_wheel(path: Path, modified: int, size: int) -> str:
     """Return the hash of a file. Time and size are arguments, so that a new file is hashed again."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(path)
 
 
 def get_requirement(*extras: str) -> str:

@@ -41,6 +41,7 @@ from trainer.data.shards import Shard, TokenStream, get_token_dtype
 from trainer.data.tokenization import SPLITS
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
+from trainer.protocol.files import hash_file
 
 
 class Dataset:
@@ -53,7 +54,7 @@ class Dataset:
     def open(cls, folder: str | os.PathLike[str]) -> Dataset:
         """Check the manifest's hash, the tokenizer's hash and every file's size. `verify` also hashes the files."""
         dataset = cls(Path(folder), _read_manifest(Path(folder)))
-        if _compute_sha256(dataset.folder / "tokenizer.json") != dataset.manifest["tokenizer"]["sha256"]:
+        if _hash_file(dataset.folder / "tokenizer.json") != dataset.manifest["tokenizer"]["sha256"]:
             raise DatasetError(f"{dataset.folder}/tokenizer.json is not the tokenizer that the manifest names")
         for split in SPLITS:
             if (dataset.folder / split).exists():
@@ -102,7 +103,7 @@ class Dataset:
 
     def _verify_shard(self, shard: dict[str, Any]) -> None:
         path = self.folder / shard["path"]
-        if _compute_sha256(path) != shard["sha256"]:
+        if _hash_file(path) != shard["sha256"]:
             raise DamagedDatasetError(path, "is damaged: its sha256 is not the manifest's")
 
     def _check_sizes(self, split: str) -> None:
@@ -255,9 +256,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _compute_sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return hash_file(path)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error

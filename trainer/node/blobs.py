@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer.protocol import FileRef
+from trainer.protocol.files import hash_file
 
 MAX_FILES = 128  # the least recently used are removed first
 
@@ -40,8 +40,3 @@ class BlobCache:
             total += path.stat().st_size
             if number and (number >= MAX_FILES or total > self.max_bytes):
                 path.unlink()
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -23,6 +24,12 @@ STATE_FILE = "state.json"
 def is_weights_file(name: str) -> bool:
     """Return whether a file of a checkpoint holds weights, or is the index of those that do."""
     return name in (WEIGHTS_FILE, WEIGHTS_INDEX) or SHARD_NAME.fullmatch(name) is not None
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content, as hexadecimal digits. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class FileRef(Message):

@@ -15,7 +15,7 @@ from trainer.data.errors import DatasetError
 from trainer.data.tokenization import batch_documents
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import UserError
-from trainer.scoring.run_folder import compute_sha256
+from trainer.protocol.files import hash_file
 
 
 class NoTextError(UserError):
@@ -38,7 +38,7 @@ def load_corpus(spec: str, tokenizer: Tokenizer, limit_tokens: int | None) -> li
 def load_test_split(dataset: Dataset, limit_tokens: int | None) -> list[EncodedDocument]:
     """Return the dataset's test documents, ordered by SHA-256, so that a limit takes a fixed, uniform sample."""
     for shard in dataset.manifest["splits"]["test"]["shards"] if dataset.has_test else ():
-        if compute_sha256(dataset.folder / shard["path"]) != shard["sha256"]:
+        if hash_file(dataset.folder / shard["path"]) != shard["sha256"]:
             raise DatasetError(f"{dataset.folder / shard['path']} is damaged: its sha256 is not the manifest's")
     documents = sorted(
         iterate_test_documents(dataset), key=lambda document: hashlib.sha256(document.text.encode()).digest()

@@ -6,7 +6,6 @@ checkpoint's numbers are counted from its headers, and figures of compute are pa
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors import SafetensorError
 
 from trainer.checkpoint.weight_files import open_weights
 from trainer.errors import UserError
-from trainer.protocol.files import is_weights_file
+from trainer.protocol.files import hash_file, is_weights_file
 from trainer.sandbox.safe_files import parse_json_object
 
 MAX_SEQUENCE_LENGTH = 2**16  # tokens in a row
@@ -144,14 +143,9 @@ def verify_checkpoint(checkpoint: Path) -> dict[str, Any]:
             if is_weights_file(name):
                 raise RunFolderError(f"The checkpoint {checkpoint} has no {name}.")
             continue
-        if compute_sha256(path) != sha256:
+        if hash_file(path) != sha256:
             raise RunFolderError(f"The checkpoint is corrupt: {path} is not the file that its manifest names.")
     return manifest
-
-
-def compute_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def count_checkpoint_floats(checkpoint: Path) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import glob
 import gzip
-import hashlib
 import json
 import lzma
 import os
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 from trainer.data.corpora.document import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError
+from trainer.protocol.files import hash_file
 
 # Applies to folders, which contain other files, too. A glob or a name takes any file.
 TEXT_ENDINGS = (".txt", ".text", ".md", ".rst", ".raw", ".tokens", ".jsonl")
@@ -102,13 +102,12 @@ def _name_files(paths: set[Path], argument: str) -> list[tuple[str, Path]]:
 
 
 def _compute_fingerprint(files: list[tuple[str, Path]]) -> dict[str, Any]:
-    return {"files": [[name, _compute_sha256(name, path)] for name, path in files]}
+    return {"files": [[name, _hash_file(name, path)] for name, path in files]}
 
 
-def _compute_sha256(name: str, path: Path) -> str:
+def _hash_file(name: str, path: Path) -> str:
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return hash_file(path)
     except OSError as error:
         raise CorpusError(f"{name} cannot be read: {error.strerror or error}") from error
 

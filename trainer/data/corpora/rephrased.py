@@ -18,6 +18,7 @@ from typing import Any
 
 from trainer.data.corpora.document import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError, describe_exception
+from trainer.protocol.files import hash_file
 
 SPEC = re.compile(r"(?P<place>.+)@(?P<hash>[0-9a-f]{64})(?P<sources>\+sources)?")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -73,7 +74,7 @@ def _fetch_from_hub(repository: str, manifest_hash: str) -> Fetch:
         ) from error
     for commit in commits:
         try:
-            if _compute_sha256(fetch(commit.commit_id, MANIFEST)) == manifest_hash:
+            if hash_file(fetch(commit.commit_id, MANIFEST)) == manifest_hash:
                 return partial(fetch, commit.commit_id)
         except CorpusError:  # a commit without a manifest
             continue
@@ -93,11 +94,6 @@ def _load_manifest(fetch: Fetch, expected_hash: str) -> dict[str, Any]:
     return manifest
 
 
-def _compute_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _iterate_documents(fetch: Fetch, shards: list[dict[str, Any]], sources: bool) -> Iterator[Document]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -105,7 +101,7 @@ def _iterate_documents(fetch: Fetch, shards: list[dict[str, Any]], sources: bool
     seen: set[tuple[str, int]] = set()
     for shard in shards:
         path = fetch(shard["name"])
-        if not path.is_file() or _compute_sha256(path) != shard["sha256"]:
+        if not path.is_file() or hash_file(path) != shard["sha256"]:
             raise CorpusError(f"{shard['name']} is missing or is not the file that {MANIFEST} names: fetch it again")
         try:
             with ParquetFile(path) as file:
