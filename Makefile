@@ -8,7 +8,7 @@ TEMPLATES = $$(git ls-files 'templates/*.html' '*/templates/*.html')
 # A file's tests run in one process, because they share fixtures. Files start in their order: the slowest are in the
 # first folder, tests/acceptance. Three processes for two cores, since many tests wait for processes and sockets.
 WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST_FLAGS := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Each worker and each child process of a test would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,22 +37,22 @@ node: install    ## one more node for a running site: make node URL=http://... T
 	$(BIN)/dailytrain node --server $(URL) --token $(TOKEN)
 
 test: install    ## the quick tests, on SQLite and an embedded Redis; some of them: make test TESTS=tests/scheduler
-	$(PYTEST) -m "not slow and not browser" $(TESTS)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow and not browser" $(TESTS)
 
 test-all: install  ## all tests: also in a browser, with many processes, and more examples of the property tests
-	HYPOTHESIS_PROFILE=ci $(PYTEST) $(TESTS)
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest $(PYTEST_FLAGS) $(TESTS)
 
 test-services: install  ## the tests that use a database or Redis, on those of DATABASE_URL and REDIS_URL
-	$(PYTEST) -m services $(or $(TESTS),tests/acceptance tests/leaderboard tests/scheduler tests/site)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m services $(or $(TESTS),tests/acceptance tests/leaderboard tests/scheduler tests/site)
 
 test-cuda: install  ## compile training for an H100 that is not there, and compare kernels, bytes and memory; needs g++
 	$(BIN)/pip install --quiet triton==3.7.1  # 200 MB; compiles kernels for GPUs, also where there is none
 	$(BIN)/pip install --quiet torchao==0.18.0  # fp8
-	$(BIN)/python -m pytest tests/cuda
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup tests/cuda
 
 coverage: install  ## lines and branches that the quick tests run; all tests: make coverage MARKERS=
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses $(WORKERS) --dist loadfile -m "$(MARKERS)" $(TESTS)
+	$(BIN)/coverage run -m pytest $(PYTEST_FLAGS) -m "$(MARKERS)" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

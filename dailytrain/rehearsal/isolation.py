@@ -18,9 +18,9 @@ from django.core.management.base import CommandError
 MARK_VARIABLE = "DAILYTRAIN_REHEARSAL"
 INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TERM", "COLUMNS", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
-    *("PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE"),
+    *("PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG"),
 )
-"""Variables that name no database, no storage and no account."""
+"""Variables that name no database, no storage and no account. The last one makes `coverage` measure a child process."""
 MAX_PATH = 90
 """Characters of the folder's path. The path of Redis's socket below it may have 107."""
 

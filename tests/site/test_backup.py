@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
+from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ class Site:
     database: str = ""
 
     def manage(self, *arguments: str, fails: bool = False) -> str:
-        environment = {"PATH": os.environ["PATH"], "DAILYTRAIN_HOME": str(self.home), "PYTHONPATH": str(REPOSITORY)}
+        environment = build_clean_environment(DAILYTRAIN_HOME=str(self.home), PYTHONPATH=str(REPOSITORY))
         environment |= {"DATABASE_URL": self.database} if self.database else {}
         command = [sys.executable, "manage.py", *arguments]
         done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)

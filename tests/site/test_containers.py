@@ -16,6 +16,7 @@ from django.core.management import CommandError, call_command
 
 from scheduler.campaigns.models import Campaign
 from tests.support import scene
+from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
 AWS_VARIABLES = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SHARED_CREDENTIALS_FILE", "AWS_DEFAULT_REGION"}
@@ -146,7 +147,9 @@ def test_rephrase_profile_runs_a_campaign(compose: dict[str, Any]) -> None:
 def test_migrate_service_ends_with_what_the_new_site_lacks(compose: dict[str, Any], tmp_path: Path) -> None:
     """Run the command of the service without a container."""
     shell, *arguments = compose["services"]["migrate"]["command"]
-    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "DAILYTRAIN_HOME": str(tmp_path)}
+    environment = build_clean_environment(
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", DAILYTRAIN_HOME=str(tmp_path)
+    )
     done = subprocess.run([shell, *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == (

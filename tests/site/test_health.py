@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.test import Client
 
 from dailytrain import health
+from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
 PROGRAM = """
@@ -27,7 +27,7 @@ print(json.dumps([response.status_code, response.headers["Cache-Control"], respo
 
 
 def manage(home: Path, *arguments: str, **variables: str) -> str:
-    environment = {"PATH": os.environ["PATH"], "DAILYTRAIN_HOME": str(home), **variables}
+    environment = build_clean_environment(DAILYTRAIN_HOME=str(home), **variables)
     command = [sys.executable, "manage.py", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from django.test import Client
 from dailytrain.logs import build_logging
 from scheduler.models import Lease
 from scheduler.node_api import job_reports
+from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 from tests.support.pool import Agent, create_job, create_node
 from trainer import protocol
@@ -52,7 +52,7 @@ sentry_sdk.flush(10)
 
 
 def run_program(home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "DAILYTRAIN_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
+    environment = build_clean_environment(DAILYTRAIN_HOME=str(home), PYTHONPATH=str(REPOSITORY))
     environment |= {"DJANGO_SETTINGS_MODULE": "dailytrain.settings", **variables}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ import yaml
 from jinja2 import Environment
 from packaging.specifiers import SpecifierSet
 
+from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
 PLAYBOOK = REPOSITORY / "deploy" / "playbook.yml"
@@ -122,7 +123,7 @@ def test_settings_of_the_server_pass_the_deployment_check(server: Path, tmp_path
     assert variables["LOG_LEVEL"] == "INFO"
     for name in ("DAILYTRAIN_HOME", "STATIC_ROOT"):
         variables[name] = str(tmp_path / Path(variables[name]).name)
-    environment = {"PATH": os.environ["PATH"], **variables, "GITHUB_CLIENT_ID": "x", "GITHUB_CLIENT_SECRET": "x"}
+    environment = build_clean_environment(**variables, GITHUB_CLIENT_ID="x", GITHUB_CLIENT_SECRET="x")
     command = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
 IS_INSTALLED = importlib.util.find_spec("opentelemetry") is not None
@@ -66,7 +67,7 @@ def collector() -> Iterator[Collector]:
 
 
 def run_program(home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "DAILYTRAIN_HOME": str(home), "LOG_LEVEL": "ERROR"}
+    environment = build_clean_environment(DAILYTRAIN_HOME=str(home), LOG_LEVEL="ERROR")
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     environment |= {"DJANGO_SETTINGS_MODULE": "dailytrain.settings", **variables}
     migrate = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]

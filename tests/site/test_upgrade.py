@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ print(json.dumps({
 
 
 def manage(home: Path, *arguments: str) -> str:
-    environment = {"PATH": os.environ["PATH"], "DAILYTRAIN_HOME": str(home), "LOG_LEVEL": "ERROR"}
+    environment = build_clean_environment(DAILYTRAIN_HOME=str(home), LOG_LEVEL="ERROR")
     command = [sys.executable, "manage.py", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,6 +18,7 @@ from django.core.cache import cache, caches
 from leaderboard.models import ApiToken, Run, Track
 from tests.leaderboard.conftest import Repository
 from tests.support import oidc_issuer
+from tests.support.clean_environment import build_clean_environment
 from tests.support.oidc_issuer import Issuer
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
@@ -178,7 +179,7 @@ def test_smoke_result_is_written_as_table_and_line_annotation(
     (tmp_path / "trainer" / "__init__.py").touch()
     program = "" if result is None else f"print({json.dumps(json.dumps(result))})"
     (tmp_path / "trainer" / "cli.py").write_text(f"import sys\n{program}\nsys.exit({code})\n")
-    environment = {"PATH": os.environ["PATH"], "ARCHITECTURES": "smear", "PYTHONPATH": str(tmp_path)}
+    environment = build_clean_environment(ARCHITECTURES="smear", PYTHONPATH=str(tmp_path))
     environment["GITHUB_STEP_SUMMARY"] = str(tmp_path / "summary.md")
     command = [sys.executable, str(ACTION / "run_smoke_tests.py")]
     process = subprocess.run(
