@@ -206,12 +206,18 @@ def configure_model(
     if unknown:
         options = ", ".join(sorted({"depth", *known}))
         raise ConfigError(f"{config.arch} has no option {min(unknown)!r}; it has {options}")
-    for name, value in overrides.items():
-        default = getattr(sized, name)
-        if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
-            raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
+    overrides = {name: convert_field(name, value, getattr(sized, name)) for name, value in overrides.items()}
     special_tokens = {"end_of_text": end_of_text} if "end_of_text" in fields else {}
     try:
         return dataclasses.replace(sized, **overrides, **special_tokens)
     except ValueError as error:
         raise ConfigError(errors.to_one_line(error)) from error
+
+
+def convert_field(name: str, value: Any, default: Any) -> Any:
+    """Return a configured value with the type of the field's default: whole numbers become `float` where it is one."""
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if type(value) is not type(default):
+        raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
+    return value
