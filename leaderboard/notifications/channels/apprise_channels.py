@@ -26,6 +26,7 @@ from leaderboard.notifications.message import Attachment, DeliveryError, Message
 
 PERMANENT_ERROR = re.compile(r"error=(401|403|404|410)\b")
 """Log lines of apprise about addresses that will never work."""
+SEPARATORS = re.compile(r"[\s\",;]")
 INERT_AT = "@\u200b"
 """Followed by a zero-width space, so that no title can mention everyone."""
 
@@ -101,6 +102,8 @@ class EmailChannel(Channel):
             validate_email(address)
         except ValidationError:
             raise ValueError("That is not an e-mail address.") from None
+        if SEPARATORS.search(address):  # valid in quotes, but apprise would send to several addresses
+            raise ValueError("The address must not contain quotes, commas, semicolons or spaces.")
         return address
 
     def mask_address(self, address: str) -> str:

@@ -43,7 +43,7 @@ class WebhookChannel(Channel):
             raise ValueError("The address must begin with https:// and name a host.")
         if parts.username or parts.password or parts.fragment:
             raise ValueError("The address must not contain a user name, password or fragment. Deliveries are signed.")
-        return address
+        return address if parts.netloc.isascii() else encode_host(address)
 
     def mask_address(self, address: str) -> str:
         return f"{urlsplit(address).hostname}/…"
@@ -62,6 +62,16 @@ class WebhookChannel(Channel):
         status = post_payload(subscription.address, body, headers)
         if not 200 <= status < 300:
             raise DeliveryError(f"The address answered {status}.", is_permanent=status in PERMANENT_STATUSES)
+
+
+def encode_host(address: str) -> str:
+    """Return the address with its international host name as DNS, TLS and the header `Host` have it."""
+    parts = urlsplit(address)
+    try:
+        host = httpx.URL(address).raw_host.decode()
+    except httpx.InvalidURL:
+        raise ValueError("The address names a host that cannot exist.") from None
+    return urlunsplit(parts._replace(netloc=host if parts.port is None else f"{host}:{parts.port}"))
 
 
 def build_payload(message: Message) -> dict[str, object]:

@@ -228,11 +228,26 @@ def test_webhook_notice_follows_no_redirect_and_avoids_private_hosts(chat_server
     [
         *("", "x", "http://example.org/", "https://", "ftp://example.org", "https://me:secret@example.org/"),
         *("https://example.org:99999/", "https://[::1", "https://example.org/#x", "https://example.org/\x00"),
+        *("https://me:secret@bücher.example/", "https://bü cher.example/"),
     ],
 )
 def test_invalid_webhook_address_is_refused_with_message(address: str) -> None:
     with pytest.raises(ValueError, match=r"\.$"):
         CHANNELS["webhook"].clean_address(address)
+
+
+def test_webhook_address_with_international_host_is_encoded() -> None:
+    encoded = CHANNELS["webhook"].clean_address("https://bücher.example:8443/hook?to=büro")
+    assert encoded == "https://xn--bcher-kva.example:8443/hook?to=büro"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ['"x,attacker@example.org,victim@example.com,y"@example.org', '"a b"@example.org', '"a;b"@example.org', "a@b, c@d"],
+)
+def test_email_address_that_apprise_would_split_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"\.$"):
+        CHANNELS["email"].clean_address(address)
 
 
 @pytest.mark.parametrize(
