@@ -160,6 +160,10 @@ def ensure_commit(publication: Publication, repository: hub.Repository, own: str
         files = hub_files.build_descriptions(publication, repository.name, "config.json" in repository.list_files())
         commit = repository.publish(files, title, own, earlier)
     elif commit is None:
+        if is_later_published(publication):
+            raise outbox.PermanentError(
+                f"Weights of a later step are on the Hub: `main` of {repository.name} must not go back."
+            )
         files = hub_files.build_files(publication, repository.name, folder)
         commit = repository.publish(files, title, own, earlier, instead_of=hub_files.RUN_FOLDER)
     if publication.name != FINAL:
@@ -170,10 +174,14 @@ def ensure_commit(publication: Publication, repository: hub.Repository, own: str
 def find_final_commit(publication: Publication, own: str, earlier: Sequence[hub.Commit]) -> str | None:
     """Return the commit that leaves nothing to do: of this very mark; once a later step is there, of any version."""
     found = next((commit.id for commit in earlier if own in commit.marks), None)
-    later = publication.run.publications.filter(step__gt=publication.step).exclude(published_at=None)
-    if found is None and later.exists():
+    if found is None and is_later_published(publication):
         found = next((commit.id for commit in earlier if has_mark(commit, own)), None)
     return found
+
+
+def is_later_published(publication: Publication) -> bool:
+    later = publication.run.publications.filter(step__gt=publication.step)
+    return later.exclude(published_at=None).exists()
 
 
 def has_mark(commit: hub.Commit, mark: str) -> bool:

@@ -367,6 +367,20 @@ def test_releases_of_long_run_are_tagged_commits_in_order(hub: Hub, run: Run, no
     assert len(list_commit_titles(hub, run)) == 2  # main stays at the newest release
 
 
+def test_release_processed_again_after_a_later_one_leaves_main_unchanged(hub: Hub, run: Run, node: Node) -> None:
+    assert run.job
+    lease_job(run.job, node)
+    first, second = (publish_release(run, create_checkpoint(run.job, step), f"{step}-percent") for step in (10, 20))
+    failed = OutboxMessage.objects.filter(key=publications.get_message_key(first))
+    failed.update(state=OutboxMessage.State.FAILED)
+    process_outbox_now()
+    failed.update(state=OutboxMessage.State.PENDING)
+    process_outbox_now()
+    assert list_commit_titles(hub, run) == [f"Run {run.pk}: 20-percent, step 20"]
+    assert failed.get().state == OutboxMessage.State.FAILED
+    assert failed.get().problem.startswith("Weights of a later step are on the Hub")
+
+
 def test_release_stays_after_its_checkpoint_was_deleted(site: Any, run: Run, node: Node, client: Client) -> None:
     assert run.job
     lease_job(run.job, node)
