@@ -32,6 +32,22 @@ def read_boolean(name: str, default: bool) -> bool:
     return value == "True"
 
 
+def read_integer(name: str, default: int) -> int:
+    value = read_text(name, str(default))
+    try:
+        return int(value)
+    except ValueError:
+        raise ImproperlyConfigured(f"{name} is {value!r}: it must be a whole number.") from None
+
+
+def read_number(name: str, default: float) -> float:
+    value = read_text(name, str(default))
+    try:
+        return float(value)
+    except ValueError:
+        raise ImproperlyConfigured(f"{name} is {value!r}: it must be a number.") from None
+
+
 def read_words(name: str, default: str = "") -> list[str]:
     return [word for word in read_text(name, default).replace(",", " ").split() if word]
 

@@ -12,7 +12,15 @@ import dj_database_url
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
-from dailytrain.environment import load_or_create_secret, read_boolean, read_networks, read_text, read_words
+from dailytrain.environment import (
+    load_or_create_secret,
+    read_boolean,
+    read_integer,
+    read_networks,
+    read_number,
+    read_text,
+    read_words,
+)
 from dailytrain.logs import build_logging
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -110,8 +118,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
 # Connections to PostgreSQL of one web process; eight more are for polls. 0: a new one for each request. Not for Celery,
 # whose workers fork.
-elif pool := int(read_text("DATABASE_POOL", "0")):
-    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 8}}
+elif pool := read_integer("DATABASE_POOL", 0):
+    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": pool + 8}
 # A connection that PostgreSQL has closed, for example by a restart, is replaced before its next request.
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -123,9 +131,9 @@ AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.Mi
 # scheme (X-Forwarded-For, X-Forwarded-Proto); behind an unnamed proxy all visitors share its address and rate limits.
 TRUSTED_PROXIES = read_networks("TRUSTED_PROXIES", "127.0.0.1 ::1")
 # Threads of one web process for pages and API calls (`dailytrain/asgi.py`).
-WEB_THREADS = int(read_text("WEB_THREADS", "4"))
+WEB_THREADS = read_integer("WEB_THREADS", 4)
 # Threads of one web process for uploads and downloads of files.
-WEB_FILE_THREADS = int(read_text("WEB_FILE_THREADS", "16"))
+WEB_FILE_THREADS = read_integer("WEB_FILE_THREADS", 16)
 # Size limit of a request's body. Uploads of nodes have BLOB_MAX_BYTES, webhooks GITHUB_WEBHOOK_MAX_BYTES.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20
 
@@ -163,7 +171,7 @@ CACHES = {
     },
 }
 # Cache lifetime of pages for visitors without an account, in seconds; 0 renders every page anew.
-PAGE_CACHE_SECONDS = int(read_text("PAGE_CACHE_SECONDS", "5"))
+PAGE_CACHE_SECONDS = read_integer("PAGE_CACHE_SECONDS", 5)
 
 # --- files --------------------------------------------------------------------------------------------------------
 
@@ -184,9 +192,9 @@ STORAGES = {
 # Folder of incomplete uploads of nodes; best on the disk of the storage.
 UPLOADS = HOME / "uploads"
 # Size limit of one file of a node, for jobs whose track has no computed size.
-BLOB_MAX_BYTES = int(read_text("BLOB_MAX_BYTES", str(16 * 2**30)))
+BLOB_MAX_BYTES = read_integer("BLOB_MAX_BYTES", 16 * 2**30)
 # The same for all files of one lease; superseded checkpoints do not count.
-LEASE_MAX_BYTES = int(read_text("LEASE_MAX_BYTES", str(256 * 2**30)))
+LEASE_MAX_BYTES = read_integer("LEASE_MAX_BYTES", 256 * 2**30)
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
 # Folder of `collectstatic`, whose compressed files are then served.
@@ -220,11 +228,11 @@ SMOKE_UNAPPROVED = read_text("SMOKE_UNAPPROVED", "known")
 if SMOKE_UNAPPROVED not in ("nobody", "known", "anyone"):
     raise ImproperlyConfigured(f"SMOKE_UNAPPROVED is {SMOKE_UNAPPROVED!r}: it must be nobody, known or anyone.")
 # Prompts an hour that the pool answers, of all visitors together; 0 disables the page.
-GENERATE_PER_HOUR = int(read_text("GENERATE_PER_HOUR", "60"))
+GENERATE_PER_HOUR = read_integer("GENERATE_PER_HOUR", 60)
 # Prompts that may wait for a node at a time.
-GENERATE_WAITING = int(read_text("GENERATE_WAITING", "20"))
+GENERATE_WAITING = read_integer("GENERATE_WAITING", 20)
 # Time limit of one prompt in wall seconds, loading the model included.
-GENERATE_SECONDS = float(read_text("GENERATE_SECONDS", "180"))
+GENERATE_SECONDS = read_number("GENERATE_SECONDS", 180)
 # {kind of message: dotted path of its handler} (`leaderboard/outbox.py`).
 OUTBOX_HANDLERS: dict[str, str] = {
     "github.follow": "leaderboard.integrations.github.sync.sync_pull_request",
@@ -257,17 +265,17 @@ REPOSITORIES = HOME / "repositories"
 # Ed25519 key that signs every job spec. Nodes pin its public half.
 SIGNING_KEY = HOME / "keys" / "signing.key"
 # A lease expires this long after its last heartbeat.
-LEASE_SECONDS = float(read_text("LEASE_SECONDS", "60"))
+LEASE_SECONDS = read_number("LEASE_SECONDS", 60)
 # Duration of one session of a volunteer of the dataset swarm: one lease.
-REPHRASE_SESSION_SECONDS = float(read_text("REPHRASE_SESSION_SECONDS", "1800"))
+REPHRASE_SESSION_SECONDS = read_number("REPHRASE_SESSION_SECONDS", 1800)
 # Folder of files that a campaign can use as its source, besides datasets of the Hub.
 REPHRASE_FILES = Path(read_text("REPHRASE_FILES", str(HOME / "sources" / "files")))
 # Packets an hour for a new volunteer, until their work has agreed with that of others.
-REPHRASE_NEW_PER_HOUR = int(read_text("REPHRASE_NEW_PER_HOUR", "300"))
+REPHRASE_NEW_PER_HOUR = read_integer("REPHRASE_NEW_PER_HOUR", 300)
 # Retention of texts that are in no dataset: rejected, withdrawn, or written for comparison.
-REPHRASE_TEXT_DAYS = float(read_text("REPHRASE_TEXT_DAYS", "30"))
+REPHRASE_TEXT_DAYS = read_number("REPHRASE_TEXT_DAYS", 30)
 # Polls in one process share a snapshot of the queue for this long; 0: each poll reads the queue.
-QUEUE_READ_SECONDS = float(read_text("QUEUE_READ_SECONDS", "1"))
+QUEUE_READ_SECONDS = read_number("QUEUE_READ_SECONDS", 1)
 
 # --- GitHub (docs/how-to/github.md; manage.py connect_github reports what is missing) --------------------------------
 
@@ -394,7 +402,7 @@ if SITE_URL.startswith("https://"):
     # Nodes, volunteers and health checks beside the site reach it without TLS; their calls carry no cookie.
     SECURE_REDIRECT_EXEMPT = [r"^api/node/", r"^(healthz|readyz)$"]
     # How long browsers remember that the site has TLS; 0: not at all.
-    SECURE_HSTS_SECONDS = int(read_text("HSTS_SECONDS", str(365 * 24 * 3600)))
+    SECURE_HSTS_SECONDS = read_integer("HSTS_SECONDS", 365 * 24 * 3600)
 # HSTS for all subdomains, and for lists inside browsers: other sites of the domain may have no TLS.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "dailytrain" / "settings.py"
-READERS = {"read_text", "read_boolean", "read_words", "read_networks"}
+READERS = {"read_text", "read_boolean", "read_integer", "read_number", "read_words", "read_networks"}
 
 
 def build_settings_page() -> str:

@@ -48,7 +48,9 @@ def build_environment() -> dict[str, str]:
     """Return the variables that name the database to PostgreSQL's programs. A password is not seen by `ps`."""
     found: dict[str, Any] = connection.settings_dict
     names = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD", "PGDATABASE": "NAME"}
-    return {**os.environ, **{name: str(found[key]) for name, key in names.items() if found.get(key)}}
+    variables = {name: str(found[key]) for name, key in names.items() if found.get(key)}
+    encryption = {f"PG{key.upper()}": str(value) for key, value in found["OPTIONS"].items() if key.startswith("ssl")}
+    return {**os.environ, **variables, **encryption}
 
 
 def count_rows() -> dict[str, int]:

@@ -53,6 +53,29 @@ def test_check_with_production_settings_passes(environment: dict[str, str]) -> N
     assert "no issues" in manage(environment, "check", "--deploy", "--fail-level", "WARNING")
 
 
+def test_wrong_number_stops_the_start_with_the_name_of_its_variable(environment: dict[str, str]) -> None:
+    environment |= {"WEB_THREADS": "four"}
+    done = subprocess.run(
+        [sys.executable, "manage.py", "check"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "WEB_THREADS is 'four': it must be a whole number." in done.stderr
+
+
+def test_pool_of_connections_keeps_the_options_of_the_database_url(environment: dict[str, str]) -> None:
+    address = "postgres://train@db.example.org/train?sslmode=verify-full&sslrootcert=/etc/ca.pem"
+    environment |= {"DATABASE_URL": address, "DATABASE_POOL": "4"}
+    script = """
+from django.conf import settings
+from dailytrain.backup.database import build_environment
+found, options = build_environment(), settings.DATABASES["default"]["OPTIONS"]
+print(options["sslmode"], options["sslrootcert"], options["pool"]["max_size"])
+print(found["PGSSLMODE"], found["PGSSLROOTCERT"])
+"""
+    expected = "verify-full /etc/ca.pem 12\nverify-full /etc/ca.pem"
+    assert expected in manage(environment, "shell", "--no-imports", "--command", script)
+
+
 @pytest.mark.slow
 def test_site_with_tls_redirects_visitors_but_not_nodes(environment: dict[str, str]) -> None:
     script = """

@@ -370,7 +370,7 @@ def test_releases_of_long_run_are_tagged_commits_in_order(hub: Hub, run: Run, no
 def test_release_processed_again_after_a_later_one_leaves_main_unchanged(hub: Hub, run: Run, node: Node) -> None:
     assert run.job
     lease_job(run.job, node)
-    first, second = (publish_release(run, create_checkpoint(run.job, step), f"{step}-percent") for step in (10, 20))
+    first, _ = (publish_release(run, create_checkpoint(run.job, step), f"{step}-percent") for step in (10, 20))
     failed = OutboxMessage.objects.filter(key=publications.get_message_key(first))
     failed.update(state=OutboxMessage.State.FAILED)
     process_outbox_now()
