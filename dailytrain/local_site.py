@@ -18,12 +18,16 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from dailytrain import schedule
 from dailytrain.processes import ManagedProcess, wait_for_file
 
-COLUMNS = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[loss]}"))
+COLUMNS = (
+    *(TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn()),
+    TextColumn("{task.fields[loss]}"),
+)
 
 
 class LocalSite:
@@ -41,7 +45,7 @@ class LocalSite:
         return f"http://127.0.0.1:{self.port}"
 
     def print_message(self, message: str) -> None:
-        self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim]  {message}")
+        self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim]  {escape(message)}")
 
     def stop_on_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):

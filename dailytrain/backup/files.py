@@ -16,6 +16,7 @@ from django.core.files.storage import default_storage
 from django.core.management.base import CommandError
 
 from scheduler.models import Blob
+from trainer.protocol.files import hash_file
 
 CHUNK = 2**20
 
@@ -93,8 +94,7 @@ def find_problem(path: Path, sha256: str) -> str:
     """Return what is wrong with a file of the backup, or nothing."""
     if not path.is_file():
         return f"The backup lacks the file {path}."
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = hash_file(path)
     return "" if found == sha256 else f"The file {path} of the backup is damaged: its hash is {found}."
 
 

@@ -132,6 +132,16 @@ def test_file_deleted_after_the_dump_is_in_the_backup(tmp_path: Path) -> None:
     assert "22 files" in new.manage("restore", str(tmp_path / "backup"))
 
 
+def test_backup_with_other_keys_leaves_the_earlier_backup_whole(tmp_path: Path) -> None:
+    old, folder = Site(tmp_path / "old"), tmp_path / "backup"
+    old.manage("migrate", "--verbosity", "0")
+    old.manage("backup", str(folder))
+    key = next(path for path in (folder / "keys").iterdir())
+    (old.home / "keys" / key.name).write_text("rotated")
+    assert "is another key than" in old.manage("backup", str(folder), fails=True)
+    assert "Restored" in Site(tmp_path / "new").manage("restore", str(folder))
+
+
 def check_damaged_backup_is_reported(folder: Path, tmp_path: Path) -> None:
     engine = json.loads((folder / "manifest.json").read_text())["engine"]
     if engine == "postgresql":

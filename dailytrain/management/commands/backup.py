@@ -22,6 +22,7 @@ class Command(BaseCommand):
     def handle(self, *, folder: Path, **options: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         manifest, partial = folder / "manifest.json", folder / "database.partial"
+        keys = files.copy_keys(files.get_keys_folder(), folder / "keys")  # first: it may refuse the folder
         rows = database.count_rows()
         # Before the dump, since retention may delete a file that the dump names; and after it, for files stored since.
         earlier = files.save_blobs(folder)
@@ -29,7 +30,6 @@ class Command(BaseCommand):
         manifest.unlink(missing_ok=True)
         partial.replace(folder / "database.dump")
         later = files.save_blobs(folder)
-        keys = files.copy_keys(files.get_keys_folder(), folder / "keys")
         facts = {"format": 1, "at": timezone.now().isoformat(), "engine": connection.vendor}
         manifest.write_text(json.dumps(facts, indent=1) + "\n")
         self.stdout.write(
