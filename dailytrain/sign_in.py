@@ -12,9 +12,12 @@ from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from csp.decorators import csp_update
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning
+from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponseBase
 
 View = Callable[..., HttpResponseBase]
+MAX_NAME = 80
+"""Characters of a name, as of nodes and volunteers. Other tables hold names, too, and PostgreSQL cuts none."""
 CALLBACK = "/accounts/github/login/callback/"
 
 
@@ -23,6 +26,11 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return settings.LOCAL_ACCOUNTS
+
+    def clean_username(self, username: str, shallow: bool = False) -> str:
+        if len(username) > MAX_NAME:
+            raise ValidationError(f"The name has more than {MAX_NAME} characters.")
+        return str(super().clean_username(username, shallow=shallow))
 
     def add_message(self, *args: Any, **kwargs: Any) -> None:
         """Add no message: the page header shows who is signed in."""

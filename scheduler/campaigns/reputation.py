@@ -43,7 +43,7 @@ State = Volunteer.State
 def get_volunteer(node: Node) -> Volunteer:
     """Return the volunteer of a node: its owner, or the node itself if it has none. Create it if needed."""
     if node.owner_id is not None:
-        defaults = {"name": lambda: str(node.owner)}
+        defaults = {"name": lambda: str(node.owner)[:80]}  # as long as the field
         return Volunteer.objects.get_or_create(user_id=node.owner_id, defaults=defaults)[0]
     return Volunteer.objects.get_or_create(node=node, defaults={"name": node.name})[0]
 

@@ -16,7 +16,7 @@ TITLE = "Attention [/b] gate [tmp/x]"
 @pytest.fixture
 def site() -> LocalSite:
     local_site = LocalSite(8000)
-    local_site.console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    local_site.console = Console(file=io.StringIO(), width=120, force_terminal=True, highlight=False)
     return local_site
 
 

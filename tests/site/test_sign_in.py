@@ -205,6 +205,13 @@ def test_local_sign_up_and_sign_in_without_github_work(client: Client) -> None:
     assert get_username(client) == "ada"
 
 
+def test_sign_up_with_long_name_is_refused_with_message(client: Client) -> None:
+    password = {"password1": "a password of this test only", "password2": "a password of this test only"}
+    page = client.post("/accounts/signup/", {"username": "a" * 81, **password}).content.decode()
+    assert "The name has more than 80 characters." in page
+    assert not User.objects.exists()
+
+
 def test_login_form_after_wrong_password_keeps_the_name(client: Client) -> None:
     User.objects.create_user("ada", password="a password of this test only")
 
