@@ -6,16 +6,16 @@ A notice is sent once, or twice if the worker dies while sending. Webhooks carry
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Q
 from django.urls import reverse
 from django.utils import timezone
 
-from leaderboard import outbox
+from leaderboard import outbox, permissions
 from leaderboard.models import Entry, OutboxMessage, Subscription
 from leaderboard.notifications import email_links
 from leaderboard.notifications.channels import CHANNELS
@@ -52,12 +52,16 @@ def notify_about_events(events: Sequence[Event]) -> None:
 
 def notify_subscribers(topic: str, about: str | int) -> int:
     """Queue a notice to all subscribers whom it concerns, once; return their number. Requires a transaction."""
+    subject = TOPICS[topic].find_subject(str(about))
+    if subject is None:
+        return 0
+    subscriptions = [one for one in Subscription.objects.listening() if topic in one.topics]
+    permissions.load_roles([subscription.user for subscription in subscriptions])
+    counts = count_recent_notices(topic)
     recipients = [
         subscription
-        for subscription in Subscription.objects.listening()
-        if topic in subscription.topics
-        and TOPICS[topic].is_relevant(subscription.user, str(about))
-        and not is_over_daily_limit(topic, subscription)
+        for subscription in subscriptions
+        if TOPICS[topic].is_relevant(subscription.user, subject) and counts[subscription.pk] < MAX_PER_DAY
     ]
     for subscription in recipients:
         enqueue_notice(topic, str(about), subscription)
@@ -69,9 +73,11 @@ def enqueue_notice(topic: str, about: str, subscription: Subscription) -> Outbox
     return outbox.enqueue_once(KIND, f"{KIND}:{topic}:{about}:{subscription.pk}", payload)
 
 
-def is_over_daily_limit(topic: str, subscription: Subscription) -> bool:
-    recent = Q(created_at__gt=timezone.now() - timedelta(days=1), key__endswith=f":{subscription.pk}")
-    return OutboxMessage.objects.filter(recent, key__startswith=f"{KIND}:{topic}:").count() >= MAX_PER_DAY
+def count_recent_notices(topic: str) -> Counter[int]:
+    """Return the number of the last day's notices of a topic for each subscription's id."""
+    recent = OutboxMessage.objects.filter(kind=KIND, created_at__gt=timezone.now() - timedelta(days=1))
+    keys = recent.filter(key__startswith=f"{KIND}:{topic}:").values_list("key", flat=True)
+    return Counter(int(key.rpartition(":")[2]) for key in keys.iterator())
 
 
 def send_notice(queued: OutboxMessage) -> Mapping[str, Any]:
@@ -102,7 +108,8 @@ def compose_notice(topic: str, about: str, subscription: Subscription | None) ->
         line = "This is a test. Notices arrive here."
         return Message(f"A notice from {settings.SITE_NAME}", (line,), settings.SITE_URL + reverse("notices"))
     is_active = topic in subscription.topics and Subscription.objects.listening().filter(pk=subscription.pk).exists()
-    if not is_active or not TOPICS[topic].is_relevant(subscription.user, about):
+    subject = TOPICS[topic].find_subject(about)
+    if not is_active or subject is None or not TOPICS[topic].is_relevant(subscription.user, subject):
         return None
     return TOPICS[topic].compose(about)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -27,7 +28,11 @@ class Topic:
         """Return whether the user may subscribe."""
         return True
 
-    def is_relevant(self, user: User, about: str) -> bool:
+    def find_subject(self, about: str) -> Any:
+        """Return what the notice is about; None if it is gone."""
+        return about
+
+    def is_relevant(self, user: User, subject: Any) -> bool:
         """Return whether the notice concerns this subscriber. Checked when it is queued and before it is sent."""
         return True
 
@@ -84,12 +89,15 @@ class NodeTopic(Topic):
     label = "Node offline"
     hint = "A node that you lend is offline. Maintainers get notices of all nodes."
 
-    def is_relevant(self, user: User, about: str) -> bool:
-        node = self.find_node(about)
-        return node is not None and (node.owner_id == user.pk or permissions.is_maintainer(user))
+    def find_subject(self, about: str) -> Node | None:
+        event = Event.objects.filter(pk=int(about), target_kind="node").first()
+        return Node.objects.filter(pk=event.target_id).first() if event else None
+
+    def is_relevant(self, user: User, subject: Node) -> bool:
+        return subject.owner_id == user.pk or permissions.is_maintainer(user)
 
     def compose(self, about: str) -> Message | None:
-        node = self.find_node(about)
+        node = self.find_subject(about)
         if node is None or node.state != Node.State.OFFLINE:
             return None
         line = "It has not sent a request for two minutes. Its job continues on another node, from the last checkpoint."
@@ -99,10 +107,6 @@ class NodeTopic(Topic):
             url=settings.SITE_URL + reverse("nodes"),
             facts={"node": node.name, "last_seen": node.last_seen.isoformat() if node.last_seen else None},
         )
-
-    def find_node(self, event: str) -> Node | None:
-        found = Event.objects.filter(pk=int(event), target_kind="node").first()
-        return Node.objects.filter(pk=found.target_id).first() if found else None
 
 
 class ApprovalTopic(Topic):
@@ -114,12 +118,14 @@ class ApprovalTopic(Topic):
     def can_choose(self, user: User) -> bool:
         return bool(permissions.get_roles(user) & set(permissions.STAFF))
 
-    def is_relevant(self, user: User, about: str) -> bool:
-        entry = self.find_entry(about)
-        return entry is not None and permissions.can_approve(user, entry)
+    def find_subject(self, about: str) -> Entry | None:
+        return Entry.objects.select_related("track").filter(pk=int(about.partition(".")[0])).first()
+
+    def is_relevant(self, user: User, subject: Entry) -> bool:
+        return permissions.can_approve(user, subject)
 
     def compose(self, about: str) -> Message | None:
-        entry = self.find_entry(about)
+        entry = self.find_subject(about)
         if entry is None or not is_waiting_for_approval(entry):
             return None
         by = f" by {entry.author}" if entry.author else ""
@@ -131,9 +137,6 @@ class ApprovalTopic(Topic):
             url=settings.SITE_URL + entry.get_absolute_url(),
             facts={"entry": entry.pk, "sha": entry.sha, "track": entry.track.slug, "author": entry.author},
         )
-
-    def find_entry(self, about: str) -> Entry | None:
-        return Entry.objects.select_related("track").filter(pk=int(about.partition(".")[0])).first()
 
 
 def is_waiting_for_approval(entry: Entry) -> bool:
@@ -150,7 +153,7 @@ class AlertTopic(Topic):
     def can_choose(self, user: User) -> bool:
         return permissions.is_maintainer(user)
 
-    def is_relevant(self, user: User, about: str) -> bool:
+    def is_relevant(self, user: User, subject: str) -> bool:
         return permissions.is_maintainer(user)
 
     def compose(self, about: str) -> Message | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from leaderboard import events, permissions, tasks
@@ -16,7 +18,7 @@ from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval, li
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler import pool
-from scheduler.models import Node
+from scheduler.models import Event, Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.leaderboard.rankings.test_confirmations import create_candidate, finish_confirmations
 
@@ -74,6 +76,18 @@ def test_node_notice_is_sent_to_owner_and_maintainers_once(node: Node) -> None:
     take_node_offline(node)
     events.announce_events()
     assert [name for name, _ in list_notices("node")] == ["uma", "mara", "uma", "mara"]
+
+
+def test_node_notice_takes_no_more_queries_with_more_subscribers(node: Node, django_assert_num_queries: Any) -> None:
+    take_node_offline(node)
+    event = Event.objects.about(node).latest("pk")
+    create_subscription(create_user("zoe"), "node")
+    with CaptureQueriesContext(connection) as queries:
+        assert delivery.notify_subscribers("node", event.pk) == 0
+    for number in range(20):
+        create_subscription(create_user(f"user-{number}", permissions.COORDINATOR), "node")
+    with django_assert_num_queries(len(queries)):
+        assert delivery.notify_subscribers("node", event.pk) == 0
 
 
 def test_node_notice_is_dropped_when_node_is_online_again(node: Node) -> None:
