@@ -134,7 +134,8 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         entry, form = self.get_entry_to_decide(request, entry_id), ApprovalForm(request.POST)
         try:
             if not form.is_valid():
-                raise IntakeError("Not approved: the impact must be a whole number from -1000 to 1000.")
+                wrong = [f"{name}: {' '.join(map(str, problems))}" for name, problems in form.errors.items()]
+                raise IntakeError(f"Not approved. {' '.join(wrong)}")
             queued = intake.approve_entry(entry, user=get_user(request), **form.cleaned_data)
         except IntakeError as error:
             return self.show_error(request, entry, error)

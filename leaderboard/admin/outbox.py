@@ -10,6 +10,7 @@ from django.utils import timezone
 from leaderboard import outbox
 from leaderboard.admin.base import get_user
 from leaderboard.models import Delivery, Installation, OutboxMessage
+from leaderboard.notifications import delivery
 from scheduler.admin.base import ReadOnlyAdmin
 from scheduler.models import Event
 
@@ -23,11 +24,12 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Process again", permissions=["view"])
     def again(self, request: HttpRequest, queryset: QuerySet[OutboxMessage]) -> None:
-        """Queue messages in any state: their handlers are idempotent."""
-        for message in queryset:
+        """Queue messages in any state: their handlers are idempotent, but for notices, which are not sent again."""
+        chosen = list(queryset.exclude(kind=delivery.KIND, state=OutboxMessage.State.DONE))
+        for message in chosen:
             outbox.enqueue(message.kind, message.key, message.payload)
             Event.record(get_user(request).get_username(), message, f"Queued {message.key} again.")
-        messages.info(request, f"Queued again: {len(queryset)}.")
+        messages.info(request, f"Queued again: {len(chosen)}.")
 
 
 @admin.register(Delivery)
@@ -41,9 +43,9 @@ class DeliveryAdmin(ReadOnlyAdmin):
     def again(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
         """Queue the webhooks whose payload is still stored and that are not waiting already."""
         deliveries = list(queryset.exclude(payload={}).exclude(state=Delivery.State.NEW))
-        for delivery in deliveries:
-            Event.record(get_user(request).get_username(), delivery, f"Queued {delivery} again.")
-        Delivery.objects.filter(pk__in=[delivery.pk for delivery in deliveries]).update(
+        for webhook in deliveries:
+            Event.record(get_user(request).get_username(), webhook, f"Queued {webhook} again.")
+        Delivery.objects.filter(pk__in=[webhook.pk for webhook in deliveries]).update(
             state=Delivery.State.NEW, attempts=0, problem="", not_before=timezone.now()
         )
         messages.info(request, f"Queued again: {len(deliveries)}.")

@@ -160,9 +160,7 @@ class RunAdmin(NoAddOrDeleteAdmin):
 
     @admin.action(description="Cancel", permissions=["change"])
     def cancel_runs(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
-        for run in queryset:
-            runs.cancel_run(run, f"Cancelled by {get_user(request)}.", get_user(request).get_username())
-        self.message_user(request, "Cancelled. A node that trains one stops with its next heartbeat.")
+        self.perform_action(request, queryset, "cancel")
 
     @admin.action(description="Hold: keep from nodes until resumed", permissions=["change"])
     def hold(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:

@@ -98,6 +98,14 @@ def test_entry_approval_by_viewer_is_forbidden(client: Client, proposed_entry: E
     assert proposed_entry.state == "proposed"
 
 
+def test_entry_approval_with_invalid_field_names_it(maintainer_client: Client, proposed_entry: Entry) -> None:
+    values = {"sha": proposed_entry.sha, "budget": "1" * 41, "impact": "much"}
+    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/"
+    page = maintainer_client.post(address, values, follow=True).content.decode()
+    assert "budget: Ensure this value has at most 40 characters" in page
+    assert "impact: Enter a whole number." in page
+
+
 def test_entry_approval_without_csrf_token_is_forbidden(maintainer: User, proposed_entry: Entry) -> None:
     forged = Client(enforce_csrf_checks=True)
     forged.force_login(maintainer)
@@ -116,6 +124,7 @@ def test_cancel_action_cancels_run(maintainer_client: Client, run: Run) -> None:
     run_admin_action(maintainer_client, "cancel_runs", run)
     run.refresh_from_db()
     assert (run.state, run.reason) == ("cancelled", "Cancelled by mara.")
+    assert "this action is not possible now" in run_admin_action(maintainer_client, "cancel_runs", run)
 
 
 def test_run_again_action_queues_run_with_new_seed(maintainer_client: Client, run: Run) -> None:
