@@ -17,6 +17,7 @@ from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.reproduction import build_recipe
+from leaderboard.sanitize import escape_markdown
 from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
 ALIKE = ("format", "identity", "config", "seed", "budget", "arch")
@@ -204,10 +205,3 @@ def format_plus_minus(value: float | None, stderr: float | None) -> str:
 def write_markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(escape_markdown(cell) for cell in row)} |" for row in rows]
     return [lines[0], f"|{' --- |' * len(rows[0])}", *lines[1:]]
-
-
-def escape_markdown(text: str) -> str:
-    """Escape untrusted text: no column, link or mention."""
-    for mark in "\\|[]<>@`*_":
-        text = text.replace(mark, f"\\{mark}" if mark != "@" else "@\u200b")
-    return " ".join(text.split())

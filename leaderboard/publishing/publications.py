@@ -22,6 +22,7 @@ from leaderboard import outbox, run_jobs
 from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import hub_files, weights
+from leaderboard.publishing.model_card import build_run_url
 from leaderboard.runs import RunError
 from scheduler import hub
 from scheduler.models import SITE_ACTOR, Blob, Event
@@ -228,10 +229,6 @@ def get_hub_url(publication: Publication) -> str:
         return ""
     tree = "" if publication.name == FINAL else f"/tree/{publication.name}"
     return f"{settings.HUB_ENDPOINT}/{publication.repository}{tree}"
-
-
-def build_run_url(run: Run) -> str:
-    return f"{settings.SITE_URL}{run.get_absolute_url()}"
 
 
 def build_mark(publication: Publication, version: int) -> str:

@@ -74,7 +74,7 @@ class ScoredRun:
 
 
 RUN_COLUMNS: dict[str, str] = {
-    # field of Judged: column of Run
+    # field of ScoredRun: column of Run
     **{name: name for name in ("purpose", "seed", "budget", "bits_per_byte", "seconds_void", "node_class", "trust")},
     **{name: name for name in ("parameters", "finished_at")},
     "run": "pk",
