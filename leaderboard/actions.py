@@ -127,7 +127,7 @@ RUN_ACTIONS = {
     for action in (
         RunAction("hold", "Hold", "The run is held.", lambda run: run.state in IN_QUEUE and not is_held(run), hold_run),
         RunAction(
-            "go-on",
+            "resume",
             "Resume",
             "The run is queued again.",
             lambda run: run.state in IN_QUEUE and is_held(run),

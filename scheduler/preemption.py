@@ -82,7 +82,7 @@ def make_room_for(job: Job, slots: Collection[OccupiedSlot], now: datetime) -> b
     assert least.lease is not None, "a slot that yields has a lease"
     least.reserved = True
     return transitions.request_hand_back(
-        least.lease.job, SITE_ACTOR, "Tonight's train needs its node; it goes on when one is free."
+        least.lease.job, SITE_ACTOR, "Tonight's run needs its node; it resumes when one is free."
     )
 
 

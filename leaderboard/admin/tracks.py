@@ -155,7 +155,17 @@ class RunAdmin(NoAddOrDeleteAdmin):
     list_filter = ("state", "purpose", "track", "cause")
     search_fields = ("entry__title", "entry__sha", "entry__author")
     list_select_related = ("entry", "track")
-    actions = ("cancel_runs", "hold", "let_go", "raise_priority", "go_on", "run_again", "confirm", "replay", "settle")
+    actions = (
+        "cancel_runs",
+        "hold",
+        "resume_held",
+        "raise_priority",
+        "retry_failed",
+        "run_again",
+        "confirm",
+        "replay",
+        "settle",
+    )
     readonly_fields = list_field_names(Run)
 
     @admin.action(description="Cancel", permissions=["change"])
@@ -167,8 +177,8 @@ class RunAdmin(NoAddOrDeleteAdmin):
         self.perform_action(request, queryset, "hold")
 
     @admin.action(description="Resume held runs", permissions=["change"])
-    def let_go(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
-        self.perform_action(request, queryset, "go-on")
+    def resume_held(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
+        self.perform_action(request, queryset, "resume")
 
     def perform_action(self, request: HttpRequest, queryset: QuerySet[Run], name: str) -> None:
         """Perform an action of a run's page. The admin opens after the second step only."""
@@ -186,7 +196,7 @@ class RunAdmin(NoAddOrDeleteAdmin):
         apply_to_rows(self, request, queryset.select_related("job", "entry"), act, "Raised")
 
     @admin.action(description="Retry with the same seed after a failure of the infrastructure", permissions=["change"])
-    def go_on(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
+    def retry_failed(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
         def act(run: Run) -> str:
             runs.retry_run(run, actor=get_user(request).get_username())
             return f"Run {run.pk} is {run.state}."

@@ -28,7 +28,7 @@ def compose_report(day: date) -> Message | None:
     results = [(night, finished.get(night.track_id)) for night in nights]
     first = next(iter(finished.values()), None)
     return Message(
-        title=f"All aboard: {day:%-d %b}",
+        title=f"Morning report: {day:%-d %b}",
         lines=tuple(line for night, run in results for line in format_lines(night, run)),
         url=settings.SITE_URL + (first.get_absolute_url() if first else reverse("calendar")),
         files=build_attachments(first) if first else (),

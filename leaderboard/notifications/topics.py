@@ -44,7 +44,7 @@ class Topic:
 class MorningReportTopic(Topic):
     """`about`: the day, as 2026-11-21."""
 
-    label = "All aboard"
+    label = "Morning report"
     hint = "Every morning: last night's result, its curve as an image and its metrics as CSV."
 
     def compose(self, about: str) -> Message | None:

@@ -1,4 +1,4 @@
-"""The board: a track's table, with tonight's train on top."""
+"""The board: a track's table, with tonight's run on top."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def test_author_can_hold_resume_and_cancel_queued_run(client: Client, entry_auth
     assert "The run is held." in page
     assert "Held by ada." in page
     assert (run.state, get_job(run).state) == ("queued", Job.State.HELD)
-    assert list_buttons(client, run) == ["go-on", "cancel"]
-    post_action(client, run, "go-on")
+    assert list_buttons(client, run) == ["resume", "cancel"]
+    post_action(client, run, "resume")
     assert (run.reason, get_job(run).state) == ("", Job.State.QUEUED)
     post_action(client, run, "cancel")
     assert (run.state, get_job(run).state) == ("cancelled", Job.State.CANCELLED)
@@ -71,7 +71,7 @@ def test_held_training_run_resumes_from_its_checkpoint(
     assert (run.state, get_job(run).state) == ("paused", Job.State.HELD)
     assert run.reason == "Held by ada. It resumes from step 10 when it is queued again."
     assert leases.claim_job(capable_node) is None
-    post_action(client, run, "go-on")
+    post_action(client, run, "resume")
     _, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
     assert spec.order.resume
@@ -115,7 +115,7 @@ def test_author_can_retry_run_after_infrastructure_failure(
 
 
 def test_impossible_action_is_refused_with_message(client: Client, entry_author: User, run: Run) -> None:
-    assert "this action is not possible now" in post_action(client, run, "go-on")
+    assert "this action is not possible now" in post_action(client, run, "resume")
     assert client.post(f"/runs/{run.pk}/ask/win/").status_code == 404
     assert client.get(f"/runs/{run.pk}/ask/cancel/").status_code == 405
 
@@ -184,7 +184,7 @@ def test_admin_actions_hold_queue_and_raise_priority(run: Run, maintainer: User,
 
     run_admin_action("hold")
     assert get_job(run).state == Job.State.HELD
-    run_admin_action("let_go")
+    run_admin_action("resume_held")
     assert get_job(run).state == Job.State.QUEUED
     priorities = [get_job(run).priority]
     for _ in range(4):

@@ -59,7 +59,7 @@ def describe_commit(sha: str) -> dict[str, Any] | None:
 
 def describe_run(run: Run) -> dict[str, Any]:
     if run.state in NOT_STARTED_STATES:
-        return {"status": "queued", "title": "Tonight's train waits for a node."}
+        return {"status": "queued", "title": "Tonight's run waits for a node."}
     if run.state == Run.State.FINISHED:
         return {"status": "completed", "conclusion": "success", "title": f"{run.bits_per_byte:.4f} bits per byte"}
     if run.state == Run.State.FAILED:
@@ -70,4 +70,4 @@ def describe_run(run: Run) -> dict[str, Any]:
     if run.state == Run.State.CANCELLED:
         return {"status": "completed", "conclusion": "cancelled", "title": f"Cancelled: {run.reason}"}
     scoring = run.state == Run.State.SCORING
-    return {"status": "in_progress", "title": "Trained; being scored." if scoring else "On tonight's train."}
+    return {"status": "in_progress", "title": "Trained; being scored." if scoring else "Tonight's run trains."}

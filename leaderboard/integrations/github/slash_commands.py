@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
 from django.db import transaction
@@ -182,41 +183,53 @@ def run_commands_once(
         locked = OutboxMessage.objects.select_for_update().get(pk=message.pk)
         if not locked.result:
             answers = [run_command(pull, commenter, command) for command in commands]
-            went = all(why in ("", "help") for _, _, why in answers)
-            locked.result = {"answers": [(line, message) for line, message, _ in answers], "went": went}
+            went = all(answer.outcome in (Outcome.DONE, Outcome.HELP) for answer in answers)
+            locked.result = {"answers": [(answer.line, answer.message) for answer in answers], "went": went}
             OutboxMessage.objects.filter(pk=message.pk).update(result=locked.result)
             enqueue_answer(message, pull, answers)
     message.result = locked.result
 
 
-Answer = tuple[str, str, str]
-# (line, answer, why it needs a separate comment: "", "help", "misread", "no" or "not yours")
+class Outcome(StrEnum):
+    """What became of a command. All but `DONE` are answered in a comment."""
+
+    DONE = "done"
+    HELP = "help"
+    INVALID = "invalid"
+    REFUSED = "refused"
+    DENIED = "denied"  # the commenter may not give it
+
+
+class Answer(NamedTuple):
+    line: str
+    message: str
+    outcome: Outcome
 
 
 def run_command(pull: PullRequest, commenter: Commenter, command: Command | InvalidCommand) -> Answer:
     if isinstance(command, InvalidCommand):
-        return command.line, command.why, "misread"
+        return Answer(command.line, command.why, Outcome.INVALID)
     if command.action == "help":
-        return command.line, "These commands exist, one a line.", "help"
+        return Answer(command.line, "These commands exist, one a line.", Outcome.HELP)
     try:
         with transaction.atomic():
-            return command.line, HANDLERS[command.action](pull, commenter, command), ""
+            return Answer(command.line, HANDLERS[command.action](pull, commenter, command), Outcome.DONE)
     except NotAuthorizedError as error:
-        return command.line, str(error), "not yours"
+        return Answer(command.line, str(error), Outcome.DENIED)
     except (RefusedError, IntakeError, RunError) as error:
-        return command.line, str(error), "no"
+        return Answer(command.line, str(error), Outcome.REFUSED)
 
 
 def enqueue_answer(message: OutboxMessage, pull: PullRequest, answers: list[Answer]) -> None:
-    failed = [answer for answer in answers if answer[2]]
-    if not failed:
+    shown = [answer for answer in answers if answer.outcome != Outcome.DONE]
+    if not shown:
         return
-    is_denied = all(why == "not yours" for _, _, why in failed)
+    is_denied = all(answer.outcome == Outcome.DENIED for answer in shown)
     key = f"{ANSWER}:{pull.pk}:{message.payload['person']}" if is_denied else f"{ANSWER}:{message.payload['comment']}"
     payload = {
         **{name: message.payload[name] for name in ("pull", "comment", "login")},
-        "answers": [(line, message) for line, message, _ in failed],
-        "help": any(why in ("help", "misread") for _, _, why in failed),
+        "answers": [(answer.line, answer.message) for answer in shown],
+        "help": any(answer.outcome in (Outcome.HELP, Outcome.INVALID) for answer in shown),
     }
     outbox.enqueue_once(ANSWER, key[:160], payload)
 

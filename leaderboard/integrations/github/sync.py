@@ -266,7 +266,7 @@ def explain_withdrawal(pull: PullRequest, request: FrontMatter | None, entry: En
     """Return why an entry is outdated; empty if it is not."""
     if pull.state == PullRequest.State.MERGED:
         # Approved entries still run; others are superseded by main.
-        return "" if entry.state == Entry.State.APPROVED else "It was merged: main's own train takes it."
+        return "" if entry.state == Entry.State.APPROVED else "It was merged: runs of main train it."
     if pull.state == PullRequest.State.CLOSED:
         return "The pull request was closed."
     if entry.sha != pull.head_sha:

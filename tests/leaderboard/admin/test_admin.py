@@ -134,13 +134,13 @@ def test_run_again_action_queues_run_with_new_seed(maintainer_client: Client, ru
     assert second.seed != first.seed
 
 
-def test_go_on_action_resumes_infrastructure_failures_only(maintainer_client: Client, run: Run, node: Node) -> None:
+def test_retry_action_resumes_infrastructure_failures_only(maintainer_client: Client, run: Run, node: Node) -> None:
     assert run.job
-    assert "because of the infrastructure" in run_admin_action(maintainer_client, "go_on", run)
+    assert "because of the infrastructure" in run_admin_action(maintainer_client, "retry_failed", run)
     lease_job(run.job, node)
     Job.objects.update(state=Job.State.FAILED)
     get_job_kind(run.job).handle_failure(run.job, "infrastructure", "No node.")
-    run_admin_action(maintainer_client, "go_on", run)
+    run_admin_action(maintainer_client, "retry_failed", run)
     run.refresh_from_db()
     assert run.state == "queued"
 

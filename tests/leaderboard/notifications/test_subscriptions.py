@@ -184,7 +184,7 @@ def test_morning_report_of_finished_run_has_result_card_and_csv(track: Track, no
     Run.objects.filter(pk=run.pk).update(finished_at=MONDAY + timedelta(hours=10))
     message = TOPICS["morning"].compose(TUESDAY)
     assert message
-    assert message.title == "All aboard: 3 Mar"
+    assert message.title == "Morning report: 3 Mar"
     assert message.lines[0].startswith("Small: main, 2 Mar finished with 2.5000 bits per byte.")
     assert message.lines[0].count("2.5000 bits per byte") == 1
     assert message.url.endswith(run.get_absolute_url())

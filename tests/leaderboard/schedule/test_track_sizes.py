@@ -209,7 +209,7 @@ def test_resumed_job_gets_new_limits_of_its_track(proposed_entry: Entry, maintai
     track.full_clean()
     track.save()
     run = Run.objects.get(pk=run.pk)
-    perform_run_action(run, "go-on", maintainer, is_maintainer=True)
+    perform_run_action(run, "resume", maintainer, is_maintainer=True)
     job = Job.objects.get(pk=run.job_id)
     assert (job.max_file_bytes, job.max_lease_bytes) == (5, old_limits.lease_bytes)
     assert job.limits["disk_bytes"] == 7_000_000_000

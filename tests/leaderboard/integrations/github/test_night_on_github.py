@@ -44,7 +44,7 @@ def test_nightly_run_updates_one_check_of_its_commit(
     night = start_night(MONDAY)
     assert night.run
     queued_check = process_and_get_check(connected_github, night.sha)
-    assert (queued_check["status"], queued_check["output"]["title"]) == ("queued", "Tonight's train waits for a node.")
+    assert (queued_check["status"], queued_check["output"]["title"]) == ("queued", "Tonight's run waits for a node.")
     assert queued_check["details_url"].endswith(night.run.get_absolute_url())
     run = finish_run(night.run, node)
     finished_check = process_and_get_check(connected_github, night.sha)
