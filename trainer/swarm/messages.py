@@ -37,6 +37,7 @@ Addresses = Annotated[tuple[PeerAddress, ...], Field(max_length=16)]  # Empty fo
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 StageIndex = Annotated[int, Field(ge=0, lt=64)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MeasuredFloat = Annotated[float, Field(allow_inf_nan=True)]  # Not finite where the model has diverged
 Timeout = Annotated[float, Field(gt=0, le=86_400)]  # seconds
 
 
@@ -123,7 +124,7 @@ class StageReply(Message):
     """Tensors: the gradient of the hidden input, none from stage 0; or the mode's result."""
 
     path: tuple[PeerName, ...]  # The peers that computed, this stage first
-    nats: float = 0.0  # Sum over the micro-batch's targets; not finite where the model is not
+    nats: MeasuredFloat = 0.0  # Sum over the micro-batch's targets
     targets: Number = 0
     later_seconds: Share = 0.0  # Seconds spent waiting for later stages
 
@@ -136,7 +137,7 @@ class DropStep(StepRequest):
 
 class HeldMicroBatch(Message):
     micro_batch: Number
-    nats: float = 0.0  # Sum of nats at the last stage; 0 at others
+    nats: MeasuredFloat = 0.0  # Sum of nats at the last stage; 0 at others
     targets: Number = 0
 
 
@@ -181,9 +182,9 @@ class TiedDigests(Message):
 
 class Vote(Message):
     digest: Sha256  # Digest of the weights and the mean gradient
-    squared_norm: float  # Squared norm of this stage's mean gradient; may be not finite
+    squared_norm: MeasuredFloat  # Squared norm of this stage's mean gradient
     tied: TiedDigests | None = None
-    norms: Annotated[tuple[tuple[PeerName, float], ...], Field(max_length=4096)] = ()
+    norms: Annotated[tuple[tuple[PeerName, MeasuredFloat], ...], Field(max_length=4096)] = ()
     """Squared norm of what the voter read of each peer's sum, including its own."""
 
 
@@ -196,7 +197,7 @@ class CompareReplay(StepRequest):
 
 
 class ReplayDistance(Message):
-    relative: float  # ||a - b|| / ||b|| of the peer's sum a and the recomputed sum b; not finite if one of them is not
+    relative: MeasuredFloat  # ||a - b|| / ||b|| of the peer's sum a and the recomputed sum b
     finite: bool  # Whether the recomputed gradient is finite
 
 
