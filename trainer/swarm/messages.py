@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from torch import Tensor
 
 from trainer.protocol import Message, PeerAddress, Sha256
@@ -32,12 +32,21 @@ from trainer.protocol.version import MessageT
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import MalformedFrameError, RpcFrame
 
+
+def reject_negative(value: float) -> float:
+    """Return the value; raise ValueError for a negative one. `Field(ge=0)` would reject NaN, too."""
+    if value < 0:
+        raise ValueError("negative")
+    return value
+
+
 PeerName = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{30,70}$")]  # A peer's name: base58, the hash of its key
 Addresses = Annotated[tuple[PeerAddress, ...], Field(max_length=16)]  # Empty for a machine that cannot be dialed
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 StageIndex = Annotated[int, Field(ge=0, lt=64)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MeasuredFloat = Annotated[float, Field(allow_inf_nan=True)]  # Not finite where the model has diverged
+SquaredNorm = Annotated[MeasuredFloat, AfterValidator(reject_negative)]
 Timeout = Annotated[float, Field(gt=0, le=86_400)]  # seconds
 
 
@@ -182,9 +191,9 @@ class TiedDigests(Message):
 
 class Vote(Message):
     digest: Sha256  # Digest of the weights and the mean gradient
-    squared_norm: MeasuredFloat  # Squared norm of this stage's mean gradient
+    squared_norm: SquaredNorm  # Squared norm of this stage's mean gradient
     tied: TiedDigests | None = None
-    norms: Annotated[tuple[tuple[PeerName, MeasuredFloat], ...], Field(max_length=4096)] = ()
+    norms: Annotated[tuple[tuple[PeerName, SquaredNorm], ...], Field(max_length=4096)] = ()
     """Squared norm of what the voter read of each peer's sum, including its own."""
 
 
@@ -256,6 +265,8 @@ def parse_message(kind: type[MessageT], frame: RpcFrame) -> MessageT:
     """Validate a frame's body as this message; raise `MalformedFrameError`."""
     try:
         return kind.model_validate_json(json.dumps(frame.body))  # as JSON, where tuples are lists
+    except RecursionError:
+        raise MalformedFrameError(f"{kind.__name__}: nested too deeply") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise MalformedFrameError(f"{kind.__name__}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
