@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from trainer.swarm.coordinator import Coordinator, CoordinatorOptions
 from trainer.swarm.data import Batches
@@ -14,17 +15,26 @@ from trainer.swarm.transport import Transport
 from trainer.swarm.worker import Worker
 
 
-async def train_in_process(batches: Batches, folder: Path, requested_stages: Sequence[int], timeout: float) -> None:
-    """Train with one worker for each requested stage. The run's folder is `folder / "run"`."""
+async def train_in_process(
+    batches: Batches,
+    folder: Path,
+    requested_stages: Sequence[int],
+    timeout: float,
+    worker_types: Mapping[int, type[Worker]] = MappingProxyType({}),
+) -> None:
+    """Train with one worker for each requested stage, named "0", "1", ... The run's folder is `folder / "run"`.
+
+    `worker_types`: the classes of workers that are not `Worker`, by number.
+    """
     home, *others = transports = [Transport(folder / name) for name in ("run", *map(str, range(len(requested_stages))))]
     options = CoordinatorOptions(timeout, peers=len(requested_stages))
     coordinator = Coordinator(home.folder, batches, home, options)
     workers: list[asyncio.Task[None]] = []
     try:
         await asyncio.gather(*(transport.start() for transport in transports))
-        for transport, stage in zip(others, requested_stages, strict=True):
+        for number, (transport, stage) in enumerate(zip(others, requested_stages, strict=True)):
             hello = Hello(label=transport.folder.name, preferred_stage=stage)
-            worker = Worker(transport, home.addresses, hello, FaultInjector(), "cpu")
+            worker = worker_types.get(number, Worker)(transport, home.addresses, hello, FaultInjector(), "cpu")
             workers.append(asyncio.create_task(worker.serve()))
         await coordinator.train()
     finally:
