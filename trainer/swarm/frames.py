@@ -19,6 +19,7 @@ from torch import Tensor
 
 MAX_HEADER_BYTES = 2**20
 MAX_TENSORS = 4096  # Limit per frame
+MAX_STRIDE = 2**40  # Limit of the product of a tensor's dimensions, except those that are 0
 CHUNK_BYTES = 2**18
 DTYPES = {
     "fp32": torch.float32,
@@ -85,8 +86,8 @@ async def receive_header(reader: asyncio.StreamReader) -> dict[str, Any]:
         raise MalformedFrameError(f"a header of {size} bytes")
     try:
         header = json.loads(await reader.readexactly(size))
-    except ValueError as error:
-        raise MalformedFrameError("a header that is not JSON") from error
+    except (ValueError, RecursionError) as error:
+        raise MalformedFrameError("a header that is not JSON, or nested too deeply") from error
     if not isinstance(header, dict):
         raise MalformedFrameError("a header that is not an object")
     return header
@@ -113,12 +114,15 @@ async def receive_tensors(
 
 def parse_tensor_header(item: Any) -> tuple[torch.dtype, list[int], int]:
     """Return dtype, shape and size in bytes of one tensor in a header."""
-    if not (isinstance(item, list) and len(item) == 2 and item[0] in DTYPES and isinstance(item[1], list)):
-        raise MalformedFrameError("a tensor without a dtype or a shape")
-    shape = item[1]
-    if len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+    match item:
+        case [str(name), list(shape)] if name in DTYPES:
+            dtype = DTYPES[name]
+        case _:
+            raise MalformedFrameError("a tensor without a dtype or a shape")
+    if len(shape) > 8 or not all(type(n) is int and n >= 0 for n in shape):
         raise MalformedFrameError(f"a tensor of shape {shape}")
-    dtype = DTYPES[item[0]]
+    if math.prod(max(1, n) for n in shape) >= MAX_STRIDE:  # torch refuses it even if a dimension is 0
+        raise MalformedFrameError(f"a tensor of shape {shape}")
     return dtype, shape, dtype.itemsize * math.prod(shape)
 
 

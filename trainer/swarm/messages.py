@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from torch import Tensor
 
 from trainer.protocol import Message, PeerAddress, Sha256
@@ -32,11 +32,21 @@ from trainer.protocol.version import MessageT
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import MalformedFrameError, RpcFrame
 
+
+def reject_negative(value: float) -> float:
+    """Return the value; raise ValueError for a negative one. `Field(ge=0)` would reject NaN, too."""
+    if value < 0:
+        raise ValueError("negative")
+    return value
+
+
 PeerName = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{30,70}$")]  # A peer's name: base58, the hash of its key
 Addresses = Annotated[tuple[PeerAddress, ...], Field(max_length=16)]  # Empty for a machine that cannot be dialed
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 StageIndex = Annotated[int, Field(ge=0, lt=64)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MeasuredFloat = Annotated[float, Field(allow_inf_nan=True)]  # Not finite where the model has diverged
+SquaredNorm = Annotated[MeasuredFloat, AfterValidator(reject_negative)]
 Timeout = Annotated[float, Field(gt=0, le=86_400)]  # seconds
 
 
@@ -123,7 +133,7 @@ class StageReply(Message):
     """Tensors: the gradient of the hidden input, none from stage 0; or the mode's result."""
 
     path: tuple[PeerName, ...]  # The peers that computed, this stage first
-    nats: float = 0.0  # Sum over the micro-batch's targets; not finite where the model is not
+    nats: MeasuredFloat = 0.0  # Sum over the micro-batch's targets
     targets: Number = 0
     later_seconds: Share = 0.0  # Seconds spent waiting for later stages
 
@@ -136,7 +146,7 @@ class DropStep(StepRequest):
 
 class HeldMicroBatch(Message):
     micro_batch: Number
-    nats: float = 0.0  # Sum of nats at the last stage; 0 at others
+    nats: MeasuredFloat = 0.0  # Sum of nats at the last stage; 0 at others
     targets: Number = 0
 
 
@@ -181,9 +191,9 @@ class TiedDigests(Message):
 
 class Vote(Message):
     digest: Sha256  # Digest of the weights and the mean gradient
-    squared_norm: float  # Squared norm of this stage's mean gradient; may be not finite
+    squared_norm: SquaredNorm  # Squared norm of this stage's mean gradient
     tied: TiedDigests | None = None
-    norms: Annotated[tuple[tuple[PeerName, float], ...], Field(max_length=4096)] = ()
+    norms: Annotated[tuple[tuple[PeerName, SquaredNorm], ...], Field(max_length=4096)] = ()
     """Squared norm of what the voter read of each peer's sum, including its own."""
 
 
@@ -196,7 +206,7 @@ class CompareReplay(StepRequest):
 
 
 class ReplayDistance(Message):
-    relative: float  # ||a - b|| / ||b|| of the peer's sum a and the recomputed sum b; not finite if one of them is not
+    relative: MeasuredFloat  # ||a - b|| / ||b|| of the peer's sum a and the recomputed sum b
     finite: bool  # Whether the recomputed gradient is finite
 
 
@@ -255,6 +265,8 @@ def parse_message(kind: type[MessageT], frame: RpcFrame) -> MessageT:
     """Validate a frame's body as this message; raise `MalformedFrameError`."""
     try:
         return kind.model_validate_json(json.dumps(frame.body))  # as JSON, where tuples are lists
+    except RecursionError:
+        raise MalformedFrameError(f"{kind.__name__}: nested too deeply") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise MalformedFrameError(f"{kind.__name__}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import operator
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from statistics import median_low
+from typing import TypeVar
 
 from trainer.errors import ModelError
 from trainer.swarm import buffers, cover, messages, trust
@@ -28,8 +31,12 @@ from trainer.swarm.transport import shorten
 MAX_BLAMES = 2  # A peer is evicted after this many attempts in which others could not read its gradient sum
 MIN_BANDWIDTH = 5e5
 """Bytes per second that a peer's network should have. It determines how long the reduction may take."""
+NORM_TOLERANCE = 1e-3
+"""Largest relative difference between two members' squared norms of one mean: each may add in another order."""
 
 LedgersByStage = dict[int, dict[str, messages.Ledger]]  # For each stage, its members and their ledgers
+
+ResultT = TypeVar("ResultT")
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +82,8 @@ class Transaction:
 
     def compute_squared_norm(self, votes: Mapping[str, messages.Vote]) -> float:
         """Return the squared norm of the whole model's mean gradient; raise `DivergedError` if it is not finite."""
-        norm = sum(votes[members[0].name].squared_norm for members in self.membership.list_stages())
+        stages = self.membership.list_stages()
+        norm = sum(median_low(votes[member.name].squared_norm for member in members) for members in stages)
         if not math.isfinite(norm):
             raise DivergedError(f"step {self.version}: the gradient is not finite; try a lower learning rate")
         return norm
@@ -197,7 +205,7 @@ class Transaction:
         for name, error in errors.items():
             self.assign_blame(name, error, votes)
         is_valid = not errors and self.check_tied(votes)
-        return votes if is_valid and not self.evict_outvoted(ledgers, {n: v.digest for n, v in votes.items()}) else None
+        return votes if is_valid and not self.evict_outvoted(ledgers, votes, is_same_result) else None
 
     def get_reduce_seconds(self) -> float:
         """Return how long reading all gradient sums of a stage may take, beyond the usual timeout."""
@@ -223,20 +231,27 @@ class Transaction:
         if self.blames[name] >= MAX_BLAMES:
             self.membership.evict(name, reason)
 
-    def evict_outvoted(self, stages: Iterable[int], digests: Mapping[str, str]) -> bool:
-        """Evict members whose digest differs from that of most of their stage; return whether there were any."""
-        outvoted = [name for stage in stages for name in self.find_outvoted(stage, digests)]
+    def evict_outvoted(
+        self,
+        stages: Iterable[int],
+        results: Mapping[str, ResultT],
+        is_equal: Callable[[ResultT, ResultT], bool] = operator.eq,
+    ) -> bool:
+        """Evict members whose result differs from that of most of their stage; return whether there were any."""
+        outvoted = [name for stage in stages for name in self.find_outvoted(stage, results, is_equal)]
         for name in outvoted:
             self.membership.evict(name, "its result differs from the others' of its stage")
         return bool(outvoted)
 
-    def find_outvoted(self, stage: int, digests: Mapping[str, str]) -> list[str]:
+    def find_outvoted(
+        self, stage: int, results: Mapping[str, ResultT], is_equal: Callable[[ResultT, ResultT], bool]
+    ) -> list[str]:
         """Return a stage's members that voted against the majority. In a tie the oldest member's vote decides."""
-        peers = [m for m in self.membership.get_stage_members(stage) if m.name in digests]
-        counts = Counter(digests[m.name] for m in peers)
+        peers = [m for m in self.membership.get_stage_members(stage) if m.name in results]
         oldest = min(peers, key=lambda member: (member.since, member.name))
-        winner = max(counts, key=lambda digest: (counts[digest], digest == digests[oldest.name]))
-        return [member.name for member in peers if digests[member.name] != winner]
+        candidates = [oldest, *(peer for peer in peers if peer is not oldest)]
+        winner = max(candidates, key=lambda one: sum(is_equal(results[one.name], results[m.name]) for m in peers))
+        return [member.name for member in peers if not is_equal(results[winner.name], results[member.name])]
 
     def check_tied(self, votes: Mapping[str, messages.Vote]) -> bool:
         """Return whether both copies of a tied matrix are equal and get the same update (`trainer.swarm.tied`).
@@ -282,6 +297,13 @@ def reject_tensors(_: str, reply: RpcFrame) -> str:
     if reply.tensors:
         raise MalformedFrameError("an unexpected tensor")
     return ""
+
+
+def is_same_result(one: messages.Vote, other: messages.Vote) -> bool:
+    """Return whether two votes are for the same weights and mean, and agree on its norm or that it is not finite."""
+    norms = one.squared_norm, other.squared_norm
+    is_same_norm = math.isclose(*norms, rel_tol=NORM_TOLERANCE) or not any(map(math.isfinite, norms))
+    return one.digest == other.digest and is_same_norm
 
 
 def get_held(ledger: messages.Ledger) -> set[int]:

@@ -77,13 +77,13 @@ def peers_to_ban(ledgers: Mapping[int, Mapping[str, Any]], blamed: Mapping[str, 
     stage_by_peer = {name: stage for stage, peers in ledgers.items() for name in peers}
     verdicts = {name: reason for name, reason in blamed.items() if name in stage_by_peer}
     for stage, peers in ledgers.items():
-        reports: dict[str, list[str]] = {}
-        for ledger in peers.values():
+        reports: dict[str, dict[str, str]] = {}  # For each blamed peer, those that blame it and why
+        for reporter, ledger in peers.items():
             for blame in ledger.blamed:
-                reports.setdefault(blame.peer, []).append(blame.why)
+                reports.setdefault(blame.peer, {})[reporter] = blame.why
         for name, reasons in reports.items():
             if name in stage_by_peer and stage_by_peer[name] != stage and 2 * len(reasons) > len(peers):
-                verdicts[name] = reasons[0]
+                verdicts[name] = next(iter(reasons.values()))
     return verdicts
 
 

@@ -80,6 +80,10 @@ def test_ban_needs_blame_by_more_than_half_of_a_stage() -> None:
     assert trust.peers_to_ban({0: {A: ledger()}, 1: {C: ledger(A)}}, {}) == {A: "wrong"}
 
 
+def test_repeated_blame_by_one_peer_counts_once() -> None:
+    assert trust.peers_to_ban({0: {A: ledger(C, C, C), B: ledger()}, 1: {C: ledger(), D: ledger()}}, {}) == {}
+
+
 def test_own_stage_cannot_ban_and_coordinator_can() -> None:
     assert trust.peers_to_ban({0: {A: ledger(B), B: ledger(A)}, 1: {C: ledger()}}, {}) == {}
     assert trust.peers_to_ban({0: {A: ledger()}, 1: {C: ledger()}}, {A: "a tensor", D: "gone"}) == {A: "a tensor"}
