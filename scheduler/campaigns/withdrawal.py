@@ -52,6 +52,8 @@ def withdraw_batch(volunteer: Volunteer) -> int:
     withdrawn: dict[int, list[Rephrasing]] = {pk: [] for pk in packets}
     for row in texts.only("packet", "chunk", "style"):
         withdrawn[row.packet_id].append(row)
+    # Others may write these packets without the outputs that are withdrawn now: their results would be incomplete.
+    release.release_packets([pk for pk, rows in withdrawn.items() if rows])
     for pk, packet in packets.items():
         reopen_packet(packet, withdrawn[pk])
     Shard.objects.filter(pk__in=texts.exclude(shard=None).values("shard")).update(version=F("version") + 1)
@@ -75,6 +77,6 @@ def reopen_packet(packet: Packet, withdrawn: Sequence[Rephrasing]) -> None:
         packet.missing = sorted([*(packet.missing or []), *([row.chunk, row.style, [WITHDRAWN]] for row in withdrawn)])
         if packet.replication != Packet.Replication.NONE:
             packet.replication = Packet.Replication.PLANNED
-    if packet.state == Packet.State.SET_ASIDE or (packet.state == Packet.State.DONE and withdrawn):
+    if withdrawn or packet.state == Packet.State.SET_ASIDE:
         packet.state = Packet.State.WAITING
     packet.save(update_fields=["attempts", "times_assigned", "missing", "replication", "state"])

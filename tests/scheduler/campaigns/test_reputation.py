@@ -19,6 +19,7 @@ from tests.support.volunteers import (
     copy_source,
     fill_campaign,
     make_campaign,
+    paraphrase_text,
     start_volunteer,
     write_garbage,
 )
@@ -37,6 +38,11 @@ def create_filled_campaign(settings: Any, tmp_path: Path, **fields: Any) -> Camp
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     return create_filled_campaign(settings, tmp_path)
+
+
+def write_half(text: str, style: str, salt: str) -> str:
+    """Return a text that the checks accept for all styles but "easy"."""
+    return copy_source(text, style) if style == "easy" else paraphrase_text(text, style, salt)
 
 
 # --- replicas and known answers --------------------------------------------------------------------------------------
@@ -198,6 +204,25 @@ def test_withdrawal_reopens_all_packets_of_volunteer(campaign: Campaign) -> None
     assert not campaign.packets.exclude(state="done").exists()
     assert reputation.unban_volunteer(get_volunteer(eve), "mara")
     assert get_volunteer(eve).state == "new"
+
+
+def test_ban_does_not_blame_writers_of_missing_outputs(campaign: Campaign) -> None:
+    eve, bob = start_volunteer("eve"), start_volunteer("bob")
+    packets = eve.take(8)
+    eve.submit(*(eve.result(packet, lambda text, style: write_half(text, style, "eve")) for packet in packets))
+    shared = [packet for packet in bob.take(64) if packet.packet in {one.packet for one in packets}]
+    assert {style for packet in shared for chunk in packet.chunks for style in chunk.styles} == {"easy"}
+    withdrawal.ban_and_withdraw(get_volunteer(eve), "mara")
+    verdicts = bob.submit(*(bob.result(packet) for packet in shared))
+    assert [verdict.state for verdict in verdicts] == ["gone"] * len(packets)
+    assert get_volunteer(bob).state == "new"
+    assert not Contribution.objects.filter(volunteer=get_volunteer(bob), refused__gt=0).exists()
+    rewritten = campaign.packets.filter(pk__in=[packet.packet for packet in shared])
+    assert [len(packet.missing or ()) for packet in rewritten] == [2 * len(packet.chunks) for packet in rewritten]
+    carol = start_volunteer("carol")
+    while carol.rephrase(64):
+        pass
+    assert set(rewritten.values_list("state", flat=True)) == {"done"}
 
 
 def test_submission_by_banned_volunteer_is_ignored(campaign: Campaign) -> None:
