@@ -13,10 +13,12 @@ import io
 import json
 import lzma
 import shutil
+import time
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 from urllib.parse import quote
 
@@ -30,6 +32,10 @@ TEXTS = (".txt", ".text", ".md")
 PARQUET = (".parquet",)
 COMPRESSED = (".gz", ".xz", ".zst")
 HUB_TIMEOUT = 20
+PART_PREFIX = ".part-"
+"""Of the folder of a partial download, beside its file."""
+PART_SECONDS = 86_400
+"""Age at which a partial download counts as that of a killed process."""
 PARQUET_BATCH_ROWS = 200
 
 
@@ -160,16 +166,25 @@ def download_file(campaign: Campaign, name: str, path: Path) -> None:
 
     disable_progress_bars()
     url = f"{settings.HUB_ENDPOINT}/datasets/{campaign.dataset}/resolve/{campaign.revision}/{quote(name)}"
-    partial = path.with_name(f".{path.name}.part")
-    partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with translate_errors(campaign.dataset), partial.open("wb") as file:
-            http_get(url, file, headers=build_hf_headers(token=settings.HF_TOKEN or False))
-        partial.rename(path)
+        with translate_errors(campaign.dataset):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            delete_old_parts(path.parent)
+            # A new name: a concurrent download must not truncate this file.
+            with TemporaryDirectory(prefix=PART_PREFIX, dir=path.parent) as temporary:
+                partial = Path(temporary) / path.name
+                with partial.open("wb") as file:
+                    http_get(url, file, headers=build_hf_headers(token=settings.HF_TOKEN or False))
+                partial.replace(path)
     except HubError as error:
         raise SourceError(str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def delete_old_parts(folder: Path) -> None:
+    """Delete the partial downloads of killed processes."""
+    for part in folder.glob(f"{PART_PREFIX}*"):
+        if part.stat().st_mtime < time.time() - PART_SECONDS:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def delete_downloads(campaign: Campaign) -> None:
