@@ -23,6 +23,7 @@ from django.db.models import QuerySet
 
 from scheduler import storage
 from scheduler.campaigns import quality, source_filters, sources
+from scheduler.campaigns.error_isolation import sum_over_campaigns
 from scheduler.campaigns.models import Campaign, Packet, Paragraph
 from scheduler.campaigns.source_filters import Document
 from scheduler.campaigns.sources import SourceError, SourceRow
@@ -40,8 +41,7 @@ MAX_CHUNK_CHARACTERS = 40_000
 
 def produce_packets() -> int:
     """Fill all running campaigns; return how many packets were created."""
-    running = Campaign.objects.running().filter(is_exhausted=False)
-    return sum(produce_campaign(pk) for pk in running.values_list("pk", flat=True))
+    return sum_over_campaigns(produce_campaign, Campaign.objects.running().filter(is_exhausted=False))
 
 
 def produce_campaign(pk: int) -> int:

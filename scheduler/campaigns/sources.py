@@ -74,7 +74,10 @@ def find_local_files(pattern: str) -> list[str]:
     parts = Path(pattern).parts
     if not parts or Path(pattern).is_absolute() or ".." in parts:
         raise SourceError(f"{pattern!r} is not a glob below the folder of sources (REPHRASE_FILES).")
-    found = [path for path in root.glob(pattern) if path.is_file() and root in path.resolve().parents]
+    try:
+        found = [path for path in root.glob(pattern) if path.is_file() and root in path.resolve().parents]
+    except (ValueError, OSError) as error:
+        raise SourceError(f"{pattern} cannot be read: {error}") from error
     names = sorted(path.relative_to(root).as_posix() for path in found if is_supported(path.name))
     if not names:
         raise SourceError(f"{pattern} matches no supported file below the folder of sources (REPHRASE_FILES).")
