@@ -80,6 +80,11 @@ def reopen_campaign(campaign: Campaign) -> bool:
     return transition(campaign, State.RUNNING, since=[State.DONE], actor=SITE_ACTOR, message=message, **fields)
 
 
+def is_finished_early(campaign: Campaign) -> bool:
+    """Whether a maintainer finished the campaign before every packet was written. Such a campaign stays done."""
+    return campaign.state == State.DONE and not is_written(campaign)
+
+
 # --- completion ------------------------------------------------------------------------------------------------------
 
 

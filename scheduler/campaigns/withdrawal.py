@@ -1,7 +1,7 @@
 """Withdraws the texts of banned volunteers, so that others write them.
 
 Works in batches of packets, each in a transaction; an interrupted run resumes with the next. Shards that lose rows are
-rewritten, and a campaign that was done runs again.
+rewritten, and a campaign that was complete runs again. One that a maintainer finished early stays done.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def withdraw_batch(volunteer: Volunteer) -> int:
     withdrawn: dict[int, list[Rephrasing]] = {pk: [] for pk in packets}
     for row in texts.only("packet", "chunk", "style"):
         withdrawn[row.packet_id].append(row)
+    campaigns = Campaign.objects.filter(pk__in={packet.campaign_id for packet in packets.values()})
+    finished_early = [campaign.pk for campaign in campaigns if transitions.is_finished_early(campaign)]
     # Others may write these packets without the outputs that are withdrawn now: their results would be incomplete.
     release.release_packets([pk for pk, rows in withdrawn.items() if rows])
     for pk, packet in packets.items():
@@ -65,7 +67,7 @@ def withdraw_batch(volunteer: Volunteer) -> int:
         )
     texts.update(state=Rephrasing.State.WITHDRAWN, shard=None)
     Assignment.objects.filter(pk__in=batch).update(state=Assignment.State.WITHDRAWN)
-    for campaign in Campaign.objects.filter(pk__in={packet.campaign_id for packet in packets.values()}):
+    for campaign in campaigns.exclude(pk__in=finished_early):
         transitions.reopen_campaign(campaign)
     return len(batch)
 

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from scheduler import matching, node_slots, node_tokens
-from scheduler.campaigns import reputation, sessions, statistics, submission, withdrawal
+from scheduler.campaigns import reputation, sessions, statistics, submission, transitions, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
 from scheduler.models import Event, JoinToken, Node
 from tests.support.pool import HARDWARE, Agent, create_job, read_error_detail
@@ -223,6 +223,26 @@ def test_ban_does_not_blame_writers_of_missing_outputs(campaign: Campaign) -> No
     while carol.rephrase(64):
         pass
     assert set(rewritten.values_list("state", flat=True)) == {"done"}
+
+
+def test_campaign_finished_early_stays_finished_after_ban(campaign: Campaign) -> None:
+    eve = start_volunteer("eve")
+    eve.rephrase(2)
+    transitions.finish_campaign(campaign, "mara", "Enough texts.")
+    withdrawal.ban_and_withdraw(get_volunteer(eve), "mara")
+    campaign.refresh_from_db()
+    assert (campaign.state, campaign.reason) == ("done", "Enough texts.")
+    assert not Rephrasing.objects.filter(state="accepted").exists()
+
+
+def test_complete_campaign_resumes_after_ban(campaign: Campaign) -> None:
+    eve = start_volunteer("eve")
+    while eve.rephrase(64):
+        pass
+    transitions.finish_campaign(campaign, "mara")
+    withdrawal.ban_and_withdraw(get_volunteer(eve), "mara")
+    campaign.refresh_from_db()
+    assert (campaign.state, campaign.is_exhausted) == ("running", True)
 
 
 def test_submission_by_banned_volunteer_is_ignored(campaign: Campaign) -> None:
