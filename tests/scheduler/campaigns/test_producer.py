@@ -172,6 +172,7 @@ def test_damaged_source_file_is_reported_and_resumed(db: None, settings: Any, tm
     [
         ({"styles": []}, "Styles must be"),
         ({"styles": ["loud"]}, "loud"),
+        ({"styles": [["easy"]]}, "Styles must be"),
         ({"quality_buckets": ["best"]}, "Quality buckets"),
         ({"low_mark": 9, "high_mark": 3}, "low mark"),
         ({"prompt_version": 99}, "version 99"),
