@@ -31,6 +31,8 @@ JSON_LINES = (".jsonl", ".json", ".ndjson")
 TEXTS = (".txt", ".text", ".md")
 PARQUET = (".parquet",)
 COMPRESSED = (".gz", ".xz", ".zst")
+ABOUT = ("readme.md", "dataset_infos.json", "config.json")
+"""Names, in lower case, of the files that describe a dataset on the Hub."""
 HUB_TIMEOUT = 20
 PART_PREFIX = ".part-"
 """Of the folder of a partial download, beside its file."""
@@ -88,6 +90,12 @@ def is_supported(name: str) -> bool:
     return remove_compression_suffix(name).endswith((*JSON_LINES, *TEXTS)) or name.lower().endswith(PARQUET)
 
 
+def has_documents(name: str) -> bool:
+    """Whether a file on the Hub has a supported format and neither is hidden nor describes the dataset."""
+    parts = name.lower().split("/")
+    return is_supported(name) and parts[-1] not in ABOUT and not any(part.startswith(".") for part in parts)
+
+
 def remove_compression_suffix(name: str) -> str:
     """Return the name in lower case, without a suffix such as `.gz`."""
     name = name.lower()
@@ -104,7 +112,7 @@ def find_hub_files(campaign: Campaign) -> tuple[list[str], str]:
             info = api.dataset_info(campaign.dataset, revision=campaign.revision or None, timeout=HUB_TIMEOUT)
     except HubError as error:
         raise SourceError(str(error)) from error
-    names = sorted(file.rfilename for file in info.siblings or [] if is_supported(file.rfilename))
+    names = sorted(file.rfilename for file in info.siblings or [] if has_documents(file.rfilename))
     card: Any = info.card_data
     configs = (card.to_dict().get("configs") if card else None) or []
     selected = select_split_files(names, configs, campaign.config, campaign.split or "train")

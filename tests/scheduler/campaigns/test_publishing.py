@@ -251,6 +251,15 @@ def hub_source(hub: Hub, db: None, settings: Any, tmp_path: Path) -> Campaign:
     return make_campaign(settings, tmp_path, source="hub", dataset="owner/words")
 
 
+def test_hub_source_leaves_out_files_that_describe_it(hub: Hub, hub_source: Campaign) -> None:
+    texts = {"data/readme-2.md": b"One.", "data/a.jsonl": b"{}\n"}
+    names = ("dataset_infos.json", "data/README.md", "config.json", ".cache/a.json", "data/.b.txt")
+    hub.repositories["datasets/owner/words"].add_commit(
+        "more", "", {"README.md": b"---\n{}\n---\nAbout.", **texts, **dict.fromkeys(names, b"{}")}
+    )
+    assert sources.find_hub_files(hub_source)[0] == sorted(texts)
+
+
 def test_concurrent_downloads_of_a_file_are_complete(hub: Hub, hub_source: Campaign, tmp_path: Path) -> None:
     first, second = tmp_path / "downloads" / "train.jsonl", []
 
