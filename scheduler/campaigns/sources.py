@@ -178,7 +178,7 @@ def download_file(campaign: Campaign, name: str, path: Path) -> None:
     disable_progress_bars()
     url = f"{settings.HUB_ENDPOINT}/datasets/{campaign.dataset}/resolve/{campaign.revision}/{quote(name)}"
     try:
-        with translate_errors(campaign.dataset):
+        with translate_errors(campaign.dataset, path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             delete_old_parts(path.parent)
             # A new name: a concurrent download must not truncate this file.

@@ -277,6 +277,13 @@ def test_concurrent_downloads_of_a_file_are_complete(hub: Hub, hub_source: Campa
     assert list(first.parent.iterdir()) == [first]
 
 
+def test_source_folder_that_cannot_be_written_is_named(hub_source: Campaign, tmp_path: Path) -> None:
+    folder = tmp_path / "sources" / str(hub_source.pk)
+    folder.parent.mkdir()
+    folder.write_bytes(b"")
+    assert fill_campaign(hub_source).source_error == f"{folder}: File exists."
+
+
 def test_old_partial_downloads_are_deleted(hub_source: Campaign, tmp_path: Path) -> None:
     path = tmp_path / "downloads" / "train.jsonl"
     for name, age in ((".part-old", 2 * 86_400), (".part-new", 60)):
