@@ -367,4 +367,12 @@ def test_statistics_make_constant_queries(
     assert worst["sentence"].endswith(".")
     with django_assert_num_queries(1):
         [row] = Campaign.objects.started().with_counts()
-    assert (row, row.over) == (campaign, 3)
+    assert (row, row.finished) == (campaign, 3)
+
+
+def test_list_and_page_count_the_same_volunteers(campaign: Campaign) -> None:
+    start_volunteer("ada").rephrase(1)
+    bystander = Volunteer.objects.create(name="bob")
+    Contribution.objects.create(campaign=campaign, volunteer=bystander)
+    [row] = Campaign.objects.started().with_counts()
+    assert row.volunteers == statistics.compute_progress(campaign).volunteers == 1
