@@ -30,7 +30,7 @@ class HubError(ValueError):
 
 
 class HubBusyError(HubError):
-    """The Hub is temporarily unavailable. `after`: seconds until the retry, if the Hub says."""
+    """The Hub is temporarily unavailable, or a file of ours. `after`: seconds until the retry, if the Hub says."""
 
     def __init__(self, reason: str, after: float | None = None) -> None:
         super().__init__(reason)
@@ -125,8 +125,11 @@ class Repository:
 
 
 @contextmanager
-def translate_errors(repository: str) -> Iterator[None]:
-    """Translate the client's errors to HubError and HubBusyError."""
+def translate_errors(repository: str, folder: Path | None = None) -> Iterator[None]:
+    """Translate the client's errors, and those of the disk, to HubError and HubBusyError.
+
+    `folder`: where files are written.
+    """
     import requests
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -146,8 +149,11 @@ def translate_errors(repository: str) -> Iterator[None]:
         if response is None:
             raise build_unreachable_error(error.__cause__ or error) from error
         raise HubBusyError(f"A file upload failed: the Hub's storage answered {response.status_code}.") from error
-    except OSError as error:
+    except (ConnectionError, TimeoutError) as error:
         raise build_unreachable_error(error) from error
+    except OSError as error:  # of a file: network errors of `requests` are above
+        place = error.filename or folder or "A local file"
+        raise HubBusyError(f"{place}: {shorten_message(error.strerror or error)}.") from error
     except ValueError as error:
         raise HubError(f"The Hub rejected the upload: {shorten_message(error)}") from error
 

@@ -5,5 +5,6 @@ sessions, node_routes                          let volunteers join
 assignment, submission, release                assign packets, check results, return unfinished packets
 reputation, withdrawal                         decide whom to trust; withdraw a banned volunteer's texts
 shards, dataset_files, publishing              write Parquet shards and push them to the Hugging Face Hub
+error_isolation                                keep the error of one campaign from the others
 statistics, views, public_routes               progress for pages and the public API
 """

@@ -133,10 +133,15 @@ class PacketAdmin(ReadOnlyWithActions):
     @admin.action(description="Retry packets that were set aside", permissions=["change"])
     def retry(self, request: HttpRequest, rows: QuerySet[Packet]) -> None:
         set_aside = rows.filter(state=Packet.State.SET_ASIDE)
-        campaigns = set(set_aside.values_list("campaign", flat=True))
+        campaigns = list(Campaign.objects.filter(pk__in=set_aside.order_by().values("campaign")))
+        finished_early = [campaign for campaign in campaigns if transitions.is_finished_early(campaign)]
+        for campaign in finished_early:
+            self.message_user(request, f"{campaign} was finished early and stays done.", messages.WARNING)
+        set_aside = set_aside.exclude(campaign__in=finished_early)
         count = set_aside.update(state=Packet.State.WAITING, attempts=0, times_assigned=0)
-        for campaign in Campaign.objects.filter(pk__in=campaigns):
-            transitions.reopen_campaign(campaign)
+        for campaign in campaigns:
+            if campaign not in finished_early:
+                transitions.reopen_campaign(campaign)
         self.message_user(request, f"Packets to retry: {count}.", messages.SUCCESS if count else messages.WARNING)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
-from django.db.models import Count, F, OuterRef, Subquery, Sum
+from django.db.models import Count, F, OuterRef, Q, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.urls import reverse
 from django.utils import timezone
@@ -40,14 +40,14 @@ class CampaignQuerySet(models.QuerySet["Campaign"]):
         return self.filter(state=Campaign.State.RUNNING)
 
     def with_counts(self) -> CampaignQuerySet:
-        """Add `over`, `texts`, `tokens` and `volunteers`: packets that are over, accepted texts, their tokens."""
+        """Add `finished` packets (done or set aside), accepted `texts`, their `tokens`, and submitting `volunteers`."""
         unfinished = Packet.objects.filter(campaign=OuterRef("pk"), state__in=Packet.UNFINISHED).order_by()
         left = unfinished.values("campaign").annotate(count=Count("pk")).values("count")
         return self.annotate(
-            over=F("packet_count") - Coalesce(Subquery(left), 0),
+            finished=F("packet_count") - Coalesce(Subquery(left), 0),
             texts=Sum("contributions__accepted", default=0),
             tokens=Sum("contributions__tokens", default=0),
-            volunteers=Count("contributions"),
+            volunteers=Count("contributions", filter=Q(contributions__packets__gt=0)),
         )
 
 

@@ -1,25 +1,29 @@
 """Creates a campaign's packets from its source, each exactly once, while few are waiting.
 
 A conditional UPDATE moves the cursor in the transaction that creates the packets. An interrupted producer loses and
-repeats nothing, and of two concurrent producers one wins.
+repeats nothing, and of two concurrent producers one wins. On one machine only one works on a campaign.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
 from scheduler import storage
 from scheduler.campaigns import quality, source_filters, sources
+from scheduler.campaigns.error_isolation import sum_over_campaigns
 from scheduler.campaigns.models import Campaign, Packet, Paragraph
 from scheduler.campaigns.source_filters import Document
 from scheduler.campaigns.sources import SourceError, SourceRow
@@ -37,13 +41,31 @@ MAX_CHUNK_CHARACTERS = 40_000
 
 def produce_packets() -> int:
     """Fill all running campaigns; return how many packets were created."""
-    running = Campaign.objects.running().filter(is_exhausted=False)
-    return sum(produce_campaign(pk) for pk in running.values_list("pk", flat=True))
+    return sum_over_campaigns(produce_campaign, Campaign.objects.running().filter(is_exhausted=False))
 
 
 def produce_campaign(pk: int) -> int:
-    """Fill a campaign to its high mark if it is below its low mark; return how many packets were created."""
-    campaign = Campaign.objects.select_related("quality_model").get(pk=pk)
+    """Fill a campaign unless another process does; return how many packets were created."""
+    with claim_campaign(pk) as is_claimed:
+        return refill_campaign(Campaign.objects.select_related("quality_model").get(pk=pk)) if is_claimed else 0
+
+
+@contextmanager
+def claim_campaign(pk: int) -> Iterator[bool]:
+    """Yield whether no other process on this machine produces the campaign's packets: a download takes minutes."""
+    path = Path(settings.HOME) / "sources" / f"{pk}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def refill_campaign(campaign: Campaign) -> int:
+    """Create packets up to the high mark if fewer than the low mark wait; return how many."""
     waiting = campaign.packets.filter(state=Packet.State.WAITING).count()
     if campaign.state != Campaign.State.RUNNING or campaign.is_exhausted or waiting >= campaign.low_mark:
         return 0
@@ -51,9 +73,9 @@ def produce_campaign(pk: int) -> int:
         created = create_packets(campaign, campaign.high_mark - waiting)
     except SourceError as error:
         logger.warning("Campaign %s: %s", campaign.slug, error)
-        Campaign.objects.filter(pk=pk).update(source_error=str(error)[:500])
+        Campaign.objects.filter(pk=campaign.pk).update(source_error=str(error)[:500])
         return 0
-    Campaign.objects.filter(pk=pk).exclude(source_error="").update(source_error="")
+    Campaign.objects.filter(pk=campaign.pk).exclude(source_error="").update(source_error="")
     return created
 
 

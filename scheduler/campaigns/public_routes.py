@@ -30,7 +30,7 @@ class CampaignItem(Schema):
     packets: int = Field(
         validation_alias="packet_count", description="Created so far; more may follow while the source is being read."
     )
-    over: int = Field(description="Packets that are done or set aside.")
+    over: int = Field(validation_alias="finished", description="Packets that are done or set aside.")
     texts: int
     tokens: int
     volunteers: int

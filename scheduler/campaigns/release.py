@@ -29,6 +29,12 @@ def release_volunteer(volunteer: Volunteer) -> int:
     return release_assignments(active.select_related("packet"))
 
 
+def release_packets(packets: Collection[int]) -> int:
+    """Release these packets from the volunteers who write them; return how many. Call inside a transaction."""
+    active = Assignment.objects.filter(packet__in=packets, state=Assignment.State.ACTIVE)
+    return release_assignments(active.filter(purpose=Assignment.Purpose.WORK).select_related("packet"))
+
+
 @transaction.atomic
 def release_ended_leases() -> int:
     """Release packets of leases that ended without release; return how many. A safety net."""

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from scheduler import storage
 from scheduler.campaigns import transitions
+from scheduler.campaigns.error_isolation import sum_over_campaigns
 from scheduler.campaigns.models import Campaign, Rephrasing, Shard, Volunteer
 from scheduler.models import Blob
 
@@ -49,8 +50,7 @@ class RowsChangedError(Exception):
 
 def update_shards() -> int:
     """Create and write the shards of all campaigns; return how many files were written."""
-    started = Campaign.objects.started()
-    return sum(update_campaign_shards(pk) for pk in started.values_list("pk", flat=True))
+    return sum_over_campaigns(update_campaign_shards, Campaign.objects.started())
 
 
 def update_campaign_shards(pk: int) -> int:

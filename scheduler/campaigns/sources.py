@@ -13,10 +13,12 @@ import io
 import json
 import lzma
 import shutil
+import time
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 from urllib.parse import quote
 
@@ -29,7 +31,13 @@ JSON_LINES = (".jsonl", ".json", ".ndjson")
 TEXTS = (".txt", ".text", ".md")
 PARQUET = (".parquet",)
 COMPRESSED = (".gz", ".xz", ".zst")
+ABOUT = ("readme.md", "dataset_infos.json", "config.json")
+"""Names, in lower case, of the files that describe a dataset on the Hub."""
 HUB_TIMEOUT = 20
+PART_PREFIX = ".part-"
+"""Of the folder of a partial download, beside its file."""
+PART_SECONDS = 86_400
+"""Age at which a partial download counts as that of a killed process."""
 PARQUET_BATCH_ROWS = 200
 
 
@@ -68,7 +76,10 @@ def find_local_files(pattern: str) -> list[str]:
     parts = Path(pattern).parts
     if not parts or Path(pattern).is_absolute() or ".." in parts:
         raise SourceError(f"{pattern!r} is not a glob below the folder of sources (REPHRASE_FILES).")
-    found = [path for path in root.glob(pattern) if path.is_file() and root in path.resolve().parents]
+    try:
+        found = [path for path in root.glob(pattern) if path.is_file() and root in path.resolve().parents]
+    except (ValueError, OSError) as error:
+        raise SourceError(f"{pattern} cannot be read: {error}") from error
     names = sorted(path.relative_to(root).as_posix() for path in found if is_supported(path.name))
     if not names:
         raise SourceError(f"{pattern} matches no supported file below the folder of sources (REPHRASE_FILES).")
@@ -77,6 +88,12 @@ def find_local_files(pattern: str) -> list[str]:
 
 def is_supported(name: str) -> bool:
     return remove_compression_suffix(name).endswith((*JSON_LINES, *TEXTS)) or name.lower().endswith(PARQUET)
+
+
+def has_documents(name: str) -> bool:
+    """Whether a file on the Hub has a supported format and neither is hidden nor describes the dataset."""
+    parts = name.lower().split("/")
+    return is_supported(name) and parts[-1] not in ABOUT and not any(part.startswith(".") for part in parts)
 
 
 def remove_compression_suffix(name: str) -> str:
@@ -95,7 +112,7 @@ def find_hub_files(campaign: Campaign) -> tuple[list[str], str]:
             info = api.dataset_info(campaign.dataset, revision=campaign.revision or None, timeout=HUB_TIMEOUT)
     except HubError as error:
         raise SourceError(str(error)) from error
-    names = sorted(file.rfilename for file in info.siblings or [] if is_supported(file.rfilename))
+    names = sorted(file.rfilename for file in info.siblings or [] if has_documents(file.rfilename))
     card: Any = info.card_data
     configs = (card.to_dict().get("configs") if card else None) or []
     selected = select_split_files(names, configs, campaign.config, campaign.split or "train")
@@ -160,16 +177,25 @@ def download_file(campaign: Campaign, name: str, path: Path) -> None:
 
     disable_progress_bars()
     url = f"{settings.HUB_ENDPOINT}/datasets/{campaign.dataset}/resolve/{campaign.revision}/{quote(name)}"
-    partial = path.with_name(f".{path.name}.part")
-    partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with translate_errors(campaign.dataset), partial.open("wb") as file:
-            http_get(url, file, headers=build_hf_headers(token=settings.HF_TOKEN or False))
-        partial.rename(path)
+        with translate_errors(campaign.dataset, path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            delete_old_parts(path.parent)
+            # A new name: a concurrent download must not truncate this file.
+            with TemporaryDirectory(prefix=PART_PREFIX, dir=path.parent) as temporary:
+                partial = Path(temporary) / path.name
+                with partial.open("wb") as file:
+                    http_get(url, file, headers=build_hf_headers(token=settings.HF_TOKEN or False))
+                partial.replace(path)
     except HubError as error:
         raise SourceError(str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def delete_old_parts(folder: Path) -> None:
+    """Delete the partial downloads of killed processes."""
+    for part in folder.glob(f"{PART_PREFIX}*"):
+        if part.stat().st_mtime < time.time() - PART_SECONDS:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def delete_downloads(campaign: Campaign) -> None:

@@ -27,8 +27,8 @@ class CampaignProgress:
     packets: int  # created so far
     done: int
     waiting: int
-    held: int
-    aside: int
+    held: int  # assigned to volunteers
+    aside: int  # set aside
     texts: int  # accepted outputs
     tokens: int  # of the accepted outputs
     rejected: int
@@ -47,7 +47,7 @@ def compute_progress(campaign: Campaign, now: datetime | None = None) -> Campaig
     states = [Packet.State.WAITING, Packet.State.ASSIGNED, Packet.State.SET_ASIDE]
     packets = campaign.packets.filter(state__in=states).order_by()
     counts: Counter[str] = Counter(dict(packets.values_list("state").annotate(Count("pk"))))
-    over = campaign.packet_count - counts[Packet.State.WAITING] - counts[Packet.State.ASSIGNED]
+    finished = campaign.packet_count - counts[Packet.State.WAITING] - counts[Packet.State.ASSIGNED]
     sums = campaign.contributions.aggregate(
         texts=Sum("accepted", default=0),
         tokens=Sum("tokens", default=0),
@@ -56,14 +56,14 @@ def compute_progress(campaign: Campaign, now: datetime | None = None) -> Campaig
         volunteers=Count("pk", filter=Q(packets__gt=0)),
     )
     tokens_per_second, packets_per_second = measure_speed(campaign, now)
-    share = compute_finished_share(campaign, over)
-    seconds_left = (over / share - over) / packets_per_second if share and packets_per_second else None
+    share = compute_finished_share(campaign, finished)
+    seconds_left = (finished / share - finished) / packets_per_second if share and packets_per_second else None
     active = Assignment.objects.filter(state=Assignment.State.ACTIVE, lease__state=Lease.State.ACTIVE)
     here = active.filter(lease__job__rephrase_session__campaign=campaign)
     return CampaignProgress(
         documents_read=campaign.rows_read,
         packets=campaign.packet_count,
-        done=over - counts[Packet.State.SET_ASIDE],
+        done=finished - counts[Packet.State.SET_ASIDE],
         waiting=counts[Packet.State.WAITING],
         held=counts[Packet.State.ASSIGNED],
         aside=counts[Packet.State.SET_ASIDE],
@@ -76,14 +76,14 @@ def compute_progress(campaign: Campaign, now: datetime | None = None) -> Campaig
     )
 
 
-def compute_finished_share(campaign: Campaign, over: int) -> float | None:
+def compute_finished_share(campaign: Campaign, finished: int) -> float | None:
     """Return the finished share; before the source is read to its end, an estimate by its files."""
     if campaign.packet_count == 0:
         return 1.0 if campaign.is_exhausted else None
     if campaign.is_exhausted:
-        return over / campaign.packet_count
+        return finished / campaign.packet_count
     read = campaign.cursor.get("file", 0) / len(campaign.files) if campaign.files else 0.0
-    return read * over / campaign.packet_count if read else None
+    return read * finished / campaign.packet_count if read else None
 
 
 def measure_speed(campaign: Campaign, now: datetime) -> tuple[float, float]:

@@ -23,7 +23,8 @@ class CampaignError(ValueError):
 def validate_campaign(campaign: Campaign) -> None:
     """Raise CampaignError if the settings are invalid."""
     styles, buckets = campaign.styles, campaign.quality_buckets
-    if not isinstance(styles, list) or not styles or len(set(styles)) < len(styles):
+    is_list = isinstance(styles, list) and all(isinstance(style, str) for style in styles)
+    if not is_list or not styles or len(set(styles)) < len(styles):
         raise CampaignError(f"Styles must be a list without repeats, of: {', '.join(prompts.STYLES)}.")
     if unknown := [style for style in styles if style not in prompts.STYLES]:
         raise CampaignError(f"Unknown style {unknown[0]!r}; choose from {', '.join(prompts.STYLES)}.")
@@ -78,6 +79,11 @@ def reopen_campaign(campaign: Campaign) -> bool:
     fields: dict[str, Any] = {"reason": "", "finished_at": None}
     message = f"{campaign.name} was resumed: texts were withdrawn."
     return transition(campaign, State.RUNNING, since=[State.DONE], actor=SITE_ACTOR, message=message, **fields)
+
+
+def is_finished_early(campaign: Campaign) -> bool:
+    """Whether a maintainer finished the campaign before every packet was written. Such a campaign stays done."""
+    return campaign.state == State.DONE and not is_written(campaign)
 
 
 # --- completion ------------------------------------------------------------------------------------------------------

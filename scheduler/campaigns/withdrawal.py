@@ -1,7 +1,7 @@
 """Withdraws the texts of banned volunteers, so that others write them.
 
 Works in batches of packets, each in a transaction; an interrupted run resumes with the next. Shards that lose rows are
-rewritten, and a campaign that was done runs again.
+rewritten, and a campaign that was complete runs again. One that a maintainer finished early stays done.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ def withdraw_batch(volunteer: Volunteer) -> int:
     withdrawn: dict[int, list[Rephrasing]] = {pk: [] for pk in packets}
     for row in texts.only("packet", "chunk", "style"):
         withdrawn[row.packet_id].append(row)
+    campaigns = Campaign.objects.filter(pk__in={packet.campaign_id for packet in packets.values()})
+    finished_early = [campaign.pk for campaign in campaigns if transitions.is_finished_early(campaign)]
+    # Others may write these packets without the outputs that are withdrawn now: their results would be incomplete.
+    release.release_packets([pk for pk, rows in withdrawn.items() if rows])
     for pk, packet in packets.items():
         reopen_packet(packet, withdrawn[pk])
     Shard.objects.filter(pk__in=texts.exclude(shard=None).values("shard")).update(version=F("version") + 1)
@@ -63,7 +67,7 @@ def withdraw_batch(volunteer: Volunteer) -> int:
         )
     texts.update(state=Rephrasing.State.WITHDRAWN, shard=None)
     Assignment.objects.filter(pk__in=batch).update(state=Assignment.State.WITHDRAWN)
-    for campaign in Campaign.objects.filter(pk__in={packet.campaign_id for packet in packets.values()}):
+    for campaign in campaigns.exclude(pk__in=finished_early):
         transitions.reopen_campaign(campaign)
     return len(batch)
 
@@ -75,6 +79,6 @@ def reopen_packet(packet: Packet, withdrawn: Sequence[Rephrasing]) -> None:
         packet.missing = sorted([*(packet.missing or []), *([row.chunk, row.style, [WITHDRAWN]] for row in withdrawn)])
         if packet.replication != Packet.Replication.NONE:
             packet.replication = Packet.Replication.PLANNED
-    if packet.state == Packet.State.SET_ASIDE or (packet.state == Packet.State.DONE and withdrawn):
+    if withdrawn or packet.state == Packet.State.SET_ASIDE:
         packet.state = Packet.State.WAITING
     packet.save(update_fields=["attempts", "times_assigned", "missing", "replication", "state"])

@@ -213,7 +213,7 @@ class Handler(BaseHTTPRequestHandler):
     def get_dataset_info(self, repository: Repository, name: str, revision: str) -> None:
         """Respond to `huggingface_hub.dataset_info`."""
         commit = repository.find_commit(revision)
-        card = yaml.safe_load(commit.files.get("README.md", b"---\n{}\n---").decode().split("---\n")[1])
+        card = yaml.safe_load(commit.files.get("README.md", b"---\n{}\n---\n").decode().split("---\n")[1])
         siblings = [{"rfilename": path} for path in sorted(commit.files)]
         raise Response(200, {"id": name, "sha": commit.id, "siblings": siblings, "cardData": card, "tags": []})
 

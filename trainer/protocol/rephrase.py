@@ -27,7 +27,7 @@ class RephraseOrder(Message):
     """Run a session of a campaign: take packets, rephrase their chunks, submit them, until none or no time is left."""
 
     kind: Literal["rephrase"] = "rephrase"
-    campaign: str = Field(max_length=80)  # slug; the campaign's page is `/rephrase/<slug>/`
+    campaign: str = Field(max_length=80)  # slug; the campaign's page is `/campaigns/<slug>/`
     model: Name  # name on the Hugging Face Hub, or another name under which a back end serves it
     revision: str = Field(default="", max_length=80)  # empty: not pinned
     sampling: Sampling = Sampling()
@@ -86,7 +86,7 @@ class RephraseOutput(Message):
     chunk: Count
     style: Style
     source_sha256: Sha256
-    text: str = Field(default="", max_length=100_000)  # cleaned up (`checks.clean`)
+    text: str = Field(default="", max_length=100_000)  # cleaned up (`checks.clean_output`)
     sha256: Sha256  # hash of the text in UTF-8
     ended: Literal["stop", "length", "none"] = "stop"
     """"length": truncated at `max_tokens`. "none": no text; `trouble` has the reason."""

@@ -127,6 +127,20 @@ def test_retry_action_requeues_packets_set_aside(admin_client: Client, campaign:
     assert (row.state, row.attempts) == ("waiting", 0)
 
 
+def test_retry_action_leaves_campaigns_finished_early(admin_client: Client, campaign: Campaign) -> None:
+    packet = campaign.packets.first()
+    assert packet is not None
+    campaign.packets.filter(pk=packet.pk).update(state="set_aside")
+    run_campaign_action(admin_client, "campaign", "finish", campaign.pk)
+    page = run_campaign_action(admin_client, "packet", "retry", packet.pk)
+    assert "Packets to retry: 0" in page
+    assert "Small was finished early and stays done." in page
+    assert Packet.objects.get(pk=packet.pk).state == "set_aside"
+    campaign.packets.exclude(pk=packet.pk).update(state="done")
+    assert "Packets to retry: 1" in run_campaign_action(admin_client, "packet", "retry", packet.pk)
+    assert Campaign.objects.get().state == "running"
+
+
 def test_lending_form_stores_packet_setting(db: None, client: Client) -> None:
     from tests.scheduler.sponsors.test_lending import FORM
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -129,6 +130,32 @@ def test_source_outside_its_folder_is_refused(db: None, settings: Any, tmp_path:
         sources.find_local_files("*.txt")
 
 
+def test_campaign_with_invalid_glob_reports_source_error(db: None, settings: Any, tmp_path: Path) -> None:
+    campaign = fill_campaign(make_campaign(settings, tmp_path, dataset="c4/**.jsonl"))
+    assert campaign.source_error.startswith("c4/**.jsonl cannot be read: ")
+
+
+def test_error_of_one_campaign_does_not_stop_others(
+    db: None, settings: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, sound = (make_campaign(settings, tmp_path, slug=slug) for slug in ("broken", "sound"))
+    Campaign.objects.filter(pk=broken.pk).update(files=["texts.jsonl"], cursor=["not", "a", "cursor"])
+    assert producer.produce_packets() == sound.packets.count() > 0
+    assert f"produce_campaign failed for campaign {broken.pk}" in caplog.text
+    start_volunteer("ada").rephrase(64)
+    write_shard = shards.write_shard
+
+    def write_some_shards(shard: Shard) -> bool:
+        if shard.campaign_id == broken.pk:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_shard(shard)
+
+    monkeypatch.setattr(shards, "write_shard", write_some_shards)
+    Shard.objects.create(campaign=broken, number=0)
+    assert shards.update_shards() == sound.shards.count() > 0
+    assert f"update_campaign_shards failed for campaign {broken.pk}" in caplog.text
+
+
 def test_damaged_source_file_is_reported_and_resumed(db: None, settings: Any, tmp_path: Path) -> None:
     campaign = make_campaign(settings, tmp_path, [], dataset="*.gz")
     whole = gzip.compress("".join(json.dumps({"text": build_document(n)}) + "\n" for n in range(3)).encode())
@@ -145,6 +172,7 @@ def test_damaged_source_file_is_reported_and_resumed(db: None, settings: Any, tm
     [
         ({"styles": []}, "Styles must be"),
         ({"styles": ["loud"]}, "loud"),
+        ({"styles": [["easy"]]}, "Styles must be"),
         ({"quality_buckets": ["best"]}, "Quality buckets"),
         ({"low_mark": 9, "high_mark": 3}, "low mark"),
         ({"prompt_version": 99}, "version 99"),

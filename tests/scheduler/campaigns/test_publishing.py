@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from django.utils import timezone
 from leaderboard import outbox
 from leaderboard.models import OutboxMessage
 from leaderboard.publishing import datasets
-from scheduler.campaigns import publishing, reputation, shards, transitions, withdrawal
+from scheduler.campaigns import producer, publishing, reputation, shards, sources, transitions, withdrawal
 from scheduler.campaigns.models import Campaign, Contribution, Packet, Rephrasing
 from tests.support import hub_server
 from tests.support.hub_server import Hub, Repository
@@ -238,3 +240,63 @@ def test_hub_source_is_pinned_and_read(hub: Hub, db: None, settings: Any, tmp_pa
     assert (campaign.source_error, campaign.revision, campaign.files) == ("", commit.id, ["en/train-0.jsonl"])
     assert (campaign.rows_read, campaign.is_exhausted) == (3, True)
     assert not (tmp_path / "sources" / str(campaign.pk)).exists(), "downloads are deleted"
+
+
+@pytest.fixture
+def hub_source(hub: Hub, db: None, settings: Any, tmp_path: Path) -> Campaign:
+    """A campaign over three documents of a dataset on the Hub."""
+    lines = "".join(json.dumps({"text": build_document(number)}) + "\n" for number in range(3)).encode()
+    hub.repositories["datasets/owner/words"] = Repository()
+    hub.repositories["datasets/owner/words"].add_commit("texts", "", {"train.jsonl": lines})
+    return make_campaign(settings, tmp_path, source="hub", dataset="owner/words")
+
+
+def test_hub_source_leaves_out_files_that_describe_it(hub: Hub, hub_source: Campaign) -> None:
+    texts = {"data/readme-2.md": b"One.", "data/a.jsonl": b"{}\n"}
+    names = ("dataset_infos.json", "data/README.md", "config.json", ".cache/a.json", "data/.b.txt")
+    hub.repositories["datasets/owner/words"].add_commit(
+        "more", "", {"README.md": b"---\n{}\n---\nAbout.", **texts, **dict.fromkeys(names, b"{}")}
+    )
+    assert sources.find_hub_files(hub_source)[0] == sorted(texts)
+
+
+def test_concurrent_downloads_of_a_file_are_complete(hub: Hub, hub_source: Campaign, tmp_path: Path) -> None:
+    first, second = tmp_path / "downloads" / "train.jsonl", []
+
+    def download_again(method: str, path: str) -> None:
+        if "/resolve/" in path and not second:
+            second.append(path)
+            sources.download_file(hub_source, "train.jsonl", first)
+
+    hub.before_request = download_again
+    sources.download_file(hub_source, "train.jsonl", first)
+    assert second
+    assert [text for _, text in sources.read_file(first, "train.jsonl", 0, "text")] == [
+        build_document(number) for number in range(3)
+    ]
+    assert list(first.parent.iterdir()) == [first]
+
+
+def test_source_folder_that_cannot_be_written_is_named(hub_source: Campaign, tmp_path: Path) -> None:
+    folder = tmp_path / "sources" / str(hub_source.pk)
+    folder.parent.mkdir()
+    folder.write_bytes(b"")
+    assert fill_campaign(hub_source).source_error == f"{folder}: File exists."
+
+
+def test_old_partial_downloads_are_deleted(hub_source: Campaign, tmp_path: Path) -> None:
+    path = tmp_path / "downloads" / "train.jsonl"
+    for name, age in ((".part-old", 2 * 86_400), (".part-new", 60)):
+        (path.parent / name).mkdir(parents=True)
+        (path.parent / name / "train.jsonl").write_bytes(b"{")
+        os.utime(path.parent / name, (time.time() - age,) * 2)
+    sources.download_file(hub_source, "train.jsonl", path)
+    assert {found.name for found in path.parent.iterdir()} == {".part-new", "train.jsonl"}
+
+
+def test_campaign_with_active_producer_is_not_produced_again(hub: Hub, hub_source: Campaign) -> None:
+    with producer.claim_campaign(hub_source.pk) as is_claimed:
+        assert is_claimed
+        assert producer.produce_campaign(hub_source.pk) == 0
+        assert hub.requests == []
+    assert producer.produce_campaign(hub_source.pk) > 0

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from scheduler import matching, node_slots, node_tokens
-from scheduler.campaigns import reputation, sessions, statistics, submission, withdrawal
+from scheduler.campaigns import reputation, sessions, statistics, submission, transitions, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
 from scheduler.models import Event, JoinToken, Node
 from tests.support.pool import HARDWARE, Agent, create_job, read_error_detail
@@ -19,6 +19,7 @@ from tests.support.volunteers import (
     copy_source,
     fill_campaign,
     make_campaign,
+    paraphrase_text,
     start_volunteer,
     write_garbage,
 )
@@ -37,6 +38,11 @@ def create_filled_campaign(settings: Any, tmp_path: Path, **fields: Any) -> Camp
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     return create_filled_campaign(settings, tmp_path)
+
+
+def write_half(text: str, style: str, salt: str) -> str:
+    """Return a text that the checks accept for all styles but "easy"."""
+    return copy_source(text, style) if style == "easy" else paraphrase_text(text, style, salt)
 
 
 # --- replicas and known answers --------------------------------------------------------------------------------------
@@ -200,6 +206,45 @@ def test_withdrawal_reopens_all_packets_of_volunteer(campaign: Campaign) -> None
     assert get_volunteer(eve).state == "new"
 
 
+def test_ban_does_not_blame_writers_of_missing_outputs(campaign: Campaign) -> None:
+    eve, bob = start_volunteer("eve"), start_volunteer("bob")
+    packets = eve.take(8)
+    eve.submit(*(eve.result(packet, lambda text, style: write_half(text, style, "eve")) for packet in packets))
+    shared = [packet for packet in bob.take(64) if packet.packet in {one.packet for one in packets}]
+    assert {style for packet in shared for chunk in packet.chunks for style in chunk.styles} == {"easy"}
+    withdrawal.ban_and_withdraw(get_volunteer(eve), "mara")
+    verdicts = bob.submit(*(bob.result(packet) for packet in shared))
+    assert [verdict.state for verdict in verdicts] == ["gone"] * len(packets)
+    assert get_volunteer(bob).state == "new"
+    assert not Contribution.objects.filter(volunteer=get_volunteer(bob), refused__gt=0).exists()
+    rewritten = campaign.packets.filter(pk__in=[packet.packet for packet in shared])
+    assert [len(packet.missing or ()) for packet in rewritten] == [2 * len(packet.chunks) for packet in rewritten]
+    carol = start_volunteer("carol")
+    while carol.rephrase(64):
+        pass
+    assert set(rewritten.values_list("state", flat=True)) == {"done"}
+
+
+def test_campaign_finished_early_stays_finished_after_ban(campaign: Campaign) -> None:
+    eve = start_volunteer("eve")
+    eve.rephrase(2)
+    transitions.finish_campaign(campaign, "mara", "Enough texts.")
+    withdrawal.ban_and_withdraw(get_volunteer(eve), "mara")
+    campaign.refresh_from_db()
+    assert (campaign.state, campaign.reason) == ("done", "Enough texts.")
+    assert not Rephrasing.objects.filter(state="accepted").exists()
+
+
+def test_complete_campaign_resumes_after_ban(campaign: Campaign) -> None:
+    eve = start_volunteer("eve")
+    while eve.rephrase(64):
+        pass
+    transitions.finish_campaign(campaign, "mara")
+    withdrawal.ban_and_withdraw(get_volunteer(eve), "mara")
+    campaign.refresh_from_db()
+    assert (campaign.state, campaign.is_exhausted) == ("running", True)
+
+
 def test_submission_by_banned_volunteer_is_ignored(campaign: Campaign) -> None:
     eve = start_volunteer("eve")
     [packet] = eve.take(1)
@@ -322,4 +367,12 @@ def test_statistics_make_constant_queries(
     assert worst["sentence"].endswith(".")
     with django_assert_num_queries(1):
         [row] = Campaign.objects.started().with_counts()
-    assert (row, row.over) == (campaign, 3)
+    assert (row, row.finished) == (campaign, 3)
+
+
+def test_list_and_page_count_the_same_volunteers(campaign: Campaign) -> None:
+    start_volunteer("ada").rephrase(1)
+    bystander = Volunteer.objects.create(name="bob")
+    Contribution.objects.create(campaign=campaign, volunteer=bystander)
+    [row] = Campaign.objects.started().with_counts()
+    assert row.volunteers == statistics.compute_progress(campaign).volunteers == 1

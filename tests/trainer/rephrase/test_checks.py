@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.genesis import passages, texts
+from tests.support.paths import REPOSITORY
 from tests.support.rephrasings import GOOD, SOURCE
 from trainer.rephrase.checks import (
     DEFAULT_THRESHOLDS,
@@ -283,3 +284,8 @@ def test_arbitrary_text_gets_known_reasons(source: str, output: str, style: str)
 )
 def test_numbers_in_prose_and_escaped_bars_do_not_break_a_form(style: str, text: str) -> None:
     assert forms.find_form_violation(style, text) == ""
+
+
+def test_every_reason_is_used() -> None:
+    code = "".join(path.read_text() for path in (REPOSITORY / "trainer" / "rephrase").rglob("*.py"))
+    assert [reason for reason in REASONS if code.count(f'"{reason}"') < 2] == []

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from tests.support import waits
 from tests.support.genesis import passages
+from tests.support.paths import REPOSITORY
 from tests.support.rephrasings import GOOD, SOURCE
 from trainer.rephrase.checks import clean_output
+from trainer.rephrase.checks.cleaning import MAX_INTRODUCTION_CHARS
 
 TEXT = GOOD["medium"]
 
@@ -62,3 +68,23 @@ def test_introduction_stays_if_source_begins_with_one() -> None:
 def test_human_texts_are_unchanged() -> None:
     for passage in passages():
         assert clean_output(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')
+
+
+def test_long_line_with_words_of_introductions_is_cleaned_in_linear_time() -> None:
+    """Quadratic time would reach the limit: hours instead of milliseconds."""
+    program = (
+        "from trainer.rephrase.checks import clean_output\n"
+        "for end in ('', ':', '\\n\\nA ship.'):\n"
+        "    text = 'Here is ' + 'version ' * 500_000 + 'x' + end\n"
+        "    assert clean_output(text) == text\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, timeout=waits.WAIT_SECONDS, check=True)
+
+
+@pytest.mark.parametrize("space", [" ", "\n"])
+def test_introduction_over_the_limit_stays(space: str) -> None:
+    end = "version of the text:"
+    for extra, expected in ((0, "A ship."), (1, None)):
+        filling = "x" * (MAX_INTRODUCTION_CHARS + extra - len(f"Here is  {end}{space}"))
+        output = f"Here is {filling} {end}{space}A ship."
+        assert clean_output(output, SOURCE) == (expected or output)

@@ -22,8 +22,9 @@ LABEL = (
     r" (?:text|version|passage|paragraph|article)|paraphrase|rephrasing|conversation"
 )
 FORMS = (
-    rf"(?:{YES}[\s,.!]+)?{HERE}\b[^\n:]*?\b{MADE}\b[^\n:]*?:",
-    rf"(?:{YES}[\s,.!]+)?{HERE}\b[^\n:]*?\b{MADE}\b[^\n]*?(?=\n\s*\n)",
+    # The end is looked for before `MADE`: once for each `MADE` would take quadratic time.
+    rf"(?:{YES}[\s,.!]+)?{HERE}\b(?=[^\n:]*:)[^\n:]*?\b{MADE}\b[^\n:]*:",
+    rf"(?:{YES}[\s,.!]+)?{HERE}\b(?=[^\n]*\n\s*\n)[^\n:]*?\b{MADE}\b[^\n]*",
     rf"(?:{LABEL})\s*:",
     rf"{YES}[.!](?=\s*\n)",
 )
