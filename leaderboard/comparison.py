@@ -17,7 +17,7 @@ from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.reproduction import build_recipe
-from leaderboard.sanitize import escape_markdown
+from scheduler.markdown import escape_markdown
 from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
 ALIKE = ("format", "identity", "config", "seed", "budget", "arch")

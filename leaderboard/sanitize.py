@@ -11,10 +11,8 @@ KEPT_CONTROLS = "\n\t"
 MAX_LEAVES = 400
 MAX_DEPTH = 5
 MAX_INTEGER = 2**53  # beyond that JSON readers (and JavaScript) lose digits
-WORD_JOINER = "\u2060"  # invisible
 # What is valid in JSON and not in a database's text: NUL, and halves of surrogate pairs.
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~&$])")
 
 
 def sanitize_text(text: str, limit: int) -> str:
@@ -71,14 +69,3 @@ def check_storable(value: Any) -> None:
         raise ValueError("NaN and infinite numbers are not allowed") from None
     if not is_clean:
         raise ValueError("null bytes and lone surrogates are not allowed")
-
-
-def escape_markdown(text: str) -> str:
-    """Return text on one line that Markdown and HTML show unchanged, without mentions and references."""
-    line = "".join(character if character.isprintable() else " " for character in text)
-    return break_references(MARKDOWN_SPECIAL.sub(r"\\\1", line)).strip()
-
-
-def break_references(text: str) -> str:
-    """Return text whose `@name` and `#12` refer to nothing on GitHub."""
-    return re.sub(r"([@#])(?=\w)", rf"\1{WORD_JOINER}", text)

@@ -11,7 +11,7 @@ from leaderboard import formatting
 from leaderboard.models import Entry, Publication, Run, Score
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
-from leaderboard.sanitize import escape_markdown
+from scheduler.markdown import escape_markdown, sanitize_code
 
 BITS = "bits_per_byte"
 SAMPLES = 2
@@ -185,11 +185,6 @@ def format_table(title: str, head: tuple[str, ...], rows: Iterator[tuple[str, ..
     if not lines:
         return ""
     return "\n".join([f"{title}\n", f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines])
-
-
-def sanitize_code(value: str) -> str:
-    """Return the text safe for use between backticks or in a shell command."""
-    return "".join(letter for letter in value if letter.isalnum() or letter in "-._/:@+~")
 
 
 def format_number(value: float | None) -> str:

@@ -24,8 +24,8 @@ from leaderboard import outbox
 from leaderboard.models import OutboxMessage, Season, SeasonFile
 from leaderboard.models.seasons import MANIFEST
 from leaderboard.publishing import hub_files, publications
-from leaderboard.sanitize import escape_markdown
 from scheduler import hub, storage
+from scheduler.markdown import escape_markdown
 from scheduler.models import SITE_ACTOR, Event
 from trainer.data.corpora import CorpusInfo, describe_corpora
 

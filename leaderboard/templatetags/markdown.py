@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.template import Library
 
-from leaderboard.sanitize import break_references, escape_markdown
+from scheduler.markdown import break_references, escape_markdown
 
 register = Library()
 register.filter(escape_markdown)

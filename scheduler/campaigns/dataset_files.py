@@ -13,18 +13,19 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import quote
 
 from django.conf import settings
 from django.db.models import Count, Sum
 
 from scheduler.campaigns import shards, statistics
 from scheduler.campaigns.models import Campaign, Packet, Rephrasing, Shard, Volunteer
+from scheduler.markdown import escape_markdown, sanitize_code
 from trainer.rephrase import checks, prompts
 
 MANIFEST = "manifest.json"
 SET_ASIDE = "set_aside.jsonl"
 CARD = "README.md"
-MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*[]<>|"})
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 DROP_REASONS = {
     "short": "too short",
@@ -131,10 +132,10 @@ def build_introduction(campaign: Campaign, manifest: dict[str, Any]) -> Iterator
 
 def build_method_section(campaign: Campaign) -> Iterator[str]:
     yield "## Method"
-    revision = f" at revision `{escape_markdown(campaign.model_revision)}`" if campaign.model_revision else ""
+    revision = f" at revision `{sanitize_code(campaign.model_revision)}`" if campaign.model_revision else ""
     yield (
         f"Documents: {format_dropped(campaign)}. The rest was cut at sentence ends into chunks of about "
-        f"{campaign.chunk_tokens} tokens. `{escape_markdown(campaign.model)}`{revision} rephrased each chunk with "
+        f"{campaign.chunk_tokens} tokens. `{sanitize_code(campaign.model)}`{revision} rephrased each chunk with "
         f"{format_sampling(campaign)}. {format_credit(campaign)} The prompts are our own, version "
         f"{campaign.prompt_version}:"
     )
@@ -213,10 +214,5 @@ def format_source_link(campaign: Campaign) -> str:
     if campaign.source != Campaign.Source.HUB:
         return "a collection of texts"
     config = f", {escape_markdown(campaign.config)}" if campaign.config else ""
-    name = escape_markdown(campaign.dataset)
-    return f"[{name}]({settings.HUB_ENDPOINT}/datasets/{name}){config} (revision `{campaign.revision}`)"
-
-
-def escape_markdown(text: str) -> str:
-    """Return text on one line that Markdown and HTML show unchanged."""
-    return " ".join(text.split()).translate(MARKDOWN)
+    url = f"{settings.HUB_ENDPOINT}/datasets/{quote(campaign.dataset)}"
+    return f"[{escape_markdown(campaign.dataset)}]({url}){config} (revision `{campaign.revision}`)"

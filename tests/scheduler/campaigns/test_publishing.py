@@ -17,7 +17,16 @@ from django.utils import timezone
 from leaderboard import outbox
 from leaderboard.models import OutboxMessage
 from leaderboard.publishing import datasets
-from scheduler.campaigns import producer, publishing, reputation, shards, sources, transitions, withdrawal
+from scheduler.campaigns import (
+    dataset_files,
+    producer,
+    publishing,
+    reputation,
+    shards,
+    sources,
+    transitions,
+    withdrawal,
+)
 from scheduler.campaigns.models import Campaign, Contribution, Packet, Rephrasing
 from tests.support import hub_server
 from tests.support.hub_server import Hub, Repository
@@ -107,6 +116,20 @@ def test_manifest_lists_every_file_with_its_hash(hub: Hub, campaign: Campaign) -
     assert hashlib.sha256(files["set_aside.jsonl"]).hexdigest() == manifest["set_aside"]["sha256"]
     assert manifest["set_aside"]["rows"] == files["set_aside.jsonl"].count(b'"copied"') > 0
     assert (manifest["model"], manifest["state"], manifest["rows"]) == ("tiny", "done", len(list_accepted()))
+
+
+MANIFEST = {"rows": 1, "address": "https://train.example.org/campaigns/one/", "set_aside": {"rows": 0}}
+
+
+def test_dataset_card_escapes_names_but_not_addresses_and_code(hub: Hub, campaign: Campaign) -> None:
+    names = {"name": "For @everyone_", "dataset": "org/my_texts", "model": "org/a_model"}
+    Campaign.objects.filter(pk=campaign.pk).update(source=Campaign.Source.HUB, **names)
+    card = "\n".join(dataset_files.build_introduction(Campaign.objects.get(pk=campaign.pk), MANIFEST))
+    card += "\n".join(dataset_files.build_method_section(Campaign.objects.get(pk=campaign.pk)))
+    assert "# For @\u2060everyone\\_" in card
+    assert "[org/my\\_texts](" in card
+    assert "/datasets/org/my_texts)" in card
+    assert "`org/a_model`" in card
 
 
 def test_dataset_card_describes_method_and_contributors(hub: Hub, campaign: Campaign) -> None:

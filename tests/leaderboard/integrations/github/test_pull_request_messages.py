@@ -9,8 +9,8 @@ from django.utils import timezone
 
 from leaderboard.integrations.github import comment_text, entry_status
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run
-from leaderboard.sanitize import WORD_JOINER, escape_markdown
 from leaderboard.templatetags.markdown import escape_except_code
+from scheduler.markdown import WORD_JOINER, escape_markdown
 from tests.support import boards, scene
 
 

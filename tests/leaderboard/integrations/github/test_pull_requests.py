@@ -12,9 +12,9 @@ from django.core.cache import caches
 
 from leaderboard.integrations.github import sync
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
-from leaderboard.sanitize import escape_markdown
 from leaderboard.submissions import intake
 from scheduler import transitions
+from scheduler.markdown import escape_markdown
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.support import github_payloads as payloads
