@@ -119,7 +119,8 @@ def has_unfinished_run(run: Run) -> bool:
 
 
 def is_infrastructure_failure(run: Run) -> bool:
-    return run.state == Run.State.FAILED and run.cause == "infrastructure"
+    has_failed = run.state == Run.State.FAILED and run.cause == "infrastructure"
+    return has_failed and run.entry.state == Entry.State.APPROVED
 
 
 RUN_ACTIONS = {

@@ -65,7 +65,7 @@ def flatten_table(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[
     """Yield dotted names and values; items of a list are named by their "name"."""
     for name, value in table.items():
         if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
-            value = {item["name"]: {key: of for key, of in item.items() if key != "name"} for item in value}
+            value = {str(item["name"]): {key: of for key, of in item.items() if key != "name"} for item in value}
         if isinstance(value, dict):
             yield from flatten_table(value, f"{before}{name}.")
         elif value is not None:
@@ -191,7 +191,7 @@ def write_markdown(
         *([task.name, *(format_plus_minus(of.value, of.stderr) if of else "" for of in task.cells)] for task in tasks),
         *([row.name, *row.values] for row in differ),
     ]
-    sentences = [f"- {sentence}" for sentence in found.sentences] if found else []
+    sentences = [f"- {escape_markdown(sentence)}" for sentence in found.sentences] if found else []
     scale = [f"Multipliers over all runs that count, at {found.scale}:", *sentences, ""] if found else []
     return "\n".join([f"### Compared: {', '.join(heads)}", "", *scale, *write_markdown_table(facts), "", address, ""])
 

@@ -29,7 +29,11 @@ def build_recipe(run: Run) -> dict[str, Any]:
 def write_commands(run: Run) -> str:
     entry = run.entry
     get = [f"git clone {shlex.quote(entry.repository)} dailytrain && cd dailytrain"] if entry.public_repository else []
-    words = [f"  --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in list_flags(build_recipe(run))]
+    flags = [
+        (shlex.quote(f"--{name.replace('_', '-')}"), shlex.quote(value))
+        for name, value in list_flags(build_recipe(run))
+    ]
+    words = [f"  {flag} {value}" for flag, value in flags]
     train = " \\\n".join(["dailytrain train", *words, f"  --out run-{run.pk}"])
     hash_ = dataset_hash(run)
     same = [f"# dataset hash: {hash_}"] if hash_ else []

@@ -219,6 +219,8 @@ def retry_run(run: Run, *, actor: str) -> None:
     """
     if run.state != Run.State.FAILED or run.cause != "infrastructure":
         raise RunError("Only a run that failed because of the infrastructure goes on with its seed.")
+    if run.entry.state != Entry.State.APPROVED:
+        raise RunError(f"Its entry is {run.entry.state}: only runs of approved entries are retried.")
     failed = [Run.State.FAILED]
     cleared: dict[str, Any] = {"reason": "", "cause": "", "finished_at": None}
     if run.job is None:
@@ -240,6 +242,7 @@ def retry_run(run: Run, *, actor: str) -> None:
             transitions.retry_job(run.job, actor)
 
 
+@transaction.atomic
 def rerun(run: Run, *, actor: str) -> Run:
     """Return a new, queued run with the same entry, track and budget, and another seed."""
     is_scheduled = run.purpose in (Run.Purpose.LADDER, Run.Purpose.MONTHLY)

@@ -192,7 +192,9 @@ class RunRequest(Schema):
     url: str = Field(default="", max_length=200, pattern=r"^(https?://\S+)?$", description="Where it is discussed.")
     config: dict[str, Any] = Field(default={}, description="The entry's own part of the configuration.")
     variant: str = Field(
-        default="", max_length=80, description="Any text. Requests with different values create separate entries."
+        default="",
+        max_length=80,
+        description="Any text but `main`. Requests with different values create separate entries.",
     )
 
     @field_validator("*")

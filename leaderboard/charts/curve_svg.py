@@ -221,7 +221,7 @@ def find_axis_end(run: Run, last: float, since: float = 0.0) -> float:
 def pad_range(*values: float) -> tuple[float, float]:
     """Return the range of the values with a margin."""
     low, high = min(values), max(values)
-    margin = (high - low) * 0.06 or 0.5
+    margin = (high - low) * 0.06 or max(0.5, abs(high) * 1e-6)  # beside 1e17, 0.5 would be nothing
     return low - margin, high + margin
 
 

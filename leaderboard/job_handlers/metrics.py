@@ -20,6 +20,7 @@ MAX_POINTS = 20_000  # per run and series; longer curves are downsampled (`leade
 MAX_SAMPLES = 300
 PROMPT_LENGTH = 500
 TEXT_LENGTH = 4000
+MIN_FRACTION = 1e-9
 
 Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, le=1e40)]
@@ -55,6 +56,11 @@ class SampleLine(BaseModel):
     text: str
 
 
+def bound_fraction(fraction: float) -> float:
+    """Return the used fraction of the budget. One so small that the end cannot be estimated from it becomes 0."""
+    return min(fraction, 1.0) if fraction >= MIN_FRACTION else 0.0
+
+
 def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float | None = None) -> None:
     """Store the rows, replacing older rows of the same steps, and update the run's progress.
 
@@ -74,7 +80,7 @@ def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float |
     latest = max(
         (point for point in points.values() if point.kind == "train"), key=lambda point: point.step, default=None
     )
-    progress = {**latest.model_dump(), "fraction": min(latest.fraction, 1.0)} if latest else {}
+    progress = {**latest.model_dump(), "fraction": bound_fraction(latest.fraction)} if latest else {}
     metrics_queries.update_progress(run, progress)
 
 

@@ -60,6 +60,9 @@ class Entry(models.Model):
         REJECTED = "rejected"
         WITHDRAWN = "withdrawn"
 
+    MAIN_VARIANT = "main"
+    """Variant of the entries that the site makes of main's commits. Nobody else can enter it."""
+
     kind = models.CharField(max_length=12, choices=Kind.choices)
     state = models.CharField(max_length=10, choices=State.choices, default=State.PROPOSED)
     reason = models.CharField(max_length=500, blank=True)

@@ -8,8 +8,10 @@ retried with its seed.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
@@ -27,6 +29,7 @@ from leaderboard.recomputation import request_recomputation
 from scheduler.models import SITE_ACTOR, Event
 from trainer.scoring.multiplier import Ladder, ResultsError
 
+logger = logging.getLogger(__name__)
 RECORD_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
 AGREEMENT = 0.999
 """One-sided level at which confirmation runs that are worse than the first ones are more than bad luck. Strict, since
@@ -64,20 +67,36 @@ def filter_confirmation_runs(entry: Entry) -> QuerySet[Run]:
 
 
 def process_confirmations() -> None:
-    """Queue confirmations, retry runs that the infrastructure broke, and decide what is over. Idempotent."""
+    """Queue confirmations, retry runs that the infrastructure broke, and decide what is over. Idempotent.
+
+    What one entry or run lacks is logged and stops no other one.
+    """
     for track in Track.objects.with_ladder():
         for entry in find_candidates(track):
-            queue_confirmation_runs(entry, actor=SITE_ACTOR)
+            with log_errors(entry):
+                queue_confirmation_runs(entry, actor=SITE_ACTOR)
         for run in find_broken_runs(track):
-            runs.retry_run(run, actor=SITE_ACTOR)
+            with log_errors(run):
+                runs.retry_run(run, actor=SITE_ACTOR)
         for entry in find_undecided_entries(track):
-            conclude_confirmation(entry)
+            with log_errors(entry):
+                conclude_confirmation(entry)
+
+
+@contextmanager
+def log_errors(subject: Entry | Run) -> Iterator[None]:
+    try:
+        yield
+    except (ConfirmationError, runs.RunError) as error:
+        logger.warning("%s: %s", subject, error)
+    except Exception:
+        logger.exception("The confirmation of %s failed.", subject)
 
 
 def find_broken_runs(track: Track) -> QuerySet[Run]:
     rested = timezone.now() - RETRY_AFTER
     failed = Run.objects.failed().filter(track=track, season=track.season_id, purpose=Run.Purpose.CONFIRMATION)
-    return failed.filter(cause="infrastructure", finished_at__lt=rested)
+    return failed.filter(cause="infrastructure", finished_at__lt=rested, entry__state=Entry.State.APPROVED)
 
 
 # --- who is to be confirmed ------------------------------------------------------------------------------------------

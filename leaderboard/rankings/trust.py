@@ -65,11 +65,14 @@ def is_proven(run: Run) -> bool:
     return run.job is not None and all(node_vetting.is_result_accepted(node) for node in find_training_nodes(run.job))
 
 
+@transaction.atomic
 def mark_scored(run: Run) -> bool:
     """Let a run that has its verdict count, if its training can be relied on; else say what it waits for.
 
-    No event where it counts: its verdict, or the replay's, says it.
+    No event where it counts: its verdict, or the replay's, says it. The lock lets the later one of a score and a replay
+    that end at the same time see the other.
     """
+    run.refresh_from_db(fields=["state", "trust"], from_queryset=Run.objects.select_for_update(no_key=True))
     if run.state != Run.State.FINISHED or run.trust != Run.Trust.PROVISIONAL:
         return False
     if is_proven(run):

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 
 from django.db import transaction
-from django.db.models import Min
+from django.db.models import Min, Q
 
 from leaderboard import runs
 from leaderboard.models import Entry, Month, Run, Track
@@ -73,9 +73,10 @@ def get_monthly_budget(track: Track) -> str:
 
 def choose_best_entries(track: Track, since: datetime) -> list[Entry]:
     """Return the best entries first scored since then, in the board's order, with at most one of main's commits."""
-    first_arrival = Min("runs__finished_at")
-    entries = Entry.objects.approved().filter(track=track).annotate(arrived=first_arrival)
-    fresh = {entry.pk: entry for entry in entries.filter(arrived__gt=since) if entry.pk != track.season.baseline_id}
+    is_scored = Q(runs__state=Run.State.FINISHED, runs__bits_per_byte__isnull=False, runs__budget=track.budget)
+    first_score = Min("runs__finished_at", filter=is_scored)
+    entries = Entry.objects.approved().filter(track=track).annotate(scored_at=first_score).filter(scored_at__gt=since)
+    fresh = {entry.pk: entry for entry in entries if entry.pk != track.season.baseline_id}
     rows = compute_standings(track).rows
     found = [fresh[row.entry] for row in rows if row.entry in fresh and not row.left_out]
     mains = [entry.pk for entry in found if entry.kind == Entry.Kind.MAIN]

@@ -162,6 +162,7 @@ def enter_main(track: Track, day: date, reading: CommitSummary) -> Entry:
         reading,
         get_main_architecture(track, reading),
         track,
+        Entry.MAIN_VARIANT,  # not the entry that someone else made of this commit, with another configuration
         actor=SITE_ACTOR,
         kind=Entry.Kind.MAIN,
         title=f"{settings.MAIN_BRANCH}, {day:%-d %b}",

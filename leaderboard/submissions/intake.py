@@ -37,6 +37,7 @@ ALLOWED_SECTIONS: dict[str, frozenset[str] | None] = {
     "train": frozenset({"batch", "micro_batch"}),
 }
 CONFIG_LENGTH = 10_000
+OPTION_NAME = re.compile(r"[A-Za-z0-9_-]+")
 UNDECIDED_STATES = (Entry.State.PROPOSED, Entry.State.SMOKE)
 
 
@@ -132,7 +133,7 @@ def changes_contract(sources: Mapping[str, bytes], before: Mapping[str, bytes]) 
 
 def dump_without_dicts(source: bytes) -> str:
     """Return the syntax tree of valid source, without the values of `DICTS`."""
-    tree = ast.parse(source.decode())
+    tree = parse_dictionary(source)
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in DICTS:
             is_plain = all(
@@ -140,18 +141,25 @@ def dump_without_dicts(source: bytes) -> str:
                 for part in ast.walk(node.value)
             )
             node.value = ast.Constant(None) if is_plain else node.value
-    return ast.dump(tree)
+    try:
+        return ast.dump(tree)
+    except RecursionError:
+        raise IntakeError(f"{DICTIONARY} has an expression that is nested too deeply.") from None
+
+
+def parse_dictionary(source: bytes) -> ast.Module:
+    """Return the syntax tree of the dictionary's file. Raises IntakeError."""
+    try:
+        return ast.parse(source.decode())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise IntakeError(f"{DICTIONARY} is not valid Python.") from None
 
 
 def parse_architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
     """Return the ARCHITECTURES dict of a commit. It is parsed, never imported."""
     if DICTIONARY not in sources:
         raise IntakeError(f"The commit has no {DICTIONARY}, which names its architectures.")
-    try:
-        tree = ast.parse(sources[DICTIONARY].decode())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise IntakeError(f"{DICTIONARY} is not valid Python.") from None
-    for node in tree.body:
+    for node in parse_dictionary(sources[DICTIONARY]).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "ARCHITECTURES" for target in targets):
             return check_architectures(getattr(node, "value", None), sources)
@@ -160,7 +168,7 @@ def parse_architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
 
 def parse_presets(sources: Mapping[str, bytes]) -> tuple[str, ...]:
     """Return the names in the PRESETS dict of a commit that has ARCHITECTURES; () if it is missing or not plain."""
-    for node in ast.parse(sources[DICTIONARY].decode()).body:
+    for node in parse_dictionary(sources[DICTIONARY]).body:
         names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
         if names == ["PRESETS"] and isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
@@ -209,6 +217,8 @@ def submit_entry(
     if track.kind == Track.Kind.PLAYGROUND and not hypothesis.strip():
         raise IntakeError(f"{track.name} needs a hypothesis: what do you expect to see, and why?")
     check_config(config or {})
+    if variant == Entry.MAIN_VARIANT:
+        raise IntakeError(f"The variant {variant!r} is for main itself. Choose another one.")
     commit = fetch_commit(repository, sha)
     if track.kind == Track.Kind.SWARM and (commit.changed_files or not commit.base_sha):
         limits = f"{track.name} trains on volunteers' machines, which run code from main only"
@@ -306,8 +316,17 @@ def check_config(config: Mapping[str, Any]) -> None:
         allowed = ALLOWED_SECTIONS[section]
         if allowed is not None and (other := sorted(set(values) - allowed)):
             raise IntakeError(f"An entry cannot set {section}.{other[0]}: the track fixes it.")
+        check_names(values)
     if len(json.dumps(config)) > CONFIG_LENGTH:
         raise IntakeError("The entry's configuration is too long.")
+
+
+def check_names(table: Mapping[str, Any]) -> None:
+    for name, value in table.items():
+        if not OPTION_NAME.fullmatch(name):
+            raise IntakeError(f"The configuration has an option {name!r}: names have letters, digits, - and _ only.")
+        if isinstance(value, Mapping):
+            check_names(value)
 
 
 def approve_entry(

@@ -99,13 +99,13 @@ def flag_source(number: int, source: str) -> Iterator[flags.Flag]:
     path, python = f"cell {number}", []
     lines = source.split("\n")
     if source.startswith("%%"):
-        yield flags.Flag(path, 1, "process", f"the magic {lines[0].split()[0]}")
+        yield flags.Flag(path, 1, "process", escape_hidden(f"the magic {lines[0].split()[0]}"))
         return
     for at, line in enumerate(lines, 1):
         command = line.strip()
         if command.startswith(("!", "%")):
             what = f"the shell: {command[:60]}" if command[0] == "!" else command.split()[0]
-            yield flags.Flag(path, at, "process", what)
+            yield flags.Flag(path, at, "process", escape_hidden(what))
             line = line[: len(line) - len(line.lstrip())] + "pass"
         python.append(line)
     yield from flags.find_flags(path, "\n".join(python), "", frozenset(range(len(lines) + 1)))

@@ -14,11 +14,13 @@ import os
 import re
 import subprocess
 import tarfile
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from django.conf import settings
 
@@ -58,7 +60,7 @@ def normalize_address(address: str) -> str:
         raise RepositoryError("The repository's address is empty, too long or has unprintable characters.")
     if address.startswith("-") or "::" in address:
         raise RepositoryError(f"{address!r} is not the address of a repository.")
-    parts = urlsplit(address)
+    parts = split_address(address)
     if parts.scheme in ("https", "ssh"):
         secret = parts.username if parts.scheme == "https" else parts.password
         if not parts.hostname or parts.hostname.startswith("-") or secret:
@@ -74,6 +76,16 @@ def normalize_address(address: str) -> str:
     return f"file://{folder.resolve()}"
 
 
+def split_address(address: str) -> SplitResult:
+    """Raise RepositoryError for an address with an impossible host or port."""
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError as error:
+        raise RepositoryError(f"{address} is no address of a repository: {error}.") from None
+    return parts
+
+
 def check_public(address: str) -> None:
     """Raise RepositoryError unless this is the main repository or an https address on the public internet.
 
@@ -81,7 +93,7 @@ def check_public(address: str) -> None:
     """
     if address == settings.MAIN_REPOSITORY:
         return
-    parts = urlsplit(address)
+    parts = split_address(address)
     if parts.scheme != "https" or not parts.hostname:
         raise RepositoryError("The API accepts only https:// addresses of repositories.")
     resolve_repository_host(address)
@@ -220,7 +232,9 @@ class Mirror:
         return sorted(path.decode(errors="replace") for path in listing.split(b"\0") if path)
 
     def read_diff(self, sha: str, base: str) -> str:
-        text = self.run_git("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", base, sha, "--")
+        """Return the first `DIFF_LENGTH` characters of the changes since `base`."""
+        options = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
+        text = self.read_output(4 * DIFF_LENGTH, "diff", *options, base, sha, "--")
         return text.decode(errors="replace")[:DIFF_LENGTH]
 
     def read_file(self, sha: str, path: str) -> bytes:
@@ -271,8 +285,7 @@ class Mirror:
     def run_git(self, *arguments: str, stdin: bytes = b"", in_mirror: bool = True) -> bytes:
         """Run git on the mirror and return its output; raise RepositoryError with git's last line."""
         is_fetch = arguments[0] == "fetch"
-        options = (*SAFE, *(build_resolution_option(self.url) if is_fetch else ()))
-        command = ["git", *(("--git-dir", str(self.folder)) if in_mirror else ()), *options, *arguments]
+        command = self.build_command(*arguments, in_mirror=in_mirror)
         if is_fetch:
             command = ["sh", "-c", f'ulimit -f {FETCH_BLOCKS}; exec "$@"', "fetch", *command]
         seconds = FETCH_SECONDS if is_fetch else READ_SECONDS
@@ -285,6 +298,32 @@ class Mirror:
                 f"{self.address} cannot be read: {extract_error(done.stderr)}"
             )
         return done.stdout
+
+    def read_output(self, length: int, *arguments: str) -> bytes:
+        """Run git on the mirror and return at most the first `length` bytes of its output, which may be huge."""
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(
+                self.build_command(*arguments), stdout=subprocess.PIPE, stderr=errors, env=get_environment()
+            ) as process,
+        ):
+            timer = threading.Timer(READ_SECONDS, process.kill)
+            timer.start()
+            try:
+                assert process.stdout is not None
+                output = process.stdout.read(length)
+                if len(output) == length:
+                    process.kill()
+                elif process.wait() != 0:
+                    errors.seek(0)
+                    raise RepositoryError(f"{self.address} cannot be read: {extract_error(errors.read())}")
+            finally:
+                timer.cancel()
+        return output
+
+    def build_command(self, *arguments: str, in_mirror: bool = True) -> list[str]:
+        options = (*SAFE, *(build_resolution_option(self.url) if arguments[0] == "fetch" else ()))
+        return ["git", *(("--git-dir", str(self.folder)) if in_mirror else ()), *options, *arguments]
 
 
 QUIET = ("--quiet", "--no-tags", "--no-recurse-submodules", "--update-shallow", "--no-write-fetch-head")

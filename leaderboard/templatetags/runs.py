@@ -130,8 +130,9 @@ def decision_awaited(run: Run) -> str:
 @register.filter
 def parameters(run: Run) -> int | None:
     """Return the model's size: as scored, else as the training process reports it."""
-    reported = run.config.get("parameters", {})
-    return run.parameters or (reported.get("total") if isinstance(reported, dict) else None)
+    reported = run.config.get("parameters")
+    total = reported.get("total") if isinstance(reported, dict) else None
+    return run.parameters or (total if isinstance(total, int) else None)
 
 
 @register.filter
@@ -164,7 +165,7 @@ def changes_url(entry: Entry) -> str:
 @register.filter
 def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     """Yield the facts of a result's origin. Paths of the server are left out."""
-    dataset, size = run.config.get("dataset", {}), parameters(run)
+    size = parameters(run)
     yield "Commit", run.entry.sha
     if run.entry.public_repository:
         yield "Repository", run.entry.public_repository
@@ -173,7 +174,7 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     yield "Seed", run.seed
     yield "Budget", f"{formatting.budget(run.budget)}, {formatting.share(run.part)}"
     yield "Dataset", f"{run.season.corpus}, {run.season.tokenizer}"
-    yield "Dataset hash", dataset.get("hash") or run.season.dataset_hash or formatting.MISSING
+    yield "Dataset hash", reproduction.dataset_hash(run) or formatting.MISSING
     yield "Season", run.season.name
     if start := run.start_run:
         link = format_html('<a href="{}">run {}</a>', start.get_absolute_url(), start.pk)

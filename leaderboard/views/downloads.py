@@ -109,8 +109,9 @@ def notebook_file(request: HttpRequest, run_id: int, part: int, path: str) -> Ht
     """A file that a part of a notebook run left. It is untrusted, so browsers save it and never open it here."""
     if (error := build_rate_limit_response(request, "download")) is not None:
         return error
+    run = get_object_or_404(Run.objects.only("pk"), pk=run_id)
     files = JobFile.objects.select_related("blob").filter(
-        job__notebook_part__run=run_id,
+        job__notebook_part__run=run,
         job__notebook_part__number=part,
         job__notebook_part__run__entry__kind=Entry.Kind.NOTEBOOK,
         path=path,

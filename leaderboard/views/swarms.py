@@ -77,7 +77,9 @@ def swarm_events(request: HttpRequest, run_id: int) -> HttpResponse:
     found = get_swarm(run_id)
     since = request.GET.get("since", "0")
     number = int(since) if since.isdecimal() and len(since) < 19 else 0
-    events = [event.to_dict() for event in found.events.filter(pk__gt=number).order_by("pk")[: EVENTS_PER_RESPONSE + 1]]
+    events = [
+        event.to_dict() for event in list_events(found).filter(pk__gt=number).order_by("pk")[: EVENTS_PER_RESPONSE + 1]
+    ]
     more = events[EVENTS_PER_RESPONSE - 1]["id"] if len(events) > EVENTS_PER_RESPONSE else None
     return JsonResponse({"stages": found.size["stages"], "events": events[:EVENTS_PER_RESPONSE], "next": more})
 

@@ -203,3 +203,20 @@ def test_changed_impact_updates_waiting_jobs(run: Run, maintainer: User) -> None
     run.entry.save()
     assert runs.update_job_impact(run.entry) == 1
     assert get_job(run).impact == 7
+
+
+def test_run_of_withdrawn_entry_is_not_retried_or_run_again(
+    client: Client, entry_author: User, run: Run, capable_node: Node
+) -> None:
+    Job.objects.update(max_attempts=1)
+    lease, _ = claim_job(capable_node)
+    failure = protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The disk is full.")
+    leases.finish_lease(lease, failure)
+    Entry.objects.update(state=Entry.State.WITHDRAWN)
+    assert "retry" not in list_buttons(client, run)
+    run.refresh_from_db()
+    with pytest.raises(runs.RunError, match="only runs of approved entries"):
+        runs.retry_run(Run.objects.get(pk=run.pk), actor="mara")
+    with pytest.raises(runs.RunError):
+        runs.rerun(Run.objects.get(pk=run.pk), actor="mara")
+    assert Run.objects.count() == 1

@@ -38,8 +38,13 @@ def list_changed_files(base: str) -> list[str]:
 
 def find_architectures(paths: list[str]) -> list[str]:
     """Return the names whose module is among the paths; the baseline where something else of `trainer/` is."""
-    found = [name for name, file in read_registry().items() if file in paths]
+    found = [name for name, module in read_registry().items() if any(is_part_of(path, module) for path in paths)]
     return found or ([BASELINE] if any(path.startswith("trainer/") for path in paths) else [])
+
+
+def is_part_of(path: str, module: str) -> bool:
+    """Whether a path is the module's file, or a file of the package that it is."""
+    return path == f"{module}.py" or path.startswith(f"{module}/")
 
 
 def get_assigned_name(node: ast.Assign | ast.AnnAssign) -> str:
@@ -48,11 +53,11 @@ def get_assigned_name(node: ast.Assign | ast.AnnAssign) -> str:
 
 
 def read_registry() -> dict[str, str]:
-    """Return name -> path of its module."""
+    """Return name -> path of its module, without `.py`."""
     for node in ast.parse(REGISTRY.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and get_assigned_name(node) == "ARCHITECTURES":
             table = ast.literal_eval(node.value)
-            return {str(name): f"{str(module).replace('.', '/')}.py" for name, module in table.items()}
+            return {str(name): str(module).replace(".", "/") for name, module in table.items()}
     raise SystemExit(f"{REGISTRY} has no ARCHITECTURES that can be read without running it")
 
 

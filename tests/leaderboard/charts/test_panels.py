@@ -167,3 +167,14 @@ def test_run_page_with_many_samples_shows_first_and_last(client: Client, run: Ru
 def test_script_columns_have_five_digits_and_null_for_nan() -> None:
     values = [0.0, 1.0, -2.5, 3.14159265, 1.23456789e13, 9.99999e-4, 7.3e-9, math.nan, math.inf]
     assert panels.round_column(np.array(values)) == [*map(panels.round_value, values[:-2]), None, None]
+
+
+@pytest.mark.parametrize(("loss", "fraction"), [(1e17, 0.5), (1e40, 0.5), (3.0, 1e-310)])
+def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fraction: float) -> None:
+    training_run = scene.create_run(scene.create_entry(scene.create_track(), "main"), state=Run.State.TRAINING)
+    metrics.store_metrics(training_run, [{**build_train_row(1, loss), "fraction": fraction}])
+    training_run.refresh_from_db()
+    assert training_run.fraction == (fraction if fraction > 1e-9 else 0)
+    assert curve_svg.draw_curve(training_run, curve_svg.load_curve(training_run)) is not None
+    for address in ("/", training_run.get_absolute_url(), f"/runs/{training_run.pk}/curve.png"):
+        assert client.get(address).status_code == 200, address

@@ -242,6 +242,7 @@ def test_swarm_events_are_served_in_pages(led_run: Run, client: Client, monkeypa
 
 
 def test_swarm_page_without_coordinator_opens_and_of_other_run_is_404(swarm_run: Run, client: Client) -> None:
+    assert client.get(f"/runs/{swarm_run.pk}/swarm.json").json()["events"] == []
     page = client.get(f"/runs/{swarm_run.pk}/swarm/")
     assert "No machines yet." in page.content.decode()
     Track.objects.update(kind=Track.Kind.COMPETITION, swarm={})

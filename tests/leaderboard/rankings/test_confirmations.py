@@ -190,3 +190,18 @@ def test_confirmation_is_decided_once(track: Track) -> None:
         confirmations.filter_confirmation_runs(candidate)
     )
     assert Event.objects.about(candidate).filter(sentence=message).count() == 1
+
+
+def test_confirmation_that_cannot_go_on_does_not_stop_others(track: Track) -> None:
+    withdrawn = create_candidate(track, 1.2, "Withdrawn")
+    broken = confirmations.queue_confirmation_runs(withdrawn, actor="site")[0]
+    long_ago = timezone.now() - timedelta(days=1)
+    values = {"state": Run.State.FAILED, "cause": "infrastructure", "finished_at": long_ago, "job": None}
+    Run.objects.filter(pk=broken.pk).update(**values)
+    Entry.objects.filter(pk=withdrawn.pk).update(state=Entry.State.WITHDRAWN)
+    without_nodes = create_candidate(track, 1.6, "Of a node that is gone")
+    Node.objects.filter(name="node of Of a node that is gone").delete()
+    other = create_candidate(track, 1.5, "Other")
+    confirmations.process_confirmations()
+    assert list(confirmations.filter_confirmation_runs(without_nodes)) == []
+    assert confirmations.filter_confirmation_runs(other).exists()

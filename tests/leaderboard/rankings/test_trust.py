@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from leaderboard.models import Run
+from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from scheduler.models import Event
 from tests.support import boards
@@ -62,3 +62,10 @@ def test_trust_transition_increases_revision(scored_run: Run) -> None:
     revision = scored_run.revision
     trust.transition_trust(scored_run, T.SCORED, actor="site", sentence="It counts.")
     assert scored_run.revision == revision + 1
+
+
+def test_run_that_finished_meanwhile_is_marked_as_scored(scored_run: Run) -> None:
+    Replay.objects.create(run=scored_run, end_step=10, state=Replay.State.AGREED)
+    scored_run.state = Run.State.SCORING  # as it was read before its score was stored
+    assert trust.mark_scored(scored_run)
+    assert Run.objects.get(pk=scored_run.pk).trust == T.SCORED

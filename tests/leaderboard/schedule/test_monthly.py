@@ -127,3 +127,10 @@ def test_monthly_runs_need_active_season_and_setting(track: Track) -> None:
     track.season.active = False
     track.season.save()
     assert monthly.start_monthly_runs(datetime(2026, 1, 1, tzinfo=UTC)) == []
+
+
+def test_month_counts_from_the_first_score_not_from_earlier_failures(track: Track) -> None:
+    entry = create_scored_entry(track, "Late", 1.5)
+    long_ago = NOW - timedelta(days=60)
+    scene.create_run(entry, state=Run.State.FAILED, finished_at=long_ago, cause="infrastructure", seed=7)
+    assert monthly.choose_best_entries(track, NOW - timedelta(days=31)) == [entry]

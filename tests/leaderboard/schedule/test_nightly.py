@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.schedule import nightly
+from leaderboard.submissions import intake
 from leaderboard.tasks import nightly as nightly_task
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
@@ -135,10 +136,8 @@ def test_night_without_baseline_or_new_commit_trains_nothing(monday_night: Night
 
 
 def test_night_with_rejected_main_trains_nothing(track: Track, main_repository: Repository) -> None:
-    from leaderboard.submissions import intake
-
     entry = intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
-    Entry.objects.filter(pk=entry.pk).update(state=Entry.State.REJECTED)
+    Entry.objects.filter(pk=entry.pk).update(state=Entry.State.REJECTED, variant=Entry.MAIN_VARIANT)
     night = start_night(MONDAY)
     assert night.run is None
     assert "is rejected" in night.sentence
@@ -153,3 +152,17 @@ def test_nightly_task_starts_one_night(track: Track) -> None:
     nightly_task()
     nightly_task()
     assert Night.objects.count() == 1
+
+
+def test_night_does_not_train_an_entry_that_someone_made_of_its_commit(
+    track: Track, main_repository: Repository
+) -> None:
+    config = {"model": {"depth": 1}}
+    other = intake.submit_entry(str(main_repository.path), "main", "Not main", "gpt", track, config=config)
+    night = start_night(MONDAY)
+    assert night.run
+    assert (night.run.entry.kind, night.run.entry.config) == (Entry.Kind.MAIN, {})
+    assert night.run.entry.sha == other.sha
+    assert Season.objects.get(pk=track.season_id).baseline == night.run.entry
+    other.refresh_from_db()
+    assert other.state == Entry.State.PROPOSED

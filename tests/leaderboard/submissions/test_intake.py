@@ -113,6 +113,7 @@ def test_unknown_commit_is_refused(main_repository: Repository, track: Track) ->
         ("ARCHITECTURES = {'gpt': 'trainer.models.nothing'}\n", "has no such file"),
         ("ARCHITECTURES = {'gpt': 'os.path'}\n", "has no such file"),
         ("(" * 5000, "not valid Python"),
+        (f"ARCHITECTURES = {{'gpt': 'trainer.models.gpt'}}\nx = {'1+' * 2000}1\n", "nested too deeply"),
     ],
 )
 def test_invalid_architectures_dict_is_refused_without_import(
@@ -138,6 +139,8 @@ def test_submitted_code_is_not_imported(main_repository: Repository, track: Trac
         ({"train": {"sequence_length": 8}}, "cannot set train.sequence_length"),
         ({"model": 3}, "must be a table"),
         ({"model": {"x": "y" * 10_000}}, "too long"),
+        ({"model": {"depth 2 $(id) #": 1}}, "has an option 'depth 2"),
+        ({"recipe": {"matrices": {"; id": 1}}}, "has an option '; id'"),
     ],
 )
 def test_entry_config_with_track_settings_is_refused(
@@ -196,3 +199,8 @@ def test_entry_too_large_for_gpus_of_track_is_refused(rwkv_main: Repository, lon
     long_run.config["devices"], long_run.needs_labels = 1, ["1x24gb"]
     with pytest.raises(ValidationError, match=r"rwkv5-7b has 7\.\d billion parameters.* with 24 GB"):
         long_run.full_clean()
+
+
+def test_variant_of_main_is_refused(main_repository: Repository, track: Track) -> None:
+    with pytest.raises(IntakeError, match="is for main itself"):
+        intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track, variant=Entry.MAIN_VARIANT)

@@ -236,3 +236,23 @@ def test_fetch_from_folder_without_repository_fails(tmp_path: Path, site: Any) -
     (tmp_path / "empty").mkdir()
     with pytest.raises(RepositoryError, match="cannot be read"):
         repositories.open_mirror(str(tmp_path / "empty")).fetch()
+
+
+def test_diff_of_huge_files_is_read_up_to_its_limit(
+    main_repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repositories, "DIFF_LENGTH", 1000)
+    base = main_repository.git("rev-parse", "HEAD")
+    sha = main_repository.commit("Large", {"large.txt": "a line\n" * 500_000})
+    mirror = fetch_mirror(main_repository)
+    assert len(mirror.read_output(4000, "diff", base, sha)) == 4000
+    assert len(mirror.read_diff(sha, base)) == 1000
+    with pytest.raises(RepositoryError, match="cannot be read"):
+        mirror.read_diff("0" * 40, base)
+
+
+@pytest.mark.parametrize("address", ["https://[::1", "https://example.com:99999999/x", "https://example.com:abc/x"])
+def test_malformed_address_is_refused_with_message(address: str) -> None:
+    for check in (repositories.normalize_address, repositories.check_public):
+        with pytest.raises(RepositoryError, match=r"is (no|not the) address of a repository"):
+            check(address)

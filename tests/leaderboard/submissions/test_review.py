@@ -172,6 +172,14 @@ def test_notebook_shell_lines_and_magics_are_flagged() -> None:
     assert [flag.what for flag in second.flags] == ["the magic %%bash"]
 
 
+def test_hidden_characters_of_shell_lines_are_escaped_in_flags() -> None:
+    cells = [build_code_cell("!echo \ud800\u202e"), build_code_cell("%%bash\u202e")]
+    for cell in notebook_cells.parse_cells(build_notebook(*cells)):
+        (flag,) = cell.flags
+        assert "⟨U+202E⟩" in flag.what
+        assert "\ud800" not in flag.what
+
+
 @pytest.mark.parametrize("contents", [b"", b"{}", b"[1]", b'{"nbformat": 3, "cells": []}', b"\xff", b"[" * 100_000])
 def test_invalid_notebook_is_refused(contents: bytes) -> None:
     with pytest.raises(NotebookError, match="The notebook is not"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from django.core.cache import cache
@@ -12,7 +13,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import comparison
 from leaderboard.models import Entry, Run, Score, Track
-from leaderboard.rankings.standings_store import load_standings
+from leaderboard.rankings.standings_store import load_standings, recompute_standings
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
 
@@ -160,6 +161,30 @@ def test_compare_markdown_escapes_titles_in_table(client: Client) -> None:
     assert "| blimp/acc | 0.6000 ± 0.0100 |  |" in rows
     assert "@everyone" not in text
     assert f"/compare/?runs={first.pk},{second.pk}" in text
+
+
+def test_compare_markdown_escapes_titles_in_sentences(board_entries: tuple[Track, dict[str, Entry]]) -> None:
+    track, entries = board_entries
+    Entry.objects.filter(pk=entries["Better"].pk).update(title="@everyone [x](y)")
+    runs = list_full_runs(entries, "Better", "Worse")
+    recompute_standings(track)
+    found = comparison.compare_pairs(runs)
+    assert found is not None
+    text = comparison.write_markdown(runs, [], found, [], "address")
+    assert "is ahead of" in text
+    assert "@everyone" not in text
+    assert "[x](y)" not in text
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"dataset": "x"}, {"parameters": {"total": "abc"}}, {"parameters": 3}, {"a": [{"name": []}]}],
+)
+def test_pages_of_run_with_malformed_record_open(client: Client, config: dict[str, Any]) -> None:
+    track = scene.create_track()
+    runs = [scene.create_run(scene.create_entry(track, name, sha=name * 40), config=config) for name in "ab"]
+    assert client.get(runs[0].get_absolute_url()).status_code == 200
+    assert client.get(build_compare_url(runs)).status_code == 200
 
 
 def test_compare_page_does_not_compare_runs_of_other_tracks(

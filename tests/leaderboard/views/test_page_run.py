@@ -9,6 +9,7 @@ import pytest
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
+from leaderboard import reproduction
 from leaderboard.models import CurvePoint, Run, Sample, Track
 from scheduler.models import LogChunk
 from tests.leaderboard.views.test_page_board import extract_text
@@ -232,3 +233,20 @@ def test_run_page_shows_void_seconds(client: Client) -> None:
     page = extract_text(client.get(run.get_absolute_url()).content)
 
     assert "Its time does not count. Its node’s speed changed by +3.0% during the run." in page
+
+
+def test_link_to_comparison_names_the_reference_runs(client: Client) -> None:
+    _, entries = boards.create_board()
+    run = entries["Level"].runs.filter(budget="1e13flops").order_by("pk")[0]
+    Run.objects.filter(pk=run.pk).update(step=10)
+    assert re.search(rf'href="/compare/\?runs={run.pk},\d+', client.get(run.get_absolute_url()).content.decode())
+
+
+def test_command_to_reproduce_quotes_names_of_options(client: Client) -> None:
+    config = {"model": {"depth 2 $(id) #": 1}}  # as of an entry from before such names were refused
+    run = scene.create_run(scene.create_entry(scene.create_track(), "main", config=config))
+    assert "'--model.depth 2 $(id) #' 1" in reproduction.write_commands(run)
+
+
+def test_file_of_a_run_with_impossible_number_is_not_found(client: Client) -> None:
+    assert client.get(f"/runs/{10**20}/parts/1/x").status_code == 404

@@ -139,6 +139,7 @@ def test_ci_job_waiting_for_result_exits_with_run_state(job_environment: dict[st
         ("trainer/models/smear.py", "smear", "smear"),
         ("trainer/optim/optimizers.py", "gpt", ""),
         ("trainer/models/gpt.py", "gpt", ""),
+        ("trainer/models/smear/block.py", "smear", "smear"),
         ("README.md", "", ""),
     ],
 )
