@@ -21,13 +21,14 @@ async def train_in_process(
     requested_stages: Sequence[int],
     timeout: float,
     worker_types: Mapping[int, type[Worker]] = MappingProxyType({}),
+    evaluation_interval: int = 0,
 ) -> None:
     """Train with one worker for each requested stage, named "0", "1", ... The run's folder is `folder / "run"`.
 
     `worker_types`: the classes of workers that are not `Worker`, by number.
     """
     home, *others = transports = [Transport(folder / name) for name in ("run", *map(str, range(len(requested_stages))))]
-    options = CoordinatorOptions(timeout, peers=len(requested_stages))
+    options = CoordinatorOptions(timeout, peers=len(requested_stages), evaluation_interval=evaluation_interval)
     coordinator = Coordinator(home.folder, batches, home, options)
     workers: list[asyncio.Task[None]] = []
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from trainer.swarm import messages, worker_main
 from trainer.swarm.frames import RpcFrame
+from trainer.swarm.next_stage_client import NextStageClient, StageQuery
 from trainer.swarm.stage import ForwardRecord
 from trainer.swarm.sum_exchange import SumExchange
 from trainer.swarm.worker import Worker
@@ -48,8 +50,20 @@ class LyingSumExchange(SumExchange):
         return change(tensor, before) if change else tensor
 
 
+class LyingNextStageClient(NextStageClient):
+    get_lie: Callable[[int], str]
+
+    def build_query(self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None) -> StageQuery:
+        query = super().build_query(request, record, targets)
+        if self.get_lie(request.step) != "hidden":
+            return query
+        *inputs, hidden = query.tensors
+        return replace(query, tensors=(*inputs, hidden * float("nan")))
+
+
 class LyingWorker(Worker):
     exchange_type = LyingSumExchange
+    next_stage_type = LyingNextStageClient
 
     def handle_welcome(self, welcome: messages.Welcome) -> float:
         interval = super().handle_welcome(welcome)
@@ -71,8 +85,8 @@ class LyingWorker(Worker):
     async def run_next_stages(
         self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None
     ) -> RpcFrame:
-        if self.get_lie(request.step) == "hidden":
-            record.output = record.output * float("nan")
+        next_stage: Any = self.next_stage
+        next_stage.get_lie = self.get_lie
         return await super().run_next_stages(request, record, targets)
 
 

@@ -29,7 +29,7 @@ from trainer.swarm.membership import LOAD_SECONDS, Admit, Guest, Membership, mem
 from trainer.swarm.sampling import SamplingService, SwarmText
 from trainer.swarm.stage_client import StageClient
 from trainer.swarm.state_transfer import fetch_state, send_state
-from trainer.swarm.transaction import StageLostError, Transaction
+from trainer.swarm.transaction import StageLostError, Transaction, raise_if_diverged
 from trainer.swarm.transport import Route, Transport, get_loop_time
 
 ADDRESS_FILE = "address.json"  # File in the run's folder with this coordinator's addresses
@@ -275,6 +275,7 @@ class Coordinator:
                 self.journal.write("evaluation", step=self.version, loss=loss, targets=targets)
                 return
             except CallRefusedError as error:
+                raise_if_diverged(error, self.version)
                 log.info("the evaluation failed: %s", error)
                 await self.build_transaction().collect_ledgers()
 

@@ -201,7 +201,7 @@ class CompareReplay(StepRequest):
     """Compare the gradients of a replay with this peer's sum, while that peer is frozen."""
 
     peer: PeerName
-    number: Number
+    number: Number | None  # Of the replay. None: that peer holds no micro-batches, so its sum should be zeros
     timeout: Timeout
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from trainer.swarm import messages, trust
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.frames import CallError, MalformedFrameError, RpcFrame
+from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
 from trainer.swarm.stage import ForwardRecord
-from trainer.swarm.stage_client import ReplyCheck, StageClient
+from trainer.swarm.stage_client import DIVERGED, ReplyCheck, StageClient
 from trainer.swarm.transport import Transport, get_loop_time
 from trainer.swarm.wire import decode_tensor, encode_hidden
 
@@ -80,7 +80,14 @@ class NextStageClient:
         return tensor, result.model_copy(update={"later_seconds": get_loop_time() - started})
 
     def build_query(self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None) -> StageQuery:
+        """Return the query; refuse if the hidden state as the next stage would read it is not finite.
+
+        All peers of this stage refuse if the model has diverged. The next stage reports peers that send such a state.
+        """
         tokens, wire = record.tokens, self.config.wire
+        hidden = encode_hidden(record.output, wire)
+        if describe_non_finite(decode_tensor(hidden, wire, record.output.shape)):
+            raise CallRefusedError(DIVERGED, f"stage {self.stage}: the hidden state is not finite")
         inputs = (tokens,) if targets is None else (tokens, targets)
         shape = {
             "learn": tuple(record.output.shape),
@@ -89,7 +96,7 @@ class NextStageClient:
         }[request.mode]
         return StageQuery(
             request=request,
-            tensors=(*inputs, *encode_hidden(record.output, wire)),
+            tensors=(*inputs, *hidden),
             shape=shape,
             wire=wire if request.mode == "learn" else "fp32",
             depth=self.config.stages - self.stage - 1,

@@ -21,6 +21,8 @@ MAX_FAILURES = 2
 """If every peer has failed this often the client gives up. The coordinator then finds out which peers are gone."""
 CALLER_ERRORS = ("stale", "frozen", "later_stage", "not_member", "no_cache", "no_memory")
 """Refusal codes of healthy peers: the caller is outdated, a stage further down failed, or a text does not fit."""
+DIVERGED = "diverged"
+"""Refusal code of a peer whose own output is not finite, or for whose output all peers of the next stage say this."""
 
 MAX_HIDDEN_BYTES = 2**31  # Limit of a message with hidden states
 
@@ -60,13 +62,13 @@ class StageClient:
 
         `depth` is the number of stages from here on; a peer gets `timeout` seconds for each. A peer that fails is
         banned and another one is called, until all have failed `MAX_FAILURES` times or the caller's own time is over.
-        Raise `CallRefusedError` with the code "later_stage" then.
+        Raise `CallRefusedError` with the code "later_stage" then, or `DIVERGED` once all have refused with that code.
 
         A peer whose reply fails `check` as invalid is blamed. A suspicious reply is accepted only if all peers send
         one. Peers that sent one are blamed once another peer sends a valid reply; otherwise their ban ends.
         `pinned`: call this peer first, if it belongs to the stage.
         """
-        suspicious: dict[str, str] = {}
+        suspicious, diverged = dict[str, str](), set[str]()
         deadline, failures = get_loop_time() + timeout * (depth + 0.9), Counter[str]()
         try:
             while (left := deadline - get_loop_time()) > 0:
@@ -75,9 +77,12 @@ class StageClient:
                 try:
                     reply, result, reason = await self.call_peer(peer, request, min(timeout * depth, left), check)
                 except CallError as error:
-                    if isinstance(error, CallRefusedError) and error.code == "later_stage":
+                    code = error.code if isinstance(error, CallRefusedError) else ""
+                    if code == DIVERGED:
+                        diverged.add(peer)
+                    if code == "later_stage" or (code == DIVERGED and diverged >= self.router.peers.keys()):
                         raise
-                    failures[peer] += 1
+                    failures[peer] += MAX_FAILURES if code == DIVERGED else 1
                 else:
                     if not reason:
                         self.router.observe(peer, cost, get_loop_time() - started - result.later_seconds)

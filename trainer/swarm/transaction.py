@@ -25,7 +25,8 @@ from trainer.swarm.audit import Audit
 from trainer.swarm.data import Batches
 from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
 from trainer.swarm.membership import Membership, raise_if_failed
-from trainer.swarm.stage_client import StageClient
+from trainer.swarm.reduce import gather_or_cancel
+from trainer.swarm.stage_client import DIVERGED, StageClient
 from trainer.swarm.transport import shorten
 
 MAX_BLAMES = 2  # A peer is evicted after this many attempts in which others could not read its gradient sum
@@ -46,7 +47,10 @@ class StageLostError(Exception):
 
 
 class DivergedError(ModelError):
-    """The gradient is not finite."""
+    """The gradient or a hidden state is not finite."""
+
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(f"step {step}: {what} is not finite; try a lower learning rate")
 
 
 class Transaction:
@@ -85,7 +89,7 @@ class Transaction:
         stages = self.membership.list_stages()
         norm = sum(median_low(votes[member.name].squared_norm for member in members) for members in stages)
         if not math.isfinite(norm):
-            raise DivergedError(f"step {self.version}: the gradient is not finite; try a lower learning rate")
+            raise DivergedError(self.version, "the gradient")
         return norm
 
     def write_commit(
@@ -118,7 +122,7 @@ class Transaction:
             async with semaphore:
                 return await self.run_micro_batch(number, need)
 
-        return sum(await asyncio.gather(*(run_one(number, need) for number, need in needs.items())))
+        return sum(await gather_or_cancel(run_one(number, need) for number, need in needs.items()))
 
     async def run_micro_batch(self, number: int, need: tuple[int, ...]) -> bool:
         x, y = self.batches.get_batch(self.version, number)
@@ -127,6 +131,7 @@ class Transaction:
         try:
             await self.first_stage.call_stage(frame, self.config.stages, self.timeout, x.numel(), reject_tensors)
         except CallRefusedError as error:
+            raise_if_diverged(error, self.version)
             log.info("micro-batch %d failed: %s", number, error)
             return False
         await self.faults.trigger("runs", self.version)
@@ -290,6 +295,12 @@ class Transaction:
             messages.parse_message(messages.Committed, await self.membership.call_member(name, "commit", order))
         except CallError as error:
             self.membership.evict(name, f"no update: {error}")
+
+
+def raise_if_diverged(error: CallRefusedError, step: int) -> None:
+    """Raise `DivergedError` if all peers of the first stage refused a micro-batch because the model has diverged."""
+    if error.code == DIVERGED:
+        raise DivergedError(step, "a hidden state") from error
 
 
 def reject_tensors(_: str, reply: RpcFrame) -> str:

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 class Worker:
     exchange_type = SumExchange
     state_type = WorkerState
+    next_stage_type = NextStageClient
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class Worker:
         names = [[peer.name for peer in peers] for peers in members.stages]
         index = next((number for number, peers in enumerate(names) if self.transport.peer in peers), None)
         if index is not None and index + 1 < len(names):
-            self.next_stage = self.next_stage or NextStageClient(self.transport, self.get_state().config, index)
+            self.next_stage = self.next_stage or self.next_stage_type(self.transport, self.get_state().config, index)
             self.next_stage.client.set_peers(names[index + 1])
 
     async def connect_to_all(self) -> None:

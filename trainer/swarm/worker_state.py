@@ -185,8 +185,10 @@ class WorkerState:
             flat = self.replayed[1] + flat
         self.replayed = (number, flat)
 
-    def take_replay(self, number: int) -> Tensor:
-        """Return the gradient sum of a replay, and drop it."""
+    def take_replay(self, number: int | None) -> Tensor:
+        """Return the gradient sum of a replay, and drop it. None is a replay of no micro-batches: zeros."""
+        if number is None and self.stage is not None:
+            return torch.zeros(self.stage.gradient_sum.numel())
         if self.replayed is None or self.replayed[0] != number:
             raise CallRefusedError("stale", "this replay is not here")
         (_, total), self.replayed = self.replayed, None

@@ -1,0 +1,89 @@
+"""Audits of peers that hold no micro-batches: their sums are zeros, and a single vote does not prove another one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.in_process_swarm import train_in_process
+from tests.support.swarm_chain import build_tiny_config
+from tests.support.waits import WAIT_SECONDS
+from trainer.data.dataset import Dataset
+from trainer.swarm import messages
+from trainer.swarm.data import Batches
+from trainer.swarm.journal import read_journal
+from trainer.swarm.sum_exchange import SumExchange
+from trainer.swarm.worker import Worker
+
+pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
+
+
+def list_sanctions(dataset_folder: Path, folder: Path, liar: type[Worker]) -> list[tuple[str, str]]:
+    """Train three workers of one stage, of which worker 1 lies, with one micro-batch a step.
+
+    Return the workers that left, and why.
+    """
+    dataset = Dataset.open(dataset_folder)
+    batches = Batches(dataset, build_tiny_config(dataset, stages=1, steps=2, micro_batches=1, audit=0.0))
+
+    async def train() -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            await train_in_process(batches, folder, [0, 0, 0], 20, {1: liar})
+
+    asyncio.run(train())
+    lines = read_journal(folder / "run")
+    labels = {line["peer"]: line["label"] for line in lines if line["kind"] == "join"}
+    return [(labels[line["peer"]], line["why"]) for line in lines if line["kind"] in ("first_strike", "leave")]
+
+
+class FalseNormExchange(SumExchange):
+    """Vote that each idle peer has published a sum other than zero."""
+
+    async def vote(self, request: messages.Prepare) -> messages.Vote:
+        vote = await super().vote(request)
+        return vote.model_copy(update={"norms": tuple((peer, norm or 1.0) for peer, norm in vote.norms)})
+
+
+class FalseDistanceExchange(FalseNormExchange):
+    """Repeat that in audits."""
+
+    async def compare_replay(self, request: messages.CompareReplay) -> messages.ReplayDistance:
+        return messages.ReplayDistance(relative=1.0, finite=True)
+
+
+class FalseSumExchange(SumExchange):
+    """Publish a sum other than zero without a micro-batch."""
+
+    def get_own_part(self, which: str, part: messages.SumPart) -> Tensor:
+        tensor = super().get_own_part(which, part)
+        return tensor if self.state.held else torch.ones_like(tensor)
+
+
+class FalseNormWorker(Worker):
+    exchange_type = FalseNormExchange
+
+
+class FalseDistanceWorker(Worker):
+    exchange_type = FalseDistanceExchange
+
+
+class FalseSumWorker(Worker):
+    exchange_type = FalseSumExchange
+
+
+def test_idle_peer_stays_when_one_vote_lies_about_its_sum(dataset_folder: Path, tmp_path: Path) -> None:
+    assert list_sanctions(dataset_folder, tmp_path, FalseNormWorker) == []
+
+
+def test_idle_peer_stays_when_an_auditor_lies_about_its_sum(dataset_folder: Path, tmp_path: Path) -> None:
+    sanctions = list_sanctions(dataset_folder, tmp_path, FalseDistanceWorker)
+    assert {label for label, _ in sanctions} <= {"1"}
+
+
+def test_idle_peer_with_a_sum_is_banned(dataset_folder: Path, tmp_path: Path) -> None:
+    why = "its gradient sum is not zero without any micro-batch"
+    assert list_sanctions(dataset_folder, tmp_path, FalseSumWorker) == [("1", why)]
