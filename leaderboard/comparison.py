@@ -20,7 +20,7 @@ from leaderboard.reproduction import build_recipe
 from scheduler.markdown import escape_markdown
 from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
-ALIKE = ("format", "identity", "config", "seed", "budget", "arch")
+LISTED_ELSEWHERE = ("format", "identity", "config", "seed", "budget", "arch")
 """Keys of `run.json` that stand elsewhere, or twice."""
 
 
@@ -53,7 +53,8 @@ def collect_settings(run: Run) -> dict[str, str]:
     }
     config = run.config
     resolved = config.get("config", {}).get("resolved", {}) if isinstance(config.get("config"), dict) else {}
-    whole = {name: value for name, value in config.items() if name not in ALIKE} if config else build_recipe(run)
+    recorded = {name: value for name, value in config.items() if name not in LISTED_ELSEWHERE}
+    whole = recorded if config else build_recipe(run)
     return {
         name: value
         for name, value in flatten_table({**facts, **whole, "train": resolved or whole.get("train")})

@@ -14,7 +14,7 @@ from leaderboard.charts.panels import Shown
 from leaderboard.formatting import compact
 from leaderboard.models import CurvePoint, Run
 
-MOST = 16
+MAX_LENGTH = 16
 NOTHING = Point(step=0, tokens=0, flops=0.0, seconds=0.0, loss=0.0)
 
 
@@ -63,7 +63,7 @@ class Stage:
 def list_stages(run: Run) -> list[Stage]:
     """Return the earlier runs, oldest first. Two queries for each."""
     chain = [run]
-    while chain[0].start_run_id is not None and len(chain) <= MOST:
+    while chain[0].start_run_id is not None and len(chain) <= MAX_LENGTH:
         before = Run.objects.select_related("entry", "track", "checkpoint").get(pk=chain[0].start_run_id)
         chain.insert(0, before)
     stages: list[Stage] = []

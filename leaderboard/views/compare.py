@@ -76,7 +76,7 @@ def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any
         "scores": scores,
         "paired": paired_comparison.compare_with_first(runs) if "paired" in request.GET else None,
         "paired_address": build_query_string(request, paired="1"),
-        "most_paired": paired_comparison.MOST,
+        "most_paired": paired_comparison.MAX_RUNS,
         "markdown": comparison.write_markdown(runs, differ, pairs, scores, link),
     }
 

@@ -54,9 +54,9 @@ def test_paired_comparison_of_same_documents_finds_small_difference(client: Clie
 
     worse, same = paired_comparison.compare_with_first(runs)
 
-    (difference,) = worse.clear
+    (difference,) = worse.significant
     assert difference.low > 0
-    assert same.clear == []
+    assert same.significant == []
     address = f"/compare/?runs={','.join(str(run.pk) for run in runs)}"
     assert "item by item" in extract_text(client.get(address).content)
     assert "1 of 1 differ by more than chance" in extract_text(client.get(f"{address}&paired=1").content)
@@ -69,7 +69,7 @@ def test_paired_comparison_of_same_documents_finds_small_difference(client: Clie
         (b"no archive", "does not hold the items"),
         (gzip.compress(b'{"task": "bits_per_byte", "item": 0}', mtime=0), "cannot be read"),
         (gzip.compress(b'{"task": "other", "item": 0, "acc": 1}', mtime=0), "no item in common"),
-        (gzip.compress(b" " * (8 * paired_comparison.MOST_BYTES + 1), mtime=0), "unpacks to more"),
+        (gzip.compress(b" " * (8 * paired_comparison.MAX_BYTES + 1), mtime=0), "unpacks to more"),
     ],
 )
 def test_paired_comparison_of_invalid_items_gives_problem(entry: Entry, content: bytes | None, message: str) -> None:
