@@ -162,6 +162,23 @@ def count_addr(arguments: tuple[Any, ...], result: Any) -> int:
     return 2 * result.numel()
 
 
+def count_scaled_sum(arguments: tuple[Any, ...], result: Any) -> int:
+    """`add`, `sub`, `rsub`: a multiplication more where `alpha`, the third argument, is not 1."""
+    is_scaled = len(arguments) > 2 and arguments[2] != 1
+    return (1 + is_scaled) * result.numel()
+
+
+def count_multiply_add(arguments: tuple[Any, ...], result: Any) -> int:
+    """`addcmul`, `addcdiv`: a product or quotient, a sum, and a multiplication where `value`, the fourth, is not 1."""
+    is_scaled = len(arguments) > 3 and arguments[3] != 1
+    return (2 + is_scaled) * result.numel()
+
+
+def count_interpolation(arguments: tuple[Any, ...], result: Any) -> int:
+    """`lerp`: a difference, a product and a sum."""
+    return 3 * result.numel()
+
+
 def count_multinomial(arguments: tuple[Any, ...], result: Any) -> int:
     """probabilities, samples, whether a value can be drawn twice.
 
@@ -234,17 +251,20 @@ OPERATORS: dict[str, Formula] = {
     # element-wise
     **list_operators(
         count_written,
-        "add sub rsub mul div true_divide floor_divide remainder fmod neg abs sign sgn square pow sqrt rsqrt exp "
+        "mul div true_divide floor_divide remainder fmod neg abs sign sgn square pow sqrt rsqrt exp "
         "exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf "
         "erfc erfinv sigmoid logit relu relu6 leaky_relu elu gelu silu softplus hardtanh hardsigmoid hardshrink "
         "softshrink log_sigmoid threshold clamp clamp_min clamp_max clip maximum minimum max.other min.other fmax "
-        "fmin floor ceil round trunc frac reciprocal lerp addcmul addcdiv where masked_fill eq ne lt le gt ge "
+        "fmin floor ceil round trunc frac reciprocal where masked_fill eq ne lt le gt ge "
         "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor "
         "bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ isnan isinf isfinite "
         "isclose nan_to_num lgamma digamma sinc hypot heaviside xlogy logaddexp logaddexp2 complex polar angle "
         "conj conj_physical resolve_conj resolve_neg tril triu positive deg2rad rad2deg i0 special_expit "
         "special_erf ldexp copysign glu hardswish mish celu",
     ),
+    **list_operators(count_scaled_sum, "add sub rsub"),
+    **list_operators(count_multiply_add, "addcmul addcdiv"),
+    **list_operators(count_interpolation, "lerp"),
     # copies
     **list_operators(
         count_written,

@@ -55,6 +55,14 @@ def test_element_wise_work_costs_something(name: str) -> None:
 @pytest.mark.parametrize(
     ("compute", "flops"),
     [
+        # a matrix product could be written as these, block by block
+        (lambda ones: torch.addcmul(ones(3, 5), ones(3, 5), ones(5)), 2 * 15),
+        (lambda ones: torch.addcmul(ones(3, 5), ones(3, 5), ones(5), value=0.5), 3 * 15),
+        (lambda ones: torch.addcdiv(ones(3, 5), ones(3, 5), ones(5)), 2 * 15),
+        (lambda ones: torch.lerp(ones(3, 5), ones(3, 5), ones(5)), 3 * 15),
+        (lambda ones: torch.add(ones(3, 5), ones(5), alpha=2), 2 * 15),
+        (lambda ones: torch.sub(ones(3, 5), ones(5)), 15),
+        (lambda ones: torch.rsub(ones(3, 5), ones(3, 5), alpha=3), 2 * 15),
         # 3 x 5 products, each added to an element
         (lambda ones: torch.addr(ones(3, 5), ones(3), ones(5)), 2 * 15),
         (lambda ones: torch.addmv(ones(3), ones(3, 5), ones(5)), 2 * 15 + 3),
