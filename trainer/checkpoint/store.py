@@ -174,10 +174,22 @@ def find_os_error(error: Exception, folder: Path) -> Exception:
 
 
 def prune_checkpoints(run_folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints. Manifests go first: no partial one looks complete."""
+    """Delete all but the newest `keep` checkpoints, and what killed processes left. Not while one is being written.
+
+    Manifests go first: no partial one looks complete.
+    """
     for folder in list_checkpoints(run_folder)[:-keep]:
         (folder / MANIFEST).unlink(missing_ok=True)  # the node also deletes uploaded checkpoints
         shutil.rmtree(folder, ignore_errors=True)
+    for kind in (CHECKPOINTS_FOLDER, MILESTONES_FOLDER):
+        for folder in list_incomplete_folders(run_folder / kind):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def list_incomplete_folders(parent: Path) -> list[Path]:
+    """Return folders of interrupted writes, and those without a manifest, whose deletion was interrupted."""
+    deleted = (f for f in parent.glob("step-*") if NAME_PATTERN.fullmatch(f.name) and not (f / MANIFEST).exists())
+    return [*parent.glob(".step-*.partial"), *deleted]
 
 
 def verify_checkpoint(folder: Path, *, weights: bool = True, optimizer: bool = True) -> dict[str, Any]:

@@ -151,6 +151,19 @@ def test_prune_deletes_oldest(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.parametrize("name", ["checkpoints/.step-00000001.partial", "checkpoints/step-00000001"])
+def test_prune_after_a_kill_deletes_incomplete_folders(tmp_path: Path, name: str) -> None:
+    model, optimizers = parts()
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "model.safetensors").write_text("some of the weights")
+    milestone = tmp_path / "milestones" / ".step-00000001.partial"
+    milestone.mkdir(parents=True)
+    write_checkpoint(get_checkpoint_path(tmp_path, 2), model, optimizers, {"step": 2})
+    prune_checkpoints(tmp_path, 2)
+    assert list((tmp_path / "checkpoints").iterdir()) == [get_checkpoint_path(tmp_path, 2)]
+    assert not milestone.exists()
+
+
 def test_shared_tensors_are_stored_once(tmp_path: Path) -> None:
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     model["b"].weight = model["a"].weight
