@@ -318,6 +318,17 @@ def test_stored_tensor_that_no_module_can_have_is_refused(change: Callable[[dict
         build_model_without_data(parse_files(edit(change, "init.json")))
 
 
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_parse_files_with_saved_complex128_names_the_tensor(kind: str) -> None:
+    reason = rf"the {kind} embedding\.weight has the type complex128, which a checkpoint cannot hold: convert it to"
+    with pytest.raises(GraphError, match=reason):
+        parse_files(edit(set_tensor(dtype="complex128", kind=kind), "init.json"))
+
+
+def test_parse_files_with_unsaved_complex128_is_accepted() -> None:
+    parse_files(edit(set_tensor(dtype="complex128", kind="non_persistent_buffer"), "init.json"))
+
+
 @pytest.mark.parametrize("size", ["x", -5, 0, True, 1.5, 2**70, None])
 @pytest.mark.parametrize("name", ["vocabulary_size", "sequence_length"])
 def test_size_of_recipe_that_is_no_positive_number_is_refused(name: str, size: Any) -> None:
