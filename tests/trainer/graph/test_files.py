@@ -55,6 +55,20 @@ def test_recipe_is_read_back() -> None:
     assert read_recipe(trace("nanogpt")) == module.recipe(config)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda recipe: recipe["schedule"].update(shape="cosin"),
+        lambda recipe: recipe["schedule"].update(decay="cosinus"),
+        lambda recipe: recipe["groups"][0].update(optimizer="sgd"),
+    ],
+)
+def test_read_recipe_with_unknown_choice_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    traced = parse_files(edit(lambda table: change(table["recipe"]), "recipe.json"))
+    with pytest.raises(GraphError, match="is not one of"):
+        read_recipe(traced)
+
+
 def call(operator: str, *arguments: Any, **keywords: Any) -> Callable[[dict[str, Any]], None]:
     """A change that puts a call in front of the others of the features."""
 
