@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import (
     CheckpointError,
     describe_file,
     find_latest_checkpoint,
     get_checkpoint_path,
-    get_checkpoint_step,
-    list_checkpoints,
     load_model,
     prune_checkpoints,
     restore_checkpoint,
