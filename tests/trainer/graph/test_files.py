@@ -310,6 +310,15 @@ def name_constant(name: str, shape: list[int]) -> Callable[[dict[str, Any]], Non
     return change
 
 
+@pytest.mark.parametrize("data", ["AA*AAAAAAAAA=", "AAAAA", "\u00e4AAA"])
+def test_constant_of_invalid_base64_is_refused(data: str) -> None:
+    def change(table: dict[str, Any]) -> None:
+        table["constants"]["fixed"] = {"dtype": "float32", "shape": [2], "data": data}
+
+    with pytest.raises(GraphError, match="the traced architecture is not valid"):
+        parse_files(edit(change, "init.json"))
+
+
 def set_tensor(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return lambda table: table["tensors"][0].update(fields)
 
