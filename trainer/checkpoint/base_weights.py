@@ -10,15 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from trainer.checkpoint.folders import CHECKPOINTS_FOLDER, get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import (
-    CHECKPOINTS_FOLDER,
     MILESTONES_FOLDER,
     CheckpointError,
     describe_file,
     find_latest_checkpoint,
     get_checkpoint_path,
-    get_checkpoint_step,
-    list_checkpoints,
     read_run,
     verify_checkpoint,
 )

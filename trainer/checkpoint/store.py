@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.checkpoint.folders import CHECKPOINTS_FOLDER, MANIFEST, NAME_PATTERN, get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.host_buffers import HostBuffers
 from trainer.checkpoint.weight_files import load_weights, load_weights_into, open_weights, write_weights
 from trainer.distributed.sharding import (
@@ -42,10 +43,7 @@ from trainer.optim import lora
 from trainer.protocol import Checkpoint, FileRef
 from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE, WEIGHTS_FILE, is_weights_file
 
-CHECKPOINTS_FOLDER = "checkpoints"
 MILESTONES_FOLDER = "milestones"
-MANIFEST = "manifest.json"
-NAME_PATTERN = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointError(UserError):
@@ -55,17 +53,6 @@ class CheckpointError(UserError):
 def get_checkpoint_path(run_folder: Path, step: int) -> Path:
     """Return the folder for the checkpoint of a step."""
     return run_folder / CHECKPOINTS_FOLDER / f"step-{step:08d}"
-
-
-def list_checkpoints(run_folder: Path) -> list[Path]:
-    """Return the run's complete checkpoints, oldest first."""
-    folders = (run_folder / CHECKPOINTS_FOLDER).glob("step-*")
-    complete = (f for f in folders if NAME_PATTERN.fullmatch(f.name) and (f / MANIFEST).is_file())
-    return sorted(complete, key=get_checkpoint_step)
-
-
-def get_checkpoint_step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
 
 
 def find_latest_checkpoint(run_folder: Path) -> Path | None:
@@ -174,10 +161,22 @@ def find_os_error(error: Exception, folder: Path) -> Exception:
 
 
 def prune_checkpoints(run_folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints. Manifests go first: no partial one looks complete."""
+    """Delete all but the newest `keep` checkpoints, and what killed processes left. Not while one is being written.
+
+    Manifests go first: no partial one looks complete.
+    """
     for folder in list_checkpoints(run_folder)[:-keep]:
         (folder / MANIFEST).unlink(missing_ok=True)  # the node also deletes uploaded checkpoints
         shutil.rmtree(folder, ignore_errors=True)
+    for kind in (CHECKPOINTS_FOLDER, MILESTONES_FOLDER):
+        for folder in list_incomplete_folders(run_folder / kind):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def list_incomplete_folders(parent: Path) -> list[Path]:
+    """Return folders of interrupted writes, and those without a manifest, whose deletion was interrupted."""
+    deleted = (f for f in parent.glob("step-*") if NAME_PATTERN.fullmatch(f.name) and not (f / MANIFEST).exists())
+    return [*parent.glob(".step-*.partial"), *deleted]
 
 
 def verify_checkpoint(folder: Path, *, weights: bool = True, optimizer: bool = True) -> dict[str, Any]:

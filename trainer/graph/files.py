@@ -44,6 +44,7 @@ DTYPES = (
     *("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
+UNSAVED_DTYPES = ("complex128",)  # of `DTYPES`; safetensors has no such type
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last")
 
 
@@ -172,6 +173,12 @@ def check_stored_tensors(initialization: Initialization) -> None:
     for tensor in initialization.tensors:
         if tensor.kind == "parameter" and not tensor.dtype.startswith(("float", "bfloat", "complex")):
             raise GraphError(f"the parameter {tensor.name} has the type {tensor.dtype}, which has no gradients")
+        if tensor.kind != "non_persistent_buffer" and tensor.dtype in UNSAVED_DTYPES:
+            advice = ", or register it with persistent=False" if tensor.kind == "buffer" else ""
+            raise GraphError(
+                f"the {tensor.kind} {tensor.name} has the type {tensor.dtype}, which a checkpoint cannot hold:"
+                f" convert it to complex64{advice}"
+            )
     for shape in (each.shape for each in (*initialization.tensors, *initialization.constants.values())):
         if math.prod(shape) > MAX_SIZE:
             raise GraphError(f"a stored tensor has the shape {list(shape)}: too large")

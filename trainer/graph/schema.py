@@ -122,7 +122,8 @@ class Constant:
 
     @property
     def number_of_bytes(self) -> int:
-        return len(base64.b64decode(self.data))
+        """Raises ValueError if `data` is not base64."""
+        return len(base64.b64decode(self.data, validate=True))
 
 
 @dataclass(frozen=True)

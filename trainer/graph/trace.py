@@ -19,7 +19,7 @@ from trainer.graph.advice import find_advice
 from trainer.graph.build import build_constants, check_passes
 from trainer.graph.construction import record_construction
 from trainer.graph.export import Exporter, TraceError, describe_stack, draw_truncated_normal, skip_compilation
-from trainer.graph.files import TracedArchitecture, check_constant_bytes
+from trainer.graph.files import TracedArchitecture, check_constant_bytes, check_stored_tensors
 from trainer.graph.initialization import compute_initial_tensors
 from trainer.graph.model import GraphModel
 from trainer.graph.operator_functions import UNINITIALIZED
@@ -48,6 +48,7 @@ def trace_architecture(module: Architecture, config: ArchitectureConfig) -> Trac
             passes.append(exporter.export_passes(model, mode, config.sequence_length))
     initialization = dataclasses.replace(initialization, constants=exporter.constants)
     traced = TracedArchitecture(initialization, passes[0], passes[1], describe_recipe(module.recipe(config), config))
+    check_stored_tensors(traced.initialization)
     check_constant_bytes(traced)
     check_passes(traced)
     with explain_errors("in the module"):

@@ -17,7 +17,16 @@ from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 import torch
 from torch import Tensor, nn
 
+OptimizerKind = Literal["muon", "adamw", "adamw8bit"]
 Renormalization = Literal["none", "frobenius", "columns_rows"]
+ScheduleShape = Literal["trapezoid", "cosine"]
+WeightDecayShape = Literal["constant", "cosine"]
+
+
+def check_literal(name: str, value: Any, literal: Any) -> None:
+    """Raise ValueError unless a field has one of the values of its `Literal` type."""
+    if value not in get_args(literal):
+        raise ValueError(f"{name} {value!r} is not one of {get_args(literal)}")
 
 
 def pad_vocabulary(size: int) -> int:
@@ -100,7 +109,7 @@ class ParameterGroup:
     name: str
     match: tuple[str, ...]
     """Shell patterns over parameter names. Each parameter belongs to the first group that matches."""
-    optimizer: Literal["muon", "adamw", "adamw8bit"]
+    optimizer: OptimizerKind
     """`muon` takes matrices only (two dimensions, or stacks of them). `adamw8bit` is AdamW with 8-bit state from
     bitsandbytes: a quarter of the memory, useful for large embedding tables. It is not faster."""
     learning_rate: float  # peak learning rate
@@ -126,10 +135,10 @@ class ParameterGroup:
         ):
             if not 0 <= value < 1:
                 raise ValueError(f"{self.name}.{name} must be at least 0 and below 1, not {value}")
+        check_literal(f"{self.name}.optimizer", self.optimizer, OptimizerKind)
+        check_literal(f"{self.name}.renormalize", self.renormalize, Renormalization)
         if self.normalized and self.optimizer != "muon":
             raise ValueError(f"{self.name}.normalized is for muon, not for {self.optimizer}")
-        if self.renormalize not in get_args(Renormalization):
-            raise ValueError(f"{self.name}.renormalize {self.renormalize!r} is not one of {get_args(Renormalization)}")
         if self.renormalize != "none" and self.optimizer != "muon":
             raise ValueError(f"{self.name}.renormalize is for muon, not for {self.optimizer}")
 
@@ -142,7 +151,7 @@ class Schedule:
     warmdown: float = 0.6
     """Fraction of the budget, at its end, in which a trapezoid's rate falls. A cosine falls from the warmup on."""
     final: float = 0.0  # rate at the end, as a fraction of the peak
-    shape: Literal["trapezoid", "cosine"] = "trapezoid"
+    shape: ScheduleShape = "trapezoid"
     """`trapezoid`: up, flat, linearly down. `cosine`: up, then half a cosine down (SGDR, arXiv 1608.03983, eq. 5)."""
     top: float = 1.0  # factor on the rates of all groups. Use a tenth or less to fine-tune a trained model.
     warmup_steps: int = 0
@@ -154,10 +163,12 @@ class Schedule:
     momentum_warmup: float = 0.1  # fraction of the budget in which the momentum rises
     momentum_end: float | None = None
     """Muon's momentum at the end, reached in step with the rate (nanochat: 0.90). None: the group's to the end."""
-    decay: Literal["constant", "cosine"] = "constant"
+    decay: WeightDecayShape = "constant"
     """Weight decay over the budget, beside the rate that multiplies it. `cosine`: down to 0 (nanochat)."""
 
     def __post_init__(self) -> None:
+        check_literal("a schedule's shape", self.shape, ScheduleShape)
+        check_literal("a schedule's decay", self.decay, WeightDecayShape)
         down = self.warmdown if self.shape == "trapezoid" else 0.0
         if self.warmup < 0 or self.warmdown < 0 or self.warmup + down > 1:
             raise ValueError(f"a schedule's warmup {self.warmup} and warmdown {self.warmdown} must fit into the budget")

@@ -16,7 +16,9 @@ from typing import IO, Any
 from trainer.errors import UserError
 
 TEXT_TASK = "bits_per_byte"  # `task` of held-out documents
+METRICS = {"acc", "acc_norm"}  # of a question
 MAX_BYTES = 2**28  # decompressed
+MAX_VALUE = 2**60  # of a line's numbers
 
 ItemKey = tuple[str, str, int]  # (task, part, item)
 
@@ -51,8 +53,21 @@ def parse_items(file: IO[bytes], name: str, max_bytes: int = MAX_BYTES) -> dict[
         if len(text) > max_bytes:
             raise ItemsError(f"{name} unpacks to more than {max_bytes:,} bytes.")
         lines = [json.loads(line) for line in text.decode().splitlines()]
-        return {(line["task"], line.get("part", ""), line["item"]): line for line in lines}
+        return {parse_key(line): line for line in lines}
     except ItemsError:
         raise
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zlib.error):
         raise ItemsError(f"{name} does not hold the items of a scored run (`dailytrain score --items`).") from None
+
+
+def parse_key(line: dict[str, Any]) -> ItemKey:
+    """Return the key of a line. Raise ValueError, KeyError or TypeError unless the line can be compared."""
+    task, part, item = line["task"], line.get("part", ""), line["item"]
+    if not (isinstance(task, str) and isinstance(part, str) and type(item) is int):
+        raise ValueError("an item has names and a number")
+    names = ("bits", "bytes") if task == TEXT_TASK else METRICS & line.keys()
+    if not all(type(line[name]) in (int, float) and abs(line[name]) < MAX_VALUE for name in names):
+        raise ValueError("the values of an item are finite numbers")
+    if task == TEXT_TASK and line["bytes"] <= 0:
+        raise ValueError("a document has bytes")
+    return task, part, item

@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from trainer.checkpoint.folders import list_checkpoints
 from trainer.checkpoint.weight_files import open_weights
 from trainer.errors import UserError
 from trainer.protocol.files import hash_file, is_weights_file
@@ -117,7 +118,7 @@ def read_device(run: dict[str, Any]) -> str:
 
 def find_checkpoint_to_score(folder: Path) -> Path:
     """Return the complete checkpoint of the highest step (the manifest is written last)."""
-    complete = sorted(path.parent for path in folder.glob("checkpoints/step-*/manifest.json"))
+    complete = list_checkpoints(folder)
     if not complete:
         raise RunFolderError(f"{folder} holds no complete checkpoint.")
     return complete[-1]

@@ -28,6 +28,8 @@ from trainer.checkpoint.store import (
     write_snapshot,
 )
 from trainer.config.resolve import RESUMABLE_FIELDS, serialize_config
+from trainer.data.shards import write_file
+from trainer.graph.files import TracedArchitecture
 from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.training.finetune import describe_lineage
 from trainer.training.identity import check_identity
@@ -171,8 +173,16 @@ def write_run_json(run: Run) -> None:
     config.out.mkdir(parents=True, exist_ok=True)
     dataset.tokenizer.save(config.out / "tokenizer.json")
     if run.traced is not None:
-        run.traced.write(config.out / "graph")
+        write_graph_files(run.traced, config.out / "graph")
     atomic_write_json(config.out / "run.json", content)
+
+
+def write_graph_files(traced: TracedArchitecture, folder: Path) -> None:
+    """Write the graphs that a run resumes with, each file atomically; leave a file of equal content as it is."""
+    for name, content in traced.to_files().items():
+        file = folder / name
+        if not file.is_file() or file.read_bytes() != content:
+            write_file(file, content)
 
 
 def write_result(run: Run, folder: Path) -> None:

@@ -67,7 +67,7 @@ def test_paired_comparison_of_same_documents_finds_small_difference(client: Clie
     [
         (None, "left no answers to single items"),
         (b"no archive", "does not hold the items"),
-        (gzip.compress(b'{"task": "bits_per_byte", "item": 0}', mtime=0), "cannot be read"),
+        (gzip.compress(b'{"task": "bits_per_byte", "item": 0}', mtime=0), "does not hold the items"),
         (gzip.compress(b'{"task": "other", "item": 0, "acc": 1}', mtime=0), "no item in common"),
         (gzip.compress(b" " * (8 * paired_comparison.MAX_BYTES + 1), mtime=0), "unpacks to more"),
     ],

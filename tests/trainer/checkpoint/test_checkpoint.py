@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import (
     CheckpointError,
     describe_file,
     find_latest_checkpoint,
     get_checkpoint_path,
-    get_checkpoint_step,
-    list_checkpoints,
     load_model,
     prune_checkpoints,
     restore_checkpoint,
@@ -149,6 +148,19 @@ def test_prune_deletes_oldest(tmp_path: Path) -> None:
     prune_checkpoints(tmp_path, 2)
     assert [get_checkpoint_step(folder) for folder in list_checkpoints(tmp_path)] == [30, 100_000_000]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["checkpoints/.step-00000001.partial", "checkpoints/step-00000001"])
+def test_prune_after_a_kill_deletes_incomplete_folders(tmp_path: Path, name: str) -> None:
+    model, optimizers = parts()
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "model.safetensors").write_text("some of the weights")
+    milestone = tmp_path / "milestones" / ".step-00000001.partial"
+    milestone.mkdir(parents=True)
+    write_checkpoint(get_checkpoint_path(tmp_path, 2), model, optimizers, {"step": 2})
+    prune_checkpoints(tmp_path, 2)
+    assert list((tmp_path / "checkpoints").iterdir()) == [get_checkpoint_path(tmp_path, 2)]
+    assert not milestone.exists()
 
 
 def test_shared_tensors_are_stored_once(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,24 @@ def test_invalid_safetensors_file_is_rejected(content: bytes, tmp_path: Path) ->
     run = {"arch": "litgpt", "model": {"name": "pythia-14m", "vocabulary_size": 9, "sequence_length": 9}}
     with pytest.raises(FormatError, match="not a safetensors file"):
         gpt_neox.convert_weights(run, {"out": tmp_path / "in"}, tmp_path)
+
+
+@pytest.mark.parametrize("fields", [{"data_offsets": [8, 4]}, {"data_offsets": [-4, 0]}, {"data_offsets": [0, 400]}])
+def test_safetensors_header_with_impossible_offsets_is_rejected(fields: dict[str, Any], tmp_path: Path) -> None:
+    row = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **fields}
+    header = json.dumps({"head.weight": row}).encode()
+    (tmp_path / "in").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with (tmp_path / "in").open("rb") as file, pytest.raises(FormatError, match="not a safetensors file"):
+        gpt_neox.read_header(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("gpt.transformer.wte.weight", (320,)), ("head.weight", ()), ("gpt.transformer.h.0.attn.qkv.bias", ())],
+)
+def test_tensor_without_needed_dimensions_is_rejected(
+    model: litgpt.Model, tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
+    write_weights(tmp_path, {**model.state_dict(), name: torch.ones(shape)}, {})
+    with pytest.raises(FormatError, match="not those of a GPT-NeoX"):
+        gpt_neox.convert_weights(build_run_json(model), {"out": tmp_path / "model.safetensors"}, tmp_path)

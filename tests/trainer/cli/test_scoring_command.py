@@ -16,7 +16,7 @@ from tests.support import peeking_model
 from tests.support.scored_runs import build_gpt, documents, write_checkpoint, write_run
 from trainer.cli.main import main
 from trainer.models import ARCHITECTURES
-from trainer.scoring.run_folder import RunFolder
+from trainer.scoring.run_folder import RunFolder, find_checkpoint_to_score
 
 
 def held_out_file(folder: Path) -> Path:
@@ -97,6 +97,13 @@ def test_untrained_model_that_looks_ahead_is_refused(tmp_path, capsys, monkeypat
     write_checkpoint(checkpoint, peeking_model.Model(peeking_model.Config(**run["model"])))
     assert main(arguments(folder, "--json")) == 3
     assert "knowledge that was not trained" in read_output(capsys)["failed"]
+
+
+def test_checkpoint_to_score_is_the_one_of_the_highest_step(tmp_path):
+    for name in ("step-99999999", "step-100000000"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "manifest.json").write_text("{}")
+    assert find_checkpoint_to_score(tmp_path).name == "step-100000000"
 
 
 def test_score_without_json_prints_table(tmp_path, capsys):

@@ -55,6 +55,20 @@ def test_recipe_is_read_back() -> None:
     assert read_recipe(trace("nanogpt")) == module.recipe(config)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda recipe: recipe["schedule"].update(shape="cosin"),
+        lambda recipe: recipe["schedule"].update(decay="cosinus"),
+        lambda recipe: recipe["groups"][0].update(optimizer="sgd"),
+    ],
+)
+def test_read_recipe_with_unknown_choice_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    traced = parse_files(edit(lambda table: change(table["recipe"]), "recipe.json"))
+    with pytest.raises(GraphError, match="is not one of"):
+        read_recipe(traced)
+
+
 def call(operator: str, *arguments: Any, **keywords: Any) -> Callable[[dict[str, Any]], None]:
     """A change that puts a call in front of the others of the features."""
 
@@ -296,6 +310,15 @@ def name_constant(name: str, shape: list[int]) -> Callable[[dict[str, Any]], Non
     return change
 
 
+@pytest.mark.parametrize("data", ["AA*AAAAAAAAA=", "AAAAA", "\u00e4AAA"])
+def test_constant_of_invalid_base64_is_refused(data: str) -> None:
+    def change(table: dict[str, Any]) -> None:
+        table["constants"]["fixed"] = {"dtype": "float32", "shape": [2], "data": data}
+
+    with pytest.raises(GraphError, match="the traced architecture is not valid"):
+        parse_files(edit(change, "init.json"))
+
+
 def set_tensor(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return lambda table: table["tensors"][0].update(fields)
 
@@ -316,6 +339,17 @@ def set_tensor(**fields: Any) -> Callable[[dict[str, Any]], None]:
 def test_stored_tensor_that_no_module_can_have_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
     with pytest.raises(GraphError):
         build_model_without_data(parse_files(edit(change, "init.json")))
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_parse_files_with_saved_complex128_names_the_tensor(kind: str) -> None:
+    reason = rf"the {kind} embedding\.weight has the type complex128, which a checkpoint cannot hold: convert it to"
+    with pytest.raises(GraphError, match=reason):
+        parse_files(edit(set_tensor(dtype="complex128", kind=kind), "init.json"))
+
+
+def test_parse_files_with_unsaved_complex128_is_accepted() -> None:
+    parse_files(edit(set_tensor(dtype="complex128", kind="non_persistent_buffer"), "init.json"))
 
 
 @pytest.mark.parametrize("size", ["x", -5, 0, True, 1.5, 2**70, None])

@@ -173,6 +173,11 @@ def test_unknown_renormalization_raises_value_error() -> None:
         ParameterGroup("all", ("*",), "muon", 0.02, renormalize="rows")  # type: ignore[arg-type]
 
 
+def test_group_with_unknown_optimizer_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"all\.optimizer 'sgd' is not one of \('muon', 'adamw', 'adamw8bit'\)"):
+        ParameterGroup("all", ("*",), "sgd", 0.02)  # type: ignore[arg-type]
+
+
 def test_muon_steps_from_state_of_a_release_without_renormalize() -> None:
     parameter = nn.Parameter(torch.ones(4, 4))
     optimizer = Muon([parameter])

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from tests.support.interrupted_runs import train
-from trainer.checkpoint.store import find_latest_checkpoint, list_checkpoints, load_model
+from trainer.checkpoint.folders import list_checkpoints
+from trainer.checkpoint.store import find_latest_checkpoint, load_model
 from trainer.checkpoint.weight_files import load_weights
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim.optimizers import apply_schedule, build_optimizers, load_tail_average

@@ -72,3 +72,27 @@ def test_bad_items_file_is_one_line_error(content, sentence, tmp_path, capsys):
     output, errors = capsys.readouterr()
     assert (output, len(errors.splitlines())) == ("", 1)
     assert sentence in errors
+
+
+DOCUMENT = {"task": "bits_per_byte", "item": 0, "bits": 1.0, "bytes": 7}
+QUESTION = {"task": "piqa", "item": 0, "acc": 1.0}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {name: value for name, value in DOCUMENT.items() if name != "bits"},
+        {name: value for name, value in DOCUMENT.items() if name != "bytes"},
+        *({**DOCUMENT, "bytes": size} for size in (0, -7, "7", None)),
+        *({**DOCUMENT, "bits": bits} for bits in ("1", float("nan"), float("inf"), 10**400)),
+        *({**QUESTION, "item": number} for number in ("0", None, 0.5)),
+        *({**QUESTION, "acc": value} for value in ("1", None, [1], float("nan"))),
+        {**QUESTION, "part": 1},
+    ],
+)
+def test_compare_items_file_with_invalid_line_is_one_line_error(line, tmp_path, capsys):
+    (tmp_path / "a.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, (line, QUESTION))).encode(), mtime=0))
+    assert main(["compare", str(tmp_path / "a.gz"), str(tmp_path / "a.gz"), "--json"]) == 2
+    output, errors = capsys.readouterr()
+    assert (output, len(errors.splitlines())) == ("", 1)
+    assert "does not hold the items" in errors

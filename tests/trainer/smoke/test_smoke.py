@@ -180,6 +180,11 @@ def test_model_that_looks_ahead_fails(smoke: Smoke) -> None:
             "fits",
             f"it cannot be traced: AssertionError: too many words (trainer/models/{NAME}.py, line 30).",
         ),
+        (
+            ("self.steps = 0", "self.register_buffer('rope', torch.ones(4, dtype=torch.complex128))"),
+            "starts",
+            "the buffer rope has the type complex128, which a checkpoint cannot hold: convert it to complex64, or",
+        ),
         (("learning_rate=0.03", "learning_rate=1e30"), "learns", "The loss became nan at step "),
         (("learning_rate=0.03", "learning_rate=0.0"), "learns", "The loss does not fall: 5.78 nats a token before"),
     ],

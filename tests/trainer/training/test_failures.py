@@ -17,7 +17,8 @@ from torch._inductor.exc import InductorError
 from tests.support import failing_models
 from tests.support.metrics_lines import numbers
 from tests.support.tiny import TINY
-from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, get_checkpoint_step
+from trainer.checkpoint.folders import get_checkpoint_step
+from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
 from trainer.data.dataset import Dataset
 from trainer.models import ARCHITECTURES
 from trainer.training import compilation, micro_batch, setup

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.tiny import TINY
-from trainer.checkpoint.store import get_checkpoint_path, get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.store import get_checkpoint_path
 from trainer.config.parsing import parse_config
 from trainer.optim import muon
 from trainer.scoring.compare_replay import MAX_DEVIATION, ReplayComparison, compare_weights

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,4 +68,11 @@ def test_weight_decay_follows_its_own_cosine() -> None:
 @pytest.mark.parametrize("wrong", [{"momentum_start": 1.0}, {"momentum_end": -0.1}, {"momentum_warmup": 0.0}])
 def test_impossible_momentum_raises_value_error(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
+        Schedule(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"shape": "cosin"}, {"decay": "cosinus"}])
+def test_schedule_with_unknown_choice_lists_the_choices(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=rf"a schedule's {name} '{value}' is not one of \(.*'cosine'\)"):
         Schedule(**wrong)

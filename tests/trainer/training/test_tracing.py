@@ -17,9 +17,11 @@ from tests.support.tiny import TINY
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli.main import main
 from trainer.graph import trace
+from trainer.graph.files import read_traced
 from trainer.models import ARCHITECTURES
 from trainer.scoring.compare_replay import compare_weights
 from trainer.training import replay
+from trainer.training.checkpointing import write_graph_files
 
 TRACED = tuple(flag for flag in TINY if flag != "--eager")
 BUDGET = ("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9")
@@ -70,6 +72,29 @@ def test_resumed_run_reads_its_graphs(
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
     weights = [get_checkpoint_path(run, 6) / "model.safetensors" for run in (traced_run, tmp_path / "run")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_resumed_run_with_equal_graphs_leaves_their_files(traced_run: Path, flags: list[str], tmp_path: Path) -> None:
+    shutil.copytree(traced_run, tmp_path / "run")
+    files = sorted((tmp_path / "run" / "graph").iterdir())
+    before = [file.stat() for file in files]
+    assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
+    after = [file.stat() for file in files]
+    assert [(s.st_ino, s.st_mtime_ns) for s in after] == [(s.st_ino, s.st_mtime_ns) for s in before]
+
+
+def test_write_graph_files_interrupted_leaves_the_old_file(
+    traced_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = read_traced(traced_run / "graph")
+    (tmp_path / "init.json").write_text("old")
+    monkeypatch.setattr("os.fsync", lambda _: sys.exit("killed"))
+    with pytest.raises(SystemExit):
+        write_graph_files(traced, tmp_path)
+    assert (tmp_path / "init.json").read_text() == "old"
+    monkeypatch.undo()
+    write_graph_files(traced, tmp_path)
+    assert read_traced(tmp_path) == traced
 
 
 def test_resumed_run_with_other_size_is_refused(

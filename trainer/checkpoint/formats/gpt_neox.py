@@ -8,6 +8,7 @@ vocabulary are never trained and left out.
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -87,7 +88,7 @@ def convert_weights(
         try:
             config = build_config(run, [tensor for tensors, _ in headers.values() for tensor in tensors])
             renamed = {t.name: rename_tensor(t.name) for tensors, _ in headers.values() for t in tensors}
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, IndexError) as error:
             raise FormatError("these weights are not those of a GPT-NeoX") from error
         weight_map, total = {}, 0
         for name, (tensors, base) in headers.items():
@@ -129,7 +130,10 @@ def read_header(file: IO[bytes]) -> tuple[list[SafetensorsEntry], int]:
             SafetensorsEntry(name, str(row["dtype"]), tuple(map(int, row["shape"])), *map(int, row["data_offsets"]))
             for name, row in header.items()
         ]
-    except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
+        data_bytes = os.fstat(file.fileno()).st_size - 8 - length
+        if any(not 0 <= entry.begin <= entry.end <= data_bytes or min(entry.shape, default=0) < 0 for entry in entries):
+            raise ValueError("its tensors have sizes or places that no file can have")
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError("this is not a safetensors file") from error
     return sorted(entries, key=lambda tensor: tensor.begin), 8 + length
 
@@ -140,6 +144,8 @@ def build_config(run: Mapping[str, Any], tensors: list[SafetensorsEntry]) -> dic
     (inner, width) = shapes["gpt.transformer.h.0.mlp.fc.weight"]
     if layers != set(range(len(layers))) or shapes["gpt.transformer.wte.weight"][1] != width:
         raise ValueError("inconsistent shapes")
+    if () in shapes.values():
+        raise ValueError("a GPT-NeoX has no scalars")
     return {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
