@@ -120,10 +120,12 @@ def test_summary_has_hash_sizes_and_costs() -> None:
 
 def test_run_charges_constant_work_once_for_each_micro_batch() -> None:
     built = BuiltModel(build_model(trace("rwkv5")), Recipe(()), {}, traced=trace("rwkv5"))
-    resolved: Any = SimpleNamespace(rows_per_device=4, sequence_length=T, device="cpu")
-    charged, cost = built.count_flops(torch.zeros(1, T), resolved), count("rwkv5")
+    resolved: Any = SimpleNamespace(rows_per_device=4, micro_batch=4, sequence_length=T, device="cpu")
+    charged, cost = built.count_flops(torch.zeros(1, T), resolved, can_choose=True), count("rwkv5")
     assert charged == {rows: cost.flops_per_token(rows) for rows in (1, 2, 4)}
     assert charged[1] > charged[2] > charged[4]
+    resolved.micro_batch = 2
+    assert built.count_flops(torch.zeros(1, T), resolved, can_choose=False) == {2: charged[2]}
 
 
 def test_logits_cost_a_part_for_each_chunk() -> None:
