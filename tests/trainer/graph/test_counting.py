@@ -20,6 +20,7 @@ from trainer.graph.cost_meter import CostMeter
 from trainer.graph.counting import TrainingCost, count_training_cost, list_chunk_positions
 from trainer.graph.files import parse_files
 from trainer.graph.model import build_model, build_model_without_data
+from trainer.graph.operators import COMPOSITES, FORMULAS, strip_variant
 from trainer.graph.schema import Call, GraphError
 from trainer.graph.summary import describe_traced
 from trainer.models import ARCHITECTURES, load_architecture
@@ -116,6 +117,11 @@ def test_summary_has_hash_sizes_and_costs() -> None:
     assert content["buffer_elements"] > 0  # litgpt's rotary tables
     assert content["scoring_flops_per_token"] < content["flops_per_token"] / 2
     assert {row["name"] for row in content["operators"]} >= {"aten::mm", "aten::bmm"}
+
+
+def test_lists_of_operators_name_no_overloads() -> None:
+    listed = {*FORMULAS, *COMPOSITES}
+    assert {strip_variant(name) for name in listed} == listed, "entries that are never found"
 
 
 def test_run_charges_constant_work_once_for_each_micro_batch() -> None:
