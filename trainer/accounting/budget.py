@@ -112,7 +112,16 @@ class Budget:
         assert price > 0
         return max(1, math.ceil(self.amount / price))
 
-    def used_fraction(self, spent: Usage, tokens_per_step: int, flops_per_step: float) -> float:
-        """Return the used fraction in [0, 1]. A budget whose steps are known is used up after exactly that many."""
+    def used_fraction(
+        self, spent: Usage, tokens_per_step: int, flops_per_step: float, price_start: Usage | None = None
+    ) -> float:
+        """Return the used fraction in [0, 1]. A budget whose steps are known is used up after exactly that many.
+
+        `price_start`: the usage since which a step costs `flops_per_step`, if it had another cost before.
+        """
+        if self.kind == "flops" and price_start is not None and price_start.flops:
+            used = min(1.0, price_start.flops / self.amount)
+            left = max(1, math.ceil((self.amount - price_start.flops) / flops_per_step))
+            return min(1.0, used + (1 - used) * ((spent.steps - price_start.steps) / left))
         steps = self.steps(tokens_per_step, flops_per_step)
         return min(1.0, spent.seconds / self.amount if steps is None else spent.steps / steps)

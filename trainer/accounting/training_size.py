@@ -1,7 +1,7 @@
 """Size of a training: parameters, bytes of checkpoints, and a device's memory, also for scoring, from a configuration.
 
 Standard library only: the site uses it for the limits of its tracks. Formulas hold for the architectures in
-`count_parameters`; of others the site learns the sizes when it traces them.
+`compute_model_size`; of others the site learns the sizes when it traces them.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _spool_corpus(path: Path, corpus: Corpus, limit_bytes: int | None, console: 
         saved = time.monotonic()
         for document in stream:
             phase.advance(spool.add(document, None if limit_bytes is None else limit_bytes - phase.done))
-            if phase.done == limit_bytes:
+            if phase.done == limit_bytes or spool.has_split_character:
                 break
             if time.monotonic() - saved >= SAVE_SECONDS:
                 spool.save(stream.state_dict())

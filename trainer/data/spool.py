@@ -44,6 +44,7 @@ class SpoolWriter:
         self._seen: set[int] = set(records["key"].tolist())
         self._pending: list[tuple[int, int, int, int, int]] = []
         self._documents = documents
+        self.has_split_character = False  # whether a document was cut inside a character, which was then dropped
         self._data, self._index = _open_at(path, self._end), _open_at(index, documents * RECORD.itemsize)
 
     def __enter__(self) -> SpoolWriter:
@@ -58,6 +59,7 @@ class SpoolWriter:
         text = document.text.encode()
         if max_bytes is not None and len(text) > max_bytes:
             text = text[:max_bytes].decode(errors="ignore").encode()  # drops a split character
+            self.has_split_character = len(text) < max_bytes
         key = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
         if not text or key in self._seen:
             return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -66,9 +67,12 @@ class GraphModel(LanguageModel):
 
     def list_head_matrices(self) -> list[str]:
         """Return the names of the parameters that the head of training reads in matrix products alone: autocast casts
-        all of these."""
-        parameters = {name for name, _ in self.named_parameters(remove_duplicate=False)}
-        return [name for name in find_product_matrices(self.traced_passes[True].logits) if name in parameters]
+        all of these. One that a forged head reads under two names is left out: a replacement would have one of them."""
+        function = self.traced_passes[True].logits
+        counts = Counter(id(tensor) for tensor in get_stored_tensors(self, function))
+        parameters = {name: id(tensor) for name, tensor in self.named_parameters(remove_duplicate=False)}
+        names = [name for name in find_product_matrices(function) if name in parameters]
+        return [name for name in names if counts[parameters[name]] == 1]
 
     def compute_logits(self, features: Tensor, replacements: Mapping[str, Tensor]) -> Tensor:
         """Return the logits with other tensors in place of stored ones."""

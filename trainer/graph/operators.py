@@ -254,7 +254,7 @@ OPERATORS: dict[str, Formula] = {
         "mul div true_divide floor_divide remainder fmod neg abs sign sgn square pow sqrt rsqrt exp "
         "exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf "
         "erfc erfinv sigmoid logit relu relu6 leaky_relu elu gelu silu softplus hardtanh hardsigmoid hardshrink "
-        "softshrink log_sigmoid threshold clamp clamp_min clamp_max clip maximum minimum max.other min.other fmax "
+        "softshrink log_sigmoid threshold clamp clamp_min clamp_max clip maximum minimum fmax "
         "fmin floor ceil round trunc frac reciprocal where masked_fill eq ne lt le gt ge "
         "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor "
         "bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ isnan isinf isfinite "
@@ -393,7 +393,7 @@ DECOMPOSED_OPERATORS: dict[str, Formula] = {
     **list_operators(
         count_read,
         "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
-        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats native_batch_norm_backward "
+        "native_batch_norm _native_batch_norm_legit native_batch_norm_backward "
         "_fused_rms_norm _fused_rms_norm_backward _softmax _safe_softmax _softmax_backward_data _log_softmax "
         "_log_softmax_backward_data nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
         "value_selecting_reduction_backward max_pool2d_with_indices_backward _weight_norm_interface "

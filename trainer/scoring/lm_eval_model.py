@@ -29,8 +29,12 @@ class LmEvalModel(TemplateLM):
         self._progress = progress
         self._length = scorer.sequence_length
         self._rng = np.random.default_rng()
+        self._text: np.ndarray | None = None  # tokens of the last requests that were scored with later tokens
         self.replaces_later_tokens = False
-        """Whether each token of a continuation is scored in a pass of its own, with every later token replaced."""
+        """Whether each token of a continuation is scored in a pass of its own, with every later token replaced.
+
+        They are replaced by random tokens of the requests before: those of a few requests would name an answer.
+        """
 
     @property
     def eot_token_id(self) -> int:
@@ -44,11 +48,13 @@ class LmEvalModel(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenizedRequest], **kwargs: Any) -> list[tuple[float, bool]]:
         rows = [np.array((context + tokens)[-(self._length + 1) :], np.int64) for _, context, tokens in requests]
-        text, rng = np.concatenate(rows), self._rng if self.replaces_later_tokens else None
+        if self._text is None or not self.replaces_later_tokens:
+            self._text = np.concatenate(rows)
+        rng = self._rng if self.replaces_later_tokens else None
         results = []
         for number, (row, (_, _, continuation)) in enumerate(zip(rows, requests, strict=True), 1):
             positions = np.arange(len(row) - 1)[-len(continuation) :]
-            scores = score_answer(self._scorer, row, positions, text, self.eot_token_id, rng)
+            scores = score_answer(self._scorer, row, positions, self._text, self.eot_token_id, rng)
             results.append((-float(scores.nats.sum()), bool(scores.is_greedy.all())))
             self._progress("benchmarks", number / len(rows))
         return results

@@ -48,6 +48,7 @@ def save_checkpoint(run: Run, *, wait: bool = True, is_final: bool = False) -> P
     state = {
         "step": run.usage.steps,
         "spent": dataclasses.asdict(run.usage),
+        "price_start": dataclasses.asdict(run.price_start),
         "window": dataclasses.asdict(run.window),
         "dev": run.dev,
         "clock": list(run.step_microseconds),
@@ -101,6 +102,8 @@ def resume_run(run: Run, console: Console) -> None:
     check_identity(run.config.out, saved, run.identity)
     state = restore_checkpoint(folder, run.raw_model, run.optimizers)
     run.usage = Usage(**state["spent"])
+    run.price_start = Usage(**state.get("price_start", {}))
+    run.update_price_start()
     if run.fraction < 1 and not (folder / OPTIMIZER_FILE).is_file():
         raise CheckpointError(f"{folder} has no {OPTIMIZER_FILE} to resume with: start a new run --from it")
     run.window = MetricsWindow(**state["window"])

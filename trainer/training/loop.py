@@ -221,7 +221,7 @@ def charge_step(run: Run, loss: float, seconds: float) -> None:
         run.step_microseconds.append(round(seconds * 1e6))
     run.usage.steps += 1
     run.usage.tokens += run.resolved.tokens_per_step
-    run.usage.flops = run.usage.tokens * run.flops_per_token
+    run.usage.flops = run.compute_flops()
     run.usage.seconds += seconds
     run.window.losses += loss
     run.window.steps += 1

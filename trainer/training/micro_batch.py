@@ -108,6 +108,7 @@ def warm_up(run: Run, console: Console, row: Tensor, can_choose: bool) -> None:
 def set_micro_batch(run: Run, rows: int) -> None:
     run.resolved = dataclasses.replace(run.resolved, micro_batch=rows)
     run.identity["train"]["micro_batch"] = rows
+    run.update_price_start()
 
 
 def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:

@@ -49,13 +49,14 @@ class BuiltModel:
     def graph_hash(self) -> str | None:
         return self.traced and self.traced.compute_hash()
 
-    def count_flops(self, row: Tensor, resolved: ResolvedConfig) -> dict[int, float]:
-        """Return the FLOPs per token of a forward and backward pass for each micro-batch that divides the rows.
+    def count_flops(self, row: Tensor, resolved: ResolvedConfig, can_choose: bool) -> dict[int, float]:
+        """Return the FLOPs per token of a forward and backward pass for each micro-batch that the run may have.
 
-        Those of a module are counted over `row [1, T]` for any micro-batch.
+        `can_choose`: the micro-batch will be searched, and `resolved` has its upper limit. Those of a module are
+        counted over `row [1, T]` for any micro-batch.
         """
-        rows, length = resolved.rows_per_device, resolved.sequence_length
-        micro_batches = [size for size in range(1, rows + 1) if rows % size == 0]
+        rows, length, limit = resolved.rows_per_device, resolved.sequence_length, resolved.micro_batch
+        micro_batches = [size for size in range(1, limit + 1) if rows % size == 0] if can_choose else [limit]
         if self.traced is None:
             return dict.fromkeys(micro_batches, flops.count_flops(self.model, row))
         model = build_model_without_data(self.traced)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,8 @@ class Run:
     host_buffers: HostBuffers | None = None  # for checkpoints; None: of a CPU
     last_checkpoint: Path | None = None
     usage: Usage = field(default_factory=Usage)
+    price_start: Usage = field(default_factory=Usage)
+    """Usage since which a token costs `flops_per_token`: another micro-batch, before a resume, has another cost."""
     window: MetricsWindow = field(default_factory=MetricsWindow)
     dev: dict[str, float] = field(default_factory=dict)  # the last evaluation
     step_microseconds: list[int] = field(default_factory=list)
@@ -89,7 +91,16 @@ class Run:
     def fraction(self) -> float:
         """The used part of the budget."""
         tokens = self.resolved.tokens_per_step
-        return self.budget.used_fraction(self.usage, tokens, tokens * self.flops_per_token)
+        return self.budget.used_fraction(self.usage, tokens, tokens * self.flops_per_token, self.price_start)
+
+    def compute_flops(self) -> float:
+        """Return the FLOPs of all steps."""
+        return self.price_start.flops + (self.usage.tokens - self.price_start.tokens) * self.flops_per_token
+
+    def update_price_start(self) -> None:
+        """Keep the FLOPs of earlier steps if a token has another cost now."""
+        if self.compute_flops() != self.usage.flops:
+            self.price_start = replace(self.usage)
 
     @property
     def metrics_path(self) -> Path:

@@ -61,11 +61,12 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     source.print_choice(built, console)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
+    can_choose = config.train.micro_batch is None and "micro_batch" not in saved_fields
     raw_model = built.model.to(fabric.device)
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        flops_by_micro_batch = built.count_flops(row, resolved)
+        flops_by_micro_batch = built.count_flops(row, resolved, can_choose)
         window_flops = built.count_window_flops(row)
     objective = prepare_objective(raw_model, built.recipe, resolved, console)
     seed_everything(config.seed)
@@ -109,7 +110,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     )
     check_run_folder(run)
     resume_run(run, console)
-    warm_up(run, console, row, can_choose=config.train.micro_batch is None and "micro_batch" not in saved_fields)
+    warm_up(run, console, row, can_choose)
     write_run_json(run)
     log_run_summary(run, console)
     return run

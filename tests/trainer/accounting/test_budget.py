@@ -89,6 +89,14 @@ def test_used_fraction_stays_between_zero_and_one(budget: Budget, steps: int, se
     assert 0 <= budget.used_fraction(Usage(steps=steps, seconds=seconds), 2048, 1e9) <= 1
 
 
+def test_used_fraction_of_flops_after_another_price_goes_on() -> None:
+    budget, start = Budget.parse("1e9flops"), Usage(steps=6, tokens=600, flops=6e8)
+    fractions = [budget.used_fraction(Usage(steps=steps), 100, 2e8, start) for steps in (6, 7, 8)]
+    assert fractions == [0.6, 0.8, 1.0]
+    finished = Usage(steps=10, tokens=1000, flops=1e9)
+    assert budget.used_fraction(finished, 100, 5e7, finished) == 1
+
+
 def test_used_fraction_of_seconds_ignores_steps_and_tokens() -> None:
     assert Budget.parse("10s").used_fraction(Usage(steps=10**6, tokens=10**12, flops=1e20, seconds=2.5), 1, 1) == 0.25
 

@@ -192,6 +192,18 @@ def test_limit_is_exact_and_splits_no_character(tmp_path: Path) -> None:
         prepare_dataset(f"files:{tmp_path}/a.txt", limit_bytes=0)
 
 
+@pytest.mark.parametrize(("character", "limit"), [("é", 20_001), ("字", 20_001), ("字", 20_002), ("é", 20_000)])
+def test_limit_inside_a_character_ends_the_reading(tmp_path: Path, character: str, limit: int) -> None:
+    """All documents have 200 bytes and begin with the character, but for the second one after the limit."""
+    texts = [f"{character}{number:04}".ljust(201 - len(character.encode()), ".") for number in range(300)]
+    texts[101] = "x".ljust(200, ".")
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    dataset = prepare_dataset(f"files:{tmp_path}/a.jsonl", "bpe:300", limit_bytes=limit)
+    counts = dataset.manifest["splits"].values()
+    assert sum(split["documents"] for split in counts) == 100
+    assert sum(split["bytes"] for split in counts) == 20_000
+
+
 def test_shards_have_whole_documents_and_are_read_as_one(
     books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from trainer.graph.cost_meter import CostMeter
 from trainer.graph.counting import TrainingCost, count_training_cost, list_chunk_positions
 from trainer.graph.files import parse_files
 from trainer.graph.model import build_model, build_model_without_data
+from trainer.graph.operators import COMPOSITES, FORMULAS, strip_variant
 from trainer.graph.schema import Call, GraphError
 from trainer.graph.summary import describe_traced
 from trainer.models import ARCHITECTURES, load_architecture
@@ -126,12 +127,19 @@ def test_summary_has_hash_sizes_and_costs() -> None:
     assert {row["name"] for row in content["operators"]} >= {"aten::mm", "aten::bmm"}
 
 
+def test_lists_of_operators_name_no_overloads() -> None:
+    listed = {*FORMULAS, *COMPOSITES}
+    assert {strip_variant(name) for name in listed} == listed, "entries that are never found"
+
+
 def test_run_charges_constant_work_once_for_each_micro_batch() -> None:
     built = BuiltModel(build_model(trace("rwkv5")), Recipe(()), {}, traced=trace("rwkv5"))
-    resolved: Any = SimpleNamespace(rows_per_device=4, sequence_length=T, device="cpu")
-    charged, cost = built.count_flops(torch.zeros(1, T), resolved), count("rwkv5")
+    resolved: Any = SimpleNamespace(rows_per_device=4, micro_batch=4, sequence_length=T, device="cpu")
+    charged, cost = built.count_flops(torch.zeros(1, T), resolved, can_choose=True), count("rwkv5")
     assert charged == {rows: cost.flops_per_token(rows) for rows in (1, 2, 4)}
     assert charged[1] > charged[2] > charged[4]
+    resolved.micro_batch = 2
+    assert built.count_flops(torch.zeros(1, T), resolved, can_choose=False) == {2: charged[2]}
 
 
 def test_logits_cost_a_part_for_each_chunk() -> None:

@@ -1,14 +1,16 @@
-"""litgpt's Pythia in our lm-eval adapter and in lm-eval's own HFLM has the same log-likelihoods."""
+"""The lm-eval adapter: Pythia's log-likelihoods are those of lm-eval's own HFLM, and later tokens are replaced."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from tests.support.scored_runs import build_scorer, words, write_run
+from tests.support.scored_runs import build_gpt, build_scorer, words, write_run
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import litgpt
 from trainer.scoring.lm_eval_model import LmEvalModel
+from trainer.scoring.model_scorer import TargetScores
 from trainer.scoring.run_folder import RunFolder
 
 
@@ -80,3 +82,23 @@ def test_pythia_14m_log_likelihoods_equal_hflm_item_by_item(tmp_path):
         assert mine == pytest.approx(value, abs=1e-3)
         assert my_greedy == greedy
     assert len({round(value) for value, _ in expected}) > 10, "items that differ"
+
+
+def test_later_tokens_of_a_repeated_question_are_replaced_from_all_questions(tmp_path, monkeypatch):
+    tokenizer = load_tokenizer(write_run(tmp_path / "run") / "tokenizer.json")
+    scorer, found = build_scorer(build_gpt(tokenizer.vocabulary_size)), []
+
+    def record_inputs(inputs: np.ndarray, positions: np.ndarray, targets: np.ndarray) -> TargetScores:
+        found.extend(row[position + 1 :] for row, position in zip(inputs, positions, strict=True))
+        return TargetScores(np.zeros(len(targets)), np.zeros(len(targets), bool))
+
+    monkeypatch.setattr(scorer, "score_positions", record_inputs)
+    model = LmEvalModel(scorer, tokenizer, lambda stage, done: None)
+    requests = [Request((words(i, 5).strip(), " " + words(50 + i, 3).strip())) for i in range(8)]
+    model.loglikelihood(requests)
+    model.replaces_later_tokens = True
+    model.loglikelihood(requests[:1])
+    tokens = [{*tokenizer.encode("".join(request.args))} for request in requests]
+    replacing = {*np.concatenate(found).tolist()}
+    assert replacing <= set().union(*tokens)
+    assert replacing - tokens[0], "not only of the question itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import traced_models
 from trainer.data.loader import IGNORE_INDEX
+from trainer.graph.files import parse_files
+from trainer.graph.model import build_model
 from trainer.models.base import LanguageModel, Recipe
 from trainer.ops import losses
 from trainer.ops.losses import MIN_CHUNK_POSITIONS, choose_chunk_positions, limit_chunk_positions
@@ -172,6 +175,31 @@ def test_head_is_cast_once_with_the_same_gradients(name: str, monkeypatch: pytes
     assert all(torch.equal(got[each], gradient) for each, gradient in wanted.items() if gradient is not None)
     assert got["head.weight"] is not None
     assert got["head.weight"].dtype == torch.float32
+
+
+def test_head_that_reads_a_matrix_under_two_names_gets_the_gradient_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trace writes such files: `other.weight` is a second name of the embedding."""
+    files = traced_models.trace("nanogpt").to_files()
+    initialization, passes = (json.loads(files[name]) for name in ("init.json", "train.json"))
+    embedding = next(tensor for tensor in initialization["tensors"] if tensor["name"] == "embedding.weight")
+    embedding["other_names"] = ["other.weight"]
+    calls = passes["logits"]["calls"]
+    calls.append({"operator": "aten::linear", "arguments": ["%features", "@other.weight"]})
+    calls.append({"operator": "aten::slice.Tensor", "arguments": [f"%{len(calls) - 1}", 2, 0, traced_models.V]})
+    calls.append({"operator": "aten::mul.Tensor", "arguments": ["%1", f"%{len(calls) - 1}"]})
+    passes["logits"]["outputs"] = [f"%{len(calls) - 1}"]
+    changed = {"init.json": json.dumps(initialization).encode(), "train.json": json.dumps(passes).encode()}
+    torch.manual_seed(0)
+    model = build_model(parse_files({**files, **changed})).train()
+    inputs, targets = traced_models.sample_rows()
+    with set_chunk_rows(20, monkeypatch), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        objective = Objective(model)
+        objective.vocabulary_size = traced_models.V
+        features = objective.features(inputs).detach()
+        objective.compute_loss(features, targets).backward()
+        found = gradients(model)["embedding.weight"]
+        F.cross_entropy(model.logits(features).flatten(0, 1).float(), targets.flatten(), reduction="sum").backward()
+    torch.testing.assert_close(found, gradients(model)["embedding.weight"], rtol=0.05, atol=0.05)
 
 
 def test_large_vocabulary_chunk_has_minimum_positions() -> None:

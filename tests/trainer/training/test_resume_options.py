@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.interrupted_runs import train
-from tests.support.metrics_lines import numbers
+from tests.support.metrics_lines import lines, numbers
+from tests.support.tiny import TINY
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.optim import muon
 from trainer.training import compilation, precision, setup
@@ -95,6 +96,24 @@ def test_resumable_fields_may_change(dataset_folder: Path, tmp_path: Path) -> No
     assert train(tmp_path / "changed", *flags, *others) == 0
     for ours, theirs in zip(numbers(tmp_path / "changed"), numbers(tmp_path / "whole"), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
+def test_flops_before_a_resume_with_another_micro_batch_stay(dataset_folder: Path, tmp_path: Path) -> None:
+    """Tables and chunks of logits cost a graph as much for one row as for four."""
+    tiny = tuple(flag for flag in TINY if flag != "--eager")
+    flags = (*FLAGS, "--dataset", dataset_folder, "--budget", "1.8e8flops")
+    prices = []
+    for others, stop_after in (((), 2), (("--train.micro-batch", "1"), 2), ((), None)):
+        assert train(tmp_path, *flags, *others, tiny=tiny, stop_after=stop_after) == (130 if stop_after else 0)
+        prices.append(json.loads((tmp_path / "run.json").read_text())["flops_per_token"])
+    assert prices[0] < prices[1] == prices[2], "the micro-batch stays with the run"
+    rows = {row["step"]: row for row in lines(tmp_path, "train")}
+    tokens, first = 4 * 32, rows[2]["flops"]
+    assert first == 2 * tokens * prices[0]
+    later = [row["flops"] for step, row in rows.items() if step > 2]
+    assert later == [first + number * tokens * prices[1] for number in range(1, len(later) + 1)]
+    assert [row["fraction"] for row in rows.values()] == pytest.approx([step / 6 for step in rows], rel=0.03)
+    assert list(rows.values())[-1]["fraction"] == 1
 
 
 def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

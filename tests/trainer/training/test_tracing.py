@@ -17,10 +17,12 @@ from tests.support.tiny import TINY
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli.main import main
 from trainer.graph import trace
+from trainer.graph.counting import TrainingCost, count_training_cost
 from trainer.graph.files import read_traced
+from trainer.graph.model import GraphModel
 from trainer.models import ARCHITECTURES
 from trainer.scoring.compare_replay import compare_weights
-from trainer.training import replay
+from trainer.training import model_sources, replay
 from trainer.training.checkpointing import write_graph_files
 
 TRACED = tuple(flag for flag in TINY if flag != "--eager")
@@ -95,6 +97,22 @@ def test_write_graph_files_interrupted_leaves_the_old_file(
     monkeypatch.undo()
     write_graph_files(traced, tmp_path)
     assert read_traced(tmp_path) == traced
+
+
+def test_flops_of_a_resumed_run_are_counted_for_its_micro_batch_alone(
+    traced_run: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+
+    def record_rows(model: GraphModel, row_counts: list[int], device: str) -> TrainingCost:
+        counted.append(row_counts)
+        return count_training_cost(model, row_counts, device)
+
+    copy_first_half(traced_run, tmp_path / "run")
+    monkeypatch.setattr(model_sources, "count_training_cost", record_rows)
+    assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
+    assert counted == [[4]]
+    assert lines(tmp_path / "run", "train")[-1]["flops"] == lines(traced_run, "train")[-1]["flops"]
 
 
 def test_resumed_run_with_other_size_is_refused(

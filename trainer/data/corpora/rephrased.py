@@ -61,7 +61,7 @@ def _fetch_from_hub(repository: str, manifest_hash: str) -> Fetch:
     def fetch(revision: str, name: str) -> Path:
         try:
             return Path(hf_hub_download(repository, name, repo_type="dataset", revision=revision))
-        except Exception as error:  # see fineweb_edu: all errors of the client mean the same
+        except Exception as error:  # see `HubStream` in hub.py
             raise CorpusError(
                 f"{repository} cannot be read on the Hugging Face Hub: {describe_exception(error)}"
             ) from error

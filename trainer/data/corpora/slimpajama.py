@@ -39,7 +39,7 @@ def build_corpus(argument: str) -> Corpus:
 
 
 def _iterate_documents(repository: str, revision: str) -> Iterator[Document]:
-    # See fineweb_edu: all errors of the Hub's client mean the same.
+    # See `HubStream` in hub.py: all errors of the Hub's client mean the same.
     try:
         for name, data in _download_files(repository, revision):
             for number, line in enumerate(_decompress_lines(data), start=1):
