@@ -67,7 +67,7 @@ def test_compose_variables_are_listed_in_the_example(compose: dict[str, Any]) ->
 
 def test_each_setting_reaches_the_web_service(compose: dict[str, Any]) -> None:
     settings = (REPOSITORY / "dailytrain" / "settings.py").read_text()
-    known = set(re.findall(r"read_(?:text|boolean|words|networks)\(\s*\"(\w+)\"", settings))
+    known = set(re.findall(r"\bread_[a-z]+\(\s*\"(\w+)\"", settings))
     environment = compose["services"]["web"]["environment"]
     names = {name.removesuffix("_FILE") for name in environment.keys() - AWS_VARIABLES - {"DAILYTRAIN_CACHE"}}
     assert names == known - OF_THE_IMAGE
