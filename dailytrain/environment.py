@@ -9,9 +9,13 @@ import contextlib
 import ipaddress
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
+
+Number = TypeVar("Number", int, float)
 
 
 def read_text(name: str, default: str = "") -> str:
@@ -33,19 +37,18 @@ def read_boolean(name: str, default: bool) -> bool:
 
 
 def read_integer(name: str, default: int) -> int:
-    value = read_text(name, str(default))
-    try:
-        return int(value)
-    except ValueError:
-        raise ImproperlyConfigured(f"{name} is {value!r}: it must be a whole number.") from None
+    return convert_text(name, read_text(name, str(default)), int, "a whole number")
 
 
 def read_number(name: str, default: float) -> float:
-    value = read_text(name, str(default))
+    return convert_text(name, read_text(name, str(default)), float, "a number")
+
+
+def convert_text(name: str, value: str, convert: Callable[[str], Number], kind: str) -> Number:
     try:
-        return float(value)
+        return convert(value)
     except ValueError:
-        raise ImproperlyConfigured(f"{name} is {value!r}: it must be a number.") from None
+        raise ImproperlyConfigured(f"{name} is {value!r}: it must be {kind}.") from None
 
 
 def read_words(name: str, default: str = "") -> list[str]:

@@ -61,7 +61,7 @@ class Entry(models.Model):
         WITHDRAWN = "withdrawn"
 
     MAIN_VARIANT = "main"
-    """Variant of the entries that the site makes of main's commits. Nobody else can enter it."""
+    """Variant of the entries that the site makes of main's commits. Other submissions cannot use it."""
 
     kind = models.CharField(max_length=12, choices=Kind.choices)
     state = models.CharField(max_length=10, choices=State.choices, default=State.PROPOSED)
