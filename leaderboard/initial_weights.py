@@ -5,35 +5,13 @@ A track names that run (fine-tuning, surgery), or a rewind does. Weights are kep
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from django.db import transaction
 
+from leaderboard.models import Run
+from leaderboard.models.runs import RUN_FILE
 from scheduler import storage
-from scheduler.models import Checkpoint, JobFile
+from scheduler.models import Checkpoint
 from trainer import protocol
-
-if TYPE_CHECKING:
-    from leaderboard.models import Run
-
-RUN_FILE = "run.json"
-
-
-def explain_refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
-    """Return why no run can start from this run or checkpoint; empty if one can."""
-    if start is None:
-        return "A checkpoint belongs to a run: name that too." if checkpoint else ""
-    if checkpoint is not None and checkpoint.job_id != start.job_id:
-        return f"That is not a checkpoint of run {start.pk}."
-    if checkpoint is not None and checkpoint.files_deleted_at is not None:
-        return f"The files of that checkpoint of run {start.pk} have been deleted."
-    if (checkpoint or start.checkpoint) is None:
-        return f"Run {start.pk} has not been trained to its end: name one of its checkpoints."
-    if checkpoint is not None and start.is_swarm and checkpoint.pk != start.checkpoint_id:
-        return f"Run {start.pk} was trained by a swarm: only its final checkpoint is a whole model."
-    if get_run_file(start) is None:
-        return f"Run {start.pk} has not sent its run.json yet: no run can start from it."
-    return ""
 
 
 def get_initial_weights(run: Run) -> protocol.BaseWeights | None:
@@ -41,7 +19,7 @@ def get_initial_weights(run: Run) -> protocol.BaseWeights | None:
     start = run.start_run
     if start is None:
         return None
-    about, checkpoint = get_run_file(start), run.start_checkpoint or start.checkpoint
+    about, checkpoint = start.get_run_file(), run.start_checkpoint or start.checkpoint
     if checkpoint is None or checkpoint.files_deleted_at is not None or about is None:
         raise ValueError(f"The weights of run {start.pk} are gone.")
     return protocol.BaseWeights(
@@ -49,10 +27,6 @@ def get_initial_weights(run: Run) -> protocol.BaseWeights | None:
         run=storage.build_file_reference(about.blob, RUN_FILE),
         checkpoint=protocol.Checkpoint.model_validate(checkpoint.manifest),
     )
-
-
-def get_run_file(run: Run) -> JobFile | None:
-    return JobFile.objects.select_related("blob").filter(job=run.job_id, path=RUN_FILE).first()
 
 
 def list_steps(run: Run) -> list[int]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leaderboard import permissions, track_hours, unrelated_nodes
-from leaderboard.model_sizes import choose_architecture
 from leaderboard.models import Entry, Run, Track
 from leaderboard.scoring_work import compute_scoring_work, estimate_scoring_times
 from scheduler import matching
@@ -156,8 +155,14 @@ def get_configuration(run: Run) -> dict[str, Any]:
 
 def get_entry_configuration(entry: Entry, track: Track) -> dict[str, Any]:
     """Return the configuration of an entry's runs with the whole budget, without a seed."""
-    architecture = choose_architecture(track.config, entry.architecture)
+    architecture = choose_size(track.config, entry.architecture)
     return merge_configs(track.config, entry.config, {"arch": architecture, "budget": track.budget})
+
+
+def choose_size(track_config: Mapping[str, Any], architecture: str) -> str:
+    """Return the architecture to train: the track's size of it, such as `rwkv5-7b` for `rwkv5`, or the entry's own."""
+    fixed = str(track_config.get("arch", ""))
+    return fixed if fixed.startswith(f"{architecture}-") else architecture
 
 
 def is_notebook(run: Run) -> bool:

@@ -262,7 +262,7 @@ def rewind_run(run: Run, step: int, *, actor: str) -> Run:
             checkpoint = initial_weights.get_checkpoint_at(run, step)
         except ValueError as error:
             raise RunError(str(error)) from error
-        if refusal := initial_weights.explain_refusal(run, checkpoint):
+        if refusal := run.explain_start_refusal(checkpoint):
             raise RunError(refusal)
         used = get_used_fraction(run, step)
         if used > 1 - MIN_BUDGET_LEFT:

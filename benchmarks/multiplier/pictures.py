@@ -8,14 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.multiplier.nights import Challenger, Coverage, Setting
 from trainer.scoring.multiplier.estimates import estimate_multipliers
-
-if TYPE_CHECKING:
-    from benchmarks.multiplier.simulation import Challenger, Coverage, Setting
 
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nums}

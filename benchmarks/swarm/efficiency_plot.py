@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from benchmarks.swarm.efficiency import LINKS, MANY, USUAL, estimate_efficiency, measured_efficiency, scale_width
+from benchmarks.swarm.efficiency_model import LINKS, MANY, USUAL, estimate_efficiency, measured_efficiency, scale_width
 
 SHAPES = {(2, 1): "#0072b2", (2, 4): "#d55e00", (4, 4): "#009e73", (4, 16): "#cc79a7"}  # stages, workers: color
 SPEEDUP = 1000  # assumed speed of a GPU, in multiples of the one CPU thread that was measured

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.swarm import emulated_worker
-from benchmarks.swarm.efficiency import LENGTH, LINKS, ROWS
+from benchmarks.swarm.efficiency_model import LENGTH, LINKS, ROWS
 from benchmarks.swarm.link import Links, LinkShape
 from trainer.data.dataset import prepare_dataset
 from trainer.swarm.config import SwarmConfig

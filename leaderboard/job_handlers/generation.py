@@ -18,8 +18,9 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import graphs, initial_weights, run_jobs, runs
+from leaderboard import graphs, run_jobs, runs
 from leaderboard.models import Entry, Generation, Run, Track
+from leaderboard.models.runs import RUN_FILE
 from leaderboard.sanitize import sanitize_text
 from scheduler import rate_limits, storage
 from scheduler import transitions as jobs
@@ -182,12 +183,12 @@ class GenerationHandler(JobKind):
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.GenerateOrder:
         generation = Generation.objects.select_related("run__season", "run__checkpoint", "run__graph__job").get(job=job)
         run = generation.run
-        run_file = initial_weights.get_run_file(run)
+        run_file = run.get_run_file()
         assert run.checkpoint is not None, "checked by can_generate"
-        assert run_file is not None, f"run {run.pk} has lost its {initial_weights.RUN_FILE}"
+        assert run_file is not None, f"run {run.pk} has lost its {RUN_FILE}"
         return protocol.GenerateOrder(
             dataset=run.season.dataset(),
-            run=storage.build_file_reference(run_file.blob, initial_weights.RUN_FILE),
+            run=storage.build_file_reference(run_file.blob, RUN_FILE),
             checkpoint=protocol.Checkpoint.model_validate(run.checkpoint.manifest),
             graph=graphs.build_order_files(run.graph),
             prompt=generation.prompt,

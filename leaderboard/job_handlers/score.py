@@ -13,9 +13,9 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from leaderboard import graphs, run_jobs, runs, scoring_work
-from leaderboard.initial_weights import RUN_FILE, get_run_file
 from leaderboard.job_handlers.train import describe_outcome, mark_run_cancelled, mark_run_failed
 from leaderboard.models import Publication, Run, Score
+from leaderboard.models.runs import RUN_FILE
 from leaderboard.publishing import publications
 from leaderboard.rankings import budget_charges, trust
 from leaderboard.rankings.score_validation import Verdict
@@ -30,7 +30,7 @@ LOSSES_FILE = "losses.npy"
 
 
 def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) -> protocol.ScoreOrder:
-    file = get_run_file(run)
+    file = run.get_run_file()
     assert file is not None, f"checked before scoring: run {run.pk} has sent its {RUN_FILE}"
     return protocol.ScoreOrder(
         dataset=run.season.dataset("test"),
@@ -132,7 +132,7 @@ def queue_release_scores() -> int:
 def queue_release_score(publication: Publication) -> bool:
     """Queue the release's score job once; return whether this call did. Not before its run has sent its `run.json`."""
     run = publication.run
-    if run.job is None or get_run_file(run) is None:
+    if run.job is None or run.get_run_file() is None:
         return False
     job = Job.objects.create(**run_jobs.build_score_job(run, run.track.suite))
     is_assigned = Publication.objects.filter(pk=publication.pk, score_job=None).update(score_job=job)

@@ -11,9 +11,9 @@ from django.db.models import F
 from django.utils import timezone
 
 from leaderboard import graphs, initial_weights, metrics_queries, run_jobs, runs
-from leaderboard.initial_weights import RUN_FILE
 from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
+from leaderboard.models.runs import RUN_FILE
 from leaderboard.publishing import releases
 from leaderboard.rankings import speed_probes
 from leaderboard.sanitize import sanitize_json, sanitize_text

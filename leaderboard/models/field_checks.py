@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from django.core.exceptions import ValidationError
 
 from scheduler import windows
-from trainer.accounting.budget import Budget
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from leaderboard.models.tracks import Track
 
 MOST_SEEDS = 20
 RUNGS = (1 / 64, 64)
@@ -62,55 +57,15 @@ def check_trial(trial: object, ladder: object) -> None:
         raise ValueError("trial: smaller models would stand on the ladder beside others; a track has one or the other")
 
 
-def check_swarm(track: Track) -> None:
-    """Raise ValueError unless a swarm's track has valid sizes, and another track has none."""
-    if track.kind != track.Kind.SWARM:
-        if track.swarm:
-            raise ValueError("swarm: only a track of kind swarm has it")
-        return
-    given = track.swarm
-    if not isinstance(given, dict) or not {"stages", "workers"} <= set(given) <= {*SWARM_SIZES, "patience"}:
+def check_swarm(swarm: object) -> None:
+    """Raise ValueError unless this has valid sizes of a swarm."""
+    if not isinstance(swarm, dict) or not {"stages", "workers"} <= set(swarm) <= {*SWARM_SIZES, "patience"}:
         raise ValueError('swarm: it is {"stages": 2, "workers": 2, "minimum": 1, "patience": 30}')
-    for name in SWARM_SIZES & given.keys():
-        if not isinstance(given[name], int) or isinstance(given[name], bool) or not 1 <= given[name] <= MOST_SEATS:
+    for name in SWARM_SIZES & swarm.keys():
+        if not isinstance(swarm[name], int) or isinstance(swarm[name], bool) or not 1 <= swarm[name] <= MOST_SEATS:
             raise ValueError(f"swarm: {name} is a whole number from 1 to {MOST_SEATS}")
-    if not is_number(given.get("patience", 30)) or not 0 < given.get("patience", 30) <= 3600:
+    if not is_number(swarm.get("patience", 30)) or not 0 < swarm.get("patience", 30) <= 3600:
         raise ValueError("swarm: patience is in seconds, up to 3600")
-    if Budget.parse(track.budget).kind != "steps":
-        raise ValueError("swarm: its budget is a number of steps, such as 2000steps")
-    if track.ladder or track.trial or track.releases or track.start_run_id:
-        raise ValueError("swarm: its track has no ladder, no trial, no releases and starts from scratch")
-
-
-def check_traced(track: Track) -> None:
-    """Raise ValueError if the runs of a traced track could not train a graph."""
-    if not track.is_traced:
-        return
-    train = track.config.get("train", {})
-    if track.kind == track.Kind.SWARM or track.start_run_id or track.config.get("devices", 1) != 1:
-        raise ValueError("is_traced: a swarm, a start run and several devices need the Python of an architecture")
-    if train.get("chunk") or train.get("activation_checkpointing"):
-        raise ValueError("is_traced: chunk and activation_checkpointing need the Python of an architecture")
-
-
-def check_followed(track: Track) -> None:
-    """Raise ValueError unless runs of a track that follows releases can start from them, and from nothing else."""
-    followed = track.followed_track
-    if followed is None:
-        return
-    name = "fine-tunes the releases of"
-    if followed.pk == track.pk or followed.followed_track_id is not None:
-        raise ValueError(f"{name}: {followed} fine-tunes releases itself; name a track that trains from scratch")
-    if not followed.releases:
-        raise ValueError(f"{name}: {followed} has no releases; set them there first, such as every 10 percent")
-    if followed.season.tokenizer != track.season.tokenizer:
-        raise ValueError(f"{name}: {followed} has another tokenizer, {followed.season.tokenizer}")
-    if track.ladder or track.trial or track.nightly or track.monthly or track.start_run_id or track.is_traced:
-        raise ValueError(
-            f"{name}: such a track has no ladder, trial, nightly or monthly run, starts from no run, and is not traced"
-        )
-    if track.kind == track.Kind.SWARM:
-        raise ValueError(f"{name}: a swarm starts from scratch")
 
 
 def is_number(value: object) -> bool:

@@ -17,11 +17,13 @@ from leaderboard.models.graphs import TracedGraph
 from leaderboard.models.seasons import Season
 from leaderboard.models.tracks import Track
 from leaderboard.recomputation import request_recomputation
-from scheduler.models import Checkpoint, Job
+from scheduler.models import Checkpoint, Job, JobFile
 from scheduler.transitions import transition
 
 BENCHMARK_AVERAGE = "average/normalized"
 """Score that is the average over the track's lm-eval tasks."""
+RUN_FILE = "run.json"
+"""File of a run with its architecture and configuration."""
 
 
 class LiveDict(TypedDict):
@@ -353,6 +355,24 @@ class Run(models.Model):
             if is_changed and Run.State.FINISHED in (to, *since):
                 request_recomputation(self.track_id)
         return is_changed
+
+    def get_run_file(self) -> JobFile | None:
+        """Return its `run.json`; None before it is sent."""
+        return JobFile.objects.select_related("blob").filter(job=self.job_id, path=RUN_FILE).first()
+
+    def explain_start_refusal(self, checkpoint: Checkpoint | None) -> str:
+        """Return why no run can start from this checkpoint of it (None: its final weights); empty if one can."""
+        if checkpoint is not None and checkpoint.job_id != self.job_id:
+            return f"That is not a checkpoint of run {self.pk}."
+        if checkpoint is not None and checkpoint.files_deleted_at is not None:
+            return f"The files of that checkpoint of run {self.pk} have been deleted."
+        if (checkpoint or self.checkpoint) is None:
+            return f"Run {self.pk} has not been trained to its end: name one of its checkpoints."
+        if checkpoint is not None and self.is_swarm and checkpoint.pk != self.checkpoint_id:
+            return f"Run {self.pk} was trained by a swarm: only its final checkpoint is a whole model."
+        if self.get_run_file() is None:
+            return f"Run {self.pk} has not sent its run.json yet: no run can start from it."
+        return ""
 
     def get_graph_hash(self) -> str | None:
         """Return the hash of its graph, without a query if `with_entry()` has selected it."""

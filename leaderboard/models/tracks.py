@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -11,14 +12,11 @@ from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
 
-from leaderboard import initial_weights, model_sizes
 from leaderboard.models.dicts import build_dict
 from leaderboard.models.field_checks import (
     MOST_SEEDS,
-    check_followed,
     check_ladder,
     check_swarm,
-    check_traced,
     check_trial,
     known_zone,
 )
@@ -39,6 +37,7 @@ from trainer.accounting.training_size import (
     compute_upload_limits,
     estimate_memory,
     estimate_scoring_memory,
+    explain_too_large,
 )
 from trainer.errors import UserError
 from trainer.scoring import benchmark_tasks
@@ -276,9 +275,9 @@ class Track(models.Model):
             self.upload_limits()
             check_ladder(self.ladder)
             check_trial(self.trial, self.ladder)
-            check_swarm(self)
-            check_traced(self)
-            check_followed(self)
+            self.check_swarm()
+            self.check_traced()
+            self.check_followed()
             Budget.parse(self.trial_budget or self.budget)
             self.rungs()
             self.check_milestones()
@@ -287,6 +286,48 @@ class Track(models.Model):
             self.check_size()
         except (ValueError, UserError) as error:
             raise ValidationError(str(error)) from error
+
+    def check_swarm(self) -> None:
+        """Raise ValueError unless a swarm's track has what a swarm needs, and another track has no sizes of one."""
+        if self.kind != self.Kind.SWARM:
+            if self.swarm:
+                raise ValueError("swarm: only a track of kind swarm has it")
+            return
+        check_swarm(self.swarm)
+        if Budget.parse(self.budget).kind != "steps":
+            raise ValueError("swarm: its budget is a number of steps, such as 2000steps")
+        if self.ladder or self.trial or self.releases or self.start_run_id:
+            raise ValueError("swarm: its track has no ladder, no trial, no releases and starts from scratch")
+
+    def check_traced(self) -> None:
+        """Raise ValueError if the runs of a traced track could not train a graph."""
+        if not self.is_traced:
+            return
+        train = self.config.get("train", {})
+        if self.kind == self.Kind.SWARM or self.start_run_id or self.config.get("devices", 1) != 1:
+            raise ValueError("is_traced: a swarm, a start run and several devices need the Python of an architecture")
+        if train.get("chunk") or train.get("activation_checkpointing"):
+            raise ValueError("is_traced: chunk and activation_checkpointing need the Python of an architecture")
+
+    def check_followed(self) -> None:
+        """Raise ValueError unless runs of a track that follows releases can start from them, and from nothing else."""
+        followed = self.followed_track
+        if followed is None:
+            return
+        name = "fine-tunes the releases of"
+        if followed.pk == self.pk or followed.followed_track_id is not None:
+            raise ValueError(f"{name}: {followed} fine-tunes releases itself; name a track that trains from scratch")
+        if not followed.releases:
+            raise ValueError(f"{name}: {followed} has no releases; set them there first, such as every 10 percent")
+        if followed.season.tokenizer != self.season.tokenizer:
+            raise ValueError(f"{name}: {followed} has another tokenizer, {followed.season.tokenizer}")
+        if self.ladder or self.trial or self.nightly or self.monthly or self.start_run_id or self.is_traced:
+            raise ValueError(
+                f"{name}: such a track has no ladder, trial, nightly or monthly run, starts from no run, and is not "
+                "traced"
+            )
+        if self.kind == self.Kind.SWARM:
+            raise ValueError(f"{name}: a swarm starts from scratch")
 
     def check_milestones(self) -> None:
         """Raise ValueError unless one spacing is a multiple of the other: a run sends weights at one spacing only."""
@@ -299,12 +340,21 @@ class Track(models.Model):
 
     def check_size(self) -> None:
         """Raise ValueError if the model that the track's configuration names does not fit its GPUs."""
-        if "arch" in self.config and (excess := model_sizes.explain_size_excess(self, self.config)):
+        if "arch" in self.config and (excess := self.explain_size_excess(self.config)):
             raise ValueError(f"config: {excess}")
+
+    def explain_size_excess(self, config: Mapping[str, Any]) -> str:
+        """Return why its GPUs cannot hold the model of a run's configuration; empty if they can or may."""
+        card_bytes = matching.parse_labels(tuple(self.needs_labels)).gpu_memory_bytes
+        if not card_bytes:
+            return ""
+        return explain_too_large(config, self.budget, card_bytes, self.season.vocabulary_size)
 
     def check_start(self) -> None:
         """Raise ValueError if nothing can start from what is named, or if other runs of the track did not."""
-        if refusal := initial_weights.explain_refusal(self.start_run, self.start_checkpoint):
+        if self.start_run is None and self.start_checkpoint is not None:
+            raise ValueError("starts from: A checkpoint belongs to a run: name that too.")
+        if self.start_run is not None and (refusal := self.start_run.explain_start_refusal(self.start_checkpoint)):
             raise ValueError(f"starts from: {refusal}")
         if self.pk and self.runs_from_elsewhere().exists():
             raise ValueError("starts from: the track has runs that start from something else; make another track")

@@ -51,7 +51,7 @@ def make_finetune(track: Track, release: Publication) -> Run | None:
     except ValueError as error:
         logger.warning("No fine-tune of %s on %s: %s", release, track, error)
         return None
-    if refusal := initial_weights.explain_refusal(start, checkpoint):
+    if refusal := start.explain_start_refusal(checkpoint):
         logger.info("No fine-tune of %s on %s yet: %s", release, track, refusal)
         return None
     fields = {

@@ -10,9 +10,9 @@ from typing import Any
 from django.urls import reverse
 
 from leaderboard.graphs import FOLDER
-from leaderboard.initial_weights import RUN_FILE
 from leaderboard.models import Publication, Run
 from leaderboard.models.publications import FINAL
+from leaderboard.models.runs import RUN_FILE
 from leaderboard.run_jobs import is_notebook
 from scheduler import storage
 from scheduler.models import Blob, Checkpoint, JobFile

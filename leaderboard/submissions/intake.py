@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from leaderboard import caps, graphs, model_sizes, permissions, run_jobs, runs
+from leaderboard import caps, graphs, permissions, run_jobs, runs
 from leaderboard.models import Entry, PullRequest, Run, Track
 from leaderboard.models.entries import web_address
 from leaderboard.submissions import notebook_series, repositories, smoke_tests
@@ -265,8 +265,8 @@ def choose_architecture(commit: CommitSummary, requested: str) -> str:
 
 def check_size(track: Track, architecture: str, config: Mapping[str, Any]) -> None:
     """Raise IntakeError if the track's GPUs cannot hold the model."""
-    arch = {"arch": model_sizes.choose_architecture(track.config, architecture)}
-    if excess := model_sizes.explain_size_excess(track, run_jobs.merge_configs(track.config, config, arch)):
+    arch = {"arch": run_jobs.choose_size(track.config, architecture)}
+    if excess := track.explain_size_excess(run_jobs.merge_configs(track.config, config, arch)):
         raise IntakeError(f"{track.name}: {excess}")
 
 

@@ -27,10 +27,10 @@ from leaderboard.charts.panels import (
     build_points_table,
     script_columns,
 )
-from leaderboard.initial_weights import RUN_FILE
 from leaderboard.job_handlers import notebooks
 from leaderboard.models import Entry, Run, StandingsTable, TracedGraph
 from leaderboard.models.publications import FINAL
+from leaderboard.models.runs import RUN_FILE
 from leaderboard.models.standings import LATEST_COMPUTATION
 from leaderboard.publishing import publications, releases
 from leaderboard.publishing.weights import is_downloadable

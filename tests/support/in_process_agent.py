@@ -11,6 +11,7 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
 from trainer.node.gpus import GpuReader
+from trainer.node.slot_loops import serve
 from trainer.sandbox import get_driver
 
 
@@ -35,7 +36,7 @@ class InProcessAgent:
     def _run(self) -> None:
         try:
             identity = self.agent.join("agent", ())
-            self.agent.serve(identity, once=False)
+            serve(self.agent, identity, once=False)
         except (AgentStoppedError, Exception) as error:
             self.ended = error
 

@@ -9,35 +9,33 @@ from __future__ import annotations
 import json
 import lzma
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from trainer.graph.schema import Call, Graph
-
-if TYPE_CHECKING:
-    from trainer.graph.files import TracedArchitecture
+from trainer.graph.schema import Call, Graph, Initialization
 
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 2**26}]
 """Raw LZMA2, whose window covers all four files: evaluation repeats training."""
 
 
-def count_compressed_bytes(traced: TracedArchitecture, limit: float = math.inf) -> int:
+def count_compressed_bytes(
+    initialization: Initialization, graphs: Sequence[Graph], recipe: Mapping[str, Any], limit: float = math.inf
+) -> int:
     """Return the compressed size of all that the four files say, but for constant data and paths of modules.
 
-    Returns a number above `limit` as soon as there are more bytes.
+    `graphs`: those of the three files that have any. Returns a number above `limit` as soon as there are more bytes.
     """
     compressor = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=FILTERS)
     size = 0
-    for line in iterate_lines(traced):
+    for line in iterate_lines(initialization, graphs, recipe):
         size += len(compressor.compress(line.encode()))
         if size > limit:
             return size
     return size + len(compressor.flush())
 
 
-def iterate_lines(traced: TracedArchitecture) -> Iterator[str]:
+def iterate_lines(initialization: Initialization, graphs: Sequence[Graph], recipe: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the files say, line by line. Architectures that compute different things have different lines."""
-    initialization = traced.initialization
     numbers: dict[str, int] = {}  # of stored tensors by name
     for number, tensor in enumerate(initialization.tensors):
         numbers |= dict.fromkeys((tensor.name, *tensor.other_names), number)
@@ -45,9 +43,9 @@ def iterate_lines(traced: TracedArchitecture) -> Iterator[str]:
     for name, constant in initialization.constants.items():
         numbers[name] = len(numbers)
         yield dump([constant.dtype, constant.shape])
-    for graph in traced.list_graphs():
+    for graph in graphs:
         yield from GraphLines(numbers).iterate(graph)
-    yield dump(traced.recipe)
+    yield dump(recipe)
 
 
 class GraphLines:

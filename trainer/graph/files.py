@@ -146,14 +146,15 @@ def check_traced_sizes(traced: TracedArchitecture) -> None:
 def count_constant_bytes(traced: TracedArchitecture) -> int:
     """Return the bytes of the constant tensors, and of all else that the files say, compressed."""
     tensors = sum(constant.number_of_bytes for constant in traced.initialization.constants.values())
-    return tensors + count_compressed_bytes(traced)
+    return tensors + count_compressed_bytes(traced.initialization, traced.list_graphs(), traced.recipe)
 
 
 def check_constant_bytes(traced: TracedArchitecture) -> None:
     """Raise `GraphError` if the files hold more than an architecture needs: they could carry text or weights."""
-    compressed = count_compressed_bytes(traced, MAX_COMPRESSED_BYTES)
+    graphs = traced.list_graphs()
+    compressed = count_compressed_bytes(traced.initialization, graphs, traced.recipe, MAX_COMPRESSED_BYTES)
     if compressed > MAX_COMPRESSED_BYTES:
-        calls = [call for graph in traced.list_graphs() for call in graph.iterate_calls()]
+        calls = [call for graph in graphs for call in graph.iterate_calls()]
         longest = max(calls, key=lambda call: len(str(call.arguments)))
         raise GraphError(
             f"the graphs and the recipe have more than {MAX_COMPRESSED_BYTES:,} bytes, compressed, as a table in calls"

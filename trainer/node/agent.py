@@ -1,8 +1,4 @@
-"""The node's agent: its identity at the site, its slots, and the sponsor's signals. It lives in the main thread.
-
-Each slot polls and works in a thread of its own (`poll`). When the sponsor stops the agent, pending polls are dropped
-and running jobs are waited for.
-"""
+"""The node's agent, in the main thread: its identity at the site, what it offers, and the sponsor's signals."""
 
 from __future__ import annotations
 
@@ -16,32 +12,24 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer import protocol
-from trainer.node.blobs import BlobCache
 from trainer.node.client import GaveUpError, ServerUnreachableError, SiteClient, retry_until_reachable
 from trainer.node.console import log
-from trainer.node.disk_quota import DATASETS, PREPARING, DiskQuota
+from trainer.node.disk_quota import DiskQuota
 from trainer.node.extras import list_unsupported_kinds
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpu_readers import open_gpu_reader
 from trainer.node.gpus import GpuReader
-from trainer.node.hardware import detect_hardware, list_processors
+from trainer.node.hardware import detect_hardware
 from trainer.node.identity import Identity
 from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND
 from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs
-from trainer.node.poll import PollLoop
-from trainer.node.slot_cleanup import kill_marked_processes
-from trainer.node.slot_context import SlotContext
-from trainer.node.slots import split_into_slots
 from trainer.node.stop_signal import SponsorSignal, StopLevel
-from trainer.node.workspace import find_abandoned_leases, remove_folder
 from trainer.sandbox import SandboxDriver
-from trainer.sandbox.docker import DockerDriver
 
 if TYPE_CHECKING:
     from trainer.rephrase.flags import RephraseOffer
 
 CHECK_SECONDS = 0.1
-WEIGHTS_BYTES = 16e9  # Cache of the weights of models that generate text. A guess.
 
 Result = TypeVar("Result")
 
@@ -84,8 +72,8 @@ class Agent:
         self.quota = DiskQuota(home, disk_bytes)
         self.sponsor = SponsorSignal()
         self.gpu_monitor = GpuMonitor(gpu_reader or open_gpu_reader())
-        self._slot_count = slots or 1
-        self._next_slot_count = self._slot_count
+        self.slot_count = slots or 1
+        self.next_slot_count = self.slot_count
         self._is_unreachable = False
 
     def join(self, name: str, labels: tuple[str, ...]) -> Identity:
@@ -102,33 +90,15 @@ class Agent:
         )
         return Identity(self.client.server, reply.node, reply.token, reply.public_key)
 
-    def serve(self, identity: Identity, once: bool) -> None:
-        """Work until the sponsor or the server stops it; raise `RequestRefusedError` if the server rejects the node."""
-        self.client = self.client.with_token(identity.token)
-        abandoned = self._remove_leftovers()
-        blobs, dataset_lock = BlobCache(self.home / "blobs"), threading.Lock()
-        weights = BlobCache(self.home / "weights", max_bytes=WEIGHTS_BYTES)
-        evaluation_data = BlobCache(self.home / "evaluation")
-        while True:
-            slots = split_into_slots(self.gpu_monitor.reader.gpus, list_processors(), self._slot_count)
-            shared = (self.home, identity, self.sandbox, blobs, weights, evaluation_data, self.quota, self.gpu_monitor)
-            contexts = [SlotContext(*shared, slot, dataset_lock, self.offer, self.network) for slot in slots]
-            self._run_loops([PollLoop(self, context, abandoned, once) for context in contexts])
-            if not self.is_changing_slots or self.sponsor.level > StopLevel.NONE:
-                return
-            abandoned, self._slot_count = (), self._next_slot_count
-            jobs = f"{self._slot_count} job{'s' if self._slot_count > 1 else ''}"
-            log.info("This machine now works on %s at a time.", jobs)
-
     # --- called by the poll loops ---
 
     def change_slot_count(self, count: int) -> None:
         """Set the number of slots that the site requests: each slot ends when it is free, then all restart."""
-        self._next_slot_count = count
+        self.next_slot_count = count
 
     @property
     def is_changing_slots(self) -> bool:
-        return self._next_slot_count != self._slot_count
+        return self.next_slot_count != self.slot_count
 
     def detect_hardware(self) -> protocol.Hardware:
         speeds = (self.client.speed.bytes_per_second, self.client.upload_rate.bytes_per_second)
@@ -163,24 +133,6 @@ class Agent:
 
     # --- the main thread ---
 
-    def _run_loops(self, loops: list[PollLoop]) -> None:
-        """Run the slots until they end. An error in one stops all; the others release their jobs first."""
-        for loop in loops:
-            loop.start()
-        never_set = threading.Event()  # waiting for it, unlike joining a thread, lets signals through
-        while any(loop.is_alive() for loop in loops):
-            is_stopped = self.sponsor.level > StopLevel.NONE
-            if is_stopped and not any(loop.is_working for loop in loops):
-                break
-            if not is_stopped and any(loop.error for loop in loops):
-                self.sponsor.request_stop()
-            never_set.wait(CHECK_SECONDS)
-        for loop in loops:
-            if loop.error is not None:
-                raise loop.error
-        if self.sponsor.level > StopLevel.NONE or any(loop.is_alive() for loop in loops):
-            raise AgentStoppedError
-
     def _run_in_background(self, task: Callable[[], Result]) -> Result:
         """Return or raise what the task does; raise `AgentStoppedError` as soon as the sponsor stops the agent."""
         future: Future[Result] = Future()
@@ -212,17 +164,3 @@ class Agent:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _remove_leftovers(self) -> tuple[int, ...]:
-        """Remove what a killed agent left behind; return its leases."""
-        if isinstance(self.sandbox, DockerDriver):
-            self.sandbox.remove_stale_containers()
-        kill_marked_processes(f"{self.home}:")
-        remove_folder(self.home / DATASETS / PREPARING)
-        leases = find_abandoned_leases(self.home)
-        for lease in leases:
-            remove_folder(self.home / "work" / str(lease))
-        if leases:
-            jobs = f"{len(leases)} unfinished job{'s' if len(leases) > 1 else ''}"
-            log.info("Removed the files of %s; the server will requeue.", jobs)
-        return tuple(leases)

@@ -6,15 +6,11 @@ Unsent data stays on disk, so a server outage costs no memory and loses nothing.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
-from trainer.node.client import GaveUpError, RequestRefusedError, retry_until_reachable
+from trainer.node.client import GaveUpError, RequestRefusedError, SiteClient, retry_until_reachable
 from trainer.node.console import log
 from trainer.node.stop_signal import RELEASE_SECONDS, StopLevel, StopSignal
 from trainer.protocol import Acknowledgment, Message
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 LEASE_LOST_STATUS = 409
 IDLE_SECONDS = 0.5
@@ -23,11 +19,11 @@ IDLE_SECONDS = 0.5
 class BackgroundSender(threading.Thread):
     """Subclasses send one item in `send_next` and return False if there was none."""
 
-    def __init__(self, job: Job, name: str) -> None:
+    def __init__(self, client: SiteClient, lease: int, stop_signal: StopSignal, name: str) -> None:
         """`name`: what it sends."""
         super().__init__(name=name, daemon=True)
-        self.client, self.stop_signal = job.client, job.stop_signal
-        self.lease_path = f"/leases/{job.lease}"
+        self.client, self.stop_signal = client, stop_signal
+        self.lease_path = f"/leases/{lease}"
         self._closing = threading.Event()
 
     def send_next(self) -> bool:

@@ -10,20 +10,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trainer.node.background_sender import BackgroundSender
 from trainer.node.client import SiteClient, build_file_ref, retry_until_reachable
 from trainer.node.console import log
+from trainer.node.job import Job
 from trainer.node.stop_signal import StopSignal
 from trainer.node.uploads import upload_file
 from trainer.protocol import BlobQuery, Checkpoint, CheckpointUploaded, FileRef, MissingBlobs
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, open_folder, read_json_object
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 CHECKPOINTS_FOLDER = "checkpoints"
 MILESTONES_FOLDER = "milestones"  # weights in bf16 at every so many percent of the budget
@@ -42,7 +39,7 @@ class CheckpointSender(BackgroundSender):
 
         `upload_seconds`: shortest time between two uploads before the process has ended; None sends every checkpoint.
         """
-        super().__init__(job, "checkpoints")
+        super().__init__(job.client, job.lease, job.stop_signal, "checkpoints")
         self._out = job.workspace.out
         self._last_step = last_step
         self._unreadable: set[int] = set()  # steps of checkpoints that could not be read

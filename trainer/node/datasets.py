@@ -12,16 +12,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.node.disk_quota import PREPARING
+from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError
 from trainer.protocol import DatasetPin, FileRef
 from trainer.sandbox import Mount, ResourceLimits, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import parse_relative_path, sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 PYTHON_COMMAND = [sys.executable, "-s", "-P"]  # imports neither the user's own packages nor the current folder
 TRAINING_FILES = ("manifest.json", "tokenizer.json", "train", "dev")

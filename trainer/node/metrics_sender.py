@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.node.background_sender import BackgroundSender
+from trainer.node.job import Job
 from trainer.protocol import MetricsBatch
 from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_json_object
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 FILE = "metrics.jsonl"
 ROWS = 500
@@ -20,7 +18,7 @@ FILE_BYTES = 64 << 20  # lines beyond this are skipped
 
 class MetricsSender(BackgroundSender):
     def __init__(self, job: Job) -> None:
-        super().__init__(job, "metrics")
+        super().__init__(job.client, job.lease, job.stop_signal, "metrics")
         self._out = job.workspace.out
         self._offset = self._sequence = 0
 

@@ -6,17 +6,15 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from trainer import protocol
+from trainer.node.agent import Agent
 from trainer.node.client import TIMEOUT_SECONDS, GaveUpError, sleep_unless
 from trainer.node.console import log
+from trainer.node.run_job import run_job
 from trainer.node.slot_cleanup import SlotCleanup
+from trainer.node.slot_context import SlotContext
 from trainer.node.stop_signal import StopLevel
-
-if TYPE_CHECKING:
-    from trainer.node.agent import Agent
-    from trainer.node.slot_context import SlotContext
 
 POLL_SECONDS = 20.0  # how long the server may hold a poll open
 MIN_POLL_SECONDS = 1.0  # between two polls if the server replied at once without `wait_seconds`
@@ -73,8 +71,6 @@ class PollLoop(threading.Thread):
         return self._agent.sponsor.level > StopLevel.NONE
 
     def _run_job(self, lease: protocol.Lease) -> bool:
-        from trainer.node.job import run_job
-
         self.is_working = True
         try:
             self._context.slot.bind_thread()

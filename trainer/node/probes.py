@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trainer.node.datasets import PYTHON_COMMAND, build_python_environment
+from trainer.node.job import Job, Phase
 from trainer.node.outcome import JobInterruptedError
 from trainer.node.stop_signal import StopLevel
 from trainer.protocol import ProbeReading, ProbeSpec
 from trainer.sandbox import Mount, SandboxSpec
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job, Phase
 
 START_SECONDS = 120.0  # for the start on a slow machine and the few steps that always run
 OUTPUT_BYTES = 10_000

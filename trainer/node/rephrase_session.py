@@ -15,10 +15,10 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from trainer import protocol
 from trainer.node.client import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS, ServerUnreachableError, retry_until_reachable
+from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobInterruptedError
 from trainer.node.status_display import RephraseStats
 from trainer.node.stop_signal import StopLevel
@@ -31,9 +31,6 @@ from trainer.rephrase.backends import (
 )
 from trainer.rephrase.checks import Thresholds, compute_duplicate_key, merge_thresholds
 from trainer.rephrase.writing import ChunkResult, ChunkTask, rephrase_chunk
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 TASKS_AHEAD = 3  # queued tasks per running one: work for the back end during a request to the site
 MAX_TAKE = 64

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 
 from trainer.rephrase.backends.protocol import Completion
-
-if TYPE_CHECKING:
-    from trainer.rephrase.serve import CompletionRequest
+from trainer.rephrase.completion_model import CompletionRequest
 
 
 class CausalCompletionModel:

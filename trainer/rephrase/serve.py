@@ -19,35 +19,15 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.errors import ExitCode, print_error
 from trainer.rephrase.backends.protocol import Completion
+from trainer.rephrase.completion_model import CompletionModel, CompletionRequest
 
 BATCH_WAIT_SECONDS = 0.02  # how long a prompt waits for others to share its batch
 MAX_BODY_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class CompletionRequest:
-    prompt: str
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all tokens
-    max_tokens: int = 512
-    seed: int = 0
-
-
-class CompletionModel(Protocol):
-    context: int  # context length: tokens of prompt and completion together
-
-    def count_tokens(self, prompt: str) -> int:
-        """Return the tokens of the prompt, including those that the chat template adds."""
-
-    def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Complete several prompts, each with its own sampling parameters and seed."""
 
 
 class RequestBatcher:

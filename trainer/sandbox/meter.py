@@ -15,12 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
-if TYPE_CHECKING:
-    from trainer.sandbox.spec import SandboxSpec
+from trainer.sandbox.spec import SandboxSpec
 
 FILE_BYTES = 4096  # minimum size that a file or folder counts: its inode and name use space, too
 MAX_FILES = 50_000

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO
 
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from trainer.sandbox.process import SandboxProcess
 
 OutputStream = int | IO[bytes]  # an open file, its descriptor or `subprocess.DEVNULL`; never `subprocess.PIPE`
 
@@ -48,15 +45,3 @@ class SandboxSpec:
     mounts: Sequence[Mount]  # besides these, only the interpreter's own folders are visible
     folder: Path  # working directory of the command
     limits: ResourceLimits
-
-
-class SandboxDriver(Protocol):
-    """One way of confining a command. Constructed without arguments."""
-
-    name: str
-
-    def find_problem(self) -> str | None:
-        """Run a test command; return None if this driver works on this machine, else a sentence that says why not."""
-
-    def start(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> SandboxProcess:
-        """Start the command with empty standard input; raise `SandboxError` if it cannot be started."""

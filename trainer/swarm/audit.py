@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from trainer.swarm import messages, trust
+from trainer.swarm.data import Batches
 from trainer.swarm.frames import CallError
-from trainer.swarm.membership import SwarmMember
+from trainer.swarm.membership import Membership, SwarmMember
+from trainer.swarm.stage_client import StageClient
 from trainer.swarm.transport import shorten
-
-if TYPE_CHECKING:
-    from trainer.swarm.transaction import LedgersByStage, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +24,18 @@ class Audit:
     """The audit of one attempt of a step's transaction."""
 
     def __init__(
-        self, transaction: Transaction, attempt: int, ledgers: LedgersByStage, votes: Mapping[str, messages.Vote]
+        self,
+        step: int,
+        attempt: int,
+        ledgers: messages.LedgersByStage,
+        votes: Mapping[str, messages.Vote],
+        batches: Batches,
+        membership: Membership,
+        first_stage: StageClient,
     ) -> None:
-        self.transaction, self.attempt, self.ledgers, self.votes = transaction, attempt, ledgers, votes
-        self.membership, self.config = transaction.membership, transaction.config
+        self.step, self.attempt, self.ledgers, self.votes = step, attempt, ledgers, votes
+        self.batches, self.membership, self.first_stage = batches, membership, first_stage
+        self.config, self.timeout = batches.config, membership.timeout
 
     async def run(self) -> bool:
         """Audit all suspects, then others at random. Sanction the first culprit and return whether there was one."""
@@ -50,9 +56,8 @@ class Audit:
             self.membership.ban(name, reason)
             return
         self.membership.record_first_strike(name, reason)
-        attempt, step = self.membership.next_attempt(), self.transaction.version
-        order = messages.DropStep(attempt=attempt, step=step, first_strike=True)
-        self.transaction.evict_failed(await self.membership.call_members({name: order}, "drop"))
+        order = messages.DropStep(attempt=self.membership.next_attempt(), step=self.step, first_strike=True)
+        self.membership.evict_failed(await self.membership.call_members({name: order}, "drop"))
 
     def select_peers(self) -> dict[str, str]:
         """Return the peers to audit, suspects first, and the reason for each."""
@@ -94,13 +99,16 @@ class Audit:
         try:
             for held in ledger.held:
                 await self.replay_micro_batch(held.micro_batch, messages.ReplayTarget(peer=auditor, number=number))
-            step, timeout = self.transaction.version, self.transaction.timeout
             # Without micro-batches, the auditor compares the published sum with zeros, and a third peer decides as for
             # any other sum. The votes prove nothing here: each part of a sum may have been read by a single peer.
             order = messages.CompareReplay(
-                attempt=self.attempt, step=step, peer=name, number=number if ledger.held else None, timeout=timeout
+                attempt=self.attempt,
+                step=self.step,
+                peer=name,
+                number=number if ledger.held else None,
+                timeout=self.timeout,
             )
-            seconds = timeout + self.transaction.get_reduce_seconds()
+            seconds = self.timeout + self.membership.get_reduce_seconds()
             reply = await self.membership.call_member(auditor, "compare_replay", order, seconds)
             distance = messages.parse_message(messages.ReplayDistance, reply)
         except CallError as error:
@@ -112,8 +120,7 @@ class Audit:
         return distance.relative <= trust.get_tolerance(self.config.precision, self.config.wire)
 
     async def replay_micro_batch(self, micro_batch: int, target: messages.ReplayTarget) -> None:
-        step, timeout = self.transaction.version, self.transaction.timeout
-        x, y = self.transaction.batches.get_batch(step, micro_batch)
-        request = messages.RunRequest(step=step, micro_batch=micro_batch, replay=target, timeout=timeout)
-        frame, client = messages.to_frame(request, x, y), self.transaction.first_stage
-        await client.call_stage(frame, self.config.stages, timeout, x.numel(), pinned=target.peer)
+        x, y = self.batches.get_batch(self.step, micro_batch)
+        request = messages.RunRequest(step=self.step, micro_batch=micro_batch, replay=target, timeout=self.timeout)
+        frame = messages.to_frame(request, x, y)
+        await self.first_stage.call_stage(frame, self.config.stages, self.timeout, x.numel(), pinned=target.peer)

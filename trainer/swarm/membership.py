@@ -25,6 +25,8 @@ HELLO_SECONDS = 10.0  # A worker may join a stage for this long after its last h
 REJOIN_SECONDS = 1.0  # Pause before a worker whose join failed may try again
 RECONNECT_SECONDS = 0.05  # Pause before a call is repeated after a broken connection
 LOAD_SECONDS = 120.0  # Time limit for a joining worker to read and load its stage's state
+MIN_BANDWIDTH = 5e5
+"""Bytes per second that a peer's network should have. It determines how long the reduction may take."""
 
 Admit = Callable[[str, messages.Hello], bool]  # (peer, hello) -> whether the peer may join this run
 
@@ -120,6 +122,13 @@ class Membership:
     def list_empty_stages(self) -> list[int]:
         return [stage for stage, members in enumerate(self.list_stages()) if not members]
 
+    def get_reduce_seconds(self) -> float:
+        """Return how long reading all gradient sums of a stage may take, beyond the usual timeout."""
+        stages = self.list_stages()
+        extra = len(self.tied_stages) // 2  # the other end's mean is one more to read
+        sums = (4 * (len(peers) + extra) * max(member.parameters for member in peers) for peers in stages)
+        return max(sums) / MIN_BANDWIDTH
+
     def estimate_speeds(self) -> dict[int, dict[str, float]]:
         """Return the members' throughputs by stage; the median stands in for members without a measurement."""
         default = median([m.throughput for m in self.members.values() if m.throughput] or [1.0])
@@ -147,6 +156,12 @@ class Membership:
             member = self.members.pop(name)
             log.info("%s leaves stage %d: %s", shorten(name), member.stage, reason)
             self.journal.write("leave", peer=name, stage=member.stage, why=reason[:300])
+
+    def evict_failed(self, replies: Mapping[str, RpcFrame | CallError]) -> None:
+        """Evict the members whose call failed."""
+        for name, reply in replies.items():
+            if isinstance(reply, CallError):
+                self.evict(name, str(reply))
 
     def ban(self, name: str, reason: str) -> None:
         """Remove a member for good because its messages or results were wrong."""

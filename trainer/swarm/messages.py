@@ -163,6 +163,9 @@ class Ledger(Message):
     throughput: Share | None = None  # Tokens per second of its compute thread, as measured by itself
 
 
+LedgersByStage = dict[int, dict[str, Ledger]]  # For each stage, its members and their ledgers
+
+
 class PositionRequest(Message):
     digest: bool = False  # Whether to include the digest, which reads all weights
 

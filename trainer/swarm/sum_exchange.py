@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainer.swarm import messages, reduce, tied
@@ -59,9 +60,44 @@ class SumExchange:
         )
         hashing = self.run_in_thread(state.hash_weights, request)
         mean, _ = await reduce.gather_or_cancel([reduction, hashing])
-        mean, digests = await tied.add_other_end(self, request, mean)
+        mean, digests = await self.add_other_end(request, mean)
         vote = await self.run_in_thread(state.vote, request, mean)
         return vote.model_copy(update={"norms": tuple(norms.items()), "tied": digests})
+
+    async def add_other_end(
+        self, request: messages.Prepare, mean: Tensor
+    ) -> tuple[Tensor, messages.TiedDigests | None]:
+        """Return the stage's `mean [P]` with the other end's mean of the tied matrix added (`trainer.swarm.tied`), and
+        the digests for the vote.
+
+        At stages without a copy, return `mean` itself and None. Raise `CallRefusedError` with the code "other_end" if
+        the peer that was chosen there doesn't send its part.
+        """
+        state, dtype = self.state, DTYPES[self.state.config.sums]
+        span = state.get_stage(request.step).tied_range
+        if not span:
+            return mean, None
+        if not request.other_end:
+            raise CallRefusedError("mismatch", "no peers of the other end, which has a copy of the tied matrix")
+        own, read = mean[span.start : span.stop].to(dtype, copy=True), torch.empty(len(span), dtype=dtype)
+        await self.publish("tied", request.attempt, own)
+        source, semaphore = (
+            tied.choose_source(request, self.transport.peer),
+            asyncio.Semaphore(reduce.MAX_CONCURRENT_READS),
+        )
+
+        async def read_chunk(chunk: range) -> None:
+            async with semaphore:
+                read[chunk.start : chunk.stop] = await self.read_part(source, "tied", request, chunk)
+
+        try:
+            await reduce.gather_or_cancel(read_chunk(chunk) for chunk in reduce.split_chunks(range(len(span))))
+        except CallRefusedError as error:
+            raise CallRefusedError("other_end", error.message) from error
+        mean = mean.clone()  # peers of this stage may be reading their parts of it
+        mean[span.start : span.stop] = tied.add_means(own, read, dtype)
+        digests: tuple[str, str] = await self.run_in_thread(state.digest_tied, request, own, read)
+        return mean, messages.TiedDigests(own=digests[0], read=digests[1], source=source)
 
     async def compare_replay(self, request: messages.CompareReplay) -> messages.ReplayDistance:
         """Return the distance of a peer's gradient sum from the one that this worker recomputed."""

@@ -30,12 +30,8 @@ from trainer.swarm.stage_client import DIVERGED, StageClient
 from trainer.swarm.transport import shorten
 
 MAX_BLAMES = 2  # A peer is evicted after this many attempts in which others could not read its gradient sum
-MIN_BANDWIDTH = 5e5
-"""Bytes per second that a peer's network should have. It determines how long the reduction may take."""
 NORM_TOLERANCE = 1e-3
 """Largest relative difference between two members' squared norms of one mean: each may add in another order."""
-
-LedgersByStage = dict[int, dict[str, messages.Ledger]]  # For each stage, its members and their ledgers
 
 ResultT = TypeVar("ResultT")
 
@@ -74,7 +70,7 @@ class Transaction:
             await self.faults.trigger("covered", self.version)
             attempt = self.membership.next_attempt()
             votes = await self.collect_votes(attempt, ledgers)
-            if votes is not None and await Audit(self, attempt, ledgers, votes).run():
+            if votes is not None and await self.build_audit(attempt, ledgers, votes).run():
                 votes = None
         await self.faults.trigger("voted", self.version)
         norm = self.compute_squared_norm(votes)
@@ -83,6 +79,9 @@ class Transaction:
         self.write_commit(order, ledgers, votes, norm, time.monotonic() - started)
         await self.faults.trigger("journaled", self.version)
         await self.commit(order)
+
+    def build_audit(self, attempt: int, ledgers: messages.LedgersByStage, votes: Mapping[str, messages.Vote]) -> Audit:
+        return Audit(self.version, attempt, ledgers, votes, self.batches, self.membership, self.first_stage)
 
     def compute_squared_norm(self, votes: Mapping[str, messages.Vote]) -> float:
         """Return the squared norm of the whole model's mean gradient; raise `DivergedError` if it is not finite."""
@@ -95,7 +94,7 @@ class Transaction:
     def write_commit(
         self,
         order: messages.Commit,
-        ledgers: LedgersByStage,
+        ledgers: messages.LedgersByStage,
         votes: Mapping[str, messages.Vote],
         norm: float,
         seconds: float,
@@ -139,14 +138,14 @@ class Transaction:
 
     # --- exact cover ---
 
-    async def reach_exact_cover(self) -> LedgersByStage:
+    async def reach_exact_cover(self) -> messages.LedgersByStage:
         """Repair until every (stage, micro-batch) is held exactly once; return the ledgers of that state."""
         while True:
             ledgers = await self.collect_ledgers()
             held = {s: {n: get_held(ledger) for n, ledger in peers.items()} for s, peers in ledgers.items()}
             resets = cover.peers_to_reset(held)
             order = messages.DropStep(attempt=self.membership.next_attempt(), step=self.version)
-            self.evict_failed(await self.membership.call_members(dict.fromkeys(resets, order), "drop"))
+            self.membership.evict_failed(await self.membership.call_members(dict.fromkeys(resets, order), "drop"))
             held = {s: {n: set() if n in resets else h for n, h in peers.items()} for s, peers in held.items()}
             needs = cover.find_missing(held, self.config.micro_batches)
             if not needs and not resets:
@@ -156,11 +155,11 @@ class Transaction:
             if not await self.run_micro_batches(needs):
                 await asyncio.sleep(0.05)
 
-    async def collect_ledgers(self) -> LedgersByStage:
+    async def collect_ledgers(self) -> messages.LedgersByStage:
         """Return all members' ledgers. Evict members that do not reply in time, and ban those that others blame."""
         request = messages.StepRequest(attempt=self.membership.next_attempt(), step=self.version)
         replies = await self.membership.call_members(dict.fromkeys(self.membership.members, request), "ledger")
-        ledgers: LedgersByStage = {stage: {} for stage in range(self.config.stages)}
+        ledgers: messages.LedgersByStage = {stage: {} for stage in range(self.config.stages)}
         for name, reply in replies.items():
             member = self.membership.members[name]
             try:
@@ -182,16 +181,11 @@ class Transaction:
         if self.membership.list_empty_stages():
             raise StageLostError
 
-    def evict_failed(self, replies: Mapping[str, RpcFrame | CallError]) -> None:
-        for name, reply in replies.items():
-            if isinstance(reply, CallError):
-                self.membership.evict(name, str(reply))
-
     # --- votes ---
 
-    async def collect_votes(self, attempt: int, ledgers: LedgersByStage) -> dict[str, messages.Vote] | None:
+    async def collect_votes(self, attempt: int, ledgers: messages.LedgersByStage) -> dict[str, messages.Vote] | None:
         """Have all members freeze, reduce and vote. Return None if one failed or the votes of a stage differ."""
-        timeout = self.timeout + self.get_reduce_seconds()
+        timeout = self.timeout + self.membership.get_reduce_seconds()
         order = messages.Prepare(attempt=attempt, step=self.version, held=(), peers=(), timeout=timeout)
         orders = {}
         for stage, peers in ledgers.items():
@@ -211,13 +205,6 @@ class Transaction:
             self.assign_blame(name, error, votes)
         is_valid = not errors and self.check_tied(votes)
         return votes if is_valid and not self.evict_outvoted(ledgers, votes, is_same_result) else None
-
-    def get_reduce_seconds(self) -> float:
-        """Return how long reading all gradient sums of a stage may take, beyond the usual timeout."""
-        stages = self.membership.list_stages()
-        extra = len(self.membership.tied_stages) // 2  # the other end's mean is one more to read
-        sums = (4 * (len(peers) + extra) * max(member.parameters for member in peers) for peers in stages)
-        return max(sums) / MIN_BANDWIDTH
 
     def assign_blame(self, name: str, error: CallError, votes: Collection[str]) -> None:
         """Record why a member did not vote, and evict the cause: itself, or the peer whose sum it could not read.

@@ -16,16 +16,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:
-    from trainer.training.objective import Objective
+from trainer.models.base import LanguageModel
 
 FAN_OUT = 16  # states stored on one level: 256 chunks need two levels, 4096 three
+
+
+class ChunkedObjective(Protocol):
+    """What rows in chunks need of `trainer.training.objective.Objective`."""
+
+    model: LanguageModel
+    chunk: int
+    full_gradients: bool
+
+    def compute_loss(self, features: Tensor, targets: Tensor, per_position: bool = False) -> Tensor: ...
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
@@ -58,7 +67,7 @@ class CarriedState:
         self.content = content
 
 
-def evaluate_in_chunks(objective: Objective, inputs: Tensor, targets: Tensor, per_position: bool) -> Tensor:
+def evaluate_in_chunks(objective: ChunkedObjective, inputs: Tensor, targets: Tensor, per_position: bool) -> Tensor:
     """Return the loss without gradients, chunk by chunk. `per_position`: as in `Objective`."""
     state, parts = None, []
     for x, y in zip(inputs.split(objective.chunk, 1), targets.split(objective.chunk, 1), strict=True):
@@ -71,7 +80,9 @@ class ChunkedBPTT(torch.autograd.Function):
     """The sum of the losses of whole rows. The forward pass also computes the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, objective: Objective, inputs: Tensor, targets: Tensor, *parameters: nn.Parameter) -> Tensor:
+    def forward(
+        ctx: Any, objective: ChunkedObjective, inputs: Tensor, targets: Tensor, *parameters: nn.Parameter
+    ) -> Tensor:
         rows = ChunkedRows(objective, inputs, targets, parameters)
         with torch.enable_grad():
             if objective.full_gradients:
@@ -93,7 +104,7 @@ class ChunkedRows:
     """A micro-batch of rows: its chunks, and the sums of their losses and gradients so far."""
 
     def __init__(
-        self, objective: Objective, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]
+        self, objective: ChunkedObjective, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]
     ) -> None:
         self.objective = objective
         self.parameters = parameters
@@ -158,7 +169,9 @@ class ShardedRows(ChunkedRows):
     the parameters.
     """
 
-    def __init__(self, module: nn.Module, objective: Objective, inputs: Tensor, targets: Tensor, scale: float) -> None:
+    def __init__(
+        self, module: nn.Module, objective: ChunkedObjective, inputs: Tensor, targets: Tensor, scale: float
+    ) -> None:
         super().__init__(objective, inputs, targets, ())
         self.module, self.scale = module, scale
 

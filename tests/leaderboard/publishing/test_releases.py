@@ -157,7 +157,7 @@ def test_milestone_is_a_start_for_other_runs_but_not_for_resuming(long_run: Run)
     start = initial_weights.get_checkpoint_at(long_run, 100)
     assert start.from_milestone
     assert initial_weights.get_checkpoint_at(long_run, 100) == start
-    assert initial_weights.explain_refusal(long_run, start) == ""
+    assert long_run.explain_start_refusal(start) == ""
     assert long_run.job is not None
     newest = long_run.job.checkpoints.uploaded().last()
     assert newest is not None

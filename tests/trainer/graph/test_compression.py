@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,11 +12,15 @@ import pytest
 from benchmarks.cheats import forged_files
 from tests.support.traced_models import trace
 from trainer.graph.compression import count_compressed_bytes, iterate_lines
-from trainer.graph.files import count_constant_bytes, parse_files
-from trainer.graph.schema import MAX_COMPRESSED_BYTES, GraphError
+from trainer.graph.files import TracedArchitecture, count_constant_bytes, parse_files
+from trainer.graph.schema import MAX_COMPRESSED_BYTES, Graph, GraphError, Initialization
 
 SECRET = random.Random(0).randbytes(40_000)
 Table = dict[str, Any]
+
+
+def list_parts(traced: TracedArchitecture) -> tuple[Initialization, list[Graph], Mapping[str, Any]]:
+    return traced.initialization, traced.list_graphs(), traced.recipe
 
 
 def edit(change: Callable[[Table], None], file: str) -> dict[str, bytes]:
@@ -98,12 +102,12 @@ def test_table_in_calls_is_refused_and_its_call_named(change: Callable[[forged_f
 @pytest.mark.slow
 def test_compressed_bytes_of_an_architecture_are_far_below_the_limit() -> None:
     for name in ("nanogpt", "rwkv5", "litgpt"):
-        assert 3 * count_compressed_bytes(trace(name)) < MAX_COMPRESSED_BYTES
+        assert 3 * count_compressed_bytes(*list_parts(trace(name))) < MAX_COMPRESSED_BYTES
 
 
 @pytest.mark.slow
 def test_compressed_bytes_grow_little_with_depth() -> None:
-    shallow, deep = (count_compressed_bytes(trace("nanogpt", depth=depth)) for depth in (2, 8))
+    shallow, deep = (count_compressed_bytes(*list_parts(trace("nanogpt", depth=depth))) for depth in (2, 8))
     assert deep < 1.5 * shallow
 
 
@@ -112,12 +116,14 @@ def test_constant_bytes_are_those_of_tensors_and_of_compressed_calls() -> None:
         table["constants"]["more"] = {"dtype": "uint8", "shape": [3], "data": "AAAA"}
 
     traced = parse_files(edit(add_constant, "init.json"))
-    assert count_constant_bytes(traced) == 3 + count_compressed_bytes(traced)
+    assert count_constant_bytes(traced) == 3 + count_compressed_bytes(*list_parts(traced))
 
 
 def test_lines_depend_on_every_reference_and_not_on_paths_of_modules() -> None:
     def count_changed_lines(change: Callable[[Table], None]) -> int:
-        lines = [list(iterate_lines(parse_files(edit(each, "train.json")))) for each in (lambda _: None, change)]
+        lines = [
+            list(iterate_lines(*list_parts(parse_files(edit(each, "train.json"))))) for each in (lambda _: None, change)
+        ]
         assert len(lines[0]) == len(lines[1])
         return sum(left != right for left, right in zip(*lines, strict=True))
 

@@ -18,6 +18,7 @@ from trainer import protocol
 from trainer.node import rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
+from trainer.node.slot_loops import serve
 from trainer.rephrase.backends import BackendConfig
 from trainer.rephrase.flags import RephraseOffer
 from trainer.rephrase.serve import CompletionServer
@@ -48,7 +49,7 @@ class Volunteer:
     def _run(self) -> None:
         try:
             identity = self.agent.join_as_volunteer("volunteer")
-            self.agent.serve(identity, once=False)
+            serve(self.agent, identity, once=False)
         except (AgentStoppedError, Exception) as error:
             self.ended = error
 

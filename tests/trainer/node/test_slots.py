@@ -237,7 +237,7 @@ def test_slot_count_change_waits_for_running_jobs(site: NodeApiServer, agent: In
     agent.start()
     wait_until(lambda: first in site.leases and site.leases[first].rows)
     site.lanes = 1
-    wait_until(lambda: agent.agent._next_slot_count == 1)
+    wait_until(lambda: agent.agent.next_slot_count == 1)
     second = site.queue_job(build_training_job(site, steps=10, misbehave=SHARE))
     assert site.leases[first].finish is None
     site.leases[first].stop = protocol.HeartbeatReply(stop="finish")

@@ -12,7 +12,8 @@ import pytest
 
 from tests.support.model_server import serve_model
 from trainer.rephrase.backends import Completion
-from trainer.rephrase.serve import CompletionRequest, build_parser, main
+from trainer.rephrase.completion_model import CompletionRequest
+from trainer.rephrase.serve import build_parser, main
 
 if TYPE_CHECKING:
     from trainer.rephrase.causal import CausalCompletionModel

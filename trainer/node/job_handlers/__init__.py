@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from trainer.node.job import Job
 from trainer.node.job_handlers import (
     generate,
     notebook,
@@ -16,17 +17,14 @@ from trainer.node.job_handlers import (
     swarm_worker,
     train,
 )
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
-    from trainer.node.outcome import JobOutcome
+from trainer.node.outcome import JobOutcome
 
 
 class JobHandler(Protocol):
     ACTIVITY: str  # for the log, such as "training"
 
     def run(self, job: Job) -> JobOutcome:
-        """Run the job. May raise what `trainer.node.job.run_handler` catches."""
+        """Run the job. May raise what `trainer.node.run_job.run_handler` catches."""
 
 
 JOB_HANDLERS: dict[str, JobHandler] = {

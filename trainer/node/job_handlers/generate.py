@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset
+from trainer.node.job import Job
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import FileRef, GenerateOrder, encode_message
 from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import parse_relative_path, read_json_object, sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "writing for a visitor"
 RESULT_BYTES = 10_000

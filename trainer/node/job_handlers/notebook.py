@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node.client import build_file_ref
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
+from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import FileRef, NotebookOrder, NotebookResult
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, read_json_object, sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "running a notebook"
 EXECUTED_FILE, MODEL_FOLDER = "executed.ipynb", "model"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.node.slot_cleanup import MARK_VARIABLE, build_mark
 from trainer.protocol import RephraseOrder, RephraseResult
 
 if TYPE_CHECKING:
-    from trainer.node.job import Job
     from trainer.rephrase.backends import BackendContext
     from trainer.rephrase.flags import RephraseOffer
 

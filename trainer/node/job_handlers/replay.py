@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,6 +17,7 @@ from trainer.accounting.budget import Budget
 from trainer.errors import ExitCode
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, list_checkpoints
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
+from trainer.node.job import Job
 from trainer.node.job_handlers.train import (
     build_spec,
     choose_devices,
@@ -30,9 +31,6 @@ from trainer.protocol import Checkpoint, FileRef, ReplayOrder, ReplayResult
 from trainer.protocol.files import STATE_FILE, is_weights_file
 from trainer.sandbox import Mount, get_driver
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, parse_json_object
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "replaying"
 OUTPUT_BYTES = 10_000

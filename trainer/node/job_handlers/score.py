@@ -9,19 +9,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, build_trusted_spec, ensure_dataset
+from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import FileRef, ScoreOrder
 from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.sandbox import Mount, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import parse_json_object, parse_relative_path, sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "scoring"
 TOKENIZER_FILE = "tokenizer.json"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec
+from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import GRAPH_FILES, SmokeOrder, SmokeResult
 from trainer.sandbox import get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "smoke run"
 OUTPUT_BYTES = 2_000_000  # of the summary of a graph, mostly

@@ -9,20 +9,17 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from trainer.errors import ExitCode
 from trainer.node.checkpoint_sender import CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
+from trainer.node.job import Job
 from trainer.node.job_handlers.train import FILES, MODEL_CODES, RESULT_BYTES
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import Checkpoint, Message, SwarmOrder, encode_message
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "leading a swarm"
 VERSIONS_FOLDER = "versions"

@@ -7,9 +7,9 @@ text.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.errors import ExitCode
+from trainer.node.job import Job
 from trainer.node.job_handlers.generate import RESULT_BYTES
 from trainer.node.job_handlers.swarm import build_spec, refuse_entry
 from trainer.node.metrics_sender import MetricsSender
@@ -17,9 +17,6 @@ from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import SwarmSampleOrder
 from trainer.sandbox import SandboxProcess, get_driver
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "writing for a visitor"
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trainer.node.job import Job
 from trainer.node.job_handlers.swarm import build_spec, refuse_entry
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import WorkerOrder, WorkerResult
 from trainer.sandbox import get_driver
 from trainer.sandbox.safe_files import sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "training with a swarm"
 

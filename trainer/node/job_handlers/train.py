@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -14,15 +14,13 @@ from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node import probes
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
+from trainer.node.job import Job
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeResults, TrainOrder
 from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
-
-if TYPE_CHECKING:
-    from trainer.node.job import Job
 
 ACTIVITY = "training"
 FILES = ("run.json",)  # uploaded with the result
