@@ -126,7 +126,7 @@ def test_session_without_packets_lasts_a_minimum_time(
 
 
 def test_session_takes_packets_ahead_of_the_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.add_packets(texts(60), ("easy",))
+    site.add_packets(texts(400), ("easy",))
     site.queue_session()
     with serve_model(SynonymModel(seconds=0.2)) as service:
         add_volunteer(service.url, parallel=4)

@@ -43,7 +43,7 @@ def test_cleanup_with_a_detached_process_kills_it(site: NodeApiServer, node: Nod
     after = site.queue_job(build_training_job(site, steps=10))
     node.start(sandbox="none")
     wait_until(lambda: lease in site.leases and site.leases[lease].rows)
-    assert len(find_marked_processes(f"{node.home}:{lease}:")) == 2, "the job and its runaway"
+    assert len(find_marked_processes(f"{node.home}:{lease}:")) >= 2, "the job and its runaway"
     site.leases[lease].stop = protocol.HeartbeatReply(stop="cancel")
     wait_until_finished(site, after)
     assert find_marked_processes(f"{node.home}:") == []
