@@ -10,6 +10,7 @@ from typing import Any
 from tests.support import stdlib_release
 from tests.support.model_server import NAME
 from tests.support.node_api_server import HttpError, LeaseRecord, NodeApiServer
+from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 from trainer.rephrase.checks import check_envelope, check_output
 
@@ -46,7 +47,7 @@ class PacketApiServer(NodeApiServer):
             )
             self.waiting.append(protocol.Packet(packet=number, document=f"document {number}", chunks=(chunk,)))
 
-    def queue_session(self, wall_seconds: float = 60) -> int:
+    def queue_session(self, wall_seconds: float = WAIT_SECONDS) -> int:
         """Queue a rephrase session; return its lease."""
         limits = protocol.JobLimits(wall_seconds=wall_seconds, memory_bytes=10**9, disk_bytes=10**7, processes=8)
         release = self.store_blob(stdlib_release.build_tar(stdlib_release.FILES), "release.tar")

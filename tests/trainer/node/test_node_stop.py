@@ -13,6 +13,8 @@ from tests.support.waits import wait_until
 from trainer.node.job import GRACE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("requires_sandbox")
+SAVING = "saving a checkpoint before it stops"
+"""What the agent logs at the first signal. A second one sent before that would be merged with it."""
 
 
 def wait_for_metrics(site: NodeApiServer, lease: int) -> LeaseRecord:
@@ -39,7 +41,7 @@ def test_second_signal_kills_and_releases_at_once(site: NodeApiServer, node: Nod
     node.start()
     held = wait_for_metrics(site, lease)
     node.signal(signal.SIGTERM)
-    time.sleep(0.5)
+    wait_until(lambda: SAVING in node.read_output())
     assert node.process is not None
     assert node.process.poll() is None
     node.signal(signal.SIGTERM)
@@ -86,7 +88,7 @@ def test_unreported_lease_is_reported_by_the_next_agent(site: NodeApiServer, nod
     wait_for_metrics(site, lease)
     site.inject_fault("down", "/leases/")
     node.signal(signal.SIGTERM)
-    time.sleep(0.3)
+    wait_until(lambda: SAVING in node.read_output())
     node.signal(signal.SIGTERM)
     assert node.wait() == 0
     assert list((node.home / "work" / str(lease)).iterdir()) == []

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_mode
 from tests.support.packet_api_server import PacketApiServer
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
+from trainer.distributed.ports import find_free_port
 from trainer.node import rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
@@ -106,7 +108,7 @@ def test_session_submits_every_packet_once(
     assert set(site.submission_counts.values()) == set(site.stored_counts.values()) == {1}
     assert len(site.taken) == 30
     assert finish.seconds is not None
-    assert 0 < finish.seconds < 60
+    assert finish.seconds > 0
     hardware = site.volunteers[0].hardware
     assert hardware.kinds == ("rephrase",)
     assert hardware.rephraser == protocol.Rephraser(back_end="endpoint", models=(NAME,))
@@ -125,7 +127,7 @@ def test_session_without_packets_lasts_a_minimum_time(
 
 
 def test_session_takes_packets_ahead_of_the_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.add_packets(texts(60), ("easy",))
+    site.add_packets(texts(400), ("easy",))
     site.queue_session()
     with serve_model(SynonymModel(seconds=0.2)) as service:
         add_volunteer(service.url, parallel=4)
@@ -152,18 +154,21 @@ def test_session_during_a_site_outage_loses_nothing(
 
 
 def test_session_waits_for_an_unavailable_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.add_packets(texts(20), STYLES)
-    with serve_model(SynonymModel(seconds=0.05)) as service:
-        port = service.server_port
+    site.done_message = ""  # more packets follow
+    site.add_packets(texts(10), STYLES)
+    lease, port = site.queue_session(), find_free_port()
+    with serve_model(SynonymModel(), NAME, port) as service:
         volunteer = add_volunteer(service.url)
-        lease = site.queue_session()
-        wait_until(lambda: site.taken)
-    taken = len(site.taken)
+        wait_until(lambda: len(site.taken) == 10)
+    with site.lock:
+        site.add_packets(texts(20)[10:], STYLES)
+        site.done_message = "All packets are done."
+    wait_until(lambda: site.assigned[lease])
     time.sleep(1)
-    assert site.leases[lease].finish is None
+    assert (site.leases[lease].finish, len(site.taken)) == (None, 10)
     with serve_model(SynonymModel(), NAME, port):
         assert wait_until_ended(site, lease).outcome == "done"
-    assert len(site.taken) == 20 > taken
+    assert len(site.taken) == 20
     assert set(site.stored_counts.values()) == {1}
     assert volunteer.ended is None
 
@@ -211,7 +216,7 @@ def test_session_retries_texts_that_fail_its_own_checks(site: PacketApiServer, a
 
 
 def test_session_on_leaving_submits_finished_packets(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.add_packets(texts(40), STYLES)
+    site.add_packets(texts(400), STYLES)
     lease = site.queue_session()
     with serve_model(SynonymModel(seconds=0.1)) as service:
         volunteer = add_volunteer(service.url)
@@ -222,7 +227,7 @@ def test_session_on_leaving_submits_finished_packets(site: PacketApiServer, add_
     finish = site.leases[lease].finish
     assert finish is not None
     assert (finish.outcome, finish.reason) == ("released", "The sponsor needs the machine.")
-    assert len(site.taken) + len(site.waiting) == 40
+    assert len(site.taken) + len(site.waiting) == 400
     assert set(site.stored_counts.values()) == {1}
 
 
@@ -242,14 +247,23 @@ def test_session_with_a_lost_lease_ends_and_the_next_continues(
     assert set(site.stored_counts.values()) == {1}
 
 
-def test_session_at_its_time_limit_finishes_pending_packets(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.add_packets(texts(200), ("easy",))
-    lease = site.queue_session(wall_seconds=2)
+def test_session_at_its_time_limit_finishes_pending_packets(
+    site: PacketApiServer, add_volunteer: AddVolunteer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped = 0.0
+    monkeypatch.setattr(rephrase_session, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + skipped))
+    site.add_packets(texts(400), ("easy",))
+    lease = site.queue_session(wall_seconds=2 * WAIT_SECONDS)
     with serve_model(SynonymModel(seconds=0.1), batch_size=2) as service:
         add_volunteer(service.url, parallel=2)
+        wait_until(lambda: site.taken)
+        with site.lock:
+            skipped = (rephrase_session.TAKING_SHARE + 0.01) * 2 * WAIT_SECONDS
+            pending = set(site.assigned[lease])
         assert wait_until_ended(site, lease).outcome == "done"
-    assert 0 < len(site.taken) < 200
-    assert len(site.taken) + len(site.waiting) == 200
+    assert pending <= site.taken.keys()
+    assert len(site.taken) < 400
+    assert len(site.taken) + len(site.waiting) == 400
 
 
 def test_session_with_an_unsupported_campaign_fails_with_a_reason(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.support.fake_gpus import GIB, Card, Nvml, pair
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from tests.support.waits import WAIT_SECONDS, wait_until
+from trainer import protocol
 from trainer.node import gpu_monitor, slot_cleanup
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpus import ProcGpuReader
@@ -39,10 +39,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cleanup_with_a_detached_process_kills_it(site: NodeApiServer, node: Node) -> None:
-    lease = site.queue_job(build_training_job(site, steps=20, pace=0.05, misbehave=RUNAWAY))
+    lease = site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=RUNAWAY))
     after = site.queue_job(build_training_job(site, steps=10))
     node.start(sandbox="none")
-    wait_until(lambda: find_marked_processes(f"{node.home}:{lease}:"))
+    wait_until(lambda: lease in site.leases and site.leases[lease].rows)
+    assert len(find_marked_processes(f"{node.home}:{lease}:")) >= 2, "the job and its runaway"
+    site.leases[lease].stop = protocol.HeartbeatReply(stop="cancel")
     wait_until_finished(site, after)
     assert find_marked_processes(f"{node.home}:") == []
 
@@ -130,18 +132,22 @@ def test_cleanup_ignores_gpu_memory_used_before_the_job(cards: list[Card], tmp_p
     assert cleanup.clean_up_once() == "", "memory of the desktop varies"
 
 
-def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
+def test_cleanup_waits_for_the_driver_to_free_memory(
+    cards: list[Card], cleanups: list[SlotCleanup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_cleanup, "CLEANUP_SECONDS", WAIT_SECONDS)
     cards[0].used = 5 * GIB
-    checks: list[float] = []
+    checks = 0
 
     def count_check() -> bool:
-        checks.append(time.monotonic())
-        if len(checks) == 3:
+        nonlocal checks
+        checks += 1
+        if checks == 3:
             cards[0].used = 0
         return False
 
     assert cleanups[0].clean_up_slot(count_check) == ""
-    assert len(checks) == 3
+    assert checks == 3
 
 
 @pytest.fixture
@@ -156,11 +162,12 @@ def test_node_with_held_gpu_memory_takes_no_job_until_freed(
     site: NodeApiServer, agent: InProcessAgent, cards: list[Card], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trainer.node")
-    first = site.queue_job(build_training_job(site, steps=100, pace=0.02))
+    first = site.queue_job(build_training_job(site, steps=100_000, every=100_000))
     agent.start()
     wait_until(lambda: first in site.leases and site.leases[first].rows)
     cards[1].used = 9 * GIB
     second = site.queue_job(build_training_job(site, steps=5))
+    site.leases[first].stop = protocol.HeartbeatReply(stop="cancel")
     wait_until_finished(site, first)
     wait_until(lambda: any(poll.health and poll.health.trouble for poll in site.polls))
     assert second not in site.leases

@@ -32,7 +32,7 @@ def list_sanctions(dataset_folder: Path, folder: Path, liar: type[Worker]) -> li
 
     async def train() -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            await train_in_process(batches, folder, [0, 0, 0], 20, {1: liar})
+            await train_in_process(batches, folder, [0, 0, 0], WAIT_SECONDS, {1: liar})
 
     asyncio.run(train())
     lines = read_journal(folder / "run")

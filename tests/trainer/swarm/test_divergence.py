@@ -42,7 +42,7 @@ def train_until_diverged(
 
     async def train() -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            await train_in_process(batches, folder, workers, 20, evaluation_interval=evaluation_interval)
+            await train_in_process(batches, folder, workers, WAIT_SECONDS, evaluation_interval=evaluation_interval)
 
     with pytest.raises(DivergedError, match=f"step .*: {what} is not finite"):
         asyncio.run(train())
@@ -93,7 +93,9 @@ def train_with_refusals(dataset_folder: Path, folder: Path, refusing: Sequence[i
 
     async def train() -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            await train_in_process(batches, folder, [0, 0, 1, 1, 2], 20, dict.fromkeys(refusing, RefusingWorker))
+            await train_in_process(
+                batches, folder, [0, 0, 1, 1, 2], WAIT_SECONDS, dict.fromkeys(refusing, RefusingWorker)
+            )
 
     asyncio.run(train())
 

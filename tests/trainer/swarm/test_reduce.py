@@ -40,6 +40,7 @@ def test_all_peers_get_bit_identical_means(peers: int) -> None:
 @pytest.mark.parametrize("peers", [3, 6])
 def test_bf16_means_are_identical(peers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduce, "CHUNK_PARAMETERS", 100)
+    torch.manual_seed(peers)
     sums = {f"peer-{number}": torch.randn(1003) for number in range(peers)}
     first, *others = asyncio.run(reduce_all(sums, torch.bfloat16)).values()
     assert all(torch.equal(first, other) for other in others)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from tests.support.swarm_chain import build_tiny_config
+from tests.support.waits import WAIT_SECONDS
 from trainer.cli import main as dailytrain
 from trainer.data.dataset import Dataset
 from trainer.swarm.comparison import compute_max_difference
 from trainer.swarm.config import SwarmConfig
+from trainer.swarm.fault_injection import Fault
 from trainer.swarm.journal import get_losses
-from trainer.swarm.local_swarm import LocalSwarm, SwarmStuckError
+from trainer.swarm.local_swarm import FaultPlan, LocalSwarm, SwarmStuckError
 from trainer.swarm.sample_client import find_addresses
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
@@ -24,12 +26,14 @@ STEPS = 12
 
 
 def run_pipeline(config: SwarmConfig, dataset: Path, out: Path, until: int | None = None) -> list[dict[str, Any]]:
-    """Run or resume a pipeline; kill all its processes once step `until` is committed. Return the journal."""
-    with LocalSwarm(config, dataset, [0, 1], timeout=30, out=out) as pipeline:
+    """Run or resume a pipeline; kill all its processes when `until` steps are journaled. Return the journal."""
+    faults = [] if until is None else [[Fault(kind="kill", point="journaled", step=until - 1)]]
+    with LocalSwarm(config, dataset, [0, 1], FaultPlan(coordinator=faults), timeout=30, out=out) as pipeline:
         if until is None:
-            return pipeline.run(280)
-        while pipeline.count_steps() < until:
-            pipeline.replace_killed()
+            return pipeline.run(WAIT_SECONDS)
+        assert pipeline.coordinator is not None
+        pipeline.coordinator.join(WAIT_SECONDS)
+        assert pipeline.count_steps() == until
         return pipeline.read_journal()
 
 

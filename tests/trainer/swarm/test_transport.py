@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.waits import WAIT_SECONDS
 from trainer.swarm.frames import (
     CallError,
     CallRefusedError,
@@ -41,7 +42,8 @@ async def pair(folder: Path) -> AsyncIterator[tuple[Transport, Transport]]:
         await asyncio.gather(caller.close(), other.close())
 
 
-ended = []
+started: list[str] = []
+ended: list[str] = []
 
 
 def routes() -> dict[str, Route]:
@@ -53,8 +55,9 @@ def routes() -> dict[str, Route]:
             yield RpcFrame({"number": number}, (torch.full((2,), number),))
 
     async def never(peer: str, frame: RpcFrame) -> RpcFrame:
+        started.append("never")
         try:
-            await asyncio.sleep(60)
+            await asyncio.get_running_loop().create_future()
         finally:
             ended.append("never")
         return frame
@@ -90,6 +93,12 @@ def run_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     shutil.rmtree(sockets)
 
 
+async def wait_for_length(entries: list[str], length: int) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while len(entries) < length:
+            await asyncio.sleep(0.02)
+
+
 async def failure(call: Awaitable[Any]) -> CallError:
     with pytest.raises(CallError) as error:
         await call
@@ -100,10 +109,10 @@ def test_frames_round_trip_and_caller_is_authenticated(run_conversation: Callabl
     async def conversation(caller: Transport, other: Transport) -> None:
         kinds = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
         sent = tuple(torch.arange(12).reshape(3, 4).to(kind) for kind in kinds)
-        answer = await caller.call(other.peer, "echo", RpcFrame({"a": [1, None]}, sent), 20)
+        answer = await caller.call(other.peer, "echo", RpcFrame({"a": [1, None]}, sent), WAIT_SECONDS)
         assert answer.body == {"peer": caller.peer, "a": [1, None]}
         assert all(torch.equal(back, there) for back, there in zip(answer.tensors, sent, strict=True))
-        parts = [part async for part in caller.stream(other.peer, "count", RpcFrame({}), 20)]
+        parts = [part async for part in caller.stream(other.peer, "count", RpcFrame({}), WAIT_SECONDS)]
         assert [part.body["number"] for part in parts] == [0, 1, 2]
         assert parts[2].tensors[0].tolist() == [2, 2]
 
@@ -113,40 +122,42 @@ def test_frames_round_trip_and_caller_is_authenticated(run_conversation: Callabl
 def test_oversized_or_forbidden_calls_are_refused(run_conversation: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
         large = RpcFrame({}, (torch.zeros(2**20),))
-        assert "where at most" in str(await failure(caller.call(other.peer, "echo", large, 20)))
+        assert "where at most" in str(await failure(caller.call(other.peer, "echo", large, WAIT_SECONDS)))
         for method, code in {
             "private": "not_member",
             "nothing": "unknown",
             "refuse": "stale",
             "broken": "failed",
         }.items():
-            error = await failure(caller.call(other.peer, method, RpcFrame({}), 20))
+            error = await failure(caller.call(other.peer, method, RpcFrame({}), WAIT_SECONDS))
             assert isinstance(error, CallRefusedError)
             assert error.code == code
         answer = RpcFrame({}, (torch.zeros(100),))
         assert isinstance(
-            await failure(caller.call(other.peer, "echo", answer, 20, max_bytes=399)), MalformedFrameError
+            await failure(caller.call(other.peer, "echo", answer, WAIT_SECONDS, max_bytes=399)), MalformedFrameError
         )
-        assert (await caller.call(other.peer, "echo", RpcFrame({}), 20)).body["peer"] == caller.peer
+        assert (await caller.call(other.peer, "echo", RpcFrame({}), WAIT_SECONDS)).body["peer"] == caller.peer
 
     run_conversation(conversation)
 
 
 def test_call_timeout_cancels_the_handler(run_conversation: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
-        await caller.call(other.peer, "echo", RpcFrame({}), 20)
+        await caller.call(other.peer, "echo", RpcFrame({}), WAIT_SECONDS)
+        started.clear()
         ended.clear()
-        assert isinstance(await failure(caller.call(other.peer, "never", RpcFrame({}), 0.3)), CallTimeoutError)
-        for _ in range(200):
-            if ended:
-                break
-            await asyncio.sleep(0.05)
-        assert ended == ["never"]
-        waiting = asyncio.ensure_future(caller.call(other.peer, "never", RpcFrame({}), 60))
-        await asyncio.sleep(0.2)
+        seconds = 0.3
+        while not started:  # a slow machine's request may not arrive in the first of these times
+            assert isinstance(await failure(caller.call(other.peer, "never", RpcFrame({}), seconds)), CallTimeoutError)
+            seconds *= 2
+        await wait_for_length(ended, len(started))
+        count = len(started)
+        waiting = asyncio.ensure_future(caller.call(other.peer, "never", RpcFrame({}), WAIT_SECONDS))
+        await wait_for_length(started, count + 1)
         await other.close()
         assert isinstance(await failure(waiting), PeerUnreachableError)
-        assert isinstance(await failure(caller.call(other.peer, "echo", RpcFrame({}), 20)), PeerUnreachableError)
+        last = caller.call(other.peer, "echo", RpcFrame({}), WAIT_SECONDS)
+        assert isinstance(await failure(last), PeerUnreachableError)
 
     run_conversation(conversation)
 

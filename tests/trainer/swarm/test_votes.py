@@ -89,7 +89,7 @@ def test_worker_that_votes_with_a_wrong_norm_is_evicted(dataset_folder: Path, tm
 
     async def train() -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            await train_in_process(batches, tmp_path, [0, 0, 0], 20, {1: LyingWorker})
+            await train_in_process(batches, tmp_path, [0, 0, 0], WAIT_SECONDS, {1: LyingWorker})
 
     asyncio.run(train())
     lines = read_journal(tmp_path / "run")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from trainer.checkpoint.folders import list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.data.dataset import Dataset
 from trainer.models.gpt import Config, recipe
+from trainer.training import loop
 
 Train = Callable[..., int]
 
@@ -110,12 +114,29 @@ def test_budget_in_tokens_or_flops_ends_exactly(train: Train, tmp_path: Path, bu
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == steps
 
 
-def test_budget_in_seconds_charges_training_only(train: Train, tmp_path: Path) -> None:
+def test_budget_in_seconds_charges_training_only(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which a step takes 20 ms and an evaluation 100 s."""
+    seconds, evaluate, run_step = 0.0, loop.evaluate, loop.run_step
+
+    def evaluate_slowly(*arguments: Any) -> None:
+        nonlocal seconds
+        seconds += 100
+        evaluate(*arguments)
+
+    def step_slowly(*arguments: Any) -> tuple[float, float]:
+        nonlocal seconds
+        seconds += 0.02
+        return run_step(*arguments)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: seconds, monotonic=time.monotonic))
+    monkeypatch.setattr(loop, "TRAIN_LINES", 10)
+    monkeypatch.setattr(loop, "evaluate", evaluate_slowly)
+    monkeypatch.setattr(loop, "run_step", step_slowly)
     assert train(tmp_path, "--budget", "1s") == 0
     result = json.loads((tmp_path / "result.json").read_text())
-    assert 1 <= result["train_seconds"] < 2
+    assert result["train_seconds"] == pytest.approx(1, abs=0.021)
     assert [row["fraction"] for row in lines(tmp_path, "dev")][-1] == 1
-    assert len(lines(tmp_path, "train")) <= 201
+    assert 10 <= len(lines(tmp_path, "train")) <= 11
 
 
 @pytest.mark.slow
