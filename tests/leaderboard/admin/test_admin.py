@@ -128,6 +128,8 @@ def test_cancel_action_cancels_run(maintainer_client: Client, run: Run) -> None:
 
 
 def test_run_again_action_queues_run_with_new_seed(maintainer_client: Client, run: Run) -> None:
+    assert "wait for its result first" in run_admin_action(maintainer_client, "run_again", run)
+    run_admin_action(maintainer_client, "cancel_runs", run)
     run_admin_action(maintainer_client, "run_again", run)
     first, second = Run.objects.order_by("pk")
     assert (second.entry, second.state) == (first.entry, "queued")
