@@ -115,6 +115,12 @@ def test_entry_approval_without_csrf_token_is_forbidden(maintainer: User, propos
     )
 
 
+def test_entry_page_links_changes_on_github(maintainer_client: Client, proposed_entry: Entry) -> None:
+    Entry.objects.update(repository="https://github.com/ada/train.git", base_sha="b" * 40)
+    page = maintainer_client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/change/").content.decode()
+    assert f'href="https://github.com/ada/train/compare/{"b" * 40}...{proposed_entry.sha}"' in page
+
+
 def run_admin_action(client: Client, action: str, run: Run) -> str:
     data = {"action": action, "_selected_action": [run.pk]}
     return client.post("/admin/leaderboard/run/", data, follow=True).content.decode()
