@@ -183,7 +183,7 @@ def export_queue(request: HttpRequest) -> Table:
             **line.run.to_dict(),
             "reason": line.reason,
             "position": line.position,
-            "leaves_at": line.leaves_at.isoformat() if line.leaves_at else None,
+            "leaves_at": line.begins_at.isoformat() if line.begins_at else None,
         }
         for line in estimate_starts(list(Run.objects.waiting().with_job()), timezone.now())
     ]

@@ -106,7 +106,7 @@ def render_form(request: HttpRequest, form: PromptForm, run: Run | None, status:
     context = {
         **build_choices(form, run),
         "open": writing.is_open(),
-        "prospect": writing.estimate_generation_start(run) if run else None,
+        "start_estimate": writing.estimate_generation_start(run) if run else None,
         "given_up_at": timezone.now() + writing.MAX_WAIT,
         "unanswered": Generation.objects.unanswered().count(),
         "examples": EXAMPLES,
@@ -160,7 +160,7 @@ def generation(request: HttpRequest, token: str) -> HttpResponse:
     context = {
         **build_choices(PromptForm(initial=first), found.run),
         "generation": found,
-        "prospect": estimate_start(found),
+        "start_estimate": estimate_start(found),
         "open": writing.is_open(),
         "kept": writing.RETENTION,
         "revision": found.job.state,
@@ -178,6 +178,6 @@ def generation_etag(request: HttpRequest, token: str) -> str:
 def generation_live(request: HttpRequest, token: str) -> JsonResponse:
     found = get_generation(token)
     waits = found.job.state == Job.State.QUEUED
-    context = {"generation": found, "prospect": estimate_start(found)}
+    context = {"generation": found, "start_estimate": estimate_start(found)}
     wait = 0 if found.is_over else LIVE_SECONDS if waits else WRITING_SECONDS
     return render_live({"written": "written.html"}, context, revision=found.job.state, wait=wait)

@@ -265,12 +265,12 @@ def test_start_estimates_follow_queue_order_and_nodes() -> None:
     no_nodes = estimate_starts(waiting, now)
 
     time_left = timedelta(seconds=night["train"].seconds_left)
-    assert [estimate.leaves_at for estimate in one_node] == [now + time_left, now + time_left + timedelta(seconds=180)]
+    assert [estimate.begins_at for estimate in one_node] == [now + time_left, now + time_left + timedelta(seconds=180)]
     assert [
-        estimate.arrives_at - estimate.leaves_at for estimate in one_node if estimate.arrives_at and estimate.leaves_at
+        estimate.ends_at - estimate.begins_at for estimate in one_node if estimate.ends_at and estimate.begins_at
     ] == 2 * [timedelta(seconds=180)]
-    assert [estimate.leaves_at for estimate in two_nodes] == [now, now + time_left]
-    assert [estimate.leaves_at for estimate in no_nodes] == [None, None]
+    assert [estimate.begins_at for estimate in two_nodes] == [now, now + time_left]
+    assert [estimate.begins_at for estimate in no_nodes] == [None, None]
     assert [estimate.position for estimate in no_nodes] == [1, 2]
     assert no_nodes[0].reason == "Waits for a node that fits: none is online. It starts as soon as one is."
 
