@@ -60,9 +60,10 @@ def write_csv(table: Table) -> str:
 
 
 def escape_cell(value: Any) -> Any:
+    value = " ".join(map(str, value)) if isinstance(value, list) else value
     if isinstance(value, str):
         return f"'{value}" if value.startswith(FORMULA_PREFIXES) else value
-    return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else value
+    return "" if value is None else value
 
 
 def write_json(table: Table) -> str:
