@@ -103,19 +103,8 @@ def set_reason(run: Run, reason: str) -> None:
     run.refresh_from_db(fields=["reason", "revision"])
 
 
-def run_again(run: Run, actor: str) -> None:
-    """Queue a run of the same entry with a new seed, one at a time."""
-    if has_unfinished_run(run):
-        raise RunError("Another run of this entry is not finished: wait for its result first.")
-    runs.rerun(run, actor=actor)
-
-
 def can_rewind(run: Run) -> bool:
     return run.job_id is not None and run.entry.kind != Entry.Kind.NOTEBOOK and bool(runs.list_rewind_steps(run))
-
-
-def has_unfinished_run(run: Run) -> bool:
-    return Run.objects.filter(entry=run.entry_id, budget=run.budget, state__in=Run.UNFINISHED).exists()
 
 
 def is_infrastructure_failure(run: Run) -> bool:
@@ -141,7 +130,13 @@ RUN_ACTIONS = {
             is_infrastructure_failure,
             lambda run, actor: runs.retry_run(run, actor=actor),
         ),
-        RunAction("again", "Run again, new seed", "Another run is queued.", lambda run: run.is_over, run_again),
+        RunAction(
+            "again",
+            "Run again, new seed",
+            "Another run is queued.",
+            lambda run: run.is_over,
+            lambda run, actor: runs.rerun(run, actor=actor),
+        ),
         RunAction(
             "rewind",
             "Rewind to step",

@@ -21,6 +21,7 @@ SELECTION = "result::item"
 MAX_LINES = 4000  # of a graph that is compared
 MAX_SHOWN_LINES = 1000  # of a diff
 MAX_LINE_LENGTH = 300
+MAX_NESTED_SELECTIONS = 10
 CONTEXT_LINES = 2
 NAMED_VALUES = ("dtype", "memory_format", "number")
 
@@ -151,7 +152,7 @@ class Listing:
         for number, call in enumerate(graph["calls"]):
             arguments = call.get("arguments", [])
             if call["operator"] == SELECTION:
-                results[f"%{number}"] = [*write_value(arguments[0], results), f"[{write_json(arguments[1])}]"]
+                results[f"%{number}"] = select_result(*arguments, results=results)
                 continue
             results[f"%{number}"] = [len(self.lines)]
             written = [write_value(value, results) for value in arguments]
@@ -163,6 +164,16 @@ class Listing:
             if call.get("graph") is not None:
                 self.add_graph(call["graph"], indent + "  ")
         self.add(f"{indent}return ", *write_value(graph["outputs"], results))
+
+
+def select_result(source: object, position: object, *, results: Mapping[str, Sequence[Part]]) -> list[Part]:
+    """Return the parts of a selection. They are repeated at each use, so an untrusted file must not make them long."""
+    if not isinstance(source, str) or len(source) > MAX_LINE_LENGTH or not isinstance(position, int):
+        raise TypeError("a selection takes a result and its position")
+    selected = [*results.get(source, [source]), f"[{position}]"]
+    if len(selected) > MAX_NESTED_SELECTIONS:
+        raise ValueError("too many selections from each other")
+    return selected
 
 
 def join_parts(written: Sequence[Sequence[Part]]) -> Iterator[Part]:

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
-from celery import current_app
 from django.conf import settings
-from django.core.cache import cache
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Case, F, Field, QuerySet, Value, When
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from leaderboard.broker import send_task
 from leaderboard.models import OutboxMessage
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ logger = logging.getLogger(__name__)
 CLAIM_TIME = timedelta(minutes=10)  # of a handler; then another process may retry
 FIRST_RETRY = timedelta(seconds=10)
 MAX_RETRY_WAIT = timedelta(hours=1)
-NO_BROKER, NO_BROKER_SECONDS = "no-broker", 30  # cache key: the broker did not answer
 
 Handler = Callable[[OutboxMessage], Mapping[str, Any]]  # returns what to store in `OutboxMessage.result`
 
@@ -85,17 +83,7 @@ def enqueue_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) 
 
 
 def notify_worker(pk: int) -> None:
-    """Send the Celery task. Without a broker the schedule processes the row within seconds.
-
-    After an error the broker is not tried for a while, so that requests do not wait for it.
-    """
-    if cache.get(NO_BROKER):
-        return
-    try:
-        current_app.send_task("leaderboard.tasks.process_message", (pk,), retry=False)
-    except Exception as error:
-        logger.warning("OutboxMessage %s waits for the schedule: %s", pk, error)
-        cache.set(NO_BROKER, True, NO_BROKER_SECONDS)
+    send_task("process_message", pk)
 
 
 def process_message(pk: int) -> None:

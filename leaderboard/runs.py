@@ -244,7 +244,13 @@ def retry_run(run: Run, *, actor: str) -> None:
 
 @transaction.atomic
 def rerun(run: Run, *, actor: str) -> Run:
-    """Return a new, queued run with the same entry, track and budget, and another seed."""
+    """Return a new, queued run with the same entry, track and budget, and another seed.
+
+    Raises RunError while another run of the entry with this budget is not over.
+    """
+    lock_entry(run)
+    if has_unfinished_run(run):
+        raise RunError("Another run of this entry is not finished: wait for its result first.")
     is_scheduled = run.purpose in (Run.Purpose.LADDER, Run.Purpose.MONTHLY)
     purpose = Run.Purpose(run.purpose) if is_scheduled else Run.Purpose.ENTRY
     again = make_run(run.entry, run.track, budget=run.budget, purpose=purpose, actor=actor)
@@ -252,18 +258,33 @@ def rerun(run: Run, *, actor: str) -> Run:
     return again
 
 
+def has_unfinished_run(run: Run) -> bool:
+    return Run.objects.filter(entry=run.entry_id, budget=run.budget, state__in=Run.UNFINISHED).exists()
+
+
+def lock_entry(run: Run) -> None:
+    """Lock the run's season and entry, so that of concurrent requests one creates a run. Requires a transaction."""
+    graphs.lock_season(run.track.season_id)
+    Entry.objects.select_for_update(no_key=True).get(pk=run.entry_id)
+
+
 def rewind_run(run: Run, step: int, *, actor: str) -> Run:
     """Return a new, queued run that continues from one of this run's checkpoints with the budget that was left.
 
-    It restarts the optimizer and the schedule, and has no place on the board.
+    It restarts the optimizer and the schedule, and has no place on the board. Raises RunError while another rewind to
+    the same checkpoint is not over.
     """
     with transaction.atomic():
+        lock_entry(run)
         try:
             checkpoint = initial_weights.get_checkpoint_at(run, step)
         except ValueError as error:
             raise RunError(str(error)) from error
         if refusal := run.explain_start_refusal(checkpoint):
             raise RunError(refusal)
+        rewinds = Run.objects.filter(start_checkpoint=checkpoint, purpose=Run.Purpose.REWIND)
+        if other := rewinds.filter(state__in=Run.UNFINISHED).first():
+            raise RunError(f"Run {other.pk} starts from step {step} too. Wait until it is over.")
         used = get_used_fraction(run, step)
         if used > 1 - MIN_BUDGET_LEFT:
             raise RunError(f"At step {step} the budget of run {run.pk} is used up: nothing is left to go on with.")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
+
+from scheduler.sanitize import replace_unstorable
 
 KEPT_CONTROLS = "\n\t"
 MAX_LEAVES = 400
 MAX_DEPTH = 5
 MAX_INTEGER = 2**53  # beyond that JSON readers (and JavaScript) lose digits
-# What is valid in JSON and not in a database's text: NUL, and halves of surrogate pairs.
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def sanitize_text(text: str, limit: int) -> str:
@@ -48,9 +47,9 @@ def sanitize_json(value: Any) -> Any:
 
 
 def replace_unstorable_in_json(value: Any) -> Any:
-    """Return the JSON value with a replacement character for each one that no database stores."""
+    """Return the JSON value with `?` for each character that no database stores."""
     if isinstance(value, str):
-        return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+        return replace_unstorable(value)
     if isinstance(value, dict):
         return {replace_unstorable_in_json(name): replace_unstorable_in_json(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -18,7 +18,6 @@ from leaderboard import permissions, runs
 from leaderboard.admin.base import NoAddOrDeleteAdmin, act_on_each, get_user, list_field_names
 from leaderboard.graph_comparison import build_graph_view
 from leaderboard.models import Entry
-from leaderboard.models.entries import web_address
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.submissions import intake, review
 from leaderboard.submissions.intake import IntakeError
@@ -126,7 +125,6 @@ class EntryAdmin(NoAddOrDeleteAdmin):
                 "graph": build_graph_view(entry),
                 "is_open": entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE),
                 "denial": permissions.explain_denial(get_user(request), "approve", entry),
-                "compare_url": build_compare_url(entry),
             }
         return super().change_view(request, object_id, form_url, context)
 
@@ -161,10 +159,3 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         if not self.has_change_permission(request, entry):
             raise PermissionDenied
         return entry
-
-
-def build_compare_url(entry: Entry) -> str:
-    """Return the address of the changes on GitHub; empty if it is unknown."""
-    if web_address(entry.repository) and "github.com" in entry.repository and entry.base_sha:
-        return f"{entry.repository.removesuffix('.git')}/compare/{entry.base_sha}...{entry.sha}"
-    return ""

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_POST
 
 from leaderboard import runs
 from leaderboard.admin.base import get_user
+from leaderboard.broker import send_task
 from leaderboard.models import Season, SeasonPreparation
 from leaderboard.publishing import season_datasets
 from leaderboard.schedule import preparations
@@ -131,7 +132,7 @@ class SeasonAdmin(ChangedFieldsAdmin):
         except SetupError as error:
             self.message_user(request, str(error), messages.ERROR)
         else:
-            transaction.on_commit(lambda: preparations.notify_worker(preparation))
+            transaction.on_commit(lambda: send_task("prepare_season", preparation.pk))
         return HttpResponseRedirect(get_address(season))
 
     def cancel(self, request: HttpRequest, season_id: int) -> HttpResponse:

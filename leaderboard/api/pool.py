@@ -129,8 +129,8 @@ class Departure(Schema):
     run: RunDict
     position: int | None = Field(description="In the queue; null if it is not queued or far back.")
     reason: str
-    leaves_at: MinuteOrNull = Field(description="An estimate; null: unknown.")
-    arrives_at: MinuteOrNull
+    leaves_at: MinuteOrNull = Field(validation_alias="begins_at", description="An estimate; null: unknown.")
+    arrives_at: MinuteOrNull = Field(validation_alias="ends_at")
 
     @staticmethod
     def resolve_run(start: RunStart) -> RunDict:

@@ -111,7 +111,7 @@ def compose_notice(topic: str, about: str, subscription: Subscription | None) ->
     subject = TOPICS[topic].find_subject(about)
     if not is_active or subject is None or not TOPICS[topic].is_relevant(subscription.user, subject):
         return None
-    return TOPICS[topic].compose(about)
+    return TOPICS[topic].compose(subject)
 
 
 def compose_confirmation(subscription: Subscription) -> Message:

@@ -36,7 +36,7 @@ class Topic:
         """Return whether the notice concerns this subscriber. Checked when it is queued and before it is sent."""
         return True
 
-    def compose(self, about: str) -> Message | None:
+    def compose(self, subject: Any, /) -> Message | None:
         """Return the message as of now; None if it is obsolete."""
         raise NotImplementedError
 
@@ -47,8 +47,8 @@ class MorningReportTopic(Topic):
     label = "Morning report"
     hint = "Every morning: last night's result, its curve as an image and its metrics as CSV."
 
-    def compose(self, about: str) -> Message | None:
-        return morning_report.compose_report(date.fromisoformat(about))
+    def compose(self, day: str, /) -> Message | None:
+        return morning_report.compose_report(date.fromisoformat(day))
 
 
 class RecordTopic(Topic):
@@ -57,10 +57,10 @@ class RecordTopic(Topic):
     label = "Record"
     hint = "A record was confirmed, or a bounty claimed."
 
-    def compose(self, about: str) -> Message | None:
-        entry = Entry.objects.select_related("track__season__baseline").filter(pk=int(about)).first()
-        if entry is None:
-            return None
+    def find_subject(self, about: str) -> Entry | None:
+        return Entry.objects.select_related("track__season__baseline").filter(pk=int(about)).first()
+
+    def compose(self, entry: Entry, /) -> Message | None:
         by = f" by {entry.author}" if entry.author else ""
         table = refresh_standings(entry.track)
         row = table.get_row(entry.pk)
@@ -96,9 +96,8 @@ class NodeTopic(Topic):
     def is_relevant(self, user: User, subject: Node) -> bool:
         return subject.owner_id == user.pk or permissions.is_maintainer(user)
 
-    def compose(self, about: str) -> Message | None:
-        node = self.find_subject(about)
-        if node is None or node.state != Node.State.OFFLINE:
+    def compose(self, node: Node, /) -> Message | None:
+        if node.state != Node.State.OFFLINE:
             return None
         line = "It has not sent a request for two minutes. Its job continues on another node, from the last checkpoint."
         return Message(
@@ -124,9 +123,8 @@ class ApprovalTopic(Topic):
     def is_relevant(self, user: User, subject: Entry) -> bool:
         return permissions.can_approve(user, subject)
 
-    def compose(self, about: str) -> Message | None:
-        entry = self.find_subject(about)
-        if entry is None or not is_waiting_for_approval(entry):
+    def compose(self, entry: Entry, /) -> Message | None:
+        if not is_waiting_for_approval(entry):
             return None
         by = f" by {entry.author}" if entry.author else ""
         hypothesis = (f"Its hypothesis: {' '.join(entry.hypothesis.split())[:300]}",) if entry.hypothesis else ()
@@ -156,7 +154,7 @@ class AlertTopic(Topic):
     def is_relevant(self, user: User, subject: str) -> bool:
         return permissions.is_maintainer(user)
 
-    def compose(self, about: str) -> Message | None:
+    def compose(self, about: str, /) -> Message | None:
         return site_alerts.compose_alert(about)
 
 

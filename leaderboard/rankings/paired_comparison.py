@@ -54,8 +54,6 @@ def compare_pair(first: Run, second: Run, blobs: dict[int, Blob]) -> PairedCompa
             known = paired_bootstrap.compare_items(load_items(one), load_items(two))
         except (items.ItemsError, paired_bootstrap.NoCommonItemsError) as error:
             return PairedComparison(second, [], str(error))
-        except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            return PairedComparison(second, [], "The answers of one of them cannot be read.")
         cache.set(key, known, KEPT_SECONDS)
     return PairedComparison(second, known)
 

@@ -8,6 +8,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
+from leaderboard import graphs
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.models.seasons import build_caps
 from leaderboard.schedule import ladder
@@ -68,6 +69,8 @@ def begin_season(season: Season) -> list[Track]:
     previous = Season.objects.current()
     if previous == season:
         return []
+    graphs.lock_season(season.pk)
+    season.refresh_from_db()  # its caps and baseline may have changed since its preparation began
     season.active, season.started_at = True, timezone.now()
     if previous is not None:
         if season.caps == build_caps():

@@ -108,8 +108,8 @@ def describe_missing_node(run: Run | None) -> str:
     """Return, where no node that is online could take the run, a sentence that says so."""
     if run is None or run.job is None or run.state != Run.State.QUEUED:
         return ""
-    prospect = estimates.estimate_start(run.job, timezone.now())
-    return "" if prospect.begins_at else f" {prospect.reason}"
+    estimate = estimates.estimate_start(run.job, timezone.now())
+    return "" if estimate.begins_at else f" {estimate.reason}"
 
 
 def get_unfinished_run(track: Track) -> Run | None:

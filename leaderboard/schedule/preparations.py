@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from celery import current_app
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import Exists
@@ -27,7 +26,6 @@ from trainer.scoring.benchmark_tasks import NAMES, check_names
 
 logger = logging.getLogger(__name__)
 State = SeasonPreparation.State
-TASK = "leaderboard.tasks.prepare_season"
 
 
 def parse_suite(text: str) -> list[str]:
@@ -64,14 +62,6 @@ def request_preparation(
             Event.record(actor, season, f"Preparation of {season} requested.")
     preparation.refresh_from_db()
     return preparation
-
-
-def notify_worker(preparation: SeasonPreparation) -> None:
-    """Send the Celery task. Without a broker the schedule starts the preparation."""
-    try:
-        current_app.send_task(TASK, (preparation.pk,), retry=False)
-    except Exception as error:
-        logger.warning("The preparation of season %s waits for the schedule: %s", preparation.season_id, error)
 
 
 def cancel_preparation(preparation: SeasonPreparation, actor: str) -> bool:

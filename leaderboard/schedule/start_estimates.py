@@ -18,12 +18,12 @@ class RunStart:
     """The estimated start of a run."""
 
     run: Run
-    leaves_at: datetime | None
+    begins_at: datetime | None
     """None if unknown: the run waits for approval, or no online node fits."""
     reason: str
     position: int | None = None
     """Position in the queue of all tracks; None if it is not queued, or beyond the horizon."""
-    arrives_at: datetime | None = None
+    ends_at: datetime | None = None
     next_free: datetime | None = None
     """Time at which the first fitting node is free. It ends the reason's last sentence."""
 

@@ -117,7 +117,7 @@ def parse_path(pair: str) -> str:
     """Return P of `a/P b/P`. Both halves are equal because the diff has no renames."""
     half = pair[: (len(pair) - 1) // 2]
     if half.startswith('"'):
-        half = unquote_path(half.strip('"'))
+        half = unquote_path(half[1:-1])
     return half.removeprefix("a/")
 
 

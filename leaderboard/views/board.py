@@ -87,6 +87,7 @@ def render_track(request: HttpRequest, query: BoardQuery, track: Any, tracks: li
         "bounties": Bounty.objects.shown(track)[:BOUNTIES],
         **build_train_context(runs["live"]),
         "also": runs["live"][1:],
+        "more_live": count_omitted_live_runs(track, len(runs["live"])),
         "waiting": runs["waiting"],
         "next_night": None if runs["live"] else get_next_nightly(now),
         "failures": runs["failed"],
@@ -114,6 +115,11 @@ def list_runs(track: Track) -> dict[str, list[Run]]:
             (run for run in runs if run.is_over), key=lambda run: run.finished_at or run.created_at, reverse=True
         ),
     }
+
+
+def count_omitted_live_runs(track: Track, shown: int) -> int:
+    """Return the number of the track's live runs that its page does not list."""
+    return Run.objects.filter(track=track).live().count() - shown if shown == BOARD_LIVE_RUNS else 0
 
 
 def sort_live_runs(runs: list[Run]) -> list[Run]:

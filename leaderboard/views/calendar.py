@@ -39,7 +39,7 @@ class Day:
     """Beyond next week; narrow pages leave such days out."""
 
     @property
-    def departures(self) -> list[tuple[datetime, str, list[Track]]]:
+    def grouped_events(self) -> list[tuple[datetime, str, list[Track]]]:
         """Return time, kind and tracks of the day's events."""
         found: dict[tuple[datetime, str], list[Track]] = {}
         for one in self.due:

@@ -60,9 +60,10 @@ def write_csv(table: Table) -> str:
 
 
 def escape_cell(value: Any) -> Any:
+    value = " ".join(map(str, value)) if isinstance(value, list) else value
     if isinstance(value, str):
         return f"'{value}" if value.startswith(FORMULA_PREFIXES) else value
-    return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else value
+    return "" if value is None else value
 
 
 def write_json(table: Table) -> str:
@@ -183,7 +184,7 @@ def export_queue(request: HttpRequest) -> Table:
             **line.run.to_dict(),
             "reason": line.reason,
             "position": line.position,
-            "leaves_at": line.leaves_at.isoformat() if line.leaves_at else None,
+            "leaves_at": line.begins_at.isoformat() if line.begins_at else None,
         }
         for line in estimate_starts(list(Run.objects.waiting().with_job()), timezone.now())
     ]

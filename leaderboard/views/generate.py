@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -74,18 +75,26 @@ def read_form_data(request: HttpRequest) -> dict[str, Any]:
 
 
 def submit_prompt(request: HttpRequest, form: PromptForm) -> HttpResponse:
-    status, headers = 400, dict[str, str]()
-    if form.is_valid():
-        run, visitor = form.cleaned_data["run"], identify_visitor(request)
-        try:
-            return redirect(writing.queue_generation(run, build_prompt(form), visitor))
-        except writing.GenerationError as error:
-            form.add_error(None, str(error))
-            status, headers = error.status, error.headers
-    response = render_form(request, form, form.cleaned_data.get("run"), status)
-    for name, value in headers.items():
-        response[name] = value
-    return response
+    def queue(prompt: writing.Prompt) -> Generation:
+        return writing.queue_generation(form.cleaned_data["run"], prompt, identify_visitor(request))
+
+    return process_form(form, queue, lambda status: render_form(request, form, form.cleaned_data.get("run"), status))
+
+
+def process_form(
+    form: TextForm, queue: Callable[[writing.Prompt], Generation], render_page: Callable[[int], HttpResponse]
+) -> HttpResponse:
+    """Queue the form's prompt and redirect to the page of its text; else render the page with the errors."""
+    if not form.is_valid():
+        return render_page(400)
+    try:
+        return redirect(queue(build_prompt(form)))
+    except writing.GenerationError as error:
+        form.add_error(None, str(error))
+        response = render_page(error.status)
+        for name, value in error.headers.items():
+            response[name] = value
+        return response
 
 
 def build_prompt(form: TextForm) -> writing.Prompt:
@@ -97,7 +106,7 @@ def render_form(request: HttpRequest, form: PromptForm, run: Run | None, status:
     context = {
         **build_choices(form, run),
         "open": writing.is_open(),
-        "prospect": writing.estimate_generation_start(run) if run else None,
+        "start_estimate": writing.estimate_generation_start(run) if run else None,
         "given_up_at": timezone.now() + writing.MAX_WAIT,
         "unanswered": Generation.objects.unanswered().count(),
         "examples": EXAMPLES,
@@ -151,7 +160,7 @@ def generation(request: HttpRequest, token: str) -> HttpResponse:
     context = {
         **build_choices(PromptForm(initial=first), found.run),
         "generation": found,
-        "prospect": estimate_start(found),
+        "start_estimate": estimate_start(found),
         "open": writing.is_open(),
         "kept": writing.RETENTION,
         "revision": found.job.state,
@@ -169,6 +178,6 @@ def generation_etag(request: HttpRequest, token: str) -> str:
 def generation_live(request: HttpRequest, token: str) -> JsonResponse:
     found = get_generation(token)
     waits = found.job.state == Job.State.QUEUED
-    context = {"generation": found, "prospect": estimate_start(found)}
+    context = {"generation": found, "start_estimate": estimate_start(found)}
     wait = 0 if found.is_over else LIVE_SECONDS if waits else WRITING_SECONDS
     return render_live({"written": "written.html"}, context, revision=found.job.state, wait=wait)

@@ -22,7 +22,7 @@ from scheduler.estimates import QueueEstimates
 from scheduler.models import Event, Job, Lease, Node
 from scheduler.page_cache import cache_by_etag
 
-ARRIVALS = 8
+LATEST_RESULTS = 8
 QUEUE_LIVE_RUNS = 50
 
 
@@ -35,7 +35,7 @@ def build_timetable() -> dict[str, Any]:
     return {
         "live": shown,
         "more_live": max(0, live.count() - len(shown)) if len(shown) == QUEUE_LIVE_RUNS else 0,
-        "departures": estimate_starts(waiting, now, queue_estimates),
+        "start_estimates": estimate_starts(waiting, now, queue_estimates),
         "background_jobs": list_background_jobs(queue_estimates),
         "online": Node.objects.filter(state__in=[Node.State.ONLINE, Node.State.DRAINING]).count(),
     }
@@ -45,7 +45,7 @@ def build_timetable() -> dict[str, Any]:
 def queue(request: HttpRequest) -> HttpResponse:
     context = {
         **build_timetable(),
-        "arrivals": Run.objects.with_entry().filter(state=Run.State.FINISHED).order_by("-finished_at")[:ARRIVALS],
+        "finished": Run.objects.with_entry().filter(state=Run.State.FINISHED).order_by("-finished_at")[:LATEST_RESULTS],
         "failures": Run.objects.failed()[:FAILURES],
         "totals": get_totals(),
         "revision": Event.get_latest_id(),

@@ -78,7 +78,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "publications": publications.list_publications(found),
         "publishing": publications.describe_rules() if publications.is_connected() and found.is_over else "",
         "way": releases.get_release_progress(found),
-        "departure": estimate_run_start(found),
+        "start_estimate": estimate_run_start(found),
         "actions": list_actions(request, found),
         **build_curves_context(request, found, others, find_reference_runs(found, table)),
         **({"standings": table, "row": table.get_row(found.entry_id)} if table and is_finished(found) else {}),
@@ -98,7 +98,7 @@ def render_notebook(request: HttpRequest, run: Run) -> HttpResponse:
         "publications": [kept for kept in publications.list_publications(run) if kept["hub"]],
         "events": Event.objects.about(run),
         "actions": list_actions(request, run),
-        "departure": estimate_run_start(run),
+        "start_estimate": estimate_run_start(run),
         "log": run_logs.get_log(run),
         "revision": format_revision(run.latest_event_id, run.latest_standings),  # type: ignore[attr-defined]
     }
@@ -261,7 +261,7 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
     is_notebook = found.entry.kind == Entry.Kind.NOTEBOOK
     context = {
         "run": found,
-        "departure": estimate_run_start(found),
+        "start_estimate": estimate_run_start(found),
         "log": run_logs.get_log(found, request.GET.get("find", "")),
     }
     return render_live(

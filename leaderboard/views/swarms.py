@@ -8,12 +8,12 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, F, Func, IntegerField, QuerySet, Sum, Value
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
 
 from leaderboard.job_handlers import generation, swarm_sample
 from leaderboard.models import Run, Swarm, SwarmEvent
-from leaderboard.views.generate import INITIAL_VALUES, TextForm, build_prompt, identify_visitor, read_form_data
+from leaderboard.views.generate import INITIAL_VALUES, TextForm, identify_visitor, process_form, read_form_data
 from leaderboard.views.live import LIVE_SECONDS, render_live
 from leaderboard.views.same_origin import require_same_origin
 from scheduler.models import Event
@@ -36,17 +36,11 @@ def swarm(request: HttpRequest, run_id: int) -> HttpResponse:
 def swarm_write(request: HttpRequest, run_id: int) -> HttpResponse:
     """Queue a prompt for the model that the swarm trains, and redirect to the page of its text."""
     found, form = get_swarm(run_id), TextForm(read_form_data(request))
-    status, headers = 400, dict[str, str]()
-    if form.is_valid():
-        try:
-            return redirect(swarm_sample.queue_sample(found, build_prompt(form), identify_visitor(request)))
-        except generation.GenerationError as error:
-            form.add_error(None, str(error))
-            status, headers = error.status, error.headers
-    response = render_page(request, found, form, status)
-    for name, value in headers.items():
-        response[name] = value
-    return response
+    return process_form(
+        form,
+        lambda prompt: swarm_sample.queue_sample(found, prompt, identify_visitor(request)),
+        lambda status: render_page(request, found, form, status),
+    )
 
 
 def render_page(request: HttpRequest, swarm: Swarm, form: TextForm, status: int = 200) -> HttpResponse:

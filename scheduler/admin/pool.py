@@ -6,10 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.utils import timezone
+from django.utils.cache import add_never_cache_headers
 
 from scheduler import node_tokens, pool, transitions
 from scheduler.admin.audit_log import EventAdmin
@@ -42,10 +44,8 @@ class NodeAdmin(ChangedFieldsAdmin):
     revoke = build_row_action("Revoke the token", "Revoked", node_tokens.revoke_node_token)
 
     @admin.action(description="Create a token to register again", permissions=["change"])
-    def renew(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        for node in nodes:
-            token = node_tokens.create_join_token(renews=node)
-            self.message_user(request, f"Token for {node.name}, shown only once: {token}", messages.WARNING)
+    def renew(self, request: HttpRequest, nodes: QuerySet[Node]) -> HttpResponse:
+        return show_join_tokens(request, [(node.name, node_tokens.create_join_token(renews=node)) for node in nodes])
 
 
 @admin.register(Sponsor)
@@ -77,12 +77,21 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def save_model(self, request: HttpRequest, obj: JoinToken, form: Any, change: bool) -> None:
-        """Show the token once. Only its hash is stored."""
-        token = node_tokens.generate_token("join")
-        obj.token_hash = node_tokens.hash_token(token)
+        request.secret = node_tokens.generate_token("join")  # type: ignore[attr-defined]
+        obj.token_hash = node_tokens.hash_token(request.secret)  # type: ignore[attr-defined]
         obj.expires_at = timezone.now() + timedelta(hours=form.cleaned_data["hours"])
         super().save_model(request, obj, form, change)
-        self.message_user(request, f"The token, shown only once: {token}", messages.WARNING)
+
+    def response_add(self, request: HttpRequest, obj: JoinToken, post_url_continue: str | None = None) -> HttpResponse:
+        return show_join_tokens(request, [("New join token", request.secret)])  # type: ignore[attr-defined]
+
+
+def show_join_tokens(request: HttpRequest, tokens: list[tuple[str, str]]) -> HttpResponse:
+    """Show join tokens in this response only: no session or message stores them, and the database their hashes."""
+    context = {**admin.site.each_context(request), "title": "Join tokens", "tokens": tokens}
+    response = TemplateResponse(request, "admin/scheduler/jointoken/created.html", context)
+    add_never_cache_headers(response)
+    return response
 
 
 @admin.register(Job)

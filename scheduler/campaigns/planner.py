@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from django.db.models import Sum
 
@@ -74,9 +75,11 @@ def measure_rates(campaign: Campaign) -> MeasuredRates:
     )
 
 
-def is_measurement(result: dict[str, float]) -> bool:
-    """Whether a session's result measures the speed of its cards."""
-    tokens, seconds = result.get("tokens", 0), result.get("seconds", 0)
+def is_measurement(result: dict[str, Any]) -> bool:
+    """Whether a session's result, which may be any JSON, measures the speed of its cards."""
+    tokens, seconds = result.get("tokens"), result.get("seconds")
+    if not (isinstance(tokens, int | float) and isinstance(seconds, int | float)):
+        return False
     return tokens >= MIN_SESSION_TOKENS and seconds * MAX_RATE >= tokens
 
 

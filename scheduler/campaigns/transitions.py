@@ -41,13 +41,16 @@ def validate_campaign(campaign: Campaign) -> None:
 
 
 def start_campaign(campaign: Campaign, actor: str) -> bool:
-    """Start or resume a campaign; return whether the state changed. Raise CampaignError if its settings are invalid."""
+    """Start or resume a campaign, also one finished early; return whether the state changed.
+
+    Raise CampaignError if its settings are invalid.
+    """
     validate_campaign(campaign)
     message = f"{campaign.name} was {'resumed' if campaign.started_at else 'started'}."
-    fields: dict[str, Any] = {"reason": "", "started_at": campaign.started_at or timezone.now()}
-    return transition(
-        campaign, State.RUNNING, since=[State.DRAFT, State.PAUSED], actor=actor, message=message, **fields
-    )
+    started_at = campaign.started_at or timezone.now()
+    fields: dict[str, Any] = {"reason": "", "started_at": started_at, "finished_at": None}
+    since = [State.DRAFT, State.PAUSED, *([State.DONE] if is_finished_early(campaign) else [])]
+    return transition(campaign, State.RUNNING, since=since, actor=actor, message=message, **fields)
 
 
 @transaction.atomic
@@ -82,7 +85,7 @@ def reopen_campaign(campaign: Campaign) -> bool:
 
 
 def is_finished_early(campaign: Campaign) -> bool:
-    """Whether a maintainer finished the campaign before every packet was written. Such a campaign stays done."""
+    """Whether a maintainer finished the campaign before every packet was written. Only a maintainer resumes it."""
     return campaign.state == State.DONE and not is_written(campaign)
 
 

@@ -58,7 +58,7 @@ def sum_leases_by_node(leases: QuerySet[Lease]) -> dict[int, LentTotals]:
         used=Sum("seconds"),
         jobs=Count("job", distinct=True),
         first=Min("started_at"),
-        last=Coalesce(Max("ended_at"), Max("started_at")),
+        last=Max(Coalesce("ended_at", "started_at")),
     )  # fmt: skip
     given: dict[int, LentTotals] = {}
     for row in rows:

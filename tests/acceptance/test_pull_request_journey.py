@@ -188,7 +188,7 @@ def list_checks(github: GitHub) -> list[tuple[str, str | None]]:
 def test_pull_request_with_site_killed_at_each_step_reaches_its_verdict(site: LiveSite, github: GitHub) -> None:
     killer = Killer(github, site)
     sha = create_repository(site.repository)
-    token = site.call("pull_requests.create_small_track")
+    [token] = site.call("faults.create_site", nodes=1)
     node = ScriptedNode(site, token)
 
     # The pull request is opened while the site is down. A maintainer redelivers the webhook later.

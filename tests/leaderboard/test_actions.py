@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 
@@ -12,10 +13,12 @@ from pytest_django import Settings
 
 from leaderboard import runs
 from leaderboard.models import Entry, Run
+from leaderboard.runs import RunError
 from scheduler import leases, uploads
 from scheduler.models import Job, Lease, Node
 from tests.leaderboard.conftest import finish_run
 from tests.leaderboard.job_handlers.test_train import claim_job, upload_file
+from tests.scheduler.test_claims_race import call_concurrently
 from trainer import protocol
 
 
@@ -85,6 +88,18 @@ def test_author_can_rerun_cancelled_run_once_at_a_time(client: Client, entry_aut
     assert (second_run.state, second_run.budget) == ("queued", run.budget)
     assert second_run.seed != run.seed
     assert "wait for its result first" in post_action(client, run, "again")
+    assert run.entry.runs.count() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_reruns_queue_one_run(client: Client, entry_author: User, run: Run) -> None:
+    post_action(client, run, "cancel")
+
+    def rerun_as_author() -> None:
+        with contextlib.suppress(RunError):
+            runs.rerun(Run.objects.get(pk=run.pk), actor="ada")
+
+    call_concurrently([rerun_as_author] * 4)
     assert run.entry.runs.count() == 2
 
 

@@ -153,6 +153,20 @@ def test_diff_of_invalid_file_gives_problem(content: bytes | None) -> None:
     assert compare_files("main", content, json.dumps({"features": build_graph()}).encode()).problem
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [build_call("result::item")],
+        [build_call("result::item", "%tokens", "x")],
+        [build_call("result::item", [f"%{n}", f"%{n}"], 0) for n in range(-1, 25)],  # would double each time
+        [build_call("result::item", f"%{n}", 0) for n in range(-1, 3000)],
+    ],
+)
+def test_diff_of_invalid_selection_gives_problem(calls: list[dict[str, Any]]) -> None:
+    assert "not a valid graph" in compare_graphs(build_graph(), build_graph(*calls)).problem
+
+
 def test_diff_of_too_many_calls_gives_problem() -> None:
     large = build_graph(*[build_call("aten::exp", "%tokens")] * MAX_LINES)
     assert "more than 4,000" in compare_graphs(large, large).problem

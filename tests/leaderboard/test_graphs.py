@@ -101,7 +101,7 @@ def test_replay_order_has_the_graph(waiting_run: Run, node: Node) -> None:
 
 def test_runs_of_equal_config_share_a_graph(waiting_run: Run) -> None:
     run = finish_trace(waiting_run)
-    second_run = runs.rerun(run, actor="mara")
+    [second_run] = runs.queue_more_seeds(run.entry, 1, actor="mara")
     half_run = runs.make_run(run.entry, run.track, budget="10steps")
     runs.queue_run(half_run)
     assert {second_run.graph, half_run.graph} == {run.graph}
@@ -338,7 +338,7 @@ def test_run_within_the_cap_is_queued_when_the_baseline_is_traced(capped_run: Ru
     assert build_order(baseline.job).config == {**run.track.config, "arch": "gpt", "budget": "20steps"}
     trace_baseline(run, scoring_flops_per_token=200_000.0)
     assert run.state == "queued"
-    second_run = runs.rerun(run, actor="mara")
+    [second_run] = runs.queue_more_seeds(run.entry, 1, actor="mara")
     assert (second_run.state, Job.objects.filter(kind="smoke").count()) == ("queued", 3)
 
 
@@ -433,7 +433,7 @@ def test_season_admin_with_first_baseline_queues_waiting_runs(
 def test_run_of_a_graph_that_exceeds_newer_caps_is_not_queued(queued_run: Run) -> None:
     queued_run.season.caps = {"parameters": 100_000}
     queued_run.season.save()
-    second_run = runs.rerun(queued_run, actor="mara")
+    [second_run] = runs.queue_more_seeds(queued_run.entry, 1, actor="mara")
     second_run.refresh_from_db()
     assert (second_run.state, second_run.reason) == (
         "failed", "120,000 trained parameters: 20,000 over the season's cap of 100,000.",

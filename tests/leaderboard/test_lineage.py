@@ -117,6 +117,16 @@ def test_rewind_to_unknown_step_or_full_budget_is_refused(original_run: Run) -> 
         runs.rewind_run(original_run, 16, actor="mara")
 
 
+def test_second_rewind_to_a_step_waits_for_the_first(original_run: Run) -> None:
+    first = runs.rewind_run(original_run, 8, actor="mara")
+    with pytest.raises(RunError, match=f"Run {first.pk} starts from step 8 too"):
+        runs.rewind_run(original_run, 8, actor="mara")
+    runs.rewind_run(original_run, 16, actor="mara")
+    runs.cancel_run(first, "Cancelled by mara.", "mara")
+    runs.rewind_run(original_run, 8, actor="mara")
+    assert Run.objects.filter(purpose=Run.Purpose.REWIND).count() == 3
+
+
 def test_rewind_action_is_for_maintainers_only(original_run: Run, maintainer: User, client: Client) -> None:
     author = User.objects.create_user("ada")
     Entry.objects.filter(pk=original_run.entry_id).update(requested_by=author)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from leaderboard import outbox
+from leaderboard import broker, outbox
 from leaderboard.integrations.github import client
 from leaderboard.models import OutboxMessage
 from leaderboard.outbox import PermanentError, RetryLater
@@ -200,7 +200,9 @@ def test_message_of_rolled_back_transaction_is_not_stored() -> None:
     assert not OutboxMessage.objects.exists()
 
 
-def test_unreachable_broker_is_tried_once(external_service: ExternalService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_broker_is_tried_once(
+    external_service: ExternalService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     send_attempts = []
 
     def refuse_connection(*arguments: Any, **more: Any) -> None:
@@ -211,7 +213,8 @@ def test_unreachable_broker_is_tried_once(external_service: ExternalService, mon
     outbox.notify_worker(1)
     outbox.notify_worker(2)
     assert len(send_attempts) == 1
-    cache.delete(outbox.NO_BROKER)
+    assert caplog.text.count("waits for the schedule") == 1
+    cache.delete(broker.BROKER_DOWN)
     outbox.notify_worker(3)
     assert len(send_attempts) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -98,3 +99,16 @@ def test_node_without_gpu_earns_cpu_hours() -> None:
     claimed_job.send_heartbeat(30)
     contribution = contributions.sum_leases_by_node(Lease.objects.all())[node.pk]
     assert (contribution.cpu_seconds, contribution.gpu_seconds, contribution.credit_hours) == (30, 0, 0)
+
+
+@pytest.mark.django_db
+def test_totals_end_with_the_start_of_an_active_lease() -> None:
+    node, token = create_node()
+    create_job()
+    create_job()
+    Agent(token).claim_job().finish("done")
+    ended = Lease.objects.get()
+    Lease.objects.update(started_at=ended.started_at - timedelta(days=3), ended_at=ended.started_at - timedelta(days=2))
+    Agent(token).claim_job()
+    active = Lease.objects.held_by(node).get()
+    assert contributions.sum_leases_by_node(Lease.objects.all())[node.pk].last == active.started_at

@@ -88,8 +88,8 @@ def get_runs_status(entry: Entry, runs: Sequence[Run], now: datetime) -> EntrySt
 def get_queued_status(run: Run, now: datetime) -> EntryStatus:
     start = estimate_starts([run], now)[0]
     place = f", number {start.position} in the queue" if start.position else ""
-    when = f" It starts at about {format_clock(start.leaves_at, now)}." if start.leaves_at else ""
-    why = "" if start.leaves_at else f" {start.reason}".rstrip()
+    when = f" It starts at about {format_clock(start.begins_at, now)}." if start.begins_at else ""
+    why = "" if start.begins_at else f" {start.reason}".rstrip()
     message = f"Run {run.pk} waits for a node{place}.{when}{why}"
     return EntryStatus("Waits for a node", message, "nothing, it starts by itself.")
 

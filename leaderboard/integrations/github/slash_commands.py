@@ -363,7 +363,7 @@ def rerun_entry(entry: Entry, commenter: Commenter) -> str | RefusedError:
     last = entry_runs.filter(purpose=Run.Purpose.ENTRY).order_by("pk").last()
     if last is None:
         return RefusedError("There is no run to repeat yet.")
-    if not last.is_over or actions.has_unfinished_run(last):
+    if not last.is_over or runs.has_unfinished_run(last):
         return RefusedError("A run of it is under way: wait for its result first.")
     if last.state == Run.State.FINISHED and not commenter.is_allowed("rerun", entry):
         # Choosing more seeds after seeing a result leads to more false records (docs/explanation/multiplier.md).

@@ -115,6 +115,12 @@ def test_entry_approval_without_csrf_token_is_forbidden(maintainer: User, propos
     )
 
 
+def test_entry_page_links_changes_on_github(maintainer_client: Client, proposed_entry: Entry) -> None:
+    Entry.objects.update(repository="https://github.com/ada/train.git", base_sha="b" * 40)
+    page = maintainer_client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/change/").content.decode()
+    assert f'href="https://github.com/ada/train/compare/{"b" * 40}...{proposed_entry.sha}"' in page
+
+
 def run_admin_action(client: Client, action: str, run: Run) -> str:
     data = {"action": action, "_selected_action": [run.pk]}
     return client.post("/admin/leaderboard/run/", data, follow=True).content.decode()
@@ -128,6 +134,8 @@ def test_cancel_action_cancels_run(maintainer_client: Client, run: Run) -> None:
 
 
 def test_run_again_action_queues_run_with_new_seed(maintainer_client: Client, run: Run) -> None:
+    assert "wait for its result first" in run_admin_action(maintainer_client, "run_again", run)
+    run_admin_action(maintainer_client, "cancel_runs", run)
     run_admin_action(maintainer_client, "run_again", run)
     first, second = Run.objects.order_by("pk")
     assert (second.entry, second.state) == (first.entry, "queued")

@@ -44,7 +44,8 @@ NOTICE = Message(
 @pytest.fixture(autouse=True)
 def _composed_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the composed record notice by a fixed one."""
-    monkeypatch.setattr(TOPICS["record"], "compose", lambda about: NOTICE)
+    monkeypatch.setattr(TOPICS["record"], "find_subject", lambda about: about)
+    monkeypatch.setattr(TOPICS["record"], "compose", lambda subject: NOTICE)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from django.utils import timezone
 from leaderboard import events, permissions, tasks
 from leaderboard.models import CurvePoint, Entry, Night, OutboxMessage, Run, Subscription, Track
 from leaderboard.notifications import delivery
+from leaderboard.notifications.message import Message
 from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval, list_choosable_topics
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
@@ -48,6 +49,10 @@ def list_notices(topic: str) -> list[tuple[str, str]]:
     return [(names[notice.payload["subscription"]], notice.payload["about"]) for notice in notices]
 
 
+def compose(topic: str, about: str) -> Message | None:
+    return TOPICS[topic].compose(TOPICS[topic].find_subject(about))
+
+
 # --- offline nodes ---------------------------------------------------------------------------------------------------
 
 
@@ -70,7 +75,7 @@ def test_node_notice_is_sent_to_owner_and_maintainers_once(node: Node) -> None:
     events.announce_events()
     events.announce_events()
     assert [name for name, _ in list_notices("node")] == ["uma", "mara"]
-    message = TOPICS["node"].compose(list_notices("node")[0][1])
+    message = compose("node", list_notices("node")[0][1])
     assert message
     assert message.title == "cellar is offline"
     take_node_offline(node)
@@ -95,7 +100,7 @@ def test_node_notice_is_dropped_when_node_is_online_again(node: Node) -> None:
     take_node_offline(node)
     events.announce_events()
     Node.objects.filter(pk=node.pk).update(state=Node.State.ONLINE)
-    assert TOPICS["node"].compose(list_notices("node")[0][1]) is None
+    assert compose("node", list_notices("node")[0][1]) is None
 
 
 def test_node_notice_is_not_sent_for_other_events(node: Node) -> None:
@@ -122,7 +127,7 @@ def test_approval_notice_is_sent_to_users_who_may_approve(track: Track, main_rep
     )
     events.announce_events()
     assert list_notices("approval") == [("mara", f"{entry.pk}.0")], "coordinators cannot approve on nightly tracks"
-    message = TOPICS["approval"].compose(f"{entry.pk}.0")
+    message = compose("approval", f"{entry.pk}.0")
     assert message
     assert message.title == "Waits for approval: Smeared keys"
     assert "Its hypothesis: Bigrams sooner." in message.lines
@@ -130,7 +135,7 @@ def test_approval_notice_is_sent_to_users_who_may_approve(track: Track, main_rep
     intake.approve_entry(entry, entry.sha, None)
     events.announce_events()
     assert len(list_notices("approval")) == 1
-    assert TOPICS["approval"].compose(f"{entry.pk}.0") is None
+    assert compose("approval", f"{entry.pk}.0") is None
 
 
 def test_approval_notice_waits_for_passed_smoke_test(proposed_entry: Entry) -> None:
@@ -156,7 +161,7 @@ def test_record_notice_has_multiplier(full_track: Track) -> None:
     finish_confirmations(record_entry, 1.3)
     events.announce_events()
     assert list_notices("record") == [("vera", str(record_entry.pk))]
-    message = TOPICS["record"].compose(str(record_entry.pk))
+    message = compose("record", str(record_entry.pk))
     assert message
     assert message.title == f"A record on {full_track.name}: Better by mira"
     assert "Multiplier 1.3" in message.lines[0]
@@ -182,7 +187,7 @@ def test_morning_report_of_finished_run_has_result_card_and_csv(track: Track, no
     run = finish_run(new_night.run, node)
     CurvePoint.objects.filter(run=run).exists()
     Run.objects.filter(pk=run.pk).update(finished_at=MONDAY + timedelta(hours=10))
-    message = TOPICS["morning"].compose(TUESDAY)
+    message = compose("morning", TUESDAY)
     assert message
     assert message.title == "Morning report: 3 Mar"
     assert message.lines[0].startswith("Small: main, 2 Mar finished with 2.5000 bits per byte.")
@@ -209,7 +214,7 @@ def test_morning_report_of_unfinished_run_shows_its_state(
 ) -> None:
     new_night = create_night()
     Run.objects.filter(pk=new_night.run_id).update(state=state, **fields)
-    message = TOPICS["morning"].compose(TUESDAY)
+    message = compose("morning", TUESDAY)
     assert message
     assert text in message.lines[0]
     assert message.files == ()
@@ -217,13 +222,13 @@ def test_morning_report_of_unfinished_run_shows_its_state(
 
 def test_morning_report_of_night_without_run_gives_reason(track: Track) -> None:
     create_night(run=None, sentence="Run 7 of an earlier night is still training: no second one starts.")
-    message = TOPICS["morning"].compose(TUESDAY)
+    message = compose("morning", TUESDAY)
     assert message
     assert message.lines == ("Small: Run 7 of an earlier night is still training: no second one starts.",)
 
 
 def test_morning_report_without_nightly_track_is_not_sent(track: Track) -> None:
-    assert TOPICS["morning"].compose(TUESDAY) is None
+    assert compose("morning", TUESDAY) is None
 
 
 def test_morning_report_task_sends_once_a_day(track: Track) -> None:

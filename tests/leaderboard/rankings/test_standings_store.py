@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.stored_standings]
 def recomputed_track_ids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the ids of the tracks that a recomputation was enqueued for."""
     ids: list[int] = []
-    monkeypatch.setattr(recomputation, "enqueue_recomputation", ids.append)
+    monkeypatch.setattr(recomputation, "send_task", lambda name, track_id: ids.append(track_id))
     return ids
 
 
@@ -127,19 +127,6 @@ def test_rolled_back_change_enqueues_nothing(
         transaction.set_rollback(True)
 
     assert recomputed_track_ids == []
-
-
-def test_enqueueing_without_broker_warns_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*arguments: object, **options: object) -> None:
-        raise ConnectionError("refused")
-
-    monkeypatch.setattr(recomputation.current_app, "send_task", fail)
-    recomputation.enqueue_recomputation(1)
-    recomputation.enqueue_recomputation(2)
-
-    assert caplog.text.count("wait for the periodic task") == 1
 
 
 def test_task_of_deleted_track_does_nothing() -> None:

@@ -111,6 +111,14 @@ def test_season_stays_current_until_next_is_prepared(track: Track, corpus: str) 
     assert Season.objects.current() == track.season != unprepared
 
 
+def test_begun_season_keeps_what_was_saved_while_it_was_prepared(track: Track, corpus: str) -> None:
+    season = next_season.create_season("Season 1", corpus, "bpe:300", None)
+    Season.objects.filter(pk=season.pk).update(name="Winter", caps={"parameters": 5e6})  # in the admin
+    next_season.begin_season(season)
+    season.refresh_from_db()
+    assert (season.name, season.caps, season.active) == ("Winter", {"parameters": 5e6}, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

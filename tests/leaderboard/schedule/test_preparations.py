@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import permissions, tasks
+from leaderboard import broker, permissions, tasks
 from leaderboard.models import Season, SeasonPreparation, Track
 from leaderboard.schedule import first_season, preparations
 from leaderboard.schedule.first_season import SetupError
@@ -73,8 +74,9 @@ def test_prepare_button_prepares_season_and_shows_progress(
     django_capture_on_commit_callbacks: Any,
 ) -> None:
     sent_tasks: list[tuple[str, Any]] = []
+    caches["default"].delete(broker.BROKER_DOWN)
     monkeypatch.setattr(
-        preparations.current_app, "send_task", lambda name, arguments, **_: sent_tasks.append((name, arguments))
+        broker.current_app, "send_task", lambda name, arguments, **_: sent_tasks.append((name, arguments))
     )
     address = f"/admin/leaderboard/season/{season.pk}"
     assert "Nothing is prepared yet" in maintainer_client.get(f"{address}/change/").content.decode()

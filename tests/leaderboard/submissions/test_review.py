@@ -43,6 +43,7 @@ def build_diff(repository: Repository, before: dict[str, list[str]], after: dict
     [
         ({"a.py": ["1", "2", "3"]}, {"a.py": ["1", "diff --git a/other b/other", "@@ -1 +1 @@", "3"]}),
         ({"é b.py": ["1"]}, {"é b.py": ["--- a/x", "+++ b/x", "\u2028\x0c"], 'q"\\.py': ["new"]}),
+        ({'q"': ["1"]}, {'q"': ["2"], '"': ["new"]}),
         ({"gone": ["1", "2"]}, {"came": ["-1", "+2", "", "x"]}),
     ],
 )

@@ -16,6 +16,7 @@ from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.schedule.start_estimates import estimate_starts
 from leaderboard.schedule.track_templates import TEMPLATES
+from leaderboard.views import board
 from scheduler.models import Event, Node
 from tests.support import boards, scene
 
@@ -101,6 +102,20 @@ def test_board_with_many_rows_takes_nine_queries(
         page = extract_text(client.get("/").content)
     assert "main" in page
     assert "The loss became NaN at step 212." in page
+
+
+def test_board_counts_the_live_runs_that_it_does_not_list(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "BOARD_LIVE_RUNS", 2)
+    Run.objects.bulk_create(
+        Run(entry=run.entry, track=run.track, season=run.season, budget=run.budget, seed=seed, state="training")
+        for seed in (101, 102)
+    )
+
+    assert "live. When each run starts" not in extract_text(client.get("/").content)
+    Run.objects.filter(pk=run.pk).update(state=Run.State.TRAINING)
+    assert "1 more run is live. When each run starts" in extract_text(client.get("/").content)
 
 
 def test_board_live_json_is_304_until_a_change(client: Client) -> None:
@@ -250,12 +265,12 @@ def test_start_estimates_follow_queue_order_and_nodes() -> None:
     no_nodes = estimate_starts(waiting, now)
 
     time_left = timedelta(seconds=night["train"].seconds_left)
-    assert [estimate.leaves_at for estimate in one_node] == [now + time_left, now + time_left + timedelta(seconds=180)]
+    assert [estimate.begins_at for estimate in one_node] == [now + time_left, now + time_left + timedelta(seconds=180)]
     assert [
-        estimate.arrives_at - estimate.leaves_at for estimate in one_node if estimate.arrives_at and estimate.leaves_at
+        estimate.ends_at - estimate.begins_at for estimate in one_node if estimate.ends_at and estimate.begins_at
     ] == 2 * [timedelta(seconds=180)]
-    assert [estimate.leaves_at for estimate in two_nodes] == [now, now + time_left]
-    assert [estimate.leaves_at for estimate in no_nodes] == [None, None]
+    assert [estimate.begins_at for estimate in two_nodes] == [now, now + time_left]
+    assert [estimate.begins_at for estimate in no_nodes] == [None, None]
     assert [estimate.position for estimate in no_nodes] == [1, 2]
     assert no_nodes[0].reason == "Waits for a node that fits: none is online. It starts as soon as one is."
 

@@ -88,8 +88,8 @@ def test_board_csv_is_304_until_a_change(client: Client) -> None:
 
 @pytest.mark.parametrize("title", ['=HYPERLINK("http://x")', "+1", "-2", "@cmd", "\tx"])
 def test_csv_escapes_spreadsheet_formulas(title: str) -> None:
-    table = Table("t", [{"title": title, "value": -1.5}])
-    assert list(csv.reader(io.StringIO(write_csv(table))))[1] == [f"'{title}", "-1.5"]
+    table = Table("t", [{"title": title, "value": -1.5, "labels": [title, "gpu"]}])
+    assert list(csv.reader(io.StringIO(write_csv(table))))[1] == [f"'{title}", "-1.5", f"'{title} gpu"]
     assert json.loads(write_json(table))["rows"][0]["title"] == title
 
 

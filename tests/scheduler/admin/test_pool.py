@@ -58,13 +58,26 @@ def test_pool_admin_pages_open(admin: Client, model: str) -> None:
 
 
 def test_join_token_admin_shows_token_once(admin: Client) -> None:
-    response = admin.post(
-        "/admin/scheduler/jointoken/add/", {"labels": "[]", "hours": "2", "trusted": "on"}, follow=True
-    )
+    response = admin.post("/admin/scheduler/jointoken/add/", {"labels": "[]", "hours": "2", "trusted": "on"})
+    token = read_token_shown_once(admin, response)
+    assert JoinToken.objects.get(token_hash=node_tokens.hash_token(token)).trusted
+
+
+def test_renew_action_shows_token_once(admin: Client) -> None:
+    node, _ = create_node()
+    response = admin.post("/admin/scheduler/node/", {"action": "renew", "_selected_action": [node.pk]})
+    token = read_token_shown_once(admin, response)
+    assert JoinToken.objects.get(token_hash=node_tokens.hash_token(token)).renews == node
+
+
+def read_token_shown_once(admin: Client, response: Any) -> str:
+    """Return the join token of a page that no cache, cookie or session stores."""
     match = re.search(r"dtn_join_[\w-]{43}", response.content.decode())
     assert match
-    assert JoinToken.objects.get(token_hash=node_tokens.hash_token(match[0])).trusted
+    assert "no-store" in response["Cache-Control"]
+    assert match[0] not in f"{response.cookies.output()}{dict(admin.session)}"
     assert "dtn_join_" not in admin.get("/admin/scheduler/jointoken/").content.decode()
+    return match[0]
 
 
 def test_node_actions_change_state(admin: Client) -> None:

@@ -103,6 +103,21 @@ def test_campaign_actions_pause_resume_and_finish(admin_client: Client, campaign
     ]
 
 
+def test_start_action_resumes_campaign_finished_early(admin_client: Client, campaign: Campaign) -> None:
+    run_campaign_action(admin_client, "campaign", "finish", campaign.pk)
+    assert "Started" in run_campaign_action(admin_client, "campaign", "start", campaign.pk)
+    campaign.refresh_from_db()
+    assert (campaign.state, campaign.reason, campaign.finished_at) == ("running", "", None)
+    assert start_volunteer("ada").take(1)
+
+
+def test_start_action_leaves_complete_campaigns(admin_client: Client, campaign: Campaign) -> None:
+    campaign.packets.update(state="done")
+    run_campaign_action(admin_client, "campaign", "finish", campaign.pk)
+    assert "Nothing to do" in run_campaign_action(admin_client, "campaign", "start", campaign.pk)
+    assert Campaign.objects.get().state == "done"
+
+
 def test_ban_action_withdraws_all_texts(admin_client: Client, campaign: Campaign) -> None:
     start_volunteer("eve").rephrase(3)
     eve = Volunteer.objects.get()

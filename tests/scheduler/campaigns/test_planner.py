@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.test import Client
 
@@ -68,6 +70,16 @@ def test_measured_rate_ignores_session_with_implausible_speed() -> None:
         job.save()
         campaign.sessions.create(job=job)
     assert planner.measure_rates(campaign).tokens_per_second == 1000
+
+
+@pytest.mark.parametrize(
+    "result", [{"tokens": "many", "seconds": 60.0}, {"tokens": None}, {"tokens": 9000, "seconds": []}]
+)
+def test_campaign_page_ignores_session_with_malformed_result(client: Client, result: dict[str, Any]) -> None:
+    campaign = campaign_scene.create_campaign()
+    Job.objects.filter(rephrase_session__campaign=campaign).update(state=Job.State.DONE, result=result)
+    assert planner.measure_rates(campaign).tokens_per_second is None
+    get_page(client, campaign.get_absolute_url())
 
 
 def test_campaign_page_without_accepted_text_shows_no_plan(client: Client) -> None:

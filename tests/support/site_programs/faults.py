@@ -1,4 +1,4 @@
-"""Functions that the test with faults (`tests/support/site_with_faults.py`) calls inside the site."""
+"""Functions that tests whose parts fail or are killed call inside the site."""
 
 from __future__ import annotations
 
