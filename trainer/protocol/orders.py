@@ -54,7 +54,7 @@ class ScoreOrder(Message):
     suite_limit: int | None = Field(default=None, ge=1, lt=2**31)
     """Use only the first so many items of each task. None: all."""
     micro_batch: int | None = Field(default=None, ge=1, lt=2**31)
-    """Of the run's configuration; FLOPs per token depend on it. None: it is open, and the training node's `run` says."""
+    """Of the run's configuration; FLOPs per token depend on it. None: as in `run`, the training node chose it."""
 
 
 class ReplayOrder(Message):
