@@ -204,12 +204,11 @@ def verify_checkpoint(folder: Path, *, weights: bool = True, optimizer: bool = T
     return state
 
 
-def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Verify a checkpoint, load its weights and, unless the run had ended, momenta; return its state."""
-    state = verify_checkpoint(folder)
+def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Load a verified checkpoint's weights and, unless the run had ended, momenta."""
     load_checkpoint_weights(folder, model)
     if not (folder / OPTIMIZER_FILE).is_file():
-        return state
+        return
     try:
         saved = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
         for optimizer, content in zip(optimizers, saved, strict=True):
@@ -217,7 +216,6 @@ def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Opti
     except (ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
         message = "does not fit this run's optimizers: start again in an empty folder"
         raise CheckpointError(f"{folder / OPTIMIZER_FILE} {message}") from error
-    return state
 
 
 def load_checkpoint_weights(folder: Path, model: nn.Module) -> None:
