@@ -42,6 +42,7 @@ from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, 
 from scheduler.models import Event
 from scheduler.page_cache import cache_by_etag
 from scheduler.rate_limits import build_rate_limit_response
+from trainer.protocol.files import build_checkpoint_path
 
 SETTLING_TIME = timedelta(minutes=1)
 """How long pages keep polling after a run has ended, since the standings change later."""
@@ -177,7 +178,7 @@ def list_weight_files(run: Run) -> list[dict[str, Any]]:
     if not is_finished(run) or run.checkpoint is None:
         return []
     sizes = {PurePosixPath(str(file["path"])).name: file["size"] for file in run.checkpoint.manifest.get("files", [])}
-    folder = f"checkpoints/step-{run.checkpoint.step:08d}"
+    folder = build_checkpoint_path(run.checkpoint.step)
     files = [(f"{folder}/{name}", size) for name, size in sizes.items() if is_downloadable(name)]
     return [
         {"name": PurePosixPath(path).name, "size": size, "url": reverse("run-weights", args=[run.pk, FINAL, path])}

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.checkpoint.folders import CHECKPOINTS_FOLDER, MANIFEST, NAME_PATTERN, get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.folders import MANIFEST, NAME_PATTERN, get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.host_buffers import HostBuffers
 from trainer.checkpoint.weight_files import load_weights, load_weights_into, open_weights, write_weights
 from trainer.distributed.sharding import (
@@ -41,7 +41,14 @@ from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 from trainer.ops.devices import synchronize
 from trainer.optim import lora
 from trainer.protocol import Checkpoint, FileRef
-from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE, WEIGHTS_FILE, is_weights_file
+from trainer.protocol.files import (
+    CHECKPOINTS_FOLDER,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    build_checkpoint_path,
+    is_weights_file,
+)
 
 MILESTONES_FOLDER = "milestones"
 
@@ -52,7 +59,7 @@ class CheckpointError(UserError):
 
 def get_checkpoint_path(run_folder: Path, step: int) -> Path:
     """Return the folder for the checkpoint of a step."""
-    return run_folder / CHECKPOINTS_FOLDER / f"step-{step:08d}"
+    return run_folder / build_checkpoint_path(step)
 
 
 def find_latest_checkpoint(run_folder: Path) -> Path | None:
