@@ -50,27 +50,27 @@ def entries(
     rows = Entry.objects.select_related("track")
     filters = {"state__in": parse_states(state, Entry.State), "track__slug": track, "author__iexact": author}
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
-    found, links = paginate(rows, cursor, before, limit)
-    return {"items": [entry.to_dict() for entry in found], **links}
+    page, links = paginate(rows, cursor, before, limit)
+    return {"items": [entry.to_dict() for entry in page], **links}
 
 
 @router.get("/entries/{entry_id}", response=EntryDetail)
 def get_entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     """An entry with its runs, its multiplier and the result of its smoke run (a `SmokeResult`; empty: none yet)."""
-    found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    table = load_standings(found.track)
-    row = table.get_row(found.pk)
-    graph = found.graphs.filter(track=found.track).exclude(hash="").select_related("job").last()
-    ahead = run_estimates.estimate_run(found) if run_estimates.is_before_start(found) else None
+    entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
+    table = load_standings(entry.track)
+    row = table.get_row(entry.pk)
+    graph = entry.graphs.filter(track=entry.track).exclude(hash="").select_related("job").last()
+    ahead = run_estimates.estimate_run(entry) if run_estimates.is_before_start(entry) else None
     return {
-        **found.to_dict(),
-        "smoke": found.smoke,
-        "smoke_sentence": found.smoke_sentence,
+        **entry.to_dict(),
+        "smoke": entry.smoke,
+        "smoke_sentence": entry.smoke_sentence,
         "graph": graph.summary if graph else None,
         "graph_files": list_download_links(graph),
         "estimate": ahead.to_dict() if ahead else None,
         "standing": row.estimate_dict(table) if row else None,
-        "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)],
+        "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=entry)],
     }
 
 
@@ -80,6 +80,6 @@ MARKDOWN = {"200": {"description": "The text.", "content": {"text/markdown": {"s
 @router.get("/entries/{entry_id}/summary", openapi_extra={"responses": MARKDOWN})
 def summary(request: HttpRequest, entry_id: int) -> HttpResponse:
     """An entry's status in Markdown, as in the comment on its pull request; for the summary of a CI job."""
-    found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
-    text = comment_text.describe_entry(found, timezone.now())
+    entry = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
+    text = comment_text.describe_entry(entry, timezone.now())
     return HttpResponse(text, content_type="text/markdown; charset=utf-8")

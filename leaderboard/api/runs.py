@@ -85,8 +85,8 @@ def list_runs(
     """Runs, newest first. `state` takes several states, separated by commas."""
     filters = {"state__in": parse_states(state, Run.State), "track__slug": track}
     rows = Run.objects.with_entry().filter(**{name: value for name, value in filters.items() if value})
-    found, links = paginate(rows, cursor, before, limit)
-    return {"items": [run.to_dict() for run in found], **links}
+    page, links = paginate(rows, cursor, before, limit)
+    return {"items": [run.to_dict() for run in page], **links}
 
 
 def run_etag(request: HttpRequest, run_id: str) -> str | None:
@@ -101,26 +101,26 @@ def run_etag(request: HttpRequest, run_id: str) -> str | None:
 @decorate_view(condition(etag_func=run_etag))
 def get_run(request: HttpRequest, run_id: int) -> RunDetail:
     """One run with its provenance and every score."""
-    found = get_object_or_404(Run.objects.with_entry().select_related("graph__job"), pk=run_id)
-    summary = found.graph.summary if found.graph else {}
+    run = get_object_or_404(Run.objects.with_entry().select_related("graph__job"), pk=run_id)
+    summary = run.graph.summary if run.graph else {}
     return {
-        **found.to_dict(),
-        "config": found.config,
-        "checks": found.checks,
+        **run.to_dict(),
+        "config": run.config,
+        "checks": run.checks,
         "stored_bytes": summary.get("stored_bytes"),
         "constant_bytes": summary.get("constant_bytes"),
-        "graph_files": list_download_links(found.graph),
-        "source_bytes": found.entry.source_bytes,
-        "scoring_flops_per_token": found.scoring_flops_per_token or summary.get("scoring_flops_per_token"),
-        "untrained_bits_per_byte": (found.checks.get("untrained") or {}).get("bits_per_byte"),
-        "suite_missing": found.suite_missing,
-        "suite_seconds": found.suite_seconds,
-        "scores": [score.to_dict() for score in found.scores.all()],
-        "dataset_hash": found.season.dataset_hash,
-        "bundle": found.entry.bundle_id,
-        "start_run": found.start_run_id,
-        "start_step": found.start_checkpoint.step if found.start_checkpoint else None,
-        "lineage": [stage.to_dict() for stage in lineage.list_stages(found)],
+        "graph_files": list_download_links(run.graph),
+        "source_bytes": run.entry.source_bytes,
+        "scoring_flops_per_token": run.scoring_flops_per_token or summary.get("scoring_flops_per_token"),
+        "untrained_bits_per_byte": (run.checks.get("untrained") or {}).get("bits_per_byte"),
+        "suite_missing": run.suite_missing,
+        "suite_seconds": run.suite_seconds,
+        "scores": [score.to_dict() for score in run.scores.all()],
+        "dataset_hash": run.season.dataset_hash,
+        "bundle": run.entry.bundle_id,
+        "start_run": run.start_run_id,
+        "start_step": run.start_checkpoint.step if run.start_checkpoint else None,
+        "lineage": [stage.to_dict() for stage in lineage.list_stages(run)],
     }
 
 
@@ -135,8 +135,8 @@ def live(request: HttpRequest, run_id: int) -> LiveDict:
 @decorate_view(condition(etag_func=run_etag))
 def scores(request: HttpRequest, run_id: int) -> list[ScoreDict]:
     """All scores of the trusted scorer with their standard errors; empty until it has finished."""
-    found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
-    return [score.to_dict() for score in found.scores.all()]
+    run = get_object_or_404(Run.objects.only("pk"), pk=run_id)
+    return [score.to_dict() for score in run.scores.all()]
 
 
 @router.get("/runs/{run_id}/curve", response=CurveDict)
@@ -145,12 +145,12 @@ def curve(
     request: HttpRequest, run_id: int, limit: Annotated[int, Query(ge=10, le=MAX_POINTS)] = MAX_POINTS
 ) -> CurveDict:
     """The run's loss curve on train and dev, each of at most `limit` points, with its extremes."""
-    found = get_object_or_404(Run.objects.only("pk", "revision", "step"), pk=run_id)
-    counts = dict(found.points.order_by().values_list("series").annotate(Count("pk")))
-    train, dev = load_thinned_points(found, limit)
+    run = get_object_or_404(Run.objects.only("pk", "revision", "step"), pk=run_id)
+    counts = dict(run.points.order_by().values_list("series").annotate(Count("pk")))
+    train, dev = load_thinned_points(run, limit)
     return {
-        "run": found.pk,
-        "revision": found.revision,
+        "run": run.pk,
+        "revision": run.revision,
         "points": {name: counts.get(name, 0) for name in CurvePoint.Series.values},
         "train": [PointDict(**point._asdict()) for point in train],  # type: ignore[typeddict-item]
         "dev": [PointDict(**point._asdict()) for point in dev],  # type: ignore[typeddict-item]
@@ -161,17 +161,17 @@ def curve(
 @decorate_view(condition(etag_func=run_etag))
 def samples(request: HttpRequest, run_id: int) -> list[SampleDict]:
     """Texts that the model generated at its checkpoints. Show them as text, never as HTML."""
-    found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
-    return [sample.to_dict() for sample in Sample.objects.filter(run=found)]
+    run = get_object_or_404(Run.objects.only("pk"), pk=run_id)
+    return [sample.to_dict() for sample in Sample.objects.filter(run=run)]
 
 
 @router.get("/runs/{run_id}/events", response=list[EventDict])
 def events(request: HttpRequest, run_id: int) -> list[EventDict]:
     """The events of the run, oldest first."""
-    found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
+    run = get_object_or_404(Run.objects.only("pk"), pk=run_id)
     return [
         {"at": event.at.isoformat(), "actor": event.actor, "sentence": event.sentence}
-        for event in Event.objects.about(found)
+        for event in Event.objects.about(run)
     ]
 
 
@@ -233,7 +233,7 @@ def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]
         raise HttpError(422, f"track: there is no track {body.track!r}.")
     try:
         repositories.check_public(body.repository)
-        found = intake.submit_entry(
+        entry = intake.submit_entry(
             **body.model_dump(exclude={"track"}),
             track=track,
             author=requester.name,
@@ -242,12 +242,12 @@ def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]
         )
     except (IntakeError, RepositoryError) as error:
         raise HttpError(422, str(error)) from error
-    if "config" in body.model_fields_set and found.config != body.config:
-        raise HttpError(409, f"Entry {found.pk} of this commit has another config. Give this request a variant.")
+    if "config" in body.model_fields_set and entry.config != body.config:
+        raise HttpError(409, f"Entry {entry.pk} of this commit has another config. Give this request a variant.")
     with transaction.atomic():
-        Entry.objects.select_for_update(no_key=True).get(pk=found.pk)  # concurrent requests would both create a run
-        existing = found.runs.order_by("-pk").first()
-        run = existing or run_queue.make_run(found, track, actor=requester.actor)
+        Entry.objects.select_for_update(no_key=True).get(pk=entry.pk)  # concurrent requests would both create a run
+        existing = entry.runs.order_by("-pk").first()
+        run = existing or run_queue.make_run(entry, track, actor=requester.actor)
     reply = {
         "entry": run.entry_id,
         "run": run.pk,

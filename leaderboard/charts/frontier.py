@@ -153,8 +153,8 @@ def find_days(begin: datetime, now: datetime) -> list[tuple[datetime, str]]:
     whole = max((now - begin).days, 1)
     size = next((size for size in AXIS_DAYS if whole / size <= 6), 0) or math.ceil(whole / 6 / 7) * 7
     first = begin.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-    found = [first + timedelta(days=size * number) for number in range(7)]
-    return [(day, f"{day:%-d %b}") for day in found if day < now]
+    days = [first + timedelta(days=size * number) for number in range(7)]
+    return [(day, f"{day:%-d %b}") for day in days if day < now]
 
 
 def summarize(records: Sequence[Record], others: int) -> str:

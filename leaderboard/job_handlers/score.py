@@ -42,6 +42,7 @@ def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) 
         suite=tuple(suite),
         suite_files=run.season.get_evaluation_files(suite) or None,
         suite_limit=run.track.suite_limit,
+        micro_batch=run_jobs.get_configuration(run).get("train", {}).get("micro_batch"),
     )
 
 

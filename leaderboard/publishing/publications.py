@@ -26,6 +26,7 @@ from leaderboard.publishing.model_card import build_run_url
 from leaderboard.runs import RunError
 from scheduler import hub
 from scheduler.models import SITE_ACTOR, Blob, Event
+from trainer.protocol.files import build_checkpoint_path
 
 KIND = "hub"
 RULES = {
@@ -216,7 +217,7 @@ def list_publications(run: Run) -> list[dict[str, str]]:
     rows = []
     for publication in run.publications.all():
         what = "the final weights" if publication.is_final else f"the weights of step {publication.step:,}"
-        file = f"checkpoints/step-{publication.step:08d}/{weights.get_entry_file(publication.manifest)}"
+        file = f"{build_checkpoint_path(publication.step)}/{weights.get_entry_file(publication.manifest)}"
         here = reverse("run-weights", args=[run.pk, publication.name, file])
         name, url = publication.repository or publication.name, get_hub_url(publication)
         rows.append({"name": name, "what": what, "hub": url, "here": here})

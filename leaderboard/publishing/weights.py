@@ -17,7 +17,7 @@ from leaderboard.run_jobs import is_notebook
 from scheduler import storage
 from scheduler.models import Blob, Checkpoint, JobFile
 from trainer.protocol import GRAPH_FILES
-from trainer.protocol.files import STATE_FILE, WEIGHTS_FILE, WEIGHTS_INDEX, is_weights_file
+from trainer.protocol.files import STATE_FILE, WEIGHTS_FILE, WEIGHTS_INDEX, build_checkpoint_path, is_weights_file
 
 MANIFEST = "manifest.json"
 NOTEBOOK_MODEL = "model/"
@@ -58,7 +58,7 @@ def find_weight_blobs(run: Run, name: str) -> Iterator[tuple[str, Blob]]:
     else:
         return
     for file, blob in blobs.items():
-        yield f"checkpoints/step-{step:08d}/{file}", blob
+        yield f"{build_checkpoint_path(step)}/{file}", blob
     yield from find_companion_files(run, run.score_job_id or (publication.score_job_id if publication else None))
 
 

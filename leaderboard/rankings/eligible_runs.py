@@ -127,16 +127,16 @@ def get_compute(run: ScoredRun, axis: Axis) -> float | None:
 
 
 def select_eligible_runs(
-    judged: Iterable[ScoredRun], baseline: int | None, confirmations: int
+    runs: Iterable[ScoredRun], baseline: int | None, confirmations: int
 ) -> tuple[list[ScoredRun], list[tuple[ScoredRun, str]]]:
     """Return the runs that count, by entry, budget and seed, and those that do not, with the reason.
 
     An entry with all its confirmation runs is judged by those alone, since the first runs are why it was chosen.
     """
-    judged = sorted(judged, key=lambda run: (run.entry, run.budget, run.seed, run.run))
-    confirming = Counter(run.entry for run in judged if is_confirmation(run) and run.entry != baseline)
+    runs = sorted(runs, key=lambda run: (run.entry, run.budget, run.seed, run.run))
+    confirming = Counter(run.entry for run in runs if is_confirmation(run) and run.entry != baseline)
     counted, left_out = [], []
-    for run in judged:
+    for run in runs:
         if run.purpose == Run.Purpose.MONTHLY:
             left_out.append((run, "It ran on the monthly train, with more than the track's budget."))
         elif run.lacks_graph:

@@ -86,9 +86,9 @@ def list_upcoming(now: datetime) -> list[CalendarEvent]:
     due = [
         *list_scheduled_runs("nightly", schedules.get(NIGHTLY), [track for track in tracks if track.nightly], now),
         *list_scheduled_runs("monthly", schedules.get(MONTHLY), [track for track in tracks if track.monthly], now),
-        *(found for track in tracks for found in list_track_hours(track, now)),
+        *(event for track in tracks for event in list_track_hours(track, now)),
     ]
-    return sorted(due, key=lambda one: (one.begins, one.track.position, one.track.slug))
+    return sorted(due, key=lambda event: (event.begins, event.track.position, event.track.slug))
 
 
 def list_scheduled_runs(
@@ -97,8 +97,8 @@ def list_scheduled_runs(
     """Yield the runs of each track: one a day or one a month (UTC), without periods that have one already."""
     if task is None or not tracks:
         return
-    diary = Month.objects if what == "monthly" else Night.objects
-    started = set(diary.filter(date__gte=get_period(what, now)).values_list("track", "date"))
+    periods = Month.objects if what == "monthly" else Night.objects
+    started = set(periods.filter(date__gte=get_period(what, now)).values_list("track", "date"))
     for begins in list_times(task, now, now + AHEAD):
         for track in tracks:
             if (track.pk, get_period(what, begins)) not in started:
@@ -177,11 +177,14 @@ def list_recent_months() -> list[Month]:
 def list_next_nightlies(due: Sequence[CalendarEvent], nights: Sequence[Night], now: datetime) -> list[NextNightly]:
     """Return the next nightly run of each track. `due` and `nights`: of `list_upcoming` and `list_recent_nights`."""
     first: dict[int, CalendarEvent] = {}
-    for one in due:
-        if one.what == "nightly":
-            first.setdefault(one.track.pk, one)
+    for event in due:
+        if event.what == "nightly":
+            first.setdefault(event.track.pk, event)
     slots = estimates.QueueEstimates(now).slots if first else []
-    return [build_next_nightly(one, PlannedNight(one.track, now, one.begins, slots), nights) for one in first.values()]
+    return [
+        build_next_nightly(event, PlannedNight(event.track, now, event.begins, slots), nights)
+        for event in first.values()
+    ]
 
 
 def build_next_nightly(due: CalendarEvent, planned: PlannedNight, nights: Sequence[Night]) -> NextNightly:

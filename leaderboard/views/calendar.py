@@ -91,8 +91,8 @@ def calendar(request: HttpRequest) -> HttpResponse:
 
 
 def list_tracks_with_hours(due: Sequence[CalendarEvent]) -> list[Track]:
-    found = {one.track.pk: one.track for one in due if one.what == "hours"}
-    return sorted(found.values(), key=lambda track: (track.position, track.slug))
+    tracks = {event.track.pk: event.track for event in due if event.what == "hours"}
+    return sorted(tracks.values(), key=lambda track: (track.position, track.slug))
 
 
 def build_weeks(due: Sequence[CalendarEvent], nights: Sequence[Night], now: datetime) -> list[list[Day]]:
@@ -106,20 +106,20 @@ def build_weeks(due: Sequence[CalendarEvent], nights: Sequence[Night], now: date
     for night in nights:
         if night.date in days:
             days[night.date].nights.append(night)
-    for one in due:
-        day = one.begins.astimezone(UTC).date()
-        if day in days and one.what != "hours":
-            days[day].due.append(one)
+    for event in due:
+        day = event.begins.astimezone(UTC).date()
+        if day in days and event.what != "hours":
+            days[day].due.append(event)
     listed = list(days.values())
     return [listed[at : at + 7] for at in range(0, len(listed), 7)]
 
 
 def build_week(track: Track, due: Sequence[CalendarEvent], now: datetime) -> Week:
     stretches = list(track.hours.all())
-    mine = [one for one in due if one.what == "hours" and one.track.pk == track.pk]
-    first = min(mine, key=lambda one: one.begins, default=None)
+    mine = [event for event in due if event.what == "hours" and event.track.pk == track.pk]
+    first = min(mine, key=lambda event: event.begins, default=None)
     is_open = first is not None and first.begins <= now
-    return Week(track, [bar for one in stretches for bar in build_bars(one)], stretches, first, is_open)
+    return Week(track, [bar for stretch in stretches for bar in build_bars(stretch)], stretches, first, is_open)
 
 
 def build_bars(hours: TrackHours) -> list[Bar]:

@@ -44,13 +44,13 @@ def render_track(request: HttpRequest, track: Track) -> HttpResponse:
 @require_safe
 def embed_run(request: HttpRequest, run_id: int) -> HttpResponse:
     """The loss curve; `?x=` as on the page."""
-    found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
+    run = get_object_or_404(Run.objects.with_entry(), pk=run_id)
     x = next((name for name in curve_svg.ABSCISSAE if name == request.GET.get("x")), curve_svg.ABSCISSAE[0])
     context = {
-        "title": f"{found.entry.title}, seed {found.seed}",
-        "page": found.get_absolute_url(),
-        "run": found,
-        "picture": curve_svg.draw_curve(found, curve_svg.load_curve(found), x),
+        "title": f"{run.entry.title}, seed {run.seed}",
+        "page": run.get_absolute_url(),
+        "run": run,
+        "picture": curve_svg.draw_curve(run, curve_svg.load_curve(run), x),
         "unit": "nats per token",
     }
     return render_embed(request, "the curve appears here with the first steps of training", context)

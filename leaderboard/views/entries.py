@@ -40,25 +40,25 @@ class RunGroup:
 @require_safe
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
     entries = Entry.objects.select_related("track__season", "smoke_job", "pull_request")
-    found = get_object_or_404(entries, pk=entry_id)
-    table = load_standings(found.track, parse_axis(request.GET))
-    rows = load_rows(table, found)
-    runs = list(found.runs.select_related("entry", "track").order_by("-created_at")[:MAX_RUNS])
-    at_scales = load_scales(table, found.pk) if any(run.state == Run.State.FINISHED for run in runs) else []
+    entry = get_object_or_404(entries, pk=entry_id)
+    table = load_standings(entry.track, parse_axis(request.GET))
+    rows = load_rows(table, entry)
+    runs = list(entry.runs.select_related("entry", "track").order_by("-created_at")[:MAX_RUNS])
+    at_scales = load_scales(table, entry.pk) if any(run.state == Run.State.FINISHED for run in runs) else []
     context = {
-        "entry": found,
+        "entry": entry,
         "runs": runs,
         "groups": group_runs(runs, at_scales),
         "gains": draw_scales(at_scales),
-        "changes": None if found.kind == Entry.Kind.MAIN else review.get_changes(found),
-        "compare": build_comparison_link(table, found, rows),
+        "changes": None if entry.kind == Entry.Kind.MAIN else review.get_changes(entry),
+        "compare": build_comparison_link(table, entry, rows),
         "axes": AXES,
         "standings": table,
-        **build_row_context(rows.get(found.pk)),
-        "graph": build_graph_view(found),
-        "smoking": smoke_tests.is_running(found),
-        "estimate": estimates.estimate_run(found) if estimates.is_before_start(found) else None,
-        "events": list(Event.objects.about(found)),
+        **build_row_context(rows.get(entry.pk)),
+        "graph": build_graph_view(entry),
+        "smoking": smoke_tests.is_running(entry),
+        "estimate": estimates.estimate_run(entry) if estimates.is_before_start(entry) else None,
+        "events": list(Event.objects.about(entry)),
     }
     return render(request, "leaderboard/entry.html", context)
 
@@ -88,11 +88,11 @@ def build_comparison_link(table: StandingsTable, entry: Entry, rows: dict[int, S
         "the record": leader if leader and leader.is_record else None,
         "the baseline": rows.get(table.baseline_id or 0),
     }
-    found = {name: row for name, row in others.items() if row and row is not own}
-    if own is None or not found:
+    compared = {name: row for name, row in others.items() if row and row is not own}
+    if own is None or not compared:
         return {}
-    runs = [row.latest_run_id for row in [own, *found.values()]]
-    return {"runs": ",".join(map(str, runs)), "with": " and ".join(found)}
+    runs = [row.latest_run_id for row in [own, *compared.values()]]
+    return {"runs": ",".join(map(str, runs)), "with": " and ".join(compared)}
 
 
 def build_row_context(row: Standing | None) -> dict[str, Any]:

@@ -26,8 +26,8 @@ def records(request: HttpRequest) -> HttpResponse:
 @require_safe
 @conditional_page
 def entry_feed(request: HttpRequest, entry_id: int) -> HttpResponse:
-    found = get_object_or_404(Entry, pk=entry_id)
-    return HttpResponse(feeds.build_entry_feed(found), content_type=ATOM, headers=CACHE_HEADERS)
+    entry = get_object_or_404(Entry, pk=entry_id)
+    return HttpResponse(feeds.build_entry_feed(entry), content_type=ATOM, headers=CACHE_HEADERS)
 
 
 # --- badges: as a picture, and as shields.io's endpoint takes them ----------------------------------------------------

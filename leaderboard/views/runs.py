@@ -42,6 +42,7 @@ from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, 
 from scheduler.models import Event
 from scheduler.page_cache import cache_by_etag
 from scheduler.rate_limits import build_rate_limit_response
+from trainer.protocol.files import build_checkpoint_path
 
 SETTLING_TIME = timedelta(minutes=1)
 """How long pages keep polling after a run has ended, since the standings change later."""
@@ -62,27 +63,27 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
     runs = load_runs(run_id, *overlay_ids)
     if (error := check_log_search_rate(request)) is not None:
         return error
-    found = runs[run_id]
-    if found.entry.kind == Entry.Kind.NOTEBOOK:
-        return render_notebook(request, found)
+    run = runs[run_id]
+    if run.entry.kind == Entry.Kind.NOTEBOOK:
+        return render_notebook(request, run)
     others = [runs[number] for number in overlay_ids if number in runs]
-    table = load_run_standings(found)
+    table = load_run_standings(run)
     context = {
-        "run": found,
-        "samples": group_samples(list(found.samples.all())),
-        **split_scores(found),
-        "events": list(Event.objects.about(found)),
-        "log": run_logs.get_log(found, request.GET.get("find", "")),
-        "weights": list_weight_files(found),
-        **load_graph_context(found),
-        "publications": publications.list_publications(found),
-        "publishing": publications.describe_rules() if publications.is_connected() and found.is_over else "",
-        "way": releases.get_release_progress(found),
-        "start_estimate": estimate_run_start(found),
-        "actions": list_actions(request, found),
-        **build_curves_context(request, found, others, find_reference_runs(found, table)),
-        **({"standings": table, "row": table.get_row(found.entry_id)} if table and is_finished(found) else {}),
-        "revision": format_revision(found.latest_event_id, found.latest_standings),
+        "run": run,
+        "samples": group_samples(list(run.samples.all())),
+        **split_scores(run),
+        "events": list(Event.objects.about(run)),
+        "log": run_logs.get_log(run, request.GET.get("find", "")),
+        "weights": list_weight_files(run),
+        **load_graph_context(run),
+        "publications": publications.list_publications(run),
+        "publishing": publications.describe_rules() if publications.is_connected() and run.is_over else "",
+        "way": releases.get_release_progress(run),
+        "start_estimate": estimate_run_start(run),
+        "actions": list_actions(request, run),
+        **build_curves_context(request, run, others, find_reference_runs(run, table)),
+        **({"standings": table, "row": table.get_row(run.entry_id)} if table and is_finished(run) else {}),
+        "revision": format_revision(run.latest_event_id, run.latest_standings),
     }
     return render(request, "leaderboard/run.html", context)
 
@@ -110,10 +111,10 @@ def load_runs(run_id: int, *others: int) -> dict[int, Any]:
     runs = Run.objects.with_job().select_related("checkpoint", "graph")
     runs = runs.defer("graph__summary", "graph__config").filter(Q(pk=run_id) | Q(pk__in=others))
     runs = runs.annotate(latest_event_id=LATEST_EVENT, latest_standings=LATEST_COMPUTATION)
-    found = {run.pk: run for run in runs}
-    if run_id not in found:
+    runs_by_id = {run.pk: run for run in runs}
+    if run_id not in runs_by_id:
         raise Http404
-    return found
+    return runs_by_id
 
 
 def build_curves_context(
@@ -177,7 +178,7 @@ def list_weight_files(run: Run) -> list[dict[str, Any]]:
     if not is_finished(run) or run.checkpoint is None:
         return []
     sizes = {PurePosixPath(str(file["path"])).name: file["size"] for file in run.checkpoint.manifest.get("files", [])}
-    folder = f"checkpoints/step-{run.checkpoint.step:08d}"
+    folder = build_checkpoint_path(run.checkpoint.step)
     files = [(f"{folder}/{name}", size) for name, size in sizes.items() if is_downloadable(name)]
     return [
         {"name": PurePosixPath(path).name, "size": size, "url": reverse("run-weights", args=[run.pk, FINAL, path])}
@@ -216,20 +217,20 @@ def list_actions(request: HttpRequest, run: Run) -> list[actions.RunAction]:
 
 @require_POST
 def perform_action(request: HttpRequest, run_id: int, action: str) -> HttpResponse:
-    found = get_object_or_404(Run.objects.with_job(), pk=run_id)
+    run = get_object_or_404(Run.objects.with_job(), pk=run_id)
     if action not in actions.RUN_ACTIONS:
         raise Http404
     is_maintainer = permissions.is_verified_maintainer(request)
-    if not is_maintainer and not actions.is_author(request.user, found):
+    if not is_maintainer and not actions.is_author(request.user, run):
         raise PermissionDenied(SECOND_STEP_MISSING if permissions.is_maintainer(request.user) else "")
     try:
         given = request.POST.get("step", "")
         step = int(given) if given.isdecimal() and len(given) < 19 else None
-        done = actions.perform_run_action(found, action, request.user, step, is_maintainer=is_maintainer)
+        done = actions.perform_run_action(run, action, request.user, step, is_maintainer=is_maintainer)
         messages.success(request, done)
     except RunError as error:
         messages.error(request, str(error))
-    return redirect(found)
+    return redirect(run)
 
 
 def group_samples(samples: list[Any]) -> list[tuple[int, list[Any]]]:
@@ -257,19 +258,19 @@ def check_log_search_rate(request: HttpRequest) -> HttpResponse | None:
 def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
     if (error := check_log_search_rate(request)) is not None:
         return error
-    found = load_runs(run_id)[run_id]
-    is_notebook = found.entry.kind == Entry.Kind.NOTEBOOK
+    run = load_runs(run_id)[run_id]
+    is_notebook = run.entry.kind == Entry.Kind.NOTEBOOK
     context = {
-        "run": found,
-        "start_estimate": estimate_run_start(found),
-        "log": run_logs.get_log(found, request.GET.get("find", "")),
+        "run": run,
+        "start_estimate": estimate_run_start(run),
+        "log": run_logs.get_log(run, request.GET.get("find", "")),
     }
     return render_live(
         {"head": "notebook_head.html" if is_notebook else "run_head.html", "log": "log.html"},
         context,
-        revision=format_revision(found.latest_event_id, found.latest_standings),
-        wait=0 if is_settled(found) else LIVE_SECONDS,
-        **({} if is_notebook else {"curve": build_script_columns(found)}),
+        revision=format_revision(run.latest_event_id, run.latest_standings),
+        wait=0 if is_settled(run) else LIVE_SECONDS,
+        **({} if is_notebook else {"curve": build_script_columns(run)}),
     )
 
 
@@ -286,8 +287,8 @@ def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
     stages = lineage.list_stages(get_object_or_404(Run.objects.with_entry(), pk=run_id))
     run_curves = curve_svg.load_curves([stage.run for stage in stages])
     branches = [
-        {"label": one.label, "color": one.color, "columns": script_columns(one.run, one.curve)}
-        for one in lineage.build_branches(stages, run_curves)
+        {"label": branch.label, "color": branch.color, "columns": script_columns(branch.run, branch.curve)}
+        for branch in lineage.build_branches(stages, run_curves)
     ]
     for branch in branches:  # a run that is still training has no remaining part in this picture
         columns: dict[str, Any] = branch["columns"]  # type: ignore[assignment]

@@ -119,29 +119,29 @@ def build_stages(swarm: Swarm, last: SwarmEvent | None) -> list[list[dict[str, A
     seats = list(swarm.seats.exclude(peer="").order_by("pk")) if swarm.pk else []
     held = (last.data.get("held") or {}) if last else {}
     over = swarm.run.is_over or swarm.run.state == Run.State.SCORING
-    found = []
+    stages = []
     for number in range(swarm.size["stages"]):
         rows = held.get(str(number), {})
         there = [seat for seat in seats if (seat.peer in rows if over else seat.stage == number)]
-        found.append([{"seat": seat, "rows": rows.get(seat.peer, 0)} for seat in there])
-    return found
+        stages.append([{"seat": seat, "rows": rows.get(seat.peer, 0)} for seat in there])
+    return stages
 
 
 def count_events(events: QuerySet[SwarmEvent]) -> dict[str, int]:
-    found = dict(events.filter(what__in=COUNTED).order_by().values_list("what").annotate(Count("pk")))
-    return {what.value: found.get(what.value, 0) for what in COUNTED}
+    counts = dict(events.filter(what__in=COUNTED).order_by().values_list("what").annotate(Count("pk")))
+    return {what.value: counts.get(what.value, 0) for what in COUNTED}
 
 
 def list_contributors(swarm: Swarm) -> list[dict[str, Any]]:
     if not swarm.pk:
         return []
     sums = {"rows": Sum("rows"), "bytes": Sum(F("bytes_in") + F("bytes_out")), "seats": Count("pk")}
-    found: list[dict[str, Any]] = [
-        dict(one)
-        for one in swarm.seats.exclude(name="").order_by().values("name").annotate(**sums).order_by("-rows", "name")
+    rows: list[dict[str, Any]] = [
+        dict(row)
+        for row in swarm.seats.exclude(name="").order_by().values("name").annotate(**sums).order_by("-rows", "name")
     ]
-    total = sum(one["rows"] for one in found)
-    return [{**one, "share": one["rows"] / total if total else 0.0} for one in found]
+    total = sum(row["rows"] for row in rows)
+    return [{**row, "share": row["rows"] / total if total else 0.0} for row in rows]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint.folders import CHECKPOINTS_FOLDER, get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import (
     MILESTONES_FOLDER,
     CheckpointError,
@@ -26,6 +26,7 @@ from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import PRESETS
 from trainer.optim import lora
+from trainer.protocol.files import CHECKPOINTS_FOLDER
 
 LITGPT_WEIGHTS = "lit_model.pth"
 

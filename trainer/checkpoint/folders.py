@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-CHECKPOINTS_FOLDER = "checkpoints"
+from trainer.protocol.files import CHECKPOINTS_FOLDER
+
 MANIFEST = "manifest.json"
 NAME_PATTERN = re.compile(r"step-(\d{8,})")
 

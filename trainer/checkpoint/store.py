@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.checkpoint.folders import CHECKPOINTS_FOLDER, MANIFEST, NAME_PATTERN, get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.folders import MANIFEST, NAME_PATTERN, get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.host_buffers import HostBuffers
 from trainer.checkpoint.weight_files import load_weights, load_weights_into, open_weights, write_weights
 from trainer.distributed.sharding import (
@@ -41,7 +41,14 @@ from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 from trainer.ops.devices import synchronize
 from trainer.optim import lora
 from trainer.protocol import Checkpoint, FileRef
-from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE, WEIGHTS_FILE, is_weights_file
+from trainer.protocol.files import (
+    CHECKPOINTS_FOLDER,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    build_checkpoint_path,
+    is_weights_file,
+)
 
 MILESTONES_FOLDER = "milestones"
 
@@ -52,7 +59,7 @@ class CheckpointError(UserError):
 
 def get_checkpoint_path(run_folder: Path, step: int) -> Path:
     """Return the folder for the checkpoint of a step."""
-    return run_folder / CHECKPOINTS_FOLDER / f"step-{step:08d}"
+    return run_folder / build_checkpoint_path(step)
 
 
 def find_latest_checkpoint(run_folder: Path) -> Path | None:
@@ -204,12 +211,11 @@ def verify_checkpoint(folder: Path, *, weights: bool = True, optimizer: bool = T
     return state
 
 
-def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Verify a checkpoint, load its weights and, unless the run had ended, momenta; return its state."""
-    state = verify_checkpoint(folder)
+def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Load a verified checkpoint's weights and, unless the run had ended, momenta."""
     load_checkpoint_weights(folder, model)
     if not (folder / OPTIMIZER_FILE).is_file():
-        return state
+        return
     try:
         saved = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
         for optimizer, content in zip(optimizers, saved, strict=True):
@@ -217,7 +223,6 @@ def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Opti
     except (ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
         message = "does not fit this run's optimizers: start again in an empty folder"
         raise CheckpointError(f"{folder / OPTIMIZER_FILE} {message}") from error
-    return state
 
 
 def load_checkpoint_weights(folder: Path, model: nn.Module) -> None:

@@ -169,17 +169,22 @@ def check_constant_bytes(traced: TracedArchitecture) -> None:
         )
 
 
+def check_saved_dtype(kind: str, name: str, dtype: str) -> None:
+    """Raise `GraphError` if a checkpoint cannot hold a parameter or buffer of this type."""
+    if dtype in UNSAVED_DTYPES:
+        advice = ", or register it with persistent=False" if kind == "buffer" else ""
+        raise GraphError(
+            f"the {kind} {name} has the type {dtype}, which a checkpoint cannot hold: convert it to complex64{advice}"
+        )
+
+
 def check_stored_tensors(initialization: Initialization) -> None:
     """Raise `GraphError` unless a module can have tensors of these names, types and sizes."""
     for tensor in initialization.tensors:
         if tensor.kind == "parameter" and not tensor.dtype.startswith(("float", "bfloat", "complex")):
             raise GraphError(f"the parameter {tensor.name} has the type {tensor.dtype}, which has no gradients")
-        if tensor.kind != "non_persistent_buffer" and tensor.dtype in UNSAVED_DTYPES:
-            advice = ", or register it with persistent=False" if tensor.kind == "buffer" else ""
-            raise GraphError(
-                f"the {tensor.kind} {tensor.name} has the type {tensor.dtype}, which a checkpoint cannot hold:"
-                f" convert it to complex64{advice}"
-            )
+        if tensor.kind != "non_persistent_buffer":
+            check_saved_dtype(tensor.kind, tensor.name, tensor.dtype)
     for shape in (each.shape for each in (*initialization.tensors, *initialization.constants.values())):
         if math.prod(shape) > MAX_SIZE:
             raise GraphError(f"a stored tensor has the shape {list(shape)}: too large")

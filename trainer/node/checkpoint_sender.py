@@ -20,9 +20,9 @@ from trainer.node.job import Job
 from trainer.node.stop_signal import StopSignal
 from trainer.node.uploads import upload_file
 from trainer.protocol import BlobQuery, Checkpoint, CheckpointUploaded, FileRef, MissingBlobs
+from trainer.protocol.files import CHECKPOINTS_FOLDER
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, open_folder, read_json_object
 
-CHECKPOINTS_FOLDER = "checkpoints"
 MILESTONES_FOLDER = "milestones"  # weights in bf16 at every so many percent of the budget
 MANIFEST = "manifest.json"
 """Written last, so its existence means the checkpoint is complete. It is uploaded with the other files."""

@@ -19,6 +19,12 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 SHARD_NAME = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 OPTIMIZER_FILE = "optimizer.pt"  # the larger part of a checkpoint, which only resuming needs
 STATE_FILE = "state.json"
+CHECKPOINTS_FOLDER = "checkpoints"
+
+
+def build_checkpoint_path(step: int) -> str:
+    """Return the folder of a step's checkpoint, relative to its run's folder."""
+    return f"{CHECKPOINTS_FOLDER}/step-{step:08d}"
 
 
 def is_weights_file(name: str) -> bool:

@@ -10,7 +10,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
 from trainer.scoring.model_scorer import score_answer
-from trainer.scoring.windows import pad_rows
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
@@ -63,23 +62,4 @@ class LmEvalModel(TemplateLM):
         raise NotImplementedError("Whole texts are scored by `dailytrain score --corpus`, corrected for later tokens.")
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Generate greedily, one text at a time: slow."""
-        return [self._generate(*request.args) for request in requests]
-
-    def _generate(self, context: str, settings: dict[str, Any]) -> str:
-        stops = settings.get("until") or []
-        stops = [stops] if isinstance(stops, str) else list(stops)
-        tokens = [self.eot_token_id, *self._tokenizer.encode(context)]
-        generated: list[int] = []
-        text = ""
-        while len(generated) < int(settings.get("max_gen_toks", 256)):
-            row = np.array((tokens + generated)[-self._length :], np.int64)
-            padded = pad_rows([row], self._length, self.eot_token_id)[0]
-            token = int(self._scorer.compute_logits(padded, slice(len(row) - 1, len(row))).argmax())
-            if token == self.eot_token_id:
-                break
-            generated.append(token)
-            text = self._tokenizer.decode(generated)
-            if found := [text.index(stop) for stop in stops if stop in text]:
-                return text[: min(found)]
-        return text
+        raise NotImplementedError("No task of the suite generates text.")

@@ -1,18 +1,19 @@
 """Audits: while a step is frozen, another peer of a stage recomputes one peer's gradient sum, and the two are compared.
 
 Suspicious sums are audited, and others at random (`SwarmConfig.audit`). The compared sum is final when the audit is
-announced, so a peer cannot behave well only while it is audited.
+announced, so a peer cannot behave well only while it is audited. One whose sum cannot be read twice leaves without a
+ban, since its connection may be at fault: no sum counts that could not be audited.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trainer.swarm import messages, trust
 from trainer.swarm.data import Batches
-from trainer.swarm.frames import CallError
+from trainer.swarm.frames import CallError, CallRefusedError
 from trainer.swarm.membership import Membership, SwarmMember
 from trainer.swarm.stage_client import StageClient
 from trainer.swarm.transport import shorten
@@ -32,17 +33,20 @@ class Audit:
         batches: Batches,
         membership: Membership,
         first_stage: StageClient,
+        add_blame: Callable[[str, str], None],
     ) -> None:
+        """`add_blame`: called with a peer whose sum could not be read, and why."""
         self.step, self.attempt, self.ledgers, self.votes = step, attempt, ledgers, votes
         self.batches, self.membership, self.first_stage = batches, membership, first_stage
-        self.config, self.timeout = batches.config, membership.timeout
+        self.config, self.timeout, self.add_blame = batches.config, membership.timeout, add_blame
 
     async def run(self) -> bool:
-        """Audit all suspects, then others at random. Sanction the first culprit and return whether there was one."""
+        """Audit all suspects, then others at random, until a peer is sanctioned or evicted; return whether one was."""
         for name, reason in self.select_peers().items():
             culprit = await self.find_culprit(name)
             if culprit is not None:
                 await self.sanction(culprit, reason if culprit == name else "blamed another peer wrongly")
+            if culprit is not None or name not in self.membership.members:
                 return True
         return False
 
@@ -75,7 +79,13 @@ class Audit:
         stage = self.membership.members[name].stage
         others = [m for m in self.membership.get_stage_members(stage) if m.name != name]
         random.shuffle(others)
-        if not others or await self.is_reproduced(name, others[0].name) is not False:
+        if not others:
+            return None
+        is_reproduced = await self.is_reproduced(name, others[0].name)
+        if is_reproduced is None and name in self.membership.members:  # it could not be read, or the auditor failed
+            others.append(others.pop(0))
+            is_reproduced = await self.is_reproduced(name, others[0].name)
+        if is_reproduced is not False:
             return None
         if len(others) == 1:
             return self.choose_less_trusted(self.membership.members[name], others[0])
@@ -113,6 +123,8 @@ class Audit:
             distance = messages.parse_message(messages.ReplayDistance, reply)
         except CallError as error:
             log.info("the audit of %s failed: %s", shorten(name), error)
+            if isinstance(error, CallRefusedError) and error.code == "unreadable":
+                self.add_blame(name, f"no audit: {error}")
             return None
         log.info("audit of %s by %s: relative distance %.1e", shorten(name), shorten(auditor), distance.relative)
         if not distance.finite:  # the model itself has diverged

@@ -81,7 +81,9 @@ class Transaction:
         await self.commit(order)
 
     def build_audit(self, attempt: int, ledgers: messages.LedgersByStage, votes: Mapping[str, messages.Vote]) -> Audit:
-        return Audit(self.version, attempt, ledgers, votes, self.batches, self.membership, self.first_stage)
+        return Audit(
+            self.version, attempt, ledgers, votes, self.batches, self.membership, self.first_stage, self.add_blame
+        )
 
     def compute_squared_norm(self, votes: Mapping[str, messages.Vote]) -> float:
         """Return the squared norm of the whole model's mean gradient; raise `DivergedError` if it is not finite."""

@@ -98,9 +98,10 @@ def resume_run(run: Run, console: Console) -> None:
     if folder is None:
         metrics.truncate(-1)
         return
-    saved = verify_checkpoint(folder).get("identity", {})
+    state = verify_checkpoint(folder)
+    saved = state.get("identity", {})
     check_identity(run.config.out, saved, run.identity)
-    state = restore_checkpoint(folder, run.raw_model, run.optimizers)
+    restore_checkpoint(folder, run.raw_model, run.optimizers)
     run.usage = Usage(**state["spent"])
     run.price_start = Usage(**state.get("price_start", {}))
     run.update_price_start()

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer import errors
 from trainer.accounting import flops
@@ -20,7 +20,7 @@ from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import TracedArchitecture, read_traced
+from trainer.graph.files import TracedArchitecture, check_saved_dtype, read_traced
 from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError
@@ -152,6 +152,7 @@ class ModelSource:
         seed_everything(self.config.seed)
         with attribute_to_model("while the model was built"):
             model = build_model(traced)
+            check_saved_dtypes(model)
         recipe = override_recipe(read_recipe(traced), self.config.recipe)
         optim.check_installed(recipe)
         return BuiltModel(model, recipe, fields, traced=traced)
@@ -164,6 +165,7 @@ class ModelSource:
         with attribute_to_model("while the model was built"):
             model = module.Model(model_config)
             recipe = module.recipe(model_config)
+            check_saved_dtypes(model)
         lineage = None if base is None else load_base_weights(model, base, tokenizer, config.arch)
         if config.lora.rank:
             lora.add_adapters(model, config.lora, model_config.vocabulary_size)
@@ -184,6 +186,13 @@ def import_architecture(name: str) -> Architecture:
     check_architecture_name(name)
     with attribute_to_model(f"while the architecture {name} was imported"):
         return load_architecture(name)
+
+
+def check_saved_dtypes(model: LanguageModel) -> None:
+    """Raise `GraphError` for a tensor that no checkpoint can hold. Those of graphs include buffers of random values."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+        check_saved_dtype(kind, name, str(tensor.dtype).removeprefix("torch."))
 
 
 def configure_model(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.contenders import nanochat, ours
+from benchmarks.contenders import base, nanochat, ours
 from benchmarks.contenders.base import SEQUENCE_LENGTH, Factors, Plan, Size, train_contender
 from benchmarks.contenders.results import Entry, Trainer
 from benchmarks.contenders.search import SECOND, tune_factors
@@ -121,6 +121,17 @@ def test_train_ours_with_a_table_learns_more_from_it(dataset_folder: Path) -> No
     frozen = train_contender(build, make_plan(Factors(bigrams=1e-9)), dataset)
     assert outcome.parameters == frozen.parameters > 4096 * SIZE.width
     assert outcome.bits_per_byte < frozen.bits_per_byte
+
+
+@pytest.mark.parametrize("option", [{"l2wrap": 1e-2}, {"multi_token": (0.5,)}, {"tail_average": 0.9}])
+def test_train_ours_follows_options_of_the_recipe(
+    dataset_folder: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(base, "DEV_ROWS", 8)
+    dataset, plan = Dataset.open(dataset_folder), dataclasses.replace(make_plan(), total_flops=1.0)
+    plain, build_recipe = train_contender(ours.OurGPT, plan, dataset), gpt.recipe
+    monkeypatch.setattr(gpt, "recipe", lambda config: dataclasses.replace(build_recipe(config), **option))
+    assert train_contender(ours.OurGPT, plan, dataset).bits_per_byte != plain.bits_per_byte
 
 
 def test_scale_recipe_multiplies_rates_and_decay() -> None:

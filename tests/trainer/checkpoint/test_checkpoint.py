@@ -45,13 +45,15 @@ def test_manifest_describes_every_file(tiny_run: Path) -> None:
     assert all(describe_file(folder / file.path) == file for file in manifest.files)
 
 
-def test_restore_returns_saved_state(tmp_path: Path) -> None:
+def test_checkpoint_is_restored_with_its_state(tmp_path: Path) -> None:
     model, optimizers = parts()
     model(torch.ones(1, 3)).sum().backward()
     optimizers[0].step()
-    write_checkpoint(get_checkpoint_path(tmp_path, 7), model, optimizers, {"step": 7, "note": [1.5, None]})
+    folder = get_checkpoint_path(tmp_path, 7)
+    write_checkpoint(folder, model, optimizers, {"step": 7, "note": [1.5, None]})
     other, others = parts()
-    assert restore_checkpoint(get_checkpoint_path(tmp_path, 7), other, others) == {"step": 7, "note": [1.5, None]}
+    assert verify_checkpoint(folder) == {"step": 7, "note": [1.5, None]}
+    restore_checkpoint(folder, other, others)
     assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
     assert others[0].state_dict()["state"][0]["exp_avg"].equal(optimizers[0].state_dict()["state"][0]["exp_avg"])
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.in_process_swarm import train_in_process
+from tests.support.in_process_swarm import read_sanctions, train_in_process
 from tests.support.swarm_chain import build_tiny_config
-from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
 from trainer.swarm import messages
 from trainer.swarm.data import Batches
+from trainer.swarm.frames import CallRefusedError
 from trainer.swarm.journal import read_journal
 from trainer.swarm.sum_exchange import SumExchange
 from trainer.swarm.worker import Worker
@@ -22,22 +21,14 @@ from trainer.swarm.worker import Worker
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
 
-def list_sanctions(dataset_folder: Path, folder: Path, liar: type[Worker]) -> list[tuple[str, str]]:
-    """Train three workers of one stage, of which worker 1 lies, with one micro-batch a step.
-
-    Return the workers that left, and why.
-    """
+def list_sanctions(
+    dataset_folder: Path, folder: Path, liar: type[Worker], workers: int = 3, audit: float = 0.0
+) -> list[tuple[str, str]]:
+    """Train workers of one stage, of which worker 1 lies, with one micro-batch a step; return the sanctions."""
     dataset = Dataset.open(dataset_folder)
-    batches = Batches(dataset, build_tiny_config(dataset, stages=1, steps=2, micro_batches=1, audit=0.0))
-
-    async def train() -> None:
-        async with asyncio.timeout(WAIT_SECONDS):
-            await train_in_process(batches, folder, [0, 0, 0], WAIT_SECONDS, {1: liar})
-
-    asyncio.run(train())
-    lines = read_journal(folder / "run")
-    labels = {line["peer"]: line["label"] for line in lines if line["kind"] == "join"}
-    return [(labels[line["peer"]], line["why"]) for line in lines if line["kind"] in ("first_strike", "leave")]
+    batches = Batches(dataset, build_tiny_config(dataset, stages=1, steps=2, micro_batches=1, audit=audit))
+    train_in_process(batches, folder, [0] * workers, {1: liar})
+    return read_sanctions(folder)
 
 
 class FalseNormExchange(SumExchange):
@@ -63,6 +54,21 @@ class FalseSumExchange(SumExchange):
         return tensor if self.state.held else torch.ones_like(tensor)
 
 
+class UnreadableSumExchange(SumExchange):
+    """Refuse to auditors what each peer has read for the reduction."""
+
+    async def vote(self, request: messages.Prepare) -> messages.Vote:
+        self.reads_left = len(request.peers)
+        return await super().vote(request)
+
+    def get_own_part(self, which: str, part: messages.SumPart) -> Tensor:
+        if which == "snapshot":
+            self.reads_left -= 1
+            if self.reads_left < 0:
+                raise CallRefusedError("slow", "the sum is not available yet")
+        return super().get_own_part(which, part)
+
+
 class FalseNormWorker(Worker):
     exchange_type = FalseNormExchange
 
@@ -73,6 +79,10 @@ class FalseDistanceWorker(Worker):
 
 class FalseSumWorker(Worker):
     exchange_type = FalseSumExchange
+
+
+class UnreadableSumWorker(Worker):
+    exchange_type = UnreadableSumExchange
 
 
 def test_idle_peer_stays_when_one_vote_lies_about_its_sum(dataset_folder: Path, tmp_path: Path) -> None:
@@ -87,3 +97,11 @@ def test_idle_peer_stays_when_an_auditor_lies_about_its_sum(dataset_folder: Path
 def test_idle_peer_with_a_sum_is_banned(dataset_folder: Path, tmp_path: Path) -> None:
     why = "its gradient sum is not zero without any micro-batch"
     assert list_sanctions(dataset_folder, tmp_path, FalseSumWorker) == [("1", why)]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_peer_whose_sum_no_auditor_can_read_leaves(dataset_folder: Path, tmp_path: Path, workers: int) -> None:
+    sanctions = list_sanctions(dataset_folder, tmp_path, UnreadableSumWorker, workers, audit=1.0)
+    assert {label for label, _ in sanctions} == {"1"}
+    assert all("no audit" in why for _, why in sanctions)
+    assert not any(line["kind"] in ("ban", "first_strike") for line in read_journal(tmp_path / "run"))

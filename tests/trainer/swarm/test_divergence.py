@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from tests.support.in_process_swarm import train_in_process
 from tests.support.swarm_chain import build_tiny_config
-from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
 from trainer.swarm import messages
 from trainer.swarm.data import Batches
@@ -39,13 +37,8 @@ def train_until_diverged(
     dataset = Dataset.open(dataset_folder)
     config = build_tiny_config(dataset, arch, learning_rate=0.9, warmup_steps=0, **changes)
     batches = Batches(dataset, config)
-
-    async def train() -> None:
-        async with asyncio.timeout(WAIT_SECONDS):
-            await train_in_process(batches, folder, workers, WAIT_SECONDS, evaluation_interval=evaluation_interval)
-
     with pytest.raises(DivergedError, match=f"step .*: {what} is not finite"):
-        asyncio.run(train())
+        train_in_process(batches, folder, workers, evaluation_interval=evaluation_interval)
     kinds = read_kinds(folder)
     assert "commit" in kinds
     assert not kinds & SANCTIONS
@@ -90,14 +83,7 @@ def train_with_refusals(dataset_folder: Path, folder: Path, refusing: Sequence[i
     """Train two workers of stage 0, two of stage 1 and one of stage 2; `refusing` are the numbers of those that lie."""
     dataset = Dataset.open(dataset_folder)
     batches = Batches(dataset, build_tiny_config(dataset, stages=3, steps=2))
-
-    async def train() -> None:
-        async with asyncio.timeout(WAIT_SECONDS):
-            await train_in_process(
-                batches, folder, [0, 0, 1, 1, 2], WAIT_SECONDS, dict.fromkeys(refusing, RefusingWorker)
-            )
-
-    asyncio.run(train())
+    train_in_process(batches, folder, [0, 0, 1, 1, 2], dict.fromkeys(refusing, RefusingWorker))
 
 
 def test_swarm_continues_when_one_of_each_stage_claims_divergence(dataset_folder: Path, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
         ("nan", "The loss became nan at step 4 (15% of the budget): training diverged"),
         ("forward", "RuntimeError in a forward pass: the tensors do not fit"),
         ("building", "KeyError while the model was built"),
+        ("type", "the buffer table has the type complex128, which a checkpoint cannot hold: convert it to complex64"),
         ("shape", "The model returns logits of the shape (2, 32, 321) instead of (2, 32, 320)"),
         ("recipe", "no group of the recipe matches the parameter head.weight"),
     ],

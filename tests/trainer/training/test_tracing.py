@@ -164,6 +164,15 @@ def test_score_of_traced_run_is_of_its_graphs(
     assert json.loads(capsys.readouterr().out)["graph"] == read_hash(traced_run)
 
 
+def test_traced_random_buffer_of_complex128_is_refused_before_training(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
+    monkeypatch.setattr(failing_models, "WAY", "random type")
+    assert main(["train", *flags[:2], *TRACED[2:], *BUDGET, "--arch", "failing", "--out", str(tmp_path)]) == 3
+    assert "the buffer table has the type complex128, which a checkpoint cannot hold" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("way", "reason"),
     [

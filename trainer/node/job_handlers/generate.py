@@ -7,13 +7,12 @@ import shutil
 from pathlib import Path
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
-from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset
 from trainer.node.job import Job
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import FileRef, GenerateOrder, encode_message
-from trainer.protocol.files import OPTIMIZER_FILE
+from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import parse_relative_path, read_json_object, sanitize_line
 
@@ -39,7 +38,7 @@ def prepare_run_folder(job: Job, order: GenerateOrder, dataset: Path) -> Path:
     if order.graph:
         job.download_all(order.graph.files, folder / "graph")
     (folder / "order.json").write_text(encode_message(order))
-    checkpoint = folder / CHECKPOINTS_FOLDER / f"step-{order.checkpoint.step:08d}"
+    checkpoint = folder / build_checkpoint_path(order.checkpoint.step)
     for file in order.checkpoint.files:
         if file.path != OPTIMIZER_FILE:
             link_weights(job, file, checkpoint)

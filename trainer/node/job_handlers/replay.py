@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from trainer.accounting.budget import Budget
 from trainer.errors import ExitCode
-from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, list_checkpoints
+from trainer.node.checkpoint_sender import list_checkpoints
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
 from trainer.node.job import Job
 from trainer.node.job_handlers.train import (
@@ -28,7 +28,7 @@ from trainer.node.job_handlers.train import (
 )
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import Checkpoint, FileRef, ReplayOrder, ReplayResult
-from trainer.protocol.files import STATE_FILE, is_weights_file
+from trainer.protocol.files import STATE_FILE, build_checkpoint_path, is_weights_file
 from trainer.sandbox import Mount, get_driver
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, parse_json_object
 
@@ -116,7 +116,7 @@ def compare_weights(job: Job, order: ReplayOrder) -> ReplayResult:
 
 def copy_weights(job: Job, step: int, target: Path) -> None:
     """Copy the weights of a step out of the sandbox; raise unless they are regular files."""
-    folder = f"{CHECKPOINTS_FOLDER}/step-{step:08d}"
+    folder = build_checkpoint_path(step)
     names = [name for name in list_folder(job.workspace.out, folder) if is_weights_file(name)]
     if not names:
         raise FileNotFoundError(folder)

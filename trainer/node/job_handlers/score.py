@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
-from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, build_trusted_spec, ensure_dataset
 from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import FileRef, ScoreOrder
-from trainer.protocol.files import OPTIMIZER_FILE
+from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import parse_json_object, parse_relative_path, sanitize_line
 
@@ -75,6 +74,8 @@ def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:
         flags += ["--suite", ",".join(order.suite)]
     if order.suite_limit:
         flags += ["--suite-limit", str(order.suite_limit)]
+    if order.micro_batch:
+        flags += ["--micro-batch", str(order.micro_batch)]
     if order.suite_files:
         flags += ["--eval-data", str(collect_evaluation_data(job, order.suite_files))]
     return flags
@@ -107,7 +108,7 @@ def prepare_run_folder(job: Job, order: ScoreOrder, dataset: Path) -> None:
     for folder in (run, job.workspace.out):
         shutil.copyfile(dataset / TOKENIZER_FILE, folder / TOKENIZER_FILE)
     files = [file for file in order.checkpoint.files if file.path != OPTIMIZER_FILE]
-    job.download_all(files, run / CHECKPOINTS_FOLDER / f"step-{order.checkpoint.step:08d}")
+    job.download_all(files, run / build_checkpoint_path(order.checkpoint.step))
 
 
 def collect_evaluation_data(job: Job, files: Sequence[FileRef]) -> Path:

@@ -12,13 +12,13 @@ from pydantic import BaseModel, Field, ValidationError
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node import probes
-from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, CheckpointSender
+from trainer.node.checkpoint_sender import CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
 from trainer.node.job import Job
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeResults, TrainOrder
-from trainer.protocol.files import OPTIMIZER_FILE
+from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
@@ -100,7 +100,7 @@ def download_base_weights(job: Job, base: BaseWeights | None) -> Path | None:
     job.log(f"downloading {base.name}, which it starts from.")
     run = job.workspace.base / base.name
     job.download(base.run, run / "run.json")
-    folder = run / CHECKPOINTS_FOLDER / f"step-{base.checkpoint.step:08d}"
+    folder = run / build_checkpoint_path(base.checkpoint.step)
     job.download_all([file for file in base.checkpoint.files if file.path != OPTIMIZER_FILE], folder)
     return folder
 
@@ -110,7 +110,7 @@ def download_checkpoint(job: Job, checkpoint: Checkpoint) -> int:
     if sum(file.size for file in checkpoint.files) > job.limits.disk_bytes:
         raise JobFailedError("The checkpoint to resume from exceeds the job's disk limit. Nothing was run.")
     job.log(f"downloading the checkpoint of step {checkpoint.step} to resume from.")
-    job.download_all(checkpoint.files, job.workspace.out / CHECKPOINTS_FOLDER / f"step-{checkpoint.step:08d}")
+    job.download_all(checkpoint.files, job.workspace.out / build_checkpoint_path(checkpoint.step))
     return checkpoint.step
 
 
