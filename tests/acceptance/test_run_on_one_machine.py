@@ -38,9 +38,7 @@ def test_make_run_after_interrupt_leaves_no_process_and_resumes(tmp_path: Path) 
 
         start(site)
         site.wait(lambda: is_training(site, 2), "the run to resume")
-        page = site.get("/runs/1/")
-        assert page is not None
-        assert "Resumes from step" in page.text
+        site.wait(lambda: is_resumed(site), "the run's page to say so")
         assert interrupt(site) == 0
         assert site.list_processes() == []
     finally:
@@ -54,6 +52,11 @@ def start(site: LiveSite) -> None:
 def is_training(site: LiveSite, step: int) -> bool:
     run = site.get_json("runs/1")
     return bool(run) and run["state"] == "training" and run["step"] >= step
+
+
+def is_resumed(site: LiveSite) -> bool:
+    page = site.get("/runs/1/")
+    return page is not None and "Resumes from step" in page.text
 
 
 def interrupt(site: LiveSite) -> int:

@@ -86,7 +86,7 @@ def check_prompt(site: LiveSite) -> None:
         start_volunteer(site, run, number)
     site.wait(lambda: (site.get_json(f"runs/{run}") or {}).get("step"), "the first step")
     form = {"prompt": "import os", "tokens": "50", "temperature": "0.8"}
-    answer = httpx.post(f"{site.url}/runs/{run}/swarm/write/", data=form, timeout=30)
+    answer = httpx.post(f"{site.url}/runs/{run}/swarm/write/", data=form, timeout=WAIT_SECONDS)
     assert answer.status_code == 302, answer.text
     text = answer.headers["Location"]
     # Started last: an idle node of the pool would take a free seat of the run.
@@ -117,7 +117,7 @@ def create_site(site: LiveSite, steps: int = STEPS) -> tuple[str, str]:
     git(site.repository, "add", ".")
     git(site.repository, "commit", "--quiet", "-m", "Main")
     where = {"repository": str(site.repository), "text": str(site.folder / "text")}
-    created = site.call("swarm.create_swarm_run", seconds=600, steps=steps, **where)
+    created = site.call("swarm.create_swarm_run", steps=steps, **where)
     return created["run"], created["token"]
 
 

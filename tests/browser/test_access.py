@@ -90,7 +90,7 @@ def test_first_tab_focuses_the_skip_link(open_page: Callable[..., Page]) -> None
     expect(page.get_by_role("link", name="Skip to the page")).to_be_in_viewport()
     page.keyboard.press("Enter")
 
-    assert page.evaluate("document.activeElement.id") == "main"
+    expect(page.locator("#main")).to_be_focused()
 
 
 def test_board_without_script_shows_curve_and_rows(open_page: Callable[..., Page]) -> None:

@@ -113,7 +113,7 @@ def test_contributor_entry_is_approved_trained_and_on_the_board(
     admin.get_by_role("link", name="A gate").click()
     expect(admin.get_by_text("gate = True").first).to_be_visible()
     admin.get_by_role("button", name=f"Approve exactly {sha[:8]}").click()
-    admin.wait_for_load_state()
+    admin.wait_for_url("**/queue/")
     run = Run.objects.select_related("job").get(entry=idea)
     assert run.state == Run.State.QUEUED
 
@@ -122,10 +122,12 @@ def test_contributor_entry_is_approved_trained_and_on_the_board(
     expect(queue.get_by_role("main")).to_contain_text("A gate")
     page.goto(run.get_absolute_url())
     page.get_by_role("button", name="Hold").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
     run.job.refresh_from_db()  # type: ignore[union-attr]
     assert run.job
     assert run.job.state == "held"
     page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("button", name="Hold")).to_be_visible()
     run.job.refresh_from_db()
     assert run.job.state == "queued"
 

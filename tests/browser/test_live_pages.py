@@ -152,7 +152,8 @@ def test_finished_run_page_requests_live_json_once(open_page: Callable[..., Page
     page = open_page("/nodes/")
     page.on("request", lambda request: asked.append(request.url) if "live.json" in request.url else None)
 
-    page.goto(best.get_absolute_url())
+    with page.expect_request(f"**{best.get_absolute_url()}live.json*"):
+        page.goto(best.get_absolute_url())
     page.wait_for_timeout(5000)
 
     assert len([url for url in asked if f"/runs/{best.pk}/" in url]) == 1

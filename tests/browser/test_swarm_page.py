@@ -64,6 +64,6 @@ def test_swarm_page_continues_prompt_of_visitor(open_page: Callable[..., Page], 
     )
     if not script:
         page.reload()
-    expect(page.locator("#written")).to_contain_text("The train leaves at nine.", timeout=15_000)
+    expect(page.locator("#written")).to_contain_text("The train leaves at nine.")
     page.get_by_role("link", name="Write another").click()
     expect(page.get_by_role("heading", name="Try this model")).to_be_visible()

@@ -66,6 +66,7 @@ def test_prompt_page_without_script_reloads_itself(open_page: Callable[..., Page
     page = open_page(best.get_absolute_url(), java_script_enabled=False)
     page.get_by_label("Beginning of a text").fill("The train")
     page.get_by_role("button", name="Continue the text").click()
+    expect(page.locator("#written")).to_be_visible()
     generation = Generation.objects.select_related("job").get()
     Job.objects.filter(pk=generation.job_id).update(state=Job.State.DONE)
     send_text(generation, " leaves")

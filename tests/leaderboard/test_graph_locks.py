@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +17,7 @@ from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
 from tests.scheduler.test_claims_race import call_concurrently
 from tests.support.graph_jobs import attach_graph
+from tests.support.waits import wait_until
 
 ENTRIES = 4
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,13 +90,13 @@ def save_impact(entry: Entry) -> None:
 
 def wait_for_blocked_connection() -> None:
     """Return when another connection waits for a lock."""
-    for _ in range(3000):
+
+    def is_blocked() -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            if cursor.fetchone()[0]:
-                return
-        time.sleep(0.01)
-    raise AssertionError("No connection waits for a lock.")
+            return bool(cursor.fetchone()[0])
+
+    wait_until(is_blocked)
 
 
 @pytest.mark.postgres

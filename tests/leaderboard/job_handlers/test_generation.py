@@ -83,6 +83,7 @@ def test_invalid_generation_result_keeps_the_text(finished_run: Run) -> None:
     assert (generation_row.text, generation_row.written) == (" leaves", None)
 
 
+@pytest.mark.usefixtures("rate_limit_clock")
 def test_prompts_of_one_visitor_are_rate_limited(finished_run: Run) -> None:
     for _ in range(4):
         queue_generation(finished_run, PROMPT, "192.0.2.1")

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import time_machine
 from django.contrib.auth.models import Group, User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -231,11 +232,12 @@ def test_morning_report_without_nightly_track_is_not_sent(track: Track) -> None:
     assert compose("morning", TUESDAY) is None
 
 
+@time_machine.travel(MONDAY, tick=False)
 def test_morning_report_task_sends_once_a_day(track: Track) -> None:
     create_subscription(create_user("vera"), "morning")
     tasks.send_morning_report()
     tasks.send_morning_report()
-    assert list_notices("morning") == [("vera", timezone.now().astimezone(UTC).date().isoformat())]
+    assert list_notices("morning") == [("vera", "2026-03-02")]
 
 
 # --- eligible recipients ---------------------------------------------------------------------------------------------

@@ -82,8 +82,8 @@ def test_season_that_ended_is_refused_and_tracks_stay(track: Track, corpus: str)
     arguments = ["--corpus", corpus, "--tokenizer", "bpe:300"]
     create_season("Season 1", *arguments)
     create_season("Season 2", *arguments)
-    Season.objects.filter(name="Season 2").update(started_at=datetime(2027, 2, 3, tzinfo=UTC))
-    with pytest.raises(CommandError, match=r"^Season 1 ended on 3 Feb 2027; choose another name\.$"):
+    Season.objects.filter(name="Season 2").update(started_at=datetime(2127, 2, 3, tzinfo=UTC))
+    with pytest.raises(CommandError, match=r"^Season 1 ended on 3 Feb 2127; choose another name\.$"):
         create_season("Season 1", *arguments)
     track.refresh_from_db()
     assert track.season.name == "Season 2"

@@ -35,7 +35,7 @@ from scheduler.models import Blob, Node
 from tests.leaderboard.conftest import SCORE_RESULT, finish_run
 from tests.support import scene
 from tests.support.paths import REPOSITORY
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.data.preparation import FORMAT_WITH_PROMPTS
 
 pytestmark = pytest.mark.django_db
@@ -125,7 +125,8 @@ def test_worker_check_without_worker_is_missing(broker: Celery, track: Track) ->
 
 
 def test_worker_check_with_worker_is_ok(worker: None, track: Track) -> None:
-    assert find_check(track, "Worker") == ("ok", "1 worker answered.")
+    # A busy worker may answer later than the check waits.
+    wait_until(lambda: find_check(track, "Worker") == ("ok", "1 worker answered."))
 
 
 @pytest.mark.slow

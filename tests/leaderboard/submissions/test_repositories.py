@@ -193,7 +193,7 @@ def test_fetch_connects_to_the_address_that_was_checked(site: Any, monkeypatch: 
         port = server.getsockname()[1]
         mirror = repositories.open_mirror(f"https://repositories.invalid:{port}/a/b.git")
         monkeypatch.setattr(repositories, "resolve_public_host", lambda host, port: "127.0.0.1")
-        monkeypatch.setattr(repositories, "FETCH_SECONDS", 20)
+        monkeypatch.setattr(repositories, "FETCH_SECONDS", WAIT_SECONDS)
         thread = threading.Thread(target=fetch_without_success, args=[mirror])
         thread.start()
         connection, _ = server.accept()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from dailytrain.asgi import poll_endpoint
 from scheduler import node_tokens, pool
 from scheduler.models import Job, Lease, Node
 from scheduler.node_api.polls import PollSession
 from tests.support.pool import HARDWARE, ROOT, Agent, build_bearer_header, build_file_reference, create_job, create_node
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
 
 
@@ -68,7 +70,7 @@ def test_waiting_poll_gets_newly_queued_job(http: httpx.Client) -> None:
 def test_waiting_poll_of_paused_node_is_answered(http: httpx.Client) -> None:
     node, token = create_node()
     timer = run_later(lambda: pool.pause_node(node, "ada", "I need my GPU."))
-    action, _ = post_poll(http, token, 20)
+    action, _ = post_poll(http, token, 60)
     timer.join()
     assert (action.action, action.reason) == ("pause", "I need my GPU.")
 
@@ -90,10 +92,16 @@ def test_one_of_many_waiting_polls_gets_job(http: httpx.Client) -> None:
 
 
 def test_disconnected_node_gets_no_job(http: httpx.Client) -> None:
-    token = create_node()[1]
-    body = protocol.encode_message(protocol.Poll(hardware=HARDWARE, wait_seconds=20))
-    with pytest.raises(httpx.ReadTimeout):
-        http.post("/poll", content=body, headers=build_bearer_header(token), timeout=0.7)
+    token, waiting, started = create_node()[1], poll_endpoint._waiters, time.monotonic()
+    others = len(waiting)
+    body = protocol.encode_message(protocol.Poll(hardware=HARDWARE, wait_seconds=60))
+    lines = [f"POST {ROOT}/poll HTTP/1.1", "Host: localhost", f"Authorization: Bearer {token}"]
+    lines += [f"Content-Length: {len(body)}", "", body]
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as connected:
+        connected.sendall("\r\n".join(lines).encode())
+        wait_until(lambda: len(waiting) > others)
+    wait_until(lambda: len(waiting) == others)
+    assert time.monotonic() - started < 50, "the poll waited to its end"
     create_job()
     time.sleep(2.5)
     assert Job.objects.get().state == Job.State.QUEUED

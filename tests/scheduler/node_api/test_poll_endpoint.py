@@ -78,7 +78,7 @@ def test_waiting_node_that_is_banned_gets_403_with_the_reason(http: httpx.Client
 
     timer = threading.Timer(0.5, ban)
     timer.start()
-    response = http.post("/poll", content=build_poll_body(wait_seconds=20), headers=build_bearer_header(token))
+    response = http.post("/poll", content=build_poll_body(wait_seconds=60), headers=build_bearer_header(token))
     timer.join()
     assert (response.status_code, "It sent garbage." in response.json()["detail"]) == (403, True)
 
@@ -130,14 +130,12 @@ class WaitingPolls:
         ]
         assert all(session.check() is None for session in self.sessions)
 
-    def check_all(self, timeout: float = 60, hang_up: bool = False) -> list[protocol.PollReply | None]:
+    def check_all(self, hang_up: bool = False) -> list[protocol.PollReply | None]:
         """Let all polls wait, check them once, then disconnect the nodes, and return the replies."""
 
         async def run() -> list[protocol.PollReply | None]:
             disconnected = asyncio.get_running_loop().create_future()
-            waits = [
-                asyncio.create_task(self.waiters.wait(session, timeout, disconnected)) for session in self.sessions
-            ]
+            waits = [asyncio.create_task(self.waiters.wait(session, 60, disconnected)) for session in self.sessions]
             await asyncio.sleep(0)
             assert len(self.waiters) == len(self.sessions)
             if hang_up:
@@ -190,14 +188,21 @@ def test_disconnected_poll_gets_no_job(db: None) -> None:
 def test_poll_whose_timeout_ends_during_a_claim_gets_the_lease(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = WaitingPolls(1)
     create_job()
-    check_again = PollSession.check_again
+    check_again, has_begun = PollSession.check_again, threading.Event()
 
     def check_slowly(session: PollSession) -> protocol.PollReply | None:
+        has_begun.set()
         time.sleep(0.3)
         return check_again(session)
 
+    async def wait_for_check(*_: object, **options: object) -> None:
+        """Time out in the middle of the claim, as `asyncio.wait` may do."""
+        while not has_begun.is_set():
+            await asyncio.sleep(0.01)
+
     monkeypatch.setattr(PollSession, "check_again", check_slowly)
-    (reply,) = waiting.check_all(timeout=0.1)
+    monkeypatch.setattr(asyncio, "wait", wait_for_check)
+    (reply,) = waiting.check_all()
     assert reply is not None
     assert reply.lease is not None
 

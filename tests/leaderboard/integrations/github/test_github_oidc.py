@@ -71,7 +71,7 @@ def test_ci_token_actor_is_matched_by_github_account_id(
     assert (entry.requested_by, entry.author) == (ada, "ada-here")
 
 
-HOUR = 3600
+DAY = 86_400
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ HOUR = 3600
     [
         ({"signed_by": "two"}, "The token's signature is not GitHub's."),
         ({"kid": "two"}, "The token is not signed by GitHub: its key is not known there."),
-        ({"exp": int(time.time()) - HOUR}, "The token has expired: ask GitHub for it right before you ask here."),
-        ({"nbf": int(time.time()) + HOUR}, "The token cannot be read: The token is not yet valid (nbf)."),
+        ({"exp": int(time.time()) - DAY}, "The token has expired: ask GitHub for it right before you ask here."),
+        ({"nbf": int(time.time()) + DAY}, "The token cannot be read: The token is not yet valid (nbf)."),
         ({"aud": "https://other.example"}, "with the audience http://127.0.0.1:8000."),
         ({"aud": ["a", "b"]}, "The token has another audience"),
         ({"iss": "https://token.actions.githubusercontent.com"}, "The token is not of http://127.0.0.1:"),

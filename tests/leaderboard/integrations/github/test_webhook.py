@@ -22,6 +22,7 @@ from leaderboard.integrations.github import deliveries
 from leaderboard.models import Delivery
 from tests.support import github_payloads as payloads
 from tests.support.github_server import GitHub
+from tests.support.waits import WAIT_SECONDS
 
 SECRET = "between us"
 WEBHOOK = "/github/webhook"
@@ -170,14 +171,17 @@ def test_delivery_over_size_limit_is_not_read_to_its_end(site_url: str, settings
     settings.GITHUB_WEBHOOK_MAX_BYTES = 30_000
     body = b"x" * 40_000
     headers = {**build_headers(body), "Content-Type": "application/json"}
-    assert httpx.post(f"{site_url}{WEBHOOK}", content=body, headers=headers).status_code == 413
+    assert httpx.post(f"{site_url}{WEBHOOK}", content=body, headers=headers, timeout=WAIT_SECONDS).status_code == 413
 
     def generate_chunks() -> Any:
         for _ in range(40):
             yield b"x" * 1000
 
     # A body without Content-Length is not read at all, so its signature is wrong.
-    assert httpx.post(f"{site_url}{WEBHOOK}", content=generate_chunks(), headers=headers).status_code == 401
+    assert (
+        httpx.post(f"{site_url}{WEBHOOK}", content=generate_chunks(), headers=headers, timeout=WAIT_SECONDS).status_code
+        == 401
+    )
     assert not Delivery.objects.exists()
 
 
