@@ -60,6 +60,8 @@ class Stop:
 def status(run: Run) -> str:
     if run.state == Run.State.TRAINING and not run.step:
         return "boarding"
+    if run.state == Run.State.WAITING and run.entry.state == Entry.State.APPROVED:
+        return "being prepared"
     return STATUS[Run.State(run.state)]
 
 

@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard.models import Run
+from leaderboard.models import Entry, Run
 from leaderboard.views import pool
 from scheduler.models import Node
 from tests.leaderboard.views.test_page_board import extract_text
@@ -20,8 +20,18 @@ def test_queue_page_lists_running_then_waiting_then_finished(client: Client) -> 
 
     page = extract_text(client.get("/queue/").content)
 
-    assert page.index("1 min 16 s left of 3 min") < page.index("needs approval") < page.index("Arrivals")
+    assert page.index("1 min 16 s left of 3 min") < page.index("being prepared") < page.index("Arrivals")
     assert page.index("Arrivals") < page.index("Did not arrive") < page.index("The loss became NaN")
+
+
+def test_queue_page_says_which_waiting_run_needs_approval(client: Client) -> None:
+    scene.create_night_board()
+    Entry.objects.filter(runs__state=Run.State.WAITING).update(state=Entry.State.PROPOSED)
+
+    page = extract_text(client.get("/queue/").content)
+
+    assert "needs approval" in page
+    assert "being prepared" not in page
 
 
 def test_queue_page_without_runs_shows_a_message(client: Client) -> None:
