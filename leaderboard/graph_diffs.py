@@ -22,6 +22,8 @@ MAX_LINES = 4000  # of a graph that is compared
 MAX_SHOWN_LINES = 1000  # of a diff
 MAX_LINE_LENGTH = 300
 MAX_NESTED_SELECTIONS = 10
+MAX_NAME_LENGTH = 100  # of what a selection selects from
+MAX_RESULTS = 10_000  # of a call
 CONTEXT_LINES = 2
 NAMED_VALUES = ("dtype", "memory_format", "number")
 
@@ -168,8 +170,10 @@ class Listing:
 
 def select_result(source: object, position: object, *, results: Mapping[str, Sequence[Part]]) -> list[Part]:
     """Return the parts of a selection. They are repeated at each use, so an untrusted file must not make them long."""
-    if not isinstance(source, str) or len(source) > MAX_LINE_LENGTH or not isinstance(position, int):
-        raise TypeError("a selection takes a result and its position")
+    if not isinstance(source, str) or len(source) > MAX_NAME_LENGTH:
+        raise TypeError("a selection takes a result")
+    if type(position) is not int or not 0 <= position < MAX_RESULTS:
+        raise TypeError("a selection takes the position of a result")
     selected = [*results.get(source, [source]), f"[{position}]"]
     if len(selected) > MAX_NESTED_SELECTIONS:
         raise ValueError("too many selections from each other")

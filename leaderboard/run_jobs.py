@@ -155,11 +155,11 @@ def get_configuration(run: Run) -> dict[str, Any]:
 
 def get_entry_configuration(entry: Entry, track: Track) -> dict[str, Any]:
     """Return the configuration of an entry's runs with the whole budget, without a seed."""
-    architecture = choose_size(track.config, entry.architecture)
+    architecture = get_trained_architecture(track.config, entry.architecture)
     return merge_configs(track.config, entry.config, {"arch": architecture, "budget": track.budget})
 
 
-def choose_size(track_config: Mapping[str, Any], architecture: str) -> str:
+def get_trained_architecture(track_config: Mapping[str, Any], architecture: str) -> str:
     """Return the architecture to train: the track's size of it, such as `rwkv5-7b` for `rwkv5`, or the entry's own."""
     fixed = str(track_config.get("arch", ""))
     return fixed if fixed.startswith(f"{architecture}-") else architecture

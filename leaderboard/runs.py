@@ -246,11 +246,11 @@ def retry_run(run: Run, *, actor: str) -> None:
 def rerun(run: Run, *, actor: str) -> Run:
     """Return a new, queued run with the same entry, track and budget, and another seed.
 
-    Raises RunError while another run of the entry with this budget is not over.
+    Raises RunError while a run of the entry with this budget is not over.
     """
-    lock_entry(run)
+    lock_season_and_entry(run.track.season_id, run.entry_id)
     if has_unfinished_run(run):
-        raise RunError("Another run of this entry is not finished: wait for its result first.")
+        raise RunError("A run of this entry with this budget is not finished: wait for its result first.")
     is_scheduled = run.purpose in (Run.Purpose.LADDER, Run.Purpose.MONTHLY)
     purpose = Run.Purpose(run.purpose) if is_scheduled else Run.Purpose.ENTRY
     again = make_run(run.entry, run.track, budget=run.budget, purpose=purpose, actor=actor)
@@ -262,10 +262,10 @@ def has_unfinished_run(run: Run) -> bool:
     return Run.objects.filter(entry=run.entry_id, budget=run.budget, state__in=Run.UNFINISHED).exists()
 
 
-def lock_entry(run: Run) -> None:
-    """Lock the run's season and entry, so that of concurrent requests one creates a run. Requires a transaction."""
-    graphs.lock_season(run.track.season_id)
-    Entry.objects.select_for_update(no_key=True).get(pk=run.entry_id)
+def lock_season_and_entry(season_id: int, entry_id: int) -> None:
+    """Lock a new run's season and entry, so that of concurrent requests one creates runs. Requires a transaction."""
+    graphs.lock_season(season_id)
+    Entry.objects.select_for_update(no_key=True).get(pk=entry_id)
 
 
 def rewind_run(run: Run, step: int, *, actor: str) -> Run:
@@ -275,7 +275,7 @@ def rewind_run(run: Run, step: int, *, actor: str) -> Run:
     the same checkpoint is not over.
     """
     with transaction.atomic():
-        lock_entry(run)
+        lock_season_and_entry(run.season_id, run.entry_id)
         try:
             checkpoint = initial_weights.get_checkpoint_at(run, step)
         except ValueError as error:

@@ -57,7 +57,7 @@ def check_trial(trial: object, ladder: object) -> None:
         raise ValueError("trial: smaller models would stand on the ladder beside others; a track has one or the other")
 
 
-def check_swarm(swarm: object) -> None:
+def check_swarm_sizes(swarm: object) -> None:
     """Raise ValueError unless this has valid sizes of a swarm."""
     if not isinstance(swarm, dict) or not {"stages", "workers"} <= set(swarm) <= {*SWARM_SIZES, "patience"}:
         raise ValueError('swarm: it is {"stages": 2, "workers": 2, "minimum": 1, "patience": 30}')

@@ -16,7 +16,7 @@ from leaderboard.models.dicts import build_dict
 from leaderboard.models.field_checks import (
     MOST_SEEDS,
     check_ladder,
-    check_swarm,
+    check_swarm_sizes,
     check_trial,
     known_zone,
 )
@@ -293,7 +293,7 @@ class Track(models.Model):
             if self.swarm:
                 raise ValueError("swarm: only a track of kind swarm has it")
             return
-        check_swarm(self.swarm)
+        check_swarm_sizes(self.swarm)
         if Budget.parse(self.budget).kind != "steps":
             raise ValueError("swarm: its budget is a number of steps, such as 2000steps")
         if self.ladder or self.trial or self.releases or self.start_run_id:

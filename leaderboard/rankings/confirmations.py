@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from leaderboard import graphs, runs, unrelated_nodes
+from leaderboard import runs, unrelated_nodes
 from leaderboard.models import Entry, Run, Track
 from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings import bounties, trust
@@ -49,8 +49,7 @@ def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
     if not unrelated_nodes.find_related_nodes(entry):
         raise ConfirmationError(f"{entry.title} has not been trained yet: there is nothing to confirm.")
     with transaction.atomic():
-        graphs.lock_season(entry.track.season_id)
-        Entry.objects.select_for_update(no_key=True).get(pk=entry.pk)
+        runs.lock_season_and_entry(entry.track.season_id, entry.pk)
         if begun := list(filter_confirmation_runs(entry)):
             return begun
         count = entry.track.confirmations

@@ -76,7 +76,7 @@ def fill_ladder(track: Track) -> int:
     """Queue missing ladder runs, smallest rungs first; once the ladder is full, further seeds of entries."""
     release = storage.store_release()
     with transaction.atomic():
-        Track.objects.select_for_update().get(pk=track.pk)  # concurrent calls would queue the same runs
+        Track.objects.select_for_update(no_key=True).get(pk=track.pk)  # concurrent calls would queue the same runs
         retry_broken(track)
         room = max(WAITING_AT_ONCE - count_waiting(track), 0)
         missing = list(list_missing_budgets(int(track.ladder["seeds"]), track.rungs(), count_baseline_runs(track)))

@@ -66,10 +66,10 @@ def begin_season(season: Season) -> list[Track]:
     Without a baseline, it gets the newest `main` with a scored run in the season before. Finished and queued runs keep
     their season, and so does a track that does not fit into it (`explain_obstacle`); an Event names the reason.
     """
+    graphs.lock_season(season.pk)
     previous = Season.objects.current()
     if previous == season:
         return []
-    graphs.lock_season(season.pk)
     season.refresh_from_db()  # its caps and baseline may have changed since its preparation began
     season.active, season.started_at = True, timezone.now()
     if previous is not None:

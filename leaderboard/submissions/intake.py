@@ -265,7 +265,7 @@ def choose_architecture(commit: CommitSummary, requested: str) -> str:
 
 def check_size(track: Track, architecture: str, config: Mapping[str, Any]) -> None:
     """Raise IntakeError if the track's GPUs cannot hold the model."""
-    arch = {"arch": run_jobs.choose_size(track.config, architecture)}
+    arch = {"arch": run_jobs.get_trained_architecture(track.config, architecture)}
     if excess := track.explain_size_excess(run_jobs.merge_configs(track.config, config, arch)):
         raise IntakeError(f"{track.name}: {excess}")
 
@@ -317,6 +317,9 @@ def check_config(config: Mapping[str, Any]) -> None:
         if allowed is not None and (other := sorted(set(values) - allowed)):
             raise IntakeError(f"An entry cannot set {section}.{other[0]}: the track fixes it.")
         check_names(values)
+    for name, value in config.get("train", {}).items():
+        if type(value) is not int or value < 1:  # the trainer also reads strings such as "0x8", the site does not
+            raise IntakeError(f"train.{name} must be a whole number from 1 on, without quotes.")
     if len(json.dumps(config)) > CONFIG_LENGTH:
         raise IntakeError("The entry's configuration is too long.")
 

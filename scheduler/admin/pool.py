@@ -76,19 +76,26 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {"show_save_and_add_another": False, "show_save_and_continue": False, **(extra_context or {})}
+        return super().add_view(request, form_url, context)
+
     def save_model(self, request: HttpRequest, obj: JoinToken, form: Any, change: bool) -> None:
-        request.secret = node_tokens.generate_token("join")  # type: ignore[attr-defined]
-        obj.token_hash = node_tokens.hash_token(request.secret)  # type: ignore[attr-defined]
+        request.join_token = node_tokens.generate_token("join")  # type: ignore[attr-defined]
+        obj.token_hash = node_tokens.hash_token(request.join_token)  # type: ignore[attr-defined]
         obj.expires_at = timezone.now() + timedelta(hours=form.cleaned_data["hours"])
         super().save_model(request, obj, form, change)
 
     def response_add(self, request: HttpRequest, obj: JoinToken, post_url_continue: str | None = None) -> HttpResponse:
-        return show_join_tokens(request, [("New join token", request.secret)])  # type: ignore[attr-defined]
+        return show_join_tokens(request, [("New join token", request.join_token)])  # type: ignore[attr-defined]
 
 
 def show_join_tokens(request: HttpRequest, tokens: list[tuple[str, str]]) -> HttpResponse:
-    """Show join tokens in this response only: no session or message stores them, and the database their hashes."""
+    """Show join tokens in this response only. The database stores only their hashes."""
     context = {**admin.site.each_context(request), "title": "Join tokens", "tokens": tokens}
+    context["can_list"] = request.user.has_perm("scheduler.view_jointoken")
     response = TemplateResponse(request, "admin/scheduler/jointoken/created.html", context)
     add_never_cache_headers(response)
     return response

@@ -159,6 +159,8 @@ def test_diff_of_invalid_file_gives_problem(content: bytes | None) -> None:
     [
         [build_call("result::item")],
         [build_call("result::item", "%tokens", "x")],
+        [build_call("result::item", "%tokens", 10**4000)],  # would be repeated at each use
+        [build_call("result::item", "%" + 300 * "x", 0)],
         [build_call("result::item", [f"%{n}", f"%{n}"], 0) for n in range(-1, 25)],  # would double each time
         [build_call("result::item", f"%{n}", 0) for n in range(-1, 3000)],
     ],

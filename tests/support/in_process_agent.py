@@ -11,7 +11,7 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
 from trainer.node.gpus import GpuReader
-from trainer.node.slot_loops import serve
+from trainer.node.slot_loops import run_slots
 from trainer.sandbox import get_driver
 
 
@@ -36,7 +36,7 @@ class InProcessAgent:
     def _run(self) -> None:
         try:
             identity = self.agent.join("agent", ())
-            serve(self.agent, identity, once=False)
+            run_slots(self.agent, identity, once=False)
         except (AgentStoppedError, Exception) as error:
             self.ended = error
 

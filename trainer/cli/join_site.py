@@ -98,7 +98,7 @@ def serve_site(
     from trainer.node.agent import AgentStoppedError
     from trainer.node.client import RequestRefusedError, SiteClient
     from trainer.node.console import configure_logging, log
-    from trainer.node.slot_loops import serve
+    from trainer.node.slot_loops import run_slots
     from trainer.node.upload_rate import UploadRate
 
     configure_logging()
@@ -108,7 +108,7 @@ def serve_site(
     try:
         with agent.handle_signals():
             identity = load_identity(path, agent.client.server, options.token)
-            serve(agent, identity or register(agent, options, path, can_volunteer), options.once)
+            run_slots(agent, identity or register(agent, options, path, can_volunteer), options.once)
     except AgentStoppedError:
         log.info("Leaving.")
     except RequestRefusedError as error:

@@ -23,7 +23,7 @@ def count_compressed_bytes(
 ) -> int:
     """Return the compressed size of all that the four files say, but for constant data and paths of modules.
 
-    `graphs`: those of the three files that have any. Returns a number above `limit` as soon as there are more bytes.
+    `graphs`: of initialization, training and evaluation. Returns a number above `limit` as soon as there are more.
     """
     compressor = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=FILTERS)
     size = 0

@@ -13,9 +13,7 @@ from typing import IO, Literal
 from trainer import protocol
 from trainer.node.archives import ENTRY_BYTES, RELEASE_BYTES, ArchiveError, unpack_archive
 from trainer.node.background_sender import BackgroundSender
-from trainer.node.client import (
-    SiteClient,
-)
+from trainer.node.client import SiteClient
 from trainer.node.console import log
 from trainer.node.downloads import download_file
 from trainer.node.outcome import JobFailedError, JobInterruptedError

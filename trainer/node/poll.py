@@ -11,7 +11,7 @@ from trainer import protocol
 from trainer.node.agent import Agent
 from trainer.node.client import TIMEOUT_SECONDS, GaveUpError, sleep_unless
 from trainer.node.console import log
-from trainer.node.run_job import run_job
+from trainer.node.job_runner import run_job
 from trainer.node.slot_cleanup import SlotCleanup
 from trainer.node.slot_context import SlotContext
 from trainer.node.stop_signal import StopLevel

@@ -24,7 +24,7 @@ from trainer.sandbox.docker import DockerDriver
 WEIGHTS_BYTES = 16e9  # Cache of the weights of models that generate text. A guess.
 
 
-def serve(agent: Agent, identity: Identity, once: bool) -> None:
+def run_slots(agent: Agent, identity: Identity, once: bool) -> None:
     """Work until the sponsor or the server stops it; raise `RequestRefusedError` if the server rejects the node."""
     agent.client = agent.client.with_token(identity.token)
     abandoned = remove_leftovers(agent)

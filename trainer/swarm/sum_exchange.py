@@ -67,11 +67,10 @@ class SumExchange:
     async def add_other_end(
         self, request: messages.Prepare, mean: Tensor
     ) -> tuple[Tensor, messages.TiedDigests | None]:
-        """Return the stage's `mean [P]` with the other end's mean of the tied matrix added (`trainer.swarm.tied`), and
-        the digests for the vote.
+        """Add the other end's mean of the tied matrix to the stage's `mean [P]`; return it, and digests for the vote.
 
-        At stages without a copy, return `mean` itself and None. Raise `CallRefusedError` with the code "other_end" if
-        the peer that was chosen there doesn't send its part.
+        See `trainer.swarm.tied`. At stages without a copy, return `mean` itself and None. Raise `CallRefusedError` with
+        the code "other_end" if the peer that was chosen there doesn't send its part.
         """
         state, dtype = self.state, DTYPES[self.state.config.sums]
         span = state.get_stage(request.step).tied_range
@@ -81,10 +80,8 @@ class SumExchange:
             raise CallRefusedError("mismatch", "no peers of the other end, which has a copy of the tied matrix")
         own, read = mean[span.start : span.stop].to(dtype, copy=True), torch.empty(len(span), dtype=dtype)
         await self.publish("tied", request.attempt, own)
-        source, semaphore = (
-            tied.choose_source(request, self.transport.peer),
-            asyncio.Semaphore(reduce.MAX_CONCURRENT_READS),
-        )
+        source = tied.choose_source(request, self.transport.peer)
+        semaphore = asyncio.Semaphore(reduce.MAX_CONCURRENT_READS)
 
         async def read_chunk(chunk: range) -> None:
             async with semaphore:

@@ -1,8 +1,9 @@
 """A head that is tied to the embedding: the first and the last stage have a copy of one matrix, and one gradient.
 
 Each stage reduces its peers' gradient sums as always. Then each peer of the two ends reads the matrix's part of the
-mean from one peer of the other end, and adds it to its own. A sum of two numbers doesn't depend on their order, so all
-peers of both ends have the same bits, make the same update, and keep equal copies and momenta.
+mean from one peer of the other end, and adds it to its own (`SumExchange.add_other_end`). A sum of two numbers doesn't
+depend on their order, so all peers of both ends have the same bits, make the same update, and keep equal copies and
+momenta.
 
 Before the commit the coordinator compares the digests of `messages.TiedDigests`: all peers of an end must have the same
 mean and weights, and all peers of the other end must have read that mean and have those weights.

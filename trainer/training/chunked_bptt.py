@@ -28,7 +28,7 @@ FAN_OUT = 16  # states stored on one level: 256 chunks need two levels, 4096 thr
 
 
 class ChunkedObjective(Protocol):
-    """What rows in chunks need of `trainer.training.objective.Objective`."""
+    """What this file needs of `trainer.training.objective.Objective`, which imports it."""
 
     model: LanguageModel
     chunk: int

@@ -35,6 +35,11 @@ def test_list_without_token_has_an_etag(client: Client, path: str) -> None:
         assert client.get(f"{API}{path}", headers={"If-None-Match": first["ETag"]}).status_code == 304
 
 
+def test_queue_names_times_of_departure_and_arrival(client: Client) -> None:
+    scene.create_night_board()
+    assert all({"leaves_at", "arrives_at"} < row.keys() for row in client.get(f"{API}/queue").json()["waiting"])
+
+
 def test_api_start_page_links_to_every_list(client: Client) -> None:
     for address in client.get(f"{API}/").json()["places"].values():
         assert client.get(address.removeprefix("http://127.0.0.1:8000")).status_code == 200, address

@@ -83,6 +83,8 @@ def test_score_order_has_the_final_checkpoint(run: Run, node: Node) -> None:
     Entry.objects.filter(pk=run.entry_id).update(config={"train": {"micro_batch": 2}})
     order = get_job_kind(run.score_job).build_order(run.score_job, None)
     assert order.micro_batch == 2
+    Entry.objects.filter(pk=run.entry_id).update(config={"train": {"micro_batch": "0x8"}})  # of an older site
+    assert get_job_kind(run.score_job).build_order(run.score_job, None).micro_batch is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Functions that tests whose parts fail or are killed call inside the site."""
+"""Functions called inside the site by tests that make its parts fail or kill them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from trainer.distributed.ports import find_free_port
 from trainer.node import rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
-from trainer.node.slot_loops import serve
+from trainer.node.slot_loops import run_slots
 from trainer.rephrase.backends import BackendConfig
 from trainer.rephrase.flags import RephraseOffer
 from trainer.rephrase.serve import CompletionServer
@@ -51,7 +51,7 @@ class Volunteer:
     def _run(self) -> None:
         try:
             identity = self.agent.join_as_volunteer("volunteer")
-            serve(self.agent, identity, once=False)
+            run_slots(self.agent, identity, once=False)
         except (AgentStoppedError, Exception) as error:
             self.ended = error
 

@@ -24,7 +24,7 @@ class JobHandler(Protocol):
     ACTIVITY: str  # for the log, such as "training"
 
     def run(self, job: Job) -> JobOutcome:
-        """Run the job. May raise what `trainer.node.run_job.run_handler` catches."""
+        """Run the job. May raise what `trainer.node.job_runner.run_handler` catches."""
 
 
 JOB_HANDLERS: dict[str, JobHandler] = {
