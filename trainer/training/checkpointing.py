@@ -92,8 +92,8 @@ def take_run_snapshot(
 
 
 def resume_run(run: Run, console: Console) -> None:
-    """Restore the newest checkpoint if there is one."""
-    folder = find_latest_checkpoint(run.config.out)
+    """Restore the newest checkpoint if there is one: that of the first process, which may still be writing it."""
+    folder = run.fabric.broadcast(find_latest_checkpoint(run.config.out))
     metrics = MetricsWriter(run.metrics_path)
     if folder is None:
         metrics.truncate(-1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from benchmarks.multiplier import simulation
+from benchmarks.multiplier import nights
 from tests.support.simulated_tracks import FULL, Night, curve, record
 
 TRIALS = 4_000
@@ -17,19 +17,19 @@ TRIALS = 4_000
 @pytest.mark.parametrize("multiplier", [1.0, 1.05, 1.2])
 @pytest.mark.parametrize(("runs", "quoted"), [(1, 0.022), (2, 0.016), (3, 0.0135)])
 def test_interval_coverage_and_width_match_documentation(multiplier: float, runs: int, quoted: float) -> None:
-    found = simulation.measure_coverage(np.random.default_rng(runs), simulation.DESIGN, multiplier, runs, TRIALS)
+    found = nights.measure_coverage(np.random.default_rng(runs), nights.DESIGN, multiplier, runs, TRIALS)
     assert 0.93 <= found.rate <= 0.97
     assert found.half_width == pytest.approx(quoted, abs=0.0006)
     assert found.resolved == 1
 
 
 def test_interval_covers_truth_for_bending_curve() -> None:
-    bending = simulation.Setting("", rungs=simulation.FIVE_TIMES_THREE, sigma=0.003, curve=simulation.small_model)
-    assert 0.93 <= simulation.measure_coverage(np.random.default_rng(1), bending, 1.05, 3, TRIALS).rate <= 0.97
+    bending = nights.Setting("", rungs=nights.FIVE_TIMES_THREE, sigma=0.003, curve=nights.small_model)
+    assert 0.93 <= nights.measure_coverage(np.random.default_rng(1), bending, 1.05, 3, TRIALS).rate <= 0.97
 
 
 def test_equal_entries_differ_in_one_night_of_twenty() -> None:
-    assert simulation.measure_false_separations(np.random.default_rng(2), 1.05, (1, 3), TRIALS) == pytest.approx(
+    assert nights.measure_false_separations(np.random.default_rng(2), 1.05, (1, 3), TRIALS) == pytest.approx(
         0.05, abs=0.012
     )
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from benchmarks.multiplier import simulation
+from benchmarks.multiplier import nights
 from tests.support.simulated_tracks import Night, curve, record
 
 
 @pytest.mark.parametrize("index", range(7))
 def test_record_false_positive_rate_is_below_one_in_1000(index: int) -> None:
-    challenger = simulation.CHALLENGERS[index]
-    assert simulation.measure_false_records(np.random.default_rng(index), challenger, 200_000) < 0.001
+    challenger = nights.CHALLENGERS[index]
+    assert nights.measure_false_records(np.random.default_rng(index), challenger, 200_000) < 0.001
 
 
 def test_clear_gain_beats_baseline_and_record() -> None:
