@@ -8,10 +8,10 @@ from __future__ import annotations
 from django.db import transaction
 
 from leaderboard.models import Run
-from leaderboard.models.runs import RUN_FILE
 from scheduler import storage
 from scheduler.models import Checkpoint
 from trainer import protocol
+from trainer.protocol.files import RUN_FILE
 
 
 def get_initial_weights(run: Run) -> protocol.BaseWeights | None:

@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from leaderboard import graphs, run_jobs, runs
 from leaderboard.models import Entry, Generation, Run, Track
-from leaderboard.models.runs import RUN_FILE
 from leaderboard.sanitize import sanitize_text
 from scheduler import rate_limits, storage
 from scheduler import transitions as jobs
@@ -28,6 +27,7 @@ from scheduler.estimates import QueueEstimates, StartEstimate
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import SITE_ACTOR, Blob, Job, Lease
 from trainer import protocol
+from trainer.protocol.files import RUN_FILE
 
 EXPECTED_SECONDS = 20.0
 MAX_WAIT = timedelta(hours=1)  # then a prompt that no node has claimed is cancelled

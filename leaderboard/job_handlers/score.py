@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from leaderboard import graphs, run_jobs, runs, scoring_work
 from leaderboard.job_handlers.train import describe_outcome, mark_run_cancelled, mark_run_failed
 from leaderboard.models import Publication, Run, Score
-from leaderboard.models.runs import RUN_FILE
 from leaderboard.publishing import publications
 from leaderboard.rankings import budget_charges, trust
 from leaderboard.rankings.score_validation import Verdict
@@ -24,6 +23,7 @@ from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import SITE_ACTOR, Event, Job, JobFile, Lease
 from trainer import protocol
+from trainer.protocol.files import RUN_FILE
 
 LOSSES_FILE = "losses.npy"
 """File of a score job with the loss of each token."""

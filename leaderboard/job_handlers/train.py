@@ -13,7 +13,6 @@ from django.utils import timezone
 from leaderboard import graphs, initial_weights, metrics_queries, run_jobs, runs
 from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
-from leaderboard.models.runs import RUN_FILE
 from leaderboard.publishing import releases
 from leaderboard.rankings import speed_probes
 from leaderboard.sanitize import sanitize_json, sanitize_text
@@ -21,6 +20,7 @@ from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import SITE_ACTOR, Blob, Job, JobFile, Lease
 from trainer import protocol
+from trainer.protocol.files import RUN_FILE
 
 logger = logging.getLogger(__name__)
 

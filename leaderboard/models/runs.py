@@ -19,11 +19,10 @@ from leaderboard.models.tracks import Track
 from leaderboard.recomputation import request_recomputation
 from scheduler.models import Checkpoint, Job, JobFile
 from scheduler.transitions import transition
+from trainer.protocol.files import RUN_FILE
 
 BENCHMARK_AVERAGE = "average/normalized"
 """Score that is the average over the track's lm-eval tasks."""
-RUN_FILE = "run.json"
-"""File of a run with its architecture and configuration."""
 
 
 class LiveDict(TypedDict):
@@ -371,7 +370,7 @@ class Run(models.Model):
         if checkpoint is not None and self.is_swarm and checkpoint.pk != self.checkpoint_id:
             return f"Run {self.pk} was trained by a swarm: only its final checkpoint is a whole model."
         if self.get_run_file() is None:
-            return f"Run {self.pk} has not sent its run.json yet: no run can start from it."
+            return f"Run {self.pk} has not sent its {RUN_FILE} yet: no run can start from it."
         return ""
 
     def get_graph_hash(self) -> str | None:

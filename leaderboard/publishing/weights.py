@@ -12,12 +12,18 @@ from django.urls import reverse
 from leaderboard.graphs import FOLDER
 from leaderboard.models import Publication, Run
 from leaderboard.models.publications import FINAL
-from leaderboard.models.runs import RUN_FILE
 from leaderboard.run_jobs import is_notebook
 from scheduler import storage
 from scheduler.models import Blob, Checkpoint, JobFile
 from trainer.protocol import GRAPH_FILES
-from trainer.protocol.files import STATE_FILE, WEIGHTS_FILE, WEIGHTS_INDEX, build_checkpoint_path, is_weights_file
+from trainer.protocol.files import (
+    RUN_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    WEIGHTS_INDEX,
+    build_checkpoint_path,
+    is_weights_file,
+)
 
 MANIFEST = "manifest.json"
 NOTEBOOK_MODEL = "model/"

@@ -30,7 +30,6 @@ from leaderboard.charts.panels import (
 from leaderboard.job_handlers import notebooks
 from leaderboard.models import Entry, Run, StandingsTable, TracedGraph
 from leaderboard.models.publications import FINAL
-from leaderboard.models.runs import RUN_FILE
 from leaderboard.models.standings import LATEST_COMPUTATION
 from leaderboard.publishing import publications, releases
 from leaderboard.publishing.weights import is_downloadable
@@ -42,7 +41,7 @@ from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, 
 from scheduler.models import Event
 from scheduler.page_cache import cache_by_etag
 from scheduler.rate_limits import build_rate_limit_response
-from trainer.protocol.files import build_checkpoint_path
+from trainer.protocol.files import RUN_FILE, build_checkpoint_path
 
 SETTLING_TIME = timedelta(minutes=1)
 """How long pages keep polling after a run has ended, since the standings change later."""

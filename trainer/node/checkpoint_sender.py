@@ -20,13 +20,12 @@ from trainer.node.job import Job
 from trainer.node.stop_signal import StopSignal
 from trainer.node.uploads import upload_file
 from trainer.protocol import BlobQuery, Checkpoint, CheckpointUploaded, FileRef, MissingBlobs
-from trainer.protocol.files import CHECKPOINTS_FOLDER
+from trainer.protocol.files import CHECKPOINTS_FOLDER, RUN_FILE
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, open_folder, read_json_object
 
 MILESTONES_FOLDER = "milestones"  # weights in bf16 at every so many percent of the budget
 MANIFEST = "manifest.json"
 """Written last, so its existence means the checkpoint is complete. It is uploaded with the other files."""
-RUN_FILE = "run.json"
 FOLDER_NAME = re.compile(r"step-(\d{8,12})")
 MAX_FILES = 64
 MANIFEST_BYTES = 256_000

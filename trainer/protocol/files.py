@@ -20,6 +20,7 @@ SHARD_NAME = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 OPTIMIZER_FILE = "optimizer.pt"  # the larger part of a checkpoint, which only resuming needs
 STATE_FILE = "state.json"
 CHECKPOINTS_FOLDER = "checkpoints"
+RUN_FILE = "run.json"  # of a run: its architecture and configuration
 
 
 def build_checkpoint_path(step: int) -> str:
