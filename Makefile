@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz help install run test test-all test-services test-cuda coverage check node chaos chaos-pool chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
+.PHONY: audit fuzz help install run test test-all test-sql test-services test-cuda coverage lint check check-nightly node chaos chaos-pool chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -42,13 +42,16 @@ test: install    ## the quick tests, on SQLite and an embedded Redis; some of th
 test-all: install  ## all tests: also in a browser, with many processes, and more examples of the property tests
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest $(PYTEST_FLAGS) $(TESTS)
 
-test-services: install  ## the tests that use a database or Redis, on those of DATABASE_URL and REDIS_URL
-	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m services $(or $(TESTS),tests/acceptance tests/leaderboard tests/scheduler tests/site)
+test-sql: install  ## the tests that depend on the database, on a PostgreSQL and a Redis that this starts
+	.ci/with_services $(BIN)/python -m pytest $(PYTEST_FLAGS) -m sql $(TESTS)
+
+test-services: install  ## all tests that use a database or Redis, on a PostgreSQL and a Redis that this starts
+	.ci/with_services $(BIN)/python -m pytest $(PYTEST_FLAGS) -m services $(or $(TESTS),tests/acceptance tests/leaderboard tests/scheduler tests/site)
 
 test-cuda: install  ## compile training for an H100 that is not there, and compare kernels, bytes and memory; needs g++
 	$(BIN)/pip install --quiet triton==3.7.1  # 200 MB; compiles kernels for GPUs, also where there is none
 	$(BIN)/pip install --quiet torchao==0.18.0  # fp8
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup tests/cuda
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(or $(TESTS),tests/cuda)
 
 coverage: install  ## lines and branches that the quick tests run; all tests: make coverage MARKERS=
 	$(BIN)/coverage erase
@@ -56,7 +59,7 @@ coverage: install  ## lines and branches that the quick tests run; all tests: ma
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-check: install   ## exactly what CI runs first: lint, types, import rules, migrations, all tests
+lint: install    ## style, types, import rules, known insecure calls, migrations, settings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/djade --target-version 5.2 --check $(TEMPLATES)
@@ -66,7 +69,17 @@ check: install   ## exactly what CI runs first: lint, types, import rules, migra
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/python manage.py check --fail-level WARNING
+
+# Triton comes last, since it changes what the environment can compile.
+check: lint      ## what CI runs on each change: lint, quick tests, a night, a journey, PostgreSQL, a compiled model
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "check or not slow and not browser"
+	$(MAKE) test-sql
+	$(MAKE) test-cuda TESTS="tests/cuda -m check"
+
+check-nightly: lint  ## everything: all tests, those of a database on PostgreSQL, all compiled models; an hour
 	$(MAKE) test-all
+	$(MAKE) test-services
+	$(MAKE) test-cuda
 
 chaos: install   ## faults of every process and service for two minutes, then the oracle: make chaos SEED=7 SECONDS=600
 	CHAOS_SEED=$(or $(SEED),1) CHAOS_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest -s -n0 tests/acceptance/test_site_faults.py

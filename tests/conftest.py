@@ -58,6 +58,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the tests that were repeated. Each is a defect to mend, also where the repetition passed."""
+    if repeated := sorted({report.nodeid for report in terminalreporter.stats.get("rerun", [])}):
+        terminalreporter.section(f"{len(repeated)} repeated: mend these tests", yellow=True)
+        terminalreporter.write_line("\n".join(repeated))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark quick tests that use a database or Redis: CI runs them again on PostgreSQL and a Redis server.
@@ -69,6 +76,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow_files)
     fixtures = {"db", "transactional_db", "redis_url"}
     for item in items:
+        if item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
         uses_services = item.get_closest_marker("django_db") or fixtures & {*getattr(item, "fixturenames", ())}
         if uses_services and not (item.get_closest_marker("browser") or item.get_closest_marker("slow")):
             item.add_marker("services")

@@ -91,6 +91,7 @@ def repository(tmp_path: Path, settings: Any) -> Repository:
     return made
 
 
+@pytest.mark.check
 def test_contributor_entry_is_approved_trained_and_on_the_board(
     open_as: SignIn, open_page: Callable[..., Page], repository: Repository, tmp_path: Path
 ) -> None:

@@ -21,6 +21,8 @@ from tests.leaderboard.job_handlers.test_train import claim_job, upload_file
 from tests.scheduler.test_claims_race import call_concurrently
 from trainer import protocol
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def entry_author(run: Run, client: Client) -> User:

@@ -14,6 +14,8 @@ from leaderboard.models import OutboxMessage
 from scheduler.models import Event, Node
 from tests.support.waits import WAIT_SECONDS
 
+pytestmark = pytest.mark.sql
+
 received_messages: list[str] = []
 
 

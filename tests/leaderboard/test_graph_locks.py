@@ -20,7 +20,7 @@ from tests.support.graph_jobs import attach_graph
 from tests.support.waits import wait_until
 
 ENTRIES = 4
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.sql, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)

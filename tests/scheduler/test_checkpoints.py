@@ -24,6 +24,8 @@ from tests.support.pool import (
 )
 from trainer import protocol
 
+pytestmark = pytest.mark.sql
+
 NIGHT = 93
 """Checkpoints of a night of 23.25 hours, one every 15 minutes."""
 GIB = 1000

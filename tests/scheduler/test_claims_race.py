@@ -19,7 +19,7 @@ from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
 Result = TypeVar("Result")
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.sql, pytest.mark.django_db(transaction=True)]
 
 
 def call_concurrently(functions: list[Callable[[], Result]]) -> list[Result]:

@@ -17,6 +17,8 @@ from scheduler.models import Event, Job, Lease, Node, Sweep
 from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_node, read_error_detail
 from trainer import protocol
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def claimed_job(agent: Agent) -> ClaimedJob:

@@ -14,6 +14,8 @@ from scheduler.models import Event, Node, ResultCheck
 from scheduler.node_vetting import PROBATION
 from tests.support.pool import create_job, create_node
 
+pytestmark = pytest.mark.sql
+
 histories = st.lists(st.booleans(), max_size=60)
 
 

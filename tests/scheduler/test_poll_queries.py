@@ -12,7 +12,7 @@ from scheduler import node_tokens, poll_queries
 from scheduler.models import Lease, Node, Window
 from tests.support.pool import HARDWARE, Agent, create_job, create_node
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.sql, pytest.mark.django_db]
 
 
 def find_node(node: Node) -> Node:

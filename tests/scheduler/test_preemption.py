@@ -13,7 +13,7 @@ from scheduler import preemption, transitions
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
 from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_node
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.sql, pytest.mark.django_db]
 
 
 def start_playground_run(name: str, **fields: Any) -> ClaimedJob:

@@ -21,7 +21,7 @@ from scheduler.node_api import polls
 from tests.support.pool import HARDWARE, create_job, create_node
 from trainer import protocol
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.sql, pytest.mark.django_db]
 NODE = matching.NodeSlot(labels=frozenset(), trusted=True, sandboxed=True, disk_free_bytes=10**12)
 
 

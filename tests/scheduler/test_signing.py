@@ -15,6 +15,8 @@ from pytest_django import Settings
 
 from scheduler import signing
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def key_path(tmp_path: Path, settings: Settings) -> Path:

@@ -30,6 +30,8 @@ from tests.support.pool import (
 )
 from trainer import protocol
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def claimed_job(agent: Agent) -> ClaimedJob:

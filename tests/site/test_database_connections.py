@@ -8,6 +8,7 @@ from django.db import DEFAULT_DB_ALIAS, connection
 from django.db.utils import ConnectionHandler
 
 pytestmark = [
+    pytest.mark.sql,
     pytest.mark.django_db,
     pytest.mark.skipif("postgresql" not in settings.DATABASES["default"]["ENGINE"], reason="needs PostgreSQL"),
 ]

@@ -31,7 +31,7 @@ from scheduler.campaigns.models import Volunteer
 from scheduler.models import Event, Job, Lease, Node, Sponsor
 from tests.support import scene
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.sql, pytest.mark.django_db]
 NAME = "wilhelmina"
 
 

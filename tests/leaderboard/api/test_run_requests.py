@@ -18,6 +18,8 @@ from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.scheduler.test_claims_race import call_concurrently
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture(autouse=True)
 def _clear_rate_limits() -> None:

@@ -16,7 +16,7 @@ from leaderboard.models import Run, Score
 from leaderboard.rankings.standings_store import load_standings
 from tests.support import boards, scene
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.sql, pytest.mark.django_db]
 
 
 def list_titles(client: Client, query: str = "") -> list[str]:

@@ -12,6 +12,8 @@ from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint, lease_job, requeue_job
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def training_run(run: Run, node: Node) -> Run:

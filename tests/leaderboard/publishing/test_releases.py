@@ -23,6 +23,8 @@ from tests.leaderboard.conftest import build_train_row, create_checkpoint, finis
 from tests.scheduler.test_claims_race import call_concurrently
 from trainer import protocol
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def long_run(run: Run, node: Node) -> Run:

@@ -14,7 +14,7 @@ from leaderboard.rankings.confirmations import ConfirmationError
 from scheduler.models import Event, Job, Lease, Node
 from tests.support import boards, scene
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.sql, pytest.mark.django_db]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from leaderboard.rankings.standings_store import load_standings, recompute_stand
 from tests.support import boards
 from trainer.scoring.multiplier import Axis
 
-pytestmark = [pytest.mark.django_db, pytest.mark.stored_standings]
+pytestmark = [pytest.mark.sql, pytest.mark.django_db, pytest.mark.stored_standings]
 
 
 @pytest.fixture

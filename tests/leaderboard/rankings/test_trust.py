@@ -11,7 +11,7 @@ from leaderboard.rankings import trust
 from scheduler.models import Event
 from tests.support import boards
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.sql, pytest.mark.django_db]
 T = Run.Trust
 
 

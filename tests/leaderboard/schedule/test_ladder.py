@@ -18,6 +18,8 @@ from leaderboard.tasks import fill_ladders
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
 
+pytestmark = pytest.mark.sql
+
 RUNGS = {"rungs": [0.25, 0.5, 1, 2], "seeds": 2}
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
@@ -10,6 +12,8 @@ from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.support import scene
 from tests.support.nights import MONDAY, TUESDAY, start_night
+
+pytestmark = pytest.mark.sql
 
 
 def test_first_night_queues_main_as_approved_entry(monday_night: Night, main_repository: Repository) -> None:

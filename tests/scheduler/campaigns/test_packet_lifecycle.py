@@ -15,6 +15,8 @@ from tests.support.pool import read_error_detail
 from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer, write_garbage
 from trainer import protocol
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:

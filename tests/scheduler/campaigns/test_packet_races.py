@@ -6,10 +6,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from django.db import connection, connections
 
 from scheduler.campaigns.models import Assignment, Contribution, Rephrasing
 from tests.support.volunteers import VolunteerAgent, build_document, fill_campaign, make_campaign, start_volunteer
+
+pytestmark = pytest.mark.sql
 
 
 def test_four_concurrent_volunteers_write_each_packet_once(

@@ -34,6 +34,8 @@ from tests.support.volunteers import build_document, fill_campaign, make_campaig
 from trainer.data.corpora import open_corpus
 from trainer.data.errors import CorpusError
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def hub(settings: Any) -> Iterator[Hub]:

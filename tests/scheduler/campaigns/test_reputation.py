@@ -25,6 +25,8 @@ from tests.support.volunteers import (
 )
 from trainer import protocol
 
+pytestmark = pytest.mark.sql
+
 
 def get_volunteer(agent: VolunteerAgent) -> Volunteer:
     return reputation.get_volunteer(Node.objects.get(pk=agent.node.pk))

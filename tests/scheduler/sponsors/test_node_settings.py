@@ -19,6 +19,8 @@ from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_n
 from trainer import protocol
 from trainer.accounting.training_size import CheckpointSizes, compute_upload_limits
 
+pytestmark = pytest.mark.sql
+
 GIB = 2**30
 
 
