@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from leaderboard import caps, graphs, initial_weights, run_jobs, scoring_work
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
-from scheduler import storage, transitions
+from scheduler import failure_reports, storage, transitions
 from scheduler.job_kinds import PoolTrack
 from scheduler.models import SITE_ACTOR, Blob, Event, Job
 from trainer import protocol
@@ -240,6 +240,8 @@ def retry_run(run: Run, *, actor: str) -> None:
         message = f"Queued again with seed {run.seed}; goes on from its last checkpoint."
         if run.change_state(Run.State.QUEUED, since=failed, actor=actor, message=message, **cleared):
             transitions.retry_job(run.job, actor)
+            if actor != SITE_ACTOR:  # a person's word: the site itself never sends a job to the same fault twice
+                failure_reports.lift_exclusions(run.job, actor)
 
 
 @transaction.atomic
