@@ -18,7 +18,7 @@ def update_night_needs(now: datetime) -> int:
 
     A site without such a node trains its nights on any node: a night never waits for this.
     """
-    nights = Run.objects.filter(Q(purpose=Run.Purpose.NIGHTLY) | Q(night__isnull=False), state__in=Run.UNFINISHED)
+    nights = Run.objects.filter(Q(purpose=Run.Purpose.NIGHTLY) | Q(nights__isnull=False), state__in=Run.UNFINISHED)
     jobs = list(Job.objects.filter(run__in=nights, state=Job.State.QUEUED).distinct())
     if not jobs:
         return 0

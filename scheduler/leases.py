@@ -221,6 +221,8 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
         transitions.finish_job(job, actor, message.result)
         failure_reports.refute_claims(lease)
         node_health.record_success(lease.node, job)
+        if job.kind == matching.SELF_TEST_KIND:
+            failure_reports.readmit_node(lease.node)
     else:
         fault, reason = classify_failure(lease, message)
         if fault == Fault.MODEL:
