@@ -36,7 +36,6 @@ def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
         "author": run.entry.author,
         **get_code(run),
         "checkpoint_seconds": run.expected_seconds if is_notebook(run) else get_checkpoint_seconds(run),
-        "needs_vetted": run.purpose == Run.Purpose.NIGHTLY,  # while there is such a node (`night_nodes`)
         "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
         **get_needs(run, limits),
         **track_hours.get_job_columns(run),

@@ -34,11 +34,13 @@ CLAIMS = {
 }
 
 
-def find_resume_step(lease: Lease) -> int | None:
-    """Return the step of the checkpoint that the lease resumes from."""
+def find_checkpoint(lease: Lease) -> Checkpoint | None:
+    """Return the checkpoint that the lease resumes from or reads."""
     order = protocol.JobSpec.model_validate_json(lease.spec).order
     resume = getattr(order, "resume", None)
-    return resume.step if isinstance(resume, protocol.Checkpoint) else None
+    if isinstance(resume, protocol.Checkpoint):
+        return lease.job.checkpoints.uploaded().filter(step=resume.step).first()
+    return get_job_kind(lease.job).find_read_checkpoint(lease.job)
 
 
 def process_failure(lease: Lease, fault: Fault, reason: str) -> None:
@@ -51,7 +53,7 @@ def process_failure(lease: Lease, fault: Fault, reason: str) -> None:
             job, pool.get_actor(node), reason, counts=counts_as_attempt(report), **build_exclusions(report)
         )
     elif fault == Fault.CHECKPOINT:
-        process_failed_resume(report)
+        process_failed_resume(report, find_checkpoint(lease))
     elif is_agreed(report):
         confirm_claim(report)
     else:
@@ -59,7 +61,7 @@ def process_failure(lease: Lease, fault: Fault, reason: str) -> None:
 
 
 def record_report(lease: Lease, fault: Fault, reason: str) -> FailureReport:
-    step = find_resume_step(lease) if fault == Fault.CHECKPOINT else get_newest_step(lease.job)
+    checkpoint = find_checkpoint(lease) if fault == Fault.CHECKPOINT else None
     return FailureReport.objects.create(
         lease=lease,
         job=lease.job,
@@ -67,7 +69,7 @@ def record_report(lease: Lease, fault: Fault, reason: str) -> FailureReport:
         owner=lease.node.owner,
         fault=fault,
         reason=reason[:500],
-        step=step,
+        step=checkpoint.step if checkpoint else get_newest_step(lease.job),
     )
 
 
@@ -163,43 +165,50 @@ def refute_claims(lease: Lease, step: int | None = None) -> None:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def process_failed_resume(report: FailureReport) -> None:
-    """Requeue a job whose node could not resume; drop the checkpoint after the second time."""
+def process_failed_resume(report: FailureReport, checkpoint: Checkpoint | None) -> None:
+    """Requeue a job whose node could not use a checkpoint; drop the checkpoint after the second time."""
+    job = report.job
     claims = find_open_claims(report).select_related("node")
     trusted = [claim for claim in claims if claim.node.trusted]
     owners = {claim.owner_id for claim in claims if not claim.node.trusted}
     if len(trusted) + len(owners) < FAILED_RESUMES:
         exclusions = {} if report.node.trusted else build_exclusions(report, with_owner=True)
         message = f"{report.node.name} could not resume from the checkpoint of step {report.step}: {report.reason}"
-        transitions.requeue_job(report.job, pool.get_actor(report.node), message, counts=False, **exclusions)
+        transitions.requeue_job(job, pool.get_actor(report.node), message, counts=False, **exclusions)
         return
-    charged = drop_checkpoint(report)
+    assert checkpoint is not None, "nothing else has dropped it: the job had a lease"
+    exclusions = drop_checkpoint(checkpoint, report)
     close_claims(report)
-    last = report.job.checkpoints.resumable().last()
-    message = f"{FAILED_RESUMES} nodes could not resume from the checkpoint of step {report.step}. "
+    message = f"The checkpoint of step {report.step} turned out to be unusable. "
+    if checkpoint.job_id != job.pk:
+        Job.objects.filter(pk=checkpoint.job_id).update(**exclusions)
+        transitions.fail_job(job, SITE_ACTOR, "infrastructure", f"{message}{report.reason}")
+        return
+    last = job.checkpoints.resumable().last()
     message += f"The one of step {last.step} is used instead." if last else "There is no earlier one."
-    transitions.requeue_job(
-        report.job, SITE_ACTOR, message, counts=False, **(build_exclusions(charged) if charged else {})
-    )
-    remove_exclusions(report.job_id)
+    transitions.requeue_job(job, SITE_ACTOR, message, counts=False, **exclusions)
+    remove_exclusions(job.pk)
 
 
-def drop_checkpoint(report: FailureReport) -> FailureReport | None:
-    """Resume from no checkpoint of the report's step or later; return a report that charges its uploader, if known."""
-    uploaded = Checkpoint.objects.uploaded().filter(job=report.job_id)
-    dropped = uploaded.filter(step=report.step).select_related("lease__node").first()
-    if dropped is None or not uploaded.filter(pk=dropped.pk).update(dropped_at=timezone.now()):
-        return None
+def drop_checkpoint(dropped: Checkpoint, report: FailureReport) -> dict[str, Any]:
+    """Resume from no checkpoint of this step or later, and charge the node that uploaded that one.
+
+    Return the columns of the checkpoint's job that exclude this node.
+    """
+    uploaded = Checkpoint.objects.uploaded().filter(job=dropped.job_id)
+    uploaded.filter(pk=dropped.pk).update(dropped_at=timezone.now())
     checkpoints.delete_files(dropped)
-    last = report.job.checkpoints.resumable().last()
+    last = Checkpoint.objects.resumable().filter(job=dropped.job_id).last()
     uploaded.filter(step__gt=last.step if last else -1).update(dropped_at=timezone.now())
     if dropped.lease is None:
-        return None
-    uploader, reason = dropped.lease.node, f"Nothing can resume from its checkpoint of step {dropped.step}."
+        return {}
+    uploader, reason = dropped.lease.node, f"Its checkpoint of step {dropped.step} is unusable: {report.reason}"
     Event.record(SITE_ACTOR, uploader, f"{uploader.name}: {reason}")
-    node_health.record_machine_fault(uploader, reason, report.job)
-    fields = {"job": report.job, "node": uploader, "owner": uploader.owner, "fault": Fault.MACHINE, "reason": reason}
-    return FailureReport.objects.update_or_create(lease=dropped.lease, defaults={**fields, "state": State.OPEN})[0]
+    node_health.record_machine_fault(uploader, reason, dropped.job)
+    fields = {"job": dropped.job, "node": uploader, "owner": uploader.owner, "fault": Fault.MACHINE}
+    fields |= {"reason": reason[:500], "state": State.OPEN}
+    charged, _ = FailureReport.objects.update_or_create(lease=dropped.lease, defaults=fields)
+    return build_exclusions(charged)
 
 
 # --- exclusions -------------------------------------------------------------------------------------------------------

@@ -35,6 +35,10 @@ class JobKind:
         """Return what the node has to do. `resume`: the job's last checkpoint."""
         raise NotImplementedError
 
+    def find_read_checkpoint(self, job: Job) -> Checkpoint | None:
+        """Return the checkpoint of another job that this one reads. If it is unusable, this job fails."""
+        return None
+
     def find_result_problem(self, job: Job, result: dict[str, Any]) -> str:
         """Return what the result of a node that says it is done lacks; empty if it is complete."""
         return ""

@@ -240,8 +240,7 @@ def classify_failure(lease: Lease, message: protocol.FinishLease) -> tuple[Fault
     if lease.rejected_bytes is not None:  # a node may declare any size
         return Fault.LIMIT, message.reason
     if message.fault == "checkpoint":
-        has_resumed = failure_reports.find_resume_step(lease) is not None
-        return (Fault.CHECKPOINT if has_resumed else Fault.ORDER), reason
+        return (Fault.CHECKPOINT if failure_reports.find_checkpoint(lease) else Fault.ORDER), reason
     return (Fault.ORDER if message.fault == "order" else Fault.MACHINE), reason
 
 

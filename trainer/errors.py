@@ -106,7 +106,7 @@ def attribute_to_model(activity: str, micro_batch: int | None = None) -> Iterato
     """
     try:
         yield
-    except (ModelError, ProcessLostError, CompilationError):
+    except (ModelError, ProcessLostError, CompilationError, UnusableCheckpointError):
         raise
     except Exception as error:
         if is_compiler_missing(error):

@@ -97,6 +97,7 @@ def start_night(track: Track, day: date, head: MainHead) -> Night | None:
             else:
                 train_baseline(night, head, release)
             night.problem = head.problem[:300]
+            night.save()
             night_nodes.update_night_needs(timezone.now())
             night.sentence = f"{night.sentence}{describe_missing_node(night.run)}"
         night.sentence = night.sentence[:500]

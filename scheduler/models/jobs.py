@@ -217,8 +217,8 @@ class Lease(models.Model):
 
 class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
     def with_files(self) -> CheckpointQuerySet:
-        """Return the checkpoints whose files are on the server."""
-        return self.filter(files_deleted_at=None)
+        """Return the usable checkpoints whose files are on the server."""
+        return self.filter(files_deleted_at=None, dropped_at=None)
 
     def uploaded(self) -> CheckpointQuerySet:
         """Return the checkpoints that a job resumes from and that replays compare."""

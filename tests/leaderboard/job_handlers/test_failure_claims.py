@@ -116,6 +116,32 @@ def test_exclusions_end_when_a_person_retries_the_run(run: Run, capable_node: No
     assert claim_job(capable_node)[1].attempt == 2
 
 
+def test_run_whose_last_checkpoint_cannot_be_scored_trains_again_from_the_one_before(
+    run: Run, capable_node: Node
+) -> None:
+    poisoner = copy_node(capable_node, "poisoner")
+    lease, _ = claim_job(poisoner)
+    files = [upload_file(lease, "model.safetensors", b"weights %d" % step) for step in (10, 20)]
+    for step, file in zip((10, 20), files, strict=True):
+        uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=(file,)))
+    run_json = upload_file(lease, "run.json", b"{}")
+    leases.finish_lease(lease, protocol.FinishLease(outcome="done", result={"step": 20}, files=(run_json,)))
+    for _ in range(2):
+        lease, spec = claim_job(capable_node)
+        assert isinstance(spec.order, protocol.ScoreOrder)
+        leases.finish_lease(lease, protocol.FinishLease(outcome="failed", fault="checkpoint", reason="It is corrupt."))
+    run.refresh_from_db()
+    poisoner.refresh_from_db()
+    capable_node.refresh_from_db()
+    assert (run.state, run.checkpoint, run.score_job) == ("paused", None, None)
+    assert (poisoner.failures, capable_node.failures) == (1, 0)
+    assert leases.claim_job(poisoner) is None
+    _, spec = claim_job(capable_node)
+    assert isinstance(spec.order, protocol.TrainOrder)
+    assert spec.order.resume is not None
+    assert spec.order.resume.step == 10
+
+
 # --- nights -----------------------------------------------------------------------------------------------------------
 
 

@@ -14,9 +14,11 @@ import torch
 
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import get_checkpoint_path
+from trainer.cli.main import main as run_command
 from trainer.node.job_handlers import generate, score
-from trainer.node.job_handlers.train import read_outcome
-from trainer.node.outcome import JobOutcome
+from trainer.node.job_handlers.train import download_checkpoint, read_outcome
+from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.protocol import Checkpoint, FileRef
 from trainer.train import main
 from trainer.training import loop
 
@@ -49,7 +51,7 @@ def end_process(code: int, limit_error: str | None = None) -> Any:
     return SimpleNamespace(poll=lambda: code, limit_error=limit_error)
 
 
-def get_blame(outcome: JobOutcome) -> tuple[str, str | None]:
+def get_blame(outcome: JobOutcome | JobFailedError) -> tuple[str, str | None]:
     return outcome.cause, outcome.fault
 
 
@@ -119,6 +121,36 @@ def test_limit_in_graph_run_blames_machine(tmp_path: Path) -> None:
     process = end_process(-9, "It used more than 20.0 MB of disk.")
     assert get_blame(read_outcome(process, tmp_path, is_graph=True)) == ("infrastructure", None)
     assert generate.read_outcome(process, tmp_path, is_graph=True).cause == "infrastructure"
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x00" * 700, b'{"step": 1, "files": []}', b'{"step": 4000000000000000000, "files": []}']
+)
+def test_checkpoint_that_does_not_match_its_manifest_is_not_tried(content: bytes, tmp_path: Path) -> None:
+    step = 4 * 10**18 if b"4000" in content else 1
+    garbage = FileRef(path="model.safetensors", sha256="0" * 64, size=700)
+    files = () if step > 1 else (garbage,)
+
+    def download_all(files: object, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_bytes(content)
+
+    work, limits = SimpleNamespace(out=tmp_path), SimpleNamespace(disk_bytes=10**6)
+    job: Any = SimpleNamespace(workspace=work, limits=limits, log=print, download_all=download_all)
+    with pytest.raises(JobFailedError, match=f"The checkpoint of step {step} to resume from") as error:
+        download_checkpoint(job, Checkpoint(step=step, files=files))
+    assert get_blame(error.value) == ("infrastructure", "checkpoint")
+
+
+def test_score_of_damaged_checkpoint_blames_checkpoint(
+    train: Callable[..., int], dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train() == 0
+    (get_checkpoint_path(tmp_path, 4) / "model.safetensors").write_bytes(b"\x00" * 700)
+    capsys.readouterr()
+    code = run_command(["score", str(tmp_path), "--dataset", str(dataset_folder), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert get_blame(score.read_outcome(code, result, is_graph=True)) == ("infrastructure", "checkpoint")
 
 
 def test_score_of_graph_blames_entry_only_for_what_its_graph_computed() -> None:

@@ -72,5 +72,8 @@ def read_outcome(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutco
     if code in CRASH_SIGNALS:
         return JobOutcome("failed", f"The model's process crashed with {CRASH_SIGNALS[code]}.", cause)
     if code != 0:
+        failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
+        if is_graph and failure.get("fault") == "checkpoint":
+            raise JobFailedError(sanitize_line(failure.get("reason")), fault="order")
         raise JobFailedError(f"The model could not run on this node (exit code {code}); the log says why.")
     return JobOutcome("done", result=read_json_object(out, "result.json", RESULT_BYTES) or {})

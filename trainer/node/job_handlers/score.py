@@ -57,6 +57,8 @@ def read_outcome(code: int | None, result: dict[str, Any] | None, is_graph: bool
     """Return the outcome. `is_graph`: no code of the entry ran, so that only what its graph computed is its fault."""
     if code == ExitCode.OK and result is not None:
         return JobOutcome("done", result=result, files=FILES)
+    if is_graph and result is not None and result.get("fault") == "checkpoint":
+        return JobOutcome("failed", sanitize_line(result.get("failed")), fault="checkpoint")
     if code == ExitCode.MODEL_ERROR and result is not None:
         reason = sanitize_line(result.get("failed")) or "The model could not be scored."
         return JobOutcome("failed", reason, "infrastructure" if is_graph and not result.get("by_graph") else "model")
