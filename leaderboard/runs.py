@@ -264,8 +264,8 @@ def resume_training(run: Run, reason: str) -> None:
         score_job=None,
         trained_at=None,
     ):
-        message, fields = "Queued again: its last checkpoint is unusable.", {"finished_at": None, "result": {}}
-        since, now = [Job.State.DONE], timezone.now()
+        message, since, now = "Queued again: its last checkpoint is unusable.", [Job.State.DONE], timezone.now()
+        fields: dict[str, Any] = {"finished_at": None, "result": {}}
         transitions.change_job_state(
             run.job, Job.State.QUEUED, since=since, actor=SITE_ACTOR, message=message, queued_at=now, **fields
         )

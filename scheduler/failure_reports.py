@@ -19,7 +19,8 @@ from scheduler.matching import PACKETS_KIND, SEAT_KIND
 from scheduler.models import SITE_ACTOR, Checkpoint, Event, FailureReport, Job, Lease, Node
 from trainer import protocol
 
-Fault, State = FailureReport.Fault, FailureReport.State
+Fault = FailureReport.Fault
+State = FailureReport.State
 EXCLUDING_STATES = (State.OPEN, State.REFUTED)
 FAILED_RESUMES = 2
 """Failures to resume from a checkpoint, at most one of each owner's nodes, after which it is dropped."""
@@ -205,8 +206,8 @@ def drop_checkpoint(dropped: Checkpoint, report: FailureReport) -> dict[str, Any
     uploader, reason = dropped.lease.node, f"Its checkpoint of step {dropped.step} is unusable: {report.reason}"
     Event.record(SITE_ACTOR, uploader, f"{uploader.name}: {reason}")
     node_health.record_machine_fault(uploader, reason, dropped.job)
-    fields = {"job": dropped.job, "node": uploader, "owner": uploader.owner, "fault": Fault.MACHINE}
-    fields |= {"reason": reason[:500], "state": State.OPEN}
+    fields: dict[str, Any] = {"fault": Fault.MACHINE, "reason": reason[:500], "state": State.OPEN}
+    fields |= {"job": dropped.job, "node": uploader, "owner": uploader.owner}
     charged, _ = FailureReport.objects.update_or_create(lease=dropped.lease, defaults=fields)
     return build_exclusions(charged)
 

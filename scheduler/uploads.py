@@ -140,7 +140,13 @@ def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequenc
         )
     check_step(lease, message.step, last.step if last else 0)
     blobs = get_complete_blobs(job, message.files)
-    checkpoint = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
+    fields = {"manifest": manifest, "lease": lease, "created_at": timezone.now()}
+    checkpoint, _ = Checkpoint.objects.update_or_create(  # it may replace one that was dropped
+        job=job,
+        step=message.step,
+        from_milestone=False,
+        defaults={**fields, "dropped_at": None, "files_deleted_at": None},
+    )
     checkpoint.blobs.set(blobs)
     Job.objects.filter(pk=job.pk).update(failures=0)  # the job has made progress
     get_job_kind(job).handle_checkpoint(job, checkpoint)

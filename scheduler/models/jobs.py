@@ -71,7 +71,9 @@ class Job(models.Model):
         help_text="To the first checkpoint and between two. A node whose time ends sooner does not start the job.",
     )
     preemptible = models.BooleanField(default=False, help_text="Yields to a waiting nightly at its next checkpoint.")
-    needs_vetted = models.BooleanField(default=False, help_text="For trusted nodes and vetted ones only.")
+    needs_vetted = models.BooleanField(
+        default=False, db_default=False, help_text="For trusted nodes and vetted ones only."
+    )
     needs_sandbox = models.BooleanField(default=True, help_text="Not for nodes that run jobs without a sandbox.")
     excluded_nodes = models.JSONField(
         default=list,
@@ -249,7 +251,7 @@ class Checkpoint(models.Model):
         null=True, blank=True, help_text="When its files were deleted because newer checkpoints superseded it."
     )
     dropped_at = models.DateTimeField(
-        null=True, blank=True, help_text="When it turned out to be unusable. Nothing resumes from it."
+        null=True, blank=True, help_text="When it turned out to be unusable. A new one of its step replaces it."
     )
     from_milestone = models.BooleanField(
         default=False, help_text="Weights of a milestone that other runs start from. Nothing resumes from them."
@@ -260,11 +262,7 @@ class Checkpoint(models.Model):
     class Meta:
         ordering = ["step"]
         constraints = [
-            models.UniqueConstraint(
-                fields=["job", "step", "from_milestone"],
-                condition=models.Q(dropped_at=None),
-                name="one_usable_checkpoint_per_step",
-            )
+            models.UniqueConstraint(fields=["job", "step", "from_milestone"], name="one_checkpoint_per_step")
         ]
 
     def __str__(self) -> str:
