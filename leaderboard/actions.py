@@ -13,7 +13,7 @@ from leaderboard import run_jobs, runs
 from leaderboard.models import Entry, Run
 from leaderboard.publishing import publications
 from leaderboard.runs import RunError
-from scheduler import transitions
+from scheduler import failure_reports, transitions
 from scheduler.models import Job
 
 Requester = AbstractBaseUser | AnonymousUser
@@ -98,6 +98,11 @@ def unhold_run(run: Run, actor: str) -> None:
         set_reason(run, "")
 
 
+def readmit_nodes(run: Run, actor: str) -> None:
+    assert run.job is not None, "what is in the queue has a job"
+    failure_reports.lift_exclusions(run.job, actor)
+
+
 def set_reason(run: Run, reason: str) -> None:
     Run.objects.filter(pk=run.pk).update(reason=reason, revision=F("revision") + 1)
     run.refresh_from_db(fields=["reason", "revision"])
@@ -122,6 +127,14 @@ RUN_ACTIONS = {
             "The run is queued again.",
             lambda run: run.state in IN_QUEUE and is_held(run),
             unhold_run,
+        ),
+        RunAction(
+            "readmit",
+            "Allow the nodes that failed it",
+            "These nodes may try the run again.",
+            lambda run: run.state in IN_QUEUE and run.job is not None and failure_reports.has_exclusions(run.job),
+            readmit_nodes,
+            for_maintainers=True,
         ),
         RunAction(
             "retry",

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from leaderboard import caps, graphs, initial_weights, run_jobs, scoring_work
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
-from scheduler import storage, transitions
+from scheduler import checkpoints, failure_reports, storage, transitions
 from scheduler.job_kinds import PoolTrack
 from scheduler.models import SITE_ACTOR, Blob, Event, Job
 from trainer import protocol
@@ -240,6 +240,37 @@ def retry_run(run: Run, *, actor: str) -> None:
         message = f"Queued again with seed {run.seed}; goes on from its last checkpoint."
         if run.change_state(Run.State.QUEUED, since=failed, actor=actor, message=message, **cleared):
             transitions.retry_job(run.job, actor)
+            if actor != SITE_ACTOR:  # a person's word: the site itself never sends a job to the same fault twice
+                failure_reports.lift_exclusions(run.job, actor)
+
+
+def resume_training(run: Run, reason: str) -> None:
+    """Train a run again from the checkpoint before its last one, which turned out to be unusable.
+
+    Requires the transaction that ends its score job.
+    """
+    assert run.job is not None, "a trained run has a job"
+    dropped = run.checkpoint
+    for replay in run.replays.filter(job__state__in=[Job.State.QUEUED, Job.State.LEASED]).select_related("job"):
+        assert replay.job is not None
+        transitions.cancel_job(replay.job, SITE_ACTOR, reason)
+    if run.change_state(
+        Run.State.PAUSED,
+        since=[Run.State.SCORING],
+        actor=SITE_ACTOR,
+        message=f"{reason} It trains again from the checkpoint before.",
+        reason=f"{reason} It trains again from the checkpoint before."[:500],
+        checkpoint=None,
+        score_job=None,
+        trained_at=None,
+    ):
+        message, since, now = "Queued again: its last checkpoint is unusable.", [Job.State.DONE], timezone.now()
+        fields: dict[str, Any] = {"finished_at": None, "result": {}}
+        transitions.change_job_state(
+            run.job, Job.State.QUEUED, since=since, actor=SITE_ACTOR, message=message, queued_at=now, **fields
+        )
+        if dropped is not None:
+            checkpoints.delete_files(dropped)
 
 
 @transaction.atomic

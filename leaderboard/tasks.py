@@ -8,7 +8,7 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import events, outbox, track_hours
+from leaderboard import events, night_nodes, outbox, track_hours
 from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, score, swarm, train
 from leaderboard.models import Track
@@ -58,6 +58,11 @@ def send_alerts() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def update_track_hours() -> None:
     track_hours.update_jobs()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def update_night_needs() -> None:
+    night_nodes.update_night_needs(timezone.now())
 
 
 @shared_task  # type: ignore[untyped-decorator]

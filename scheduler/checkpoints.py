@@ -1,9 +1,10 @@
 """Which checkpoints of a running job keep their files on the server.
 
-These do: the newest two, to resume from; for each node one stretch between two neighboring checkpoints, drawn at
-random, as evidence for a replay; and those that a row of any app refers to. The files of the others are deleted, unless
-another row refers to them (the weights of a published release). The rows stay: they record who trained what, with the
-hashes of the uploads. A superseded checkpoint does not count against its lease's limit.
+These do: the newest two and the newest of another node, to resume from; for each node one stretch between two
+neighboring checkpoints, drawn at random, as evidence for a replay; and those that a row of any app refers to. The files
+of the others are deleted, unless another row refers to them (the weights of a published release). The rows stay: they
+record who trained what, with the hashes of the uploads. A superseded checkpoint does not count against its lease's
+limit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def delete_superseded(job: Job) -> None:
         .annotate(previous=Subquery(before.values("pk")[:1]))
         .order_by("step")
     )
-    newest, superseded = kept[-NEWEST_KEPT:], kept[:-NEWEST_KEPT]
+    nodes = [checkpoint.lease.node_id if checkpoint.lease else None for checkpoint in kept]
+    # A node may upload any number of unusable ones.
+    of_another_node = [checkpoint for checkpoint, node in zip(kept, nodes, strict=True) if node != nodes[-1]][-1:]
+    newest = {*kept[-NEWEST_KEPT:], *of_another_node}
+    superseded = [checkpoint for checkpoint in kept if checkpoint not in newest]
     if not superseded:
         return
     release_uploads(job, superseded, newest)

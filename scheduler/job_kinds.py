@@ -35,6 +35,22 @@ class JobKind:
         """Return what the node has to do. `resume`: the job's last checkpoint."""
         raise NotImplementedError
 
+    def find_read_checkpoint(self, job: Job) -> Checkpoint | None:
+        """Return the checkpoint of another job that this one reads. If it is unusable, this job fails."""
+        return None
+
+    def find_result_problem(self, job: Job, result: dict[str, Any]) -> str:
+        """Return what the result of a node that says it is done lacks; empty if it is complete."""
+        return ""
+
+    def get_reported_step(self, job: Job) -> int:
+        """Return the newest step that the metrics of the job have reported."""
+        return 0
+
+    def get_last_step(self, job: Job) -> int | None:
+        """Return a step that the job cannot reach by its plan; None if that is unknown."""
+        return None
+
     def handle_lease(self, job: Job, lease: Lease) -> None:
         """A node has claimed the job."""
 

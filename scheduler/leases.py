@@ -17,8 +17,10 @@ from django.utils import timezone
 from scheduler import (
     credit,
     deadlines,
+    failure_reports,
     job_groups,
     matching,
+    node_health,
     node_slots,
     node_tokens,
     pool,
@@ -29,16 +31,16 @@ from scheduler import (
 )
 from scheduler.errors import LeaseEndedError
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import SITE_ACTOR, Event, Job, Lease, Node
+from scheduler.models import SITE_ACTOR, Event, FailureReport, Job, Lease, Node
 from trainer import protocol
 
+Fault = FailureReport.Fault
 logger = logging.getLogger(__name__)
 
 MAX_GROUPS_TRIED = 8
 """Groups tried per poll. If other nodes take the jobs of all of them, this node polls again soon."""
 MAX_CLOCK_SKEW_SECONDS = 60.0
 """A node may report to have worked this much longer than its lease has lasted."""
-SITE_LIMIT = "A limit of this site stopped it; raise it in the track's limits, then resume the run."
 
 
 class JobOrderError(Exception):
@@ -148,7 +150,7 @@ def create_lease(job: Job, node: Node, slot: int = 0) -> protocol.Lease:
 
 def build_job_spec(job: Job, lease: Lease) -> protocol.JobSpec:
     """Return what the node has to do. Raises JobOrderError if the job's kind fails to build the order."""
-    last = job.checkpoints.uploaded().last() if lease.attempt > 1 else None
+    last = job.checkpoints.resumable().last() if lease.attempt > 1 else None
     try:
         resume = protocol.Checkpoint.model_validate(last.manifest) if last else None
         return protocol.JobSpec(
@@ -204,28 +206,42 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
         if lease.outcome == message.outcome:
             return
         raise LeaseEndedError
-    job, node, actor = lease.job, lease.node, pool.get_actor(lease.node)
+    job, actor = lease.job, pool.get_actor(lease.node)
     # The job may have changed since it was read with the lease's token.
     job.refresh_from_db(fields=["state", "stop_requested", "stop_reason", "hold_requested", "failures", "result"])
     if job.stop_requested == "cancel":
         transitions.finish_cancellation(job, actor)
-    elif message.outcome == "done":
-        uploads.attach_files(lease, message.files)
-        transitions.finish_job(job, actor, message.result)
-        pool.record_job_success(node)
     elif message.outcome == "released":
         transitions.requeue_job(job, actor, message.reason or "The node handed it back.", counts=False)
-    elif message.cause == "model":
+    elif message.outcome == "done":
         uploads.attach_files(lease, message.files)
-        transitions.fail_job(job, actor, "model", message.reason or "The model failed; its log says more.")
-        pool.record_job_success(node)
-    elif lease.rejected_bytes is not None and job.entry_id and job.needs_sandbox:  # an entry's own code wrote the file
-        transitions.fail_job(job, actor, "model", f"Its files are too large. {message.reason}")
-    elif uploads.is_limit_too_low(lease):  # another node would fail in the same way
-        transitions.requeue_job(job, actor, f"{SITE_LIMIT} {message.reason}", counts=False, hold=True)
+        if problem := get_job_kind(job).find_result_problem(job, message.result):
+            failure_reports.process_failure(lease, Fault.MACHINE, problem)
+            return
+        transitions.finish_job(job, actor, message.result)
+        failure_reports.refute_claims(lease)
+        node_health.record_success(lease.node, job)
+        if job.kind == matching.SELF_TEST_KIND:
+            failure_reports.readmit_node(lease.node)
     else:
-        transitions.requeue_job(job, actor, message.reason or "The node could not go on.", counts=True)
-        pool.record_node_failure(node)
+        fault, reason = classify_failure(lease, message)
+        if fault == Fault.MODEL:
+            uploads.attach_files(lease, message.files)
+        failure_reports.process_failure(lease, fault, reason)
+
+
+def classify_failure(lease: Lease, message: protocol.FinishLease) -> tuple[Fault, str]:
+    """Return whose fault a reported failure is, by the node's word, and the reason."""
+    job, reason = lease.job, message.reason or "The node could not go on."
+    if message.cause == "model":
+        return Fault.MODEL, message.reason or "The model failed; its log says more."
+    if lease.rejected_bytes is not None and job.entry_id and job.needs_sandbox:  # an entry's own code wrote the file
+        return Fault.MODEL, f"Its files are too large. {message.reason}"
+    if lease.rejected_bytes is not None:  # a node may declare any size
+        return Fault.LIMIT, message.reason
+    if message.fault == "checkpoint":
+        return (Fault.CHECKPOINT if failure_reports.find_checkpoint(lease) else Fault.ORDER), reason
+    return (Fault.ORDER if message.fault == "order" else Fault.MACHINE), reason
 
 
 @transaction.atomic
@@ -236,7 +252,7 @@ def lose_lease(lease: Lease, reason: str, *, expired_before: datetime | None = N
     """
     if not end_lease(lease, Lease.State.LOST, reason, expired_before=expired_before):
         return False
-    transitions.requeue_job(lease.job, SITE_ACTOR, reason, counts=True)
+    failure_reports.process_silence(lease, reason)
     return True
 
 

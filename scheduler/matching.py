@@ -42,6 +42,8 @@ PACKETS_KIND = "rephrase"
 """The rephrasing kind; a node runs it only if its owner allows it."""
 SEAT_KIND = "seat"
 """The swarm worker's kind. It runs only the site's own code, so any node may run it."""
+SELF_TEST_KIND = "self_test"
+"""The kind of a slot's self-test. It is leased to that slot alone and never waits in the queue."""
 MODEL_LABEL = re.compile(r"([1-9]\d{0,2})x(.+)")
 
 
@@ -51,6 +53,8 @@ class NodeSlot:
 
     labels: frozenset[str]
     trusted: bool
+    vetted: bool = False
+    """Whether its results are accepted: it is trusted, or enough of them agreed with known ones."""
     sandboxed: bool
     """False where jobs run with the node's own rights."""
     disk_free_bytes: int
@@ -91,6 +95,7 @@ class JobGroup:
     author: str
     needs_labels: tuple[str, ...]
     needs_trusted: bool
+    needs_vetted: bool = False
     needs_sandbox: bool
     needs_disk_bytes: int
     needs_gpus: int = 0
@@ -131,7 +136,8 @@ class JobGroup:
     def needs(self) -> tuple[object, ...]:
         """All fields that decide which nodes fit."""
         return (
-            *(self.needs_labels, self.needs_trusted, self.needs_sandbox, self.needs_disk_bytes, self.needs_gpus),
+            *(self.needs_labels, self.needs_trusted, self.needs_vetted, self.needs_sandbox, self.needs_disk_bytes),
+            *(self.needs_gpus,),
             *(self.needs_gpu_memory_bytes, self.needs_memory_bytes, self.track, self.from_core, self.min_seconds),
             *(self.excluded_nodes, self.excluded_owners, self.kind),
         )
@@ -309,10 +315,12 @@ def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
         return "that does more than take seats" if node.kinds == {SEAT_KIND} else "whose agent is up to date"
     if group.needs_trusted and not node.trusted:
         return "that is trusted to score"
+    if group.needs_vetted and not node.vetted:
+        return "whose results count: it is trusted, or enough of them agreed with others"
     if group.needs_sandbox and not node.sandboxed:
         return "with a sandbox"
     if node.node in group.excluded_nodes or node.owner in group.excluded_owners:
-        return "that is independent of the authors and of the result to check"
+        return "that has not failed at this job, and is independent of the authors and of the result to check"
     return find_capability_obstacle(group, node) or find_owner_obstacle(group, node) or find_time_obstacle(group, node)
 
 
@@ -337,6 +345,8 @@ def describe_needs(group: JobGroup) -> str:
         f"with {format_gigabytes(group.needs_memory_bytes)} of memory" if group.needs_memory_bytes else "",
         f"with {format_gigabytes(disk)} of free disk" if disk >= NOTABLE_DISK_BYTES else "",
         "that is trusted to score" if group.needs_trusted else "",
+        "whose results count" if group.needs_vetted and not group.needs_trusted else "",
+        "that has not failed at it or had a part in it" if group.excluded_nodes else "",
     ]
     return " and ".join(part for part in parts if part) or "that fits"
 

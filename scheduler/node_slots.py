@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
+from scheduler import node_vetting
 from scheduler import windows as lending_windows
 from scheduler.matching import NodeSlot
 from scheduler.models import Node, Window
@@ -29,6 +30,7 @@ def build_node_slot(
     return NodeSlot(
         labels=frozenset(node.labels),
         trusted=node.trusted,
+        vetted=node_vetting.is_result_accepted(node),
         # The first sandbox driver in the list is the one in use.
         sandboxed=(facts.get("sandboxes") or ["none"])[0] != "none",
         disk_free_bytes=free if node.disk_bytes is None else min(free, node.disk_bytes),

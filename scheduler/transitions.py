@@ -154,25 +154,25 @@ def fail_job(
     return failed
 
 
-def requeue_job(job: Job, actor: str, reason: str, *, counts: bool, hold: bool = False) -> bool:
+def requeue_job(job: Job, actor: str, reason: str, *, counts: bool, hold: bool = False, **fields: Any) -> bool:
     """Cancel, hold, fail or queue an unfinished job whose lease has ended.
 
     `counts`: the lease was lost or failed. After `max_attempts` of those without a new checkpoint the job fails.
-    `hold`: hold the job for this reason.
+    `hold`: hold the job for this reason. `fields`: other columns to set.
     """
     job.refresh_from_db()
     if job.stop_requested == "cancel":
         return finish_cancellation(job, actor)
     failures = job.failures + (1 if counts else 0)
     if counts and failures >= job.max_attempts:
-        Job.objects.filter(pk=job.pk).update(failures=failures)
+        Job.objects.filter(pk=job.pk).update(failures=failures, **fields)
         reason = f"Given up after {failures} attempts without progress. The last: {reason}"
         return fail_job(job, actor, "infrastructure", reason)
     hold = hold or job.hold_requested
     to = Job.State.HELD if hold else Job.State.QUEUED
     message = f"Held: {job.stop_reason or reason}" if hold else f"Back in the queue: {reason}"
     requeued = change_job_state(
-        job, to, since=[Job.State.LEASED], actor=actor, message=message, reason=reason, failures=failures
+        job, to, since=[Job.State.LEASED], actor=actor, message=message, reason=reason, failures=failures, **fields
     )
     if requeued:
         get_job_kind(job).handle_requeue(job, reason)

@@ -9,18 +9,21 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, Sum
+from django.utils import timezone
 
 from scheduler import resumable_uploads, storage
 from scheduler.checkpoints import delete_superseded
 from scheduler.errors import ForbiddenError, InvalidMessageError, LeaseEndedError, NotFoundError, TooLargeError
+from scheduler.failure_reports import refute_claims
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
 from trainer import protocol
 
 MAX_FILES = 256
 """Files per message."""
-PLAUSIBLE_FACTOR = 2
-"""A run may need a file that exceeds its computed limit by this factor."""
+MAX_STEPS_PER_SECOND = 10_000
+"""More than any model makes."""
+CLOCK_SKEW_SECONDS = 60.0
 MAX_RECORDED_BYTES = 2**62
 """A node may declare a size that no column holds."""
 
@@ -109,17 +112,6 @@ def record_rejected_size(lease: Lease, size: int) -> Iterator[None]:
         raise
 
 
-def is_limit_too_low(lease: Lease) -> bool:
-    """Whether a limit of the site stopped the job and not its node, which may declare any size.
-
-    The size must be plausible for the run, or a second node must have met a limit.
-    """
-    if lease.rejected_bytes is None:
-        return False
-    others = Lease.objects.filter(job=lease.job, rejected_bytes__isnull=False).exclude(node=lease.node)
-    return lease.rejected_bytes <= PLAUSIBLE_FACTOR * get_file_limit(lease.job) or others.exists()
-
-
 @transaction.atomic
 def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequence[protocol.FileRef] = ()) -> None:
     """Record a checkpoint and its job files, and delete the files of checkpoints that it supersedes.
@@ -146,12 +138,30 @@ def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequenc
         raise InvalidMessageError(
             f"This job already has a checkpoint of step {last.step}. One of step {message.step} is too old."
         )
+    check_step(lease, message.step, last.step if last else 0)
     blobs = get_complete_blobs(job, message.files)
-    checkpoint = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
+    fields = {"manifest": manifest, "lease": lease, "created_at": timezone.now()}
+    checkpoint, _ = Checkpoint.objects.update_or_create(  # it may replace one that was dropped
+        job=job,
+        step=message.step,
+        from_milestone=False,
+        defaults={**fields, "dropped_at": None, "files_deleted_at": None},
+    )
     checkpoint.blobs.set(blobs)
     Job.objects.filter(pk=job.pk).update(failures=0)  # the job has made progress
     get_job_kind(job).handle_checkpoint(job, checkpoint)
+    refute_claims(lease, checkpoint.step)
     delete_superseded(job)
+
+
+def check_step(lease: Lease, step: int, last_step: int) -> None:
+    """Raise InvalidMessageError for a step that the job cannot have reached, by its plan or by the time since then."""
+    seconds = (timezone.now() - lease.started_at).total_seconds() + CLOCK_SKEW_SECONDS
+    reachable = last_step + int(MAX_STEPS_PER_SECOND * seconds)
+    if (planned := get_job_kind(lease.job).get_last_step(lease.job)) is not None:
+        reachable = min(reachable, planned)
+    if step > reachable:
+        raise InvalidMessageError(f"This job cannot be at step {step} yet: it has reached step {reachable} at most.")
 
 
 def attach_files(lease: Lease, files: Sequence[protocol.FileRef]) -> None:

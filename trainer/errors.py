@@ -25,6 +25,12 @@ CRASH_SIGNALS = {
     139: "a segmentation fault",
 }
 """Exit codes of processes that the kernel killed: 128 + the signal's number."""
+ACCELERATOR_FAILURES = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN error")
+KERNEL_FAILURES = ("device-side assert", "illegal memory access", "misaligned address")
+"""CUDA errors that a kernel of an entry's own Python can cause."""
+Cause = Literal["model", "infrastructure"]
+Fault = Literal["machine", "checkpoint", "order"]
+"""What failed if the cause is the infrastructure: `trainer.protocol.Fault`."""
 
 
 class ExitCode(IntEnum):
@@ -43,6 +49,17 @@ class UserError(ValueError):
 
 class ModelError(Exception):
     """The architecture or its recipe is at fault; the message is a sentence for its author."""
+
+
+class GraphFaultError(ModelError):
+    """What a graph computed is at fault: NaN or infinity, later tokens, or one row does not fit into memory.
+
+    In the run of a graph no code of the entry runs, so every other failure is the machine's or ours (`find_cause`).
+    """
+
+
+class UnusableCheckpointError(UserError):
+    """A run cannot resume from its newest checkpoint, on any machine."""
 
 
 class TrainingInterrupted(Exception):
@@ -82,19 +99,24 @@ OUT_OF_MEMORY = "Out of memory"
 
 
 @contextmanager
-def attribute_to_model(activity: str) -> Iterator[None]:
-    """Turn errors of the block into `ModelError`s. `activity` ends the message: "in a forward pass"."""
+def attribute_to_model(activity: str, micro_batch: int | None = None) -> Iterator[None]:
+    """Turn errors of the block into `ModelError`s, except those of the machine.
+
+    `activity` ends the message: "in a forward pass". `micro_batch`: rows of the block's passes.
+    """
     try:
         yield
-    except (ModelError, ProcessLostError, CompilationError):
+    except (ModelError, ProcessLostError, CompilationError, UnusableCheckpointError):
         raise
     except Exception as error:
         if is_compiler_missing(error):
             raise CompilerMissingError from error
         if is_process_lost(error):
             raise ProcessLostError("Another process of this run has ended.") from error
+        if is_accelerator_failure(error):
+            raise
         if is_out_of_memory(error):
-            raise ModelError(
+            raise (GraphFaultError if micro_batch == 1 else ModelError)(
                 f"{OUT_OF_MEMORY} {activity}: try a smaller --train.micro-batch or --train.activation-checkpointing "
                 "true. The run resumes from its last checkpoint."
             ) from error
@@ -110,9 +132,29 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     )
 
 
+def is_accelerator_failure(error: BaseException | None) -> bool:
+    """Return whether a GPU, its driver or a library of the driver failed, and not a kernel that was given bad values.
+
+    Running out of memory raises another type in torch; "CUDA error: out of memory" means that other processes use it.
+    """
+    message = str(error)
+    return (
+        isinstance(error, RuntimeError)
+        and any(text in message for text in ACCELERATOR_FAILURES)
+        and not any(text in message for text in KERNEL_FAILURES)
+    )
+
+
 def is_disk_full(error: BaseException | None) -> bool:
     """Return whether a file system, a quota or a limit on file sizes refused a write."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_machine_failure(error: BaseException | None) -> bool:
+    """Return whether memory, a disk, a thread, another process or a GPU of this machine failed."""
+    is_disk_failure = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    is_memory_failure = is_out_of_memory(error) or is_thread_limit(error)
+    return is_disk_failure or is_memory_failure or is_process_lost(error) or is_accelerator_failure(error)
 
 
 def is_thread_limit(error: BaseException | None) -> bool:
@@ -184,8 +226,19 @@ def describe_error(error: Exception) -> str:
     return f"The training process broke: {type(error).__name__}: {message}"
 
 
-def write_failure(run_folder: Path, cause: Literal["model", "infrastructure"], reason: str) -> None:
+def find_cause(error: Exception, is_graph: bool) -> tuple[Cause, Fault]:
+    """Return whose fault a run's failure is. `is_graph`: the run trains a graph, without any code of the entry."""
+    if isinstance(error, GraphFaultError) or (isinstance(error, ModelError) and not is_graph):
+        return "model", "machine"
+    if isinstance(error, UnusableCheckpointError):
+        return "infrastructure", "checkpoint"
+    is_ours = isinstance(error, UserError) or (isinstance(error, ModelError) and error.__cause__ is None)
+    return "infrastructure", "order" if is_graph and is_ours else "machine"
+
+
+def write_failure(run_folder: Path, cause: Cause, reason: str, fault: Fault = "machine") -> None:
     """Write `failure.json`, which the node reads."""
     with suppress(OSError):  # the failure may be a full disk
         run_folder.mkdir(parents=True, exist_ok=True)
-        (run_folder / "failure.json").write_text(json.dumps({"cause": cause, "reason": reason[: MAX_REASON + 100]}))
+        content = {"cause": cause, "fault": fault, "reason": reason[: MAX_REASON + 100]}
+        (run_folder / "failure.json").write_text(json.dumps(content))

@@ -52,21 +52,25 @@ def run_training(config: TrainConfig, console: Console, stop: StopRequest) -> in
             run.loader.close()
             run.writer.close()
     except Exception as error:
-        if isinstance(error, DeviceError):  # a user's error, but on a node the machine's
-            errors.write_failure(config.out, "infrastructure", str(error))
-        if isinstance(error, UserError) and not isinstance(error, DamagedDatasetError):
+        is_user_error = isinstance(error, UserError) and not isinstance(error, DamagedDatasetError)
+        cause, fault = errors.find_cause(error, is_graph=config.graph is not None)
+        if isinstance(error, DeviceError | DamagedDatasetError):
+            fault = "machine"
+        if is_user_error and (fault != "machine" or isinstance(error, DeviceError)):
+            errors.write_failure(config.out, cause, errors.to_one_line(error), fault)
+        if is_user_error:
             raise
-        return report_failure(config, error)
+        return report_failure(config, error, cause, fault)
 
 
-def report_failure(config: TrainConfig, error: Exception) -> int:
+def report_failure(config: TrainConfig, error: Exception, cause: errors.Cause, fault: errors.Fault) -> int:
     """Write `failure.json`, print one line, after a traceback for unexpected errors; return the exit code."""
-    is_model_error = isinstance(error, ModelError)
     if not errors.is_expected(error):
         traceback.print_exception(error.__cause__ or error)
-    reason = str(error) if is_model_error else errors.describe_error(error)
+    reason = str(error) if isinstance(error, ModelError) else errors.describe_error(error)
     if reason:
-        errors.write_failure(config.out, "model" if is_model_error else "infrastructure", reason)
+        errors.write_failure(config.out, cause, reason, fault)
+    is_model_error = cause == "model"
     return report_error(reason, errors.ExitCode.MODEL_ERROR if is_model_error else errors.ExitCode.INFRASTRUCTURE)
 
 

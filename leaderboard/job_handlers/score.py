@@ -21,7 +21,7 @@ from leaderboard.rankings.score_validation import Verdict
 from leaderboard.sanitize import sanitize_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import SITE_ACTOR, Event, Job, JobFile, Lease
+from scheduler.models import SITE_ACTOR, Checkpoint, Event, Job, JobFile, Lease
 from trainer import protocol
 from trainer.protocol.files import RUN_FILE
 
@@ -64,6 +64,9 @@ def find_reference_losses(run: Run) -> protocol.FileRef | None:
 
 
 class RunScoreHandler(JobKind):
+    def find_read_checkpoint(self, job: Job) -> Checkpoint | None:
+        return Run.objects.select_related("checkpoint").get(score_job=job).checkpoint
+
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
         run = Run.objects.select_related("season", "track", "checkpoint").get(score_job=job)
         assert run.checkpoint is not None, "a scored run was trained"
@@ -91,7 +94,11 @@ class RunScoreHandler(JobKind):
         finish_scored_run(run, verdict, lease.node.name)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        mark_run_failed(Run.objects.get(score_job=job), cause, reason)
+        run = Run.objects.select_related("checkpoint", "job").get(score_job=job)
+        if run.checkpoint is not None and run.checkpoint.dropped_at is not None:
+            runs.resume_training(run, reason)
+        else:
+            mark_run_failed(run, cause, reason)
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
         mark_run_cancelled(Run.objects.get(score_job=job), reason)
@@ -206,6 +213,9 @@ def get_handler(job: Job) -> JobKind:
 
 
 class ScoreHandler(JobKind):
+    def find_read_checkpoint(self, job: Job) -> Checkpoint | None:
+        return get_handler(job).find_read_checkpoint(job)
+
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         return get_handler(job).build_order(job, resume)
 

@@ -18,13 +18,14 @@ from leaderboard.rankings import speed_probes
 from leaderboard.sanitize import sanitize_json, sanitize_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import SITE_ACTOR, Blob, Job, JobFile, Lease
+from scheduler.models import SITE_ACTOR, Blob, Checkpoint, Job, JobFile, Lease
 from trainer import protocol
 from trainer.protocol.files import RUN_FILE
 
 logger = logging.getLogger(__name__)
 
 RUN_FILE_BYTES = 256_000
+PLAN_MARGIN = 2  # a run has at most so many times the steps that its progress so far suggests
 COUNTS_FROM = 0.1  # a run cancelled after this share of its budget counts against its entry (scoring.md)
 
 
@@ -44,6 +45,14 @@ def get_temperature(health: dict[str, Any] | None) -> float | None:
     """Return the temperature in what an agent reports of its node, in degrees Celsius."""
     temperature = (health or {}).get("temperature_celsius")
     return float(temperature) if isinstance(temperature, int | float) else None
+
+
+def find_final_checkpoint(job: Job, result: dict[str, Any]) -> Checkpoint | None:
+    """Return the checkpoint of the last step that the result names, else the newest one."""
+    checkpoints = job.checkpoints.resumable()
+    last = checkpoints.last()
+    step = result.get("step", last.step if last else None)
+    return checkpoints.filter(step=step).first() if isinstance(step, int) else None
 
 
 def describe_outcome(run: Run) -> str:
@@ -66,9 +75,23 @@ class TrainHandler(JobKind):
             upload_seconds=run_jobs.get_upload_seconds(run),
         )
 
+    def find_result_problem(self, job: Job, result: dict[str, Any]) -> str:
+        has_weights = find_final_checkpoint(job, result) is not None
+        if has_weights and job.files.filter(path=RUN_FILE).exists():
+            return ""
+        missing = f"its {RUN_FILE}" if has_weights else "the checkpoint of its last step"
+        return f"The node finished training but did not send {missing}."
+
+    def get_reported_step(self, job: Job) -> int:
+        return Run.objects.only("step").get(job=job).step
+
+    def get_last_step(self, job: Job) -> int | None:
+        run = Run.objects.only("step", "fraction").get(job=job)
+        return int(PLAN_MARGIN * run.step / run.fraction) + 1 if run.step and run.fraction else None
+
     def handle_lease(self, job: Job, lease: Lease) -> None:
         run = Run.objects.get(job=job)
-        last = job.checkpoints.uploaded().last()
+        last = job.checkpoints.resumable().last()
         message = f"Training on {lease.node.name}."
         if last or run.step:
             metrics.delete_after_step(run, last.step if last else -1)
@@ -86,20 +109,14 @@ class TrainHandler(JobKind):
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         run = Run.objects.get(job=job)
-        last = job.checkpoints.uploaded().last()
+        last = job.checkpoints.resumable().last()
         mark_run_paused(run, job, reason, f"It resumes from step {last.step}" if last else "It starts over")
 
     def handle_done(self, job: Job, result: dict[str, Any]) -> None:
         """Record the end of training and queue the score job, in one transaction."""
         run = Run.objects.with_entry().get(job=job)
-        checkpoints = job.checkpoints.uploaded().with_files()
-        last = checkpoints.last()
-        step = result.get("step", last.step if last else None)
-        final = checkpoints.filter(step=step).first() if isinstance(step, int) else None
-        if final is None or not job.files.filter(path=RUN_FILE).exists():
-            missing = f"the checkpoint of its last step, {step}" if final is None else f"its {RUN_FILE}"
-            mark_run_failed(run, "infrastructure", f"The node finished training but did not send {missing}.")
-            return
+        final = find_final_checkpoint(job, result)
+        assert final is not None, "checked by find_result_problem"
         if run.change_state(
             Run.State.SCORING,
             since=ACTIVE_STATES,

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import runs
+from leaderboard import night_nodes, runs
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake, repositories
@@ -97,6 +97,8 @@ def start_night(track: Track, day: date, head: MainHead) -> Night | None:
             else:
                 train_baseline(night, head, release)
             night.problem = head.problem[:300]
+            night.save()
+            night_nodes.update_night_needs(timezone.now())
             night.sentence = f"{night.sentence}{describe_missing_node(night.run)}"
         night.sentence = night.sentence[:500]
         night.save()

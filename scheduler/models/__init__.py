@@ -1,5 +1,15 @@
 from scheduler.models.events import SITE_ACTOR, Event
-from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk, ResultCheck, Sweep
+from scheduler.models.jobs import (
+    Blob,
+    Checkpoint,
+    FailureReport,
+    Job,
+    JobFile,
+    Lease,
+    LogChunk,
+    ResultCheck,
+    Sweep,
+)
 from scheduler.models.pool import JoinToken, Node, Sponsor, Window
 
 __all__ = [
@@ -7,6 +17,7 @@ __all__ = [
     "Blob",
     "Checkpoint",
     "Event",
+    "FailureReport",
     "Job",
     "JobFile",
     "JoinToken",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
@@ -70,9 +71,14 @@ class Job(models.Model):
         help_text="To the first checkpoint and between two. A node whose time ends sooner does not start the job.",
     )
     preemptible = models.BooleanField(default=False, help_text="Yields to a waiting nightly at its next checkpoint.")
+    needs_vetted = models.BooleanField(
+        default=False, db_default=False, help_text="For trusted nodes and vetted ones only."
+    )
     needs_sandbox = models.BooleanField(default=True, help_text="Not for nodes that run jobs without a sandbox.")
     excluded_nodes = models.JSONField(
-        default=list, blank=True, help_text="Sorted ids of nodes that may not run it, because it checks their work."
+        default=list,
+        blank=True,
+        help_text="Sorted ids of nodes that may not run it: it checks their work, or they failed it.",
     )
     excluded_owners = models.JSONField(
         default=list, blank=True, help_text="Sorted user ids of people whose nodes may not run it."
@@ -213,12 +219,16 @@ class Lease(models.Model):
 
 class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
     def with_files(self) -> CheckpointQuerySet:
-        """Return the checkpoints whose files are on the server."""
-        return self.filter(files_deleted_at=None)
+        """Return the usable checkpoints whose files are on the server."""
+        return self.filter(files_deleted_at=None, dropped_at=None)
 
     def uploaded(self) -> CheckpointQuerySet:
         """Return the checkpoints that a job resumes from and that replays compare."""
-        return self.filter(from_milestone=False)
+        return self.filter(from_milestone=False, dropped_at=None)
+
+    def resumable(self) -> CheckpointQuerySet:
+        """Return the checkpoints that a job can resume from."""
+        return self.uploaded().with_files()
 
 
 class Checkpoint(models.Model):
@@ -240,6 +250,9 @@ class Checkpoint(models.Model):
     files_deleted_at = models.DateTimeField(
         null=True, blank=True, help_text="When its files were deleted because newer checkpoints superseded it."
     )
+    dropped_at = models.DateTimeField(
+        null=True, blank=True, help_text="When it turned out to be unusable. A new one of its step replaces it."
+    )
     from_milestone = models.BooleanField(
         default=False, help_text="Weights of a milestone that other runs start from. Nothing resumes from them."
     )
@@ -254,6 +267,49 @@ class Checkpoint(models.Model):
 
     def __str__(self) -> str:
         return f"job {self.job_id}, step {self.step}"
+
+
+class FailureReport(models.Model):
+    """Why a lease failed. What a node says of the entry, a checkpoint or the order is a claim until it is confirmed."""
+
+    class Fault(models.TextChoices):
+        MACHINE = "machine"
+        SILENCE = "silence"  # its heartbeats stopped
+        MODEL = "model"
+        CHECKPOINT = "checkpoint"  # the node could not resume from it
+        ORDER = "order"  # no machine can carry it out
+        LIMIT = "limit"  # a limit of this site is too low
+
+    class State(models.TextChoices):
+        OPEN = "open"
+        CONFIRMED = "confirmed"  # by a node of another owner, or a trusted one
+        REFUTED = "refuted"  # the job went on past that step elsewhere
+        LIFTED = "lifted"  # the node may try the job again
+
+    lease = models.OneToOneField(Lease, on_delete=models.CASCADE, related_name="failure_report")
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="failure_reports")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="failure_reports")
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="Of the node at that time.",
+    )
+    fault = models.CharField(max_length=10, choices=Fault.choices)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
+    step = models.BigIntegerField(
+        default=0, help_text="The newest step that nodes had reported; of a checkpoint, its own."
+    )
+    reason = models.CharField(max_length=500, blank=True)
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["at", "pk"]
+
+    def __str__(self) -> str:
+        return f"{self.fault} of job {self.job_id}, reported by node {self.node_id} ({self.state})"
 
 
 class JobFile(models.Model):

@@ -288,7 +288,8 @@ class Simulation:
                 self.has_new_jobs = True
         else:
             self.end_lease(run, "model failed", outcome="failed", cause="model", reason="The loss is not a number.")
-            self.ledger.failed += 1
+            # Otherwise a node of another owner has to agree.
+            self.ledger.failed += Job.objects.filter(leases=run.lease, state=Job.State.FAILED).exists()
             self.has_new_jobs = True
         self.poll(run.machine)
 
@@ -310,7 +311,7 @@ class Simulation:
         if work is not None:
             self.ledger.lost[why] += max(0.0, run.get_seconds_run(now) - max(work - job.done, 0.0) / run.speed)
             if work > job.done:
-                uploads.record_checkpoint(lease, protocol.Checkpoint(step=int(work * 1000), files=()))
+                uploads.record_checkpoint(lease, protocol.Checkpoint(step=int(work), files=()))
                 job.done = work
         if result:
             leases.finish_lease(lease, protocol.FinishLease(seconds=run.get_seconds_run(now), **result))

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from datetime import time, timedelta
 
+from django.contrib.auth.models import User
+
 from scheduler import windows
 from scheduler.models import Node, Window
 from scheduler.simulation.clock import START, VirtualClock
@@ -88,6 +90,7 @@ def create_simulated_node(number: int, hardware: HardwareModel, days: float, rng
     schedule = "always" if trusted or hardware.gpus >= 4 else rng.choices(list(SCHEDULES), list(SCHEDULES.values()))[0]
     node = Node.objects.create(
         name=f"node-{number:05}",
+        owner=User.objects.create(username=f"owner-{number:05}"),
         state=Node.State.ONLINE,
         labels=sorted(found.found_labels),
         hardware=found.model_dump(mode="json"),

@@ -31,6 +31,10 @@ def other_agent(db: None) -> Agent:
     return Agent(create_node("other")[1])
 
 
+def create_agent_of_new_owner(number: int) -> Agent:
+    return Agent(create_node(f"node {number}", owner=User.objects.create_user(f"owner {number}"))[1])
+
+
 def age_leases(seconds: float = 3600) -> None:
     """Age all leases as if no heartbeat came while the site was up."""
     Lease.objects.update(expires_at=F("expires_at") - timedelta(seconds=seconds))
@@ -87,7 +91,8 @@ def test_lease_seconds_grow_and_never_exceed_elapsed_time(claimed_job: ClaimedJo
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_model_failure_is_final(claimed_job: ClaimedJob, calls: list[Any]) -> None:
+def test_model_failure_of_trusted_node_is_final(claimed_job: ClaimedJob, calls: list[Any]) -> None:
+    Node.objects.update(trusted=True)
     assert claimed_job.finish("failed", cause="model", reason="The loss became NaN at step 12.").status_code == 200
     job = claimed_job.job
     assert (job.state, job.cause, job.reason) == (Job.State.FAILED, "model", "The loss became NaN at step 12.")
@@ -105,35 +110,32 @@ def test_infrastructure_failure_requeues_job(claimed_job: ClaimedJob, other_agen
 
 def test_job_without_progress_fails_after_max_attempts(agent: Agent, calls: list[Any]) -> None:
     job = create_job(max_attempts=3)
-    for _ in range(3):
-        end_node_rest()
-        agent.claim_job().finish("failed", reason="The disk is broken.")
+    for number in range(3):
+        create_agent_of_new_owner(number).claim_job().finish("failed", reason="The disk is broken.")
     job.refresh_from_db()
     assert (job.state, job.cause) == (Job.State.FAILED, "infrastructure")
     assert job.reason == "Given up after 3 attempts without progress. The last: The disk is broken."
     assert calls[-1][0] == "failed"
-    end_node_rest()
     assert agent.request_action().action == "idle"
 
 
-def test_new_checkpoint_resets_failures(agent: Agent) -> None:
+def test_new_checkpoint_resets_failures(db: None) -> None:
     job = create_job(max_attempts=2)
     for step in range(1, 6):
-        end_node_rest()
-        claimed_job = agent.claim_job()
+        claimed_job = create_agent_of_new_owner(step).claim_job()
         claimed_job.upload_checkpoint(step, f"weights {step}".encode())
         claimed_job.finish("failed", reason="Power cut.")
         job.refresh_from_db()
         assert (job.state, job.failures) == (Job.State.QUEUED, 1)
 
 
-def test_failed_job_can_be_retried(agent: Agent) -> None:
+def test_failed_job_can_be_retried(agent: Agent, other_agent: Agent) -> None:
     job = create_job(max_attempts=1)
     agent.claim_job().finish("failed", reason="The disk is broken.")
     job.refresh_from_db()
     assert transitions.retry_job(job, "admin")
     assert (job.state, job.failures, job.cause, job.finished_at) == (Job.State.QUEUED, 0, "", None)
-    assert agent.claim_job().spec.attempt == 2
+    assert other_agent.claim_job().spec.attempt == 2
 
 
 def test_failing_node_rests(agent: Agent) -> None:
@@ -196,15 +198,25 @@ def test_heartbeat_during_sweep_keeps_lease(claimed_job: ClaimedJob) -> None:
     assert claimed_job.row.state == Lease.State.ACTIVE
 
 
-def test_job_with_lost_leases_fails_after_max_attempts(agent: Agent) -> None:
+def test_job_with_lost_leases_fails_after_max_attempts(db: None) -> None:
     job = create_job(max_attempts=2)
-    for _ in range(2):
-        agent.claim_job()
+    for number in range(2):
+        create_agent_of_new_owner(number).claim_job()
         age_leases()
         lease_sweeper.sweep_leases()
     job.refresh_from_db()
     assert job.state == Job.State.FAILED
-    assert "loco fell silent" in job.reason
+    assert "node 1 fell silent" in job.reason
+
+
+def test_silent_nodes_of_one_owner_cannot_fail_a_job(agent: Agent) -> None:
+    job = create_job(max_attempts=2)
+    for _ in range(3):
+        agent.claim_job()
+        age_leases()
+        lease_sweeper.sweep_leases()
+    job.refresh_from_db()
+    assert (job.state, job.failures) == (Job.State.QUEUED, 1)
 
 
 def test_sweep_after_site_downtime_extends_leases(claimed_job: ClaimedJob) -> None:

@@ -14,7 +14,7 @@ from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks
 
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import node_tokens, retention, storage
-from scheduler.models import Blob, Checkpoint, Job, JoinToken, Lease, LogChunk
+from scheduler.models import Blob, Checkpoint, Job, JoinToken, Lease, LogChunk, Node
 from tests.support.pool import Agent, ClaimedJob, build_file_reference, create_job, find_blob
 
 LATER = timedelta(days=365)
@@ -71,6 +71,7 @@ def test_retention_deletes_superseded_checkpoints_with_files(
 def test_retention_keeps_the_last_checkpoint_before_a_later_milestone(
     claimed_job: ClaimedJob, delete_expired: DeleteExpired
 ) -> None:
+    Node.objects.update(trusted=True)
     claimed_job.finish("failed", reason="It crashed.", cause="model")
     weights = Checkpoint.objects.create(
         job=claimed_job.job, step=9, manifest={"step": 9, "files": []}, from_milestone=True

@@ -16,7 +16,7 @@ from trainer.cli.parser import Parser, add_device_flag, parse_positive_integer, 
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.errors import ExitCode, ModelError, UserError, print_error
+from trainer.errors import ExitCode, GraphFaultError, ModelError, UnusableCheckpointError, UserError, print_error
 from trainer.scoring import benchmark_tasks, heldout_text
 from trainer.scoring.progress import show_progress
 from trainer.scoring.run_folder import RunFolder, RunFolderError
@@ -32,8 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             record = score(options)
     except ModelError as failure:
         if options.json:
-            print(json.dumps({"failed": str(failure)}))  # noqa: T201 (the command's output)
+            print(json.dumps({"failed": str(failure), "by_graph": isinstance(failure, GraphFaultError)}))  # noqa: T201 (the command's output)
         return print_error(COMMAND, failure, ExitCode.MODEL_ERROR)
+    except (RunFolderError, UnusableCheckpointError) as failure:
+        if options.json:
+            print(json.dumps({"failed": str(failure), "fault": "checkpoint"}))  # noqa: T201 (the command's output)
+        raise
     print(json.dumps(record)) if options.json else print_record(record)  # noqa: T201 (the command's output)
     return ExitCode.OK
 

@@ -35,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with errors.attribute_to_model("while it generated text"):
             result = run_generate_order(options.run, options.checkpoint, options.out)
+    except errors.UnusableCheckpointError as error:
+        errors.write_failure(options.out, "infrastructure", str(error), "checkpoint")
+        return errors.ExitCode.INFRASTRUCTURE
     except errors.ModelError as error:
         traceback.print_exc()
         reason = OUT_OF_MEMORY if errors.is_out_of_memory(error.__cause__) else str(error)

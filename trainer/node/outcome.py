@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.protocol import Cause
+from trainer.protocol import Cause, Fault
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class JobOutcome:
     outcome: Literal["done", "failed", "released"]
     reason: str = ""
     cause: Cause = "infrastructure"
+    fault: Fault | None = None  # None: the machine
     result: dict[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()  # small files of the `out` folder that are uploaded with the result
 
@@ -20,9 +21,10 @@ class JobOutcome:
 class JobFailedError(Exception):
     """The job cannot continue. The message is a sentence for its contributor."""
 
-    def __init__(self, reason: str, cause: Cause = "infrastructure") -> None:
+    def __init__(self, reason: str, cause: Cause = "infrastructure", fault: Fault | None = None) -> None:
         super().__init__(reason)
         self.cause: Cause = cause
+        self.fault: Fault | None = fault
 
 
 class JobInterruptedError(Exception):

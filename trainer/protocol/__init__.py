@@ -58,6 +58,7 @@ from trainer.protocol.rephrase import (
 )
 from trainer.protocol.results import (
     Cause,
+    Fault,
     GenerateResult,
     NotebookResult,
     ProbeReading,
@@ -81,6 +82,7 @@ __all__ = [
     "Chunk",
     "DatasetPin",
     "ErrorDetail",
+    "Fault",
     "FileRef",
     "FinishLease",
     "GenerateOrder",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -29,6 +30,7 @@ from trainer.checkpoint.store import (
 )
 from trainer.config.resolve import RESUMABLE_FIELDS, serialize_config
 from trainer.data.shards import write_file
+from trainer.errors import UnusableCheckpointError, UserError, is_machine_failure, to_one_line
 from trainer.graph.files import TracedArchitecture
 from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.training.finetune import describe_lineage
@@ -98,8 +100,24 @@ def resume_run(run: Run, console: Console) -> None:
     if folder is None:
         metrics.truncate(-1)
         return
+    try:
+        saved = restore_run(run, folder)
+    except Exception as error:
+        if is_machine_failure(error) or is_machine_failure(error.__cause__):
+            raise
+        message = to_one_line(error) if isinstance(error, UserError) else f"{folder} is damaged: {error!r}"
+        raise UnusableCheckpointError(message) from error
+    metrics.truncate(run.usage.steps)
+    console.print(f"resuming from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
+    changed = [name for name in RESUMABLE_FIELDS if saved["train"].get(name) != run.identity["train"][name]]
+    if changed:
+        console.print(f"{' and '.join(changed)} changed: the last digits of results will differ", highlight=False)
+
+
+def restore_run(run: Run, folder: Path) -> dict[str, Any]:
+    """Load a checkpoint into the run; return the identity that was saved with it."""
     state = verify_checkpoint(folder)
-    saved = state.get("identity", {})
+    saved: dict[str, Any] = state.get("identity", {})
     check_identity(run.config.out, saved, run.identity)
     restore_checkpoint(folder, run.raw_model, run.optimizers)
     run.usage = Usage(**state["spent"])
@@ -115,11 +133,7 @@ def resume_run(run: Run, console: Console) -> None:
     run.spike_filter.load_state_dict(state["spikes"])
     run.loader.load_state_dict(state["loader"])
     restore_random_state(state["random"])
-    metrics.truncate(run.usage.steps)
-    console.print(f"resuming from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
-    changed = [name for name in RESUMABLE_FIELDS if saved["train"].get(name) != run.identity["train"][name]]
-    if changed:
-        console.print(f"{' and '.join(changed)} changed: the last digits of results will differ", highlight=False)
+    return saved
 
 
 def check_run_folder(run: Run) -> None:

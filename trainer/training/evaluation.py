@@ -8,7 +8,7 @@ import torch
 
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.sharding import gather_weights
-from trainer.errors import ModelError, attribute_to_model
+from trainer.errors import GraphFaultError, attribute_to_model
 from trainer.inference.sampling import PROMPTS, complete_prompt
 from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
@@ -21,7 +21,7 @@ def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> No
     run.dev = compute_dev_loss(run)
     run.raw_model.train()
     if not math.isfinite(run.dev["loss"]):
-        raise ModelError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
+        raise GraphFaultError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
     metrics.write("dev", run.usage.steps, **run.get_progress_metrics(), **run.dev)
     text = f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
     progress.print_line(f"{run.fraction:4.0%}  step {run.usage.steps}, {text}")
@@ -44,7 +44,7 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
     limit = max(1, resolved.dev_tokens // resolved.sequence_length)
     for inputs, targets in iterate_in_order(run.dataset, "dev", resolved.micro_batch, resolved.sequence_length, limit):
         y = targets.to(device).flatten()
-        with attribute_to_model("while it was evaluated"):
+        with attribute_to_model("while it was evaluated", resolved.micro_batch):
             losses = run.model(inputs.to(device), targets.to(device), per_position=True)
         sizes = byte_lengths[y.clamp(min=0)] * (y != IGNORE_INDEX)
         has_text = sizes > 0

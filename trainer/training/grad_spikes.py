@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.errors import ModelError
+from trainer.errors import GraphFaultError
 
 SPIKE_FACTOR = 20.0  # a norm this many times the median of the last `WINDOW` is a spike; a cautious guess
 WINDOW = 100
@@ -27,7 +27,7 @@ class GradientSpikeFilter:
     in_a_row: int = 0
 
     def accept(self, norm: float, step: int) -> bool:
-        """Return whether to make the update of a gradient with this norm. Raise `ModelError` if the run must end."""
+        """Return whether to make the update of a gradient with this norm. Raise `GraphFaultError` to end the run."""
         median = statistics.median(self.norms) if len(self.norms) >= MIN_NORMS else None
         if self.mode == "off" or median is None or norm <= SPIKE_FACTOR * median:
             self.norms = [*self.norms[1 - WINDOW :], norm]
@@ -37,7 +37,7 @@ class GradientSpikeFilter:
         self.in_a_row += 1
         if self.mode == "stop" or self.in_a_row >= MAX_IN_A_ROW:
             times = "" if self.mode == "stop" else f", {self.in_a_row} times in a row"
-            raise ModelError(
+            raise GraphFaultError(
                 f"The gradient's norm at step {step} is {norm:.3g}, the median {median:.3g}{times}: training diverged. "
                 "A lower learning rate, a longer warmup or a clipped gradient may help."
             )

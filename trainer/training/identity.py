@@ -61,6 +61,6 @@ def read_saved_identity(run_folder: Path) -> dict[str, Any]:
     folder = find_latest_checkpoint(run_folder)
     try:
         saved = json.loads((folder / "state.json").read_bytes())["identity"] if folder is not None else {}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}  # damaged: loading the checkpoint will report it
     return saved if isinstance(saved, dict) and isinstance(saved.get("train"), dict) else {}

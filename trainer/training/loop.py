@@ -25,7 +25,14 @@ from trainer.checkpoint.store import get_checkpoint_path
 from trainer.data.loader import IGNORE_INDEX
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
-from trainer.errors import RESUME_HINT, ExitCode, ModelError, TrainingInterrupted, attribute_to_model
+from trainer.errors import (
+    RESUME_HINT,
+    ExitCode,
+    GraphFaultError,
+    ModelError,
+    TrainingInterrupted,
+    attribute_to_model,
+)
 from trainer.optim import optimizers as optim
 from trainer.training.checkpointing import save_checkpoint, save_milestone, write_result
 from trainer.training.chunked_bptt import ShardedRows, needs_chunk_passes
@@ -161,7 +168,7 @@ def train_step(
     loss, norm_value = torch.stack([total, norm.to(total)]).tolist()
     check_finite(loss, norm_value, step, fraction)
     if spike_filter.accept(norm_value, step):
-        with attribute_to_model("in an optimizer step"):
+        with attribute_to_model("in an optimizer step", micro_batch):
             update_weights(parameters, optimizers, norm_value, clip)
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
@@ -183,22 +190,22 @@ def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, 
         # Exchange gradients only in the last micro-batch.
         with fabric.no_backward_sync(model, enabled=rows.stop < len(inputs)):
             if needs_chunk_passes(model, x):
-                with attribute_to_model("in a pass over a row's chunks"):
+                with attribute_to_model("in a pass over a row's chunks", micro_batch):
                     loss = ShardedRows(model, model.module, x, y, 1 / target_count).run_passes()
             else:
-                with attribute_to_model("in a forward pass"):
+                with attribute_to_model("in a forward pass", micro_batch):
                     loss = model(x, y) / target_count
-                with attribute_to_model("in a backward pass"):
+                with attribute_to_model("in a backward pass", micro_batch):
                     fabric.backward(loss)
         total += loss.detach()
     return total
 
 
 def check_finite(loss: float, norm: float, step: int, fraction: float) -> None:
-    """Raise `ModelError` if the loss or the gradient's norm is not finite."""
+    """Raise `GraphFaultError` if the loss or the gradient's norm is not finite."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
         name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
-        raise ModelError(
+        raise GraphFaultError(
             f"The {name} became {value} at step {step} ({fraction:.0%} of the budget): training diverged. "
             "A lower learning rate or a longer warmup may help."
         )

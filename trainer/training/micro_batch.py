@@ -113,7 +113,7 @@ def set_micro_batch(run: Run, rows: int) -> None:
 
 def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:
     """Return the micro-batch for a CPU, the same in all processes."""
-    with attribute_to_model("in a forward pass"), torch.compiler.set_stance("force_eager"):
+    with attribute_to_model("in a forward pass", 1), torch.compiler.set_stance("force_eager"):
         if run.resolved.is_sharded:
             with torch.no_grad():
                 run.model(row, row)  # FSDP initializes itself in the first call of the whole model
@@ -133,7 +133,7 @@ def try_pass(run: Run, is_searching: bool) -> bool:
         # In training there are momenta, too: at most two for each weight, and its average.
         copies = 2 + bool(run.recipe.tail_average)
         momenta = torch.empty(copies * weights * is_searching, dtype=torch.uint8, device=run.fabric.device)
-        with attribute_to_model("in its first pass"):
+        with attribute_to_model("in its first pass", run.resolved.micro_batch):
             run_pass(run, rows)
         del momenta
     except ModelError as error:

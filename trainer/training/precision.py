@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.config.train_config import ConfigError
+from trainer.distributed.devices import DeviceError
 from trainer.graph.fp8 import MULTIPLE, RECIPE, convert_graph_to_fp8
 from trainer.graph.model import GraphModel
 from trainer.ops import devices
@@ -58,11 +58,11 @@ def measure_seconds(work: Callable[[], None]) -> float:
 
 
 def check_fp8(device: Literal["cpu", "cuda"]) -> None:
-    """Raise `ConfigError` unless matrices can be multiplied in 8 bits here."""
+    """Raise `DeviceError` unless matrices can be multiplied in 8 bits here."""
     if device != "cuda" or not devices.has_fp8():
-        raise ConfigError("train.precision fp8 needs a GPU that supports it (Ada, Hopper or newer)")
+        raise DeviceError("train.precision fp8 needs a GPU that supports it (Ada, Hopper or newer)")
     if importlib.util.find_spec("torchao") is None:
-        raise ConfigError("train.precision fp8 needs torchao: pip install torchao")
+        raise DeviceError("train.precision fp8 needs torchao: pip install torchao")
 
 
 def convert_to_fp8(model: nn.Module) -> None:

@@ -45,10 +45,12 @@ def main(argv: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     try:
         recorded = read_recorded_state(options.recorded_state) if options.recorded_state else {}
-        replay_run(parse_config(rest, "trainer.training.replay"), options.until, recorded, Console(stderr=True))
+        config = parse_config(rest, "trainer.training.replay")
+        replay_run(config, options.until, recorded, Console(stderr=True))
     except ModelError as error:
         traceback.print_exception(error)
-        return errors.ExitCode.MODEL_ERROR
+        cause, _ = errors.find_cause(error, is_graph=config.graph is not None)
+        return errors.ExitCode.MODEL_ERROR if cause == "model" else errors.ExitCode.INFRASTRUCTURE
     except (UserError, OSError) as error:
         return errors.print_error("trainer.training.replay", error, errors.ExitCode.USER_ERROR)
     return errors.ExitCode.OK

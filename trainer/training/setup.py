@@ -19,7 +19,7 @@ from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
 from trainer.data.prefetch import build_loader
 from trainer.distributed.devices import build_fabric, select_device
-from trainer.errors import ModelError, attribute_to_model
+from trainer.errors import GraphFaultError, ModelError, attribute_to_model
 from trainer.models.base import LanguageModel, Recipe
 from trainer.ops.devices import allocate_pinned, get_gpu_memory_bytes
 from trainer.optim import muon
@@ -177,10 +177,11 @@ def prepare_objective(
 def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_size: int) -> None:
     """Raise `ModelError` unless the untrained model returns finite logits of the right shape."""
     device = next(model.parameters()).device
-    with attribute_to_model("in its first forward pass"), torch.no_grad():
+    # Without gradients two rows need less memory than a step on one.
+    with attribute_to_model("in its first forward pass", 1), torch.no_grad():
         logits = model(torch.zeros(2, resolved.chunk_tokens, dtype=torch.int64, device=device))
     expected = (2, resolved.chunk_tokens, vocabulary_size)
     if tuple(logits.shape) != expected:
         raise ModelError(f"The model returns logits of the shape {tuple(logits.shape)} instead of {expected}.")
     if not logits.isfinite().all():
-        raise ModelError("The model's first logits, before any training, are not finite.")
+        raise GraphFaultError("The model's first logits, before any training, are not finite.")

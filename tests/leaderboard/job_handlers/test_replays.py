@@ -36,7 +36,7 @@ def finish_training(run: Run, node: Node, *steps: int) -> Run:
         checkpoint = create_checkpoint(run.job, step)
         checkpoint.lease = lease
         checkpoint.save()
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    get_job_kind(run.job).handle_done(run.job, {"step": max(steps, default=20)})
     run.refresh_from_db()
     return run
 

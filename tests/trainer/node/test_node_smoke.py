@@ -53,8 +53,8 @@ def test_graph_that_crashes_the_process_is_the_models_fault(code: int) -> None:
     with pytest.raises(JobFailedError, match="crashed with") as error:
         smoke.read_outcome(code, b"")
     assert error.value.cause == "model"
-    assert score.read_outcome(code, None).cause == "model"
-    assert score.read_outcome(1, None).cause == "infrastructure"
+    assert score.read_outcome(code, None, is_graph=False).cause == "model"
+    assert score.read_outcome(1, None, is_graph=False).cause == "infrastructure"
 
 
 def test_smoke_job_with_docker_raises() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.config.train_config import ConfigError
+from trainer.distributed.devices import DeviceError
 from trainer.training import precision
 
 CPU = torch.device("cpu")
@@ -46,5 +46,5 @@ def test_precision_is_measured_once_without_side_effects(monkeypatch: pytest.Mon
 
 
 def test_fp8_without_gpu_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="fp8 needs a GPU"):
+    with pytest.raises(DeviceError, match="fp8 needs a GPU"):
         precision.check_fp8("cpu")

@@ -11,7 +11,7 @@ from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensur
 from trainer.node.job import Job
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import FileRef, GenerateOrder, encode_message
+from trainer.protocol import Cause, FileRef, GenerateOrder, encode_message
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import parse_relative_path, read_json_object, sanitize_line
@@ -27,7 +27,7 @@ def run(job: Job) -> JobOutcome:
     dataset = ensure_dataset(job, order.dataset)
     checkpoint = prepare_run_folder(job, order, dataset)
     process = job.run_process(job.context.sandbox, build_spec(job, checkpoint), [MetricsSender(job)])
-    return read_outcome(process, job.workspace.out)
+    return read_outcome(process, job.workspace.out, is_graph=order.graph is not None)
 
 
 def prepare_run_folder(job: Job, order: GenerateOrder, dataset: Path) -> Path:
@@ -59,16 +59,21 @@ def build_spec(job: Job, checkpoint: Path) -> SandboxSpec:
     return SandboxSpec([*command, "--out", str(work.out)], build_entry_environment(job), mounts, work.out, job.limits)
 
 
-def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
+def read_outcome(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutcome:
+    """Return the outcome. `is_graph`: no code of the entry ran."""
     code = process.poll()
+    cause: Cause = "infrastructure" if is_graph else "model"
     if process.limit_error is not None:
-        return JobOutcome("failed", f"The model was ended while it wrote. {process.limit_error}", "model")
+        return JobOutcome("failed", f"The model was ended while it wrote. {process.limit_error}", cause)
     if code == ExitCode.MODEL_ERROR:
         failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
         reason = sanitize_line(failure.get("reason")) or "The model failed while it wrote."
         return JobOutcome("failed", reason, "model")
     if code in CRASH_SIGNALS:
-        return JobOutcome("failed", f"The model's process crashed with {CRASH_SIGNALS[code]}.", "model")
+        return JobOutcome("failed", f"The model's process crashed with {CRASH_SIGNALS[code]}.", cause)
     if code != 0:
+        failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
+        if is_graph and failure.get("fault") == "checkpoint":
+            raise JobFailedError(sanitize_line(failure.get("reason")), fault="order")
         raise JobFailedError(f"The model could not run on this node (exit code {code}); the log says why.")
     return JobOutcome("done", result=read_json_object(out, "result.json", RESULT_BYTES) or {})

@@ -55,9 +55,10 @@ def run(job: Job) -> JobOutcome:
     spec = build_spec(job, dataset, 1, "trainer.training.replay", *arguments, extra_mounts=[Mount(recorded)])
     process = job.run_process(job.context.sandbox, spec)
     code = process.poll()
-    if process.limit_error is not None or code == ExitCode.MODEL_ERROR:
-        failure = "The model failed while the stretch was replayed; the log says how."
-        raise JobFailedError(process.limit_error or failure, "model")
+    if process.limit_error is not None:
+        raise JobFailedError(process.limit_error, "infrastructure" if order.graph else "model")
+    if code == ExitCode.MODEL_ERROR:
+        raise JobFailedError("The model failed while the stretch was replayed; the log says how.", "model")
     if code != 0:
         raise JobFailedError(f"The replay could not run on this node (exit code {code}); the log says why.")
     return JobOutcome("done", result=compare_weights(job, order).model_dump())

@@ -50,17 +50,21 @@ def score_trusted_code(job: Job, order: ScoreOrder, command: list[str]) -> JobOu
     if process.limit_error is not None:
         # Limits are computed from the model's size, so exceeding one is never the entry's fault.
         raise JobFailedError(f"The scoring was ended. {process.limit_error}")
-    return read_outcome(process.poll(), read_output(output))
+    return read_outcome(process.poll(), read_output(output), is_graph=order.graph is not None)
 
 
-def read_outcome(code: int | None, result: dict[str, Any] | None) -> JobOutcome:
+def read_outcome(code: int | None, result: dict[str, Any] | None, is_graph: bool) -> JobOutcome:
+    """Return the outcome. `is_graph`: no code of the entry ran, so that only what its graph computed is its fault."""
     if code == ExitCode.OK and result is not None:
         return JobOutcome("done", result=result, files=FILES)
+    if is_graph and result is not None and result.get("fault") == "checkpoint":
+        return JobOutcome("failed", sanitize_line(result.get("failed")), fault="checkpoint")
     if code == ExitCode.MODEL_ERROR and result is not None:
         reason = sanitize_line(result.get("failed")) or "The model could not be scored."
-        return JobOutcome("failed", reason, "model")
-    if code in CRASH_SIGNALS:  # an operator of the model: all else of the process is ours
-        return JobOutcome("failed", f"The model's process crashed with {CRASH_SIGNALS[code]}.", "model")
+        return JobOutcome("failed", reason, "infrastructure" if is_graph and not result.get("by_graph") else "model")
+    if code in CRASH_SIGNALS:
+        reason = f"The model's process crashed with {CRASH_SIGNALS[code]}."
+        return JobOutcome("failed", reason, "infrastructure" if is_graph else "model")
     return JobOutcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")
 
 

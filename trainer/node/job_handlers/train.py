@@ -6,18 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node import probes
-from trainer.node.checkpoint_sender import CheckpointSender
+from trainer.node.checkpoint_sender import FOLDER_NAME, MANIFEST, MANIFEST_BYTES, CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
 from trainer.node.job import Job
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeResults, TrainOrder
+from trainer.protocol import BaseWeights, Checkpoint, Fault, GraphFiles, ProbeResults, TrainOrder
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
@@ -30,6 +30,7 @@ DEFAULT_REASONS = {
     ExitCode.USER_ERROR: "The run's configuration is invalid; the log says why.",
     ExitCode.MODEL_ERROR: "The model failed; the log says how.",
 }
+FAULTS = get_args(Fault)
 MODEL_CODES = (ExitCode.USER_ERROR, ExitCode.MODEL_ERROR)  # exit codes for which the entry is at fault
 
 
@@ -51,7 +52,9 @@ def run(job: Job) -> JobOutcome:
     before = probes.run_probe(job, order.probe, "preparing") if order.probe else None
     senders = (MetricsSender(job), CheckpointSender(job, last_step, order.upload_seconds))
     outcome = read_outcome(
-        job.run_process(job.context.sandbox, build_spec(job, dataset, config["devices"]), senders), out
+        job.run_process(job.context.sandbox, build_spec(job, dataset, config["devices"]), senders),
+        out,
+        is_graph=order.graph is not None,
     )
     if outcome.outcome != "done":
         return outcome
@@ -106,12 +109,29 @@ def download_base_weights(job: Job, base: BaseWeights | None) -> Path | None:
 
 
 def download_checkpoint(job: Job, checkpoint: Checkpoint) -> int:
-    """Put the checkpoint where the trainer looks for it; return its step."""
+    """Put the checkpoint where the trainer looks for it; return its step.
+
+    Raise `JobFailedError` if it cannot be one: the node that uploaded it is at fault, not this one.
+    """
     if sum(file.size for file in checkpoint.files) > job.limits.disk_bytes:
-        raise JobFailedError("The checkpoint to resume from exceeds the job's disk limit. Nothing was run.")
+        raise build_checkpoint_error(checkpoint, "exceeds the job's disk limit")
     job.log(f"downloading the checkpoint of step {checkpoint.step} to resume from.")
-    job.download_all(checkpoint.files, job.workspace.out / build_checkpoint_path(checkpoint.step))
+    folder = job.workspace.out / build_checkpoint_path(checkpoint.step)
+    job.download_all(checkpoint.files, folder)
+    manifest = read_json_object(folder, MANIFEST, MANIFEST_BYTES) or {}
+    try:
+        declared = Checkpoint.model_validate(manifest)
+    except ValidationError as error:
+        raise build_checkpoint_error(checkpoint, "has no readable manifest") from error
+    files = {file for file in checkpoint.files if file.path != MANIFEST}
+    if declared.step != checkpoint.step or set(declared.files) != files or not FOLDER_NAME.fullmatch(folder.name):
+        raise build_checkpoint_error(checkpoint, "does not match its manifest")
     return checkpoint.step
+
+
+def build_checkpoint_error(checkpoint: Checkpoint, problem: str) -> JobFailedError:
+    reason = f"The checkpoint of step {checkpoint.step} to resume from {problem}. Nothing was run."
+    return JobFailedError(reason, fault="checkpoint")
 
 
 def build_spec(
@@ -135,26 +155,31 @@ def build_spec(
     return SandboxSpec(command, build_entry_environment(job, devices), mounts, work.out, job.limits)
 
 
-def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
-    code = process.poll()
+def read_outcome(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutcome:
+    """Return the outcome. `is_graph`: no code of the entry ran, so that only what the trainer reports is its fault."""
+    code, is_model = process.poll(), not is_graph
     if process.limit_error is not None:
-        return build_failure(process.limit_error, is_model=True)
+        return build_failure(process.limit_error, is_model)
     if code == ExitCode.OK:
         result = read_json_object(out, "result.json", RESULT_BYTES)
         if result is None:
-            return build_failure("The training ended without a result.", is_model=True)
+            return build_failure("The training ended without a result.", is_model)
         return JobOutcome("done", result=result, files=FILES)
     if code in CRASH_SIGNALS:
-        return build_failure(f"The training process crashed with {CRASH_SIGNALS[code]}.", is_model=True)
+        return build_failure(f"The training process crashed with {CRASH_SIGNALS[code]}.", is_model)
     failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
     if code in DEFAULT_REASONS:
-        cause = failure.get("cause")
-        is_model = cause == "model" if cause in ("model", "infrastructure") else code in MODEL_CODES
-        return build_failure(sanitize_line(failure.get("reason")) or DEFAULT_REASONS[ExitCode(code)], is_model)
+        reason = sanitize_line(failure.get("reason")) or DEFAULT_REASONS[ExitCode(code)]
+        cause, fault = failure.get("cause"), failure.get("fault")
+        if cause not in ("model", "infrastructure"):
+            cause = "model" if code in MODEL_CODES and not is_graph else "infrastructure"
+            fault = "order" if code == ExitCode.USER_ERROR else None
+        # An entry's own code may write anything there: its node's faults are decided by the node.
+        return build_failure(reason, cause == "model", fault if is_graph and fault in FAULTS else None)
     if code is not None and code > 128:
         return build_failure(f"The training process was killed from outside (signal {code - 128}).", is_model=False)
-    return build_failure(f"The training ended with the unknown exit code {code}.", is_model=True)
+    return build_failure(f"The training ended with the unknown exit code {code}.", is_model)
 
 
-def build_failure(reason: str, is_model: bool) -> JobOutcome:
-    return JobOutcome("failed", reason, "model" if is_model else "infrastructure", files=FILES)
+def build_failure(reason: str, is_model: bool, fault: Fault | None = None) -> JobOutcome:
+    return JobOutcome("failed", reason, "model" if is_model else "infrastructure", fault, files=FILES)

@@ -1,0 +1,272 @@
+"""Failures that nodes report: whose fault they are, and which nodes may not try the job again.
+
+A fault of the machine excludes its node from the job. What a node says of the entry, of a checkpoint or of the order is
+a claim: the job goes on elsewhere, without the node and its owner, until a node of a second owner or a trusted one says
+the same. A claim is refuted when a node whose results are accepted goes on past its step; then the node was at fault.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Max, Q, QuerySet
+from django.utils import timezone
+
+from scheduler import checkpoints, node_health, node_vetting, pool, transitions
+from scheduler.job_kinds import get_job_kind
+from scheduler.matching import PACKETS_KIND, SEAT_KIND
+from scheduler.models import SITE_ACTOR, Checkpoint, Event, FailureReport, Job, Lease, Node
+from trainer import protocol
+
+Fault = FailureReport.Fault
+State = FailureReport.State
+EXCLUDING_STATES = (State.OPEN, State.REFUTED)
+FAILED_RESUMES = 2
+"""Failures to resume from a checkpoint, at most one of each owner's nodes, after which it is dropped."""
+SHARED_KINDS = (PACKETS_KIND, SEAT_KIND)
+"""Kinds whose jobs are alike: a node that failed one rests instead of being excluded from each."""
+SITE_LIMIT = "A limit of this site stopped it; raise it in the track's limits, then resume the run."
+CLAIMS = {
+    Fault.MODEL: "that the model failed",
+    Fault.ORDER: "that no machine can run this",
+    Fault.LIMIT: "that a limit of this site is too low",
+    Fault.CHECKPOINT: "that it cannot resume from the checkpoint of step {step}",
+}
+
+
+def find_checkpoint(lease: Lease) -> Checkpoint | None:
+    """Return the checkpoint that the lease resumes from or reads."""
+    order = protocol.JobSpec.model_validate_json(lease.spec).order
+    resume = getattr(order, "resume", None)
+    if isinstance(resume, protocol.Checkpoint):
+        return lease.job.checkpoints.uploaded().filter(step=resume.step).first()
+    return get_job_kind(lease.job).find_read_checkpoint(lease.job)
+
+
+def process_failure(lease: Lease, fault: Fault, reason: str) -> None:
+    """Record a failure that ended a lease, and end or requeue its job. Requires a transaction."""
+    job, node = lease.job, lease.node
+    report = record_report(lease, fault, reason)
+    if fault == Fault.MACHINE:
+        node_health.record_machine_fault(node, reason, job)
+        transitions.requeue_job(
+            job, pool.get_actor(node), reason, counts=counts_as_attempt(report), **build_exclusions(report)
+        )
+    elif fault == Fault.CHECKPOINT:
+        process_failed_resume(report, find_checkpoint(lease))
+    elif is_agreed(report):
+        confirm_claim(report)
+    else:
+        requeue_after_claim(report)
+
+
+def record_report(lease: Lease, fault: Fault, reason: str) -> FailureReport:
+    checkpoint = find_checkpoint(lease) if fault == Fault.CHECKPOINT else None
+    return FailureReport.objects.create(
+        lease=lease,
+        job=lease.job,
+        node=lease.node,
+        owner=lease.node.owner,
+        fault=fault,
+        reason=reason[:500],
+        step=checkpoint.step if checkpoint else get_newest_step(lease.job),
+    )
+
+
+def get_newest_step(job: Job) -> int:
+    """Return the newest step that nodes have reported."""
+    uploaded = job.checkpoints.uploaded().aggregate(step=Max("step"))["step"]
+    return max(uploaded or 0, get_job_kind(job).get_reported_step(job))
+
+
+def build_exclusions(report: FailureReport, *, with_owner: bool = False) -> dict[str, Any]:
+    """Return the job's columns without the report's node, with `with_owner` also without its owner's others."""
+    job = Job.objects.only("kind", "excluded_nodes", "excluded_owners").get(pk=report.job_id)
+    if job.kind in SHARED_KINDS:
+        return {}
+    owners = {report.owner_id} - {None} if with_owner else set()
+    return {
+        "excluded_nodes": sorted({*job.excluded_nodes, report.node_id}),
+        "excluded_owners": sorted({*job.excluded_owners, *owners}),
+    }
+
+
+def counts_as_attempt(report: FailureReport) -> bool:
+    """Whether the job comes closer to failing. Between two checkpoints an owner's untrusted nodes count once."""
+    if report.node.trusted:
+        return True
+    last = Checkpoint.objects.uploaded().filter(job=report.job_id).aggregate(at=Max("created_at"))["at"]
+    others = FailureReport.objects.filter(
+        job=report.job_id, owner=report.owner_id, fault__in=[Fault.MACHINE, Fault.SILENCE], node__trusted=False
+    ).exclude(pk=report.pk)
+    return not (others.filter(at__gt=last) if last else others).exists()
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def find_open_claims(report: FailureReport) -> QuerySet[FailureReport]:
+    """Return the open reports of the same fault, this one included."""
+    alike = FailureReport.objects.filter(job=report.job_id, fault=report.fault, state=State.OPEN)
+    return alike.filter(step=report.step) if report.fault == Fault.CHECKPOINT else alike
+
+
+def is_agreed(report: FailureReport) -> bool:
+    """Whether a trusted node, or nodes of two owners, say the same. Nodes without an owner count as one owner's."""
+    owners = set(find_open_claims(report).values_list("owner", flat=True))
+    return report.node.trusted or len(owners) > 1
+
+
+def requeue_after_claim(report: FailureReport) -> None:
+    claim = CLAIMS[Fault(report.fault)].format(step=report.step)
+    agreement = "This counts once a node of another owner, or a trusted one, says the same."
+    message = f"{report.node.name} says {claim}. {agreement} It said: {report.reason}"
+    exclusions = build_exclusions(report, with_owner=True)
+    transitions.requeue_job(report.job, pool.get_actor(report.node), message, counts=False, **exclusions)
+
+
+def confirm_claim(report: FailureReport) -> None:
+    """Apply what several nodes, or a trusted one, have said."""
+    job, actor, reason = report.job, pool.get_actor(report.node), report.reason
+    for claim in close_claims(report):
+        node_health.record_success(claim.node, job)
+    if report.fault == Fault.MODEL:
+        transitions.fail_job(job, actor, "model", reason or "The model failed; its log says more.")
+    elif report.fault == Fault.ORDER:
+        transitions.fail_job(job, actor, "infrastructure", f"No machine can run this: {reason}")
+        remove_exclusions(job.pk)
+    else:
+        transitions.requeue_job(job, actor, f"{SITE_LIMIT} {reason}", counts=False, hold=True)
+        remove_exclusions(job.pk)
+
+
+def close_claims(report: FailureReport) -> list[FailureReport]:
+    """Mark the open claims as confirmed and return them."""
+    claims = list(find_open_claims(report).select_related("node"))
+    FailureReport.objects.filter(pk__in=[claim.pk for claim in claims]).update(state=State.CONFIRMED)
+    return claims
+
+
+def refute_claims(lease: Lease, step: int | None = None) -> None:
+    """Charge the nodes whose claims a job refutes that has gone on to `step` elsewhere; None: to its end."""
+    if not node_vetting.is_result_accepted(lease.node):
+        return
+    claims = FailureReport.objects.filter(job=lease.job_id, state=State.OPEN, fault__in=CLAIMS)
+    claims = claims.exclude(node=lease.node_id)
+    if step is not None:
+        claims = claims.filter(step__lt=step)
+    for claim in claims.select_related("node", "job"):
+        if FailureReport.objects.filter(pk=claim.pk, state=State.OPEN).update(state=State.REFUTED):
+            said = CLAIMS[Fault(claim.fault)].format(step=claim.step)
+            reason = f"It said {said}; {lease.node.name} has gone on past that point."
+            node_health.record_machine_fault(claim.node, reason, claim.job)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def process_failed_resume(report: FailureReport, checkpoint: Checkpoint | None) -> None:
+    """Requeue a job whose node could not use a checkpoint; drop the checkpoint after the second time."""
+    job = report.job
+    claims = find_open_claims(report).select_related("node")
+    trusted = [claim for claim in claims if claim.node.trusted]
+    owners = {claim.owner_id for claim in claims if not claim.node.trusted}
+    if len(trusted) + len(owners) < FAILED_RESUMES:
+        exclusions = {} if report.node.trusted else build_exclusions(report, with_owner=True)
+        message = f"{report.node.name} could not resume from the checkpoint of step {report.step}: {report.reason}"
+        transitions.requeue_job(job, pool.get_actor(report.node), message, counts=False, **exclusions)
+        return
+    assert checkpoint is not None, "nothing else has dropped it: the job had a lease"
+    exclusions = drop_checkpoint(checkpoint, report)
+    close_claims(report)
+    message = f"The checkpoint of step {report.step} turned out to be unusable. "
+    if checkpoint.job_id != job.pk:
+        Job.objects.filter(pk=checkpoint.job_id).update(**exclusions)
+        transitions.fail_job(job, SITE_ACTOR, "infrastructure", f"{message}{report.reason}")
+        return
+    last = job.checkpoints.resumable().last()
+    message += f"The one of step {last.step} is used instead." if last else "There is no earlier one."
+    transitions.requeue_job(job, SITE_ACTOR, message, counts=False, **exclusions)
+    remove_exclusions(job.pk)
+
+
+def drop_checkpoint(dropped: Checkpoint, report: FailureReport) -> dict[str, Any]:
+    """Resume from no checkpoint of this step or later, and charge the node that uploaded that one.
+
+    Return the columns of the checkpoint's job that exclude this node.
+    """
+    uploaded = Checkpoint.objects.uploaded().filter(job=dropped.job_id)
+    uploaded.filter(pk=dropped.pk).update(dropped_at=timezone.now())
+    checkpoints.delete_files(dropped)
+    last = Checkpoint.objects.resumable().filter(job=dropped.job_id).last()
+    uploaded.filter(step__gt=last.step if last else -1).update(dropped_at=timezone.now())
+    if dropped.lease is None:
+        return {}
+    uploader, reason = dropped.lease.node, f"Its checkpoint of step {dropped.step} is unusable: {report.reason}"
+    Event.record(SITE_ACTOR, uploader, f"{uploader.name}: {reason}")
+    node_health.record_machine_fault(uploader, reason, dropped.job)
+    fields: dict[str, Any] = {"fault": Fault.MACHINE, "reason": reason[:500], "state": State.OPEN}
+    fields |= {"job": dropped.job, "node": uploader, "owner": uploader.owner}
+    charged, _ = FailureReport.objects.update_or_create(lease=dropped.lease, defaults=fields)
+    return build_exclusions(charged)
+
+
+# --- exclusions -------------------------------------------------------------------------------------------------------
+
+
+def lift_exclusions(job: Job, actor: str) -> bool:
+    """Let all nodes try a job again that were excluded because they failed it; return whether there were any."""
+    with transaction.atomic():
+        lifted = FailureReport.objects.filter(job=job, state__in=EXCLUDING_STATES).update(state=State.LIFTED)
+        is_changed = remove_exclusions(job.pk)
+        if lifted:
+            Event.record(actor, job, "Nodes that failed it may try it again.")
+    job.refresh_from_db()
+    return is_changed
+
+
+def readmit_node(node: Node) -> None:
+    """Let a node that has proven itself again try the jobs that failed because of its machine."""
+    reports = FailureReport.objects.filter(node=node, fault=Fault.MACHINE, state=State.OPEN)
+    jobs = set(reports.exclude(job__state__in=transitions.FINAL_STATES).values_list("job", flat=True))
+    reports.update(state=State.LIFTED)
+    for job in sorted(jobs):
+        remove_exclusions(job)
+
+
+@transaction.atomic
+def remove_exclusions(job_id: int) -> bool:
+    """Let the nodes try a job again whose reports no longer exclude them; return whether there were any."""
+    job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
+    reports = FailureReport.objects.filter(job=job).order_by()
+    excluding = reports.filter(build_exclusion_filter())
+    claims = excluding.exclude(fault=Fault.MACHINE)
+    nodes = set(reports.values_list("node", flat=True)) - set(excluding.values_list("node", flat=True))
+    owners = set(reports.values_list("owner", flat=True)) - set(claims.values_list("owner", flat=True))
+    lists = {
+        "excluded_nodes": [pk for pk in job.excluded_nodes if pk not in nodes],
+        "excluded_owners": [pk for pk in job.excluded_owners if pk not in owners],
+    }
+    if lists == {"excluded_nodes": job.excluded_nodes, "excluded_owners": job.excluded_owners}:
+        return False
+    Job.objects.filter(pk=job.pk).update(**lists)
+    # A process that has read the queue reads those jobs again whose state is newer.
+    Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(state_since=timezone.now())
+    return True
+
+
+def build_exclusion_filter() -> Q:
+    """Return the condition that a report excludes its node."""
+    return Q(state__in=EXCLUDING_STATES) & ~Q(fault=Fault.SILENCE) & ~Q(fault=Fault.CHECKPOINT, node__trusted=True)
+
+
+def has_exclusions(job: Job) -> bool:
+    """Whether nodes are excluded because they failed the job."""
+    return FailureReport.objects.filter(build_exclusion_filter(), job=job).exists()
+
+
+def process_silence(lease: Lease, reason: str) -> None:
+    """Requeue the job of a lost lease. Requires a transaction."""
+    report = record_report(lease, Fault.SILENCE, reason)
+    transitions.requeue_job(lease.job, SITE_ACTOR, reason, counts=counts_as_attempt(report))
