@@ -307,7 +307,7 @@ def test_docker_command_drops_capabilities(client: Client, signed_in_user: User)
 
 def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) -> None:
     # As the container's user with what `--cap-drop ALL` and `no-new-privileges` leave. The image's Python is in /usr.
-    monkeypatch.setattr(bubblewrap, "list_interpreter_folders", list)
+    monkeypatch.setattr(bubblewrap, "list_interpreter_paths", list)
     limits = ResourceLimits(wall_seconds=10, memory_bytes=1 << 30, disk_bytes=1 << 30, processes=8)
     sandbox = bubblewrap.build_bwrap_arguments(SandboxSpec([], {}, [], Path("/"), limits), None)
     drop = ["setpriv", "--no-new-privs", "--inh-caps=-all"]
