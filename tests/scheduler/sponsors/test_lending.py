@@ -22,7 +22,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, Settings
 
-from scheduler import pool
+from scheduler import node_slots, pool
 from scheduler.job_kinds import PoolTrack
 from scheduler.models import Event, JoinToken, Node, Sponsor
 from tests.support.pool import HARDWARE, Agent, create_job, create_node, read_error_detail
@@ -362,6 +362,26 @@ def test_install_page_without_wheel_names_the_remedy(client: Client, signed_in_u
     page = get_node_page(client, create_lent_node(client))
     assert "pipx run" not in page
     assert "manage.py build_wheel" in page
+
+
+def test_node_page_names_each_gpu_and_why_one_is_unusable(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client)
+    agent = register_node(get_join_token(get_install_command(client, node, "docker")))
+    assert "none found" in get_node_page(client, node)
+    card = protocol.Gpu(name="NVIDIA H100", memory_bytes=80 * 2**30)
+    lost = protocol.Gpu(name="GPU 1", problem="It does not answer (GPU is lost).")
+    agent.hardware = HARDWARE.model_copy(
+        update={"gpus": ("NVIDIA H100",), "gpu_details": (card,), "unusable_gpus": (lost,)}
+    )
+    agent.request_action()
+
+    page = get_node_page(client, node)
+
+    assert "NVIDIA H100, 80\u00a0GB" in page
+    assert "<dt>Unusable GPU</dt><dd>GPU 1. It does not answer (GPU is lost).</dd>" in page
+    assert "none found" not in page
+    node.refresh_from_db()
+    assert node_slots.build_node_slot(node, timezone.now()).gpus == 1, "matching counts usable GPUs"
 
 
 def test_install_page_shows_joined_node(client: Client, signed_in_user: User) -> None:

@@ -95,7 +95,8 @@ START_IMPORT = """
 import subprocess, sys, tempfile
 from pathlib import Path
 from trainer.sandbox import ResourceLimits, SandboxSpec, get_driver
-spec = SandboxSpec([sys.executable, "-s", "-P", "-c", sys.argv[1]], {}, [], Path("/"), ResourceLimits(60, 10**9, 10**9, 8))
+limits = ResourceLimits(60, 10**9, 10**9, 8)
+spec = SandboxSpec([sys.executable, "-s", "-P", "-c", sys.argv[1]], {}, [], Path("/"), limits)
 with tempfile.TemporaryFile() as output:
     code = get_driver("bubblewrap").start(spec, output, output).wait()
     output.seek(0)
