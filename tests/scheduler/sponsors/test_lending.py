@@ -335,19 +335,39 @@ def test_docker_command_for_local_site_uses_host_network(
 def test_pipx_command_starts_agent_from_wheel(client: Client, signed_in_user: User, settings: Settings) -> None:
     command = get_install_command(client, create_lent_node(client, labels="mine"), "pipx")
     wheel = f"{settings.SITE_URL}/download/dailytrain-1.2.3-py3-none-any.whl#sha256={sha256(b'a wheel').hexdigest()}"
-    assert command[:4] == ["pipx", "run", "--spec", f"dailytrain[training,gpu] @ {wheel}"]
+    assert command[:4] == ["pipx", "run", "--spec", f"dailytrain[training,gpu,notebook,swarm] @ {wheel}"]
     project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
     assert command[4] in project["scripts"]
     assert project["name"] == "dailytrain"
-    assert set(project["optional-dependencies"]) >= {"training", "gpu"}
     assert command[5] == "node"
     assert build_parser().parse_args(command[6:]).label == ["mine"]
 
 
-def test_pipx_command_for_cpu_installs_no_gpu_packages(client: Client, signed_in_user: User) -> None:
-    assert get_install_command(client, create_lent_node(client, gpu_count="0"), "pipx")[3].startswith(
-        "dailytrain[training] @ http"
-    )
+def test_pipx_command_for_cpu_takes_torch_from_the_cpu_index(client: Client, signed_in_user: User) -> None:
+    command = get_install_command(client, create_lent_node(client, gpu_count="0"), "pipx")
+    assert command[3].startswith("dailytrain[training,notebook,swarm] @ http")
+    assert command[4:6] == ["--pip-args=--extra-index-url=https://download.pytorch.org/whl/cpu", "dailytrain"]
+    with_gpu = get_install_command(client, create_lent_node(client, name="with-gpu"), "pipx")
+    assert "extra-index-url" not in " ".join(with_gpu)
+
+
+@pytest.mark.parametrize(
+    ("fields", "extras"),
+    [
+        ({"packets": "never"}, "training,notebook,swarm"),
+        ({"packets": "between"}, "training,notebook,swarm,rephrase"),
+        ({"packets": "only"}, "rephrase"),
+        ({"serves": "track", "serves_track": "small"}, "training,notebook"),
+    ],
+)
+def test_pipx_command_brings_what_the_node_is_lent_for(
+    client: Client, signed_in_user: User, settings: Settings, fields: dict[str, str], extras: str
+) -> None:
+    settings.POOL_TRACKS = "tests.scheduler.sponsors.test_lending.list_two_tracks"
+    command = get_install_command(client, create_lent_node(client, gpu_count="0", **fields), "pipx")
+    assert command[3].startswith(f"dailytrain[{extras}] @ http")
+    project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
+    assert set(project["optional-dependencies"]) >= set(extras.split(","))
 
 
 def test_install_page_without_image_shows_pipx_only(client: Client, signed_in_user: User, settings: Settings) -> None:
