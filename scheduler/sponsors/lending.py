@@ -49,6 +49,11 @@ def build_agent_arguments(node: Node, token: str) -> list[str]:
     return ["--server", settings.SITE_URL, "--name", node.name, *labels, "--token", token]
 
 
+def has_gpus(node: Node) -> bool:
+    """Return whether the node has GPUs, as its owner or its agent says, usable or not."""
+    return bool(node.hardware.get("gpus") or node.hardware.get("unusable_gpus"))
+
+
 def build_docker_command(node: Node, token: str) -> str:
     """Return the command for a machine with Docker, empty if the site names no image.
 
@@ -60,7 +65,7 @@ def build_docker_command(node: Node, token: str) -> str:
     name = f"dailytrain-{node.name}"
     remove = f"docker rm -f {shlex.quote(name)}; " if node.last_seen else ""
     options = ["-d", "--name", name, "--restart", "on-failure:5", "--stop-timeout", str(STOP_SECONDS)]
-    options += ["--gpus", "all"] if node.hardware.get("gpus") else []
+    options += ["--gpus", "all"] if has_gpus(node) else []
     options += build_network_options()
     options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     for profile in ("seccomp", "apparmor", "systempaths"):
@@ -74,7 +79,7 @@ def build_pipx_command(node: Node, token: str) -> str:
     requirement = get_requirement(*list_extras(node))
     if not requirement:
         return ""
-    index = [] if node.hardware.get("gpus") else [f"--pip-args=--extra-index-url={CPU_INDEX}"]
+    index = [] if has_gpus(node) else [f"--pip-args=--extra-index-url={CPU_INDEX}"]
     pipx = ["pipx", "run", "--spec", requirement, *index, "dailytrain", "node"]
     return shlex.join([*pipx, *build_agent_arguments(node, token)])
 
@@ -87,6 +92,6 @@ def list_extras(node: Node) -> list[str]:
     rephrase = [] if node.packets == Node.Packets.NEVER else ["rephrase"]
     if node.packets == Node.Packets.ONLY:
         return rephrase
-    gpu = ["gpu"] if node.hardware.get("gpus") else []
+    gpu = ["gpu"] if has_gpus(node) else []
     swarm = [] if node.serves == Node.Serves.TRACK else ["swarm"]  # seats belong to no track
     return ["training", *gpu, "notebook", *swarm, *rephrase]

@@ -351,6 +351,16 @@ def test_pipx_command_for_cpu_takes_torch_from_the_cpu_index(client: Client, sig
     assert "extra-index-url" not in " ".join(with_gpu)
 
 
+def test_new_command_for_a_node_with_a_failing_gpu_brings_gpu_packages(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client)
+    agent = register_node(get_join_token(get_install_command(client, node, "pipx")))
+    agent.hardware = HARDWARE.model_copy(update={"unusable_gpus": (protocol.Gpu(name="GPU 0", problem="Lost."),)})
+    agent.request_action()
+    post_node_action(client, node, "rotate")
+    assert "[training,gpu," in get_install_command(client, node, "pipx")[3]
+    assert "--gpus" in get_install_command(client, node, "docker")
+
+
 @pytest.mark.parametrize(
     ("fields", "extras"),
     [
