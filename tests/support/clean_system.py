@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO
 
 USER = "ada"
-UBUNTU = ("noble",)
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 ENTER = """
 mount --bind "$ROOT" "$ROOT"
@@ -63,10 +62,8 @@ def find_problem() -> str:
     return f"not installed here: {', '.join(missing)}" if missing else ""
 
 
-def find_mirror(suite: str) -> str:
-    """Return the archive of a suite: this machine's own of Debian, UBUNTU_MIRROR for Ubuntu; "" if there is none."""
-    if suite in UBUNTU:
-        return os.environ.get("UBUNTU_MIRROR", "")
+def find_debian_mirror() -> str:
+    """Return the archive from which apt installs this machine's Debian; "" on another system."""
     for path in (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list")):
         text = path.read_text() if path.exists() else ""
         if match := re.search(r"^(?:URIs:|deb)\s+(?:\[[^]]*\]\s+)?(http\S+debian/?)", text, re.MULTILINE):
@@ -79,7 +76,7 @@ def create_clean_system(
 ) -> CleanSystem:
     """Install the system's smallest set of packages and add a user."""
     command = ["debootstrap", "--variant=minbase", "--include=ca-certificates"]
-    command += ["--components=main,universe"] if suite in UBUNTU else []
+    command += ["--components=main,universe"] if "ubuntu" in mirror else []
     command += [suite, str(root), mirror]
     with log.open("ab") as output:
         code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
