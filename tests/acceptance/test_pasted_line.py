@@ -1,7 +1,7 @@
 """A sponsor pastes the page's command on a clean system; its node finishes a job in the sandbox.
 
-Each system takes minutes and gigabytes, so only those in CLEAN_SYSTEMS run, such as "bookworm trixie". Debian comes from
-this machine's own archive; "noble=http://..." names that of another distribution.
+Each system takes minutes and gigabytes, so only those in CLEAN_SYSTEMS run, such as "bookworm trixie". Debian comes
+from this machine's own archive; "noble=http://..." names that of another distribution.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support.paths import REPOSITORY
+
 GIB = 1 << 30
 
 
@@ -130,5 +132,5 @@ def build_driver_environment(folder: Path, cards: list[Card]) -> dict[str, str]:
     folder.mkdir()
     (folder / "pynvml.py").write_text(DRIVER.format(cards=[asdict(card) for card in cards]))
     (folder / "nvidia-smi").touch(0o755)  # shows that there is a driver
-    paths = {name: os.environ.get(name) for name in ("PATH", "PYTHONPATH")}
-    return {name: os.pathsep.join(filter(None, [str(folder), path])) for name, path in paths.items()}
+    folders = {"PATH": [folder], "PYTHONPATH": [folder, REPOSITORY]}
+    return {name: os.pathsep.join([*map(str, first), os.environ.get(name, "")]) for name, first in folders.items()}
