@@ -52,7 +52,7 @@ ARG TORCH_INDEX=""
 COPY requirements.lock pyproject.toml README.md ./
 COPY trainer trainer
 RUN pip install torch==2.13.0 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
-    && pip install -c requirements.lock '.[training,gpu,notebook,swarm]'
+    && pip install -c requirements.lock '.[training,gpu,notebook,swarm,rephrase]'
 USER 10002
 ENV DAILYTRAIN_HOME=/home/node/data
 RUN mkdir -p /home/node/data

@@ -22,7 +22,7 @@ from trainer.cli.join_site import NodeError, add_site_arguments, join_site
 from trainer.errors import ExitCode, print_error
 from trainer.node.agent import Agent
 from trainer.node.client import SiteClient
-from trainer.node.gpus import GpuReading
+from trainer.node.gpus import UnreadableGpuReader
 from trainer.node.labels import derive_labels
 from trainer.sandbox import get_driver
 
@@ -37,16 +37,6 @@ class ReportedHardware(BaseModel):
     disk_free_bytes: int
     labels: tuple[str, ...] = ()
     """Labels in addition to those of the hardware."""
-
-
-class NoGpuReader:
-    """Jobs get no GPU, also on a machine that has some."""
-
-    gpus: tuple[protocol.Gpu, ...] = ()
-    cuda = ""
-
-    def read_gpus(self) -> tuple[GpuReading, ...]:
-        return ()
 
 
 class RehearsalAgent(Agent):
@@ -78,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sandbox = get_driver("bubblewrap")
         if problem := sandbox.find_problem():
             raise NodeError(problem)
-        agent = RehearsalAgent(client, home, sandbox, (sandbox.name,), gpu_reader=NoGpuReader())
+        agent = RehearsalAgent(client, home, sandbox, (sandbox.name,), gpu_reader=UnreadableGpuReader())
         agent.reported = options.hardware
         return agent
 

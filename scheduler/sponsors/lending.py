@@ -14,6 +14,8 @@ from scheduler.models import Event, JoinToken, Node
 from scheduler.release.wheel import get_requirement
 from scheduler.site_address import build_network_options
 
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's index of CPU builds. Their local version, such as 2.13.0+cpu, precedes the default index's CUDA build."""
 STOP_SECONDS = 150
 """Timeout of `docker stop`. The agent hands its job back at the next checkpoint, which takes up to two minutes."""
 
@@ -47,6 +49,11 @@ def build_agent_arguments(node: Node, token: str) -> list[str]:
     return ["--server", settings.SITE_URL, "--name", node.name, *labels, "--token", token]
 
 
+def has_gpus(node: Node) -> bool:
+    """Return whether the node has GPUs, as its owner or its agent says, usable or not."""
+    return bool(node.hardware.get("gpus") or node.hardware.get("unusable_gpus"))
+
+
 def build_docker_command(node: Node, token: str) -> str:
     """Return the command for a machine with Docker, empty if the site names no image.
 
@@ -58,7 +65,7 @@ def build_docker_command(node: Node, token: str) -> str:
     name = f"dailytrain-{node.name}"
     remove = f"docker rm -f {shlex.quote(name)}; " if node.last_seen else ""
     options = ["-d", "--name", name, "--restart", "on-failure:5", "--stop-timeout", str(STOP_SECONDS)]
-    options += ["--gpus", "all"] if node.hardware.get("gpus") else []
+    options += ["--gpus", "all"] if has_gpus(node) else []
     options += build_network_options()
     options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     for profile in ("seccomp", "apparmor", "systempaths"):
@@ -69,8 +76,22 @@ def build_docker_command(node: Node, token: str) -> str:
 
 def build_pipx_command(node: Node, token: str) -> str:
     """Return the command for a machine without Docker, empty if the site has no package to install."""
-    requirement = get_requirement(*(("training", "gpu") if node.hardware.get("gpus") else ("training",)))
+    requirement = get_requirement(*list_extras(node))
     if not requirement:
         return ""
-    pipx = ["pipx", "run", "--spec", requirement, "dailytrain", "node"]
+    index = [] if has_gpus(node) else [f"--pip-args=--extra-index-url={CPU_INDEX}"]
+    pipx = ["pipx", "run", "--spec", requirement, *index, "dailytrain", "node"]
     return shlex.join([*pipx, *build_agent_arguments(node, token)])
+
+
+def list_extras(node: Node) -> list[str]:
+    """Return the extras of the package for what the node is lent for.
+
+    FlashAttention is none of them: it has no wheel on the default index and compiles against the installed torch.
+    """
+    rephrase = [] if node.packets == Node.Packets.NEVER else ["rephrase"]
+    if node.packets == Node.Packets.ONLY:
+        return rephrase
+    gpu = ["gpu"] if has_gpus(node) else []
+    swarm = [] if node.serves == Node.Serves.TRACK else ["swarm"]  # seats belong to no track
+    return ["training", *gpu, "notebook", *swarm, *rephrase]

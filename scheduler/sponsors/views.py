@@ -206,6 +206,7 @@ def build_join_context(node: Node, token: str) -> dict[str, Any]:
     return {
         "expected": expected,
         "has_token": has_token,
+        "has_gpus": lending.has_gpus(node),
         "docker": lending.build_docker_command(node, token) if has_token else "",
         "pipx": lending.build_pipx_command(node, token) if has_token else "",
         "joined": not expected

@@ -66,6 +66,7 @@ def machine(node: Node) -> list[tuple[str, str]]:
         f"{gpu.get('name', 'GPU')}, {(gpu.get('memory_bytes') or 0) / 2**30:.0f}{SPACE}GB"
         for gpu in facts.get("gpu_details") or ()
     )
+    unusable = facts.get("unusable_gpus") or ()
     drivers = sorted({gpu["driver"] for gpu in facts.get("gpu_details") or () if gpu.get("driver")})
     speed, disk, heat = (
         facts.get("network_bytes_per_second"), facts.get("disk_free_bytes"), health.get("temperature_celsius")
@@ -78,6 +79,8 @@ def machine(node: Node) -> list[tuple[str, str]]:
     used, probe = health.get("gpu_used_bytes"), health.get("probe") or {}
     lines = [
         *(("GPU", f"{count} × {card}" if count > 1 else card) for card, count in cards.items()),
+        *(("Unusable GPU", f"{gpu['name']}. {gpu['problem']}") for gpu in unusable),
+        ("GPU", "none found" if "hostname" in facts and not (cards or unusable) else ""),
         ("Driver", ", ".join([*drivers, *([f"CUDA {facts['cuda']}"] if facts.get("cuda") else [])])),
         ("Free disk", f"{gigabytes(disk)}{SPACE}GB" if disk else ""),
         ("Network", f"{speed * 8 / 1e6:,.0f}{SPACE}Mbit/s" if speed else ""),

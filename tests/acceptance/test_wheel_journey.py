@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
 import sysconfig
 import time
 import venv
-from html import unescape
 from pathlib import Path
 
-import httpx
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
@@ -22,6 +19,7 @@ from leaderboard import runs
 from scheduler import storage
 from scheduler.models import Job, Node
 from tests.support import scene, stdlib_release
+from tests.support.pasted_line import lend_machine
 from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -37,23 +35,6 @@ def create_environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def get_pasted_line(site_url: str) -> list[str]:
-    """Sign in, fill in the form to lend a machine and return the words of the pipx command on its page."""
-    with httpx.Client(base_url=site_url, follow_redirects=True, timeout=WAIT_SECONDS) as browser:
-        browser.get("/accounts/login/")
-        secret = {"csrfmiddlewaretoken": browser.cookies["csrftoken"]}
-        browser.post("/accounts/login/", data={"login": "ada", "password": PASSWORD, **secret})
-        form = {"name": "loco", "gpu_count": "0", "lanes": "together", "available": "always", "timezone": "UTC"}
-        form |= {"serves": "everyone", "shown": "name", "sponsor_name": "Ada"}
-        browser.get("/sponsors/lend/")
-        page = browser.post(
-            "/sponsors/lend/", data={**form, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
-        ).raise_for_status()
-    line = re.search(r'id="pipx-line"[^>]*>([^<]+)<', page.text)
-    assert line, page.text
-    return shlex.split(unescape(line[1]))
-
-
 def test_wheel_installed_by_pasted_line_joins_and_finishes_a_job(
     site_url: str, settings: Settings, tmp_path: Path
 ) -> None:
@@ -66,8 +47,10 @@ def test_wheel_installed_by_pasted_line_joins_and_finishes_a_job(
     run = scene.create_run(scene.create_entry(track, "Smeared keys"))
     assert runs.queue_run(run, release=storage.store_bytes(stdlib_release.build_tar(stdlib_release.FILES)))
 
-    words = get_pasted_line(site_url)
+    line, _ = lend_machine(site_url, "ada", PASSWORD)
+    words = shlex.split(line)
     assert words[:3] == ["pipx", "run", "--spec"]
+    program = words.index("dailytrain")
     python = create_environment(tmp_path / "environment")
     # What `pipx run` does: it installs the package into an environment and starts the program there.
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", words[3]]
@@ -78,8 +61,8 @@ def test_wheel_installed_by_pasted_line_joins_and_finishes_a_job(
 
     log = tmp_path / "agent.log"
     with log.open("wb") as output:
-        program = [python.with_name(words[4]), *words[5:], "--home", tmp_path / "node"]
-        agent = subprocess.Popen(program, stdout=output, stderr=output, cwd=tmp_path)
+        command = [python.with_name(words[program]), *words[program + 1 :], "--home", tmp_path / "node"]
+        agent = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path)
     try:
         deadline = time.monotonic() + WAIT_SECONDS
         while not Job.objects.filter(run=run, state=Job.State.DONE).exists():

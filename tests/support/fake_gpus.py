@@ -1,12 +1,14 @@
-"""GPUs for tests: NVML's module with the names, types and errors of `nvidia-ml-py`, and a program `nvidia-smi`."""
+"""GPUs for tests: NVML's module with the names, types and errors of `nvidia-ml-py`."""
 
 from __future__ import annotations
 
-import stat
-from dataclasses import dataclass, field
+import os
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from tests.support.paths import REPOSITORY
 
 GIB = 1 << 30
 
@@ -17,12 +19,14 @@ class Card:
 
     name: str = "NVIDIA GeForce RTX 3090"
     uuid: str = "GPU-6f3c0a5e-8f5a-4b0e-9f34-000000000000"
-    total: int = 24 * GIB
+    total: int | None = 24 * GIB  # None: unified memory, for which NVML has no number
     used: int = 300 << 20
     temperature: int | None = 41
     reasons: int = 0x1
     busy: int = 0
     pids: list[int] = field(default_factory=list)
+    error: int | None = None  # number of the error that every query of it has
+    is_split: bool = False  # by MIG
 
 
 def pair(**fields: Any) -> list[Card]:
@@ -33,7 +37,14 @@ class NVMLError(Exception):
     """The exception of pynvml, with an error number."""
 
     def __init__(self, value: int) -> None:
-        super().__init__({3: "Not Supported", 13: "Function Not Found", 15: "GPU is lost"}[value])
+        texts = {
+            3: "Not Supported",
+            13: "Function Not Found",
+            14: "Corrupted infoROM",
+            15: "GPU is lost",
+            999: "Unknown Error",
+        }
+        super().__init__(texts[value])
         self.value = value
 
 
@@ -42,10 +53,11 @@ class Nvml:
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU = 0
+    NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_DEVICE_MIG_ENABLE = 1
 
     def __init__(self, cards: list[Card], cuda: int = 12040, old_driver: bool = False) -> None:
         self.cards = cards
-        self.lost = False
         self._cuda = cuda
         self._old = old_driver
 
@@ -55,7 +67,10 @@ class Nvml:
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        return SimpleNamespace(card=self.cards[index])
+        card = self.cards[index]
+        if card.error is not None:
+            raise NVMLError(card.error)
+        return SimpleNamespace(card=card)
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return "550.54.15"
@@ -70,10 +85,15 @@ class Nvml:
         return str(handle.card.uuid)
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:
-        if self.lost:
-            raise NVMLError(15)
         card = handle.card
+        if card.error is not None or card.total is None:
+            raise NVMLError(card.error or 3)
         return SimpleNamespace(total=card.total, used=card.used, free=card.total - card.used)
+
+    def nvmlDeviceGetMigMode(self, handle: Any) -> list[int]:
+        if not handle.card.is_split:
+            raise NVMLError(3)
+        return [1, 1]
 
     def nvmlDeviceGetTemperature(self, handle: Any, sensor: int) -> int:
         assert sensor == self.NVML_TEMPERATURE_GPU
@@ -96,49 +116,21 @@ class Nvml:
         return [SimpleNamespace(pid=pid, usedGpuMemory=None, gpuInstanceId=0xFFFFFFFF) for pid in handle.card.pids]
 
 
-SMI = """#!/bin/sh
-cd {folder}
-case "$1" in
-  --query-gpu=*{unknown}*) echo 'Field "{unknown}" is not a valid field to query.'; exit 2;;
-  --query-gpu=name,*) cat what.csv;;
-  --query-gpu=uuid,*) cat how.csv;;
-  --query-gpu=clocks*) cat reasons.csv;;
-  --query-compute-apps=*) cat apps.csv;;
-  "") cat page.txt;;
-  *) echo "Invalid combination of input arguments."; exit 1;;
-esac
-"""
-PAGE = """Tue Mar  5 21:04:11 2024
-+-----------------------------------------------------------------------------------------+
-| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |
-|-----------------------------------------+------------------------+----------------------+
+DRIVER = """
+from tests.support.fake_gpus import Card, Nvml
+
+nvml = Nvml([Card(**fields) for fields in {cards!r}])
+
+
+def __getattr__(name):
+    return getattr(nvml, name)
 """
 
 
-class Smi:
-    """A program `nvidia-smi` in a folder, with the real one's output for `--format=csv,noheader,nounits`."""
-
-    def __init__(self, folder: Path, cards: list[Card], unknown: str = "no.such.field") -> None:
-        self._folder = folder
-        self.cards = cards
-        folder.mkdir()
-        program = folder / "nvidia-smi"
-        program.write_text(SMI.format(folder=folder, unknown=unknown))
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        (folder / "page.txt").write_text(PAGE)
-        self.write()
-
-    def write(self) -> None:
-        """Write the output for the current values of the cards."""
-        what = [f"{card.name}, {card.uuid}, {card.total >> 20}, 550.54.15" for card in self.cards]
-        reasons = [f"0x{card.reasons:016x}" for card in self.cards]
-        how = [
-            f"{card.uuid}, {card.used >> 20}, {'[N/A]' if card.temperature is None else card.temperature}, {card.busy}"
-            f", {reason}"
-            for card, reason in zip(self.cards, reasons, strict=True)
-        ]
-        apps = [f"{card.uuid}, {pid}" for card in self.cards for pid in card.pids]
-        for name, lines in {"what": what, "how": how, "reasons": reasons, "apps": apps}.items():
-            aside = self._folder / f"{name}.partial"
-            aside.write_text("".join(f"{line}\n" for line in lines))
-            aside.replace(self._folder / f"{name}.csv")
+def build_driver_environment(folder: Path, cards: list[Card]) -> dict[str, str]:
+    """Return the environment of an agent process on a machine with a driver and these cards."""
+    folder.mkdir()
+    (folder / "pynvml.py").write_text(DRIVER.format(cards=[asdict(card) for card in cards]))
+    (folder / "nvidia-smi").touch(0o755)  # shows that there is a driver
+    folders = {"PATH": [folder], "PYTHONPATH": [folder, REPOSITORY]}
+    return {name: os.pathsep.join([*map(str, first), os.environ.get(name, "")]) for name, first in folders.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import stdlib_release
-from tests.support.fake_gpus import GIB, Card, Smi
+from tests.support.fake_gpus import GIB, Card, build_driver_environment
 from tests.support.live_site import LiveSite
 from tests.support.waits import WAIT_SECONDS
 
@@ -203,13 +203,12 @@ def make_pool(site: LiveSite, agents: int, jobs: int, seed: int) -> Pool:
 
 
 def build_environment(site: LiveSite, number: int) -> dict[str, str]:
-    """Return the environment of an agent whose `nvidia-smi` lists the cards of its turn."""
+    """Return the environment of an agent whose driver lists the cards of its turn."""
     names = CARDS[number % len(CARDS)]
     if not names:
         return site.environment
     cards = [Card(name, f"GPU-{number}-{card}", 24 * GIB) for card, name in enumerate(names)]
-    Smi(site.folder / f"cards-{number}", cards)
-    return {**site.environment, "PATH": f"{site.folder}/cards-{number}:{site.environment['PATH']}"}
+    return {**site.environment, **build_driver_environment(site.folder / f"cards-{number}", cards)}
 
 
 def encode_release() -> str:

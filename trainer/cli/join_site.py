@@ -98,12 +98,15 @@ def serve_site(
     from trainer.node.agent import AgentStoppedError
     from trainer.node.client import RequestRefusedError, SiteClient
     from trainer.node.console import configure_logging, log
+    from trainer.node.hardware import describe_gpus
     from trainer.node.slot_loops import run_slots
     from trainer.node.upload_rate import UploadRate
 
     configure_logging()
     client = SiteClient(options.server, options.token or "", upload_rate=UploadRate(options.upload_rate))
     agent = build_agent(client, options.home.absolute())
+    for line in describe_gpus(agent.gpu_monitor.reader):
+        log.info(line)
     path = options.home / "identity.json"
     try:
         with agent.handle_signals():

@@ -17,8 +17,8 @@ from trainer.node.console import log
 from trainer.node.disk_quota import DiskQuota
 from trainer.node.extras import list_unsupported_kinds
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpu_readers import open_gpu_reader
 from trainer.node.gpus import GpuReader
+from trainer.node.gpus_nvml import open_gpu_reader
 from trainer.node.hardware import detect_hardware
 from trainer.node.identity import Identity
 from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND

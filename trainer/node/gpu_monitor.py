@@ -6,7 +6,7 @@ import threading
 import time
 
 from trainer.node.console import log
-from trainer.node.gpus import GpuError, GpuReader, GpuReading
+from trainer.node.gpus import GpuReader, GpuReading
 from trainer.protocol import Health, ProbeReading
 
 IDLE_SECONDS = 300.0
@@ -27,18 +27,15 @@ class GpuMonitor:
         self._read_at = float("-inf")
 
     def read_gpus(self) -> tuple[GpuReading, ...]:
-        """Return one reading per GPU, at most `CACHE_SECONDS` old; raise `GpuError`."""
+        """Return one reading per GPU, at most `CACHE_SECONDS` old."""
         with self._lock:
             if time.monotonic() - self._read_at > CACHE_SECONDS:
                 self._readings, self._read_at = self.reader.read_gpus(), time.monotonic()
             return self._readings
 
     def build_health(self, trouble: str = "") -> Health:
-        """Return the report for the site. A driver that does not respond counts as trouble."""
-        try:
-            readings = self.read_gpus()
-        except GpuError as error:
-            readings, trouble = (), trouble or str(error)
+        """Return the report for the site. `trouble`: why the slot takes no job."""
+        readings = self.read_gpus()
         used = [reading.used_bytes for reading in readings if reading.used_bytes is not None]
         temperatures = [gpu.temperature_celsius for gpu in readings if gpu.temperature_celsius is not None]
         is_throttled = any(reading.throttled for reading in readings)
@@ -51,6 +48,11 @@ class GpuMonitor:
             probe=self.probe,
             trouble=trouble[:300],
         )
+
+    def find_problem(self, gpus: tuple[str, ...]) -> str:
+        """Return a sentence about the first of these GPUs (by UUID) that cannot be used now; "" if all can."""
+        pairs = zip(self.reader.gpus, self.read_gpus(), strict=True)
+        return next((f"{gpu.name} {now.problem}" for gpu, now in pairs if gpu.uuid in gpus and now.problem), "")
 
     def update_idle(self, slot: int, gpus: tuple[str, ...], is_running: bool, now: float | None = None) -> None:
         """Record at every heartbeat whether a slot's job uses its GPUs (by UUID)."""
@@ -67,11 +69,7 @@ class GpuMonitor:
         self._warn_once(f"idle {slot}", slot in self._idle_slots, message)
 
     def _are_all_idle(self, gpus: tuple[str, ...]) -> bool:
-        try:
-            readings = self.read_gpus()
-        except GpuError:
-            return False
-        pairs = zip(self.reader.gpus, readings, strict=False)
+        pairs = zip(self.reader.gpus, self.read_gpus(), strict=True)
         busy = [reading.busy_percent for gpu, reading in pairs if gpu.uuid in gpus]
         return bool(busy) and all(percent is not None and percent < BUSY_PERCENT for percent in busy)
 

@@ -9,7 +9,7 @@ import sys
 
 import psutil
 
-from trainer.node.gpus import GpuReader, ProcGpuReader
+from trainer.node.gpus import GpuReader, UnreadableGpuReader
 from trainer.node.labels import derive_labels
 from trainer.protocol import Hardware
 
@@ -22,7 +22,7 @@ def detect_hardware(
     `disk_bytes`: what a job may use; `sandboxes`: working drivers, the one in use first; `bytes_per_second`: measured
     speed of the network.
     """
-    gpus = ProcGpuReader() if gpus is None else gpus
+    gpus = UnreadableGpuReader() if gpus is None else gpus
     return Hardware(
         hostname=socket.gethostname()[:200],
         platform=f"{platform.system()} {platform.release()} {platform.machine()}"[:200],
@@ -33,10 +33,21 @@ def detect_hardware(
         gpus=tuple(gpu.name for gpu in gpus.gpus),
         sandboxes=sandboxes,
         gpu_details=gpus.gpus,
+        unusable_gpus=gpus.unusable_gpus or None,
         cuda=gpus.cuda[:20],
         network_bytes_per_second=bytes_per_second,
         found_labels=derive_labels(gpus.gpus, disk_bytes),
     )
+
+
+def describe_gpus(gpus: GpuReader) -> list[str]:
+    """Return a sentence for each GPU of the machine: what was found and whether jobs may use it, or why not."""
+    lines = [f"Found {gpu.name}, {gpu.memory_bytes / 2**30:.0f} GB. Jobs may use it." for gpu in gpus.gpus]
+    lines += [f"Found {gpu.name}. No job may use it. {gpu.problem}" for gpu in gpus.unusable_gpus]
+    if not gpus.gpus:
+        cores = len(list_processors())
+        lines.append(f"Found no {'usable ' if lines else ''}NVIDIA GPU. Jobs run on {cores} processor cores.")
+    return lines
 
 
 def list_processors() -> tuple[int, ...]:

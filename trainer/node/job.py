@@ -75,7 +75,9 @@ class Job:
     def build_heartbeat(self) -> protocol.Heartbeat:
         monitor, slot = self.context.gpu_monitor, self.context.slot
         monitor.update_idle(slot.number, slot.uuids, is_running=self.phase == "running" and self.seconds > 0)
-        return protocol.Heartbeat(phase=self.phase, seconds=self.seconds, health=monitor.build_health())
+        return protocol.Heartbeat(
+            phase=self.phase, seconds=self.seconds, health=monitor.build_health(monitor.find_problem(slot.uuids))
+        )
 
     def log(self, message: str) -> None:
         log.info("Job %s: %s", self.spec.job, message)

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import GpuError, GpuReading
+from trainer.node.gpus import GpuReading
 from trainer.node.slots import Slot
 from trainer.node.workspace import remove_folder
 
@@ -59,9 +59,7 @@ class SlotCleanup:
         self._slot = slot
         self._gpu_monitor = gpu_monitor
         self._lease: int | None = None  # the last lease of this slot
-        self._baseline: list[GpuReading] = []
-        with suppress(GpuError):
-            self._baseline = self._read_slot_gpus()
+        self._baseline = self._read_slot_gpus()
 
     def set_lease(self, lease: int) -> None:
         self._lease = lease
@@ -75,9 +73,11 @@ class SlotCleanup:
 
     def clean_up_once(self) -> str:
         """Clean up once; return a sentence about what remains, "" if nothing does."""
+        gpu_problem = self._gpu_monitor.find_problem(self._slot.uuids)
         if self._lease is None:
-            return ""
-        return self._end_processes(self._lease) or self._remove_files(self._lease) or self._check_gpu_memory()
+            return gpu_problem
+        left = self._end_processes(self._lease) or self._remove_files(self._lease)
+        return left or gpu_problem or self._check_gpu_memory()
 
     def _end_processes(self, lease: int) -> str:
         mark = build_mark(self._home, lease)
@@ -96,21 +96,15 @@ class SlotCleanup:
         return ""
 
     def _check_gpu_memory(self) -> str:
-        try:
-            now = self._read_slot_gpus()
-        except GpuError as error:
-            return str(error)
-        for gpu, before, after in zip(self._slot.gpus, self._baseline, now, strict=False):
+        now = self._read_slot_gpus()
+        for gpu, before, after in zip(self._slot.gpus, self._baseline, now, strict=True):
             if leftover := describe_gpu_leftover(before, after):
                 return f"{gpu.name} {leftover}"
-        if len(self._baseline) == len(now):
-            self._baseline = [pick_lower_usage(*pair) for pair in zip(self._baseline, now, strict=True)]
-        else:
-            self._baseline = now
+        self._baseline = [pick_lower_usage(*pair) for pair in zip(self._baseline, now, strict=True)]
         return ""
 
     def _read_slot_gpus(self) -> list[GpuReading]:
-        pairs = zip(self._gpu_monitor.reader.gpus, self._gpu_monitor.read_gpus(), strict=False)
+        pairs = zip(self._gpu_monitor.reader.gpus, self._gpu_monitor.read_gpus(), strict=True)
         return [reading for gpu, reading in pairs if gpu.uuid in self._slot.uuids]
 
 
@@ -127,5 +121,5 @@ def describe_gpu_leftover(before: GpuReading, now: GpuReading) -> str:
 
 
 def pick_lower_usage(before: GpuReading, now: GpuReading) -> GpuReading:
-    """Return the reading with less memory in use; the later one if they are equal."""
-    return now if (now.used_bytes or 0) <= (before.used_bytes or 0) else before
+    """Return the reading with less memory in use; the later one if they are equal or the first has no number."""
+    return now if before.used_bytes is None or (now.used_bytes or 0) <= (before.used_bytes or 0) else before

@@ -32,7 +32,8 @@ def run_slots(agent: Agent, identity: Identity, once: bool) -> None:
     weights = BlobCache(agent.home / "weights", max_bytes=WEIGHTS_BYTES)
     evaluation_data = BlobCache(agent.home / "evaluation")
     while True:
-        slots = split_into_slots(agent.gpu_monitor.reader.gpus, list_processors(), agent.slot_count)
+        reader = agent.gpu_monitor.reader
+        slots = split_into_slots(reader.gpus, list_processors(), agent.slot_count, bool(reader.unusable_gpus))
         shared = (agent.home, identity, agent.sandbox, blobs, weights, evaluation_data, agent.quota, agent.gpu_monitor)
         contexts = [SlotContext(*shared, slot, dataset_lock, agent.offer, agent.network) for slot in slots]
         run_loops(agent, [PollLoop(agent, context, abandoned, once) for context in contexts])

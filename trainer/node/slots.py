@@ -23,7 +23,7 @@ class Slot:
     count: int = 1  # slots of this machine
     gpus: tuple[Gpu, ...] = ()
     processors: tuple[int, ...] = ()  # numbers of its cores; empty: all of the machine
-    shares_gpus: bool = False  # whether other slots may use other GPUs of the machine
+    shares_gpus: bool = False  # whether the machine has GPUs that are not this slot's
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -52,17 +52,19 @@ class Slot:
         return f"Slot {self.number + 1} of {self.count}"
 
 
-def split_into_slots(gpus: Sequence[Gpu], processors: Sequence[int], count: int) -> list[Slot]:
+def split_into_slots(
+    gpus: Sequence[Gpu], processors: Sequence[int], count: int, has_unusable_gpus: bool = False
+) -> list[Slot]:
     """Split the machine evenly; more slots than cores share cores."""
     if count == 1:
-        return [Slot(gpus=tuple(gpus))]
+        return [Slot(gpus=tuple(gpus), shares_gpus=has_unusable_gpus)]
     return [
         Slot(
             number=number,
             count=count,
             gpus=split_evenly(gpus, number, count),
             processors=split_evenly(processors, number, count) or (processors[number % len(processors)],),
-            shares_gpus=bool(gpus),
+            shares_gpus=bool(gpus) or has_unusable_gpus,
         )
         for number in range(count)
     ]

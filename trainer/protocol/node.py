@@ -19,6 +19,7 @@ class Gpu(Message):
     memory_bytes: Count = 0
     driver: str = Field(default="", max_length=40)
     uuid: str = Field(default="", max_length=80)
+    problem: str | None = Field(default=None, max_length=300)  # why no job may use it, in a sentence
 
 
 class Rephraser(Message):
@@ -42,6 +43,8 @@ class Hardware(Message):
     gpus: tuple[Name, ...] = Field(default=(), max_length=64)  # names
     sandboxes: tuple[Label, ...] = Field(default=(), max_length=16)  # working sandbox drivers; the first is in use
     gpu_details: tuple[Gpu, ...] = Field(default=(), max_length=64)  # the same GPUs, in the same order
+    unusable_gpus: tuple[Gpu, ...] | None = Field(default=None, max_length=64)
+    """GPUs beside these, each with the `problem` for which no job may use it."""
     cuda: str = Field(default="", max_length=20)  # the newest CUDA version that the driver supports
     network_bytes_per_second: float | None = Field(default=None, ge=0, lt=1e15)
     """Measured on recent transfers with the server, the slower direction; None before the first large transfer."""

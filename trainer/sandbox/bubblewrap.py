@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,8 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/
 KERNEL_SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/scsi", "/proc/mtrr")
 """Read-only inside. A node that runs as root owns them even without capabilities: core_pattern names a program that the
 kernel starts outside."""
+PREFIX_PARTS = ("bin", "include", "lib", "lib64", "pyvenv.cfg", "share/jupyter")
+"""What Python uses of a prefix that is a home folder."""
 PROCESSOR = "/sys/devices/system/cpu"  # PyTorch reads the number of processors from it
 OPEN_FILES = 4096
 
@@ -150,7 +153,7 @@ def build_bwrap_arguments(spec: SandboxSpec, info: int | None) -> list[str]:
         *["--ro-bind-try", PROCESSOR, PROCESSOR],
         *(word for path in KERNEL_SETTINGS for word in ("--ro-bind-try", path, path)),
         *(word for path in list_gpu_devices(spec.environment) for word in ("--dev-bind", path, path)),
-        *(word for path in list_interpreter_folders() for word in ("--ro-bind", path, path)),
+        *(word for path in list_interpreter_paths() for word in ("--ro-bind", path, path)),
         *(word for mount in spec.mounts for word in bind_mount(mount)),
         # What bubblewrap creates for itself is memory without a limit, so it becomes read-only.
         *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(spec.folder), "--"],
@@ -196,10 +199,33 @@ def bind_system_folder(path: Path) -> Iterator[str]:
         yield from ("--ro-bind", str(path), str(path))
 
 
-def list_interpreter_folders() -> list[str]:
-    """Return the folders of this Python outside /usr: the environment's and those of its base installation."""
-    folders = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    return sorted(folder for folder in folders if not Path(folder).is_relative_to("/usr"))
+@cache
+def list_interpreter_paths() -> tuple[str, ...]:
+    """Return what this Python reads outside /usr, wherever it lies: its installations and its packages.
+
+    Packages may lie outside the prefixes: pipx shares some between environments by a .pth file. A folder that a .pth
+    file adds counts only if packages were installed into it, so that an editable checkout stays out of sight.
+    """
+    # The isolated search path is that of the jobs: without the user's own packages, PYTHONPATH and the current folder.
+    script = "import sys; print(*sys.path, sep='\\0')"
+    result = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
+    prefixes = {Path(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)}
+    paths = {path for prefix in prefixes for path in list_prefix_paths(prefix)}
+    paths |= {path for path in map(Path, result.stdout.strip().split("\0")) if any(path.glob("*.dist-info"))}
+    program = Path(sys.executable)
+    while program.is_symlink():
+        program = Path(os.path.normpath(program.parent / program.readlink()))
+        paths.add(program)
+    paths |= {path.resolve() for path in paths}  # links such as uv's from 3.12 to 3.12.1 may point there
+    visible = {*map(Path, SYSTEM), *paths}
+    return tuple(sorted(str(path) for path in paths - set(map(Path, SYSTEM)) if visible.isdisjoint(path.parents)))
+
+
+def list_prefix_paths(prefix: Path) -> list[Path]:
+    """Return the prefix; only its folders of programs and libraries if it also has files of the user."""
+    if not Path.home().is_relative_to(prefix) and prefix != Path.home() / ".local":
+        return [prefix]
+    return [path for path in map(prefix.joinpath, PREFIX_PARTS) if path.exists()]
 
 
 def bind_mount(mount: Mount) -> tuple[str, str, str]:

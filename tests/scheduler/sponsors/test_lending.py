@@ -22,7 +22,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, Settings
 
-from scheduler import pool
+from scheduler import node_slots, pool
 from scheduler.job_kinds import PoolTrack
 from scheduler.models import Event, JoinToken, Node, Sponsor
 from tests.support.pool import HARDWARE, Agent, create_job, create_node, read_error_detail
@@ -307,7 +307,7 @@ def test_docker_command_drops_capabilities(client: Client, signed_in_user: User)
 
 def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) -> None:
     # As the container's user with what `--cap-drop ALL` and `no-new-privileges` leave. The image's Python is in /usr.
-    monkeypatch.setattr(bubblewrap, "list_interpreter_folders", list)
+    monkeypatch.setattr(bubblewrap, "list_interpreter_paths", list)
     limits = ResourceLimits(wall_seconds=10, memory_bytes=1 << 30, disk_bytes=1 << 30, processes=8)
     sandbox = bubblewrap.build_bwrap_arguments(SandboxSpec([], {}, [], Path("/"), limits), None)
     drop = ["setpriv", "--no-new-privs", "--inh-caps=-all"]
@@ -335,19 +335,49 @@ def test_docker_command_for_local_site_uses_host_network(
 def test_pipx_command_starts_agent_from_wheel(client: Client, signed_in_user: User, settings: Settings) -> None:
     command = get_install_command(client, create_lent_node(client, labels="mine"), "pipx")
     wheel = f"{settings.SITE_URL}/download/dailytrain-1.2.3-py3-none-any.whl#sha256={sha256(b'a wheel').hexdigest()}"
-    assert command[:4] == ["pipx", "run", "--spec", f"dailytrain[training,gpu] @ {wheel}"]
+    assert command[:4] == ["pipx", "run", "--spec", f"dailytrain[training,gpu,notebook,swarm] @ {wheel}"]
     project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
     assert command[4] in project["scripts"]
     assert project["name"] == "dailytrain"
-    assert set(project["optional-dependencies"]) >= {"training", "gpu"}
     assert command[5] == "node"
     assert build_parser().parse_args(command[6:]).label == ["mine"]
 
 
-def test_pipx_command_for_cpu_installs_no_gpu_packages(client: Client, signed_in_user: User) -> None:
-    assert get_install_command(client, create_lent_node(client, gpu_count="0"), "pipx")[3].startswith(
-        "dailytrain[training] @ http"
-    )
+def test_pipx_command_for_cpu_takes_torch_from_the_cpu_index(client: Client, signed_in_user: User) -> None:
+    command = get_install_command(client, create_lent_node(client, gpu_count="0"), "pipx")
+    assert command[3].startswith("dailytrain[training,notebook,swarm] @ http")
+    assert command[4:6] == ["--pip-args=--extra-index-url=https://download.pytorch.org/whl/cpu", "dailytrain"]
+    with_gpu = get_install_command(client, create_lent_node(client, name="with-gpu"), "pipx")
+    assert "extra-index-url" not in " ".join(with_gpu)
+
+
+def test_new_command_for_a_node_with_a_failing_gpu_brings_gpu_packages(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client)
+    agent = register_node(get_join_token(get_install_command(client, node, "pipx")))
+    agent.hardware = HARDWARE.model_copy(update={"unusable_gpus": (protocol.Gpu(name="GPU 0", problem="Lost."),)})
+    agent.request_action()
+    post_node_action(client, node, "rotate")
+    assert "[training,gpu," in get_install_command(client, node, "pipx")[3]
+    assert "--gpus" in get_install_command(client, node, "docker")
+
+
+@pytest.mark.parametrize(
+    ("fields", "extras"),
+    [
+        ({"packets": "never"}, "training,notebook,swarm"),
+        ({"packets": "between"}, "training,notebook,swarm,rephrase"),
+        ({"packets": "only"}, "rephrase"),
+        ({"serves": "track", "serves_track": "small"}, "training,notebook"),
+    ],
+)
+def test_pipx_command_brings_what_the_node_is_lent_for(
+    client: Client, signed_in_user: User, settings: Settings, fields: dict[str, str], extras: str
+) -> None:
+    settings.POOL_TRACKS = "tests.scheduler.sponsors.test_lending.list_two_tracks"
+    command = get_install_command(client, create_lent_node(client, gpu_count="0", **fields), "pipx")
+    assert command[3].startswith(f"dailytrain[{extras}] @ http")
+    project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
+    assert set(project["optional-dependencies"]) >= set(extras.split(","))
 
 
 def test_install_page_without_image_shows_pipx_only(client: Client, signed_in_user: User, settings: Settings) -> None:
@@ -362,6 +392,26 @@ def test_install_page_without_wheel_names_the_remedy(client: Client, signed_in_u
     page = get_node_page(client, create_lent_node(client))
     assert "pipx run" not in page
     assert "manage.py build_wheel" in page
+
+
+def test_node_page_names_each_gpu_and_why_one_is_unusable(client: Client, signed_in_user: User) -> None:
+    node = create_lent_node(client)
+    agent = register_node(get_join_token(get_install_command(client, node, "docker")))
+    assert "none found" in get_node_page(client, node)
+    card = protocol.Gpu(name="NVIDIA H100", memory_bytes=80 * 2**30)
+    lost = protocol.Gpu(name="GPU 1", problem="It does not answer (GPU is lost).")
+    agent.hardware = HARDWARE.model_copy(
+        update={"gpus": ("NVIDIA H100",), "gpu_details": (card,), "unusable_gpus": (lost,)}
+    )
+    agent.request_action()
+
+    page = get_node_page(client, node)
+
+    assert "NVIDIA H100, 80\u00a0GB" in page
+    assert "<dt>Unusable GPU</dt><dd>GPU 1. It does not answer (GPU is lost).</dd>" in page
+    assert "none found" not in page
+    node.refresh_from_db()
+    assert node_slots.build_node_slot(node, timezone.now()).gpus == 1, "matching counts usable GPUs"
 
 
 def test_install_page_shows_joined_node(client: Client, signed_in_user: User) -> None:

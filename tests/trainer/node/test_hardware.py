@@ -1,24 +1,23 @@
-"""Detection of a node's hardware: GPUs by NVML or `nvidia-smi`, labels, health and network speed."""
+"""Detection of a node's hardware: GPUs by NVML, labels, health and network speed."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pynvml
 import pytest
 
 from tests.support.agent_process import Node, build_training_job, wait_until_finished
-from tests.support.fake_gpus import GIB, Card, Nvml, Smi, pair
+from tests.support.fake_gpus import GIB, Card, Nvml, build_driver_environment, pair
 from tests.support.node_api_server import NodeApiServer
-from trainer.node import gpu_monitor, gpus, gpus_nvml, gpus_smi
+from trainer.node import gpu_monitor, gpus_nvml
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpu_readers import open_gpu_reader
-from trainer.node.gpus import GpuError, GpuReader, ProcGpuReader, select_visible_gpus
-from trainer.node.gpus_nvml import NvmlReader
-from trainer.node.gpus_smi import SmiReader
-from trainer.node.hardware import detect_hardware
+from trainer.node.gpus import GpuReader, UnreadableGpuReader, select_visible_gpus
+from trainer.node.gpus_nvml import NvmlReader, open_gpu_reader
+from trainer.node.hardware import describe_gpus, detect_hardware
 from trainer.node.labels import derive_labels, parse_gpu_model
 from trainer.node.transfer_speed import TransferSpeed
 from trainer.protocol import Gpu, Hardware
@@ -31,32 +30,24 @@ HEAT, POWER_CAP = 0x40, 0x4
 def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without a GPU; a test may add files to the folder."""
     monkeypatch.setattr(gpu_devices, "DRIVER", tmp_path / "driver")
-    monkeypatch.setattr(gpus, "CONTROL", tmp_path / "nvidiactl")
+    monkeypatch.setattr(gpus_nvml, "CONTROL", tmp_path / "nvidiactl")
+    monkeypatch.setattr(gpus_nvml, "PCI_DEVICES", tmp_path / "pci")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
 
-@pytest.fixture(params=["nvml", "smi"])
-def two(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> tuple[GpuReader, list[Card]]:
-    """Two 3090s, read by NVML and by nvidia-smi."""
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> tuple[GpuReader, list[Card]]:
+    """Two 3090s."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cards = pair()
-    if request.param == "nvml":
-        return NvmlReader(Nvml(cards)), cards
-    program = Smi(tmp_path / "bin", cards)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    made = SmiReader()
-    read = made.read_gpus
-    monkeypatch.setattr(made, "read_gpus", lambda: (program.write(), read())[1])
-    return made, cards
+    return NvmlReader(Nvml(cards)), cards
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
-def test_detect_hardware_by_nvml_and_smi_agrees(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
+def test_detect_hardware_reports_each_gpu(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
     found = detect_hardware(5 * 10**11, ("bubblewrap",), two[0], bytes_per_second=2e6)
     assert found.gpu_details == tuple(
         Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, driver="550.54.15", uuid=card.uuid)
@@ -87,25 +78,60 @@ def test_read_gpus_at_the_power_cap_is_not_throttled(two: tuple[GpuReader, list[
     assert not two[0].read_gpus()[0].throttled
 
 
-def test_read_gpus_with_an_old_driver_finds_throttling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hot = [Card(reasons=HEAT)]
-    assert NvmlReader(Nvml(hot, old_driver=True)).read_gpus()[0].throttled
-    Smi(tmp_path / "bin", hot, unknown="clocks_event_reasons.active")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    assert SmiReader().read_gpus()[0].throttled
+def test_read_gpus_with_an_old_driver_finds_throttling() -> None:
+    assert NvmlReader(Nvml([Card(reasons=HEAT)], old_driver=True)).read_gpus()[0].throttled
 
 
-def test_read_gpus_with_a_lost_gpu_raises_gpu_error() -> None:
-    nvml = Nvml(pair())
-    made = NvmlReader(nvml)
-    nvml.lost = True
-    with pytest.raises(GpuError, match="do not answer"):
-        made.read_gpus()
-    assert "do not answer (GPU is lost)" in GpuMonitor(made).build_health().trouble
+def test_read_gpus_with_a_lost_gpu_reads_the_other(two: tuple[GpuReader, list[Card]]) -> None:
+    reader, cards = two
+    cards[0].error, cards[1].used = 15, 5 * GIB
+    first, second = reader.read_gpus()
+    assert (first.problem, second.problem, second.used_bytes) == ("does not answer (GPU is lost).", "", 5 * GIB)
+    monitor = GpuMonitor(reader)
+    assert monitor.find_problem((cards[0].uuid,)) == "NVIDIA GeForce RTX 3090 does not answer (GPU is lost)."
+    assert monitor.find_problem((cards[1].uuid,)) == ""
+    assert monitor.build_health().gpu_used_bytes == 5 * GIB
+
+
+@pytest.mark.usefixtures("driver_only")
+def test_detect_hardware_with_a_failing_gpu_reports_both(tmp_path: Path) -> None:
+    cards = [*pair(), Card(uuid="GPU-3", is_split=True)]
+    cards[0].error = 999
+    reader = NvmlReader(Nvml(cards))
+    found = detect_hardware(10**12, ("bubblewrap",), reader)
+    assert [gpu.uuid for gpu in found.gpu_details] == [cards[1].uuid]
+    assert found.gpus == ("NVIDIA GeForce RTX 3090",)
+    assert {"1x3090", "1x24gb"} <= set(found.found_labels)
+    assert found.unusable_gpus is not None
+    problems = [(gpu.name, gpu.problem) for gpu in found.unusable_gpus]
+    assert problems == [
+        ("GPU 0", "It does not answer (Unknown Error)."),
+        ("NVIDIA GeForce RTX 3090", gpus_nvml.IS_SPLIT),
+    ]
+    assert describe_gpus(reader) == [
+        "Found NVIDIA GeForce RTX 3090, 24 GB. Jobs may use it.",
+        "Found GPU 0. No job may use it. It does not answer (Unknown Error).",
+        f"Found NVIDIA GeForce RTX 3090. No job may use it. {gpus_nvml.IS_SPLIT}",
+    ]
+
+
+def test_read_gpus_with_unified_memory_counts_the_system(driver_only: Path) -> None:
+    reader = NvmlReader(Nvml([Card(name="NVIDIA GB10", total=None)]))
+    assert [gpu.memory_bytes for gpu in reader.gpus] == [psutil.virtual_memory().total]
+    reading = reader.read_gpus()[0]
+    assert (reading.used_bytes, reading.temperature_celsius, reading.problem) == (None, 41, "")
+
+
+def test_gpus_outside_cuda_visible_devices_are_named(
+    two: tuple[GpuReader, list[Card]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    reader = NvmlReader(Nvml(two[1]))
+    assert [gpu.uuid for gpu in reader.gpus] == [two[1][1].uuid]
+    assert [(gpu.uuid, gpu.problem) for gpu in reader.unusable_gpus] == [(two[1][0].uuid, gpus_nvml.NOT_LENT)]
 
 
 def test_fake_nvml_matches_the_real_package() -> None:
-    pynvml = pytest.importorskip("pynvml")
     ours = [name for name in dir(Nvml) if name.startswith(("nvml", "NVML_"))]
     assert [name for name in ours if not hasattr(pynvml, name)] == []
     assert issubclass(pynvml.NVMLError, Exception)
@@ -113,21 +139,39 @@ def test_fake_nvml_matches_the_real_package() -> None:
 
 def test_open_gpu_reader_without_a_driver_imports_nothing(driver_only: Path) -> None:
     script = (
-        "import sys, pathlib\nfrom trainer.node import gpu_readers, gpus\nfrom trainer.sandbox import gpu_devices\n"
-        "gpu_devices.DRIVER = gpus.CONTROL = pathlib.Path('/nowhere')\n"
-        "assert gpu_readers.open_gpu_reader().gpus == ()\nassert 'pynvml' not in sys.modules\n"
+        "import sys, pathlib\nfrom trainer.node import gpus_nvml\nfrom trainer.sandbox import gpu_devices\n"
+        "gpu_devices.DRIVER = gpus_nvml.CONTROL = gpus_nvml.PCI_DEVICES = pathlib.Path('/nowhere')\n"
+        "reader = gpus_nvml.open_gpu_reader()\nassert (reader.gpus, reader.unusable_gpus) == ((), ())\n"
+        "assert 'pynvml' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"}, cwd=Path.cwd())
-    assert ProcGpuReader().gpus == ()
 
 
-def test_open_gpu_reader_with_proc_only_finds_names(driver_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_gpu_reader_with_a_failing_driver_names_the_gpus(
+    driver_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError_LibRmVersionMismatch
+
     card = driver_only / "driver" / "0000:01:00.0"
     card.mkdir(parents=True)
     (card / "information").write_text("Model: \t\t NVIDIA A100-SXM4-80GB\nGPU UUID: \t GPU-12\nDevice Minor: \t 0\n")
-    monkeypatch.setenv("PATH", str(driver_only))
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
     made = open_gpu_reader()
-    assert (made.gpus, made.read_gpus()) == ((Gpu(name="NVIDIA A100-SXM4-80GB", uuid="GPU-12"),), ())
+    problem = "NVIDIA's driver does not answer (RM has detected an NVML/RM version mismatch.)."
+    assert made.unusable_gpus == (Gpu(name="NVIDIA A100-SXM4-80GB", uuid="GPU-12", problem=problem),)
+    assert (made.gpus, made.read_gpus()) == ((), ())
+    assert describe_gpus(made)[1].startswith("Found no usable NVIDIA GPU. Jobs run on ")
+
+
+def test_open_gpu_reader_with_a_card_without_driver_says_so(driver_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(driver_only))
+    for address, vendor, kind in (("01:00.0", "0x10de", "0x030000"), ("01:00.1", "0x10de", "0x040300")):
+        device = driver_only / "pci" / address
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    assert open_gpu_reader().unusable_gpus == (Gpu(name="NVIDIA GPU", problem=gpus_nvml.NO_DRIVER),)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +268,7 @@ def test_gpu_monitor_with_an_idle_job_warns_once(
 
 
 def test_gpu_monitor_without_a_gpu_is_never_idle() -> None:
-    monitor = GpuMonitor(ProcGpuReader())
+    monitor = GpuMonitor(UnreadableGpuReader())
     for seconds in (0, 1000):
         monitor.update_idle(0, (), is_running=True, now=seconds)
     assert not monitor.build_health().idle_gpu
@@ -248,8 +292,9 @@ def test_transfer_speed_is_the_slower_direction() -> None:
 def test_node_registers_hardware_and_reports_health(
     site: NodeApiServer, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    Smi(tmp_path / "bin", pair(temperature=77))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    cards = [*pair(temperature=77), Card(error=15)]
+    for name, value in build_driver_environment(tmp_path / "driver", cards).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     lease = site.queue_job(build_training_job(site, steps=10, pace=0.1))
     assert node.start("--once", "--label", "cellar").wait() == 0
@@ -257,6 +302,11 @@ def test_node_registers_hardware_and_reports_health(
     assert registered.labels == ("cellar",)
     assert {"2x3090", "2x24gb"} <= set(registered.hardware.found_labels)
     assert [gpu.memory_bytes for gpu in registered.hardware.gpu_details] == [24 * GIB] * 2
+    assert registered.hardware.unusable_gpus is not None
+    assert registered.hardware.unusable_gpus[0].problem == "It does not answer (GPU is lost)."
+    output = node.read_output()
+    assert output.count("Found NVIDIA GeForce RTX 3090, 24 GB. Jobs may use it.") == 2
+    assert "Found GPU 2. No job may use it. It does not answer (GPU is lost)." in output
     assert Hardware.model_validate_json(registered.hardware.model_dump_json()) == registered.hardware
     polled, beat = site.polls[0].health, wait_until_finished(site, lease).heartbeats[-1].health
     assert polled is not None
@@ -266,13 +316,9 @@ def test_node_registers_hardware_and_reports_health(
 
 
 @pytest.mark.gpu
-def test_nvml_and_smi_on_a_real_gpu_agree() -> None:
-    try:
-        nvml, smi = gpus_nvml.open_nvml_reader(), gpus_smi.SmiReader()
-    except GpuError as error:
-        pytest.skip(str(error))
-    assert [gpu.uuid for gpu in nvml.gpus] == [gpu.uuid for gpu in smi.gpus]
-    assert nvml.cuda == smi.cuda
-    for one, other in zip(nvml.read_gpus(), smi.read_gpus(), strict=True):
-        assert abs((one.used_bytes or 0) - (other.used_bytes or 0)) < 1 << 30
-        assert one.temperature_celsius is not None
+def test_open_gpu_reader_on_a_real_gpu_reads_it() -> None:
+    reader = open_gpu_reader()
+    if not reader.gpus:
+        pytest.skip(" ".join(describe_gpus(reader)))
+    assert all(gpu.memory_bytes and gpu.uuid for gpu in reader.gpus)
+    assert all(reading.temperature_celsius is not None for reading in reader.read_gpus())

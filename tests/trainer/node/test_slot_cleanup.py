@@ -18,7 +18,7 @@ from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
 from trainer.node import gpu_monitor, slot_cleanup
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import ProcGpuReader
+from trainer.node.gpus import UnreadableGpuReader
 from trainer.node.gpus_nvml import NvmlReader
 from trainer.node.slot_cleanup import SlotCleanup, find_marked_processes
 from trainer.node.slots import split_into_slots
@@ -67,7 +67,7 @@ def test_cleanup_with_an_unremovable_folder_reports_it(tmp_path: Path, monkeypat
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
     (folder / "left").touch()
-    cleanup = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
+    cleanup = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(UnreadableGpuReader()))
     cleanup.set_lease(5)
 
     def refuse(path: Path) -> None:
@@ -83,7 +83,7 @@ def test_cleanup_with_an_unremovable_folder_reports_it(tmp_path: Path, monkeypat
 def test_cleanup_keeps_an_empty_folder_for_the_next_agent(tmp_path: Path) -> None:
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
-    cleanup = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
+    cleanup = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(UnreadableGpuReader()))
     cleanup.set_lease(5)
     assert cleanup.clean_up_slot(lambda: False) == ""
     assert folder.is_dir()
@@ -120,6 +120,12 @@ def test_cleanup_with_held_gpu_memory_reports_it_until_freed(cards: list[Card], 
 def test_cleanup_with_a_new_gpu_process_reports_it(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
     cards[1].pids = [99]
     assert "is in use by process 99" in cleanups[1].clean_up_once()
+
+
+def test_cleanup_with_a_lost_gpu_stops_its_slot_only(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
+    cards[0].error = 15
+    assert cleanups[0].clean_up_once() == "NVIDIA GeForce RTX 3090 does not answer (GPU is lost)."
+    assert cleanups[1].clean_up_once() == ""
 
 
 def test_cleanup_ignores_gpu_memory_used_before_the_job(cards: list[Card], tmp_path: Path) -> None:

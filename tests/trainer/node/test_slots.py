@@ -62,6 +62,12 @@ def test_single_slot_binds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(slot.gpus), slot.processors) == (2, ())
 
 
+@pytest.mark.parametrize("usable", [0, 1])
+def test_single_slot_beside_an_unusable_gpu_lists_the_others(usable: int) -> None:
+    (slot,) = split_into_slots(cards(usable), range(8), 1, has_unusable_gpus=True)
+    assert slot.build_environment()["CUDA_VISIBLE_DEVICES"] == ",".join(["GPU-0"][:usable])
+
+
 def test_slot_environment_lists_gpus_by_uuid() -> None:
     first, second, third = split_into_slots(cards(2), range(6), 3)
     assert second.build_environment() == {

@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import textwrap
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.sandbox import Mount, ResourceLimits, SandboxError, SandboxProcess, SandboxSpec, cgroup, get_driver
 
@@ -86,6 +89,81 @@ def test_sandbox_hides_home_and_other_folders(run: Callable[..., EndedProcess], 
             print(sorted(os.listdir({str(tmp_path)!r})))
         """)
     assert ended.output == "False\nFalse\nFalse\n['out']\n"
+
+
+START_IMPORT = """
+import subprocess, sys, tempfile
+from pathlib import Path
+from trainer.sandbox import ResourceLimits, SandboxSpec, get_driver
+limits = ResourceLimits(60, 10**9, 10**9, 8)
+spec = SandboxSpec([sys.executable, "-s", "-P", "-c", sys.argv[1]], {}, [], Path("/"), limits)
+with tempfile.TemporaryFile() as output:
+    code = get_driver("bubblewrap").start(spec, output, output).wait()
+    output.seek(0)
+    print(output.read().decode())
+raise SystemExit(code)
+"""
+
+
+def run_in_environment(python: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in the sandbox that another Python starts."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [python, "-c", START_IMPORT, code]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=WAIT_SECONDS)
+
+
+def create_environment(folder: Path, *package_folders: Path) -> Path:
+    """Create an environment that finds packages in these folders and in this environment's; return its Python."""
+    venv.create(folder)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    (packages / "shared.pth").write_text("\n".join(map(str, [sysconfig.get_paths()["purelib"], *package_folders])))
+    return folder / "bin" / "python"
+
+
+def install_package(folder: Path, name: str) -> None:
+    (folder / f"{name}-1.0.dist-info").mkdir(parents=True)
+    (folder / f"{name}.py").write_text("place = __file__")
+
+
+def test_packages_outside_the_prefix_are_visible_and_read_only(tmp_path: Path) -> None:
+    shared, checkout = tmp_path / "shared" / "packages", tmp_path / "checkout"
+    install_package(shared, "from_elsewhere")
+    checkout.mkdir()
+    (checkout / "secret").write_text("secret")
+    python = create_environment(tmp_path / "environment", shared, checkout)
+    ended = run_in_environment(
+        python,
+        f"import os, psutil, from_elsewhere; print(from_elsewhere.place, os.access({str(shared)!r}, os.W_OK));"
+        f"print(os.path.exists({str(checkout)!r}), os.listdir({str(tmp_path)!r}))",
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    place, rest = ended.stdout.split("\n", 1)
+    assert place == f"{shared / 'from_elsewhere.py'} False"
+    assert rest.startswith("False ")
+    assert "shared" in rest
+    assert "checkout" not in rest
+
+
+def test_environment_of_a_linked_python_starts(tmp_path: Path) -> None:
+    """As uv installs it: the version's short name is a link to the full one."""
+    full, short = tmp_path / "pythons" / "full", tmp_path / "pythons" / "short"
+    venv.create(full)
+    short.symlink_to(full)
+    python = create_environment(tmp_path / "environment")
+    python.unlink()
+    python.symlink_to(short / "bin" / "python")
+    ended = run_in_environment(python, "import psutil, sys; print(sys.prefix)")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_environment_in_the_home_folder_shows_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    python = create_environment(tmp_path)
+    (tmp_path / ".ssh").mkdir()
+    ended = run_in_environment(python, f"import psutil, os; print(sorted(os.listdir({str(tmp_path)!r})))")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ".ssh" not in ended.stdout
+    assert "pyvenv.cfg" in ended.stdout
 
 
 def test_sandbox_writes_only_to_writable_mounts(run: Callable[..., EndedProcess], tmp_path: Path) -> None:

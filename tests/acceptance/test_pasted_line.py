@@ -1,0 +1,78 @@
+"""A sponsor pastes the page's command on a clean system; its node finishes a job in the sandbox.
+
+Each system takes minutes and gigabytes, so only those in CLEAN_SYSTEMS run, such as "bookworm trixie". Debian comes
+from this machine's own archive; "noble=http://..." names that of another distribution.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.support import clean_system
+from tests.support.live_site import PASSWORD, LiveSite, live_site, make_repository
+from tests.support.pasted_line import lend_machine
+from tests.support.waits import WAIT_SECONDS
+
+pytestmark = pytest.mark.slow
+INSTALL_SECONDS = 3600.0
+"""Several gigabytes, where this machine has no CPU build of torch for the system's Python."""
+CPU_INDEX = "--pip-args=--extra-index-url=https://download.pytorch.org/whl/cpu"
+
+
+def read_train_job(site: LiveSite) -> str | None:
+    page = site.get_json("runs")
+    runs = page["items"] if page else []
+    failed = [run["reason"] for run in runs if run["state"] == "failed"]
+    assert not failed, f"{failed}\n{site.read_log_tails()}"
+    return next((run["state"] for run in runs if run["state"] in ("scoring", "finished")), None)
+
+
+@pytest.mark.timeout(2 * INSTALL_SECONDS)
+@pytest.mark.parametrize("suite", ["bookworm", "trixie", "noble"])
+def test_pasted_line_on_a_clean_system_finishes_a_job(suite: str, tmp_path: Path) -> None:
+    wanted = dict(re.findall(r"(\w+)=?(\S*)", os.environ.get("CLEAN_SYSTEMS", "")))
+    if suite not in wanted:
+        pytest.skip(f"CLEAN_SYSTEMS does not name {suite}")
+    if problem := clean_system.find_problem():
+        pytest.skip(problem)
+    mirror = wanted[suite] or clean_system.find_debian_mirror()
+    log = tmp_path / "system.log"
+    environment, shown = clean_system.read_pip_configuration()
+    system = clean_system.create_clean_system(tmp_path / "root", suite, mirror, log, environment, shown)
+    folder = tmp_path / "site"
+    folder.mkdir()
+    with live_site(folder, "60steps") as site:
+        site.environment["WHEELS"] = str(folder / "wheels")
+        site.manage("build_wheel")
+        make_repository(site.repository)
+        site.start_web()
+        site.start_worker()
+        site.call("runs.start_night")
+        line, packages = lend_machine(site.url, "maintainer", PASSWORD)
+        system.run(["apt-get", "update", "-q"], log, "root")
+        system.run(["apt-get", "install", "-y", "-q", *packages], log, "root")
+        # The index of the page may be out of reach: pip takes what it is configured with here.
+        assert CPU_INDEX in line
+        with (folder / "pasted-line.log").open("wb") as output:
+            command = ["bash", "-c", line.replace(CPU_INDEX, "")]
+            output.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {suite}\n$ {line}\n".encode())
+            output.flush()
+            node = system.start(command, output)
+            try:
+                site.wait(lambda: has_joined(site, node.poll()), "the node to join", INSTALL_SECONDS)
+                site.wait(lambda: read_train_job(site), "the run to be trained", WAIT_SECONDS)
+            finally:
+                node.kill()  # unshare ignores SIGTERM; all that it started dies with it
+                node.wait()
+        assert [lease["node"] for lease in site.call("runs.read_leases")] == ["loco"]
+
+
+def has_joined(site: LiveSite, code: int | None) -> bool:
+    assert code is None, f"pipx ended with {code}\n{site.read_log_tails()}"
+    nodes = site.get_json("nodes") or {"items": []}
+    return any(node["name"] == "loco" and node["state"] == "online" for node in nodes["items"])
