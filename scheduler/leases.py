@@ -19,6 +19,7 @@ from scheduler import (
     deadlines,
     job_groups,
     matching,
+    node_health,
     node_slots,
     node_tokens,
     pool,
@@ -212,20 +213,20 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
     elif message.outcome == "done":
         uploads.attach_files(lease, message.files)
         transitions.finish_job(job, actor, message.result)
-        pool.record_job_success(node)
+        node_health.record_success(node, job)
     elif message.outcome == "released":
         transitions.requeue_job(job, actor, message.reason or "The node handed it back.", counts=False)
     elif message.cause == "model":
         uploads.attach_files(lease, message.files)
         transitions.fail_job(job, actor, "model", message.reason or "The model failed; its log says more.")
-        pool.record_job_success(node)
+        node_health.record_success(node, job)
     elif lease.rejected_bytes is not None and job.entry_id and job.needs_sandbox:  # an entry's own code wrote the file
         transitions.fail_job(job, actor, "model", f"Its files are too large. {message.reason}")
     elif uploads.is_limit_too_low(lease):  # another node would fail in the same way
         transitions.requeue_job(job, actor, f"{SITE_LIMIT} {message.reason}", counts=False, hold=True)
     else:
         transitions.requeue_job(job, actor, message.reason or "The node could not go on.", counts=True)
-        pool.record_node_failure(node)
+        node_health.record_machine_fault(node, message.reason or "The node could not go on.", job)
 
 
 @transaction.atomic
