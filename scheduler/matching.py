@@ -42,6 +42,9 @@ PACKETS_KIND = "rephrase"
 """The rephrasing kind; a node runs it only if its owner allows it."""
 SEAT_KIND = "seat"
 """The swarm worker's kind. It runs only the site's own code, so any node may run it."""
+SELF_TEST_KIND = "self_test"
+"""The kind of a slot's self-test. It is leased to that slot alone and never waits in the queue."""
+SEAT_AGENT_KINDS = {SEAT_KIND, SELF_TEST_KIND}
 MODEL_LABEL = re.compile(r"([1-9]\d{0,2})x(.+)")
 
 

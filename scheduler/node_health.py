@@ -21,11 +21,11 @@ from pydantic import ValidationError
 
 import trainer
 from scheduler import storage
+from scheduler.matching import SELF_TEST_KIND
 from scheduler.models import SITE_ACTOR, Event, Job, Lease, Node
 from scheduler.transitions import transition
 from trainer import protocol
 
-SELF_TEST_KIND = "self_test"
 UNTESTED_KINDS = {"rephrase"}
 """Kinds of job that need neither torch nor a sandbox. Each packet of a rephrasing session is checked anyway."""
 OWNER_AFTER = 3

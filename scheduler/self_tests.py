@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from django.db import IntegrityError, transaction
 
-from scheduler import leases, node_health, storage, transitions
+from scheduler import leases, storage, transitions
 from scheduler.job_kinds import JobKind, JobSummary
+from scheduler.matching import SELF_TEST_KIND
 from scheduler.models import SITE_ACTOR, Job, Node
 from trainer import protocol
 
@@ -24,7 +25,7 @@ def lease_self_test(node: Node, slot: int) -> protocol.Lease | None:
     try:
         with transaction.atomic():
             job = Job.objects.create(
-                kind=node_health.SELF_TEST_KIND,
+                kind=SELF_TEST_KIND,
                 state=Job.State.LEASED,
                 priority=Job.Priority.SCORE,
                 expected_seconds=30,

@@ -175,7 +175,7 @@ class Lease(models.Model):
     )
     reason = models.CharField(max_length=500, blank=True, help_text="Why it ended.")
     machine_fault = models.BooleanField(
-        default=False, help_text="It failed because of the node, so it is no contribution."
+        default=False, db_default=False, help_text="It failed because of the node, so it is no contribution."
     )
     spec = models.TextField(
         blank=True, help_text="The signed protocol.JobSpec. The node may download the files that it names."

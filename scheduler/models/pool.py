@@ -51,9 +51,11 @@ class Node(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     state = models.CharField(max_length=12, choices=State.choices, default=State.NEW)
     reason = models.CharField(max_length=500, blank=True, help_text="Why it is in this state.")
-    fault = models.CharField(max_length=10, choices=Fault.choices, blank=True, help_text="Why it is failing.")
+    fault = models.CharField(
+        max_length=10, choices=Fault.choices, blank=True, default="", db_default="", help_text="Why it is failing."
+    )
     self_tests = models.JSONField(
-        default=dict, blank=True, help_text="The latest self-test of each slot (`scheduler.node_health.SlotTest`)."
+        default=dict, blank=True, db_default={}, help_text="The latest self-test of each slot, by its number."
     )
     trusted = models.BooleanField(default=False, help_text="May score: official results come from trusted nodes only.")
     labels = models.JSONField(default=list, blank=True)

@@ -21,8 +21,8 @@ from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
 ACTIVITY = "self-test"
 CONFIG = {
-    "preset": "tiny", "budget": "1steps", "checkpoint-every": "1steps", "compile": False,
-    "train": {"dev-tokens": 512, "evaluations": 1, "sample-tokens": 0},
+    "preset": "tiny", "budget": "1steps", "checkpoint-every": "1steps",
+    "train": {"compile": False, "dev-tokens": 512, "evaluations": 1, "sample-tokens": 0},
 }  # fmt: skip
 TEXT = "The train leaves every night, and its last stop is not known. "
 LINES = 2000
