@@ -34,6 +34,8 @@ FIRST_REST = timedelta(seconds=5)
 LONGEST_REST = timedelta(minutes=10)
 """Pauses of nodes without a self-test, after the second fault in a row."""
 OUTDATED_REASON = "Update dailytrain on it and start it again."
+FAILING_MESSAGE = "gets no jobs, because"
+"""Part of the event that a node is failing."""
 MALFORMED_REASON = "The result of its self-test is malformed."
 WORKING_STATES = (Node.State.NEW, Node.State.OFFLINE, Node.State.TESTING, Node.State.ONLINE)
 
@@ -178,7 +180,7 @@ def record_self_test(node: Node, job: Job, *, passed: bool, reason: str = "") ->
 
 def mark_failing(node: Node, fault: Node.Fault, reason: str) -> None:
     """Make the node failing. One that is drained or paused stays so, and is tested before it works again."""
-    message = f"{node.name} gets no jobs, because {fault.label}: {reason}"
+    message = f"{node.name} {FAILING_MESSAGE} {fault.label}: {reason}"
     since = [*WORKING_STATES, Node.State.FAILING]
     transition(
         node, Node.State.FAILING, since=since, actor=SITE_ACTOR, message=message, reason=reason[:500], fault=fault
@@ -200,7 +202,7 @@ def rest(node: Node) -> None:
 
 def describe_failure(node: Node) -> str:
     """Return why a failing node gets no job and what ends that, in two or three sentences."""
-    why = f"It gets no jobs, because {Node.Fault(node.fault).label}: {node.reason}".rstrip(".")
+    why = f"It {FAILING_MESSAGE} {Node.Fault(node.fault).label}: {node.reason}".rstrip(".")
     if node.fault == Node.Fault.OUTDATED:
         return f"{why}."
     if needs_owner(node):
@@ -210,12 +212,8 @@ def describe_failure(node: Node) -> str:
     return f"{why}. Mend it, then start its agent again or press “Test again” on its page."
 
 
-def list_failing_nodes() -> list[Node]:
-    return list(Node.objects.filter(state=Node.State.FAILING).select_related("owner"))
-
-
 def list_slot_tests(node: Node) -> list[tuple[int, Mapping[str, Any] | None]]:
-    """Return the number of each slot, from 1, and its self-test if it speaks for the node as it is now."""
+    """Return the number of each slot, from 1, and its self-test if it speaks for the node as it is now; [] without any."""
     if not is_self_test_required(node):
         return []
     return [(slot + 1, find_slot_test(node, slot)) for slot in range(node.slots)]
