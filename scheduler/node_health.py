@@ -213,7 +213,7 @@ def describe_failure(node: Node) -> str:
 
 
 def list_slot_tests(node: Node) -> list[tuple[int, Mapping[str, Any] | None]]:
-    """Return the number of each slot, from 1, and its self-test if it speaks for the node as it is now; [] without any."""
+    """Return the number of each slot, from 1, and its current self-test; nothing if the node needs none."""
     if not is_self_test_required(node):
         return []
     return [(slot + 1, find_slot_test(node, slot)) for slot in range(node.slots)]

@@ -54,7 +54,7 @@ def add_totals(parts: Iterable[LentTotals]) -> LentTotals:
 
 
 def sum_leases_by_node(leases: QuerySet[Lease]) -> dict[int, LentTotals]:
-    """Return the totals of these leases by node id, without self-tests and what failed because of the node. One query."""
+    """Return the totals of these leases by node id, without self-tests and faults of the node. One query."""
     served = leases.exclude(machine_fault=True).exclude(job__kind=SELF_TEST_KIND)
     rows = served.order_by().values("node_id", "accelerator", "gpus").annotate(
         used=Sum("seconds"),

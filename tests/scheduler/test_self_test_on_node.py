@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.models import Job, LogChunk, Node
+from scheduler.models import Job, Node
 from tests.support.tested_agent import run_site_agent
 from tests.support.waits import wait_until
 from trainer.sandbox import get_driver
