@@ -19,7 +19,7 @@ from dailytrain import two_factor
 from leaderboard import permissions
 from leaderboard.models import Entry
 from leaderboard.monitoring.alerts import list_measurements
-from scheduler.models import Event
+from scheduler.models import Event, Node
 
 View = TypeVar("View", bound=Callable[..., Any])
 ACTIONS = {ADDITION: "Added", CHANGE: "Changed", DELETION: "Deleted"}
@@ -67,6 +67,7 @@ class DailyTrainAdminSite(AdminSite):
             "title": "Monitoring",
             "measurements": measurements,
             "alerting": sum(row.is_alerting for row in measurements),
+            "failing": Node.objects.filter(state=Node.State.FAILING).select_related("owner"),
         }
         return TemplateResponse(request, "admin/monitoring.html", context)
 

@@ -221,6 +221,7 @@ JOB_KINDS = {
     "swarm": "leaderboard.job_handlers.swarm.SwarmHandler",
     "seat": "leaderboard.job_handlers.swarm.SeatHandler",
     "swarm_sample": "leaderboard.job_handlers.swarm_sample.SwarmSampleHandler",
+    "self_test": "scheduler.self_tests.SelfTestHandler",
 }
 # Authors whose code gets a smoke run before a maintainer has reviewed it, on trusted nodes, in the sandbox:
 # "nobody", "known" (signed in, or approved before) or "anyone".

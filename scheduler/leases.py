@@ -233,6 +233,8 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
 def classify_failure(lease: Lease, message: protocol.FinishLease) -> tuple[Fault, str]:
     """Return whose fault a reported failure is, by the node's word, and the reason."""
     job, reason = lease.job, message.reason or "The node could not go on."
+    if job.kind == matching.SELF_TEST_KIND:  # whatever it says: it tests the machine
+        return Fault.MACHINE, reason
     if message.cause == "model":
         return Fault.MODEL, message.reason or "The model failed; its log says more."
     if lease.rejected_bytes is not None and job.entry_id and job.needs_sandbox:  # an entry's own code wrote the file

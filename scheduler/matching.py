@@ -312,7 +312,11 @@ def get_lifted_priority(group: JobGroup, now: datetime) -> int:
 def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
     """Return why the group does not fit the node, as the rest of a sentence ("waits for a node ..."), or None."""
     if node.kinds is not None and group.kind not in node.kinds:
-        return "that does more than take seats" if node.kinds == {SEAT_KIND} else "whose agent is up to date"
+        return (
+            "that does more than take seats"
+            if SEAT_KIND in node.kinds and "train" not in node.kinds
+            else "whose agent is up to date"
+        )
     if group.needs_trusted and not node.trusted:
         return "that is trusted to score"
     if group.needs_vetted and not node.vetted:

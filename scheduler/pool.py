@@ -7,10 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F, Q
 from django.utils import timezone
 
-from scheduler import last_seen, poll_queries
+from scheduler import last_seen, node_health, poll_queries
 from scheduler.models import SITE_ACTOR, Event, Node
 from scheduler.transitions import transition
 from trainer import protocol
@@ -21,8 +20,6 @@ OFFLINE_REASON = "It has sent no request for two minutes."
 """Message of the event that a node is offline."""
 LAST_SEEN_INTERVAL = timedelta(seconds=5)
 """Minimum time between two updates of a node's `last_seen`."""
-FIRST_REST = timedelta(seconds=5)
-LONGEST_REST = timedelta(minutes=10)
 HEALTH_WARNINGS = {
     "throttled": "A GPU of {name} is slowed down by heat or by its power supply.",
     "idle_gpu": "A job runs on {name}, and its GPU has had nothing to do for minutes.",
@@ -44,7 +41,7 @@ def record_poll(
     slots_requested: int | None = None,
     buffer: last_seen.LastSeenBuffer | None = None,
 ) -> None:
-    """Record the hardware and health of a polling node, and that it is online.
+    """Record the hardware and health of a polling node, and that it is there.
 
     With `buffer` the columns that change with every poll are saved a moment later. Others are saved at once.
     """
@@ -68,8 +65,7 @@ def record_poll(
             poll_queries.update_last_seen([node])
         else:
             buffer.add(node)
-    if is_back:
-        set_node_state(node, Node.State.ONLINE, get_actor(node), "", since=[Node.State.NEW, Node.State.OFFLINE])
+    node_health.update_state(node, get_actor(node))
 
 
 def record_heartbeat(node: Node, now: datetime, health: protocol.Health | None = None) -> None:
@@ -78,7 +74,7 @@ def record_heartbeat(node: Node, now: datetime, health: protocol.Health | None =
         record_health(node, health)
         Node.objects.filter(pk=node.pk).update(last_seen=now, health=node.health)
     if node.state == Node.State.OFFLINE:
-        set_node_state(node, Node.State.ONLINE, get_actor(node), "", since=[Node.State.OFFLINE])
+        node_health.update_state(node, get_actor(node))
 
 
 def record_health(node: Node, health: protocol.Health | None) -> bool:
@@ -94,9 +90,10 @@ def record_health(node: Node, health: protocol.Health | None) -> bool:
 
 
 def mark_silent_nodes_offline(now: datetime) -> None:
-    """Mark online nodes that have been silent for `OFFLINE_AFTER` as offline."""
-    for node in Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=now - OFFLINE_AFTER):
-        set_node_state(node, Node.State.OFFLINE, SITE_ACTOR, OFFLINE_REASON, since=[Node.State.ONLINE])
+    """Mark working nodes that have been silent for `OFFLINE_AFTER` as offline. A failing one stays failing."""
+    present = [Node.State.ONLINE, Node.State.TESTING]
+    for node in Node.objects.filter(state__in=present, last_seen__lt=now - OFFLINE_AFTER):
+        set_node_state(node, Node.State.OFFLINE, SITE_ACTOR, OFFLINE_REASON, since=present)
 
 
 # --- requests of owners -----------------------------------------------------------------------------------------------
@@ -118,9 +115,13 @@ def ban_node(node: Node, by: str, why: str = "") -> bool:
 
 
 def resume_node(node: Node, by: str, why: str = "", *, lifts_ban: bool = True) -> bool:
-    """Let a drained or paused node work again and reset its failures. Its owner may not lift a ban."""
+    """Let a drained or paused node work again and reset its failures. Its owner may not lift a ban.
+
+    A failed self-test is repeated first."""
     stopped = [Node.State.DRAINING, Node.State.PAUSED, *([Node.State.BANNED] if lifts_ban else [])]
-    message, fields = f"{node.name} may work again.", {"failures": 0, "rest_until": None}  # online with its next poll
+    passed = {slot: test for slot, test in node.self_tests.items() if test["passed"]}
+    fields = {"failures": 0, "rest_until": None, "self_tests": passed, "fault": ""}
+    message = f"{node.name} may work again."  # online with its next poll
     return set_node_state(node, Node.State.OFFLINE, by, why, since=stopped, message=message, **fields)
 
 
@@ -158,26 +159,3 @@ def set_node_state(
         since = [state for state in Node.State if state not in (to, Node.State.BANNED)]
     message = message or f"{node.name} is {to.value}{': ' + why if why else '.'}"
     return transition(node, to, since=since, actor=by, message=message, reason=why[:500], **fields)
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
-
-
-def record_job_success(node: Node) -> None:
-    """Reset the node's failures: a job ended here, perhaps by a failure of the model."""
-    if node.failures or node.rest_until:
-        Node.objects.filter(pk=node.pk).update(failures=0, rest_until=None)
-
-
-def record_node_failure(node: Node) -> None:
-    """Count a failure of the machine. From the second in a row on the node rests, twice as long each time."""
-    Node.objects.filter(pk=node.pk).update(failures=F("failures") + 1)
-    node.refresh_from_db()
-    if node.failures < 2:
-        return
-    rest = min(FIRST_REST * 2 ** min(node.failures - 2, 10), LONGEST_REST)
-    until = timezone.now() + rest
-    rests = Node.objects.filter(Q(rest_until=None) | Q(rest_until__lt=until), pk=node.pk).update(rest_until=until)
-    if rests:
-        message = f"{node.failures} jobs in a row failed on {node.name} because of the machine. It rests for a while."
-        Event.record(SITE_ACTOR, node, message)

@@ -133,6 +133,15 @@ def _current_standings(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     monkeypatch.setattr(StandingsTable.objects, "filter", recompute_first(StandingsTable.objects.filter))
 
 
+@pytest.fixture(autouse=True)
+def _proven_nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process's site take every node as proven. Tests marked `self_test` let nodes prove themselves."""
+    if request.node.get_closest_marker("self_test") is None:
+        from scheduler import node_health
+
+        monkeypatch.setattr(node_health, "is_self_test_required", lambda node: False)
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a Redis: that of REDIS_URL (database 0), or an embedded one on a socket."""

@@ -56,6 +56,7 @@ class PoolNode(Schema):
     id: int
     name: str
     state: str
+    fault: str = Field(description="Why it is failing: self_test, job or outdated. Empty if it is not.")
     trusted: bool
     labels: list[str]
     gpus: list[str] = Field([], validation_alias="hardware.gpus")

@@ -30,6 +30,7 @@ ALERTS = (
     Alert("NightWillFail", "night_obstacles", 0, 10, "Run manage.py check_night for the track."),
     Alert("NightDidNotFinish", "night_age_seconds", 60 * HOUR, 10, "Open the track's last nightly run."),
     Alert("NoTrustedNode", "score_wait_without_scorer_seconds", 15 * MINUTE, 5, "Start a trusted node. It scores."),
+    Alert("NodesFail", "nodes_failing", 0, 60, "Read below why each fails. Tell its owner, or mend it."),
     Alert("QueueWaits", "queue_oldest_seconds", 7 * 24 * HOUR, 60, "Find what the oldest job of this kind waits for."),
     Alert("LeasesLost", "leases_lost_day", 20, 10, "Open the nodes that lose leases, and pause those that do."),
     Alert("WebhooksLate", "webhook_lag_seconds", 10 * MINUTE, 5, "Read the worker's log; open the deliveries."),

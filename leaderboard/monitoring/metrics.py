@@ -100,6 +100,7 @@ def collect_nodes(now: datetime) -> Iterator[GaugeMetricFamily]:
     counts = dict(Node.objects.order_by().values_list("state").annotate(Count("pk")))
     states = [(state, counts.get(state, 0)) for state in Node.State.values]
     yield build_labeled_gauge("nodes", "Nodes by state.", "state", states)
+    yield build_gauge("nodes_failing", "Nodes that get no jobs, because they fail.", counts.get(Node.State.FAILING, 0))
     scorers = Node.objects.filter(trusted=True, state=Node.State.ONLINE).count()
     yield build_gauge("trusted_nodes_online", "Trusted nodes that are online: they score.", scorers)
     waiting = Job.objects.filter(kind="score", state=Job.State.QUEUED).aggregate(since=Min("queued_at"))["since"]

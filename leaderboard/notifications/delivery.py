@@ -23,6 +23,7 @@ from leaderboard.notifications.message import DeliveryError, Message
 from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval
 from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
 from scheduler.models import Event, Node
+from scheduler.node_health import FAILING_MESSAGE
 from scheduler.pool import OFFLINE_REASON
 
 KIND = "notice"
@@ -35,11 +36,13 @@ MAX_ATTEMPTS = 12
 
 def notify_about_events(events: Sequence[Event]) -> None:
     """Listener of Events. An Event says that its target changed; the target's row says how."""
-    nodes = [event for event in events if event.target_kind == "node" and OFFLINE_REASON in event.sentence]
-    changed = Node.objects.filter(pk__in={event.target_id for event in nodes}, state=Node.State.OFFLINE)
-    offline = set(changed.values_list("pk", flat=True))
+    about_nodes = [event for event in events if event.target_kind == "node"]
+    nodes = [event for event in about_nodes if OFFLINE_REASON in event.sentence or FAILING_MESSAGE in event.sentence]
+    lost_states = [Node.State.OFFLINE, Node.State.FAILING]
+    changed = Node.objects.filter(pk__in={event.target_id for event in nodes}, state__in=lost_states)
+    lost = set(changed.values_list("pk", flat=True))
     for event in nodes:
-        if event.target_id in offline:
+        if event.target_id in lost:
             notify_subscribers("node", event.pk)
     for event in events:
         if event.target_kind == "entry" and event.sentence == RECORD_CONFIRMED:

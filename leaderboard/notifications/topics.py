@@ -16,6 +16,7 @@ from leaderboard.notifications.message import Message
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings_store import refresh_standings
 from scheduler.models import Event, Node
+from scheduler.node_health import describe_failure
 
 
 class Topic:
@@ -84,10 +85,10 @@ class RecordTopic(Topic):
 
 
 class NodeTopic(Topic):
-    """A node is offline: for its owner and for maintainers. `about`: the Event's id."""
+    """A node is offline or fails: for its owner and for maintainers. `about`: the Event's id."""
 
-    label = "Node offline"
-    hint = "A node that you lend is offline. Maintainers get notices of all nodes."
+    label = "Node offline or failing"
+    hint = "A node that you lend is offline, or gets no jobs because it fails. Maintainers get notices of all nodes."
 
     def find_subject(self, about: str) -> Node | None:
         event = Event.objects.filter(pk=int(about), target_kind="node").first()
@@ -97,6 +98,13 @@ class NodeTopic(Topic):
         return subject.owner_id == user.pk or permissions.is_maintainer(user)
 
     def compose(self, node: Node, /) -> Message | None:
+        if node.state == Node.State.FAILING:
+            return Message(
+                title=f"{node.name} fails",
+                lines=(describe_failure(node),),
+                url=settings.SITE_URL + reverse("node", args=[node.pk]),
+                facts={"node": node.name, "fault": node.fault, "reason": node.reason},
+            )
         if node.state != Node.State.OFFLINE:
             return None
         line = "It has not sent a request for two minutes. Its job continues on another node, from the last checkpoint."

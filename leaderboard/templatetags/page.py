@@ -99,7 +99,7 @@ def foot() -> dict[str, Any]:
 @register.inclusion_tag("leaderboard/parts/banner.html")
 def unboxed_nodes() -> dict[str, Any]:
     """Warn of nodes that run jobs without a sandbox, and label the demo. One query."""
-    states = [Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]
+    states = [Node.State.NEW, Node.State.TESTING, Node.State.ONLINE, Node.State.DRAINING]
     present = Node.objects.filter(Q(state__in=states) | Q(name=demo_label.NODE))
     nodes = list(present.values_list("name", "hardware"))
     return {

@@ -17,20 +17,22 @@ from scheduler import node_tokens, pool, transitions
 from scheduler.admin.audit_log import EventAdmin
 from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin, build_row_action
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
+from scheduler.node_health import request_self_test
 
 admin.site.register(Event, EventAdmin)
 
 
 @admin.register(Node)
 class NodeAdmin(ChangedFieldsAdmin):
-    list_display = ["name", "owner", "state", "trusted", "labels", "valid_in_a_row", "quota", "last_seen", "failures"]
-    list_filter = ["state", "trusted"]
+    list_display = ["name", "owner", "state", "fault", "reason", "trusted", "labels", "valid_in_a_row", "quota"]
+    list_display += ["last_seen", "failures"]
+    list_filter = ["state", "fault", "trusted"]
     search_fields = ["name"]
     # `labels` follows from `owner_labels`, which the node's settings page edits, and from what the node reports.
     readonly_fields = ["labels", "owner_labels", "state", "reason", "trusted", "valid_in_a_row", "quota", "hardware"]
-    readonly_fields += ["last_seen", "rest_until"]
+    readonly_fields += ["last_seen", "rest_until", "fault", "failures", "self_tests"]
     fields = ["name", "owner", *readonly_fields]
-    actions = ["trust", "distrust", "drain", "pause", "resume", "ban", "revoke", "renew"]
+    actions = ["trust", "distrust", "drain", "pause", "resume", "test", "ban", "revoke", "renew"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False  # nodes register themselves
@@ -40,6 +42,7 @@ class NodeAdmin(ChangedFieldsAdmin):
     drain = build_row_action("Drain: finish this job, take no more", "Draining", pool.drain_node)
     pause = build_row_action("Pause: hand the job back at its next checkpoint", "Paused", pool.pause_node)
     resume = build_row_action("Resume", "Resumed", pool.resume_node)
+    test = build_row_action("Test again: forgives faults so far", "To be tested", request_self_test)
     ban = build_row_action("Ban", "Banned", pool.ban_node)
     revoke = build_row_action("Revoke the token", "Revoked", node_tokens.revoke_node_token)
 

@@ -180,6 +180,9 @@ class Lease(models.Model):
         max_length=8, blank=True, help_text="protocol.FinishLease.outcome. A repeat changes nothing."
     )
     reason = models.CharField(max_length=500, blank=True, help_text="Why it ended.")
+    machine_fault = models.BooleanField(
+        default=False, db_default=False, help_text="It failed because of the node, so it is no contribution."
+    )
     spec = models.TextField(
         blank=True, help_text="The signed protocol.JobSpec. The node may download the files that it names."
     )

@@ -15,11 +15,20 @@ class Node(models.Model):
 
     class State(models.TextChoices):
         NEW = "new"  # registered, has not polled yet
+        TESTING = "testing"  # polls; no slot has passed the self-test yet
         ONLINE = "online"
+        FAILING = "failing"  # gets no job: `fault` and `reason` say why (`scheduler.node_health`)
         DRAINING = "draining"  # finishes its job, takes no more
         PAUSED = "paused"
         OFFLINE = "offline"  # has not polled for a while
         BANNED = "banned"  # its token is rejected
+
+    class Fault(models.TextChoices):
+        """What a failing node failed at."""
+
+        SELF_TEST = "self_test", "its self-test failed"
+        JOB = "job", "a job failed because of the machine"
+        OUTDATED = "outdated", "its agent is too old for the self-test"
 
     class Serves(models.TextChoices):
         EVERYONE = "everyone"
@@ -42,6 +51,12 @@ class Node(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     state = models.CharField(max_length=12, choices=State.choices, default=State.NEW)
     reason = models.CharField(max_length=500, blank=True, help_text="Why it is in this state.")
+    fault = models.CharField(
+        max_length=10, choices=Fault.choices, blank=True, default="", db_default="", help_text="Why it is failing."
+    )
+    self_tests = models.JSONField(
+        default=dict, blank=True, db_default={}, help_text="The latest self-test of each slot, by its number."
+    )
     trusted = models.BooleanField(default=False, help_text="May score: official results come from trusted nodes only.")
     labels = models.JSONField(default=list, blank=True)
     hardware = models.JSONField(default=dict, blank=True)

@@ -13,11 +13,13 @@ from scheduler import (
     lease_sweeper,
     leases,
     matching,
+    node_health,
     node_slots,
     node_tokens,
     node_vetting,
     poll_queries,
     pool,
+    self_tests,
 )
 from scheduler.models import Job, Node, Window
 from trainer import protocol
@@ -73,6 +75,10 @@ class PollSession:
         if node.state == Node.State.PAUSED:
             reason = node.reason or "This node is paused."
             return protocol.PollReply(action="pause", wait_seconds=PAUSE_SECONDS, reason=reason)
+        if node.state == Node.State.FAILING and not node_health.is_self_test_due(node, message.lane):
+            return protocol.PollReply(
+                action="pause", wait_seconds=PAUSE_SECONDS, reason=node_health.describe_failure(node)
+            )
         if node.rest_until and node.rest_until > now:
             seconds = min((node.rest_until - now).total_seconds(), PAUSE_SECONDS)
             return build_idle_reply(
@@ -99,7 +105,10 @@ class PollSession:
         return build_idle_reply(seconds, f"Its owner does not lend this node just now.{again}")
 
     def claim_job(self, now: datetime) -> protocol.PollReply | None:
-        """Search the queue for a fitting job and claim it."""
+        """Lease a self-test if the slot has to prove itself, otherwise the job of the queue that fits best."""
+        if node_health.is_self_test_due(self.node, self.message.lane):
+            lease = self_tests.lease_self_test(self.node, self.message.lane)
+            return lease and protocol.PollReply(action="job", lease=lease, disk_bytes=self.node.disk_bytes)
         queue = job_groups.get_queue(now)
         self.queue_read_at = queue.read_at
         node_slot = self.build_node_slot(now)

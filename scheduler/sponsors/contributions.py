@@ -12,6 +12,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from scheduler import credit
+from scheduler.matching import SELF_TEST_KIND
 from scheduler.models import Lease, Node, Sponsor
 
 CURRENT_SPONSOR_PERIOD = timedelta(days=7)
@@ -53,8 +54,9 @@ def add_totals(parts: Iterable[LentTotals]) -> LentTotals:
 
 
 def sum_leases_by_node(leases: QuerySet[Lease]) -> dict[int, LentTotals]:
-    """Return the totals of these leases by node id. One query."""
-    rows = leases.order_by().values("node_id", "accelerator", "gpus").annotate(
+    """Return the totals of these leases by node id, without self-tests and faults of the node. One query."""
+    served = leases.exclude(machine_fault=True).exclude(job__kind=SELF_TEST_KIND)
+    rows = served.order_by().values("node_id", "accelerator", "gpus").annotate(
         used=Sum("seconds"),
         jobs=Count("job", distinct=True),
         first=Min("started_at"),
@@ -130,8 +132,8 @@ def load_sponsor_list() -> SponsorList:
 
 
 def is_lent_now(node: Node, now: datetime) -> bool:
-    """Return whether the node is currently lent. A drained or revoked node is not."""
-    if node.token_hash is None or node.state in (Node.State.BANNED, Node.State.DRAINING):
+    """Return whether the node is currently lent. A drained, failing or revoked node is not."""
+    if node.token_hash is None or node.state in (Node.State.BANNED, Node.State.DRAINING, Node.State.FAILING):
         return False
     return node.last_seen is not None and now - node.last_seen < CURRENT_SPONSOR_PERIOD
 

@@ -21,7 +21,7 @@ from django.utils.module_loading import import_string
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import condition, require_http_methods, require_POST, require_safe
 
-from scheduler import job_kinds, node_tokens, pool
+from scheduler import job_kinds, node_health, node_tokens, pool
 from scheduler.models import Event, JoinToken, Lease, Node, Sponsor
 from scheduler.sign_in import require_login_from
 from scheduler.sponsors import contributions, lending
@@ -188,6 +188,7 @@ def show_node(request: HttpRequest, node_id: int) -> HttpResponse:
         "events": list(Event.objects.about(node).order_by("-pk")[:JOBS_PER_PAGE])[::-1],
         "windows": group_windows(node),
         "track": get_track_name(node),
+        "slot_tests": node_health.list_slot_tests(node),
         "revision": get_revision(node),
     }
     return render(request, "scheduler/node.html", context)
@@ -292,6 +293,7 @@ ACTIONS: dict[str, Callable[[Node, HttpRequest], object]] = {
     "drain": lambda node, request: pool.drain_node(node, get_user(request).get_username()),
     "pause": lambda node, request: pool.pause_node(node, get_user(request).get_username()),
     "resume": resume,
+    "test": lambda node, request: node_health.request_self_test(node, get_user(request).get_username()),
     "revoke": lambda node, request: node_tokens.revoke_node_token(node, get_user(request).get_username()),
 }
 
@@ -299,7 +301,7 @@ ACTIONS: dict[str, Callable[[Node, HttpRequest], object]] = {
 @require_login_from("node", "node_id")
 @require_POST
 def run_action(request: HttpRequest, node_id: int, action: str) -> HttpResponse:
-    """Drain, pause, resume or revoke. Idempotent. Every change records an Event."""
+    """Drain, pause, resume, test or revoke. Idempotent. Every change records an Event."""
     if action not in ACTIONS:
         raise Http404
     node = get_managed_node(request, node_id)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import time
+from datetime import datetime, time
 
 from django import template
 from django.forms import BoundField
 from django.utils.safestring import SafeString
 
+from scheduler import node_health
 from scheduler.models import Node
 from scheduler.release.wheel import get_requirement
 from scheduler.sponsors.contributions import LentTotals
@@ -99,6 +100,16 @@ def state_word(node: Node) -> str:
     if node.token_hash is None and node.state != Node.State.BANNED:
         return "revoked" if node.last_seen else "expected"
     return node.get_state_display().lower()
+
+
+@register.filter
+def failure(node: Node) -> str:
+    return node_health.describe_failure(node)
+
+
+@register.filter
+def parse_time(moment: str) -> datetime:
+    return datetime.fromisoformat(moment)
 
 
 @register.filter

@@ -12,7 +12,7 @@ from tests.support.recording_handler import CALLS
 @pytest.fixture(autouse=True)
 def calls(settings: Settings) -> Iterator[list[tuple[str, object]]]:
     """Use a job kind that only records the calls of its handler."""
-    settings.JOB_KINDS = {"train": "tests.support.recording_handler.Recorder"}
+    settings.JOB_KINDS = {**settings.JOB_KINDS, "train": "tests.support.recording_handler.Recorder"}
     CALLS.clear()
     yield CALLS
     CALLS.clear()

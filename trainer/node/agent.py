@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,7 @@ from trainer.node.gpus import GpuReader
 from trainer.node.gpus_nvml import open_gpu_reader
 from trainer.node.hardware import detect_hardware
 from trainer.node.identity import Identity
-from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND
+from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND, SELF_TEST_KIND
 from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs
 from trainer.node.stop_signal import SponsorSignal, StopLevel
 from trainer.sandbox import SandboxDriver
@@ -68,7 +70,10 @@ class Agent:
         self.network = network
         self.swarm_run = swarm_run
         missing = {*(() if offer is not None else (REPHRASE_KIND,)), *list_unsupported_kinds()}
-        self.kinds = tuple(kind for kind in kinds if kind not in missing)
+        supported = [kind for kind in kinds if kind not in (*missing, SELF_TEST_KIND)]
+        is_tested = any(kind != REPHRASE_KIND for kind in supported)
+        self.kinds = (*supported, *([SELF_TEST_KIND] if is_tested else []))
+        self._started = secrets.token_hex(8)
         self.quota = DiskQuota(home, disk_bytes)
         self.sponsor = SponsorSignal()
         self.gpu_monitor = GpuMonitor(gpu_reader or open_gpu_reader())
@@ -105,7 +110,12 @@ class Agent:
         speed = min((speed for speed in speeds if speed is not None), default=None)
         available = self.quota.get_available_bytes()
         hardware = detect_hardware(available, self.sandboxes, self.gpu_monitor.reader, speed)
-        settings = {"kinds": self.kinds, "rephraser": self._describe_offer(), "swarm_run": self.swarm_run}
+        settings = {
+            "kinds": self.kinds,
+            "rephraser": self._describe_offer(),
+            "swarm_run": self.swarm_run,
+            "installation": hash_installation(self._started, hardware.gpu_details),
+        }
         return hardware.model_copy(update=settings)
 
     def _describe_offer(self) -> protocol.Rephraser | None:
@@ -164,3 +174,9 @@ class Agent:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def hash_installation(started: str, gpus: Iterable[protocol.Gpu]) -> str:
+    """Return what changes when the agent starts, since its packages may then be others, and when its GPUs change."""
+    parts = (started, *(f"{gpu.uuid} {gpu.name} {gpu.driver}" for gpu in gpus))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from trainer import protocol
 from trainer.node.agent import Agent
 from trainer.node.client import TIMEOUT_SECONDS, GaveUpError, sleep_unless
 from trainer.node.console import log
+from trainer.node.job_handlers import SELF_TEST_KIND
 from trainer.node.job_runner import run_job
 from trainer.node.slot_cleanup import SlotCleanup
 from trainer.node.slot_context import SlotContext
@@ -32,6 +33,7 @@ class PollLoop(threading.Thread):
         self._abandoned = abandoned
         self._once = once
         self._was_idle = False
+        self._paused_for = ""
         self._problem = ""
         self._cleanup = SlotCleanup(context.home, context.slot, agent.gpu_monitor)
 
@@ -58,8 +60,9 @@ class PollLoop(threading.Thread):
                 self._sleep(reply.wait_seconds * random.uniform(1, 1.25))
                 continue
             self._agent.quota.set_lent_bytes(reply.disk_bytes)
+            is_self_test = f'"kind":"{SELF_TEST_KIND}"' in reply.lease.spec
             failures = 0 if self._run_job(reply.lease) else failures + 1
-            if self._once:
+            if self._once and not is_self_test:
                 return
             if failures:
                 self._sleep(random.uniform(0.5, 1) * min(MAX_FAILURE_SECONDS, 2.0 ** (failures - 1)))
@@ -115,10 +118,12 @@ class PollLoop(threading.Thread):
 
     def _log_idle(self, reply: protocol.PollReply) -> None:
         if reply.action == "pause":
-            self._log(f"Paused. {reply.reason}")
+            if reply.reason != self._paused_for:
+                self._log(f"Paused. {reply.reason}", logging.WARNING)
         elif not self._was_idle and not self._problem:
             self._log(f"Waiting for work. {reply.reason}".rstrip())
         self._was_idle = reply.action == "idle"
+        self._paused_for = reply.reason if reply.action == "pause" else ""
 
     def _log(self, message: str, level: int = logging.INFO) -> None:
         slot = self._context.slot

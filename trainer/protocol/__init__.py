@@ -37,6 +37,7 @@ from trainer.protocol.orders import (
     ProbeSpec,
     ReplayOrder,
     ScoreOrder,
+    SelfTestOrder,
     SmokeOrder,
     TrainOrder,
 )
@@ -64,6 +65,7 @@ from trainer.protocol.results import (
     ProbeReading,
     ProbeResults,
     ReplayResult,
+    SelfTestResult,
     SmokeCheckResult,
     SmokeResult,
 )
@@ -124,6 +126,8 @@ __all__ = [
     "ReplayResult",
     "Sampling",
     "ScoreOrder",
+    "SelfTestOrder",
+    "SelfTestResult",
     "Sha256",
     "SmokeCheckResult",
     "SmokeOrder",

@@ -80,7 +80,8 @@ class FinishLease(Message):
     reason: str = Field(default="", max_length=500)  # a sentence for the contributor
     result: JsonObject = {}
     """By kind of job: `result.json` of a training run with its `ProbeResults`, the JSON of `dailytrain score`,
-    `ReplayResult`, `SmokeResult`, `NotebookResult`, `GenerateResult`, `RephraseResult` or `WorkerResult`."""
+    `ReplayResult`, `SmokeResult`, `NotebookResult`, `GenerateResult`, `RephraseResult`, `WorkerResult` or
+    `SelfTestResult`."""
     files: tuple[FileRef, ...] = Field(default=(), max_length=20_000)
     """Files stored with the job (`run.json`, a notebook's files in `model/`), uploaded like blobs."""
     seconds: Seconds | None = None

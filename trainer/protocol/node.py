@@ -54,6 +54,8 @@ class Hardware(Message):
     """Kinds of order that its agent supports; None: any."""
     rephraser: Rephraser | None = None  # None: it cannot rephrase, and `kinds` does not include "rephrase"
     swarm_run: Identifier | None = None  # the only swarm run it joins; None: any
+    installation: Label = ""
+    """Changes when the agent starts and when its GPUs change: the node then proves itself again."""
 
 
 T = TypeVar("T")

@@ -115,6 +115,12 @@ class GenerateOrder(Message):
     seed: int = Field(default=0, ge=0, lt=2**63)
 
 
+class SelfTestOrder(Message):
+    """The node proves itself: it trains a step of a tiny model and scores it, in the way of the other jobs."""
+
+    kind: Literal["self_test"] = "self_test"
+
+
 Order = Annotated[
     TrainOrder
     | ScoreOrder
@@ -122,6 +128,7 @@ Order = Annotated[
     | SmokeOrder
     | NotebookOrder
     | GenerateOrder
+    | SelfTestOrder
     | RephraseOrder
     | SwarmOrder
     | WorkerOrder

@@ -102,3 +102,16 @@ class GenerateResult(Message):
     tokens: int = Field(ge=0, le=4096)
     seconds: float = Field(ge=0, lt=1e9)  # without loading the model
     ended: Literal["length", "end of text"]
+
+
+class SelfTestResult(Message):
+    """What a node measured when it proved itself."""
+
+    version: Literal[1] = 1
+    sandbox: Label  # the driver in which the step was trained
+    device: Literal["cpu", "cuda"]
+    gpus: Count  # of the slot
+    loss: float = Field(gt=-1e30, lt=1e30)  # of the step, in nats per token
+    bits_per_byte: float = Field(gt=-1e30, lt=1e30)  # of the scored text
+    train_seconds: Seconds  # with the start of the process, as in a job
+    score_seconds: Seconds

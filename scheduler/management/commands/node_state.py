@@ -8,13 +8,14 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from scheduler import node_tokens, pool
+from scheduler import node_health, node_tokens, pool
 from scheduler.models import Node
 
 ACTIONS: dict[str, Callable[[Node, str, str], object]] = {
     "drain": pool.drain_node,
     "pause": pool.pause_node,
     "resume": pool.resume_node,
+    "test": lambda node, by, why: node_health.request_self_test(node, by),
     "ban": pool.ban_node,
     "trust": pool.trust_node,
     "distrust": pool.distrust_node,
@@ -24,7 +25,7 @@ BY = "command line"
 
 
 class Command(BaseCommand):
-    help = "Drain, pause, resume, ban, trust or distrust a node, or revoke its token."
+    help = "Drain, pause, resume, test, ban, trust or distrust a node, or revoke its token."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name")

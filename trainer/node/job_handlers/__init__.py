@@ -11,6 +11,7 @@ from trainer.node.job_handlers import (
     rephrase,
     replay,
     score,
+    self_test,
     smoke,
     swarm,
     swarm_sample,
@@ -38,6 +39,8 @@ JOB_HANDLERS: dict[str, JobHandler] = {
     "swarm": swarm,
     "seat": swarm_worker,
     "swarm_sample": swarm_sample,
+    "self_test": self_test,
 }
+SELF_TEST_KIND = "self_test"  # the site tests each slot before it gets other jobs
 REPHRASE_KIND = "rephrase"  # needs a rephrasing back end
 SWARM_KINDS = ("swarm", "seat", "swarm_sample")  # need the extra `swarm`
