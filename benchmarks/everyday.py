@@ -1,7 +1,7 @@
 """Training speed of the small track beside other busy programs: `python -m benchmarks.everyday`.
 
-Each row is `dailytrain train --preset cpu-ladder` beside so many endless loops. `--compare` adds rows with fixed threads:
-all cores with libgomp's own waiting, as torch does by default; all cores with ours; one thread.
+Each row is `dailytrain train --preset cpu-ladder` beside so many endless loops. `--compare` adds rows with fixed
+threads: all cores with libgomp's own waiting, as torch does by default; all cores with ours; one thread.
 
 Figures depend on what else the machine does; the load at the end of each run is printed beside them.
 """

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.protocol import Cause
+from trainer.sandbox import SandboxProcess
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,11 @@ class JobOutcome:
     cause: Cause = "infrastructure"
     result: dict[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()  # small files of the `out` folder that are uploaded with the result
+
+
+def find_limit_cause(process: SandboxProcess) -> Cause:
+    """Return the cause of a job that exceeded a limit. Wall time depends on the machine and on what else it does."""
+    return "infrastructure" if process.is_out_of_time else "model"
 
 
 class JobFailedError(Exception):

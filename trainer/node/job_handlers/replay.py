@@ -26,7 +26,7 @@ from trainer.node.job_handlers.train import (
     download_graph,
     write_config,
 )
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.outcome import JobFailedError, JobOutcome, find_limit_cause
 from trainer.protocol import Checkpoint, FileRef, ReplayOrder, ReplayResult
 from trainer.protocol.files import STATE_FILE, build_checkpoint_path, is_weights_file
 from trainer.sandbox import Mount, get_driver
@@ -57,7 +57,7 @@ def run(job: Job) -> JobOutcome:
     code = process.poll()
     if process.limit_error is not None or code == ExitCode.MODEL_ERROR:
         failure = "The model failed while the stretch was replayed; the log says how."
-        raise JobFailedError(process.limit_error or failure, "model")
+        raise JobFailedError(process.limit_error or failure, find_limit_cause(process))
     if code != 0:
         raise JobFailedError(f"The replay could not run on this node (exit code {code}); the log says why.")
     return JobOutcome("done", result=compare_weights(job, order).model_dump())
