@@ -1,20 +1,21 @@
 """Start estimates: a job's position in the queue, what it waits for, when it starts and ends.
 
 An estimate simulates the queue: every node takes what matching would give it, every job takes as long as jobs of its
-kind and track took lately, and no node joins, leaves or is interrupted. A running job's own progress counts, where its
-kind knows it. One `QueueEstimates` serves a whole page with a fixed number of queries. It looks `HORIZON` jobs ahead.
+kind and track take on that node, else on all nodes, and no node joins, leaves or is interrupted. A running job's own
+progress counts, where its kind knows it, also for the jobs after it. One `QueueEstimates` serves a whole page with a
+fixed number of queries. It looks `HORIZON` jobs ahead.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
-from django.db.models import Count, Sum
+from django.db.models import F, Q, Sum
 
 from scheduler import job_groups, job_kinds, matching, node_slots
 from scheduler.matching import JobGroup, NodeSlot
@@ -55,34 +56,60 @@ class SlotSchedule:
     busy: bool
 
 
+Work = tuple[str, str]
+"""Kind and track of jobs."""
+
+
 @dataclass(frozen=True)
 class Durations:
-    """Recent durations of jobs by kind and track, relative to the expected ones."""
+    """Recent durations of jobs by kind and track, relative to the expected ones: the measured speed of nodes."""
 
-    ratios: dict[tuple[str, str], float]
+    ratios: dict[tuple[Work, int | None], float]
+    """By node, too; None: of all nodes."""
 
-    def get_duration(self, job: Job) -> timedelta:
-        return timedelta(seconds=job.expected_seconds * self.ratios.get((job.kind, job.track), 1.0))
+    def get_duration(self, job: Job, node: int | None = None) -> timedelta:
+        """Return how long a job takes on a node; None: on any."""
+        work = (job.kind, job.track)
+        ratio = self.ratios.get((work, node)) or self.ratios.get((work, None)) or 1.0
+        return timedelta(seconds=job.expected_seconds * ratio)
 
-    def get_time_left(self, job: Job, seconds_done: float) -> timedelta:
+    def get_time_left(self, job: Job, seconds_done: float, node: int) -> timedelta:
         """Return how long a job still runs; 5 % of its duration if it has taken longer than expected."""
-        duration = self.get_duration(job).total_seconds()
+        duration = self.get_duration(job, node).total_seconds()
         return timedelta(seconds=max(duration - seconds_done, 0.05 * duration))
 
 
-def load_durations(now: datetime) -> Durations:
-    """One query."""
-    rows = (
-        Job.objects.filter(state=Job.State.DONE, finished_at__gt=now - DURATION_WINDOW)
-        .order_by()
-        .values_list("kind", "track", "expected_seconds")
-        .annotate(jobs=Count("pk", distinct=True), seconds=Sum("leases__seconds"))
+def load_durations(now: datetime, running: Iterable[tuple[Lease, float]]) -> Durations:
+    """Return the durations of recent jobs, and of those that run now. One query.
+
+    `running`: leases, and the seconds that their jobs take from start to end.
+    """
+    took: defaultdict[tuple[Work, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    def add(work: Work, node: int | None, seconds: float, expected: float) -> None:
+        took[work, node][0] += seconds
+        took[work, node][1] += expected
+
+    leases = Lease.objects.filter(job__state=Job.State.DONE, job__finished_at__gt=now - DURATION_WINDOW).order_by()
+    is_last, expected = Q(outcome="done"), F("job__expected_seconds")
+    is_only = is_last & Q(attempt=1)
+    sums = leases.values_list("job__kind", "job__track", "node").annotate(
+        all_seconds=Sum("seconds"),
+        all_expected=Sum(expected, filter=is_last, default=0.0),
+        whole_seconds=Sum("seconds", filter=is_only, default=0.0),
+        whole_expected=Sum(expected, filter=is_only, default=0.0),
     )
-    took: dict[tuple[str, str], tuple[float, float]] = {}
-    for kind, track, expected, jobs, seconds in rows:
-        before = took.get((kind, track), (0.0, 0.0))
-        took[kind, track] = (before[0] + (seconds or 0.0), before[1] + jobs * expected)
-    return Durations({key: spent / expected for key, (spent, expected) in took.items() if spent and expected})
+    for kind, track, node, all_seconds, all_expected, whole_seconds, whole_expected in sums:
+        add((kind, track), None, all_seconds, all_expected)
+        add((kind, track), node, whole_seconds, whole_expected)
+    known = {work for work, _ in took}
+    for lease, seconds in running:
+        work = (lease.job.kind, lease.job.track)
+        took.pop((work, lease.node_id), None)  # what a node does now says more than what it did
+        add(work, lease.node_id, seconds, lease.job.expected_seconds)
+        if work not in known:
+            add(work, None, seconds, lease.job.expected_seconds)
+    return Durations({key: spent / total for key, (spent, total) in took.items() if spent and total})
 
 
 # --- the whole queue -------------------------------------------------------------------------------------------------
@@ -93,8 +120,14 @@ class QueueEstimates:
 
     def __init__(self, now: datetime) -> None:
         self.now = now
-        self.durations = load_durations(now)
-        self.slots = list(self._load_slots())
+        leases = Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job")
+        active = list(leases.annotate(job_seconds=Sum("job__leases__seconds")))
+        seconds_left = job_kinds.estimate_seconds_left([lease.job for lease in active])
+        running = [lease for lease in active if lease.job_id in seconds_left]
+        self.durations = load_durations(
+            now, [(lease, lease.job_seconds + seconds_left[lease.job_id]) for lease in running]
+        )
+        self.slots = list(self._load_slots(active, seconds_left))
         self.estimates: dict[int, StartEstimate] = {}
         self._fitting_slots: dict[tuple[object, ...], list[SlotSchedule]] = {}
         self._estimate_queue()
@@ -114,15 +147,14 @@ class QueueEstimates:
     def estimate_if_queued(self, job: Job) -> StartEstimate:
         """Return the estimate of an unsaved job, as if it were last in the queue. No query."""
         group = job_groups.build_group_from_job(job)
-        begins = min((slot.next_at for slot in self._find_fitting_slots(group) if slot.next_at), default=None)
-        ends = begins + self.durations.get_duration(job) if begins else None
+        times = [(slot.next_at, slot.node_slot.node) for slot in self._find_fitting_slots(group) if slot.next_at]
+        begins, node = min(times, key=lambda time: time[0], default=(None, None))
+        ends = begins + self.durations.get_duration(job, node) if begins else None
         return self._build_estimate(None, group, begins, ends)
 
-    def _load_slots(self) -> Iterator[SlotSchedule]:
-        """Yield the slots of all online nodes. Three queries, and those of the kinds of running jobs."""
-        active = Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job")
+    def _load_slots(self, active: Iterable[Lease], seconds_left: Mapping[int, float]) -> Iterator[SlotSchedule]:
+        """Yield the slots of all online nodes. Two queries."""
         leases = {(lease.node_id, lease.slot): lease for lease in active}
-        seconds_left = job_kinds.estimate_seconds_left([lease.job for lease in leases.values()])
         for node in Node.objects.filter(state=Node.State.ONLINE).prefetch_related("windows"):
             for slot in range(max(node.slots, 1)):
                 lease = leases.get((node.pk, slot))
@@ -134,7 +166,7 @@ class QueueEstimates:
         if seconds_left is not None:
             done = self.now + timedelta(seconds=seconds_left)
         elif lease:
-            done = self.now + self.durations.get_time_left(lease.job, lease.seconds)
+            done = self.now + self.durations.get_time_left(lease.job, lease.seconds, node.pk)
         node_slot = replace(node_slots.build_node_slot(node, self.now, slot=slot, windows=windows), seconds_left=None)
         is_lent = node_slots.get_seconds_left(node, done, windows) != 0
         free = done if is_lent else node_slots.find_next_opening(node, done, windows)
@@ -164,7 +196,7 @@ class QueueEstimates:
                 continue
             job, _ = waiting[normalize_group(group)].popleft()
             queue.reserve_job(group)
-            slot.next_at = ends = begins + self.durations.get_duration(job)
+            slot.next_at = ends = begins + self.durations.get_duration(job, slot.node_slot.node)
             times[job.pk] = begins, ends
             heappush(free, (ends, number, slot))
         return times

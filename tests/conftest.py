@@ -21,6 +21,7 @@ import pytest
 from django.conf import settings
 
 from tests.support.waits import WAIT_SECONDS
+from trainer.accounting.cores import limit_spinning
 
 # Set before Django reads its settings, so that tests write nothing to the checkout's `var/`.
 HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
@@ -37,8 +38,8 @@ os.environ["DOCS_FOLDER"] = str(HOME / "docs")  # not built: pages are the same 
 os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # the next poll sees what a test has just queued
 os.environ.setdefault("PAGE_CACHE_SECONDS", "0")  # a test sees what it has just changed
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
-if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share the cores
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # results must not depend on the machine's load
+limit_spinning(os.environ)
 django.setup()  # and before the folders' own conftest.py import models
 
 # Tests must not depend on the machine's speed. `make test` tries fewer examples than CI, where a test names no number.

@@ -76,10 +76,10 @@ def test_estimate_duration_follows_recent_jobs() -> None:
     create_online_node("one")
     for _ in range(3):
         done = create_job(state=Job.State.DONE, track="small", expected_seconds=1000, finished_at=timezone.now())
-        for part in (500, 1500):
+        for attempt, part, outcome in ((1, 500, "released"), (2, 1500, "done")):
             Lease.objects.create(
-                job=done, node=Node.objects.get(), attempt=1, state=Lease.State.FINISHED, seconds=part,
-                token_hash=f"{done.pk}-{part}", expires_at=timezone.now(),
+                job=done, node=Node.objects.get(), attempt=attempt, outcome=outcome, state=Lease.State.FINISHED,
+                seconds=part, token_hash=f"{done.pk}-{part}", expires_at=timezone.now(),
             )  # fmt: skip
     now = timezone.now()
     slow, other = create_job(track="small", expected_seconds=3600), create_job(track="other", expected_seconds=3600)
@@ -88,6 +88,37 @@ def test_estimate_duration_follows_recent_jobs() -> None:
         queue_estimates.get_estimate(job).ends_at - queue_estimates.get_estimate(job).begins_at for job in (slow, other)
     ]  # type: ignore[operator]
     assert lengths == [2 * HOUR, HOUR]
+
+
+def test_estimate_duration_follows_the_node_that_runs_it() -> None:
+    """A job of an hour took a quarter of it on one node, and four hours on the other."""
+    create_online_node("fast", 25)
+    create_online_node("slow", 80)
+    now = timezone.now()
+    for name, hours in (("fast", 0.25), ("slow", 4)):
+        done = create_job(state=Job.State.DONE, track="small", expected_seconds=3600, finished_at=now)
+        Lease.objects.create(
+            job=done, node=Node.objects.get(name=name), attempt=1, state=Lease.State.FINISHED, outcome="done",
+            seconds=hours * 3600, token_hash=name, expires_at=now,
+        )  # fmt: skip
+    small, large = (create_job(track="small", expected_seconds=3600, needs_labels=[f"1x{gb}gb"]) for gb in (24, 80))
+    queue_estimates = QueueEstimates(now)
+    assert is_near(queue_estimates.get_estimate(small).ends_at, 0.25, now)
+    assert is_near(queue_estimates.get_estimate(large).ends_at, 4, now)
+
+
+def test_estimates_follow_the_job_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three jobs of 14 seconds wait behind one that has taken ten times as long as expected: one after the other."""
+    create_online_node("slow")
+    create_active_lease("slow", 110 / 3600, done=680 / 3600, track="small")
+    monkeypatch.setattr("scheduler.job_kinds.estimate_seconds_left", lambda jobs: {job.pk: 420.0 for job in jobs})
+    now = timezone.now()
+    waiting = [create_job(track="small", expected_seconds=14) for _ in range(3)]
+    queue_estimates = QueueEstimates(now)
+    times = [queue_estimates.get_estimate(job) for job in waiting]
+    for number, estimate in enumerate(times):
+        assert is_near(estimate.begins_at, (420 + 140 * number) / 3600, now)
+        assert is_near(estimate.ends_at, (560 + 140 * number) / 3600, now)
 
 
 def test_estimate_without_fitting_node_names_the_obstacle() -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
+from trainer.accounting.cores import limit_spinning
 from trainer.cli.parser import Parser
 from trainer.errors import ExitCode, ModelError, UserError, print_error
 
@@ -122,6 +124,7 @@ def add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    limit_spinning(os.environ)  # before a command's module loads torch
     options = build_parser().parse_args(argv)
     if not hasattr(options, "command"):
         options.print_help()

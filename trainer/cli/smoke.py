@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import trainer
+from trainer.accounting.cores import WAIT_VARIABLES
 from trainer.cli.parser import Parser, parse_positive_integer
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.errors import ExitCode, ModelError, UserError, print_error
@@ -268,6 +269,7 @@ def build_sandbox_spec(
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",  # GPUs are not used
     }
+    environment |= {name: os.environ[name] for name in WAIT_VARIABLES if name in os.environ}
     return SandboxSpec(command, environment, mounts, out, LIMITS)
 
 

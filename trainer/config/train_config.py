@@ -141,7 +141,8 @@ class TrainConfig:
     devices: int = 1
     """GPUs to train on, or processes on a CPU. They share a step's rows evenly."""
     threads: int | None = None
-    """CPU threads of torch. Computed: one for each core this process may use."""
+    """Most CPU threads of torch. Unless OMP_NUM_THREADS is set, a run uses one for each core that is idle at its start,
+    and keeps that number when it is resumed. Computed: the cores that this process may use."""
     checkpoint_every: str = "30s"
     """Seconds or steps between checkpoints: 30s, 5m, 100steps. The interval does not change results."""
     keep: int = 2

@@ -27,6 +27,9 @@ from trainer.sandbox.safe_files import parse_relative_path
 
 Phase = Literal["preparing", "running", "uploading"]
 CHECK_SECONDS = 0.1
+PROGRESS_FACTOR = 2.0
+"""A job may run this many times as long as it had at its last sign of progress. A tenth of a training's lines come
+after a tenth of its time on any machine, so only one that hangs exceeds it."""
 GRACE_SECONDS = 120  # how long a job that should finish may take for its last checkpoint
 STOPPED_CODES = (130, 137, 143)  # exit codes of a process that was interrupted or killed
 
@@ -123,11 +126,13 @@ class Job:
         senders: Sequence[BackgroundSender] = (),
         phase: Phase = "running",
         output: Path | None = None,
+        progress: Path | None = None,
     ) -> SandboxProcess:
         """Run a process to its end, or until a stop signal; return it when everything is sent.
 
         Its output goes to the job's log; with `output`, standard output goes to that file. Raise `JobInterruptedError`
-        or `JobFailedError` if it was ended early. With `senders`, FINISH leaves it time for a last checkpoint.
+        or `JobFailedError` if it was ended early. With `senders`, FINISH leaves it time for a last checkpoint. Its
+        limit of wall time grows with the file `progress`, which only the site's own code may write.
         """
         self.check_stop()
         marked = {**spec.environment, MARK_VARIABLE: build_mark(self.context.home, self.lease)}
@@ -140,7 +145,7 @@ class Job:
         for sender in senders:
             sender.start()
         try:
-            self._wait_for_process(process, can_finish=bool(senders))
+            self._wait_for_process(process, can_finish=bool(senders), progress=progress)
         finally:
             process.kill()
             capture.join(5)
@@ -157,10 +162,13 @@ class Job:
         if level >= StopLevel.RELEASE or (level is StopLevel.FINISH and process.poll() in STOPPED_CODES):
             raise JobInterruptedError
 
-    def _wait_for_process(self, process: SandboxProcess, can_finish: bool) -> None:
+    def _wait_for_process(self, process: SandboxProcess, can_finish: bool, progress: Path | None) -> None:
         """Return when the process has ended or should be killed."""
-        deadline = None
+        deadline, size = None, get_file_size(progress)
         while process.poll() is None:
+            if (grown := get_file_size(progress)) > size:
+                size = grown
+                process.allow_seconds(PROGRESS_FACTOR * process.seconds)
             level = self.stop_signal.level
             if level >= StopLevel.RELEASE or self.stop_signal.error:
                 return
@@ -173,6 +181,14 @@ class Job:
             if deadline is not None and time.monotonic() > deadline:
                 return
             process.wait(CHECK_SECONDS)
+
+
+def get_file_size(file: Path | None) -> int:
+    """Return a file's size in bytes; 0 without one."""
+    try:
+        return file.lstat().st_size if file is not None else 0
+    except OSError:
+        return 0
 
 
 def start_process(driver: SandboxDriver, spec: SandboxSpec, output: Path | None) -> tuple[SandboxProcess, IO[bytes]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.protocol import Cause, Fault
+from trainer.sandbox import SandboxProcess
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,11 @@ class JobOutcome:
     fault: Fault | None = None  # None: the machine
     result: dict[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()  # small files of the `out` folder that are uploaded with the result
+
+
+def find_limit_cause(process: SandboxProcess) -> Cause:
+    """Return the cause of a job that exceeded a limit. Wall time depends on the machine and on what else it does."""
+    return "infrastructure" if process.is_out_of_time else "model"
 
 
 class JobFailedError(Exception):

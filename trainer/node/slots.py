@@ -10,10 +10,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trainer.accounting.cores import WAIT_VARIABLES, limit_spinning
 from trainer.protocol import Gpu, split_evenly
 from trainer.sandbox.gpu_devices import VISIBLE_GPUS_VARIABLE
 
-INHERITED = (VISIBLE_GPUS_VARIABLE, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+INHERITED = (VISIBLE_GPUS_VARIABLE, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *WAIT_VARIABLES)
 """Variables of the agent that a job's processes inherit."""
 
 
@@ -37,6 +38,7 @@ class Slot:
             found |= {VISIBLE_GPUS_VARIABLE: uuids, "NVIDIA_VISIBLE_DEVICES": uuids or "void"}
         if self.count > 1:
             found["OMP_NUM_THREADS"] = str(len(self.processors))
+        limit_spinning(found)
         return found
 
     def limit_gpus(self, count: int) -> Slot:

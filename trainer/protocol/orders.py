@@ -141,6 +141,7 @@ class JobLimits(Message):
     """Sandbox limits for all of the job's processes together. Units: seconds, bytes."""
 
     wall_seconds: Seconds
+    """A training of a graph may take longer while it writes metrics: twice as long as at its last line."""
     memory_bytes: Count
     disk_bytes: Count
     processes: Count

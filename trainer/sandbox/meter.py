@@ -34,6 +34,7 @@ class ResourceMeter:
     def __init__(self, spec: SandboxSpec, follow_processes: bool = True) -> None:
         """`follow_processes`: False if a container engine limits processes and memory."""
         self._limits = spec.limits
+        self.wall_seconds = spec.limits.wall_seconds
         self._writable = [mount.path.absolute() for mount in spec.mounts if mount.writable]
         self._follows_processes = follow_processes and PROC.joinpath("self/stat").exists()
         self._memfd_device = find_memfd_device()
@@ -48,8 +49,8 @@ class ResourceMeter:
         `seconds`: wall time since its start. Every third call also measures disk and memory in files.
         """
         self._checks += 1
-        if seconds > self._limits.wall_seconds:
-            return f"It ran longer than {self._limits.wall_seconds:.0f} seconds."
+        if self.is_out_of_time(seconds):
+            return f"It ran longer than {self.wall_seconds:.0f} seconds."
         members = self._tree.find_members(root, self._limits.processes + 8) if self._follows_processes else []
         is_thorough = self._checks % 3 == 0
         return (
@@ -57,6 +58,9 @@ class ResourceMeter:
             or self._check_memory(members, is_thorough)
             or (self._check_hiding(members, root) or self.check_disk(members) if is_thorough else None)
         )
+
+    def is_out_of_time(self, seconds: float) -> bool:
+        return seconds > self.wall_seconds
 
     def _check_hiding(self, members: Sequence[int], root: int) -> str | None:
         """Detect processes that hide their open files from their own user (PR_SET_DUMPABLE). Training never does.

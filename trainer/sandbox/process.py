@@ -31,6 +31,8 @@ class SandboxProcess:
         self._meter = ResourceMeter(spec, follow_processes)
         self.limit_error: str | None = None
         """A sentence about the limit that it exceeded and was killed for; None if it exceeded none."""
+        self.is_out_of_time = False
+        """Whether that limit is the wall time, which says nothing about the command: a slow machine reaches it, too."""
         self._popen: subprocess.Popen[bytes] | None = None
         self._started_at = time.monotonic()
         self._ended_at: float | None = None
@@ -67,6 +69,10 @@ class SandboxProcess:
         """Wait for the end, at most `timeout` seconds; return what `poll` returns."""
         self._finished.wait(timeout)
         return self.poll()
+
+    def allow_seconds(self, seconds: float) -> None:
+        """Raise the limit of wall time to `seconds` since the start, if it is lower."""
+        self._meter.wall_seconds = max(self._meter.wall_seconds, seconds)
 
     def terminate(self) -> None:
         """Send SIGTERM to the command. It may take its time, or ignore it."""
@@ -127,7 +133,9 @@ class SandboxProcess:
                 return popen.wait(METER_SECONDS)
             except subprocess.TimeoutExpired:
                 if self.limit_error is None:
-                    self.limit_error = self._meter.check(popen.pid, self.seconds)
+                    seconds = self.seconds
+                    self.limit_error = self._meter.check(popen.pid, seconds)
+                    self.is_out_of_time = self._meter.is_out_of_time(seconds)
                 if self.limit_error is not None or self._killed.is_set():
                     self._kill_all()
 

@@ -59,6 +59,7 @@ def save_checkpoint(run: Run, *, wait: bool = True, is_final: bool = False) -> P
         "spikes": run.spike_filter.state_dict(),
         "loader": run.loader.state_dict(),
         "random": get_random_state(),
+        "threads": torch.get_num_threads(),
         "identity": run.identity,
     }
     content = take_run_snapshot(run, None if is_final else run.optimizers)

@@ -13,6 +13,7 @@ from trainer.config.resolve import RESUMABLE_FIELDS, ResolvedConfig
 from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.models.base import Recipe
+from trainer.protocol.files import STATE_FILE
 
 
 def describe_identity(
@@ -56,11 +57,12 @@ def check_identity(run_folder: Path, saved: dict[str, Any], current: dict[str, A
         raise ConfigError(f"{run_folder} holds a run with another {names}: use the same {names}, or an empty folder")
 
 
-def read_saved_identity(run_folder: Path) -> dict[str, Any]:
-    """Return the identity in the newest checkpoint's state; empty if there is none or it cannot be read."""
+def read_saved_state(run_folder: Path) -> dict[str, Any]:
+    """Return the newest checkpoint's state; only an empty `identity` if there is none or it cannot be read."""
     folder = find_latest_checkpoint(run_folder)
     try:
-        saved = json.loads((folder / "state.json").read_bytes())["identity"] if folder is not None else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}  # damaged: loading the checkpoint will report it
-    return saved if isinstance(saved, dict) and isinstance(saved.get("train"), dict) else {}
+        state = json.loads((folder / STATE_FILE).read_bytes()) if folder is not None else {}
+    except (OSError, ValueError):
+        state = {}  # damaged: loading the checkpoint will report it
+    saved = state.get("identity") if isinstance(state, dict) else None
+    return state if isinstance(saved, dict) and isinstance(saved.get("train"), dict) else {"identity": {}}

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from trainer.accounting import flops
-from trainer.accounting.cores import count_cores
+from trainer.accounting.cores import choose_thread_count, count_cores
 from trainer.accounting.training_size import explain_too_large
 from trainer.checkpoint.base_weights import choose_vocabulary_size, find_base_checkpoint
 from trainer.checkpoint.host_buffers import HostBuffers
@@ -29,7 +29,7 @@ from trainer.training.activation_checkpointing import enable_activation_checkpoi
 from trainer.training.checkpointing import check_run_folder, log_run_summary, resume_run, write_run_json
 from trainer.training.compilation import is_writable
 from trainer.training.grad_spikes import GradientSpikeFilter
-from trainer.training.identity import describe_identity, read_saved_identity
+from trainer.training.identity import describe_identity, read_saved_state
 from trainer.training.metrics import build_logger
 from trainer.training.micro_batch import warm_up
 from trainer.training.model_sources import build_model_source
@@ -41,9 +41,10 @@ from trainer.training.run import Run
 def build_run(config: TrainConfig, console: Console) -> Run:
     """Return the run, ready to train or resumed from its checkpoint. Raise `UserError` for bad input."""
     device = select_device(config.device, config.devices)
-    torch.set_num_threads(config.threads or max(1, count_cores() // config.devices))
     compilation.set_cache_folder()
-    saved = read_saved_identity(config.out)
+    state = read_saved_state(config.out)
+    torch.set_num_threads(choose_run_threads(config, state.get("threads")))
+    saved = state["identity"]
     saved_fields = saved.get("train", {})
     resolved = resolve_config(config, device, choose_machine_fields(config, device, saved_fields))
     if device == "cuda":
@@ -114,6 +115,15 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     write_run_json(run)
     log_run_summary(run, console)
     return run
+
+
+def choose_run_threads(config: TrainConfig, saved: Any) -> int:
+    """Return the run's CPU threads: those `saved` with it, since the last digits of its results depend on them, else
+    what suits this machine now."""
+    if isinstance(saved, int) and saved > 0:
+        return min(saved, count_cores())
+    limit = config.threads or max(1, count_cores() // config.devices)
+    return limit if config.devices > 1 else choose_thread_count(limit)  # several processes would count each other
 
 
 def check_size(config: TrainConfig, resolved: ResolvedConfig, card_bytes: int) -> None:

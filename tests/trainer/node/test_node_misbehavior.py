@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.agent_process import Node, build_training_job, list_running_processes, wait_until_finished
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
+from trainer.node.job_handlers.train import TIME_ADVICE
 
 pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
@@ -57,7 +58,7 @@ CASES = {
     ),
     "too long": (
         {"misbehave": "time.sleep(60)", "limits": {"wall_seconds": 1.0}},
-        ("model", "It ran longer than 1 seconds."),
+        ("infrastructure", f"It ran longer than 1 seconds. {TIME_ADVICE}"),
     ),
 }
 

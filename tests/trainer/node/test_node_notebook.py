@@ -10,6 +10,7 @@ from tests.support import stdlib_release
 from tests.support.agent_process import LIMITS, Node, build_dataset_pin, build_job, wait_until_finished
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from trainer import protocol
+from trainer.node.job_handlers.notebook import TIME_ADVICE
 
 pytestmark = pytest.mark.usefixtures("requires_sandbox")
 
@@ -78,7 +79,10 @@ def test_failed_notebook_uploads_its_executed_cells(site: NodeApiServer, node: N
     wrong, slow, many, broken, other = (run_notebook(site, lease)[1] for lease in leases)
     assert (wrong.outcome, wrong.cause, wrong.reason) == ("failed", "model", "Cell 2 ended with NameError.")
     assert [file.path for file in wrong.files] == ["executed.ipynb"]
-    assert (slow.cause, slow.reason) == ("model", "The notebook was ended. It ran longer than 5 seconds.")
+    assert (slow.cause, slow.reason) == (
+        "model",
+        f"The notebook was ended. It ran longer than 5 seconds. {TIME_ADVICE}",
+    )
     assert [file.path for file in slow.files] == ["executed.ipynb"]
     assert many.reason == "It left more than 500 files in model/."
     assert broken.cause == "infrastructure"

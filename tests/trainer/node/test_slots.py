@@ -18,6 +18,7 @@ from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from tests.support.waits import wait_until
 from trainer import protocol
+from trainer.accounting.cores import WAIT_VARIABLES
 from trainer.node.datasets import count_compile_workers
 from trainer.node.gpus_nvml import NvmlReader
 from trainer.node.hardware import list_processors
@@ -55,10 +56,24 @@ def test_split_gives_each_gpu_to_one_slot_and_each_slot_a_core(gpus: int, cores:
         assert sorted(core for slot in slots for core in slot.processors) == list(range(cores))
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WAIT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_slot_environment_keeps_the_users_waiting_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    (slot,) = split_into_slots((), range(8), 1)
+    environment = slot.build_environment()
+    assert environment["OMP_WAIT_POLICY"] == "active"
+    assert "GOMP_SPINCOUNT" not in environment
+
+
 def test_single_slot_binds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     (slot,) = split_into_slots(cards(2), range(8), 1)
-    assert slot.build_environment() == {"OMP_NUM_THREADS": "3"}
+    assert slot.build_environment() == {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "1000"}
     assert (len(slot.gpus), slot.processors) == (2, ())
 
 
@@ -74,6 +89,7 @@ def test_slot_environment_lists_gpus_by_uuid() -> None:
         "CUDA_VISIBLE_DEVICES": "GPU-1",
         "NVIDIA_VISIBLE_DEVICES": "GPU-1",
         "OMP_NUM_THREADS": "2",
+        "GOMP_SPINCOUNT": "1000",
     }
     assert third.build_environment()["CUDA_VISIBLE_DEVICES"] == "", "two GPUs for three slots"
     assert str(first) == "Slot 1 of 3"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import lines, numbers
@@ -124,6 +125,20 @@ def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monk
         assert train(tmp_path, *flags, stop_after=stop_after) == (130 if stop_after else 0)
     resolved = json.loads((tmp_path / "run.json").read_text())["config"]["resolved"]
     assert (resolved["precision"], resolved["muon_precision"]) == ("bf16", "bf16")
+
+
+def test_thread_count_stays_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last digits of results depend on it: a machine that is busy at the resume must not change them."""
+    monkeypatch.setattr(setup, "count_cores", lambda: 2)
+    flags = (*FLAGS, "--dataset", dataset_folder, "--threads", "2")
+    before = torch.get_num_threads()
+    try:
+        for idle, stop_after in ((2, 2), (1, None)):
+            monkeypatch.setenv("OMP_NUM_THREADS", str(idle))
+            assert train(tmp_path, *flags, stop_after=stop_after) == (130 if stop_after else 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_run_of_older_release_resumes(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

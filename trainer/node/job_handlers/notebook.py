@@ -22,6 +22,7 @@ EXECUTED_FILE, MODEL_FOLDER = "executed.ipynb", "model"
 RESULT_BYTES = 10_000
 NOTEBOOKS_BYTES = 8 << 20  # all notebooks of an entry
 START_SECONDS = 60.0  # in addition to the time of its cells
+TIME_ADVICE = "Split it into several notebooks: each has this time anew, and finds in model/ what the last one left."
 MAX_FILES = 500
 MAX_DEPTH = 8
 NAME_LENGTH = 200
@@ -70,7 +71,8 @@ def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
     """Return the outcome; the executed notebook is uploaded in any case."""
     code = process.poll()
     if process.limit_error is not None:
-        return build_failure(f"The notebook was ended. {process.limit_error}")
+        advice = f" {TIME_ADVICE}" if process.is_out_of_time else ""
+        return build_failure(f"The notebook was ended. {process.limit_error}{advice}")
     if code == ExitCode.MODEL_ERROR:
         failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
         return build_failure(sanitize_line(failure.get("reason")) or "The notebook failed; the log says how.")

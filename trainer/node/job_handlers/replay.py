@@ -56,7 +56,8 @@ def run(job: Job) -> JobOutcome:
     process = job.run_process(job.context.sandbox, spec)
     code = process.poll()
     if process.limit_error is not None:
-        raise JobFailedError(process.limit_error, "infrastructure" if order.graph else "model")
+        is_machine = order.graph or process.is_out_of_time
+        raise JobFailedError(process.limit_error, "infrastructure" if is_machine else "model")
     if code == ExitCode.MODEL_ERROR:
         raise JobFailedError("The model failed while the stretch was replayed; the log says how.", "model")
     if code != 0:

@@ -14,7 +14,7 @@ from typing import Any
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, build_trusted_spec, ensure_dataset
 from trainer.node.job import Job
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.outcome import JobFailedError, JobOutcome, find_limit_cause
 from trainer.protocol import FileRef, ScoreOrder
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxSpec, get_driver
@@ -95,7 +95,7 @@ def score_entry_code(job: Job, dataset: Path, command: list[str]) -> JobOutcome:
     spec = SandboxSpec(silent, environment, mounts, work.scratch, job.limits)
     process = job.run_process(job.context.sandbox, spec, output=output)
     if process.limit_error is not None:
-        raise JobFailedError(f"The scoring was ended. {process.limit_error}", "model")
+        raise JobFailedError(f"The scoring was ended. {process.limit_error}", find_limit_cause(process))
     result = read_output(output)
     if process.poll() != ExitCode.OK or result is None:
         return JobOutcome("failed", "The entry's Python could not be scored.", "model")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec
 from trainer.node.job import Job
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.outcome import JobFailedError, JobOutcome, find_limit_cause
 from trainer.protocol import GRAPH_FILES, SmokeOrder, SmokeResult
 from trainer.sandbox import get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
@@ -29,7 +29,7 @@ def run(job: Job) -> JobOutcome:
     spec = build_trusted_spec(job, build_command(job, order), job.limits)
     process = job.run_process(get_driver("none"), spec, output=output)
     if process.limit_error is not None:
-        raise JobFailedError(f"The smoke run was ended. {process.limit_error}", "model")
+        raise JobFailedError(f"The smoke run was ended. {process.limit_error}", find_limit_cause(process))
     return read_outcome(process.poll(), output.read_bytes()[: OUTPUT_BYTES + 1])
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field, ValidationError
 
 from trainer.errors import CRASH_SIGNALS, ExitCode
-from trainer.node import probes
+from trainer.node import metrics_sender, probes
 from trainer.node.checkpoint_sender import FOLDER_NAME, MANIFEST, MANIFEST_BYTES, CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
 from trainer.node.job import Job
@@ -25,6 +25,10 @@ from trainer.sandbox.safe_files import read_json_object, sanitize_line
 ACTIVITY = "training"
 FILES = ("run.json",)  # uploaded with the result
 RESULT_BYTES = 256_000
+TIME_ADVICE = (
+    "It goes on from its last checkpoint. If no node is fast enough: checkpoints more often, a smaller budget, or a "
+    "larger wall_seconds in the track's limits."
+)
 DEFAULT_REASONS = {
     ExitCode.INFRASTRUCTURE: "The training could not run on this node.",
     ExitCode.USER_ERROR: "The run's configuration is invalid; the log says why.",
@@ -51,11 +55,10 @@ def run(job: Job) -> JobOutcome:
     write_config(job, config, download_base_weights(job, order.base), download_graph(job, order.graph))
     before = probes.run_probe(job, order.probe, "preparing") if order.probe else None
     senders = (MetricsSender(job), CheckpointSender(job, last_step, order.upload_seconds))
-    outcome = read_outcome(
-        job.run_process(job.context.sandbox, build_spec(job, dataset, config["devices"]), senders),
-        out,
-        is_graph=order.graph is not None,
-    )
+    spec = build_spec(job, dataset, config["devices"])
+    progress = out / metrics_sender.FILE if order.graph else None  # an entry's Python could write what it likes
+    process = job.run_process(job.context.sandbox, spec, senders, progress=progress)
+    outcome = read_outcome(process, out, is_graph=order.graph is not None)
     if outcome.outcome != "done":
         return outcome
     probe_results = None  # replaces any `probes` that the untrusted training process reported
@@ -159,7 +162,8 @@ def read_outcome(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutco
     """Return the outcome. `is_graph`: no code of the entry ran, so that only what the trainer reports is its fault."""
     code, is_model = process.poll(), not is_graph
     if process.limit_error is not None:
-        return build_failure(process.limit_error, is_model)
+        advice = f" {TIME_ADVICE}" if process.is_out_of_time else ""
+        return build_failure(process.limit_error + advice, is_model and not process.is_out_of_time)
     if code == ExitCode.OK:
         result = read_json_object(out, "result.json", RESULT_BYTES)
         if result is None:
