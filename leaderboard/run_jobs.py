@@ -21,22 +21,26 @@ PRIORITIES = {
     Run.Purpose.CONFIRMATION: Job.Priority.CONFIRMATION,
     Run.Purpose.LADDER: Job.Priority.LADDER,
     Run.Purpose.REWIND: Job.Priority.MAINTAINER,
-    Run.Purpose.MONTHLY: Job.Priority.MAINTAINER,  # it takes days: nights and confirmations go first, until it ages
+    Run.Purpose.MONTHLY: Job.Priority.LADDER,  # it takes days: everything shorter goes first, until it ages
 }
 
 
-def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
-    """Return the fields of the run's job. Without a release they are good for estimates only."""
+def build_train_job(run: Run, release: Blob | None, priority: Job.Priority | None = None) -> dict[str, Any]:
+    """Return the fields of the run's job. Without a release they are good for estimates only.
+
+    Without a priority it has that of its purpose. Playground runs and standing work yield to a nightly run.
+    """
     limits = run.track.training_limits(run.part)
+    priority = get_priority(run) if priority is None else priority
     return {
         "kind": "notebook" if is_notebook(run) else "train",
-        "priority": get_priority(run),
+        "priority": priority,
         "impact": run.entry.impact,
         "expected_seconds": run.expected_seconds,
         "author": run.entry.author,
         **get_code(run),
         "checkpoint_seconds": run.expected_seconds if is_notebook(run) else get_checkpoint_seconds(run),
-        "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
+        "preemptible": run.track.kind == Track.Kind.PLAYGROUND or priority == Job.Priority.LADDER,
         **get_needs(run, limits),
         **track_hours.get_job_columns(run),
         "release": release,

@@ -89,7 +89,7 @@ def fill_ladder(track: Track) -> int:
 
 
 def count_waiting(track: Track) -> int:
-    queued = Q(job__state=Job.State.QUEUED, job__priority=Job.Priority.LADDER)
+    queued = Q(job__state=Job.State.QUEUED, job__priority=Job.Priority.LADDER) & ~Q(purpose=Run.Purpose.MONTHLY)
     return Run.objects.filter(queued | Q(state=Run.State.WAITING, purpose=Run.Purpose.LADDER), track=track).count()
 
 
