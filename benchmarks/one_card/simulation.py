@@ -26,6 +26,7 @@ from django.core.cache import cache
 from django.test.utils import override_settings
 from django.utils.module_loading import import_string
 
+from dailytrain import schedule
 from dailytrain.schedule import CRON_TASKS, INTERVAL_TASKS
 from leaderboard import run_jobs
 from leaderboard.broker import BROKER_DOWN
@@ -405,13 +406,14 @@ def simulated_site() -> Iterator[Path]:
         run_git(main, "init", "--quiet", "-b", "main")
         own = {"JOB_KINDS": settings.JOB_KINDS, "MAIN_REPOSITORY": str(main), "MAIN_BRANCH": "main"}
         caches = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-        with throwaway_database("leaderboard"):
+        with throwaway_database("leaderboard", "django_celery_beat"):
             release = storage.store_bytes(b"a release")
             with (
                 override_settings(**own, CACHES=caches, REPOSITORIES=Path(folder) / "mirrors", QUEUE_READ_SECONDS=0),
                 patch.object(storage, "store_release", lambda: Blob.objects.get(pk=release.pk)),  # reads all sources
             ):
                 cache.set(BROKER_DOWN, True, None)
+                schedule.install()
                 yield main
 
 

@@ -162,7 +162,10 @@ def check_earlier_night(night: PlannedNight) -> Finding:
     run = nightly.get_unfinished_run(night.track)
     if run is None:
         return ok("No run of an earlier night is unfinished.")
-    return missing(f"Run {run.pk} of an earlier night is {run.state}. Wait for it, or cancel it in the admin.")
+    return missing(
+        f"Run {run.pk} of an earlier night is {run.state}. The night starts when it has ended; cancel it in the admin "
+        "to start in time."
+    )
 
 
 def check_main(night: PlannedNight) -> Finding:
@@ -451,7 +454,7 @@ CHECKS: tuple[tuple[str, Callable[[PlannedNight], Finding], bool], ...] = (
     ("Schedule", check_schedule, True),
     ("Background work", check_beat, True),
     ("Worker", check_worker, True),
-    ("Earlier night", check_earlier_night, True),
+    ("Earlier night", check_earlier_night, False),
     ("Main", check_main, False),
     ("Season", check_season, True),
     ("Amount of text", check_text, True),
