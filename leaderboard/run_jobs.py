@@ -12,10 +12,12 @@ from scheduler import matching
 from scheduler.models import Blob, Job
 from trainer import protocol
 from trainer.accounting.budget import Budget
-from trainer.accounting.training_size import compute_upload_seconds
+from trainer.accounting.training_size import MAX_UNSENT_SECONDS, compute_upload_seconds
 
 CHECKPOINT_EVERY = "30s"  # the default of `dailytrain train`
 SWARM_PROCESSES = 4096
+NIGHTLY_UNSENT_SECONDS = 1500.0
+"""Longest time without an upload on nightly tracks: what an interruption costs has to fit before the next night."""
 PRIORITIES = {
     Run.Purpose.NIGHTLY: Job.Priority.NIGHTLY,
     Run.Purpose.CONFIRMATION: Job.Priority.CONFIRMATION,
@@ -70,8 +72,13 @@ def get_upload_seconds(run: Run) -> float | None:
     sizes = run.track.get_checkpoint_sizes(count_trained_parameters(run))
     if not sizes.checkpoint:
         return None
-    seconds = compute_upload_seconds(sizes, run.expected_seconds)
+    seconds = compute_upload_seconds(sizes, run.expected_seconds, get_max_unsent_seconds(run.track.nightly))
     return seconds if seconds > get_checkpoint_seconds(run) else None
+
+
+def get_max_unsent_seconds(nightly: bool) -> float:
+    """Return how much work a run of a track may lose with its node."""
+    return NIGHTLY_UNSENT_SECONDS if nightly else MAX_UNSENT_SECONDS
 
 
 def get_milestone_percent(run: Run) -> int:
