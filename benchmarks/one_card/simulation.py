@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import random
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +31,16 @@ from leaderboard import run_jobs
 from leaderboard.broker import BROKER_DOWN
 from leaderboard.models import Run, Season, Track
 from leaderboard.schedule import ladder
+from leaderboard.schedule.forecast import (
+    DAY,
+    EVALUATION_SHARE,
+    HOUR,
+    NETWORK,
+    START_SECONDS,
+    STOP_SECONDS,
+    draw_interruptions,
+    list_moves,
+)
 from leaderboard.schedule.track_templates import TEMPLATES
 from scheduler import leases, storage, uploads
 from scheduler.models import Blob, Job, Lease, Node, Sweep
@@ -43,7 +52,6 @@ from trainer.accounting.budget import Budget
 from trainer.protocol.files import RUN_FILE
 
 TEMPLATE = "night-h100"
-HOUR, DAY = 3600.0, 86_400.0
 TASKS = (
     "scheduler.tasks.expire_leases",
     "leaderboard.tasks.queue_scores",
@@ -55,18 +63,6 @@ TASK_SECONDS = 15.0
 """From an event to the tasks that react to it."""
 IDLE_SECONDS = 4 * HOUR
 """Between two rounds of the tasks without an event."""
-INTERRUPTION_SECONDS = 2 * HOUR
-"""Once a week."""
-
-NETWORK = 1e8
-"""Bytes per second. Assumed, as the other durations of the card."""
-START_SECONDS = 300.0
-"""From the lease to the first step: download, data, compilation."""
-STOP_SECONDS = 90.0
-"""From a stop request to the written checkpoint: half a lease's time until the heartbeat, and the save."""
-EVALUATION_SHARE = 0.01
-"""Evaluations in addition to the training time that a budget counts."""
-
 MODELS = {
     "trainer/models/__init__.py": 'ARCHITECTURES = {"gpt": "trainer.models.gpt"}\n',
     "trainer/models/gpt.py": "class Model:\n    pass\n",
@@ -160,9 +156,10 @@ class Simulation:
         hour, minute = (float(CRON_TASKS["Nightly run"][1][name]) for name in ("hour", "minute"))
         self.due = hour * HOUR + minute * 60
         Sweep.objects.create(pk=1, at=self.clock.now)
-        for day in range(math.ceil(self.horizon / DAY)):
-            if day == 0 or day % 7 < self.moves:
-                self.schedule(day * DAY + self.due - HOUR, partial(self.move_main, day))
+        days = math.ceil(self.horizon / DAY)
+        for day in list_moves(days, self.moves):
+            self.schedule(day * DAY + self.due - HOUR, partial(self.move_main, day))
+        for day in range(days):
             self.schedule(day * DAY + self.due, self.start_night)
         for begin, end in self.away:
             self.schedule(begin, self.leave)
@@ -206,7 +203,7 @@ class Simulation:
         elif self.work.upload_every and Job.objects.filter(pk=self.work.job.pk).exclude(stop_requested="").exists():
             work, self.work.end_at = self.work, 0.0  # it does not end by itself any more
             self.work.upload_every = None
-            saved_at = self.clock.seconds + STOP_SECONDS
+            saved_at = self.clock.seconds + STOP_SECONDS - TASK_SECONDS
             upload = self.track.get_checkpoint_sizes().checkpoint / NETWORK
             self.schedule(saved_at + upload, partial(self.hand_back, work, work.compute_done(saved_at)))
 
@@ -339,14 +336,6 @@ def get_upload_interval(run: Run) -> float:
     """Return the seconds between two checkpoints that are sent: at the first one after the run's interval."""
     every = run_jobs.get_checkpoint_seconds(run)
     return math.ceil(max(run_jobs.get_upload_seconds(run) or 0.0, every) / every) * every
-
-
-def draw_interruptions(days: int, seed: int) -> Iterator[tuple[float, float]]:
-    """Yield one interruption of each week, at a random time."""
-    rng = random.Random(seed)
-    for week in range(math.ceil(days / 7)):
-        begin = week * 7 * DAY + rng.uniform(0, 7 * DAY - INTERRUPTION_SECONDS)
-        yield begin, begin + INTERRUPTION_SECONDS
 
 
 def create_track() -> Track:

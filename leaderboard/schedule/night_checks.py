@@ -26,7 +26,7 @@ from kombu.exceptions import OperationalError
 
 from leaderboard.models import Season, SeasonFile, Track
 from leaderboard.models.seasons import MANIFEST
-from leaderboard.schedule import calendar, ladder, nightly
+from leaderboard.schedule import calendar, ladder, nightly, site_forecast
 from leaderboard.schedule.planned_night import PlannedNight
 from leaderboard.schedule.scorers import list_scorer_times
 from leaderboard.schedule.track_templates import MFU
@@ -311,6 +311,14 @@ def format_hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def check_forecast(night: PlannedNight) -> Finding:
+    """Forecast the nights and the ladder of the next months on the cards that are online."""
+    if not night.trainers:
+        return unknown("No fitting node is online.")
+    goes_well, found = site_forecast.describe_forecast(night)
+    return ok(found) if goes_well else missing(found)
+
+
 def check_sandbox(night: PlannedNight) -> Finding:
     if not night.trainers:
         return unknown("No fitting node is online.")
@@ -461,6 +469,7 @@ CHECKS: tuple[tuple[str, Callable[[PlannedNight], Finding], bool], ...] = (
     ("Ladder", check_ladder, False),
     ("Node", check_node, True),
     ("Hours of the node", check_hours, True),
+    ("Next 90 days", check_forecast, False),
     ("Sandbox", check_sandbox, False),
     ("Trusted scorer", check_scorer, True),
     ("Scoring time", check_scoring_time, True),
