@@ -61,6 +61,7 @@ def render_head(columns: tuple[str, ...]) -> str:
 
 
 def render_row(name: str, template: dict[str, Any]) -> str:
+    from leaderboard.run_jobs import get_max_unsent_seconds
     from leaderboard.schedule.track_templates import MFU, compute_template_size
     from scheduler.matching import parse_labels
     from trainer.accounting.budget import Budget
@@ -79,7 +80,8 @@ def render_row(name: str, template: dict[str, Any]) -> str:
     parts += (sum(estimate_scoring_memory(size, template["config"]["train"]["sequence_length"]).values()),)
     sizes = compute_checkpoint_sizes(size, template.get("milestones", 10))
     every = Budget.parse(template["config"]["checkpoint_every"]).amount
-    sent = compute_sent_bytes(sizes, template["expected_seconds"], every)
+    max_unsent = get_max_unsent_seconds(template.get("nightly", False))
+    sent = compute_sent_bytes(sizes, template["expected_seconds"], every, max_unsent)
     stored = (sizes.checkpoint, sizes.final, sizes.milestones * sizes.milestone, sent)
     cells = [f"`{name}`", " + ".join(needs.names) or str(needs.gpus), f"{size.parameters / 1e9:.3f} B"]
     cells += [f"{value / 1e9:.1f} GB" for value in (*parts, *stored)]

@@ -12,6 +12,7 @@ INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     "Expire leases": ("scheduler.tasks.expire_leases", 5),
     "Preempt jobs for nightlies": ("scheduler.tasks.make_room", 15),
     "Queue score jobs": ("leaderboard.tasks.queue_scores", 15),
+    "Start late nights": ("leaderboard.tasks.start_late_nights", 60),
     "Queue ladder runs": ("leaderboard.tasks.fill_ladders", 15),
     "Handle events": ("leaderboard.tasks.announce_events", 3),
     "Send the outbox": ("leaderboard.tasks.process_due_messages", 10),

@@ -12,31 +12,37 @@ from scheduler import matching
 from scheduler.models import Blob, Job
 from trainer import protocol
 from trainer.accounting.budget import Budget
-from trainer.accounting.training_size import compute_upload_seconds
+from trainer.accounting.training_size import MAX_UNSENT_SECONDS, compute_upload_seconds
 
 CHECKPOINT_EVERY = "30s"  # the default of `dailytrain train`
 SWARM_PROCESSES = 4096
+NIGHTLY_UNSENT_SECONDS = 1500.0
+"""Longest time without an upload on nightly tracks: what an interruption costs has to fit before the next night."""
 PRIORITIES = {
     Run.Purpose.NIGHTLY: Job.Priority.NIGHTLY,
     Run.Purpose.CONFIRMATION: Job.Priority.CONFIRMATION,
     Run.Purpose.LADDER: Job.Priority.LADDER,
     Run.Purpose.REWIND: Job.Priority.MAINTAINER,
-    Run.Purpose.MONTHLY: Job.Priority.MAINTAINER,  # it takes days: nights and confirmations go first, until it ages
+    Run.Purpose.MONTHLY: Job.Priority.LADDER,  # it takes days: everything shorter goes first, until it ages
 }
 
 
-def build_train_job(run: Run, release: Blob | None) -> dict[str, Any]:
-    """Return the fields of the run's job. Without a release they are good for estimates only."""
+def build_train_job(run: Run, release: Blob | None, priority: Job.Priority | None = None) -> dict[str, Any]:
+    """Return the fields of the run's job. Without a release they are good for estimates only.
+
+    Without a priority it has that of its purpose. Playground runs and standing work yield to a nightly run.
+    """
     limits = run.track.training_limits(run.part)
+    priority = get_priority(run) if priority is None else priority
     return {
         "kind": "notebook" if is_notebook(run) else "train",
-        "priority": get_priority(run),
+        "priority": priority,
         "impact": run.entry.impact,
         "expected_seconds": run.expected_seconds,
         "author": run.entry.author,
         **get_code(run),
         "checkpoint_seconds": run.expected_seconds if is_notebook(run) else get_checkpoint_seconds(run),
-        "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
+        "preemptible": run.track.kind == Track.Kind.PLAYGROUND or priority == Job.Priority.LADDER,
         **get_needs(run, limits),
         **track_hours.get_job_columns(run),
         "release": release,
@@ -66,8 +72,13 @@ def get_upload_seconds(run: Run) -> float | None:
     sizes = run.track.get_checkpoint_sizes(count_trained_parameters(run))
     if not sizes.checkpoint:
         return None
-    seconds = compute_upload_seconds(sizes, run.expected_seconds)
+    seconds = compute_upload_seconds(sizes, run.expected_seconds, get_max_unsent_seconds(run.track.nightly))
     return seconds if seconds > get_checkpoint_seconds(run) else None
+
+
+def get_max_unsent_seconds(nightly: bool) -> float:
+    """Return how much work a run of a track may lose with its node."""
+    return NIGHTLY_UNSENT_SECONDS if nightly else MAX_UNSENT_SECONDS
 
 
 def get_milestone_percent(run: Run) -> int:

@@ -91,8 +91,7 @@ def queue_run(
             Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, message="Queued for training.", reason=""
         ):
             return False
-        chosen = {} if priority is None else {"priority": priority}
-        run.job = Job.objects.create(**{**run_jobs.build_train_job(run, release), **chosen})
+        run.job = Job.objects.create(**run_jobs.build_train_job(run, release, priority))
         run.save(update_fields=["job", "graph"])
     return True
 

@@ -16,13 +16,18 @@ from leaderboard.notifications import delivery, site_alerts
 from leaderboard.publishing import datasets, release_finetunes, releases, season_datasets
 from leaderboard.rankings import confirmations, standings_store
 from leaderboard.schedule import ladder, preparations
+from leaderboard.schedule import nightly as nightly_runs
 from leaderboard.schedule.monthly import start_monthly_runs
-from leaderboard.schedule.nightly import start_nightly_runs
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def nightly() -> None:
-    start_nightly_runs(timezone.now())
+    nightly_runs.start_nightly_runs(timezone.now())
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def start_late_nights() -> None:
+    nightly_runs.start_late_nights(timezone.now())
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -3,7 +3,8 @@
 Equal jobs form a `JobGroup`, so the cost depends on the number of groups, not of jobs.
 
 The order: priority, impact, fewest idle GPUs, shorter duration, the author with less recent usage, age. Each
-`LIFT_PERIOD` of waiting raises the priority by one step, without limit, so no job starves.
+`LIFT_PERIOD` of waiting raises the priority by one step, without limit, so no job starves. Standing work of the site
+never passes a nightly run: there is always more of it.
 
 A node gets only jobs that fit its labels, GPUs, memory and disk and its owner's settings, and that reach their first
 checkpoint while it is lent.
@@ -23,9 +24,13 @@ from itertools import count
 from threading import Lock
 
 LIFT_PERIOD = timedelta(hours=24)
-"""Waiting time worth one priority step: a ladder run precedes the nightly after four days. An estimate."""
+"""Waiting time worth one priority step: a community run precedes the nightly after four days. An estimate."""
 PRIORITY_STEP = 10
 """Distance between two priorities (`Job.Priority`)."""
+STANDING_PRIORITY = 50
+"""Priority of the site's standing work: ladder and monthly runs; packets have a lower one."""
+NIGHTLY_PRIORITY = 10
+"""Priority of a nightly run, which standing work does not reach."""
 LEEWAY_SECONDS = 180.0
 """Seconds for downloads and uploads in addition to the job itself. An estimate."""
 GB = 10**9
@@ -303,7 +308,8 @@ def rank_group(group: JobGroup, used_seconds: float, now: datetime) -> Rank:
 
 def get_lifted_priority(group: JobGroup, now: datetime) -> int:
     """Return the priority as lifted by age."""
-    return group.priority - PRIORITY_STEP * max(0, math.floor((now - group.waiting_since) / LIFT_PERIOD))
+    lifted = group.priority - PRIORITY_STEP * max(0, math.floor((now - group.waiting_since) / LIFT_PERIOD))
+    return max(lifted, NIGHTLY_PRIORITY + 1) if group.priority >= STANDING_PRIORITY else lifted
 
 
 # --- obstacles -------------------------------------------------------------------------------------------------------

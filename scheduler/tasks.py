@@ -22,5 +22,5 @@ def retention() -> None:
 
 @shared_task  # type: ignore[untyped-decorator]
 def make_room() -> None:
-    """Preempt playground runs for waiting nightlies."""
+    """Preempt playground, ladder and monthly runs for waiting nightlies."""
     preemption.make_room()

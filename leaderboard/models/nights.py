@@ -12,7 +12,7 @@ from leaderboard.models.tracks import Track
 class Night(models.Model):
     """The run that one night started on one track. The unique row makes the start idempotent."""
 
-    date = models.DateField()
+    date = models.DateField(help_text="Local date, in the time zone of the schedule.")
     track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="nights")
     sha = models.CharField(max_length=40, blank=True, help_text="Head of `main` that night. Empty if the fetch failed.")
     run = models.ForeignKey(
@@ -21,7 +21,12 @@ class Night(models.Model):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="nights",
-        help_text="Tonight's run. Null if nothing was started, or if last night's run is still training.",
+        help_text="Tonight's run. Null while it waits, if the night belongs to the ladder, or if nothing was started.",
+    )
+    is_waiting = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Due, and not yet started: it starts when the run of an earlier night has ended.",
     )
     problem = models.CharField(
         max_length=300,

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
-from itertools import islice
-from typing import Any
+from datetime import UTC, date, datetime, timedelta, tzinfo
 
 from django.db.models import Prefetch
 from django_celery_beat.models import PeriodicTask
 
 from leaderboard.models import Month, Night, Run, Track
-from leaderboard.schedule import monthly, nightly
+from leaderboard.schedule import due_times, monthly, nightly
+from leaderboard.schedule.due_times import NIGHTLY, list_times
 from leaderboard.schedule.planned_night import PlannedNight
 from scheduler import estimates, matching, windows
 
-NIGHTLY, MONTHLY = "leaderboard.tasks.nightly", "leaderboard.tasks.monthly"
+MONTHLY = "leaderboard.tasks.monthly"
 AHEAD = timedelta(days=35)
 BEHIND = timedelta(days=14)
-MAX_TIMES = 2000
-"""Times of one schedule that are read: a schedule may be due every minute."""
 LAST_MONTHS = 6
 TITLES = {"nightly": "Nightly train of main,", "monthly": "Monthly train,", "hours": "Hours of"}
 
@@ -51,7 +48,7 @@ class NextNightly:
     due: CalendarEvent
     planned: PlannedNight
     occupied: Run | None
-    """An unfinished run of an earlier night; no other starts before it ends."""
+    """An unfinished run of an earlier night; tonight's starts when it has ended."""
     broken: str
     """Why `main` could not be trained last time; empty if it could."""
 
@@ -67,7 +64,7 @@ class NextNightly:
 
     @property
     def state(self) -> str:
-        """Return the expected outcome: stays (no run), waits (for a node), baseline, or leaves (`main` is trained)."""
+        """Return the expected outcome: stays (late), waits (for a node), baseline, or leaves (`main` is trained)."""
         if self.occupied:
             return "stays"
         if not self.fitting:
@@ -94,57 +91,22 @@ def list_upcoming(now: datetime) -> list[CalendarEvent]:
 def list_scheduled_runs(
     what: str, task: PeriodicTask | None, tracks: Sequence[Track], now: datetime
 ) -> Iterator[CalendarEvent]:
-    """Yield the runs of each track: one a day or one a month (UTC), without periods that have one already."""
+    """Yield the runs of each track: one a local day or one a month (UTC), without periods that have one already."""
     if task is None or not tracks:
         return
-    periods = Month.objects if what == "monthly" else Night.objects
-    started = set(periods.filter(date__gte=get_period(what, now)).values_list("track", "date"))
+    periods, zone = Month.objects if what == "monthly" else Night.objects, due_times.get_zone(task)
+    started = set(periods.filter(date__gte=get_period(what, now, zone)).values_list("track", "date"))
     for begins in list_times(task, now, now + AHEAD):
         for track in tracks:
-            if (track.pk, get_period(what, begins)) not in started:
-                started.add((track.pk, get_period(what, begins)))
+            if (track.pk, get_period(what, begins, zone)) not in started:
+                started.add((track.pk, get_period(what, begins, zone)))
                 lasts = track.expected_seconds * (monthly.BUDGET_FACTOR if what == "monthly" else 1)
                 yield CalendarEvent(track, what, begins, begins + timedelta(seconds=lasts))
 
 
-def get_period(what: str, at: datetime) -> date:
-    """Return the period of a run: the day, or the month's first day."""
-    day = at.astimezone(UTC).date()
-    return day.replace(day=1) if what == "monthly" else day
-
-
-def list_times(task: PeriodicTask, since: datetime, until: datetime) -> Iterator[datetime]:
-    """Yield the due times of a periodic task with a crontab or an interval, at most `MAX_TIMES`."""
-    due = (
-        list_crontab_times(task.crontab.schedule, since, until)
-        if task.crontab
-        else list_interval_times(task, since, until)
-    )
-    return islice(due, MAX_TIMES)
-
-
-def list_crontab_times(crontab: Any, since: datetime, until: datetime) -> Iterator[datetime]:
-    """Yield the times of a `TzAwareCrontab` in [since, until), by the clock of its time zone."""
-    day, last = since.astimezone(crontab.tz).date(), until.astimezone(crontab.tz).date()
-    while day <= last:
-        in_month = day.day in crontab.day_of_month and day.month in crontab.month_of_year
-        if in_month and day.isoweekday() % 7 in crontab.day_of_week:
-            walls = [time(hour, minute) for hour in sorted(crontab.hour) for minute in sorted(crontab.minute)]
-            moments = (datetime.combine(day, wall, crontab.tz).astimezone(UTC) for wall in walls)
-            yield from (at for at in moments if since <= at < until)
-        day += timedelta(days=1)
-
-
-def list_interval_times(task: PeriodicTask, since: datetime, until: datetime) -> Iterator[datetime]:
-    if task.interval is None:
-        return
-    every = task.interval.schedule.run_every
-    at = task.last_run_at or since
-    at += every * max(0, -((at - since) // every))
-    while at < until:
-        if at >= since:
-            yield at
-        at += every
+def get_period(what: str, at: datetime, zone: tzinfo = UTC) -> date:
+    """Return the period of a run: the day in its schedule's zone, or the month's first day (UTC)."""
+    return at.astimezone(UTC).date().replace(day=1) if what == "monthly" else at.astimezone(zone).date()
 
 
 def list_track_hours(track: Track, now: datetime) -> Iterator[CalendarEvent]:
@@ -164,7 +126,7 @@ def get_next_nightly(now: datetime) -> datetime | None:
 
 
 def list_recent_nights(now: datetime) -> list[Night]:
-    nights = Night.objects.filter(date__gte=(now - BEHIND).date(), date__lte=now.astimezone(UTC).date())
+    nights = Night.objects.filter(date__gte=(now - BEHIND).date(), date__lte=due_times.get_night_date(now))
     with_runs = nights.select_related("track", "run__entry", "run__track", "run__season")
     return list(with_runs.order_by("-date", "track__position", "track__slug"))
 

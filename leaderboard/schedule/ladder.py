@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Entry, Run, Track
+from leaderboard.schedule.failures import isolate_track
 from scheduler import storage
 from scheduler.models import SITE_ACTOR, Blob, Job
 
@@ -67,9 +68,33 @@ def get_ladder_progress(track: Track) -> LadderProgress:
     return LadderProgress(sum(min(number, seeds) for number in scored.values()), len(rungs) * seeds)
 
 
+def list_missing_rungs(track: Track) -> list[str]:
+    """Return the budget of each ladder run that does not exist yet."""
+    return list(list_missing_budgets(int(track.ladder["seeds"]), track.rungs(), count_baseline_runs(track)))
+
+
+def is_filling(track: Track) -> bool:
+    """Return whether the ladder has work: runs that are missing, or that are not finished."""
+    if not track.ladder:
+        return False
+    unfinished = Run.objects.filter(entry=track.season.baseline_id, track=track, season=track.season_id)
+    in_ladder = unfinished.filter(state__in=Run.UNFINISHED, budget__in=track.rungs(), purpose=Run.Purpose.LADDER)
+    return bool(list_missing_rungs(track)) or (not get_ladder_progress(track).is_full and in_ladder.exists())
+
+
+def get_unfinished_seed(track: Track) -> Run | None:
+    """Return the oldest unfinished seed of the baseline at the whole budget."""
+    seeds = Run.objects.filter(entry=track.season.baseline_id, track=track, budget=track.budget)
+    return seeds.filter(purpose=Run.Purpose.LADDER, state__in=Run.UNFINISHED).order_by("pk").first()
+
+
 def fill_ladders() -> int:
-    """Fill all ladders of current seasons; return how many runs this call queued."""
-    return sum(fill_ladder(track) for track in Track.objects.with_ladder())
+    """Fill all ladders of current seasons; return how many runs this call queued. No track stops another."""
+    count = 0
+    for track in Track.objects.with_ladder():
+        with isolate_track(track, "Ladder"):
+            count += fill_ladder(track)
+    return count
 
 
 def fill_ladder(track: Track) -> int:
@@ -79,7 +104,7 @@ def fill_ladder(track: Track) -> int:
         Track.objects.select_for_update(no_key=True).get(pk=track.pk)  # concurrent calls would queue the same runs
         retry_broken(track)
         room = max(WAITING_AT_ONCE - count_waiting(track), 0)
-        missing = list(list_missing_budgets(int(track.ladder["seeds"]), track.rungs(), count_baseline_runs(track)))
+        missing = list_missing_rungs(track)
         if missing or not get_ladder_progress(track).is_full:
             return sum(queue_baseline_run(track, release, budget) is not None for budget in missing[:room])
         return sum(
@@ -89,7 +114,7 @@ def fill_ladder(track: Track) -> int:
 
 
 def count_waiting(track: Track) -> int:
-    queued = Q(job__state=Job.State.QUEUED, job__priority=Job.Priority.LADDER)
+    queued = Q(job__state=Job.State.QUEUED, job__priority=Job.Priority.LADDER) & ~Q(purpose=Run.Purpose.MONTHLY)
     return Run.objects.filter(queued | Q(state=Run.State.WAITING, purpose=Run.Purpose.LADDER), track=track).count()
 
 

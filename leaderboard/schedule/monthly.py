@@ -15,6 +15,7 @@ from leaderboard import runs
 from leaderboard.models import Entry, Month, Run, Track
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule import nightly
+from leaderboard.schedule.failures import isolate_track
 from scheduler import storage
 from scheduler.models import SITE_ACTOR, Blob, Event
 from trainer.accounting.budget import Budget
@@ -28,7 +29,11 @@ def start_monthly_runs(now: datetime) -> list[Month]:
     """Start the monthly runs of every track once per month (UTC); return the months that this call started."""
     first = now.astimezone(UTC).date().replace(day=1)
     tracks = Track.objects.in_order().filter(monthly__gt=0, season__active=True).select_related("season__baseline")
-    found = [start_month(track, first, now) for track in tracks if not track.months.filter(date=first).exists()]
+    found = []
+    for track in tracks:
+        if not track.months.filter(date=first).exists():
+            with isolate_track(track, f"Monthly runs of {first:%B}"):
+                found.append(start_month(track, first, now))
     return [month for month in found if month]
 
 

@@ -26,7 +26,7 @@ from kombu.exceptions import OperationalError
 
 from leaderboard.models import Season, SeasonFile, Track
 from leaderboard.models.seasons import MANIFEST
-from leaderboard.schedule import calendar, ladder, nightly
+from leaderboard.schedule import calendar, ladder, nightly, site_forecast
 from leaderboard.schedule.planned_night import PlannedNight
 from leaderboard.schedule.scorers import list_scorer_times
 from leaderboard.schedule.track_templates import MFU
@@ -162,7 +162,10 @@ def check_earlier_night(night: PlannedNight) -> Finding:
     run = nightly.get_unfinished_run(night.track)
     if run is None:
         return ok("No run of an earlier night is unfinished.")
-    return missing(f"Run {run.pk} of an earlier night is {run.state}. Wait for it, or cancel it in the admin.")
+    return missing(
+        f"Run {run.pk} of an earlier night is {run.state}. The night starts when it has ended; cancel it in the admin "
+        "to start in time."
+    )
 
 
 def check_main(night: PlannedNight) -> Finding:
@@ -308,6 +311,14 @@ def format_hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def check_forecast(night: PlannedNight) -> Finding:
+    """Forecast the nights and the ladder of the next months on the cards that are online."""
+    if not night.trainers:
+        return unknown("No fitting node is online.")
+    goes_well, found = site_forecast.describe_forecast(night)
+    return ok(found) if goes_well else missing(found)
+
+
 def check_sandbox(night: PlannedNight) -> Finding:
     if not night.trainers:
         return unknown("No fitting node is online.")
@@ -451,13 +462,14 @@ CHECKS: tuple[tuple[str, Callable[[PlannedNight], Finding], bool], ...] = (
     ("Schedule", check_schedule, True),
     ("Background work", check_beat, True),
     ("Worker", check_worker, True),
-    ("Earlier night", check_earlier_night, True),
+    ("Earlier night", check_earlier_night, False),
     ("Main", check_main, False),
     ("Season", check_season, True),
     ("Amount of text", check_text, True),
     ("Ladder", check_ladder, False),
     ("Node", check_node, True),
     ("Hours of the node", check_hours, True),
+    ("Next 90 days", check_forecast, False),
     ("Sandbox", check_sandbox, False),
     ("Trusted scorer", check_scorer, True),
     ("Scoring time", check_scoring_time, True),

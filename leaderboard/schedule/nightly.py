@@ -1,15 +1,15 @@
-"""Nightly runs: `main` if it has new commits, else another seed of the baseline.
+"""Nightly runs: `main` if it has new commits, else the ladder, else another seed of the baseline.
 
 In a season without a baseline, the first night's `main` becomes it. Maintainers can choose another one in the admin.
-No run starts while one of an earlier night is unfinished. If `main` is broken, the baseline is trained instead, and
-main's commit gets a status.
+A night that is due while one of an earlier night trains is late: it starts when that one has ended, with the `main` of
+then. If `main` is broken, the baseline is trained instead, and main's commit gets a status.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date, datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
@@ -18,15 +18,19 @@ from django.utils import timezone
 from leaderboard import night_nodes, runs
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.schedule import ladder
+from leaderboard.schedule.due_times import get_night_date
+from leaderboard.schedule.failures import isolate_track
 from leaderboard.submissions import intake, repositories
 from leaderboard.submissions.intake import CommitSummary, IntakeError
 from leaderboard.submissions.repositories import RepositoryError
 from scheduler import estimates, storage
-from scheduler.models import SITE_ACTOR, Blob, Event
+from scheduler.models import SITE_ACTOR, Blob, Event, Job
 
 logger = logging.getLogger(__name__)
 
 BLOCKING_STATES = (Run.State.WAITING, Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
+STALLED_AFTER = timedelta(hours=24)
+"""A run that no node has worked on for so long holds no later night back: its machine may never return."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +43,59 @@ class MainHead:
 
 
 def start_nightly_runs(now: datetime) -> list[Night]:
-    """Start a run on every nightly track once per date (UTC); return the nights that this call started."""
-    day = now.astimezone(UTC).date()
-    tracks = [track for track in Track.objects.nightly() if not track.nights.filter(date=day).exists()]
-    if not tracks:
-        return []
-    head = read_main()
-    nights = [start_night(track, day, head) for track in tracks]
-    return [night for night in nights if night]
+    """Start tonight's run on every nightly track, once for each local night; return the nights that this call started.
+
+    A night that the site fails to start is due as before: `start_late_nights` tries again.
+    """
+    day, started = get_night_date(now), []
+    tracks = [track for track in Track.objects.nightly() if not has_night(track, day)]
+    head = read_main() if tracks else None
+    for track in tracks:
+        assert head is not None, "main was read for it"
+        with isolate_track(track, f"Night of {day}"):
+            started.append(start_night(track, day, head))
+        if not track.nights.filter(date=day).exists():
+            Night.objects.create(date=day, track=track, is_waiting=True, sentence="The site failed to start it.")
+    return [night for night in started if night]
+
+
+def start_late_nights(now: datetime) -> list[Night]:
+    """Start the nights that wait, where nothing holds them back any more; return them.
+
+    Of several nights of a track only the newest is trained: all of them would train the same commit.
+    """
+    started, head = [], None
+    for track in Track.objects.nightly().filter(nights__is_waiting=True).distinct():
+        has_night(track, get_night_date(now))
+        *older, newest = track.nights.filter(is_waiting=True).order_by("date") or [None]
+        if newest is None or get_unfinished_run(track):
+            continue
+        head = head or read_main()
+        with isolate_track(track, f"Night of {newest.date}"):
+            started.append(start_night(track, newest.date, head, is_late=True))
+            for night in older:
+                sentence = f"An earlier run took its time: the night of {newest.date} trains the newest main instead."
+                Night.objects.filter(pk=night.pk).update(is_waiting=False, sentence=sentence)
+    return [night for night in started if night]
+
+
+def has_night(track: Track, day: date) -> bool:
+    """Return whether the track has a night of this date.
+
+    Nights of later dates are of a clock that was ahead: the first takes the place of the missing one, others go.
+    """
+    *ahead, first = track.nights.filter(date__gt=day) or [None]  # newest first
+    if first is not None and not track.nights.filter(date=day).exists():
+        Night.objects.filter(pk=first.pk).update(date=day)
+    elif first is not None:
+        ahead.append(first)
+    Night.objects.filter(pk__in=[night.pk for night in ahead]).delete()
+    return track.nights.filter(date=day).exists()
 
 
 def start_nightly_run(track: Track, now: datetime) -> Night | None:
-    """Start this track's run of today (UTC); return None if it was started before."""
-    return start_night(track, now.astimezone(UTC).date(), read_main())
+    """Start this track's run of tonight; return None if it was started before."""
+    return start_night(track, get_night_date(now), read_main())
 
 
 def read_main() -> MainHead:
@@ -73,27 +117,35 @@ def get_broken_sha() -> str:
         return ""
 
 
-def start_night(track: Track, day: date, head: MainHead) -> Night | None:
-    """Start a track's night and record it; return None if another process was first."""
-    entry = None
-    occupied = get_unfinished_run(track)
-    if not occupied and head.reading and has_moved(track, head.reading.sha):
+def start_night(track: Track, day: date, head: MainHead, *, is_late: bool = False) -> Night | None:
+    """Start a track's night and record it; return None if another process was first. `is_late`: it has waited."""
+    track.season.refresh_from_db(fields=["baseline"])  # an earlier track's night may have pinned it
+    entry, replaced = None, ""
+    has_new_main = head.reading is not None and has_moved(track, head.reading.sha)
+    holding = get_unfinished_run(track) if has_new_main else None
+    if holding and is_replaceable(holding, track):
+        replaced = f" Run {holding.pk} of an earlier night, which no node had begun, gives way to it."
+        runs.cancel_run(holding, f"The night of {day} trains a newer main instead.", SITE_ACTOR)
+        holding = None
+    if head.reading and has_new_main and not holding:
         try:
             entry = enter_main(track, day, head.reading)
         except IntakeError as error:
             head = MainHead(None, str(error), head.reading.sha)
     release = storage.store_release()
-    sha = head.reading.sha if head.reading else head.sha
     with transaction.atomic():
-        night, created = Night.objects.get_or_create(date=day, track=track, defaults={"sha": sha})
-        if not created:
+        night = claim_night(track, day, head.reading.sha if head.reading else head.sha, is_late)
+        if night is None:
             return None
-        if occupied:
-            record_skipped_night(night, occupied)
+        if holding:
+            night.is_waiting = True
+            night.sentence = f"Run {holding.pk} of an earlier night is still {holding.state}: it starts after that one."
+            Event.record(SITE_ACTOR, holding, f"Still {holding.state} on the night of {day}, which starts after it.")
         else:
             if entry:
                 pin_baseline(track.season, entry)
                 train_main(night, entry, release)
+                night.sentence += replaced
             else:
                 train_baseline(night, head, release)
             night.problem = head.problem[:300]
@@ -106,6 +158,15 @@ def start_night(track: Track, day: date, head: MainHead) -> Night | None:
         return night
 
 
+def claim_night(track: Track, day: date, sha: str, is_late: bool) -> Night | None:
+    """Return the row of a night that this process is to start; None if another one was first."""
+    if is_late:
+        is_ours = track.nights.filter(date=day, is_waiting=True).update(is_waiting=False, sha=sha)
+        return track.nights.get(date=day) if is_ours else None
+    night, created = Night.objects.get_or_create(date=day, track=track, defaults={"sha": sha})
+    return night if created else None
+
+
 def describe_missing_node(run: Run | None) -> str:
     """Return, where no node that is online could take the run, a sentence that says so."""
     if run is None or run.job is None or run.state != Run.State.QUEUED:
@@ -115,22 +176,36 @@ def describe_missing_node(run: Run | None) -> str:
 
 
 def get_unfinished_run(track: Track) -> Run | None:
-    """Return the run of an earlier night that still holds the track."""
-    night = track.nights.filter(run__state__in=BLOCKING_STATES).select_related("run").first()
-    return night.run if night else None
+    """Return the nightly run that holds the track: a node works on it, or has done so, or could, within a day.
+
+    Seeds of the baseline hold nothing back: they yield. Nor does a run that is held, or whose job has ended without it.
+    """
+    stalled_before = timezone.now() - STALLED_AFTER
+    unfinished = Run.objects.filter(track=track, purpose=Run.Purpose.NIGHTLY, state__in=BLOCKING_STATES)
+    for run in unfinished.select_related("job", "entry"):
+        state, since = (run.job.state, run.job.state_since) if run.job else (Job.State.QUEUED, run.created_at)
+        if state == Job.State.LEASED or (state == Job.State.QUEUED and since > stalled_before):
+            return run
+    return None
+
+
+def is_replaceable(run: Run, track: Track) -> bool:
+    """Return whether a newer main may take the place of a run: no node has begun it, and no ladder needs it."""
+    has_begun = run.job is not None and run.job.attempts > 0
+    return not has_begun and run.entry_id != track.season.baseline_id
+
+
+def get_last_main_run(track: Track) -> Run | None:
+    """Return the last run of `main` in the track's season."""
+    runs_of_main = Run.objects.filter(track=track, season=track.season_id, purpose=Run.Purpose.NIGHTLY)
+    return runs_of_main.select_related("entry", "job").order_by("-pk").first()
 
 
 def has_moved(track: Track, sha: str) -> bool:
     """Whether `main` is another commit than the one that the track trained last in its season, or than the baseline."""
-    runs_of_main = Run.objects.filter(track=track, season=track.season_id, purpose=Run.Purpose.NIGHTLY)
-    night = track.nights.filter(run__in=runs_of_main).select_related("run__entry").first()
-    last = night.run.entry if night and night.run else track.season.baseline
+    run = get_last_main_run(track)
+    last = run.entry if run else track.season.baseline
     return last is None or last.sha != sha
-
-
-def record_skipped_night(night: Night, occupied: Run) -> None:
-    night.sentence = f"Run {occupied.pk} of an earlier night is still {occupied.state}: no second one starts."
-    Event.record(SITE_ACTOR, occupied, f"Still {occupied.state} on the night of {night.date}, which it takes.")
 
 
 def pin_baseline(season: Season, main: Entry) -> None:
@@ -147,15 +222,24 @@ def train_main(night: Night, entry: Entry, release: Blob) -> None:
 
 
 def train_baseline(night: Night, head: MainHead, release: Blob) -> None:
-    """Top up the ladder: one more seed of the pinned baseline at the track's whole budget."""
+    """Give a night without a new `main` to its failed run, to the ladder, or to one more seed of the baseline."""
     why = f"main cannot be trained ({head.problem.rstrip('.')})" if head.problem else "main has not moved"
     track = night.track
-    if track.season.baseline is None:
+    last = get_last_main_run(track)
+    if last and last.state == Run.State.FAILED and last.cause == "infrastructure" and not head.problem:
+        runs.retry_run(last, actor=SITE_ACTOR)
+        night.run, night.sentence = last, f"{why}, and the infrastructure failed its run {last.pk}: it goes on."
+    elif track.season.baseline is None:
         night.sentence = f"{why}, and {track.season} has no baseline yet: nothing is trained."
-        return
-    night.run = ladder.queue_baseline_run(track, release)
-    assert night.run is not None, "there is a baseline"
-    night.sentence = f"{why}: the night goes to seed {night.run.seed} of the baseline."
+    elif ladder.is_filling(track):
+        progress = ladder.get_ladder_progress(track)
+        night.sentence = f"{why}: the night goes to the ladder. {progress.done} of its {progress.wanted} runs are done."
+    elif seed := ladder.get_unfinished_seed(track):
+        night.run, night.sentence = seed, f"{why}: the night goes to seed {seed.seed} of the baseline, which goes on."
+    else:
+        night.run = ladder.queue_baseline_run(track, release)
+        assert night.run is not None, "there is a baseline"
+        night.sentence = f"{why}: the night goes to seed {night.run.seed} of the baseline."
 
 
 def enter_main(track: Track, day: date, reading: CommitSummary) -> Entry:

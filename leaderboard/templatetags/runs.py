@@ -232,7 +232,7 @@ def night_state(night: Night) -> str:
 @register.filter
 def night_word(night: Night) -> str:
     if night.run is None:
-        return "cancelled"
+        return "late" if night.is_waiting else "no run"
     if night.run.state == Run.State.FINISHED:
         return f"{night.run.bits_per_byte:.4f}"
     return status(night.run)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,8 +33,8 @@ REFRESH_PER_JOB = timedelta(seconds=5)
 
 
 @contextmanager
-def throwaway_database() -> Iterator[None]:
-    """Send all queries of this thread to a new SQLite database in memory."""
+def throwaway_database(*labels: str) -> Iterator[None]:
+    """Send all queries of this thread to a new SQLite database in memory, with the tables of these apps too."""
     address = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
     configured = connections.configure_settings(address)["default"]
     own = connections["default"]
@@ -43,7 +44,7 @@ def throwaway_database() -> Iterator[None]:
     sweeper, lease_sweeper.SWEEPER = lease_sweeper.SWEEPER, lease_sweeper.LeaseSweeper()
     try:
         with TemporaryDirectory() as folder, override_settings(**SETTINGS, SIGNING_KEY=Path(folder) / "signing.key"):
-            create_tables(fresh)
+            create_tables(fresh, ("scheduler", *labels))
             yield
     finally:
         connections["default"] = own
@@ -51,9 +52,9 @@ def throwaway_database() -> Iterator[None]:
         fresh.close()
 
 
-def create_tables(database: BaseDatabaseWrapper) -> None:
+def create_tables(database: BaseDatabaseWrapper, labels: Iterable[str]) -> None:
     """Create the tables from the models: the migrations of the whole site would take seconds."""
     with database.schema_editor() as editor:
         models: list[type[Model]] = [ContentType, Permission, Group, User]
-        for model in (*models, *apps.get_app_config("scheduler").get_models()):
+        for model in (*models, *chain.from_iterable(apps.get_app_config(label).get_models() for label in labels)):
             editor.create_model(model)

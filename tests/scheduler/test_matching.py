@@ -134,12 +134,14 @@ def test_matching_order_is_independent_of_input_order(queue: list[JobGroup], use
 
 @given(queues.filter(bool), shares, st.integers(0, 365))
 def test_matching_age_prevents_starvation(queue: list[JobGroup], used: dict[str, float], days: int) -> None:
-    """After a bounded time a waiting job goes before all jobs that are queued later."""
+    """After a bounded time a waiting job goes before all jobs that are queued later; standing work behind nights."""
     old_group = queue[0]
     priorities = [int(priority) for priority in Job.Priority]
     bound = LIFT_PERIOD * ((max(priorities) - min(priorities)) // matching.PRIORITY_STEP + 1)
     now = old_group.waiting_since + bound + timedelta(days=days)
     new_groups = [replace(group, waiting_since=now) for group in queue]
+    if old_group.priority >= matching.STANDING_PRIORITY:
+        new_groups = [group for group in new_groups if group.priority > Job.Priority.NIGHTLY]
     assert all(
         matching.rank_group(old_group, used.get(old_group.author, 0.0), now)
         < matching.rank_group(group, used.get(group.author, 0.0), now)
@@ -181,6 +183,15 @@ def test_matching_three_days_of_age_equal_nightly_priority() -> None:
     ) == matching.get_lifted_priority(nightly, NOW)
     old_group = replace(JOB_GROUP, waiting_since=NOW - 4 * LIFT_PERIOD)
     assert find_first_group(nightly, old_group) == old_group
+
+
+@pytest.mark.parametrize("priority", [Job.Priority.LADDER, Job.Priority.PACKETS])
+def test_standing_work_of_any_age_goes_behind_nightly(priority: Job.Priority) -> None:
+    standing = replace(JOB_GROUP, priority=int(priority), waiting_since=NOW - 99 * LIFT_PERIOD, from_core=True)
+    nightly = replace(JOB_GROUP, priority=int(Job.Priority.NIGHTLY), expected_seconds=9e5)
+    assert find_first_group(standing, nightly) == nightly
+    assert find_first_group(standing, replace(JOB_GROUP, priority=int(Job.Priority.CONFIRMATION))) == standing
+    assert (matching.STANDING_PRIORITY, matching.NIGHTLY_PRIORITY) == (Job.Priority.LADDER, Job.Priority.NIGHTLY)
 
 
 def test_explain_idle_names_needs_of_queue() -> None:

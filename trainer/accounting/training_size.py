@@ -69,18 +69,23 @@ class CheckpointSizes:
         return self.final + self.milestones * self.milestone
 
 
-def compute_upload_seconds(sizes: CheckpointSizes, run_seconds: float) -> float:
+def compute_upload_seconds(
+    sizes: CheckpointSizes, run_seconds: float, max_seconds: float = MAX_UNSENT_SECONDS
+) -> float:
     """Return the seconds between two uploads of checkpoints to resume from.
 
-    With them a run sends at most `SENT_BYTES`, and at least two checkpoints a day.
+    With them a run sends at most `SENT_BYTES`, unless it would then lose more than `max_seconds`.
     """
     uploads = max((SENT_BYTES - sizes.kept) // sizes.checkpoint, 1)
-    return min(UPLOAD_MARGIN * run_seconds / (uploads + 1), MAX_UNSENT_SECONDS)
+    return min(UPLOAD_MARGIN * run_seconds / (uploads + 1), max_seconds)
 
 
-def compute_sent_bytes(sizes: CheckpointSizes, run_seconds: float, checkpoint_seconds: float) -> int:
+def compute_sent_bytes(
+    sizes: CheckpointSizes, run_seconds: float, checkpoint_seconds: float, max_seconds: float = MAX_UNSENT_SECONDS
+) -> int:
     """Return the bytes that an uninterrupted run sends, with a checkpoint every so many seconds."""
-    every = max(compute_upload_seconds(sizes, run_seconds), checkpoint_seconds)
+    every = compute_upload_seconds(sizes, run_seconds, max_seconds)
+    every = math.ceil(every / checkpoint_seconds) * checkpoint_seconds  # the first checkpoint after that time
     return sizes.kept + (math.ceil(run_seconds / every) - 1) * sizes.checkpoint
 
 

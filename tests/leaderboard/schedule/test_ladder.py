@@ -11,12 +11,15 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leaderboard import runs
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
-from scheduler.models import Job, Node
+from scheduler import leases, preemption, uploads
+from scheduler.models import Job, Lease, Node
 from tests.leaderboard.conftest import Repository, finish_run
+from trainer import protocol
 
 pytestmark = pytest.mark.sql
 
@@ -46,14 +49,37 @@ def list_ladder_runs(track: Track) -> list[tuple[str, int]]:
 
 def test_ladder_starts_with_smallest_rungs_at_lowest_priority(baseline: Entry, track: Track) -> None:
     assert ladder.fill_ladder(track) == ladder.WAITING_AT_ONCE
-    runs = Run.objects.filter(purpose="ladder").order_by("pk").select_related("job", "track")
-    assert [(run.budget, run.seed, run.state) for run in runs] == [
+    ladder_runs = Run.objects.filter(purpose="ladder").order_by("pk").select_related("job", "track")
+    assert [(run.budget, run.seed, run.state) for run in ladder_runs] == [
         ("5steps", 1, "queued"),
         ("5steps", 2, "queued"),
         ("10steps", 1, "queued"),
     ]
-    assert {run.job.priority for run in runs if run.job} == {Job.Priority.LADDER}
-    assert [run.job.expected_seconds for run in runs if run.job] == [2.5, 2.5, 5.0]
+    assert {(run.job.priority, run.job.preemptible) for run in ladder_runs if run.job} == {(Job.Priority.LADDER, True)}
+    assert [run.job.expected_seconds for run in ladder_runs if run.job] == [2.5, 2.5, 5.0]
+
+
+def test_ladder_run_of_any_age_pauses_for_a_night_and_goes_on(
+    baseline: Entry, track: Track, capable_node: Node
+) -> None:
+    ladder.fill_ladder(track)
+    Job.objects.update(queued_at=timezone.now() - timedelta(days=30))
+    assert leases.claim_job(capable_node)
+    lease = Lease.objects.get()
+    night = runs.make_run(baseline, track, purpose=Run.Purpose.NIGHTLY)
+    runs.queue_run(night)
+    assert preemption.make_room() == 1
+    assert leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1)).stop == "finish"
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=3, files=()))
+    leases.finish_lease(lease, protocol.FinishLease(outcome="released", seconds=1, reason="A stop was requested."))
+    assert leases.claim_job(capable_node)
+    tonight = Lease.objects.select_related("job").get(state=Lease.State.ACTIVE)
+    assert tonight.job == night.job
+    leases.finish_lease(tonight, protocol.FinishLease(outcome="failed", cause="model", seconds=1, reason="NaN"))
+    assert leases.claim_job(capable_node)
+    again = Lease.objects.select_related("job").get(state=Lease.State.ACTIVE)
+    assert (again.job_id, again.attempt) == (lease.job_id, 2)
+    assert again.job.checkpoints.get().step == 3
 
 
 def test_ladder_with_queued_runs_queues_no_more(baseline: Entry, track: Track) -> None:
@@ -119,7 +145,8 @@ def test_full_ladder_queues_further_seeds_of_entries(
     finish_ladder(track, node)
     assert proposed_entry.runs.count() == track.seeds == 2
     assert len(set(proposed_entry.runs.values_list("seed", flat=True))) == 2
-    assert Job.objects.filter(run__entry=proposed_entry).latest("pk").priority == Job.Priority.LADDER
+    seed_job = Job.objects.filter(run__entry=proposed_entry).latest("pk")
+    assert (seed_job.priority, seed_job.preemptible) == (Job.Priority.LADDER, True)
 
 
 def test_full_ladder_queues_no_seeds_of_failed_entry(

@@ -58,7 +58,7 @@ def test_monthly_runs_are_for_best_entries_and_baseline(track: Track) -> None:
     for run in month.runs.select_related("job", "track"):
         assert (run.budget, run.part, run.state) == ("7e13flops", 7, Run.State.QUEUED)
         assert run.job
-        assert (run.job.priority, run.job.preemptible) == (Job.Priority.MAINTAINER, True)
+        assert (run.job.priority, run.job.preemptible) == (Job.Priority.LADDER, True)
         assert run.job.expected_seconds == 7 * track.expected_seconds
     assert Event.objects.about(track).last().sentence.startswith("Monthly runs of ")  # type: ignore[union-attr]
 

@@ -1,19 +1,27 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
+from django.utils import timezone
+from django_celery_beat.models import CrontabSchedule, PeriodicTask
 
+from dailytrain import schedule
 from leaderboard.models import Entry, Night, Run, Season, Track
-from leaderboard.schedule import nightly
+from leaderboard.schedule import ladder, nightly
+from leaderboard.schedule.due_times import NIGHTLY
 from leaderboard.submissions import intake
+from leaderboard.tasks import fill_ladders
 from leaderboard.tasks import nightly as nightly_task
 from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import Repository, finish_run
+from tests.leaderboard.conftest import Repository, finish_run, lease_job
 from tests.support import scene
 from tests.support.nights import MONDAY, TUESDAY, start_night
 
 pytestmark = pytest.mark.sql
+
+DAY = timedelta(days=1)
 
 
 def test_first_night_queues_main_as_approved_entry(monday_night: Night, main_repository: Repository) -> None:
@@ -92,13 +100,211 @@ def test_first_night_with_main_as_baseline_trains_no_new_run(finished_monday_nig
     assert "main has not moved" in start_night(TUESDAY).sentence
 
 
-def test_night_with_unfinished_earlier_run_starts_none(monday_night: Night, main_repository: Repository) -> None:
+def begin_training(night: Night, node: Node) -> Run:
+    """Lease the night's run to a node."""
+    assert night.run
+    assert night.run.job
+    lease_job(night.run.job, node)
+    return Run.objects.get(pk=night.run.pk)
+
+
+def test_late_night_starts_newest_main_when_earlier_run_ends(
+    monday_night: Night, main_repository: Repository, node: Node
+) -> None:
+    earlier = begin_training(monday_night, node)
     main_repository.commit("Moved")
     night = start_night(TUESDAY)
-    assert night.run is None
-    assert night.sentence == f"Run {monday_night.run_id} of an earlier night is still queued: no second one starts."
-    assert Run.objects.count() == 1
-    assert "Still queued on the night of 2026-03-03" in Event.objects.about(monday_night.run).last().sentence  # type: ignore[arg-type, union-attr]
+    assert (night.run, night.is_waiting) == (None, True)
+    assert night.sentence == f"Run {earlier.pk} of an earlier night is still training: it starts after that one."
+    assert "Still training on the night of 2026-03-03" in Event.objects.about(earlier).last().sentence  # type: ignore[union-attr]
+    newest = main_repository.commit("Moved again")
+    start_night(TUESDAY + DAY)
+    assert nightly.start_late_nights(TUESDAY + DAY) == []
+    assert Run.objects.count() == 1, "never two nights at once on a track"
+
+    finish_run(earlier, node)
+    (late,) = nightly.start_late_nights(TUESDAY + DAY + timedelta(minutes=40))
+    assert late.date == (TUESDAY + DAY).date()
+    assert late.run
+    assert late.run.entry.sha == newest
+    assert Night.objects.get(date=TUESDAY.date()).sentence.endswith("trains the newest main instead.")
+    assert not Night.objects.filter(is_waiting=True).exists()
+    assert nightly.start_late_nights(TUESDAY + 2 * DAY) == []
+
+
+def test_night_starts_late_in_the_scoring_time_of_the_earlier_run(
+    monday_night: Night, main_repository: Repository, node: Node
+) -> None:
+    earlier = begin_training(monday_night, node)
+    main_repository.commit("Moved")
+    start_night(TUESDAY)
+    Run.objects.filter(pk=earlier.pk).update(state=Run.State.SCORING)
+    (late,) = nightly.start_late_nights(TUESDAY)
+    assert late.run
+    assert late.run.state == Run.State.QUEUED
+
+
+def test_night_replaces_run_that_no_node_has_begun(finished_monday_night: Night, main_repository: Repository) -> None:
+    main_repository.commit("Moved")
+    first = start_night(TUESDAY).run
+    main_repository.commit("Moved again")
+    second = start_night(TUESDAY + DAY)
+    assert first
+    assert second.run
+    first.refresh_from_db()
+    assert (first.state, second.run.state) == ("cancelled", "queued")
+    assert f"Run {first.pk} of an earlier night, which no node had begun, gives way" in second.sentence
+    assert Job.objects.filter(state=Job.State.QUEUED, priority=Job.Priority.NIGHTLY).count() == 1
+
+
+@pytest.mark.parametrize("state", [Job.State.HELD, Job.State.FAILED, Job.State.DONE, Job.State.QUEUED])
+def test_night_is_not_held_back_by_run_that_cannot_go_on(
+    finished_monday_night: Night, main_repository: Repository, node: Node, state: Job.State
+) -> None:
+    main_repository.commit("Moved")
+    stuck = begin_training(start_night(TUESDAY), node)
+    long_ago = timezone.now() - nightly.STALLED_AFTER - timedelta(minutes=1)
+    Job.objects.filter(pk=stuck.job_id).update(state=state, state_since=long_ago)
+    Run.objects.filter(pk=stuck.pk).update(state=Run.State.PAUSED)
+    main_repository.commit("Moved again")
+    night = start_night(TUESDAY + DAY)
+    assert night.run
+    assert night.run.pk != stuck.pk
+    stuck.refresh_from_db()
+    assert stuck.state == Run.State.PAUSED
+
+
+def test_night_without_new_commit_belongs_to_ladder_while_runs_are_missing(
+    finished_monday_night: Night, node: Node
+) -> None:
+    track = finished_monday_night.track
+    track.ladder = {"rungs": [0.5, 1], "seeds": 1}
+    track.save()
+    night = start_night(TUESDAY)
+    assert (night.run, night.is_waiting) == (None, False)
+    assert night.sentence == "main has not moved: the night goes to the ladder. 1 of its 2 runs are done."
+    fill_ladders()
+    (rung,) = Run.objects.filter(purpose="ladder")
+    assert rung.budget == "10steps"
+    finish_run(rung, node)
+    seed = start_night(TUESDAY + DAY).run
+    assert seed
+    assert (seed.budget, seed.purpose) == (track.budget, "ladder")
+    same = start_night(TUESDAY + 2 * DAY)
+    assert same.run == seed, "one seed at a time"
+
+
+def test_second_track_of_the_first_night_trains_the_same_baseline(track: Track) -> None:
+    second = Track.objects.get(pk=track.pk)
+    second.pk, second.slug, second.is_default = None, "second", False
+    second.ladder = {"rungs": [1], "seeds": 1}
+    second.save()
+    nightly.start_nightly_runs(MONDAY)
+    fill_ladders()
+    (run,) = Run.objects.filter(track=second)
+    assert (run.entry, run.budget) == (Season.objects.get().baseline, second.budget)
+
+
+def test_night_goes_on_with_run_that_infrastructure_failed(finished_monday_night: Night, node: Node) -> None:
+    failed = finished_monday_night.run
+    assert failed
+    Job.objects.filter(pk=failed.job_id).update(state=Job.State.FAILED, cause="infrastructure")
+    Run.objects.filter(pk=failed.pk).update(state=Run.State.FAILED, cause="infrastructure", checkpoint=None)
+    night = start_night(TUESDAY)
+    assert (night.run, night.run and night.run.state) == (failed, "queued")
+    assert "it goes on" in night.sentence
+
+
+def set_zone(hour: int, minute: int, zone: str) -> None:
+    schedule.install()
+    crontab = CrontabSchedule.objects.create(hour=str(hour), minute=str(minute), timezone=zone)
+    PeriodicTask.objects.filter(task=NIGHTLY).update(crontab=crontab)
+
+
+@pytest.mark.parametrize(("hour", "minute"), [(1, 0), (2, 30), (23, 50)])
+@pytest.mark.parametrize("first", [date(2026, 3, 26), date(2026, 10, 22)], ids=["spring", "autumn"])
+def test_each_local_date_has_one_night_when_clocks_change(track: Track, hour: int, minute: int, first: date) -> None:
+    set_zone(hour, minute, "Europe/Berlin")
+    zone = ZoneInfo("Europe/Berlin")
+    dates = [first + timedelta(days=number) for number in range(6)]
+    for day in dates:
+        for fold in (0, 1):
+            due = datetime.combine(day, time(hour, minute), zone).replace(fold=fold).astimezone(UTC)
+            nightly.start_nightly_runs(due + timedelta(minutes=20))  # beat was busy
+    assert list(Night.objects.order_by("date").values_list("date", flat=True)) == dates
+
+
+def test_clock_that_jumps_over_the_hour_and_back_loses_no_night(
+    track: Track, main_repository: Repository, node: Node
+) -> None:
+    noon = MONDAY - timedelta(hours=8)
+    (ahead,) = nightly.start_nightly_runs(noon + DAY + timedelta(hours=9))
+    assert ahead.run
+    assert ahead.date == TUESDAY.date()
+    assert nightly.start_nightly_runs(MONDAY) == []
+    assert Night.objects.get().date == MONDAY.date(), "it was Monday's night, begun early"
+    finish_run(ahead.run, node)
+    main_repository.commit("Moved")
+    tuesday = start_night(TUESDAY)
+    assert tuesday.run
+    assert tuesday.run.purpose == "nightly"
+    assert Night.objects.count() == 2
+
+
+def test_clock_that_jumps_to_the_next_night_and_back_starts_that_again(
+    monday_night: Night, main_repository: Repository, node: Node
+) -> None:
+    earlier = begin_training(monday_night, node)
+    main_repository.commit("Moved")
+    assert start_night(TUESDAY).is_waiting
+    assert nightly.start_late_nights(MONDAY + timedelta(hours=2)) == []
+    assert list(Night.objects.values_list("date", flat=True)) == [MONDAY.date()]
+    finish_run(earlier, node)
+    tuesday = start_night(TUESDAY)
+    assert tuesday.run
+    assert tuesday.run.purpose == "nightly"
+
+
+def test_exception_of_one_track_stops_no_other_and_is_tried_again(
+    track: Track, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = Track.objects.get(pk=track.pk)
+    second.pk, second.slug, second.is_default, second.position = None, "second", False, 1
+    second.save()
+    claim_night = nightly.claim_night
+
+    def fail_on_first(claimed: Track, day: date, sha: str, is_late: bool) -> Night | None:
+        if claimed == track:
+            raise RuntimeError("of this track")
+        return claim_night(claimed, day, sha, is_late)
+
+    monkeypatch.setattr(nightly, "claim_night", fail_on_first)
+    (night,) = nightly.start_nightly_runs(MONDAY)
+    assert night.track == second
+    assert nightly.start_late_nights(MONDAY) == nightly.start_late_nights(MONDAY) == []
+    failures = Event.objects.about(track).filter(sentence__contains="the site failed (RuntimeError)")
+    assert failures.count() == 1
+    monkeypatch.undo()
+    (late,) = nightly.start_late_nights(MONDAY)
+    assert (late.track, late.run is not None) == (track, True)
+
+
+def test_exception_of_one_ladder_stops_no_other(finished_monday_night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Track.objects.get(pk=finished_monday_night.track_id)
+    second.pk, second.slug, second.is_default = None, "second", False
+    second.save()
+    Track.objects.update(ladder={"rungs": [0.5, 1], "seeds": 1})
+    fill_ladder = ladder.fill_ladder
+
+    def fail_on_first(track: Track) -> int:
+        if track.slug == "small":
+            raise RuntimeError("of this track")
+        return fill_ladder(track)
+
+    monkeypatch.setattr(ladder, "fill_ladder", fail_on_first)
+    assert fill_ladders() is None
+    assert {run.track for run in Run.objects.filter(purpose="ladder")} == {second}
+    assert Event.objects.filter(sentence__startswith="Ladder: the site failed (RuntimeError)").count() == 1
 
 
 def test_night_with_invalid_main_trains_baseline(finished_monday_night: Night, main_repository: Repository) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from django.contrib.auth.models import User
 
 from benchmarks import track_sizes
-from leaderboard import run_jobs, runs
+from leaderboard import run_jobs, runs, scoring_work
 from leaderboard.actions import perform_run_action
 from leaderboard.models import Entry, Run, Season, SeasonFile, TracedGraph, Track
 from leaderboard.schedule.track_templates import TEMPLATES, compute_template_size, create_track
@@ -14,6 +16,7 @@ from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.matching import parse_labels
 from scheduler.models import Blob, Job
+from trainer.accounting.budget import Budget
 from trainer.accounting.training_size import (
     KEPT_ON_NODE,
     KEPT_ON_SERVER,
@@ -158,18 +161,25 @@ def test_template_limits_leave_room_for_its_checkpoints(name: str, track: Track)
 
 
 @pytest.mark.django_db
-def test_night_template_uploads_less_than_60_gb(proposed_entry: Entry) -> None:
+def test_night_template_fits_24_hours_from_departure_to_departure(proposed_entry: Entry) -> None:
+    """A night and its score on one card, with an interruption of two hours and the work that it loses: 25 hours."""
     template_track = create_track("night-h100", proposed_entry.track.season)
     run = runs.make_run(proposed_entry, template_track)
+    assert Budget.parse(run.budget).amount == template_track.expected_seconds
     seconds = run_jobs.get_upload_seconds(run)
     assert seconds is not None
     assert template_track.size is not None
     sizes = template_track.get_checkpoint_sizes()
     assert (sizes.milestones, sizes.milestone) == (9, 2 * template_track.size.parameters)
     assert (sizes.checkpoint, sizes.final) == (template_track.size.checkpoint_bytes, 4 * template_track.size.parameters)
-    uploads = 24 * 3600 // seconds  # with evaluations; the final weights follow
-    assert uploads >= 2
-    assert uploads * sizes.checkpoint + sizes.final + sizes.milestones * sizes.milestone < 60e9
+    lost = math.ceil(seconds / 900) * 900  # a checkpoint every 15 minutes
+    work = scoring_work.compute_scoring_work(run, template_track.suite, 0)
+    score, _ = scoring_work.estimate_scoring_times(template_track, work)
+    uploaded = (sizes.final + 2 * sizes.checkpoint) / 1e8  # at a gigabit: a ladder run's, its own, a download
+    starts = 2 * 300 + 0.01 * template_track.expected_seconds  # with evaluations
+    taken = template_track.expected_seconds + score + uploaded + starts
+    assert taken < 23 * 3600
+    assert taken + 2 * 3600 + lost < 25 * 3600
 
 
 @pytest.mark.django_db
