@@ -186,7 +186,9 @@ def enter_after_first_run() -> bool:
 
     Return whether they are entered.
     """
-    track = Track.objects.get(slug=TRACK_SLUG)
+    track = Track.objects.select_related("season").get(slug=TRACK_SLUG)
+    if track.season.name != SEASON_NAME:
+        return True  # the demo, or a site that has moved on
     if not Run.objects.filter(track=track).exclude(state__in=Run.UNFINISHED).exists():
         return False
     enter_architectures(track)

@@ -86,6 +86,14 @@ def test_other_architectures_wait_until_the_first_run_is_over(architectures_on_m
         assert Entry.objects.count() == 4
 
 
+def test_other_architectures_are_not_entered_in_a_later_season(architectures_on_main: None) -> None:
+    run_command("bootstrap_site", main_only=True)
+    Run.objects.update(state=Run.State.FINISHED)
+    Season.objects.update(name="Season 1")
+    assert first_season.enter_after_first_run()
+    assert Entry.objects.get().kind == "main"
+
+
 def test_first_season_is_small_and_the_same_on_every_machine(architectures_on_main: None) -> None:
     run_command("bootstrap_site")
     track = Track.objects.select_related("season").get()
