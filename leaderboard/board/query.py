@@ -65,11 +65,9 @@ class BoardQuery:
 
     def get_columns(self, table: StandingsTable) -> list[tuple[str, Column]]:
         """Return the chosen columns, else the default ones that have values."""
-        chosen = [(name, column) for name, column in COLUMNS.items() if name in self.columns]
-        if self.columns != DEFAULT_COLUMNS:
-            return chosen
-        empty = [F(field) for field in table.empty_columns]
-        return [(name, column) for name, column in chosen if column.order not in empty]
+        if self.columns == DEFAULT_COLUMNS:
+            return get_default_columns(table)
+        return [(name, column) for name, column in COLUMNS.items() if name in self.columns]
 
     def address(self, **changes: Any) -> str:
         """Return the query string with changes, without default values."""
@@ -106,6 +104,12 @@ class BoardQuery:
         for word in self.words.casefold().split():
             rows = rows.filter(search_text__contains=word)
         return rows
+
+
+def get_default_columns(table: StandingsTable) -> list[tuple[str, Column]]:
+    """Return the default columns that have values."""
+    empty = [F(field) for field in table.empty_columns]
+    return [(name, COLUMNS[name]) for name in DEFAULT_COLUMNS if COLUMNS[name].order not in empty]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from leaderboard.board.columns import COLUMNS, DEFAULT_COLUMNS, Cell, Column
-from leaderboard.board.query import RANK, ROWS_PER_PAGE, BoardQuery, BoardRows
+from leaderboard.board.columns import COLUMNS, Cell, Column
+from leaderboard.board.query import RANK, ROWS_PER_PAGE, BoardQuery, BoardRows, get_default_columns
 from leaderboard.charts.curve_svg import Whisker
 from leaderboard.charts.multiplier_charts import MultiplierScale, build_whisker, scale_from_range
 from leaderboard.models import Run, Standing, StandingsTable
@@ -36,6 +36,8 @@ class BoardTable:
     query: BoardQuery
     shown: list[str]
     """Names of the visible columns."""
+    usual: list[str]
+    """Names of the columns that are visible if none is chosen."""
     heads: dict[str, Head]
     pinned: Line | None
     """The baseline, if it is not among the lines."""
@@ -52,8 +54,8 @@ class BoardTable:
 
     @property
     def choices(self) -> list[tuple[str, str, bool]]:
-        """Return the name and label of each column, and whether it is chosen."""
-        return [(name, column.label, name in self.query.columns) for name, column in COLUMNS.items()]
+        """Return the name and label of each column, and whether it is visible."""
+        return [(name, column.label, name in self.shown) for name, column in COLUMNS.items()]
 
     @property
     def sorts(self) -> list[tuple[str, str, bool]]:
@@ -68,11 +70,11 @@ class BoardTable:
 
     @property
     def has_chosen_columns(self) -> bool:
-        return self.query.columns != DEFAULT_COLUMNS
+        return self.shown != self.usual
 
     @property
     def default_columns(self) -> str:
-        return ",".join(DEFAULT_COLUMNS)
+        return ",".join(self.usual)
 
     @property
     def unfiltered_address(self) -> str:
@@ -104,6 +106,7 @@ def build_board_table(table: StandingsTable, query: BoardQuery, rows: BoardRows)
     return BoardTable(
         query=query,
         shown=[name for name, _ in shown],
+        usual=[name for name, _ in get_default_columns(table)],
         heads=build_heads(query),
         pinned=build_line(rows.baseline, None) if is_pinned and rows.baseline else None,
         lines=[build_line(row, above) for above, row in zip([None, *rows.page], rows.page, strict=False)],

@@ -95,9 +95,10 @@ class RunQuerySet(models.QuerySet["Run"]):
         return self.with_entry().filter(state__in=Run.LIVE).order_by("started_at", "pk")
 
     def order_nightly_first(self) -> RunQuerySet:
-        """Order by start, after the nightly run."""
+        """Order by start, after the nightly run; paused runs come last."""
+        is_paused = ExpressionWrapper(Q(state=Run.State.PAUSED), BooleanField())
         is_other = ExpressionWrapper(~Q(purpose=Run.Purpose.NIGHTLY), BooleanField())
-        return self.order_by(is_other, F("started_at").asc(nulls_last=True), "pk")
+        return self.order_by(is_paused, is_other, F("started_at").asc(nulls_last=True), "pk")
 
     def in_queue_order(self) -> RunQuerySet:
         return self.order_by("job__priority", "-job__impact", "job__expected_seconds", "job__queued_at", "pk")

@@ -114,7 +114,7 @@ def keep_weights(
     publication, created = Publication.objects.get_or_create(run=run, name=name, defaults=given)
     if created:
         publication.blobs.set(blobs)
-        what = "its final weights" if name == FINAL else f"{name}, the weights of step {manifest['step']}"
+        what = "its final weights" if name == FINAL else f"the weights of step {manifest['step']}"
         how = "Kept for good" if is_release or name == FINAL else "Kept"
         Event.record(actor, run, f"{how}: {what}. {reason}")
     return publication

@@ -67,7 +67,7 @@ def keep_milestone(run: Run, milestone: protocol.Checkpoint, blobs: Sequence[Blo
     manifest = milestone.model_dump(mode="json", exclude_none=True)
     hashes = {file.sha256 for file in milestone.files if is_downloadable(PurePosixPath(file.path).name)}
     files = [blob for blob in blobs if blob.sha256 in hashes]
-    reason = f"{percent} % of the budget, at step {milestone.step}."
+    reason = f"{percent} % of the budget."
     is_release = bool(run.track.releases) and percent % run.track.releases == 0
     publication = publications.keep_weights(run, manifest, files, f"{percent}-percent", reason, is_release=is_release)
     if publication.is_release:

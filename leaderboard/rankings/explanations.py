@@ -183,6 +183,11 @@ def capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def summarize_run(run: Run) -> str:
+    """gpt, seed 2; of a run with a purpose of its own, the purpose instead."""
+    return describe_purpose(run) or f"{run.entry.architecture}, seed {run.seed}"
+
+
 def describe_purpose(run: Run) -> str:
     """baseline, 1/4 of the budget, seed 2; empty for runs that are neither ladder, monthly nor fine-tune."""
     if run.purpose == Run.Purpose.MONTHLY:

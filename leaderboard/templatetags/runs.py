@@ -11,7 +11,7 @@ from typing import Any
 from django import template
 from django.utils.html import format_html
 
-from leaderboard import formatting, reproduction
+from leaderboard import formatting, reproduction, run_jobs
 from leaderboard.job_handlers.generation import can_generate
 from leaderboard.models import Entry, Night, Run
 from leaderboard.models.entries import web_address
@@ -131,10 +131,10 @@ def decision_awaited(run: Run) -> str:
 
 @register.filter
 def parameters(run: Run) -> int | None:
-    """Return the model's size: as scored, else as the training process reports it."""
+    """Return the model's size: as scored, else as the training process reports it, else that of its graph."""
     reported = run.config.get("parameters")
     total = reported.get("total") if isinstance(reported, dict) else None
-    return run.parameters or (total if isinstance(total, int) else None)
+    return run.parameters or (total if isinstance(total, int) else run_jobs.count_trained_parameters(run) or None)
 
 
 @register.filter

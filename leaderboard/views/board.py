@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -124,7 +125,12 @@ def count_omitted_live_runs(track: Track, shown: int) -> int:
 
 def sort_live_runs(runs: list[Run]) -> list[Run]:
     """Return the runs in the order of `RunQuerySet.order_nightly_first`."""
-    return sorted(runs, key=lambda run: (run.purpose != Run.Purpose.NIGHTLY, run.started_at or timezone.now(), run.pk))
+
+    def get_rank(run: Run) -> tuple[bool, bool, datetime, int]:
+        is_paused, is_other = run.state == Run.State.PAUSED, run.purpose != Run.Purpose.NIGHTLY
+        return is_paused, is_other, run.started_at or timezone.now(), run.pk
+
+    return sorted(runs, key=get_rank)
 
 
 def build_train_context(live: list[Run]) -> dict[str, Any]:

@@ -25,11 +25,24 @@ async function loadResults(address, { replace }) {
   const picked = new Set([...results.querySelectorAll(".pick:checked")].map((box) => box.value));
   morph(results, page.getElementById("results"));
   for (const box of results.querySelectorAll(".pick")) box.checked = picked.has(box.value); // a row may have another run now
-  for (const box of results.querySelectorAll(".menu input")) box.checked = box.hasAttribute("checked");
+  tickColumns();
   for (const option of results.querySelectorAll("option")) option.selected = option.hasAttribute("selected");
   if (replace) history.replaceState(null, "", address);
   else history.pushState(null, "", address);
   currentSearch = location.search;
+}
+
+// A narrow window hides some of the usual columns: tick the visible ones.
+function tickColumns() {
+  const hasCells = results.querySelector(".board tbody td") !== null;
+  for (const box of results.querySelectorAll(".menu input")) {
+    const cell = results.querySelector(`.board tbody .col-${box.value}`);
+    box.checked = box.hasAttribute("checked") && (!hasCells || cell?.checkVisibility() !== false);
+  }
+  const board = results.querySelector(".board");
+  if (board && !board.matches(".is-chosen")) {
+    board.dataset.usual = new FormData(getForm()).getAll("columns").join(",");
+  }
 }
 
 // Return the address for the form's fields, without those that have their default.
@@ -70,6 +83,9 @@ document.addEventListener("click", (event) => {
 });
 // Links within the page fire popstate too: they leave the query string as it is.
 addEventListener("popstate", () => { if (location.search !== currentSearch) location.reload(); });
+
+tickColumns();
+addEventListener("resize", tickColumns);
 
 // Apply the columns of an earlier visit, unless the address names some.
 const savedColumns = localStorage.getItem(COLUMNS_KEY);

@@ -26,7 +26,7 @@ def test_make_run_after_interrupt_leaves_no_process_and_resumes(tmp_path: Path) 
         start(site)
         site.wait(lambda: is_training(site, 1), "the nightly run to start")
         titles = {run["title"]: run["state"] for run in site.get_json("runs")["items"] if run["purpose"] != "ladder"}
-        assert sorted(titles.values()) == ["queued", "queued", "queued", "training"], titles
+        assert list(titles.values()) == ["training"], "other entries come after main's first score"
 
         another = [sys.executable, "manage.py", "run", "--port", str(site.port)]
         refused = subprocess.run(another, cwd=REPOSITORY, env=site.environment, capture_output=True, text=True)

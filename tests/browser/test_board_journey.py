@@ -49,6 +49,17 @@ def test_board_header_sorts_in_place_and_back_button_restores_order(open_page: C
     expect(page.locator(ROWS).first).to_contain_text("Better")
 
 
+@pytest.mark.parametrize("width", [1280, 900])
+def test_board_menu_ticks_the_columns_that_the_window_shows(open_page: Callable[..., Page], width: int) -> None:
+    boards.create_board()
+    page = open_page("/", viewport={"width": width, "height": 800})
+    page.get_by_text("Columns", exact=True).first.click()
+    for box in page.locator(".menu input").all():
+        cells = page.locator(f".board tbody .col-{box.get_attribute('value')}")
+        is_shown = cells.count() > 0 and cells.first.is_visible()
+        assert box.is_checked() == is_shown, box.get_attribute("value")
+
+
 def test_board_columns_are_remembered_in_the_browser(open_page: Callable[..., Page]) -> None:
     boards.create_board()
     page = open_page("/")

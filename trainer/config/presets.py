@@ -95,7 +95,7 @@ PRESETS = {
         },
     ),
     "cpu-ladder": Preset(
-        "The small track: 1e13 FLOPs on two cores, about two minutes, for comparing ideas.",
+        "1e13 FLOPs on two cores, about two minutes, for comparing ideas.",
         {
             "budget": "1e13flops",
             "device": "cpu",

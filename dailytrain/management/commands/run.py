@@ -21,6 +21,8 @@ NODE_NAME = "this-machine"
 
 
 class Command(BaseCommand):
+    is_complete = False
+    """Whether all entries that can be trained here are entered."""
     help = "Run site, queue, background work and one CPU node on this machine until Ctrl-C. Run it again to continue."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -45,11 +47,12 @@ class Command(BaseCommand):
         site.prepare_database()
         sandbox_problem = None if no_node else find_sandbox_problem()
         if not site.stopping.is_set():
-            site.print_message("Preparing the dataset: documentation and sources of SymPy and NetworkX")
+            site.print_message("Preparing the dataset")
             call_command("prepare_season")
         if site.stopping.is_set():
             return
-        call_command("bootstrap_site", main_only=sandbox_problem is not None)
+        call_command("bootstrap_site", main_only=True)
+        self.is_complete = sandbox_problem is not None  # then no other entry can be trained
         call_command("build_wheel")
         site.start_services()
         if not no_node:
@@ -75,7 +78,20 @@ class Command(BaseCommand):
             while not self.site.stopping.wait(1):
                 self.site.restart_exited()
                 self.site.print_events()
+                self.enter_architectures()
                 progress.show_training()
+
+    def enter_architectures(self) -> None:
+        from leaderboard.schedule.first_season import enter_after_first_run
+        from leaderboard.submissions.intake import IntakeError
+
+        if self.is_complete:
+            return
+        try:
+            self.is_complete = enter_after_first_run()
+        except IntakeError as error:
+            self.site.print_message(f"Only main is trained: {error}")
+            self.is_complete = True
 
 
 def acquire_lock(path: Path) -> IO[str]:

@@ -97,6 +97,15 @@ def test_board_columns_can_be_chosen_and_empty_ones_are_hidden(client: Client) -
     assert 'href="?sort=tokens&amp;columns=author,tokens"' in custom_page, "sort links keep the chosen columns"
 
 
+def test_board_column_menu_ticks_the_visible_columns(client: Client) -> None:
+    boards.create_board()
+    for query in ("", "?columns=tokens,author"):
+        page = client.get(f"/{query}").content.decode()
+        visible = re.findall(r'<th scope="col" class="col-(\w+)', page)
+        ticked = re.findall(r'name="columns"\s+value="(\w+)" checked', page)
+        assert sorted(ticked) == sorted(visible)
+
+
 def test_long_board_is_paginated(client: Client) -> None:
     track, _ = boards.create_board()
     for number in range(ROWS_PER_PAGE):

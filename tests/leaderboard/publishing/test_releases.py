@@ -18,7 +18,7 @@ from leaderboard.publishing import releases
 from leaderboard.schedule import track_templates
 from scheduler import storage, uploads
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Checkpoint, Lease, Node
+from scheduler.models import Checkpoint, Event, Lease, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, lease_job
 from tests.scheduler.test_claims_race import call_concurrently
 from trainer import protocol
@@ -56,8 +56,9 @@ def test_milestone_sent_twice_is_stored_once(long_run: Run, client: Client) -> N
     send_milestone(long_run, 20, 205)
     send_milestone(long_run, 20, 207, b"after a resume")
     assert list_publications(long_run) == [("10-percent", 100), ("20-percent", 205)]
+    assert Event.objects.filter(sentence="Kept: the weights of step 100. 10 % of the budget.").count() == 1
     first, second = long_run.publications.order_by("step")
-    assert second.reason == "20 % of the budget, at step 205."
+    assert second.reason == "20 % of the budget."
     assert (first.percent, second.percent) == (10, 20)
     assert not Checkpoint.objects.filter(job=long_run.job).exists(), (
         "a milestone in bf16 is no checkpoint to resume from"

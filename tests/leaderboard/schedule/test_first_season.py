@@ -54,7 +54,7 @@ def trace_waiting_runs() -> None:
 
 def test_bootstrap_site_creates_entries_and_runs_once(architectures_on_main: None, main_repository: Repository) -> None:
     for _ in range(2):
-        assert run_command("bootstrap_site") == "Ten teraFLOPs on two cores: 4 runs waiting\n"
+        assert run_command("bootstrap_site") == "Half a minute on two cores: 4 runs waiting\n"
     assert [(entry.architecture, entry.kind, entry.state) for entry in Entry.objects.order_by("pk")] == [
         ("gpt", "main", "approved"),
         ("smear", "architecture", "approved"),
@@ -74,6 +74,32 @@ def test_bootstrap_site_with_main_only_creates_one_entry(architectures_on_main: 
     assert Entry.objects.get().kind == "main"
     run_command("bootstrap_site")
     assert Entry.objects.count() == 4
+
+
+def test_other_architectures_wait_until_the_first_run_is_over(architectures_on_main: None) -> None:
+    run_command("bootstrap_site", main_only=True)
+    assert not first_season.enter_after_first_run()
+    assert Entry.objects.get().kind == "main"
+    Run.objects.update(state=Run.State.FINISHED)
+    for _ in range(2):
+        assert first_season.enter_after_first_run()
+        assert Entry.objects.count() == 4
+
+
+def test_other_architectures_are_not_entered_in_a_later_season(architectures_on_main: None) -> None:
+    run_command("bootstrap_site", main_only=True)
+    Run.objects.update(state=Run.State.FINISHED)
+    Season.objects.update(name="Season 1")
+    assert first_season.enter_after_first_run()
+    assert Entry.objects.get().kind == "main"
+
+
+def test_first_season_is_small_and_the_same_on_every_machine(architectures_on_main: None) -> None:
+    run_command("bootstrap_site")
+    track = Track.objects.select_related("season").get()
+    assert (track.season.corpus, track.season.limit_bytes) == ("books", None)
+    budgets = sum(track.ladder["rungs"]) * track.ladder["seeds"]
+    assert (track.expected_seconds, budgets) == (30, 11.25), "first score and ladder in minutes"
 
 
 def test_bootstrap_site_with_superuser_creates_administrator(architectures_on_main: None) -> None:
@@ -199,7 +225,7 @@ def test_bootstrapped_track_passes_validation(architectures_on_main: None) -> No
     run_command("bootstrap_site")
     track = Track.objects.get()
     track.full_clean()
-    assert (track.slug, track.seeds, len(track.rungs())) == ("small", 3, 5)
+    assert (track.slug, track.seeds, len(track.rungs())) == ("small", 3, 4)
 
 
 def test_bootstrapped_ladder_is_queued_after_entries(architectures_on_main: None, small_corpus: Path) -> None:
@@ -209,4 +235,4 @@ def test_bootstrapped_ladder_is_queued_after_entries(architectures_on_main: None
     fill_ladders()
     queued = list(Run.objects.queued())
     assert [run.purpose for run in queued] == ["nightly", "entry", "entry", "entry", "ladder", "ladder", "ladder"]
-    assert [run.budget for run in queued[4:]] == ["1.25e12flops"] * 3
+    assert [run.budget for run in queued[4:]] == ["6.25e11flops"] * 3

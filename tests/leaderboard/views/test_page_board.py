@@ -105,6 +105,19 @@ def test_board_with_many_rows_takes_nine_queries(
     assert "The loss became NaN at step 212." in page
 
 
+def test_board_shows_the_run_that_runs_before_a_paused_night(client: Client) -> None:
+    track = scene.create_track()
+    scene.create_training_run(scene.create_entry(track, "Paused"), 5, purpose="nightly", state=Run.State.PAUSED)
+    running = scene.create_training_run(scene.create_entry(track, "Moving", "smear"), 5)
+
+    page = client.get("/").content.decode()
+    live = client.get(f"/tracks/{track.slug}/live.json").json()
+
+    assert board.filter_shown_run(track.slug).get() == running
+    assert page.index("Moving") < page.index("Paused")
+    assert "Moving" in str(live)
+
+
 def test_board_counts_the_live_runs_that_it_does_not_list(
     client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,17 @@ def test_queue_page_lists_running_then_waiting_then_finished(client: Client) -> 
     assert page.index("Arrivals") < page.index("Did not arrive") < page.index("The loss became NaN")
 
 
+def test_queue_page_lists_arrivals_with_their_seeds(client: Client) -> None:
+    track = scene.create_track()
+    entry = scene.create_entry(track, "Twice", "gpt")
+    for seed in (1, 2):
+        scene.create_scored_run(entry, 1.5, 0.01, seed=seed)
+
+    page = extract_text(client.get("/queue/").content)
+
+    assert [seed for seed in (1, 2) if f"Twice gpt, seed {seed}" in page] == [1, 2]
+
+
 def test_queue_page_says_which_waiting_run_needs_approval(client: Client) -> None:
     scene.create_night_board()
     Entry.objects.filter(runs__state=Run.State.WAITING).update(state=Entry.State.PROPOSED)

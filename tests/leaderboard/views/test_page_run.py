@@ -10,7 +10,7 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import reproduction
-from leaderboard.models import CurvePoint, Run, Sample, Track
+from leaderboard.models import CurvePoint, Run, Sample, TracedGraph, Track
 from scheduler.models import LogChunk
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
@@ -250,3 +250,15 @@ def test_command_to_reproduce_quotes_names_of_options(client: Client) -> None:
 
 def test_file_of_a_run_with_impossible_number_is_not_found(client: Client) -> None:
     assert client.get(f"/runs/{10**20}/parts/1/x").status_code == 404
+
+
+def test_run_page_shows_the_graphs_parameters_before_the_training(client: Client) -> None:
+    track = scene.create_track()
+    run = scene.create_run(scene.create_entry(track, "New"), state="queued")
+    run.graph = TracedGraph.objects.create(
+        entry=run.entry, track=track, season=run.season, job=scene.create_job(run), config={}, config_hash="0" * 64,
+        hash="1" * 64, summary={"parameters": 1_234_567},
+    )  # fmt: skip
+    run.save()
+
+    assert "<dt>Parameters</dt><dd>1.23\xa0M</dd>" in client.get(run.get_absolute_url()).content.decode()

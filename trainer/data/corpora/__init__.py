@@ -2,6 +2,7 @@
 
 A spec names a corpus, `kind` or `kind:argument`:
 
+    books                        six books in the public domain, part of this package: the same on every machine
     python-packages              the documentation and source text of pinned packages: the same for every Python
     python-library               the documentation and source text of this Python installation
     files:books/*.jsonl.xz,more  text files by glob, folder or name
@@ -26,6 +27,7 @@ __all__ = ["KINDS", "Corpus", "CorpusInfo", "Document", "describe_corpora", "fin
 # Each module has `build_corpus(argument: str) -> Corpus`, which raises CorpusError if there is nothing to read, and
 # `INFO`, a CorpusInfo.
 KINDS = {
+    "books": "trainer.data.corpora.books",
     "climbmix": "trainer.data.corpora.climbmix",
     "dclm-baseline": "trainer.data.corpora.dclm_baseline",
     "files": "trainer.data.corpora.files",
