@@ -7,17 +7,21 @@ oldest supported torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 from tests.support.traced_models import build_pair, sample_rows
 from trainer.config.parsing import parse_config
 from trainer.config.resolve import resolve_config
+from trainer.errors import ExitCode
 from trainer.models import ARCHITECTURES
 from trainer.ops import balance, elementwise
 from trainer.ops.attention import attention
@@ -116,3 +120,31 @@ def test_compiled_gradient_of_operator_equals_eager_one(name: str, dtype: torch.
     assert compiled_gradient is not None
     assert_close(compiled_value, value, TOLERANCES[dtype], "value")
     assert_close(compiled_gradient, gradient, TOLERANCES[dtype], "gradient")
+
+
+def compile_with_zero_gradients(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    """A backend whose losses are right and whose gradients are zeros."""
+
+    def compile_backward(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        return make_boxed_func(lambda *values: [x if x is None else torch.zeros_like(x) for x in graph(*values)])
+
+    return aot_module_simplified(
+        module, inputs, fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=compile_backward
+    )
+
+
+def test_run_whose_compiled_gradient_is_zero_ends_as_the_machines_fault(
+    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", compile_with_zero_gradients)
+    assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.INFRASTRUCTURE
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "infrastructure"
+    assert "torch.compile computes wrong gradients" in failure["reason"]
+
+
+def test_run_whose_compiled_gradient_is_right_trains(
+    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.OK
