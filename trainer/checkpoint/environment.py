@@ -22,5 +22,13 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device": devices.get_gpu_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "attention": describe_attention(device),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        **{name: find_version(name) for name in PACKAGES},
     }
+
+
+def find_version(package: str) -> str | None:
+    """Return a package's version, None without metadata: `lightning` brings lightning-fabric without its own."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

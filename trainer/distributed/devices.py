@@ -28,18 +28,22 @@ class DeviceError(UserError):
 
 
 def select_device(requested: str, devices: int) -> Literal["cpu", "cuda"]:
-    """Return the kind of device for `auto`, `cpu` or `cuda`. Raises `DeviceError` if there are too few GPUs."""
+    """Return the kind of device for `auto`, `cpu` or `cuda`, and configure its allocator before anything uses it.
+    Raises `DeviceError` if there are too few GPUs."""
     if requested == "cpu" or (requested == "auto" and not is_gpu_available()):
+        configure_allocator("cpu")
         return "cpu"
     if not is_gpu_available():
         raise DeviceError("device cuda: torch finds no GPU here; --device cpu trains without one")
     if devices > count_gpus():
         raise DeviceError(f"devices {devices}: torch finds {count_gpus()} here")
+    configure_allocator("cuda")
     return "cuda"
 
 
 def configure_allocator(device: str) -> None:
-    """Before the device's first allocation. On a GPU segments grow instead of leaving gaps, which large models need."""
+    """On a GPU let segments grow instead of leaving gaps, which large models need. CUDA's allocator reads its settings
+    once, when anything starts CUDA: a question about the card's memory is enough."""
     if device == "cpu":
         keep_freed_memory()
     else:

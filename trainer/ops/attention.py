@@ -3,13 +3,13 @@
 | where | case | path |
 |---|---|---|
 | GPU, 16 bit | anything | `flash-attn 2` if installed, without documents and without FA3 or FA4; else `varlen`: torch's own flash kernels, FA3 (Hopper) or FA4 (Blackwell) after `activate_flash_attention` where such a package is installed, FA2 otherwise |
-| GPU, 16 bit | plain, square | `sdpa`: torch picks flash or cuDNN; FA3 and FA4 reach it too |
+| GPU, 16 bit | plain, square | `varlen` with FA3 or FA4, else `sdpa`: torch picks flash or cuDNN |
 | anywhere | plain, square | `sdpa`, which has a flash kernel for CPUs |
 | anywhere | one query, all keys | `sdpa` without a mask |
 | anywhere | the rest | `masked sdpa` |
 
 "Plain" means neither window nor documents; "square" means as many queries as keys. The first matching row applies,
-but plain and square cases always use `sdpa`. All paths equal `reference_attention` up to rounding, and tests check it.
+but plain and square cases use `sdpa` except with FA3 or FA4. All paths equal `reference_attention` up to rounding, and tests check it.
 Under autocast all take its type, as torch's sdpa does.
 
 Not covered: grouped queries (repeat the keys), dropout, FlexAttention (it has no backward pass on a CPU).
@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.errors import to_one_line
 from trainer.ops import devices, registered
 from trainer.ops.elementwise import cast_for_autocast
 
@@ -37,7 +38,11 @@ AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "refere
 # A package has an origin; flash-attn-4 brings only a namespace of this name, which has none.
 HAS_FLASH_ATTENTION_2 = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
 
+TRIED_HEAD_SIZES = (64, 128)
+MAX_TRIAL_ERROR = 0.03  # relative, in bf16; wrong windows are wrong by more than 0.3
+
 _is_newer_flash_active = False  # FA3 or FA4, which are preferred to flash-attn 2
+_refused_flash: dict[str, str] = {}  # installed packages that failed in a trial, and how
 _is_reference_forced = False
 _is_window_cut = False  # with the reference: keys beyond the window are left out, as many for each query
 
@@ -96,9 +101,11 @@ def select_path(
         return "reference"
     queries, keys = query.size(2), key.size(2)
     is_plain = documents is None and (window is None or window >= keys)
-    if is_plain and queries in (1, keys):
+    is_on_gpu = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    is_faster_flash = is_on_gpu and _is_newer_flash_active and queries > 1  # sdpa may choose cuDNN
+    if is_plain and queries in (1, keys) and not is_faster_flash:
         return "sdpa"
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if is_on_gpu:
         if documents is None and HAS_FLASH_ATTENTION_2 and not _is_newer_flash_active:
             return "flash-attn 2"
         if documents is None or queries == keys:
@@ -114,7 +121,8 @@ def describe_kernels(device: torch.device) -> str:
 
     newer = current_flash_attention_impl()
     package = ", flash-attn 2" if HAS_FLASH_ATTENTION_2 and newer is None else ""
-    return f"torch's sdpa and varlen with {newer or 'FA2'}{package}"
+    refused = "".join(f"; {name} is installed and not used: {reason}" for name, reason in _refused_flash.items())
+    return f"torch's sdpa and varlen with {newer or 'FA2'}{package}{refused}"
 
 
 @contextmanager
@@ -206,12 +214,17 @@ def flash_attention_2(query: Tensor, key: Tensor, value: Tensor, window: int | N
 
 
 def activate_flash_attention(device: torch.device) -> str | None:
-    """Make torch's flash attention use FA4 or FA3 if the GPU and an installed package allow; return its name.
+    """Make torch's flash attention use FA3 or FA4 if the GPU and an installed package allow; return its name.
 
+    A package is tried with windows, forward and backward: torch 2.11 registers FA4 without a backward pass for them.
     Call it before the first forward pass. Never raises: torch's own FA2 is the fallback.
     """
     global _is_newer_flash_active
-    from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+    from torch.nn.attention import (
+        activate_flash_attention_impl,
+        current_flash_attention_impl,
+        restore_flash_attention_impl,
+    )
 
     if (current := current_flash_attention_impl()) is not None:
         _is_newer_flash_active = True
@@ -222,6 +235,29 @@ def activate_flash_attention(device: torch.device) -> str | None:
             activate_flash_attention_impl(name)
         except (ImportError, RuntimeError, ValueError, AttributeError):
             continue
+        try:
+            for head_size in TRIED_HEAD_SIZES:
+                try_windows(device, head_size)
+        except Exception as error:  # of a package that was built for another GPU or torch
+            _refused_flash[name] = f"{type(error).__name__}: {to_one_line(error)[:200]}"
+            restore_flash_attention_impl(_raise_warn=False)
+            continue
         _is_newer_flash_active = True
         return name
     return None
+
+
+def try_windows(device: torch.device, head_size: int) -> None:
+    """Raise an error unless `varlen_attention` equals the definition with a window, forward and backward."""
+    window, shape = 64, (2, 256, 2, head_size)
+    generator = torch.Generator(device).manual_seed(0)
+    query, key, value, direction = (
+        torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator).transpose(1, 2) for _ in range(4)
+    )
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    found, wanted = varlen_attention(query, key, value, window, None), reference_attention(*leaves, window=window)
+    results = ([out.detach(), *torch.autograd.grad(out, leaves, direction)] for out in (found, wanted))
+    for ours, right in zip(*results, strict=True):
+        error = float((ours.float() - right.float()).norm() / right.float().norm())
+        if not error < MAX_TRIAL_ERROR:
+            raise ArithmeticError(f"a windowed pass differs from the definition by {error:.3g}")

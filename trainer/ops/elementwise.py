@@ -33,6 +33,15 @@ def cast_for_autocast(x: Tensor) -> Tensor:
     return x
 
 
+def copy_if_compiling(result: Tensor) -> Tensor:
+    """Return a function's result as a tensor of its own where it is compiled; compilers leave the copy out.
+
+    torch 2.11 passes back zeros, without a message, from a compiled autograd.Function whose result was changed in place
+    or is an alias, such as `x.to(x.dtype)`.
+    """
+    return result.clone() if torch.compiler.is_compiling() else result
+
+
 class RMSNormFunction(torch.autograd.Function):
     """x / sqrt(mean(x^2) + epsilon) x gain over the last dimension, with one gain per index of the second to last."""
 
@@ -41,7 +50,7 @@ class RMSNormFunction(torch.autograd.Function):
         wide = x.float()
         inverse = (torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.size(-1) + EPSILON).rsqrt()
         ctx.save_for_backward(x, inverse, gain)
-        return (wide * (inverse if gain is None else inverse * gain[:, None])).to(x.dtype)
+        return copy_if_compiling((wide * (inverse if gain is None else inverse * gain[:, None])).to(x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -69,7 +78,7 @@ class RotationFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return rotate_pairs(x, cosine, sine, 1)
+        return copy_if_compiling(rotate_pairs(x, cosine, sine, 1))
 
     @staticmethod
     @once_differentiable
@@ -124,7 +133,7 @@ class SoftcapFunction(torch.autograd.Function):
         capped = x.float().sigmoid().mul_(2 * cap).sub_(cap)
         ctx.cap, ctx.dtype = cap, x.dtype
         ctx.save_for_backward(capped)
-        return capped
+        return copy_if_compiling(capped)
 
     @staticmethod
     @once_differentiable

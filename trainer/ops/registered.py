@@ -15,8 +15,11 @@ LIBRARY = torch.library.Library("dailytrain", "DEF")
 
 
 def is_exporting() -> bool:
-    """Return whether a graph is being exported."""
-    return torch.compiler.is_exporting()
+    """Return whether a graph is being exported.
+
+    `torch.compiler.is_exporting()` is also true while torch 2.11 compiles.
+    """
+    return bool(torch.compiler._is_exporting_flag)
 
 
 def register(schema: str, shape: Callable[..., Tensor]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import Renormalization
+from trainer.ops.compiler import raise_recompile_limit
 from trainer.optim.muon import (
     Coefficients,
     Muon,
@@ -31,8 +32,8 @@ class CompiledMuon(Muon):
 
     def __init__(self, params: Iterable[Any], *, backend: str | Callable[..., Any], **settings: Any) -> None:
         super().__init__(params, **settings)
-        options = {"dynamic": False, "fullgraph": True, "backend": backend, "recompile_limit": MAX_SHAPES}
-        self.step_matrices = torch.compile(step_matrices, **options)
+        raise_recompile_limit(MAX_SHAPES)
+        self.step_matrices = torch.compile(step_matrices, dynamic=False, fullgraph=True, backend=backend)
 
     def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [parameter.grad for parameter in parameters]

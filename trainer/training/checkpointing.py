@@ -32,6 +32,7 @@ from trainer.config.resolve import RESUMABLE_FIELDS, serialize_config
 from trainer.data.shards import write_file
 from trainer.errors import UnusableCheckpointError, UserError, is_machine_failure, to_one_line
 from trainer.graph.files import TracedArchitecture
+from trainer.ops.attention import describe_kernels
 from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.training.finetune import describe_lineage
 from trainer.training.identity import check_identity
@@ -149,6 +150,8 @@ def log_run_summary(run: Run, console: Console) -> None:
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
     size = f"{total:,} parameters, {run.flops_per_token:.3g} FLOPs a token"
     lines = [f"{run.config.arch}, {size}, budget {run.budget}: {settings}"]
+    if run.fabric.device.type == "cuda":
+        lines.append(f"attention: {describe_kernels(run.fabric.device)}")
     if run.loader.waste:
         lines.append(f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away")
     if run.lineage is not None:

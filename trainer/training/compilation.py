@@ -26,6 +26,7 @@ from trainer.graph.mlps import fuse_mlps
 from trainer.graph.model import GraphModel
 from trainer.models.base import LanguageModel
 from trainer.ops import devices
+from trainer.ops.compiler import raise_recompile_limit
 from trainer.training.objective import Objective
 
 MAX_CALLS = 2000
@@ -63,9 +64,10 @@ def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph:
         for block in model.repeated_blocks():
             block.compile(dynamic=False, backend=BACKEND)
     elif isinstance(model, GraphModel) and is_large(model):
+        raise_recompile_limit(MAX_BLOCKS)
         for passes in model.traced_passes.values():
             for block in split_blocks(passes.features.module):
-                block.compile(**options, recompile_limit=MAX_BLOCKS)
+                block.compile(**options)
     else:
         objective.features = torch.compile(model.features, **options)
     objective.chunk_loss = torch.compile(objective.compute_chunk_loss, **options)

@@ -8,6 +8,7 @@ process, it is computed from the free memory and the bytes that one row saves fo
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from trainer.config.resolve import find_largest_divisor
 from trainer.distributed.devices import get_free_memory_bytes
 from trainer.distributed.sharding import gather_weights
-from trainer.distributed.strategies import average_across_processes
+from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
 from trainer.errors import (
     MAX_REASON,
     CompilationError,
@@ -38,6 +39,8 @@ from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import Run
 
 MEMORY_SHARE = 0.6  # of the free memory; the rest is for what is not counted here and for other processes
+GRADIENT_TOLERANCE = 0.25
+"""Of the norm. Rounding of fp8 and other random numbers of the compiler stay far below, a lost gradient does not."""
 LOGIT_COPIES = 4  # a chunk's logits in fp32, their softmax, their gradient, a soft cap
 
 
@@ -100,6 +103,8 @@ def warm_up(run: Run, console: Console, row: Tensor, can_choose: bool) -> None:
             set_micro_batch(run, find_largest_divisor(run.resolved.rows_per_device, run.resolved.micro_batch - 1))
         run.raw_model.zero_grad(set_to_none=True)
         compile_steps(run.optimizers)
+        if run.resolved.compile and not run.resolved.is_sharded:
+            check_compiled_gradients(run, row)
         if run.resolved.compile:
             run.compile_seconds += time.perf_counter() - started
     restore_random_state(before)
@@ -178,3 +183,33 @@ def run_forward_backward(run: Run, rows: torch.Tensor) -> None:
     # No gradient exchange: a process that runs out of memory must not make the others wait in it.
     with run.fabric.no_backward_sync(run.model, enabled=run.resolved.strategy == "ddp"):
         run.fabric.backward(run.model(rows, rows) * 0)
+
+
+def check_compiled_gradients(run: Run, row: Tensor) -> None:
+    """Raise `CompilationError` if the compiled model's gradient differs from that of the same rows without a compiler.
+
+    A compiler may compute an exact loss and wrong gradients. Rows are computed one at a time without it, which needs
+    more memory for each.
+    """
+    length = run.resolved.sequence_length
+    text = row.flatten().repeat(-(-2 * length // row.numel()))
+    rows = torch.stack([text[start % length :][:length] for start in range(run.resolved.micro_batch)])
+    compiled = measure_gradient_norm(run, [rows])
+    with torch.compiler.set_stance("force_eager"):
+        eager = measure_gradient_norm(run, rows.split(1))
+    # What is not finite is the model's fault, which its first step reports.
+    if math.isfinite(eager) and not abs(compiled - eager) <= GRADIENT_TOLERANCE * eager:
+        raise CompilationError(
+            f"torch.compile computes wrong gradients on this machine, with torch {torch.__version__}: their norm is"
+            f" {compiled:.4g}, and {eager:.4g} without it. --train.compile false trains without it."
+        )
+
+
+def measure_gradient_norm(run: Run, parts: Iterable[Tensor]) -> float:
+    """Return the norm of the gradient of all parts `[B, T]` together, on this device alone."""
+    for rows in parts:
+        with run.fabric.no_backward_sync(run.model, enabled=run.resolved.strategy == "ddp"):
+            run.fabric.backward(run.model(rows, rows))
+    norm = compute_gradient_norm(list(run.raw_model.parameters()))
+    run.raw_model.zero_grad(set_to_none=True)
+    return 0.0 if norm is None else float(norm)

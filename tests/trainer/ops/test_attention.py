@@ -6,11 +6,14 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention
 from torch import Tensor
 
 from tests.support.paths import REPOSITORY
@@ -200,6 +203,7 @@ from trainer.ops import attention
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 size = (1, 2, 16, 8)
 tensor = SimpleNamespace(size=lambda i: size[i], is_cuda=True, dtype=torch.bfloat16)
+attention.try_windows = lambda *_: None  # needs a GPU
 newer = attention.activate_flash_attention(torch.device("cuda"))
 print(newer, attention.select_path(tensor, tensor, window=4), attention.describe_kernels(torch.device("cuda")), sep="|")
 """
@@ -235,3 +239,77 @@ def test_select_path_follows_installed_packages(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{newer}|{path}|torch's sdpa and varlen with {described}"
+
+
+class FlashPackages:
+    """Packages as torch activates them; their kernel is that of `varlen_kernel`, on the CPU, with a defect."""
+
+    def __init__(self, defects: dict[str, Callable[..., Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.active: str | None = None
+        self.defects = defects
+        varlen = attention_module.varlen_attention
+
+        def attend(*arguments: Any) -> Tensor:
+            return self.defects[str(self.active)](varlen(*arguments), *arguments)
+
+        register_varlen_kernel()
+        for name, value in (
+            ("activate_flash_attention_impl", self.activate),
+            ("current_flash_attention_impl", lambda: self.active),
+            ("restore_flash_attention_impl", self.restore),
+        ):
+            monkeypatch.setattr(torch.nn.attention, name, value)
+        monkeypatch.setattr(attention_module.devices, "get_generation", lambda _: 9)
+        monkeypatch.setattr(attention_module, "varlen_attention", attend)
+        monkeypatch.setattr(attention_module, "_is_newer_flash_active", False)
+        monkeypatch.setattr(attention_module, "_refused_flash", {})
+
+    def activate(self, name: str) -> None:
+        if name not in self.defects:
+            raise ImportError(name)
+        self.active = name
+
+    def restore(self, _raise_warn: bool = True) -> None:
+        self.active = None
+
+
+def refuse_backward(out: Tensor, *_: Any) -> Tensor:
+    def refuse(_: Tensor) -> None:
+        raise NotImplementedError("windowed attention not supported")
+
+    out.register_hook(refuse)
+    return out
+
+
+def ignore_window(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> Tensor:
+    return reference_attention(query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("defects", "chosen", "refused"),
+    [
+        ({"FA4": lambda out, *_: out}, "FA4", {}),
+        ({"FA4": refuse_backward}, None, {"FA4": "windowed attention not supported"}),
+        ({"FA3": ignore_window, "FA4": lambda out, *_: out}, "FA4", {"FA3": "differs from the definition"}),
+    ],
+    ids=["right", "no backward", "wrong"],
+)
+def test_flash_package_that_fails_with_windows_is_not_used(
+    defects: dict[str, Any], chosen: str | None, refused: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = FlashPackages(defects, monkeypatch)
+    assert attention_module.activate_flash_attention(torch.device("cpu")) == packages.active == chosen
+    described = describe_kernels(torch.device("cuda"))
+    assert f"with {chosen or 'FA2'}" in described
+    for name, reason in refused.items():
+        assert f"{name} is installed and not used" in described
+        assert reason in described
+
+
+@pytest.mark.parametrize(("is_newer", "path"), [(True, "varlen"), (False, "sdpa")])
+def test_full_layers_use_the_newer_flash_kernels(is_newer: bool, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_module, "_is_newer_flash_active", is_newer)
+    tensor: Any = SimpleNamespace(size=lambda i: (1, 2, 16, 8)[i], is_cuda=True, dtype=torch.bfloat16)
+    assert select_path(tensor, tensor) == path
+    one_query: Any = SimpleNamespace(size=lambda i: (1, 2, 1, 8)[i], is_cuda=True, dtype=torch.bfloat16)
+    assert select_path(one_query, tensor) == "sdpa"

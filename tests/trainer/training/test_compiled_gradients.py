@@ -1,0 +1,150 @@
+"""Compiled gradients equal eager ones: of every weight of every architecture, and of every operator of our own.
+
+A compiler can compute an exact loss and wrong gradients without a message, so no test of losses shows it. The backend
+`aot_eager` traces forward and backward like the one of a GPU, and generates no code. CI also runs this file with the
+oldest supported torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+
+from tests.support.traced_models import build_pair, sample_rows
+from trainer.config.parsing import parse_config
+from trainer.config.resolve import resolve_config
+from trainer.errors import ExitCode
+from trainer.models import ARCHITECTURES
+from trainer.ops import balance, elementwise
+from trainer.ops.attention import attention
+from trainer.training import compilation
+from trainer.training.objective import Objective
+
+pytestmark = [
+    # Of the compiler, which reads gradients of activations and imports modules that are deprecated.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::SyntaxWarning"),
+]
+TOLERANCES = {torch.float32: 5e-4, torch.bfloat16: 5e-2}  # in fp32, the weight of a mixture's smear is the largest
+QUICK = ("gpt", torch.float32)
+MODELS = [
+    pytest.param(arch, dtype, id=f"{arch}-{dtype}", marks=[] if (arch, dtype) == QUICK else pytest.mark.slow)
+    for arch in ARCHITECTURES
+    for dtype in TOLERANCES
+]
+
+
+@pytest.fixture(autouse=True)
+def compile_without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    torch.compiler.reset()
+
+
+def compute_gradients(objective: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the loss and the gradients of all weights."""
+    objective.zero_grad()
+    autocast = nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
+    with autocast:
+        loss = objective(*sample_rows())
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients}
+
+
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float, name: str) -> None:
+    """Compare by norms: a single element may be the difference of large ones."""
+    error = float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-12))
+    assert error <= tolerance, f"{name}: relative error {error}"
+
+
+@pytest.mark.parametrize(("arch", "dtype"), MODELS)
+def test_compiled_gradients_of_architecture_equal_eager_ones(arch: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    objective = Objective(build_pair(arch).graph)
+    wanted = compute_gradients(objective, dtype)
+    flags = ["--arch", arch, "--train.compile", "true", "--out", str(tmp_path)]
+    compilation.compile_objective(objective, resolve_config(parse_config(flags), "cpu"))
+    found = compute_gradients(objective, dtype)
+    assert found.keys() == wanted.keys()
+    assert len(found) > 3
+    for name, gradient in wanted.items():
+        assert_close(found[name], gradient, TOLERANCES[dtype], name)
+
+
+def balance_gates(gates: Tensor) -> Tensor:
+    return balance.balance_load(gates.sigmoid(), torch.zeros(gates.shape[-1]), torch.ones(gates.shape[-1]))
+
+
+COSINE, SINE = torch.randn(8, 1, 16), torch.randn(8, 1, 8)
+GAIN = torch.rand(4) + 0.5
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "attention": lambda x: attention(*(3 * [x.transpose(1, 2)])),
+    "window": lambda x: attention(*(3 * [x.transpose(1, 2)]), window=3),
+    "norm": elementwise.norm,
+    "norm with gain": lambda x: elementwise.norm(x, GAIN),
+    "rotate": lambda x: elementwise.rotate(x, COSINE, SINE),
+    "squared_relu": elementwise.squared_relu,
+    "softcap": lambda x: elementwise.softcap(x, 15.0),
+    "cast_for_autocast": lambda x: elementwise.cast_for_autocast(x).float(),
+    "balance_load": balance_gates,
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_compiled_gradient_of_operator_equals_eager_one(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 4, 16, dtype=dtype)
+    direction = torch.randn(x.shape)
+
+    def compute(x: Tensor) -> Tensor:
+        """As in a model, neither the operator's argument nor its result is the graph's own."""
+        return OPERATORS[name](x * 1.5) * 0.5
+
+    results = []
+    for function in (compute, torch.compile(compute, backend="aot_eager", fullgraph=True, dynamic=False)):
+        leaf = x.clone().requires_grad_()
+        out = function(leaf)
+        out.backward(direction.view(out.shape).to(out.dtype))
+        results.append((out.detach(), leaf.grad))
+    (value, gradient), (compiled_value, compiled_gradient) = results
+    assert gradient is not None
+    assert compiled_gradient is not None
+    assert_close(compiled_value, value, TOLERANCES[dtype], "value")
+    assert_close(compiled_gradient, gradient, TOLERANCES[dtype], "gradient")
+
+
+def compile_with_zero_gradients(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    """A backend whose losses are right and whose gradients are zeros."""
+
+    def compile_backward(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        return make_boxed_func(lambda *values: [x if x is None else torch.zeros_like(x) for x in graph(*values)])
+
+    return aot_module_simplified(
+        module, inputs, fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=compile_backward
+    )
+
+
+def test_run_whose_compiled_gradient_is_zero_ends_as_the_machines_fault(
+    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", compile_with_zero_gradients)
+    assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.INFRASTRUCTURE
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "infrastructure"
+    assert "torch.compile computes wrong gradients" in failure["reason"]
+
+
+def test_run_whose_compiled_gradient_is_right_trains(
+    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.OK
