@@ -123,10 +123,10 @@ class QueueEstimates:
         leases = Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job")
         active = list(leases.annotate(job_seconds=Sum("job__leases__seconds")))
         seconds_left = job_kinds.estimate_seconds_left([lease.job for lease in active])
+        spent = {lease.job_id: lease.job_seconds for lease in active}  # type: ignore[attr-defined]
         running = [lease for lease in active if lease.job_id in seconds_left]
-        self.durations = load_durations(
-            now, [(lease, lease.job_seconds + seconds_left[lease.job_id]) for lease in running]
-        )
+        took = [(lease, spent[lease.job_id] + seconds_left[lease.job_id]) for lease in running]
+        self.durations = load_durations(now, took)
         self.slots = list(self._load_slots(active, seconds_left))
         self.estimates: dict[int, StartEstimate] = {}
         self._fitting_slots: dict[tuple[object, ...], list[SlotSchedule]] = {}
