@@ -67,8 +67,7 @@ def test_pasted_line_on_a_clean_system_finishes_a_job(suite: str, tmp_path: Path
                 site.wait(lambda: has_joined(site, node.poll()), "the node to join", INSTALL_SECONDS)
                 site.wait(lambda: read_train_job(site), "the run to be trained", WAIT_SECONDS)
             finally:
-                node.kill()  # unshare ignores SIGTERM; all that it started dies with it
-                node.wait()
+                clean_system.stop_system(node)
         assert [lease["node"] for lease in site.call("runs.read_leases")] == ["loco"]
 
 

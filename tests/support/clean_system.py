@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 USER = "ada"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 ENTER = """
@@ -38,8 +40,8 @@ class CleanSystem:
         self.root, self.environment, self.shown = root, environment, [Path("/etc/resolv.conf"), *shown]
 
     def start(self, command: list[str], output: IO[bytes], user: str = USER) -> subprocess.Popen[bytes]:
-        """Start a command that dies with the process returned."""
-        enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+        """Start a command as the first process of a process namespace; `stop_system` ends it."""
+        enter = ["unshare", "--mount", "--pid", "--fork", "--propagation", "private"]
         variables = {"ROOT": str(self.root), "USER": user, "SHOWN": " ".join(map(str, self.shown))}
         variables["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         home = "/root" if user == "root" else f"/home/{user}"
@@ -52,6 +54,14 @@ class CleanSystem:
         with log.open("ab") as output:
             code = self.start(command, output, user).wait()
         assert code == 0, f"{shlex.join(command)}\n{log.read_text(errors='replace')[-4000:]}"
+
+
+def stop_system(started: subprocess.Popen[bytes]) -> None:
+    """Kill the first process of the namespace, and with it all others."""
+    # `unshare --kill-child` would not do: setpriv's change of user clears the parent-death signal.
+    for process in psutil.Process(started.pid).children():
+        process.kill()
+    started.wait()
 
 
 def find_problem() -> str:
