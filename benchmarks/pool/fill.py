@@ -54,6 +54,7 @@ def add_nodes(count: int) -> list[dict[str, object]]:
                 available=Node.Available.WINDOWS if number % 3 == 0 else Node.Available.ALWAYS,
             )
         )  # fmt: skip
+        rows[-1].self_tests = {"0": {**node_health.build_test_key(rows[-1]), "passed": True}}
         nodes_data.append({"token": token, "able": able, "hardware": found.model_dump(mode="json")})
     nodes = Node.objects.bulk_create(rows, batch_size=1000)
     Window.objects.bulk_create(

@@ -159,7 +159,7 @@ def test_full_disk_shows_in_self_test(
     node = let_node_fail(site_url, home, owner, BrokenSandbox("", library))
     said = read_pages(client, owner, run, node, "The disk is full")
     assert node.fault == Node.Fault.SELF_TEST
-    assert "No space left on device" in said["node"]
+    assert "Training one step: " in said["node"]
     assert said["sponsor"] == "not listed, no certificate, no “jobs served”"
 
 

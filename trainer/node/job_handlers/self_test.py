@@ -6,6 +6,7 @@ compute, a full disk.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -28,6 +29,7 @@ TEXT = "The train leaves every night, and its last stop is not known. "
 LINES = 2000
 SCORED_TOKENS = 1  # of the sample: at least one row
 TAIL_LENGTH = 4096
+COMMAND_NAME = re.compile(r"^dailytrain [a-z]+: ")
 
 
 def run(job: Job) -> JobOutcome:
@@ -95,6 +97,7 @@ def check(job: Job, process: SandboxProcess, activity: str) -> None:
 
 
 def read_last_line(job: Job) -> str:
-    """Return the end of what the processes wrote: of a Python program that crashed it is the exception."""
+    """Return the end of what the processes wrote, without the name of the command: an error, or the exception."""
     lines = job.workspace.output.read_text(errors="replace")[-TAIL_LENGTH:].splitlines()
-    return next((line for text in reversed(lines) if (line := sanitize_line(text))), "")
+    last = next((line for text in reversed(lines) if (line := sanitize_line(text))), "")
+    return COMMAND_NAME.sub("", last)
