@@ -19,7 +19,7 @@ from django.db import connection  # noqa: E402
 from django.test.utils import CaptureQueriesContext, override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from scheduler import last_seen, node_tokens, storage  # noqa: E402
+from scheduler import last_seen, node_health, node_tokens, storage  # noqa: E402
 from scheduler.models import Blob, Job, Lease, Node, Window  # noqa: E402
 from scheduler.node_api import polls  # noqa: E402
 from trainer import protocol  # noqa: E402
