@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -78,7 +79,7 @@ def prepare_text(job: Job) -> Path:
     return folder
 
 
-def score_row(job: Job, dataset: Path) -> tuple[SandboxProcess, dict[str, object]]:
+def score_row(job: Job, dataset: Path) -> tuple[SandboxProcess, dict[str, Any]]:
     output = job.workspace.scratch / "output.json"
     command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.out), "--dataset", str(dataset)]
     command += ["--json", "--device", "cuda" if job.context.slot.gpus else "auto"]
