@@ -45,14 +45,16 @@ def run(job: Job) -> JobOutcome:
     check(job, scored, "Scoring one row")
     measured = read_json_object(job.workspace.out, "result.json", RESULT_BYTES) or {}
     try:
-        found = SelfTestResult(
-            sandbox=job.context.sandbox.name,
-            device=devices.get("device", "cpu"),
-            gpus=len(job.context.slot.gpus),
-            loss=measured.get("final_loss"),  # type: ignore[arg-type]
-            bits_per_byte=result.get("bits_per_byte"),
-            train_seconds=trained.seconds,
-            score_seconds=scored.seconds,
+        found = SelfTestResult.model_validate(
+            {
+                "sandbox": job.context.sandbox.name,
+                "device": devices.get("device", "cpu"),
+                "gpus": len(job.context.slot.gpus),
+                "loss": measured.get("final_loss"),
+                "bits_per_byte": result.get("bits_per_byte"),
+                "train_seconds": trained.seconds,
+                "score_seconds": scored.seconds,
+            }
         )
     except ValidationError as error:
         raise JobFailedError("The self-test measured nothing.") from error
