@@ -9,7 +9,8 @@ from django.db import IntegrityError, transaction
 from scheduler import leases, storage, transitions
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.matching import SELF_TEST_KIND
-from scheduler.models import SITE_ACTOR, Job, Node
+from scheduler.models import SITE_ACTOR, Blob, Job, Node
+from scheduler.node_health import hash_release
 from trainer import protocol
 
 LIMITS = protocol.JobLimits(wall_seconds=900, memory_bytes=8 * 10**9, disk_bytes=10**9, processes=1024)
@@ -21,7 +22,7 @@ def lease_self_test(node: Node, slot: int) -> protocol.Lease | None:
 
     The job is created as leased and has one attempt, so no other node ever gets it.
     """
-    release = storage.store_release()
+    release = Blob.objects.filter(sha256=hash_release()).first() or storage.store_release()
     try:
         with transaction.atomic():
             job = Job.objects.create(

@@ -19,7 +19,7 @@ from django.db import connection  # noqa: E402
 from django.test.utils import CaptureQueriesContext, override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from scheduler import last_seen, node_tokens, storage  # noqa: E402
+from scheduler import last_seen, node_health, node_tokens, storage  # noqa: E402
 from scheduler.models import Blob, Job, Lease, Node, Window  # noqa: E402
 from scheduler.node_api import polls  # noqa: E402
 from trainer import protocol  # noqa: E402
@@ -54,6 +54,7 @@ def add_nodes(count: int) -> list[dict[str, object]]:
                 available=Node.Available.WINDOWS if number % 3 == 0 else Node.Available.ALWAYS,
             )
         )  # fmt: skip
+        rows[-1].self_tests = {"0": {**node_health.build_test_key(rows[-1]), "passed": True}}
         nodes_data.append({"token": token, "able": able, "hardware": found.model_dump(mode="json")})
     nodes = Node.objects.bulk_create(rows, batch_size=1000)
     Window.objects.bulk_create(

@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='node',
             name='fault',
-            field=models.CharField(blank=True, choices=[('self_test', 'its self-test failed'), ('job', 'a job failed because of the machine'), ('outdated', 'its agent is too old for the self-test')], db_default='', default='', help_text='Why it is failing.', max_length=10),
+            field=models.CharField(blank=True, choices=[('self_test', 'its self-test failed'), ('job', 'its machine failed a job'), ('outdated', 'its agent is too old for the self-test')], db_default='', default='', help_text='Why it is failing.', max_length=10),
         ),
         migrations.AddField(
             model_name='node',

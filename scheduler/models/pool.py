@@ -27,7 +27,7 @@ class Node(models.Model):
         """What a failing node failed at."""
 
         SELF_TEST = "self_test", "its self-test failed"
-        JOB = "job", "a job failed because of the machine"
+        JOB = "job", "its machine failed a job"
         OUTDATED = "outdated", "its agent is too old for the self-test"
 
     class Serves(models.TextChoices):

@@ -107,8 +107,10 @@ class PollSession:
     def claim_job(self, now: datetime) -> protocol.PollReply | None:
         """Lease a self-test if the slot has to prove itself, otherwise the job of the queue that fits best."""
         if node_health.is_self_test_due(self.node, self.message.lane):
-            lease = self_tests.lease_self_test(self.node, self.message.lane)
-            return lease and protocol.PollReply(action="job", lease=lease, disk_bytes=self.node.disk_bytes)
+            test = self_tests.lease_self_test(self.node, self.message.lane)
+            if test is None:
+                return None
+            return protocol.PollReply(action="job", lease=test, disk_bytes=self.node.disk_bytes)
         queue = job_groups.get_queue(now)
         self.queue_read_at = queue.read_at
         node_slot = self.build_node_slot(now)

@@ -22,7 +22,7 @@ from scheduler import job_groups, lease_sweeper
 
 KIND = "scheduler.simulation.job_kind.SimulatedJobKind"
 SETTINGS = {
-    "JOB_KINDS": {"train": KIND, "score": KIND},
+    "JOB_KINDS": {"train": KIND, "score": KIND, "self_test": "scheduler.self_tests.SelfTestHandler"},
     "STORAGES": {"default": {"BACKEND": "django.core.files.storage.InMemoryStorage"}},
     "LEASE_SECONDS": 60.0,
     "QUEUE_READ_SECONDS": 180.0,

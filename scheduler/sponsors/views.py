@@ -75,7 +75,7 @@ def certificate(request: HttpRequest, sponsor_id: int) -> HttpResponse:
     sponsor = get_object_or_404(Sponsor, pk=sponsor_id)
     own = sponsor.user_id == request.user.pk
     given = contributions.sum_sponsor_leases(sponsor, include_hidden=own)
-    if not given.jobs and not own:
+    if not given.jobs:
         raise Http404
     return render(request, "scheduler/certificate.html", {"sponsor": sponsor, "given": given, "own": own})
 

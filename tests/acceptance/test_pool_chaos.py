@@ -100,7 +100,8 @@ def check_times(leases: list[dict[str, Any]]) -> None:
 
 
 def check_credit(leases: list[dict[str, Any]], credited: dict[str, dict[str, float]]) -> None:
-    """Check that each node's credit is the sum of what its leases were charged."""
+    """Check that each node's credit is the sum of what its leases were charged, without faults of the machine."""
+    leases = [lease for lease in leases if not lease["machine_fault"]]
     by_node: dict[str, list[dict[str, Any]]] = {}
     for lease in leases:
         by_node.setdefault(str(lease["node"]), []).append(lease)

@@ -123,6 +123,10 @@ class ScriptedNode:
             return protocol.PollReply.model_validate(reply).lease
 
         lease: protocol.Lease = self.site.wait(poll, f"a {kind} job")
+        if json.loads(lease.spec)["order"]["kind"] == "self_test":
+            measured = {"loss": 6.0, "bits_per_byte": 2.5, "train_seconds": 1.0, "score_seconds": 1.0}
+            self.finish(lease, {"sandbox": "bubblewrap", "device": "cpu", "gpus": 0, **measured})
+            return self.take(kind)
         assert json.loads(lease.spec)["order"]["kind"] == kind
         return lease
 

@@ -53,6 +53,7 @@ def build_result(site: EndedSite) -> dict[str, Any]:
                 "node": 1,
                 "state": "finished",
                 "outcome": "done",
+                "machine_fault": False,
                 "seconds": 1.0,
                 "log_received": 9,
             }

@@ -20,9 +20,10 @@ from django.urls import reverse
 from leaderboard import runs
 from leaderboard.models import Entry, Run, Season
 from scheduler.models import Job, Lease, Node, Sponsor
-from tests.support import full_disk, scene
+from tests.support import full_disk, pool, scene
 from tests.support.tested_agent import run_site_agent
 from tests.support.waits import wait_until
+from trainer import protocol
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
 from trainer.sandbox.bubblewrap import BubblewrapDriver
 from trainer.sandbox.spec import OutputStream
@@ -35,6 +36,10 @@ TEXT = "The night train leaves at nine. The morning train arrives at seven.\n"
 TRAINING = {"sequence_length": 32, "batch": 4, "precision": "fp32", "compile": False, "evaluations": 1}
 STEPS = 40
 SLOW_LIMIT_SECONDS = 60.0
+GARBAGE = b"garbage" * 100
+PASSED = protocol.SelfTestResult(
+    sandbox="bubblewrap", device="cpu", gpus=0, loss=6.0, bits_per_byte=2.5, train_seconds=2.0, score_seconds=1.0
+).model_dump()
 
 
 class BrokenSandbox(BubblewrapDriver):
@@ -146,7 +151,7 @@ def test_missing_package_shows_in_self_test(site_url: str, home: Path, run: Run,
     said = read_pages(client, owner, run, node, "A package is missing in the sandbox")
     assert node.fault == Node.Fault.SELF_TEST
     assert "No module named 'packaging'" in said["node"]
-    assert said["run"].startswith("queued")
+    assert said["run"].startswith("waiting")
     assert said["sponsor"] == "not listed, no certificate, no “jobs served”"
 
 
@@ -159,7 +164,7 @@ def test_full_disk_shows_in_self_test(
     node = let_node_fail(site_url, home, owner, BrokenSandbox("", library))
     said = read_pages(client, owner, run, node, "The disk is full")
     assert node.fault == Node.Fault.SELF_TEST
-    assert "No space left on device" in said["node"]
+    assert "Training one step: " in said["node"]
     assert said["sponsor"] == "not listed, no certificate, no “jobs served”"
 
 
@@ -178,6 +183,22 @@ def test_fault_in_job_makes_node_failing(
     assert node.fault == Node.Fault.JOB
     assert said["node"].startswith("failing")
     assert said["sponsor"] == "not listed, no certificate, no “jobs served”"
+
+
+def test_garbage_checkpoint_of_another_node_is_shown(
+    site_url: str, home: Path, run: Run, owner: User, client: Client
+) -> None:
+    """The rules of checkpoints are those of uploads; this test only records what the pages say."""
+    liar = pool.Agent(pool.create_node("liar")[1])
+    liar.claim_job().finish(result=PASSED)
+    claimed = liar.claim_job()
+    assert claimed.job == run.job
+    assert claimed.upload_blob(GARBAGE).status_code == 200
+    claimed.report_checkpoint(4 * 10**18, pool.build_file_reference(GARBAGE))
+    claimed.finish("released")
+    node = let_node_fail(site_url, home, owner, BrokenSandbox(""))
+    said = read_pages(client, owner, run, node, "Another node uploaded garbage as a checkpoint")
+    assert said["run"]
 
 
 def test_slow_machine_is_shown(site_url: str, home: Path, run: Run, owner: User, client: Client) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dailytrain.settings import *  # noqa: F403
-from dailytrain.settings import HOME
+from dailytrain.settings import HOME, INSTALLED_APPS
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.support.proven_nodes.ProvenNodes"]
 
 JOB_KINDS = {"train": "tests.support.chaos_job_kind.RecordedSteps"}
 STEPS = HOME / "steps"

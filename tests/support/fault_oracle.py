@@ -81,7 +81,7 @@ def check_credit(site: SiteWithFaults, site_state: dict[str, Any]) -> Iterator[s
     reported = {lease: seconds for node in site.nodes for lease, seconds in node.reported.items()}
     lease_seconds: dict[str, float] = defaultdict(float)
     for lease in site_state["leases"]:
-        lease_seconds[str(lease["node"])] += lease["seconds"]
+        lease_seconds[str(lease["node"])] += 0.0 if lease["machine_fault"] else lease["seconds"]
         if lease["seconds"] > reported.get(lease["id"], 0.0):
             yield f"lease {lease['id']}: {lease['seconds']} s credited, {reported.get(lease['id'])} s reported"
     credited = site_state["credited"]

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from django.utils import timezone
 
 from dailytrain.settings import *  # noqa: F403
-from dailytrain.settings import HOME
+from dailytrain.settings import HOME, INSTALLED_APPS
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.support.proven_nodes.ProvenNodes"]
 
 CLOCK = HOME / "clock"
 

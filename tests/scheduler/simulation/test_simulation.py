@@ -46,6 +46,14 @@ def test_simulation_outcome_sums_add_up(outcome: Outcome) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.self_test
+def test_simulated_nodes_prove_themselves_before_their_jobs() -> None:
+    outcome = simulate(8, 0.7, 7)
+    assert outcome.jobs_done > 0
+    assert outcome.starved == 0
+
+
+@pytest.mark.slow
 def test_simulation_with_same_seed_repeats_outcome() -> None:
     outcome = simulate(8, 0.7, 7)
     assert simulate(8, 0.7, 7) == outcome

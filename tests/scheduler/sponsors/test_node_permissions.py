@@ -43,6 +43,7 @@ class Action:
 
 
 ACTIONS = {
+    "test": Action("test", {"state": "failing", "failures": 3}, lambda node: node.failures == 0),
     "drain": Action("drain", {"state": "online"}, lambda node: node.state == "draining"),
     "pause": Action("pause", {"state": "online"}, lambda node: node.state == "paused"),
     "resume": Action("resume", {"state": "paused"}, lambda node: node.state == "offline"),

@@ -77,7 +77,9 @@ def read_site() -> dict[str, Any]:
         ),
         "jobs": list(Job.objects.order_by("pk").values("id", "kind", "state", "reason", "attempts")),
         "leases": list(
-            Lease.objects.order_by("pk").values("id", "job", "node", "state", "outcome", "seconds", "log_received")
+            Lease.objects.order_by("pk").values(
+                *("id", "job", "node", "state", "outcome", "seconds", "log_received", "machine_fault")
+            )
         ),
         "credited": {node: given.gpu_seconds + given.cpu_seconds for node, given in credited.items()},
         "points": list(CurvePoint.objects.order_by("run", "step").values_list("run", "series", "step", "loss")),

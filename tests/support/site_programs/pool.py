@@ -35,6 +35,7 @@ def read_pool() -> dict[str, Any]:
             "state": lease.state,
             "seconds": lease.seconds,
             "heard": (lease.heartbeat_at or lease.started_at).timestamp(),
+            "machine_fault": lease.machine_fault,
             "gpus": lease.gpus,
             "accelerator": lease.accelerator,
             "began": lease.started_at.timestamp(),

@@ -11,6 +11,6 @@ def read_entries() -> dict[str, Any]:
     return {
         "entries": list(Entry.objects.order_by("pk").values_list("sha", "state")),
         "runs": list(Run.objects.order_by("pk").values_list("state", flat=True)),
-        "jobs": list(Job.objects.order_by("pk").values_list("kind", "state")),
+        "jobs": list(Job.objects.exclude(kind="self_test").order_by("pk").values_list("kind", "state")),
         "left": list(OutboxMessage.objects.exclude(state="done").values_list("key", "state", "problem")),
     }

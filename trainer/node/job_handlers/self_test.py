@@ -6,7 +6,9 @@ compute, a full disk.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,6 +30,7 @@ TEXT = "The train leaves every night, and its last stop is not known. "
 LINES = 2000
 SCORED_TOKENS = 1  # of the sample: at least one row
 TAIL_LENGTH = 4096
+COMMAND_NAME = re.compile(r"^dailytrain [a-z]+: ")
 
 
 def run(job: Job) -> JobOutcome:
@@ -42,14 +45,16 @@ def run(job: Job) -> JobOutcome:
     check(job, scored, "Scoring one row")
     measured = read_json_object(job.workspace.out, "result.json", RESULT_BYTES) or {}
     try:
-        found = SelfTestResult(
-            sandbox=job.context.sandbox.name,
-            device=devices.get("device", "cpu"),
-            gpus=len(job.context.slot.gpus),
-            loss=measured.get("final_loss"),  # type: ignore[arg-type]
-            bits_per_byte=result.get("bits_per_byte"),
-            train_seconds=trained.seconds,
-            score_seconds=scored.seconds,
+        found = SelfTestResult.model_validate(
+            {
+                "sandbox": job.context.sandbox.name,
+                "device": devices.get("device", "cpu"),
+                "gpus": len(job.context.slot.gpus),
+                "loss": measured.get("final_loss"),
+                "bits_per_byte": result.get("bits_per_byte"),
+                "train_seconds": trained.seconds,
+                "score_seconds": scored.seconds,
+            }
         )
     except ValidationError as error:
         raise JobFailedError("The self-test measured nothing.") from error
@@ -76,7 +81,7 @@ def prepare_text(job: Job) -> Path:
     return folder
 
 
-def score_row(job: Job, dataset: Path) -> tuple[SandboxProcess, dict[str, object]]:
+def score_row(job: Job, dataset: Path) -> tuple[SandboxProcess, dict[str, Any]]:
     output = job.workspace.scratch / "output.json"
     command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.out), "--dataset", str(dataset)]
     command += ["--json", "--device", "cuda" if job.context.slot.gpus else "auto"]
@@ -95,6 +100,7 @@ def check(job: Job, process: SandboxProcess, activity: str) -> None:
 
 
 def read_last_line(job: Job) -> str:
-    """Return the end of what the processes wrote: of a Python program that crashed it is the exception."""
+    """Return the end of what the processes wrote, without the name of the command: an error, or the exception."""
     lines = job.workspace.output.read_text(errors="replace")[-TAIL_LENGTH:].splitlines()
-    return next((line for text in reversed(lines) if (line := sanitize_line(text))), "")
+    last = next((line for text in reversed(lines) if (line := sanitize_line(text))), "")
+    return COMMAND_NAME.sub("", last)
