@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Entry, Night, Run, Season, Track
+from leaderboard.runs import RunError
 from leaderboard.schedule import ladder
 from leaderboard.schedule.due_times import get_night_date
 from leaderboard.schedule.failures import isolate_track
@@ -224,11 +225,12 @@ def train_baseline(night: Night, head: MainHead, release: Blob) -> None:
     why = f"main cannot be trained ({head.problem.rstrip('.')})" if head.problem else "main has not moved"
     track = night.track
     last = get_last_main_run(track)
-    if last and last.state == Run.State.FAILED and last.cause == "infrastructure" and not head.problem:
-        runs.retry_run(last, actor=SITE_ACTOR)
+    if last and not head.problem and retry_failed_run(last):
         night.run, night.sentence = last, f"{why}, and the infrastructure failed its run {last.pk}: it goes on."
     elif track.season.baseline is None:
         night.sentence = f"{why}, and {track.season} has no baseline yet: nothing is trained."
+    elif track.season.baseline.state != Entry.State.APPROVED:
+        night.sentence = f"{why}, and the baseline is {track.season.baseline.state}: a maintainer chooses another one."
     elif ladder.is_filling(track):
         progress = ladder.get_ladder_progress(track)
         night.sentence = f"{why}: the night goes to the ladder. {progress.done} of its {progress.wanted} runs are done."
@@ -238,6 +240,19 @@ def train_baseline(night: Night, head: MainHead, release: Blob) -> None:
         night.run = ladder.queue_baseline_run(track, release)
         assert night.run is not None, "there is a baseline"
         night.sentence = f"{why}: the night goes to seed {night.run.seed} of the baseline."
+
+
+def retry_failed_run(run: Run) -> bool:
+    """Continue a run of main that infrastructure failed; return whether it goes on."""
+    if run.state != Run.State.FAILED or run.cause != "infrastructure":
+        return False
+    try:
+        runs.retry_run(run, actor=SITE_ACTOR)
+    except RunError as error:
+        logger.warning("Run %s of main is not retried: %s", run.pk, error)
+        run.refresh_from_db()
+        return False
+    return True
 
 
 def enter_main(track: Track, day: date, reading: CommitSummary) -> Entry:

@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
@@ -101,6 +102,16 @@ def test_retried_run_resumes_from_its_checkpoint(run: Run, capable_node: Node) -
     assert (spec.order.resume.step, spec.order.config["seed"]) == (10, run.seed)
 
 
+def test_retried_run_whose_job_cannot_go_on_stays_failed(run: Run) -> None:
+    Job.objects.update(state=Job.State.CANCELLED)
+    Run.objects.update(state=Run.State.FAILED, cause="infrastructure")
+    run.refresh_from_db()
+    with pytest.raises(runs.RunError, match="Its job is cancelled and cannot go on"):
+        runs.retry_run(run, actor="mara")
+    run.refresh_from_db()
+    assert (run.state, run.cause) == ("failed", "infrastructure")
+
+
 def test_start_estimate_uses_progress_of_running_job(run: Run, capable_node: Node) -> None:
     claim_job(capable_node)
     assert run.job
@@ -115,13 +126,16 @@ def test_start_estimate_uses_progress_of_running_job(run: Run, capable_node: Nod
 
 def test_run_without_checkpoint_of_last_step_fails_instead_of_scoring(run: Run, node: Node) -> None:
     assert run.job
-    lease_job(run.job, node)
+    lease = lease_job(run.job, node)
     create_checkpoint(run.job, 10)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    leases.finish_lease(lease, protocol.FinishLease(outcome="done", seconds=1, result={"step": 20}))
     run.refresh_from_db()
     assert (run.state, run.cause, run.score_job) == ("failed", "infrastructure", None)
     assert "the checkpoint of its last step, 20" in run.reason
     runs.retry_run(run, actor="mara")
+    run.refresh_from_db()
+    run.job.refresh_from_db()
+    assert (run.state, run.job.state) == ("queued", Job.State.QUEUED)
     create_checkpoint(run.job, 20)
     lease_job(run.job, node)
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
