@@ -265,11 +265,12 @@ def check_ladder(night: PlannedNight) -> Finding:
     track = night.track
     if not track.ladder:
         return missing("The track has no ladder, so no multipliers and no records. Set it in the admin.")
-    if track.season.baseline_id is None:
+    baseline = track.season.baseline
+    if baseline is None:
         return missing(f"{track.season} has no baseline. The first night's main becomes it.")
-    if track.season.baseline.state != Entry.State.APPROVED:
+    if baseline.state != Entry.State.APPROVED:
         return missing(
-            f"The baseline of {track.season} is {track.season.baseline.state}: no ladder run starts. Choose another "
+            f"The baseline of {track.season} is {baseline.state}: no ladder run starts. Choose another "
             "one in the admin, or approve it again."
         )
     progress = ladder.get_ladder_progress(track)

@@ -65,12 +65,14 @@ def start_late_nights(now: datetime) -> list[Night]:
 
     Of several nights of a track only the newest is trained: all of them would train the same commit.
     """
-    started, head = [], None
+    started: list[Night | None] = []
+    head = None
     for track in Track.objects.nightly().filter(nights__is_waiting=True).distinct():
         has_night(track, get_night_date(now))
-        *older, newest = track.nights.filter(is_waiting=True).order_by("date") or [None]
-        if newest is None or get_unfinished_run(track):
+        waiting = list(track.nights.filter(is_waiting=True).order_by("date"))
+        if not waiting or get_unfinished_run(track):
             continue
+        *older, newest = waiting
         head = head or read_main()
         with isolate_track(track, f"Night of {newest.date}"):
             started.append(start_night(track, newest.date, head, is_late=True))
@@ -85,13 +87,13 @@ def has_night(track: Track, day: date) -> bool:
 
     Nights of later dates are of a clock that was ahead: the first takes the place of the missing one, others go.
     """
-    *ahead, first = track.nights.filter(date__gt=day) or [None]  # newest first
-    if first is not None and not track.nights.filter(date=day).exists():
-        Night.objects.filter(pk=first.pk).update(date=day)
-    elif first is not None:
-        ahead.append(first)
-    Night.objects.filter(pk__in=[night.pk for night in ahead]).delete()
-    return track.nights.filter(date=day).exists()
+    has_one = track.nights.filter(date=day).exists()
+    for night in track.nights.filter(date__gt=day).order_by("date"):
+        if has_one:
+            night.delete()
+        else:
+            has_one = bool(Night.objects.filter(pk=night.pk).update(date=day))
+    return has_one
 
 
 def start_nightly_run(track: Track, now: datetime) -> Night | None:
