@@ -215,6 +215,7 @@ def retry_run(run: Run, *, actor: str) -> None:
     """Continue a run that failed because of the infrastructure, with its seed, from its last checkpoint.
 
     A run that was trained but not scored is scored again. One whose graph was not traced waits for another trace.
+    Raises RunError, and changes nothing, if it cannot go on.
     """
     if run.state != Run.State.FAILED or run.cause != "infrastructure":
         raise RunError("Only a run that failed because of the infrastructure goes on with its seed.")
@@ -238,7 +239,8 @@ def retry_run(run: Run, *, actor: str) -> None:
             return
         message = f"Queued again with seed {run.seed}; goes on from its last checkpoint."
         if run.change_state(Run.State.QUEUED, since=failed, actor=actor, message=message, **cleared):
-            transitions.retry_job(run.job, actor)
+            if not transitions.retry_job(run.job, actor, is_unusable=True):
+                raise RunError(f"Its job is {run.job.state} and cannot go on. Run the entry again with a new seed.")
             if actor != SITE_ACTOR:  # a person's word: the site itself never sends a job to the same fault twice
                 failure_reports.lift_exclusions(run.job, actor)
 

@@ -1,17 +1,21 @@
-"""Expired leases, jobs whose lease is gone, nodes that are offline."""
+"""Expired leases, jobs whose lease is gone, nodes that are offline, and times of a clock that was ahead."""
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
+from django_celery_beat.models import PeriodicTask, PeriodicTasks
 
 from scheduler import leases, pool, transitions
-from scheduler.models import SITE_ACTOR, Job, Lease, Node, Sweep
+from scheduler.models import SITE_ACTOR, Event, Job, Lease, Node, Sweep
 from trainer import protocol
+
+logger = logging.getLogger(__name__)
 
 SITE_DOWN_AFTER = timedelta(seconds=30)
 """Time without a sweep after which the site counts as having been down. Expired leases then get another period."""
@@ -31,7 +35,7 @@ class LeaseSweeper:
         if timedelta() <= now - self._swept_at < timedelta(seconds=settings.QUEUE_READ_SECONDS):
             return
         self._swept_at = now
-        recent = Sweep.objects.filter(pk=1, at__gt=now - SWEEP_FROM_POLLS_AFTER)
+        recent = Sweep.objects.filter(pk=1, at__gt=now - SWEEP_FROM_POLLS_AFTER, at__lte=get_latest_time(now))
         if not recent.filter(~Exists(Lease.objects.expired(now))).exists():  # one query for both conditions
             sweep_leases(now)
 
@@ -42,6 +46,7 @@ SWEEPER = LeaseSweeper()
 def sweep_leases(now: datetime | None = None) -> int:
     """Requeue the jobs of silent nodes; return how many. Safe to run at any time and concurrently."""
     now = now or timezone.now()
+    repair_clock(now)
     if record_sweep(now):
         Lease.objects.expired(now).update(expires_at=now + leases.get_lease_duration())
         return 0
@@ -51,6 +56,34 @@ def sweep_leases(now: datetime | None = None) -> int:
     )
     pool.mark_silent_nodes_offline(now)
     return lost + requeue_orphaned_jobs()
+
+
+def get_latest_time(now: datetime) -> datetime:
+    """Return the latest time that a row may have whose clock was right."""
+    return now + leases.get_lease_duration()
+
+
+def repair_clock(now: datetime) -> bool:
+    """Correct what a clock that was ahead has written, and record that; return whether there was anything.
+
+    Celery beat starts no task whose last start is in the future, silent nodes would keep their leases, and no sweep
+    would be due, each for as long as the clock was ahead.
+    """
+    latest = get_latest_time(now)
+    sweep = Sweep.objects.filter(pk=1).first()
+    is_sweep_ahead = sweep is not None and sweep.at > latest
+    tasks = PeriodicTask.objects.filter(last_run_at__gt=latest).update(last_run_at=now)
+    if tasks:
+        PeriodicTasks.update_changed()  # so that a running beat reads them again
+    if is_sweep_ahead:
+        Lease.objects.filter(state=Lease.State.ACTIVE, expires_at__gt=latest).update(expires_at=latest)
+        Node.objects.filter(last_seen__gt=latest).update(last_seen=now)
+        Sweep.objects.filter(pk=1, at__gt=latest).update(at=now)
+    if tasks or is_sweep_ahead:
+        logger.error("The clock was ahead: the times of %d periodic tasks, of leases and sweeps are corrected", tasks)
+    if sweep and (tasks or is_sweep_ahead):
+        Event.record(SITE_ACTOR, sweep, "The clock was ahead: times of tasks, leases and sweeps are corrected.")
+    return bool(tasks) or is_sweep_ahead
 
 
 def record_sweep(now: datetime) -> bool:

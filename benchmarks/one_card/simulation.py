@@ -395,7 +395,7 @@ def simulated_site() -> Iterator[Path]:
         run_git(main, "init", "--quiet", "-b", "main")
         own = {"JOB_KINDS": settings.JOB_KINDS, "MAIN_REPOSITORY": str(main), "MAIN_BRANCH": "main"}
         caches = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-        with throwaway_database("leaderboard", "django_celery_beat"):
+        with throwaway_database("leaderboard"):
             release = storage.store_bytes(b"a release")
             with (
                 override_settings(**own, CACHES=caches, REPOSITORIES=Path(folder) / "mirrors", QUEUE_READ_SECONDS=0),

@@ -112,10 +112,12 @@ def collect_nodes(now: datetime) -> Iterator[GaugeMetricFamily]:
 
 
 def measure_beat_age(now: datetime) -> float:
-    """Return the seconds since Celery beat last started a task; infinity before the first."""
+    """Return the seconds since Celery beat last started a task; infinity before the first.
+
+    Where that lies ahead, the clock was set back, and beat waits for as long.
+    """
     last = get_last_beat()
-    age = compute_age(now, last)
-    return math.inf if age is None else age
+    return math.inf if last is None else abs((now - last).total_seconds())
 
 
 def collect_background_work(now: datetime) -> Iterator[GaugeMetricFamily]:

@@ -5,6 +5,7 @@ The runs belong to the season and its baseline, so each new season starts with a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +20,8 @@ from leaderboard.models import Entry, Run, Track
 from leaderboard.schedule.failures import isolate_track
 from scheduler import storage
 from scheduler.models import SITE_ACTOR, Blob, Job
+
+logger = logging.getLogger(__name__)
 
 WAITING_AT_ONCE = 3
 """Ladder runs in the queue at a time: few enough to keep the queue page readable."""
@@ -99,6 +102,8 @@ def fill_ladders() -> int:
 
 def fill_ladder(track: Track) -> int:
     """Queue missing ladder runs, smallest rungs first; once the ladder is full, further seeds of entries."""
+    if track.season.baseline is None or track.season.baseline.state != Entry.State.APPROVED:
+        return 0  # a maintainer has to choose another one
     release = storage.store_release()
     with transaction.atomic():
         Track.objects.select_for_update(no_key=True).get(pk=track.pk)  # concurrent calls would queue the same runs
@@ -123,7 +128,10 @@ def retry_broken(track: Track) -> None:
     failed_before = timezone.now() - RETRY_AFTER
     broken = Run.objects.failed().filter(track=track, season=track.season_id, entry=track.season.baseline_id)
     for run in broken.filter(cause="infrastructure", finished_at__lt=failed_before)[:WAITING_AT_ONCE]:
-        runs.retry_run(run, actor=SITE_ACTOR)
+        try:
+            runs.retry_run(run, actor=SITE_ACTOR)
+        except runs.RunError as error:
+            logger.warning("Ladder run %s is not retried: %s", run.pk, error)
 
 
 def queue_baseline_run(track: Track, release: Blob, budget: str = "") -> Run | None:

@@ -24,7 +24,7 @@ from django.db.models import Max
 from django_celery_beat.models import PeriodicTask
 from kombu.exceptions import OperationalError
 
-from leaderboard.models import Season, SeasonFile, Track
+from leaderboard.models import Entry, Season, SeasonFile, Track
 from leaderboard.models.seasons import MANIFEST
 from leaderboard.schedule import calendar, ladder, nightly, site_forecast
 from leaderboard.schedule.planned_night import PlannedNight
@@ -132,6 +132,11 @@ def format_time(at: datetime) -> str:
 
 def check_beat(night: PlannedNight) -> Finding:
     last = get_last_beat()
+    if last is not None and last - night.now > BEAT_SILENCE:
+        return missing(
+            f"A periodic task has started {format_time(last)}, in the future: the clock was ahead, and no task starts "
+            "until then. Run manage.py check_beat, which corrects the times; start beat again."
+        )
     if last is None or night.now - last > BEAT_SILENCE:
         since = f"since {format_time(last)}" if last else "yet"
         return missing(
@@ -260,8 +265,14 @@ def check_ladder(night: PlannedNight) -> Finding:
     track = night.track
     if not track.ladder:
         return missing("The track has no ladder, so no multipliers and no records. Set it in the admin.")
-    if track.season.baseline_id is None:
+    baseline = track.season.baseline
+    if baseline is None:
         return missing(f"{track.season} has no baseline. The first night's main becomes it.")
+    if baseline.state != Entry.State.APPROVED:
+        return missing(
+            f"The baseline of {track.season} is {baseline.state}: no ladder run starts. Choose another "
+            "one in the admin, or approve it again."
+        )
     progress = ladder.get_ladder_progress(track)
     if not progress.is_full:
         hours = sum(track.rungs().values()) * track.ladder["seeds"] * track.expected_seconds / 3600

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from leaderboard import night_nodes, runs
 from leaderboard.models import Entry, Night, Run, Season, Track
+from leaderboard.runs import RunError
 from leaderboard.schedule import ladder
 from leaderboard.schedule.due_times import get_night_date
 from leaderboard.schedule.failures import isolate_track
@@ -64,12 +65,14 @@ def start_late_nights(now: datetime) -> list[Night]:
 
     Of several nights of a track only the newest is trained: all of them would train the same commit.
     """
-    started, head = [], None
+    started: list[Night | None] = []
+    head = None
     for track in Track.objects.nightly().filter(nights__is_waiting=True).distinct():
         has_night(track, get_night_date(now))
-        *older, newest = track.nights.filter(is_waiting=True).order_by("date") or [None]
-        if newest is None or get_unfinished_run(track):
+        waiting = list(track.nights.filter(is_waiting=True).order_by("date"))
+        if not waiting or get_unfinished_run(track):
             continue
+        *older, newest = waiting
         head = head or read_main()
         with isolate_track(track, f"Night of {newest.date}"):
             started.append(start_night(track, newest.date, head, is_late=True))
@@ -84,13 +87,13 @@ def has_night(track: Track, day: date) -> bool:
 
     Nights of later dates are of a clock that was ahead: the first takes the place of the missing one, others go.
     """
-    *ahead, first = track.nights.filter(date__gt=day) or [None]  # newest first
-    if first is not None and not track.nights.filter(date=day).exists():
-        Night.objects.filter(pk=first.pk).update(date=day)
-    elif first is not None:
-        ahead.append(first)
-    Night.objects.filter(pk__in=[night.pk for night in ahead]).delete()
-    return track.nights.filter(date=day).exists()
+    has_one = track.nights.filter(date=day).exists()
+    for night in track.nights.filter(date__gt=day).order_by("date"):
+        if has_one:
+            night.delete()
+        else:
+            has_one = bool(Night.objects.filter(pk=night.pk).update(date=day))
+    return has_one
 
 
 def start_nightly_run(track: Track, now: datetime) -> Night | None:
@@ -226,11 +229,12 @@ def train_baseline(night: Night, head: MainHead, release: Blob) -> None:
     why = f"main cannot be trained ({head.problem.rstrip('.')})" if head.problem else "main has not moved"
     track = night.track
     last = get_last_main_run(track)
-    if last and last.state == Run.State.FAILED and last.cause == "infrastructure" and not head.problem:
-        runs.retry_run(last, actor=SITE_ACTOR)
+    if last and not head.problem and retry_failed_run(last):
         night.run, night.sentence = last, f"{why}, and the infrastructure failed its run {last.pk}: it goes on."
     elif track.season.baseline is None:
         night.sentence = f"{why}, and {track.season} has no baseline yet: nothing is trained."
+    elif track.season.baseline.state != Entry.State.APPROVED:
+        night.sentence = f"{why}, and the baseline is {track.season.baseline.state}: a maintainer chooses another one."
     elif ladder.is_filling(track):
         progress = ladder.get_ladder_progress(track)
         night.sentence = f"{why}: the night goes to the ladder. {progress.done} of its {progress.wanted} runs are done."
@@ -240,6 +244,19 @@ def train_baseline(night: Night, head: MainHead, release: Blob) -> None:
         night.run = ladder.queue_baseline_run(track, release)
         assert night.run is not None, "there is a baseline"
         night.sentence = f"{why}: the night goes to seed {night.run.seed} of the baseline."
+
+
+def retry_failed_run(run: Run) -> bool:
+    """Continue a run of main that infrastructure failed; return whether it goes on."""
+    if run.state != Run.State.FAILED or run.cause != "infrastructure":
+        return False
+    try:
+        runs.retry_run(run, actor=SITE_ACTOR)
+    except RunError as error:
+        logger.warning("Run %s of main is not retried: %s", run.pk, error)
+        run.refresh_from_db()
+        return False
+    return True
 
 
 def enter_main(track: Track, day: date, reading: CommitSummary) -> Entry:

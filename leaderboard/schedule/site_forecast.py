@@ -38,8 +38,8 @@ def count_moves_a_week(track: Track, now: datetime) -> int:
 def build_card_plan(night: PlannedNight) -> CardPlan:
     """Return what is planned for the first card that fits the night."""
     track, sizes = night.track, night.track.get_checkpoint_sizes()
-    node = Node.objects.get(pk=night.trainers[0].node_slot.node)
-    network = float(node.hardware.get("network_bytes_per_second") or NETWORK)
+    hardware = Node.objects.values_list("hardware", flat=True).get(pk=night.trainers[0].node_slot.node or 0)
+    network = float(hardware.get("network_bytes_per_second") or NETWORK)
     every = run_jobs.get_checkpoint_seconds(night.run)
     unsent = run_jobs.get_upload_seconds(night.run) or every
     return CardPlan(

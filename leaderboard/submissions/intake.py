@@ -17,7 +17,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from leaderboard import caps, graphs, permissions, run_jobs, runs
-from leaderboard.models import Entry, PullRequest, Run, Track
+from leaderboard.models import Entry, PullRequest, Run, Season, Track
 from leaderboard.models.entries import web_address
 from leaderboard.submissions import notebook_series, repositories, smoke_tests
 from leaderboard.submissions.notebook_cells import NotebookError
@@ -429,6 +429,19 @@ def reject_entry(entry: Entry, reason: str, user: AbstractBaseUser | None, *, ac
 
 
 def withdraw_entry(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE_ACTOR) -> None:
+    """Withdraw the entry and cancel its unfinished runs. Raise IntakeError for the baseline of a season.
+
+    A maintainer decides about that first: the nights and the ladder depend on it.
+    """
+    if season := Season.objects.filter(baseline=entry).order_by("-active").first():
+        sentence = f"Not withdrawn ({reason.rstrip('.')}): it is the baseline of {season}. A maintainer decides."
+        last = Event.objects.about(entry).order_by("pk").last()
+        if last is None or last.sentence != sentence:
+            Event.record(actor, entry, sentence)
+        raise IntakeError(
+            f"It is the baseline of {season}, on which the nights and the ladder depend. A maintainer first chooses "
+            "another baseline in the admin."
+        )
     close_entry(entry, Entry.State.WITHDRAWN, reason, actor, (*UNDECIDED_STATES, Entry.State.APPROVED))
 
 

@@ -44,7 +44,7 @@ def throwaway_database(*labels: str) -> Iterator[None]:
     sweeper, lease_sweeper.SWEEPER = lease_sweeper.SWEEPER, lease_sweeper.LeaseSweeper()
     try:
         with TemporaryDirectory() as folder, override_settings(**SETTINGS, SIGNING_KEY=Path(folder) / "signing.key"):
-            create_tables(fresh, ("scheduler", *labels))
+            create_tables(fresh, ("scheduler", "django_celery_beat", *labels))
             yield
     finally:
         connections["default"] = own

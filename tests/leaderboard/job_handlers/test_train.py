@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
@@ -98,6 +99,16 @@ def test_retried_run_resumes_from_its_checkpoint(run: Run, capable_node: Node) -
     assert isinstance(spec.order, protocol.TrainOrder)
     assert spec.order.resume
     assert (spec.order.resume.step, spec.order.config["seed"]) == (10, run.seed)
+
+
+def test_retried_run_whose_job_cannot_go_on_stays_failed(run: Run) -> None:
+    Job.objects.update(state=Job.State.CANCELLED)
+    Run.objects.update(state=Run.State.FAILED, cause="infrastructure")
+    run.refresh_from_db()
+    with pytest.raises(runs.RunError, match="Its job is cancelled and cannot go on"):
+        runs.retry_run(run, actor="mara")
+    run.refresh_from_db()
+    assert (run.state, run.cause) == ("failed", "infrastructure")
 
 
 def test_start_estimate_uses_progress_of_running_job(run: Run, capable_node: Node) -> None:
