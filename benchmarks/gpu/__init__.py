@@ -1,1 +1,1 @@
-"""Everything that needs a GPU, measured and compared with what is expected. `benchmarks/gpu.sh` starts it."""
+"""Everything that needs a GPU, in one command of at most nine minutes: `python -m benchmarks.gpu`."""

@@ -1,192 +1,221 @@
-"""Run the parts that are not done yet and print the table of expected and measured figures.
+"""Run the stages that are not done yet, in at most nine minutes: one call, then a second one for what is left.
 
-A part's record is `OUT/PART.json` with its log beside it; a record of a part that succeeded is kept, so an interrupted
-benchmark resumes where it stopped. `OUT/table.md` is the table for `benchmarks/results`. With `--smoke` all files are
-in `OUT/smoke`, since a benchmark on a GPU must not use the small dataset.
+Each stage is a process. All start early and compile at once on the machine's cores; then they take turns on the GPU, in
+their order, so that no figure is disturbed by another stage and the GPU does not wait for compilers. Each figure is one
+JSON line in `results.jsonl` as soon as it is known. A stage that fails or exceeds its limit stops no other.
+
+Figures, logs, caches and runs are in `benchmarks/out/gpu`; `--out` names a folder that gets figures and logs as well.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from benchmarks.gpu.stage import FOLDER, REHEARSAL, RESULTS, STAGE, write_line
+from benchmarks.gpu.stages import STAGES, Stage
 
-from benchmarks.gpu.parts import Part, list_parts
-
-WHEELS = (
-    *("annotated-types", "pydantic", "pydantic_core", "typing-inspection", "jsonargparse", "docstring_parser"),
-    *("typeshed_client", "litgpt", "lightning-fabric", "cryptography"),
-)
-"""What the trainer needs beside torch, Triton, Lightning, transformers, tokenizers and safetensors."""
-MORE_WHEELS = ("torchao==0.18.0",)  # for fp8; not in the lock file
-LOCK_FILE = Path(__file__).parents[2] / "requirements.lock"
-SMOKE_SECONDS = 150  # limit of a part on a CPU
-ENDING = 5.0  # seconds reserved for the table
-COLUMNS = ("part", "figure", "expected", "measured", "verdict")
+STATE = Path("benchmarks/out/gpu")
+MAX_PROCESSES = 7  # stages that compile or wait for their turn at once
+MIN_SECONDS = 45  # a stage starts only if so much time is left, or its limit
+ENDING = 6.0  # seconds reserved for the summary
+LARGE_GIB = 120  # a card of this size holds the largest stage beside others
+REHEARSAL_FACTOR = 3  # of limits, on a CPU
+LOG_TAIL = 60_000  # bytes of each log that are copied
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 if every part has succeeded."""
-    options = parse_arguments(argv)
-    out = options.out.resolve() / ("smoke" if options.smoke else "")
-    parts = [part for part in list_parts(out) if not options.only or part.name in options.only]
-    if options.wheels:
-        sys.stdout.write(" ".join(list_wheels()) + "\n")
-        return 0
-    if options.list:
-        print_table([row for part in parts for row in list_expected(part)])
-        return 0
+@dataclass
+class Process:
+    stage: Stage
+    process: subprocess.Popen[bytes]
+    started: float
+
+
+class Driver:
+    """Starts stages, gives them their turns and ends them."""
+
+    def __init__(self, folder: Path, stages: Sequence[Stage], seconds: float, is_rehearsal: bool) -> None:
+        self.folder, self.is_rehearsal = folder, is_rehearsal
+        self.end_time = time.monotonic() + seconds - ENDING
+        self.pending = [stage for stage in stages if not is_done(folder, stage.name)]
+        names = {stage.name for stage in self.pending}
+        self.ended = {stage.name for stage in STAGES} - names  # also those that were not chosen
+        self.order = {stage.name: number for number, stage in enumerate(stages)}
+        self.live: dict[str, Process] = {}
+        self.holder: str | None = None
+        self.codes: dict[str, int] = {}
+        self.is_large = read_memory_gib() > LARGE_GIB
+
+    def run(self) -> None:
+        try:
+            while (self.pending or self.live) and time.monotonic() < self.end_time:
+                self.collect()
+                self.start()
+                self.grant_turn()
+                time.sleep(0.1)
+        finally:
+            for name in list(self.live):
+                self.finish(name, 124)
+
+    def start(self) -> None:
+        """Start stages whose predecessors have ended, whether they succeeded or not."""
+        if not self.is_large and any(p.stage.needs_whole_memory and self.is_ready(n) for n, p in self.live.items()):
+            return
+        for stage in list(self.pending):
+            if len(self.live) >= (1 if self.is_rehearsal else MAX_PROCESSES):
+                return
+            is_late = time.monotonic() + min(MIN_SECONDS, stage.seconds) > self.end_time
+            if is_late or not self.ended.issuperset(stage.after):
+                continue
+            self.pending.remove(stage)
+            self.live[stage.name] = Process(stage, self.start_process(stage.name), time.monotonic())
+        if not self.live:
+            self.pending = []  # too late for all that are left
+
+    def start_process(self, name: str) -> subprocess.Popen[bytes]:
+        for ending in ("ready", "go"):
+            (self.folder / f"{name}.{ending}").unlink(missing_ok=True)
+        threads = "1" if self.is_rehearsal else "4"
+        environment = {**os.environ, STAGE: name, FOLDER: str(self.folder), "PYTHONUNBUFFERED": "1"}
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": threads}
+        environment |= {"DAILYTRAIN_CACHE": str(self.folder / "cache")}
+        if self.is_rehearsal:
+            environment[REHEARSAL] = "1"
+        command = [sys.executable, "-m", "benchmarks.gpu", "--stage", name]
+        with open_log(self.folder, name) as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+    def is_ready(self, name: str) -> bool:
+        return (self.folder / f"{name}.ready").exists()
+
+    def grant_turn(self) -> None:
+        """Give the GPU to the first stage that is ready. One that needs the whole memory waits for others to end."""
+        if self.holder is not None:
+            return
+        for name in sorted(filter(self.is_ready, self.live), key=self.order.__getitem__):
+            if self.live[name].stage.needs_whole_memory and len(self.live) > 1 and not self.is_large:
+                continue
+            self.holder = name
+            (self.folder / f"{name}.go").touch()
+            return
+
+    def collect(self) -> None:
+        for name, live in list(self.live.items()):
+            limit = live.stage.seconds * (REHEARSAL_FACTOR if self.is_rehearsal else 1)
+            if live.process.poll() is not None:
+                self.finish(name, live.process.returncode)
+            elif time.monotonic() - live.started - self.measure_wait(name) > limit:
+                self.finish(name, 124)
+
+    def measure_wait(self, name: str) -> float:
+        """Return the seconds that a stage has waited for its turn, which its limit does not include."""
+        ready, go = self.folder / f"{name}.ready", self.folder / f"{name}.go"
+        if not ready.exists():
+            return 0.0
+        return (go.stat().st_mtime if go.exists() else time.time()) - ready.stat().st_mtime
+
+    def finish(self, name: str, code: int) -> None:
+        """Record a stage's end; kill it and all that it started if it is still running."""
+        live = self.live.pop(name)
+        if live.process.poll() is None:
+            os.killpg(live.process.pid, signal.SIGKILL)
+            live.process.wait()
+        self.codes[name] = code
+        self.ended.add(name)
+        if self.holder == name:
+            self.holder = None
+        write_line(self.folder, {"stage": name, "code": code, "seconds": round(time.monotonic() - live.started, 1)})
+
+
+def open_log(folder: Path, name: str) -> IO[bytes]:
+    return (folder / f"{name}.log").open("wb")
+
+
+def read_memory_gib() -> float:
+    """Return the first GPU's memory, 0 without one. torch is not asked: it would hold memory of the card."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]) / 1024
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
+        return 0.0
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    path = folder / RESULTS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def is_done(folder: Path, name: str) -> bool:
+    """Whether the stage has succeeded in this or an earlier call."""
+    return any(row["stage"] == name and row.get("code") == 0 and "seconds" in row for row in read_results(folder))
+
+
+def summarize(folder: Path, stages: Sequence[Stage]) -> list[str]:
+    """Return a line for each stage: how it ended, what was measured last of the main figures, what is expected."""
+    main = ("gpu", "tokens_per_s", "mfu_windowed", "peak_gib", "loss", "deviation", "scorer_s", "failed", "skipped")
+    lines, rows = [], read_results(folder)
+    for stage in stages:
+        own = [row for row in rows if row["stage"] == stage.name]
+        ends = [row["code"] for row in own if "seconds" in row and "code" in row]
+        state = "not run" if not ends else "done" if ends[-1] == 0 else f"failed with code {ends[-1]}"
+        found = {name: row[name] for row in own for name in main if name in row}
+        lines.append(f"{stage.name} | {state} | {json.dumps(found)[:240]} | expected: {stage.expected}")
+    return lines
+
+
+def copy_results(folder: Path, out: Path) -> None:
+    """Copy the figures, and the logs in one file."""
     out.mkdir(parents=True, exist_ok=True)
-    run_parts(parts, out, options)
-    rows = [row for part in parts for row in describe_part(part, read_record(out, part), options.smoke)]
-    print_table(rows)
-    (out / "table.md").write_text(format_markdown(rows))
-    return 0 if all(is_done(read_record(out, part), options.smoke) for part in parts) else 1
+    if (folder / RESULTS).exists():
+        shutil.copy(folder / RESULTS, out / RESULTS)
+    with (out / "logs.txt").open("w") as file:
+        for path in sorted(folder.glob("*.log")):
+            file.write(f"\n===== {path.stem}\n{path.read_text(errors='replace')[-LOG_TAIL:]}")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
-    add = parser.add_argument
-    add("--smoke", action="store_true", help="the parts at a small size on a CPU")
-    add("--list", action="store_true", help="print the parts and what is expected, and run nothing")
-    add("--wheels", action="store_true", help="print the packages to carry to a machine that cannot download")
-    add("--only", type=lambda text: text.split(","), default=[], metavar="PART,PART")
-    add("--again", type=lambda text: text.split(","), default=[], metavar="PART,PART", help="repeat these parts")
-    add("--seconds", type=float, default=560, help="start no part that could end later (%(default)s)")
-    add("--out", type=Path, default=Path("benchmarks/out"), help="records, logs, caches and runs (%(default)s)")
-    return parser.parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="print the stages and what is expected")
+    parser.add_argument("--rehearse", action="store_true", help="the stages at a small size on a CPU, one at a time")
+    parser.add_argument("--seconds", type=float, default=530, help="end by then (%(default)s)")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="STAGE,STAGE")
+    parser.add_argument("--out", type=Path, help="a folder that gets figures and logs as well")
+    parser.add_argument("--stage", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if unknown := set(options.only) - {stage.name for stage in STAGES}:
+        parser.error(f"there is no stage {', '.join(sorted(unknown))}; see --list")
+    return options
 
 
-def list_wheels() -> list[str]:
-    """Return the packages with the versions of the lock file."""
-    pinned = dict(line.split("==") for line in LOCK_FILE.read_text().splitlines() if "==" in line)
-    return [*(f"{name}=={pinned[name]}" for name in WHEELS), *MORE_WHEELS]
-
-
-def run_parts(parts: Sequence[Part], out: Path, options: argparse.Namespace) -> None:
-    end = time.monotonic() + options.seconds - ENDING
-    for part in parts:
-        if is_done(read_record(out, part), options.smoke) and part.name not in options.again:
-            continue
-        left = end - time.monotonic()
-        seconds = SMOKE_SECONDS if options.smoke else min(part.seconds, options.seconds - 2 * ENDING)
-        if left < seconds:
-            sys.stderr.write(f"{part.name}: may take {seconds:.0f} s, and {max(0, left):.0f} s are left\n")
-            continue
-        sys.stderr.write(f"{part.name} ...\n")
-        record = run_part(part, out, seconds, options.smoke)
-        write_record(out / f"{part.name}.json", record)
-
-
-def run_part(part: Part, out: Path, seconds: float, is_smoke: bool) -> dict[str, Any]:
-    """Return the part's record; its log is `OUT/PART.log`."""
-    arguments = part.small if is_smoke else part.command
-    cache = {"DAILYTRAIN_CACHE": str(out / "cache")}
-    started = time.monotonic()
-    with (out / f"{part.name}.log").open("wb") as log:
-        code, printed = run_process_group([sys.executable, *arguments], log, seconds, os.environ | cache)
-        log.write(printed.encode())
-    return {
-        "command": shlex.join(["python", *arguments]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "smoke": is_smoke,
-        "seconds": round(time.monotonic() - started, 1),
-        "code": code,
-        "content": parse_content(printed),
-    }
-
-
-def run_process_group(
-    command: Sequence[str], log: IO[bytes], seconds: float, environment: Mapping[str, str]
-) -> tuple[int, str]:
-    """Return exit code and standard output. After `seconds` kill the command and all that it started: code -1."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True)
+def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
+    """Return 0 if every chosen stage has succeeded."""
+    options = parse_arguments(argv)
+    if options.stage:
+        next(stage for stage in STAGES if stage.name == options.stage).work()
+        return 0
+    stages = [stage for stage in STAGES if not options.only or stage.name in options.only]
+    if options.list:
+        sys.stdout.writelines(f"{stage.name:14} {stage.seconds:4.0f} s  {stage.expected}\n" for stage in stages)
+        return 0
+    folder = (state.with_name("gpu-rehearsal") if options.rehearse else state).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        printed = process.communicate(timeout=seconds)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return -1, process.communicate()[0].decode(errors="replace")
-    except BaseException:  # Ctrl-C reaches this process only
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return process.returncode, printed.decode(errors="replace")
-
-
-def parse_content(printed: str) -> dict[str, Any]:
-    """Return the JSON that a part printed; tests print text, of which the last line counts."""
-    try:
-        content = json.loads(printed)
-    except ValueError:
-        content = None
-    if isinstance(content, dict):
-        return content
-    return {"last_line": next((line for line in reversed(printed.splitlines()) if line.strip()), "")}
-
-
-def read_record(out: Path, part: Part) -> dict[str, Any] | None:
-    try:
-        return json.loads((out / f"{part.name}.json").read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    path.with_suffix(".part").write_text(json.dumps(record, indent=1) + "\n")
-    path.with_suffix(".part").replace(path)
-
-
-def is_done(record: dict[str, Any] | None, is_smoke: bool) -> bool:
-    """Whether the part succeeded at this size."""
-    return record is not None and record["code"] == 0 and record["smoke"] == is_smoke
-
-
-def list_expected(part: Part) -> Iterator[tuple[str, ...]]:
-    for expectation in part.expected:
-        yield (f"{part.name} ({part.seconds} s)", expectation.name, expectation.describe(), "", "")
-
-
-def describe_part(part: Part, record: dict[str, Any] | None, is_smoke: bool) -> Iterator[tuple[str, ...]]:
-    """Yield the part's rows of the table."""
-    if record is None:
-        yield (part.name, "", "", "", "not run yet")
-        return
-    name = f"{part.name} ({record['seconds']:.0f} s)"
-    if not is_done(record, is_smoke):
-        reason = "out of time" if record["code"] == -1 else f"failed with code {record['code']}"
-        yield (name, "", "", "", f"{reason}: see {part.name}.log")
-        return
-    if not part.expected:
-        yield (name, "", "", "", "done")
-    for expectation in part.expected:
-        measured = expectation.read(record["content"])
-        verdict = "starts" if record["smoke"] else expectation.judge(measured)
-        shown = f"{expectation.format(measured)}{expectation.unit}" if measured is not None else ""
-        yield (name, expectation.name, expectation.describe(), shown, verdict)
-
-
-def print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    table = Table(*COLUMNS)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console(width=160).print(table)
-
-
-def format_markdown(rows: Sequence[tuple[str, ...]]) -> str:
-    lines = (COLUMNS, ("---",) * len(COLUMNS), *rows)
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        Driver(folder, stages, options.seconds, options.rehearse).run()
+    finally:
+        if options.out is not None:
+            copy_results(folder, options.out)
+    sys.stdout.writelines(f"{line}\n" for line in summarize(folder, stages))
+    return 0 if all(is_done(folder, stage.name) for stage in stages) else 1
 
 
 if __name__ == "__main__":

@@ -150,6 +150,8 @@ class Objective(nn.Module):
 
     def count_chunk_positions(self, features: Tensor) -> int:
         """Return how many positions a chunk has: up to `limit_chunk_positions`, dividing evenly if possible."""
+        if isinstance(self.model, GraphModel):
+            self.vocabulary_size = self.model.vocabulary_size
         if not self.vocabulary_size:
             with torch.no_grad():
                 self.vocabulary_size = self.model.logits(features[None, :1]).size(-1)

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.config.train_config import ConfigError
 from trainer.distributed.devices import DeviceError
-from trainer.graph.fp8 import MULTIPLE, RECIPE, convert_graph_to_fp8
+from trainer.graph.fp8 import MULTIPLE, build_config, convert_graph_to_fp8
 from trainer.graph.model import GraphModel
 from trainer.ops import devices
 from trainer.training.random_state import get_random_state, restore_random_state
@@ -66,19 +67,18 @@ def check_fp8(device: Literal["cpu", "cuda"]) -> None:
 
 
 def convert_to_fp8(model: nn.Module) -> None:
-    """Convert linear layers to fp8; the head stays bf16. Not yet tested on a GPU.
+    """Convert linear layers to fp8, of a module only those of its blocks. Not yet tested on a GPU.
 
     Only sizes that are multiples of 16, which the kernels need. A graph is evaluated in bf16, a module in fp8.
     """
     if isinstance(model, GraphModel):
         convert_graph_to_fp8(model)
         return
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8 import convert_to_float8_training
 
     def is_supported(module: nn.Module, name: str) -> bool:
         sizes = (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (1,)
         return all(size % MULTIPLE == 0 for size in sizes)
 
     for block in model.repeated_blocks():
-        config = Float8LinearConfig.from_recipe_name(RECIPE)
-        convert_to_float8_training(block, config=config, module_filter_fn=is_supported)
+        convert_to_float8_training(block, config=build_config(), module_filter_fn=is_supported)

@@ -27,15 +27,19 @@ def build_graph_model(width: int) -> GraphModel:
     return build_model(trace_architecture(module, config))
 
 
-def test_training_features_are_converted_and_evaluation_and_head_are_not() -> None:
+def test_products_of_training_and_its_head_are_converted_and_evaluation_is_not() -> None:
     model, tokens = build_graph_model(32), torch.arange(16)[None]
     features = torch.randn(1, 4, 32)
-    before = model.train().features(tokens), model.logits(features), model.eval().features(tokens)
-    assert convert_graph_to_fp8(model, lambda _: DoubledLinear()) == DEPTH * PRODUCTS, "the blocks' matrices, no gates"
-    after = model.train().features(tokens), model.logits(features), model.eval().features(tokens)
-    assert not torch.allclose(before[0], after[0])
-    assert torch.equal(before[1], after[1])
-    assert torch.equal(before[2], after[2])
+
+    def compute() -> list[Tensor]:
+        training = [model.train().features(tokens), model.logits(features)]
+        return [*training, model.eval().features(tokens), model.logits(features)]
+
+    before = compute()
+    products = DEPTH * PRODUCTS + 1
+    assert convert_graph_to_fp8(model, lambda _: DoubledLinear()) == products, "blocks' matrices and head, no gates"
+    after = compute()
+    assert [torch.allclose(*pair) for pair in zip(before, after, strict=True)] == [False, False, True, True]
     assert not any("fp8" in name for name in model.state_dict())
 
 

@@ -1,0 +1,198 @@
+"""The card: every kernel path against the definition in fp32, and the rates of products, copies and attention."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu.stage import (
+    compute_error,
+    emit,
+    get_device,
+    is_rehearsal,
+    measure_ms,
+    report_failure,
+    wait_for_turn,
+)
+from trainer.ops import attention as kernels
+from trainer.ops.elementwise import squared_relu
+from trainer.optim.muon import orthogonalize
+from trainer.training.precision import choose_precision
+
+TOKENS, WIDTH, VOCABULARY = 32768, 1536, 32768  # of a pass of 16 rows at depth 24
+PRODUCTS = {
+    "attention projection": (TOKENS, WIDTH, WIDTH),
+    "MLP up": (TOKENS, WIDTH, 4 * WIDTH),
+    "MLP down": (TOKENS, 4 * WIDTH, WIDTH),
+    "gradient of MLP up": (WIDTH, TOKENS, 4 * WIDTH),
+    "head of a chunk": (8192, WIDTH, VOCABULARY),
+}
+"""Sizes m, k, n of a product [m, k] @ [k, n]."""
+WINDOWS = (None, 1024, 768, 512)
+ALLOCATOR = """
+import torch
+from trainer.distributed.devices import select_device
+select_device("cuda", 1)
+torch.cuda.get_device_properties(0)
+torch.zeros(1, device="cuda")
+print(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
+"""
+
+
+def measure_card() -> None:
+    """Versions, then each part; one that fails does not stop the others."""
+    wait_for_turn()
+    device = get_device()
+    facts: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {"gpu": properties.name, "gib": round(properties.total_memory / 2**30, 1), "clock": read_clock()}
+    newer = kernels.activate_flash_attention(device) if device.type == "cuda" else None
+    emit(**facts, attention=kernels.describe_kernels(device), newer_flash=newer)
+    emit(precision_auto=choose_precision(device, 1))
+    for part in (check_allocator, check_attention, time_products, time_copies, time_attention, time_muon, check_mlp):
+        with report_failure(part.__name__):
+            part(device)
+
+
+def read_clock() -> str:
+    query = "clocks.sm,clocks.mem,power.draw,temperature.gpu,driver_version"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def check_allocator(device: torch.device) -> None:
+    """Has the allocator of a process that trains read its setting?"""
+    if device.type == "cuda":
+        done = subprocess.run([sys.executable, "-c", ALLOCATOR], capture_output=True, text=True, timeout=90)
+        emit(expandable_segments=done.stdout.strip() or done.stderr.strip()[-300:])
+
+
+def check_attention(device: torch.device) -> None:
+    """Each path beside the definition, outputs and gradients, and whether a second backward pass is equal."""
+    rows, heads, length, size = (2, 2, 64, 16) if is_rehearsal() else (2, 4, 512, 128)
+    documents = (torch.rand(rows, length, device=device) < 0.02).long().cumsum(1)
+    window = length // 4
+    cases: dict[str, dict[str, Any]] = {
+        "full": {},
+        "window": {"window": window},
+        "documents": {"documents": documents},
+        "window and documents": {"window": window, "documents": documents},
+    }
+    for name, options in cases.items():
+        with report_failure(f"attention, {name}"):
+            query, key, value = leaves = [build_input(rows, heads, length, size, device) for _ in range(3)]
+            out = kernels.attention(query, key, value, **options)
+            wanted = kernels.reference_attention(query, key, value, **options)
+            direction = torch.randn_like(out)
+            first, second = (torch.autograd.grad(out, leaves, direction, retain_graph=True) for _ in range(2))
+            right = torch.autograd.grad(wanted, leaves, direction)
+            error = max(compute_error(*pair) for pair in zip((out, *first), (wanted, *right), strict=True))
+            repeat = max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
+            path = kernels.select_path(query, key, **options)
+            emit(check=f"attention, {name}", path=path, error=error, second_backward=repeat)
+
+
+def build_input(rows: int, heads: int, length: int, size: int, device: torch.device) -> Tensor:
+    """Return `[B, H, T, D]`, laid out as the architecture's projections leave it."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.randn(rows, length, heads, size, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
+
+
+def time_products(device: torch.device) -> None:
+    """bf16, and fp8 with one scale for a matrix and one for each row, without the casts."""
+    for name, sizes in PRODUCTS.items():
+        m, k, n = (max(32, size // 256) for size in sizes) if is_rehearsal() else sizes
+        a = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+        b = torch.randn(n, k, device=device, dtype=torch.bfloat16)
+        emit(product=name, kind="bf16", tera_flops=round(2 * m * k * n / measure_ms(lambda a=a, b=b: a @ b.T) / 1e9, 1))
+        if device.type == "cpu":
+            continue
+        x, w = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+        ones = [torch.ones(shape, device=device) for shape in ((), (), (m, 1), (1, n))]
+        for kind, scales in (("fp8 tensorwise", ones[:2]), ("fp8 rowwise", ones[2:])):
+            with report_failure(f"{kind}, {name}"):
+
+                def multiply(x: Tensor = x, w: Tensor = w, scales: list[Tensor] = scales) -> Tensor:
+                    options = {"scale_a": scales[0], "scale_b": scales[1], "out_dtype": torch.bfloat16}
+                    return torch._scaled_mm(x, w.T, **options, use_fast_accum=True)
+
+                emit(product=name, kind=kind, tera_flops=round(2 * m * k * n / measure_ms(multiply) / 1e9, 1))
+
+
+def time_copies(device: torch.device) -> None:
+    count = 2**20 if is_rehearsal() else 2**30
+    source = torch.empty(count, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    emit(copy="on the device", tb_per_s=round(2 * count / measure_ms(lambda: target.copy_(source)) / 1e9, 3))
+    if device.type == "cuda":
+        for name, is_pinned in (("to pinned memory", True), ("to pageable memory", False)):
+            host = torch.empty(count // 4, dtype=torch.uint8, pin_memory=is_pinned)
+            ms = measure_ms(lambda host=host: host.copy_(source[: len(host)]), 5)
+            emit(copy=name, tb_per_s=round(len(host) / ms / 1e9, 4))
+
+
+def time_attention(device: torch.device) -> None:
+    """At the shapes of depth 24: each of torch's kernels without a window, and ours by window."""
+    rows, heads, length, size = (1, 2, 64, 16) if is_rehearsal() else (16, 12, 2048, 128)
+    query, key, value = leaves = [build_input(rows, heads, length, size, device) for _ in range(3)]
+    direction = torch.randn_like(query)
+
+    def measure(name: str, attend: Any) -> None:
+        with report_failure(f"attention, {name}"):
+            out = attend()
+            backward = measure_ms(lambda: torch.autograd.grad(out, leaves, direction, retain_graph=True))
+            emit(attention_ms=name, forward=round(measure_ms(attend), 3), backward=round(backward, 3))
+
+    backends = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION) if device.type == "cuda" else (SDPBackend.MATH,)
+    for backend in backends:
+        with sdpa_kernel(backend):
+            measure(f"sdpa {backend.name}", lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True))
+    for window in WINDOWS:
+        measure(f"ours, window {window}", lambda window=window: kernels.attention(query, key, value, window=window))
+
+
+def time_muon(device: torch.device) -> None:
+    number, width = (2, 64) if is_rehearsal() else (96, WIDTH)
+    for rows, count in ((width, number), (4 * width, max(1, number // 4))):
+        stack = torch.randn(count, rows, width, device=device)
+        precision = "bf16" if device.type == "cuda" else "fp32"
+        emit(
+            muon_ms=[count, rows, width],
+            ms=round(measure_ms(lambda s=stack, kind=precision: orthogonalize(s, precision=kind), 5), 2),
+        )
+
+
+def check_mlp(device: torch.device) -> None:
+    """The fused MLP beside the plain one: error and time."""
+    if device.type == "cpu":
+        return
+    from trainer.ops.fused_mlp import compute_mlp
+
+    x = torch.randn(16, 2048, WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
+    up = (torch.randn(4 * WIDTH, WIDTH, device=device) * 0.025).requires_grad_()
+    down = (torch.randn(WIDTH, 4 * WIDTH, device=device) * 0.0128).requires_grad_()
+    direction = torch.randn_like(x)
+    results = {}
+    for name, function in (
+        ("plain", lambda x, up, down: F.linear(squared_relu(F.linear(x, up)), down)),
+        ("fused", compute_mlp),
+    ):
+        compiled = torch.compile(function, dynamic=False)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = compiled(x, up, down)
+            forward = measure_ms(lambda compiled=compiled: compiled(x, up, down))
+        gradients = torch.autograd.grad(out, (x, up, down), direction, retain_graph=True)
+        backward = measure_ms(lambda out=out: torch.autograd.grad(out, (x, up, down), direction, retain_graph=True))
+        results[name] = (out, *gradients)
+        emit(mlp_ms=name, forward=round(forward, 3), backward=round(backward, 3))
+    errors = [compute_error(*pair) for pair in zip(results["fused"], results["plain"], strict=True)]
+    emit(check="fused MLP", error=max(errors))

@@ -1,0 +1,142 @@
+"""Whole runs by the command line: training, scoring, resuming, the GPU beside the CPU, and tests that need a GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.stage import (
+    emit,
+    get_dataset,
+    get_device,
+    get_folder,
+    is_rehearsal,
+    report_failure,
+    run_python,
+    wait_for_turn,
+)
+from benchmarks.gpu.steps import build_flags
+from trainer.checkpoint.weight_files import open_weights
+
+CLI = ("-m", "trainer.cli")
+
+
+def prepare_dataset() -> None:
+    """Prepare the dataset of all stages, on the CPU, unless one is there."""
+    if get_dataset().exists():
+        return
+    tokenizer, limit = ("bpe:512", "1MiB") if is_rehearsal() else ("bpe:32768", "16MiB")
+    source = ("--corpus", "python-library", "--tokenizer", tokenizer, "--limit-bytes", limit)
+    code, _, seconds = run_python(*CLI, "prepare", "--quiet", *source, "--out", str(get_dataset()), seconds=150)
+    emit(code=code, wall_s=round(seconds, 1))
+    raise SystemExit(code)
+
+
+def train() -> None:
+    """A run on real text: its curve, compile time and checkpoints, at the shapes of the stage `d12`."""
+    wait_for_turn()
+    out = get_folder() / "runs/train"
+    shutil.rmtree(out, ignore_errors=True)
+    budget = "6steps" if is_rehearsal() else "80s"
+    flags = [*build_flags(12, 128, 32), "--budget", budget, "--train.evaluations", "5", "--checkpoint-every", "30s"]
+    code, _, seconds = run_python(*CLI, "train", *flags, "--out", str(out), seconds=230)
+    emit(code=code, wall_s=round(seconds, 1))
+    for line in read_metrics(out):
+        kind = line.get("kind", line.get("event"))
+        names = ("step", "tokens", "seconds", "loss", "bits_per_byte", "tokens_per_second", "mfu", "memory_bytes")
+        if kind == "dev" or line.get("step") == read_metrics(out)[-1].get("step"):
+            emit(kind=kind, **{name: line[name] for name in names if name in line})
+    if (out / "result.json").exists():
+        result = json.loads((out / "result.json").read_text())
+        emit(result={name: value for name, value in result.items() if not isinstance(value, dict | list)})
+    raise SystemExit(code)
+
+
+def read_metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def score() -> None:
+    """The scorer on that run: tokens per second, and its check for later tokens."""
+    wait_for_turn()
+    limit = "1000" if is_rehearsal() else "400000"
+    command = [*CLI, "score", "--json", str(get_folder() / "runs/train"), "--dataset", str(get_dataset())]
+    code, text, seconds = run_python(
+        *command, "--limit-tokens", limit, "--device", get_device().type, seconds=120 if not is_rehearsal() else 400
+    )
+    record = json.loads(text) if code == 0 else {}
+    look_ahead = (record.get("checks") or {}).get("look_ahead")
+    emit(code=code, wall_s=round(seconds, 1), tokens=record.get("tokens"), scorer_s=record.get("seconds"))
+    emit(bits_per_byte=record.get("bits_per_byte"), look_ahead=look_ahead)
+    raise SystemExit(code)
+
+
+def compare_with_cpu() -> None:
+    """The same steps on the CPU and on the GPU from one seed: losses, and how far the weights are apart."""
+    steps, depth, width, length = (4, 1, 64, 64) if is_rehearsal() else (150, 3, 192, 256)
+    device = get_device().type
+    flags = ["--model.depth", str(depth), "--model.width", str(width), "--model.heads", str(max(1, width // 64))]
+    flags += ["--budget", f"{steps}steps", "--train.sequence-length", str(length), "--train.batch", "8"]
+    flags += ["--train.micro-batch", "8", "--train.dev-tokens", "4096", "--train.sample-tokens", "0"]
+    flags += ["--checkpoint-every", "1000steps", "--train.muon-precision", "fp32", "--dataset", str(get_dataset())]
+    flags += ["--threads", "1" if is_rehearsal() else "4"]
+    compiled = "false" if is_rehearsal() else "true"
+    variants = {"CPU, fp32": ("cpu", "fp32", "false"), "fp32": (device, "fp32", "false")}
+    variants |= {"bf16": (device, "bf16", "false"), "bf16, compiled": (device, "bf16", compiled)}
+    losses: dict[str, float] = {}
+    folders: dict[str, Path] = {}
+    for name, (place, precision, is_compiled) in variants.items():
+        if name == "fp32":
+            wait_for_turn()
+        out = get_folder() / "runs" / f"agree-{len(folders)}"
+        shutil.rmtree(out, ignore_errors=True)
+        options = ["--device", place, "--train.precision", precision, "--train.compile", is_compiled]
+        code, _, seconds = run_python(*CLI, "train", *flags, *options, "--out", str(out), seconds=120)
+        if code:
+            emit(variant=name, failed=f"exit code {code}")
+            continue
+        folders[name] = max((out / "checkpoints").iterdir())
+        losses[name] = next(line["loss"] for line in reversed(read_metrics(out)) if "bits_per_byte" in line)
+        emit(variant=name, wall_s=round(seconds, 1), dev_loss=losses[name])
+        if len(losses) > 1 and "CPU, fp32" in folders:
+            with report_failure("weights"):
+                apart = compute_distance(folders["CPU, fp32"], folders[name])
+                emit(variant=name, loss_minus_cpu=losses[name] - losses["CPU, fp32"], weights_apart=apart)
+
+
+def compute_distance(a: Path, b: Path) -> float:
+    """Return |a - b| / |a| over all weights of two checkpoints."""
+    difference = size = 0.0
+    with open_weights(a) as x, open_weights(b) as y:
+        for name in x:
+            first, second = (files[name].get_tensor(name).double() for files in (x, y))
+            difference += float((first - second).square().sum())
+            size += float(first.square().sum())
+    return float((difference / size) ** 0.5)
+
+
+def resume() -> None:
+    """A run, its second half replayed, and one that is killed and resumed: `benchmarks.gpu.repeats`."""
+    wait_for_turn()
+    steps = "8" if is_rehearsal() else "24"
+    flags = build_flags(4, 16, 16, "--model.width", "768", "--model.heads", "6")
+    out = str(get_folder() / "runs/resume")
+    code, text, seconds = run_python(
+        "-m", "benchmarks.gpu.repeats", "--out", out, "--steps", steps, *flags, seconds=230
+    )
+    emit(code=code, wall_s=round(seconds, 1), **(json.loads(text) if code == 0 else {}))
+    raise SystemExit(code)
+
+
+def run_gpu_tests() -> None:
+    """The trainer's tests that need a GPU, without the site's plugins, which the machine may lack."""
+    wait_for_turn()
+    marker = "not gpu and not slow" if is_rehearsal() else "gpu"
+    files = ["tests/trainer/ops/test_attention.py", "tests/trainer/distributed/test_devices.py"]
+    settings = ("-c", "benchmarks/gpu/pytest.ini", "--rootdir", ".", "--confcutdir", "tests/trainer")
+    plugins = ("-p", "no:cacheprovider", "-p", "no:django")
+    code, text, seconds = run_python("-m", "pytest", "-q", *plugins, *settings, "-m", marker, *files, seconds=110)
+    emit(code=code, wall_s=round(seconds, 1), last_lines=text.strip().splitlines()[-3:])
+    raise SystemExit(code)

@@ -1,0 +1,142 @@
+"""What the process of a stage uses: figures as JSON lines, and its turn on the GPU.
+
+The driver starts a stage with `STAGE`, `FOLDER` and, in a rehearsal, `REHEARSAL` in its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.ops.devices import synchronize
+
+STAGE, FOLDER, REHEARSAL = "GPU_STAGE", "GPU_FOLDER", "GPU_REHEARSAL"
+RESULTS = "results.jsonl"
+POLL_SECONDS = 0.02
+
+
+def is_rehearsal() -> bool:
+    return bool(os.environ.get(REHEARSAL))
+
+
+def get_device() -> torch.device:
+    return torch.device("cpu" if is_rehearsal() else "cuda")
+
+
+def get_folder() -> Path:
+    return Path(os.environ[FOLDER])
+
+
+def get_dataset() -> Path:
+    return get_folder() / "dataset"
+
+
+def write_line(folder: Path, values: dict[str, Any]) -> None:
+    """Append one line of results, on the disk before it returns."""
+    with (folder / RESULTS).open("a") as file:
+        file.write(json.dumps(values, default=float) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def emit(**values: Any) -> None:
+    """Write a figure of this stage."""
+    write_line(get_folder(), {"stage": os.environ[STAGE], "at": round(time.time(), 1), **values})
+
+
+@contextmanager
+def report_failure(part: str) -> Iterator[None]:
+    """Report an error of the block, and go on."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        emit(part=part, failed=f"{type(error).__name__}: {error}"[:400])
+
+
+def wait_for_turn() -> None:
+    """Tell the driver that this stage has compiled what it can, and wait until the GPU is its own."""
+    device = get_device()
+    if device.type == "cuda":
+        synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    stage, folder = os.environ[STAGE], get_folder()
+    (folder / f"{stage}.ready").touch()
+    started = time.monotonic()
+    while not (folder / f"{stage}.go").exists():
+        time.sleep(POLL_SECONDS)
+    emit(waited_s=round(time.monotonic() - started, 1))
+
+
+class Turn:
+    """Takes the stage's turn at the first call of a compiled graph after `arm`, or when `take` is called.
+
+    Backward graphs are compiled together with forward graphs, so that all is compiled before the turn.
+    """
+
+    def __init__(self) -> None:
+        self.is_armed = self.is_taken = False
+        import torch._functorch.config
+        import torch._inductor.output_code as output_code
+
+        torch._functorch.config.force_non_lazy_backward_lowering = True
+        call_graph, turn = output_code.CompiledFxGraph.__call__, self
+
+        def call(graph: Any, inputs: Any) -> Any:
+            if turn.is_armed:
+                turn.take()
+            return call_graph(graph, inputs)
+
+        output_code.CompiledFxGraph.__call__ = call
+
+    def arm(self) -> None:
+        self.is_armed = not self.is_taken
+
+    def take(self) -> None:
+        self.is_armed = False
+        if not self.is_taken:
+            self.is_taken = True
+            wait_for_turn()
+
+
+def measure_ms(work: Callable[[], Any], repeats: int = 12) -> float:
+    """Return the median duration of a call in milliseconds."""
+    device, warm_up = get_device(), 0 if is_rehearsal() else 3
+    durations = []
+    for number in range(warm_up + (1 if is_rehearsal() else repeats)):
+        synchronize(device)
+        started = time.perf_counter()
+        work()
+        synchronize(device)
+        if number >= warm_up:
+            durations.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(durations)
+
+
+def run_python(*arguments: str, seconds: float) -> tuple[int, str, float]:
+    """Run Python in this project; return exit code (124: out of time), standard output and duration."""
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=sys.stderr, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return 124, "", time.monotonic() - started
+    return done.returncode, done.stdout, time.monotonic() - started
+
+
+def compute_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the norm of the difference over the norm of `wanted`."""
+    return float((found.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm())

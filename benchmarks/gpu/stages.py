@@ -1,0 +1,90 @@
+"""The stages, most valuable first, and what is expected of them. The expected figures are predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.gpu import runs
+from benchmarks.gpu.card import measure_card
+from benchmarks.gpu.steps import measure_nanochat, measure_plain_torch, measure_steps
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    seconds: float  # limit of its process on a GPU, without waiting for its turn
+    work: Callable[[], None]
+    expected: str
+    after: tuple[str, ...] = ()  # stages that must have ended before this one starts
+    needs_whole_memory: bool = False  # of an H100: no other process may hold any while it runs
+
+
+SLICE = ("--model.width", "1536", "--model.heads", "12")  # layers of depth 24 that compile in a third of the time
+DATA = ("dataset",)
+STAGES = (
+    Stage("dataset", 160, runs.prepare_dataset, "on the CPU, unless it was carried along"),
+    Stage(
+        "card",
+        90,
+        measure_card,
+        "bf16 550-750 TFLOP/s, fp8 tensorwise > 1,000; copy 3.0 TB/s; full attention 0.45 / 1.3 ms, windows of 512 with"
+        " FA2 0.3 / 0.9; every error below 0.02; expandable_segments True",
+    ),
+    Stage("d12", 200, measure_steps(12, 128, 32, 6), "450-540k tokens/s, MFU .35-.42, peak 28-32 GiB", DATA),
+    Stage("nanochat-d12", 200, measure_nanochat(12, 128, 32, 6), "about 530k tokens/s with FA3", DATA),
+    Stage(
+        "d24",
+        420,
+        measure_steps(24, 256, 16, 3),
+        "95-108k tokens/s, MFU .46-.52, peak 72-75 GiB",
+        DATA,
+        needs_whole_memory=True,
+    ),
+    Stage("slice", 220, measure_steps(8, 64, 16, 5, *SLICE, parity=True), "the baseline of the slices", DATA),
+    Stage(
+        "slice-fp8",
+        240,
+        measure_steps(8, 64, 16, 5, *SLICE, "--train.precision", "fp8", parity=True),
+        "1.10-1.20 x slice, loss within 0.02 of its",
+        DATA,
+    ),
+    Stage("agree", 200, runs.compare_with_cpu, "loss within 0.02 of the CPU's", ("dataset", "d24")),
+    Stage(
+        "nanochat-d24",
+        260,
+        measure_nanochat(24, 256, 16, 3),
+        "about 100k tokens/s with FA3, 90-95k without",
+        ("dataset", "d24"),
+        needs_whole_memory=True,
+    ),
+    Stage("train", 240, runs.train, "no spike, the dev loss falls; tokens/s as d12", ("dataset", "nanochat-d24")),
+    Stage(
+        "slice-fused",
+        200,
+        measure_steps(8, 64, 16, 5, *SLICE, "--train.fused_mlp", "true"),
+        "0.98-1.03 x slice",
+        ("dataset", "slice"),
+    ),
+    Stage(
+        "slice-full",
+        200,
+        measure_steps(8, 64, 16, 5, *SLICE, "--model.windows", "L"),
+        "0.97-1.0 x slice",
+        ("dataset", "slice"),
+    ),
+    Stage("score", 140, runs.score, "> 20k tokens/s", ("train",)),
+    Stage("resume", 240, runs.resume, "deviations below 0.1", ("dataset", "train")),
+    Stage("tests", 120, runs.run_gpu_tests, "all pass", ("slice-fused",)),
+    Stage("torch-d12", 150, measure_plain_torch(12, 16, 6), "no prediction", ("slice-full",)),
+    Stage("rwkv5", 220, measure_steps(4, 32, 16, 4, "--arch", "rwkv5"), "a third of gpt's speed or less", ("score",)),
+    Stage("d20", 300, measure_steps(20, 256, 16, 3), "130-150k tokens/s", ("dataset", "nanochat-d24")),
+    Stage(
+        "d24-fp8",
+        420,
+        measure_steps(24, 256, 16, 3, "--train.precision", "fp8"),
+        "110-125k tokens/s, peak 62-66 GiB",
+        ("dataset", "slice-fp8", "nanochat-d24"),
+        needs_whole_memory=True,
+    ),
+)

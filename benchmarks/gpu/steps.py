@@ -1,0 +1,298 @@
+"""Training steps of the project, of nanochat and of plain torch on the same card: speed, memory and kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from benchmarks.contenders.nanochat import import_classes
+from benchmarks.gpu.stage import (
+    STAGE,
+    Turn,
+    compute_error,
+    emit,
+    get_dataset,
+    get_device,
+    get_folder,
+    is_rehearsal,
+    measure_ms,
+    report_failure,
+)
+from trainer.accounting.training_size import COMPILED_ACTIVATIONS
+from trainer.bench.contender import PeerWithLoss
+from trainer.bench.peers import PlainGPT
+from trainer.bench.profiling import time_steps
+from trainer.bench.spec import Shape
+from trainer.config.parsing import parse_config
+from trainer.ops import attention as kernels
+from trainer.optim.compiled_muon import compile_steps
+from trainer.training import micro_batch, setup
+from trainer.training.loop import run_step
+
+SMALL = (
+    *("--model.depth", "2", "--model.width", "64", "--model.heads", "2", "--train.sequence-length", "64"),
+    *("--train.batch", "4", "--train.micro-batch", "2", "--train.precision", "fp32", "--train.compile", "false"),
+    *("--device", "cpu", "--threads", "1", "--train.dev-tokens", "512", "--train.sample-tokens", "0"),
+)
+"""Flags of a rehearsal."""
+NANOCHAT = Path("extra/nanochat")  # a checkout, which travels with the project
+PARITY_STEPS = 60
+
+
+def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
+    """Return the flags of a run at the night's shapes, or of a rehearsal's, where precisions cannot be chosen."""
+    data = ["--dataset", str(get_dataset())]
+    if is_rehearsal():
+        arch = more[more.index("--arch") :][:2] if "--arch" in more else ()
+        return [*SMALL, *data, *arch]
+    sizes = ["--model.depth", str(depth), "--train.batch", str(rows), "--train.micro-batch", str(micro)]
+    return ["--preset", "daily-h100", *sizes, "--train.sample-tokens", "0", *data, *more]
+
+
+def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
+    """Build a run as training does. All graphs are compiled before the turn is taken."""
+    warm_up = setup.warm_up
+
+    def compile_then_warm_up(run: Any, console: Console, row: Tensor, can_choose: bool) -> None:
+        if run.resolved.compile:
+            with report_failure("compiling the loss and the optimizer"):
+                rows, length = run.resolved.micro_batch, run.resolved.sequence_length
+                shape = (rows, length, int(run.identity["model"]["width"]))
+                dtype = torch.float32 if run.resolved.precision == "fp32" else torch.bfloat16
+                features = torch.zeros(shape, device=run.fabric.device, dtype=dtype, requires_grad=True)
+                targets = torch.zeros(rows, length, dtype=torch.int64, device=run.fabric.device)
+                with run.fabric.autocast():
+                    run.objective.compute_loss(features, targets)
+                compile_steps(run.optimizers)
+                del features, targets
+                run.raw_model.zero_grad(set_to_none=True)
+        turn.arm()
+        warm_up(run, console, row, can_choose)
+
+    setup.warm_up = compile_then_warm_up
+    micro_batch.run_pass = micro_batch.run_forward_backward  # evaluation is not timed: do not compile it
+    out = get_folder() / "runs" / os.environ[STAGE]
+    shutil.rmtree(out, ignore_errors=True)
+    started = time.monotonic()
+    config = parse_config([*flags, "--out", str(out), "--budget", f"{steps + 2 * PARITY_STEPS}steps"])
+    run = setup.build_run(config, Console(stderr=True))
+    turn.take()
+    chosen = kernels.describe_kernels(run.fabric.device)
+    emit(built_s=round(time.monotonic() - started, 1), compile_s=round(run.compile_seconds, 1), attention=chosen)
+    return run
+
+
+def measure_steps(
+    depth: int, rows: int, micro: int, steps: int, *more: str, parity: bool = False
+) -> Callable[[], None]:
+    """Return a stage: speed, MFU, memory, parts, kernels and repeatability. `parity`: also the loss after some steps,
+    to compare two precisions."""
+
+    def measure() -> None:
+        run = build_run(Turn(), build_flags(depth, rows, micro, *more), steps)
+        try:
+            measure_run(run, steps, parity)
+        finally:
+            run.loader.close()
+
+    return measure
+
+
+def measure_run(run: Any, steps: int, parity: bool) -> None:
+    first = time_steps(run, 1)
+    time_steps(run, 1)
+    seconds = sorted(time_steps(run, 1) for _ in range(1 if is_rehearsal() else steps))
+    median = statistics.median(seconds)
+    speed = run.resolved.tokens_per_step / median
+    mfu = {name: value and round(value, 4) for name, value in run.compute_mfu(speed).items()}
+    emit(tokens_per_s=round(speed), **mfu, step_s=round(median, 4), first_step_s=round(first, 3))
+    emit(spread=round(seconds[-1] / seconds[0], 3), rows=run.resolved.batch, micro_batch=run.resolved.micro_batch)
+    with report_failure("memory"):
+        emit_memory(run)
+    with report_failure("loss"):
+        losses = [run_step(run, 0.5)[0] for _ in range(PARITY_STEPS if parity and not is_rehearsal() else 1)]
+        loss, norm = run_step(run, 0.5)
+        emit(steps=len(losses), loss=sum(losses[-10:]) / len(losses[-10:]), last_loss=loss, gradient_norm=norm)
+    for part in (emit_parts, emit_kernels, emit_repeatability):
+        with report_failure(part.__name__):
+            part(run)
+
+
+def emit_memory(run: Any) -> None:
+    """The peak beside the activations that our formula gives and the bytes of weights, gradients and momenta."""
+    if run.fabric.device.type == "cpu":
+        return
+    weights = sum(parameter.nbytes for parameter in run.raw_model.parameters())
+    width, tokens = int(run.identity["model"]["width"]), run.resolved.micro_batch * run.resolved.sequence_length
+    block, outside = COMPILED_ACTIVATIONS.get(run.config.arch, (0, 0))
+    computed = (run.resolved.depth * block + outside) * tokens * width
+    gib = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    gib |= {"weights": weights, "activations by the formula": computed}
+    emit(peak_gib={name: round(count / 2**30, 2) for name, count in gib.items()})
+
+
+def next_micro_batch(run: Any) -> tuple[Tensor, Tensor]:
+    x, y = (tensor[: run.resolved.micro_batch].to(run.fabric.device) for tensor in run.loader.next_batch())
+    return x, y
+
+
+def emit_parts(run: Any) -> None:
+    """Milliseconds of a micro-batch, of its loss, of each optimizer and of the gradient's norm."""
+    x, y = next_micro_batch(run)
+    with run.fabric.autocast():
+        features = run.objective.features(x).detach().requires_grad_()
+
+    def compute_loss() -> None:
+        with run.fabric.autocast():
+            run.objective.compute_loss(features, y)
+
+    parts = {"loss": measure_ms(compute_loss, 5)}
+    parts["micro-batch"] = measure_ms(lambda: run.fabric.backward(run.model(x, y) / y.numel()), 5)
+    for number, optimizer in enumerate(run.optimizers):
+        parts[f"optimizer {number}"] = measure_ms(optimizer.step, 3)
+    gradients = [parameter.grad for parameter in run.raw_model.parameters() if parameter.grad is not None]
+    parts["norm"] = measure_ms(lambda: torch.nn.utils.get_total_norm(gradients), 5)
+    run.raw_model.zero_grad(set_to_none=True)
+    emit(parts_ms={name: round(ms, 2) for name, ms in parts.items()})
+
+
+def emit_kernels(run: Any) -> None:
+    """The longest kernels of a micro-batch, and the share of its time that has none."""
+    from torch.profiler import ProfilerActivity, profile
+
+    x, y = next_micro_batch(run)
+    on_gpu = run.fabric.device.type == "cuda"
+
+    def work() -> None:
+        run.fabric.backward(run.model(x, y) / y.numel())
+
+    wall = measure_ms(work, 3)
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+    name = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    rows = sorted(profiler.key_averages(), key=lambda row: -getattr(row, name))
+    total = sum(getattr(row, name) for row in rows) / 1e3
+    run.raw_model.zero_grad(set_to_none=True)
+    emit(micro_batch_ms=round(wall, 2), kernels_ms=round(total, 2), launches=sum(row.count for row in rows))
+    emit(kernels=[[row.key[:90], round(getattr(row, name) / 1e3, 2), row.count] for row in rows[:15]])
+
+
+def emit_repeatability(run: Any) -> None:
+    """Are the gradients of the same rows the same bits twice? Which are not?"""
+    x, y = next_micro_batch(run)
+    found = []
+    for _ in range(2):
+        run.raw_model.zero_grad(set_to_none=True)
+        run.fabric.backward(run.model(x, y) / y.numel())
+        found.append({n: p.grad.clone() for n, p in run.raw_model.named_parameters() if p.grad is not None})
+    errors = {n: compute_error(found[1][n], g) for n, g in found[0].items() if not torch.equal(found[1][n], g)}
+    worst = sorted(errors.items(), key=lambda item: -item[1])[:6]
+    emit(gradients=len(found[0]), not_bitwise_equal=len(errors), worst=worst)
+
+
+def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[[], None]:
+    """Return a stage: nanochat's model and optimizer, its windows through FA3 if it is installed, else torch's FA2."""
+
+    def measure() -> None:
+        if not NANOCHAT.exists():
+            emit(skipped=f"no checkout of nanochat in {NANOCHAT}")
+            return
+        turn, device, is_small = Turn(), get_device(), is_rehearsal()
+        gpt = import_classes(NANOCHAT)
+        torch._dynamo.config.recompile_limit = 64  # its optimizer is compiled for each shape
+        torch._dynamo.config.disable = is_small
+        attention = connect_attention()
+        layers, length = (2, 64) if is_small else (depth, 2048)
+        batch, micro_rows = (4, 2) if is_small else (rows, micro)
+        width, vocabulary = -(-layers * 64 // 128) * 128, 512 if is_small else 32768
+        windows = "L" if is_small else "SSSL"
+        with torch.device("meta"):
+            model = gpt.GPT(gpt.GPTConfig(length, vocabulary, layers, width // 128, width // 128, width, windows))
+        model.to_empty(device=device)
+        model.init_weights()
+        optimizer = model.setup_optimizer(unembedding_lr=0.008, embedding_lr=0.3, weight_decay=0.28)
+        compiled = model if is_small else torch.compile(model, dynamic=False)
+        if not is_small:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()  # compiles
+            model.zero_grad(set_to_none=True)
+        turn.arm()
+        tokens = torch.randint(0, vocabulary, (micro_rows, length + 1), device=device)
+        x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+        def step() -> None:
+            for _ in range(batch // micro_rows):
+                (compiled(x, y) / (batch // micro_rows)).backward()
+            optimizer.step()
+            model.zero_grad(set_to_none=True)
+
+        if is_small:
+            turn.take()
+        ms = measure_ms(step, steps)
+        speed = batch * length / ms * 1e3
+        emit(peer="nanochat", attention=attention, tokens_per_s=round(speed), step_s=round(ms / 1e3, 4), rows=batch)
+        mfu = round(speed * model.estimate_flops() / 989e12, 4)
+        memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+        emit(peer="nanochat", mfu_windowed=mfu, peak_gib=round(memory, 2))
+
+    return measure
+
+
+def connect_attention() -> str:
+    """Let nanochat, which asks a hub for FA3, use our attention; return its name."""
+    if is_rehearsal():
+        return "its own"
+    import nanochat.flash_attention as flash
+
+    kernels.activate_flash_attention(get_device())
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, window_size: tuple[int, int] = (-1, 0)) -> Tensor:
+        window = None if window_size[0] < 0 or window_size[0] >= k.size(1) else window_size[0] + 1
+        return kernels.attention(*(each.transpose(1, 2) for each in (q, k, v)), window=window).transpose(1, 2)
+
+    flash.flash_attn.flash_attn_func = attend
+    return kernels.describe_kernels(get_device())
+
+
+def measure_plain_torch(depth: int, rows: int, steps: int) -> Callable[[], None]:
+    """Return a stage: GPT-2's architecture from torch's modules with AdamW, compiled."""
+
+    def measure() -> None:
+        turn, device, is_small = Turn(), get_device(), is_rehearsal()
+        sizes = (2, 64, 2, 64, 2, 512) if is_small else (depth, 64 * depth, depth // 2, 2048, rows, 32768)
+        names = ("depth", "width", "heads", "sequence_length", "batch", "vocabulary_size")
+        shape = Shape(**dict(zip(names, sizes, strict=True)), device=device.type)
+        torch.set_float32_matmul_precision("high")
+        model = PlainGPT(shape).to(device)
+        compute_loss = PeerWithLoss(model) if is_small else torch.compile(PeerWithLoss(model), dynamic=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
+        tokens = torch.randint(0, shape.vocabulary_size, (shape.batch, shape.sequence_length + 1), device=device)
+        x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        turn.arm()
+
+        def step() -> None:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = compute_loss(x, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        if is_small:
+            turn.take()
+        ms = measure_ms(step, steps)
+        speed = shape.batch * shape.sequence_length / ms * 1e3
+        emit(peer="plain torch", tokens_per_s=round(speed), step_s=round(ms / 1e3, 4))
+
+    return measure

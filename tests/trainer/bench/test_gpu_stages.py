@@ -1,0 +1,111 @@
+"""`python -m benchmarks.gpu`: a failing stage stops no other, a second call does what is left, all start on a CPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.stages import STAGES, Stage
+from tests.support.paths import REPOSITORY
+
+WHEELS = Path("benchmarks/gpu/wheels.txt")
+
+
+class ScriptedDriver(gpu.Driver):
+    """A driver whose stages run a line of Python instead of `benchmarks.gpu`."""
+
+    def __init__(self, folder: Path, scripts: dict[str, str], **limits: float) -> None:
+        self.scripts = scripts
+        stages = [
+            Stage(name, limits.get(name, 60), lambda: None, "", needs_whole_memory=name == "whole") for name in scripts
+        ]
+        super().__init__(folder, stages, seconds=120, is_rehearsal=False)
+        self.is_large = False
+
+    def start_process(self, name: str) -> subprocess.Popen[bytes]:
+        prelude = f"import pathlib, time; folder, name = pathlib.Path({str(self.folder)!r}), {name!r}; "
+        turn = "(folder / f'{name}.ready').touch(); "
+        turn += "exec('while not (folder / f\"{name}.go\").exists(): time.sleep(.01)'); "
+        code = prelude + self.scripts[name].replace("TURN; ", turn)
+        return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+
+
+def list_ends(folder: Path) -> dict[str, int]:
+    return {row["stage"]: row["code"] for row in gpu.read_results(folder) if "seconds" in row}
+
+
+def test_failing_stage_stops_no_other_and_a_second_call_repeats_it_alone(tmp_path: Path) -> None:
+    scripts = {"first": "TURN; raise SystemExit(3)", "second": "TURN; "}
+    ScriptedDriver(tmp_path, scripts).run()
+    assert list_ends(tmp_path) == {"first": 3, "second": 0}
+    again = ScriptedDriver(tmp_path, {"first": "TURN; ", "second": "raise SystemExit(4)"})
+    assert [stage.name for stage in again.pending] == ["first"]
+    again.run()
+    assert list_ends(tmp_path) == {"first": 0, "second": 0}
+
+
+def test_stage_beyond_its_limit_is_killed_and_the_turn_goes_on(tmp_path: Path) -> None:
+    scripts = {"slow": "TURN; time.sleep(600)", "next": "TURN; "}
+    ScriptedDriver(tmp_path, scripts, slow=3).run()
+    assert list_ends(tmp_path) == {"slow": 124, "next": 0}
+
+
+def test_stages_hold_the_gpu_one_at_a_time(tmp_path: Path) -> None:
+    hold = "TURN; lock = folder / 'lock'; lock.touch(exist_ok=False); time.sleep(.5); lock.unlink()"
+    ScriptedDriver(tmp_path, dict.fromkeys(("a", "b", "whole", "c"), hold)).run()
+    assert list_ends(tmp_path) == dict.fromkeys(("a", "b", "whole", "c"), 0)
+
+
+def test_list_names_every_stage_and_what_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [stage.name for stage in STAGES]
+    assert all(stage.expected and set(stage.after) < {each.name for each in STAGES} for stage in STAGES)
+
+
+def test_wheels_are_pinned_by_the_lock_file_and_have_hashes() -> None:
+    lock = (REPOSITORY / "requirements.lock").read_text().lower().replace("_", "-").splitlines()
+    wheels = [line for line in (REPOSITORY / WHEELS).read_text().splitlines() if not line.startswith("#")]
+    assert all(re.search(r" --hash=sha256:[0-9a-f]{64}$", wheel) for wheel in wheels)
+    names = [wheel.split()[0].lower().replace("_", "-") for wheel in wheels]
+    assert [name for name in names if name not in lock] == ["torchao==0.18.0"]
+
+
+def test_command_of_the_guide_fits_into_one_line_of_2000_characters() -> None:
+    blocks = re.findall(r"```\n(.*?)```", (REPOSITORY / "docs/how-to/gpu.md").read_text(), re.S)
+    commands = [block for block in blocks if "-m benchmarks.gpu" in block]
+    assert commands
+    assert all(len(command) < 2000 for command in commands)
+
+
+@pytest.mark.slow
+def test_all_stages_start_on_a_cpu(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--rehearse",
+        "--seconds",
+        "1700",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    folder = REPOSITORY / "benchmarks/out/gpu-rehearsal"
+    (folder / "results.jsonl").unlink(missing_ok=True)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    rows: list[dict[str, Any]] = [
+        json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()
+    ]
+    codes = {row["stage"]: row["code"] for row in rows if "seconds" in row and "code" in row}
+    failed = {name: (folder / f"{name}.log").read_text()[-800:] for name, code in codes.items() if code}
+    assert failed == {}
+    assert [row for row in rows if "failed" in row] == []
+    assert codes.keys() == {stage.name for stage in STAGES}
+    assert done.returncode == 0, done.stdout + done.stderr
