@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.config.train_config import ConfigError
 from trainer.distributed.devices import DeviceError
 from trainer.graph.fp8 import MULTIPLE, build_config, convert_graph_to_fp8
 from trainer.graph.model import GraphModel
