@@ -182,7 +182,7 @@ class Muon(Optimizer):
         decay = group["lr"] * group["weight_decay"]
         if group["cautious"] and decay:
             for parameter, update in zip(parameters, updates, strict=True):
-                is_towards_zero = (parameter * update).ge_(0)
+                is_towards_zero = (parameter * update >= 0).to(parameter.dtype)  # torch 2.11 shards no `ge_`
                 parameter.addcmul_(parameter, is_towards_zero, value=-decay)
         elif decay:
             torch._foreach_mul_(parameters, 1 - decay)
@@ -195,7 +195,10 @@ class Muon(Optimizer):
         momenta = [self.get_state(parameter, "momentum", parameter) for parameter in parameters]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         # Nesterov: look one step ahead along the momentum.
-        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        # One by one: torch 2.11 has no `_foreach_lerp` for sharded tensors.
+        ahead = [
+            gradient.lerp(momentum, group["momentum"]) for gradient, momentum in zip(gradients, momenta, strict=True)
+        ]
         stack = torch.stack([gather_tensor(each) for each in ahead])
         precision = self.precision or choose_precision(stack.device.type)
         directions = orthogonalize(stack.flatten(0, -3), self.coefficients, precision)
