@@ -42,6 +42,7 @@ BAD = ("garbage", "echo", "replay")
 SPACE = re.compile(r"\s+")
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.slow,
     pytest.mark.services,
     pytest.mark.skipif(

@@ -11,7 +11,7 @@ import pytest
 from tests.support.live_site import LiveSite, live_site, make_repository
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 BUDGET = "60steps"
 LABEL = "lent"  # training needs this label, so the node `intake` only traces

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.live_site import LiveSite, live_site, make_repository, read_losses, train_uninterrupted
 
-pytestmark = [pytest.mark.slow, pytest.mark.services, pytest.mark.check]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.services, pytest.mark.check]
 
 BUDGET = "480steps"  # more than it trains while the pages that the test reads are late
 

@@ -18,7 +18,7 @@ from tests.support.live_site import PASSWORD, LiveSite, live_site, make_reposito
 from tests.support.pasted_line import lend_machine
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 INSTALL_SECONDS = 3600.0
 """Several gigabytes, where this machine has no CPU build of torch for the system's Python."""
 CPU_INDEX = "--pip-args=--extra-index-url=https://download.pytorch.org/whl/cpu"

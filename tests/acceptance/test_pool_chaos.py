@@ -18,7 +18,7 @@ from tests.support.pool_with_faults import LEASE_SECONDS, PACE, STEPS, make_pool
 from tests.support.waits import WAIT_SECONDS
 from trainer.accounting import peak_flops
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.services]
 
 AGENTS = int(os.environ.get("CHAOS_AGENTS", "6"))
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "12"))

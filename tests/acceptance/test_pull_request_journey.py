@@ -24,7 +24,7 @@ from tests.support.live_site import LiveSite, commit_main, database, git
 from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 AT, NUMBER = "trains/daily", 7
 BODY = "---\r\ntrack: small\r\nhypothesis: It helps.\r\nexpected_effect: 3 %\r\ncontact: '@ada'\r\n---\r\n"

@@ -24,7 +24,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 from trainer.accounting.budget import Budget
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 NIGHT = "night-h100"
 SCALE = 1e-9
 IGNORED_FIELDS = {

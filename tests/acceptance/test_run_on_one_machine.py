@@ -13,7 +13,7 @@ from tests.support.live_site import LiveSite, make_repository
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.mark.timeout(3600)

@@ -20,7 +20,7 @@ from tests.support.postgres_server import PostgresServer
 from tests.support.site_with_faults import SiteWithFaults
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = pytest.mark.slow  # not `services`: its PostgreSQL and Redis are its own
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # not `services`: its PostgreSQL and Redis are its own
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "20"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))

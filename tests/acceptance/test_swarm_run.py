@@ -14,7 +14,7 @@ from tests.support.waits import WAIT_SECONDS
 
 pytest.importorskip("hivemind")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 STEPS = 10
 FILES = {

@@ -22,7 +22,7 @@ from tests.support import scene, stdlib_release
 from tests.support.pasted_line import lend_machine
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PASSWORD = "a password of this test only"
 
 

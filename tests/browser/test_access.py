@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from tests.support import scene
 from tests.support.page_list import addresses
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 AXE = Path(settings.BASE_DIR) / "node_modules" / "axe-core" / "axe.min.js"
 PHONE = {"width": 390, "height": 844}

@@ -16,7 +16,7 @@ from leaderboard.models import Entry, Season, SeasonPreparation
 from scheduler.models import Event
 from tests.support import scene
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

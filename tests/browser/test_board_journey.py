@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support import boards, scene
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 ROWS = "table.board tbody tr"
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 from tests.support import scene
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
 
 

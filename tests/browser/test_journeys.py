@@ -21,7 +21,7 @@ from leaderboard.submissions import intake
 from tests.leaderboard.conftest import FILES, Repository, finish_run
 from tests.support import scene
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 SignIn = Callable[..., Page]
 

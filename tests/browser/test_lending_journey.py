@@ -28,7 +28,7 @@ from tests.support.github_oauth import CLIENT_ID, SECRET, OAuthServer
 from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import get_driver
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 # --- the journey -----------------------------------------------------------------------------------------------------

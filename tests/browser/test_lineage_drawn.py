@@ -12,7 +12,7 @@ from leaderboard.models import Run
 from scheduler.models import Checkpoint, Job
 from tests.support import scene
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

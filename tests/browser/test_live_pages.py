@@ -15,7 +15,7 @@ from scheduler.models import Event
 from tests.support import scene
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 def finish_run(run: Run) -> None:

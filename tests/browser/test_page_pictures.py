@@ -41,7 +41,12 @@ addEventListener("DOMContentLoaded", () => {
 });
 """
 
-pytestmark = [pytest.mark.browser, pytest.mark.check, pytest.mark.django_db(transaction=True, reset_sequences=True)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.browser,
+    pytest.mark.check,
+    pytest.mark.django_db(transaction=True, reset_sequences=True),
+]
 
 
 @pytest.fixture

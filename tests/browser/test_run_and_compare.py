@@ -12,7 +12,7 @@ from leaderboard.models import Run
 from scheduler.models import Event, LogChunk
 from tests.support import boards, scene
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 WIDE = {"viewport": {"width": 1440, "height": 1400}}
 

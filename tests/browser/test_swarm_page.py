@@ -12,7 +12,7 @@ from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
 from tests.support.swarm_scene import STEPS, create_swarm, record_event
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 PHONE = {"width": 390, "height": 844}
 

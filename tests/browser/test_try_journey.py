@@ -15,7 +15,7 @@ from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job
 from tests.support import scene
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 AXE = Path(settings.BASE_DIR) / "node_modules" / "axe-core" / "axe.min.js"
 PHONE = {"width": 390, "height": 844}

@@ -17,7 +17,7 @@ from tests.support import scene
 from tests.support.http_server import serve_in_thread
 from tests.support.page_list import addresses
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 MAX_BYTES = 150_000
 MOST_SHIFT = 0.05

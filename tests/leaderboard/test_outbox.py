@@ -31,7 +31,7 @@ from tests.support.database import get_database_url
 from tests.support.github_server import APP, GitHub, get_private_key
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.processes, pytest.mark.sql]
 
 SHA = "a" * 40
 

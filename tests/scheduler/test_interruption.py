@@ -33,6 +33,8 @@ from tests.support.recording_handler import PIN
 from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
+pytestmark = pytest.mark.processes
+
 H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"
 
 

@@ -18,7 +18,7 @@ from tests.support.pool import HARDWARE, ROOT, build_bearer_header, create_node
 from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.processes, pytest.mark.sql]
 
 AGO = timedelta(minutes=1)
 CHANGED_HARDWARE = HARDWARE.model_copy(update={"disk_free_bytes": HARDWARE.disk_free_bytes - 1})

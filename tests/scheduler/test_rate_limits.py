@@ -12,6 +12,8 @@ from django_redis.cache import RedisCache
 from scheduler import rate_limits
 from scheduler.errors import RateLimitError
 
+pytestmark = pytest.mark.processes
+
 
 def use_redis(monkeypatch: pytest.MonkeyPatch, url: str, prefix: str = "test-rate-limits") -> None:
     """Count in this Redis with a new connection, as another web process does."""

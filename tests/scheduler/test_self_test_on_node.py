@@ -11,7 +11,7 @@ from tests.support.tested_agent import run_site_agent
 from tests.support.waits import wait_until
 from trainer.sandbox import get_driver
 
-pytestmark = [pytest.mark.self_test, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.self_test, pytest.mark.slow]
 
 
 def require_bubblewrap() -> None:

@@ -18,6 +18,8 @@ from pytest_django import Settings
 
 from scheduler.release.wheel import Wheel, build_wheel, find_wheel, get_requirement
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def wheel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

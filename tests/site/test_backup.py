@@ -17,7 +17,7 @@ from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
 from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 FILL = """
 from scheduler import storage, signing

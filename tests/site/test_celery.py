@@ -13,6 +13,8 @@ from dailytrain import schedule
 from dailytrain.celery import app
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 LIST_TASKS = """
 import json
 from dailytrain.celery import app

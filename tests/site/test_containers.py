@@ -19,6 +19,8 @@ from tests.support import scene
 from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 AWS_VARIABLES = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SHARED_CREDENTIALS_FILE", "AWS_DEFAULT_REGION"}
 """Read by boto3. The file has the key and the secret."""
 OF_THE_IMAGE = {

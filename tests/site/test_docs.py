@@ -12,6 +12,8 @@ import pytest
 from docs import generate
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 DOCS = REPOSITORY / "docs"
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),

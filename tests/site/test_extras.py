@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
-pytestmark = pytest.mark.slow  # pip asks the package index about each
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # pip asks the package index about each
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NEED_A_GPU = ("flash", "vllm")  # `flash` compiles against the installed torch, `vllm` brings its own
 

@@ -12,6 +12,8 @@ from tests.support.github_server import GitHub
 from tests.support.hub_server import Hub, Repository
 from tests.support.site_with_faults import REPOSITORY_NAME, SiteWithFaults
 
+pytestmark = pytest.mark.processes
+
 SHA = "a" * 40
 
 

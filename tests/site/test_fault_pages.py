@@ -28,7 +28,7 @@ from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
 from trainer.sandbox.bubblewrap import BubblewrapDriver
 from trainer.sandbox.spec import OutputStream
 
-pytestmark = [pytest.mark.self_test, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.self_test, pytest.mark.slow]
 INJECTED = Path(__file__).parents[1] / "support" / "injected_fault"
 TABLE = os.environ.get("FAULTS_TABLE", "")
 """File to which each test appends its row; empty: none."""

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import asyncio, json, sys, time
 from dailytrain.asgi import application

@@ -18,6 +18,8 @@ from dailytrain import health
 from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = """
 import json
 from django.test import Client

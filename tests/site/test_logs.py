@@ -25,6 +25,8 @@ from tests.support.paths import REPOSITORY
 from tests.support.pool import Agent, create_job, create_node
 from trainer import protocol
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = """
 import django, logging
 django.setup()

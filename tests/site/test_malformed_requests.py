@@ -14,7 +14,7 @@ from scheduler.models import Node
 from tests.support import scene
 from tests.support.routes import list_patterns
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 
 DIGITS = "9" * 30
 

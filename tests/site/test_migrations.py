@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.slow
 def test_rows_of_the_first_release_survive_all_migrations(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pytest_django import DjangoAssertNumQueries, Settings
 
 from tests.support.waits import WAIT_SECONDS
 
+pytestmark = pytest.mark.processes
+
 REGISTER = "/api/node/v1/register"
 UPLOAD = "/api/node/v1/leases/1/blobs/" + "0" * 64
 

@@ -26,6 +26,7 @@ UNITS = ("dailytrain-migrate", "dailytrain-web", "dailytrain-worker", "dailytrai
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.slow,
     pytest.mark.skipif(
         shutil.which("ansible-playbook") is None, reason="Ansible is not installed (apt install ansible-core)"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 FILLED_IN = {
     "SECRET_KEY": "a-secret-key-of-this-test-that-is-long-enough-for-djangos-own-checks",

@@ -27,6 +27,8 @@ from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.distributed.ports import find_free_port
 
+pytestmark = pytest.mark.processes
+
 PROXY_ADDRESS = "172.20.0.5"  # of a proxy that is not named
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 TEMPLATE = REPOSITORY / "docker" / "nginx.conf.template"

@@ -25,6 +25,8 @@ from tests.support.paths import REPOSITORY
 from trainer.accounting.budget import Budget
 from trainer.node.labels import derive_labels
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def season(db: None) -> Season:

@@ -27,7 +27,7 @@ from benchmarks.load.generator import build_row
 from tests.support.live_site import database
 from tests.support.paths import REPOSITORY
 
-pytestmark = [pytest.mark.slow, pytest.mark.services, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.services, pytest.mark.timeout(1200)]
 
 VISITORS = 3
 NEXT_MIGRATION = """

@@ -22,7 +22,10 @@ from trainer.distributed.ports import find_free_port
 
 CADDY = shutil.which("caddy")
 CADDYFILE = REPOSITORY / "docker" / "Caddyfile"
-pytestmark = pytest.mark.skipif(CADDY is None, reason="caddy is not installed (apt install caddy)")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CADDY is None, reason="caddy is not installed (apt install caddy)"),
+]
 
 
 class Upstream(ThreadingHTTPServer):

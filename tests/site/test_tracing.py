@@ -17,6 +17,8 @@ import pytest
 from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 IS_INSTALLED = importlib.util.find_spec("opentelemetry") is not None
 PROGRAM = """
 import sys

@@ -25,6 +25,8 @@ from tests.support.tutorial_log import TutorialLog, write_section
 from tests.support.waits import WAIT_SECONDS
 from trainer.distributed.ports import find_free_port
 
+pytestmark = pytest.mark.processes
+
 TUTORIALS = sorted((REPOSITORY / "docs" / "tutorial").glob("*.md"))
 NOT_RUN = ("as root", "with GitHub")
 SERVER = {  # what the page names, and what a test has in its place

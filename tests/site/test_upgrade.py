@@ -12,7 +12,7 @@ import pytest
 from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 FILL = """
 from django.db import connection

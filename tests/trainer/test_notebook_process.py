@@ -15,6 +15,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 import trainer
 from tests.support.waits import WAIT_SECONDS
 
+pytestmark = pytest.mark.processes
+
 SOUND = ("from pathlib import Path\nimport trainer", "Path('model/weights').write_text('learned')", "print('done')")
 
 

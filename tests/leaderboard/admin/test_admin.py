@@ -22,6 +22,8 @@ from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, create_checkpoint, lease_job
 from trainer import protocol
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def maintainer_client(client: Client, maintainer: User) -> Client:

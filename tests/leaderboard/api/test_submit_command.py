@@ -20,6 +20,8 @@ from tests.support.paths import REPOSITORY
 from trainer.cli.main import main as dailytrain
 from trainer.cli.site_api import TOKEN_VARIABLE
 
+pytestmark = pytest.mark.processes
+
 HYPOTHESIS = "Keys that see one token back: fewer heads."
 FLAGS = ("--hypothesis", HYPOTHESIS, "--expected-effect", "3 % less compute", "--contact", "@ada")
 

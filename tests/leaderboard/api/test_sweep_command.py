@@ -15,6 +15,8 @@ from tests.leaderboard.conftest import Repository
 from trainer.cli.main import main as dailytrain
 from trainer.cli.sweep_at_site import list_comparison_pages, nest_options
 
+pytestmark = pytest.mark.processes
+
 SPACE = """
 [ablations."final rate 5 %"]
 recipe.schedule.final = 0.05

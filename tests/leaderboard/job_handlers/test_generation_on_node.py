@@ -22,6 +22,8 @@ from tests.support import scene
 from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import get_driver
 
+pytestmark = pytest.mark.processes
+
 TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20
 
 

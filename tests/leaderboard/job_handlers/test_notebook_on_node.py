@@ -21,6 +21,8 @@ from tests.leaderboard.conftest import Repository
 from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import get_driver
 
+pytestmark = pytest.mark.processes
+
 FIRST = (
     "from pathlib import Path\nPath('model/weights.txt').write_text('one')",
     "import socket\ntry:\n    socket.create_connection(('1.1.1.1', 80), 2)\nexcept OSError:\n    print('no network')",

@@ -25,7 +25,7 @@ from scheduler.models import Job, Node
 from tests.support import scene
 from tests.support.pool import create_job
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 TOKEN = "a-token-of-this-test"
 
 

@@ -25,7 +25,7 @@ from leaderboard.notifications.topics import TOPICS
 from tests.support import mail_server
 from tests.support.mail_server import ChatServer, MailServer
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 
 DISCORD = "https://discord.com/api/webhooks/123456789012345678/" + "a1-_" * 17
 SLACK = "https://hooks.slack.com/services/T0000000A/B0000000B/abcdefghijklmnopqrstuvwx"

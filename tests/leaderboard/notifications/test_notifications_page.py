@@ -17,7 +17,7 @@ from leaderboard.notifications.subscriptions import SubscriptionError
 from tests.support import mail_server
 from tests.support.mail_server import MailServer
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 PAGE = "/accounts/notices/"
 DISCORD = "https://discord.com/api/webhooks/123456789012345678/" + "s3cr" * 17
 

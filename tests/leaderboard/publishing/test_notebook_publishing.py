@@ -13,6 +13,8 @@ from scheduler.models import JobFile
 from tests.leaderboard.publishing.test_publishing import hub, process_outbox_now
 from tests.support.hub_server import Hub
 
+pytestmark = pytest.mark.processes
+
 __all__ = ["hub"]  # a fixture
 
 

@@ -31,6 +31,8 @@ from tests.support.hub_server import Hub, Repository
 from tests.support.waits import WAIT_SECONDS
 from trainer.protocol import GRAPH_FILES
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def hub(settings: Any, tmp_path: Any) -> Iterator[Hub]:

@@ -22,7 +22,7 @@ from tests.support import hub_server
 from tests.support.hub_server import Failure, Hub, Repository
 from trainer.data.dataset import Dataset
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 NAME = "Season 1"
 
 

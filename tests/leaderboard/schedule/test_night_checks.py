@@ -38,7 +38,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.data.preparation import FORMAT_WITH_PROMPTS
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 OWN_SIZES = {"model": {"width": 64}, "train": {}}
 """A model configuration whose size cannot be computed by a formula."""
 Usage = namedtuple("Usage", "total used free")

@@ -35,7 +35,7 @@ from tests.support.database import get_database_url
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = [pytest.mark.sql, pytest.mark.django_db]
+pytestmark = [pytest.mark.processes, pytest.mark.sql, pytest.mark.django_db]
 SUITE = {"suite": "blimp_sample", "evaluation_folder": ""}
 
 

@@ -12,6 +12,8 @@ from leaderboard.submissions.intake import IntakeError
 from scheduler.models import Event, Job
 from tests.leaderboard.conftest import Repository
 
+pytestmark = pytest.mark.processes
+
 
 def test_approved_entry_gets_run_and_job(proposed_entry: Entry, maintainer: User) -> None:
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)

@@ -15,7 +15,7 @@ from leaderboard.submissions.repositories import RepositoryError
 from tests.leaderboard.conftest import FILES, Repository
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = pytest.mark.usefixtures("site")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("site")]
 
 
 def fetch_mirror(repository: Repository) -> repositories.Mirror:

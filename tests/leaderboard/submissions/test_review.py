@@ -15,6 +15,8 @@ from leaderboard.submissions import review as vetting
 from leaderboard.submissions.notebook_cells import NotebookError
 from tests.leaderboard.conftest import Repository
 
+pytestmark = pytest.mark.processes
+
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"0" * 20).decode()
 
 

@@ -18,6 +18,8 @@ from tests.support.volunteers import VolunteerAgent, fill_campaign, make_campaig
 from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def http(site_url: str, settings: Any, tmp_path: Path) -> Iterator[httpx.Client]:

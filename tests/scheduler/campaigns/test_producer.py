@@ -25,6 +25,8 @@ from scheduler.models import Blob
 from tests.support.paths import REPOSITORY
 from tests.support.volunteers import build_document, fill_campaign, make_campaign, start_volunteer, write_source
 
+pytestmark = pytest.mark.processes
+
 DATA = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data"))
 
 

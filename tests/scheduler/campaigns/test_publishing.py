@@ -34,7 +34,7 @@ from tests.support.volunteers import build_document, fill_campaign, make_campaig
 from trainer.data.corpora import open_corpus
 from trainer.data.errors import CorpusError
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.processes, pytest.mark.sql]
 
 
 @pytest.fixture

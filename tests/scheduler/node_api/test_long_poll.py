@@ -21,6 +21,8 @@ from tests.support.pool import HARDWARE, ROOT, Agent, build_bearer_header, build
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def http(site_url: str) -> Iterator[httpx.Client]:

@@ -25,6 +25,8 @@ from tests.support.pool import HARDWARE, ROOT, Agent, build_bearer_header, creat
 from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def http(site_url: str) -> Iterator[httpx.Client]:

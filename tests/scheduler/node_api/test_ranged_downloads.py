@@ -29,6 +29,8 @@ from trainer.node import client as agent_client
 from trainer.node.client import SiteClient
 from trainer.node.downloads import download_file
 
+pytestmark = pytest.mark.processes
+
 CONTENT = random.Random(5).randbytes(3 << 20)
 
 

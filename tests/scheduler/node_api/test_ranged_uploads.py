@@ -34,6 +34,8 @@ from trainer.node import client as agent_client
 from trainer.node.client import RequestRefusedError, SiteClient
 from trainer.node.uploads import upload_file
 
+pytestmark = pytest.mark.processes
+
 PIECE = 64 << 10
 CONTENT = random.Random(4).randbytes(1 << 20)
 HEADER_BYTES = 2000

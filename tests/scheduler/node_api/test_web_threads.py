@@ -19,6 +19,8 @@ from tests.support.pool import Agent, create_job, create_node
 from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 
+pytestmark = pytest.mark.processes
+
 CONTENT = b"a slow upload"
 HASH = hashlib.sha256(CONTENT).hexdigest()
 

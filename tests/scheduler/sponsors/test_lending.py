@@ -32,7 +32,7 @@ from trainer.node.job import GRACE_SECONDS
 from trainer.sandbox import bubblewrap
 from trainer.sandbox.spec import ResourceLimits, SandboxSpec
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 
 FORM = {
     "name": "loco",

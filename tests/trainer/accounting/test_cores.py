@@ -10,6 +10,8 @@ import pytest
 
 from trainer.accounting import cores
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     ("busy", "idle"),

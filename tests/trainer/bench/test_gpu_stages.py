@@ -15,6 +15,8 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.stages import STAGES, Stage
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 WHEELS = Path("benchmarks/gpu/wheels.txt")
 
 

@@ -18,6 +18,8 @@ from trainer.checkpoint.store import get_checkpoint_path, load_model, write_chec
 from trainer.cli.main import main
 from trainer.models import rwkv5
 
+pytestmark = pytest.mark.processes
+
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 40, 0]
 OUTSIDE = """
 import json, sys, torch

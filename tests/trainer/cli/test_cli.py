@@ -16,6 +16,8 @@ from tests.support.tiny import TINY
 from trainer.cli import arch, sample
 from trainer.cli.main import COMMANDS, main
 
+pytestmark = pytest.mark.processes
+
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, commands in ((["--help"], COMMANDS), (["rephrase", "-h"], COMMANDS["rephrase"].commands)):

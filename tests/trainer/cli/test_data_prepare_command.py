@@ -14,6 +14,8 @@ from trainer.cli.prepare import main
 from trainer.data.dataset import Dataset
 from trainer.data.sizes import parse_size
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ import pytest
 from tests.support.simulated_tracks import Night, record
 from trainer.cli.main import main
 
+pytestmark = pytest.mark.processes
+
 
 def write(folder: Path, document: object) -> str:
     path = folder / "runs.json"

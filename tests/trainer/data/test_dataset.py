@@ -18,6 +18,8 @@ from trainer.data.corpora import open_corpus
 from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
 from trainer.data.errors import CorpusError, DatasetError
 
+pytestmark = pytest.mark.processes
+
 LIMIT = 150_000
 SCRIPT = """
 import sys

@@ -18,6 +18,8 @@ from trainer.data.corpora import open_corpus
 from trainer.data.corpora.fineweb_edu import SOURCE
 from trainer.data.errors import CorpusError
 
+pytestmark = pytest.mark.processes
+
 pyarrow = pytest.importorskip("pyarrow")
 
 READ = """

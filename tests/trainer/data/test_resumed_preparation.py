@@ -18,6 +18,8 @@ from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.errors import CorpusError, DatasetError
 from trainer.data.spool import Spool, SpoolWriter
 
+pytestmark = pytest.mark.processes
+
 PREPARE = """
 import sys, time
 from trainer.data import tokenization

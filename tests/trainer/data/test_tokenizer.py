@@ -16,6 +16,8 @@ from trainer.data.errors import TokenizerError
 from trainer.data.tokenizer import PIECE_CHARACTERS, Tokenizer, train_bpe
 from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 
+pytestmark = pytest.mark.processes
+
 GPT2, NEOX = DATA / "tokenizers" / "gpt2", DATA / "tokenizers" / "neox" / "20B_tokenizer.json"
 needs_gpt2 = pytest.mark.skipif(not GPT2.is_dir(), reason=f"GPT-2's tokenizer is not at {GPT2}")
 needs_neox = pytest.mark.skipif(not NEOX.is_file(), reason=f"NeoX's tokenizer is not at {NEOX}")

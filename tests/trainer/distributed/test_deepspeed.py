@@ -16,6 +16,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install deepspeed"

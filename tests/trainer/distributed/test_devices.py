@@ -13,6 +13,8 @@ import torch
 from tests.support.paths import REPOSITORY
 from trainer.distributed.devices import configure_allocator
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     ("given", "expected"), [(None, "expandable_segments:True"), ("backend:native", "backend:native")]

@@ -21,6 +21,8 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.launch import ERROR_FILE, explain_failures, report_to_launcher
 
+pytestmark = pytest.mark.processes
+
 
 @contextmanager
 def start_run(dataset: Path, out: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:

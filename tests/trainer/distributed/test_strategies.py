@@ -22,7 +22,7 @@ from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.ports import find_free_port
 
-pytestmark = pytest.mark.slow  # three processes, two dozen runs
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # three processes, two dozen runs
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from trainer.config.parsing import parse_config
 from trainer.train import run_training
 from trainer.training.interruption import StopRequest
 
+pytestmark = pytest.mark.processes
+
 FLAGS = (
     *("--train.sequence-length", "32", "--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "4"),
     *("--device", "cpu", "--threads", "1", "--train.precision", "fp32"),

@@ -12,6 +12,8 @@ from tests.support.node_api_server import NodeApiServer
 from trainer.node.disk_quota import PREPARING, DiskQuota
 from trainer.node.outcome import JobFailedError
 
+pytestmark = pytest.mark.processes
+
 MB = 10**6
 
 

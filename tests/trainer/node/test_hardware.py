@@ -23,6 +23,8 @@ from trainer.node.transfer_speed import TransferSpeed
 from trainer.protocol import Gpu, Hardware
 from trainer.sandbox import gpu_devices
 
+pytestmark = pytest.mark.processes
+
 HEAT, POWER_CAP = 0x40, 0x4
 
 

@@ -18,6 +18,8 @@ from trainer.node.identity import Identity
 from trainer.node.job_handlers import JOB_HANDLERS
 from trainer.node.signature import UntrustedOrderError, verify_order
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def newer_site(site: NodeApiServer) -> NodeApiServer:

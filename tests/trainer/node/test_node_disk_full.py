@@ -14,7 +14,7 @@ from tests.support.agent_process import (
 from tests.support.full_disk import full_disk
 from tests.support.node_api_server import NodeApiServer
 
-pytestmark = [pytest.mark.usefixtures("requires_sandbox"), pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox"), pytest.mark.slow]
 
 
 def finish_another_job(site: NodeApiServer) -> None:

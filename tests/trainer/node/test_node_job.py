@@ -22,7 +22,7 @@ from tests.support.node_api_server import NodeApiServer, read_json_blob
 from tests.support.waits import wait_until
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 
 
 def test_training_job_sends_log_metrics_and_checkpoints(site: NodeApiServer, node: Node) -> None:

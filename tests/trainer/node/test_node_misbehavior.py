@@ -10,7 +10,7 @@ from tests.support.agent_process import Node, build_training_job, list_running_p
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from trainer.node.job_handlers.train import TIME_ADVICE
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 
 
 CASES = {

@@ -12,7 +12,7 @@ from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from trainer import protocol
 from trainer.node.job_handlers.notebook import TIME_ADVICE
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 
 FIRST = """
 Path("model/deep").mkdir()

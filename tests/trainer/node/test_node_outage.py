@@ -9,7 +9,7 @@ from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from tests.support.waits import wait_until
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 
 
 def has_all_steps(held: LeaseRecord, steps: int) -> bool:

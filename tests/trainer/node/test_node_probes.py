@@ -8,7 +8,7 @@ from tests.support.agent_process import Node, build_training_job, wait_until_fin
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 READING = {"tokens_per_second": 256.0, "spread": 0.01, "steps": 5, "loss": 8.5}
 LIE = """
 write = type(out).write_text

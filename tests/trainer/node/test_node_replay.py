@@ -8,7 +8,7 @@ from tests.support.agent_process import Node, build_dataset_pin, build_job, buil
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 SPY = """
 import glob
 found = glob.glob(str(out.parent.parent / "**" / "*"), recursive=True)

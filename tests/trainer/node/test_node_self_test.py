@@ -9,7 +9,7 @@ from tests.support.agent_process import Node, build_job, build_training_job, wai
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 
 TRAIN = """
 import json, sys

@@ -13,7 +13,7 @@ from trainer.errors import CRASH_SIGNALS
 from trainer.node.job_handlers import score, smoke
 from trainer.node.outcome import JobFailedError
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 
 
 def queue_smoke_run(site: NodeApiServer, **config: object) -> int:

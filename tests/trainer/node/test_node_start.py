@@ -14,6 +14,8 @@ from tests.support.node_api_server import NodeApiServer
 from tests.support.waits import wait_until
 from trainer.sandbox import get_driver
 
+pytestmark = pytest.mark.processes
+
 EVERYTHING = """
 import sys
 import trainer.node.agent, trainer.node.poll, trainer.cli.node, trainer.node.signature

@@ -17,6 +17,8 @@ from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer, read_json_blob
 from trainer import protocol
 
+pytestmark = pytest.mark.processes
+
 LIMITS = protocol.JobLimits(wall_seconds=300, memory_bytes=4 * 10**9, disk_bytes=10**9, processes=256)
 MODEL = {"depth": 2, "width": 32, "heads": 2}
 NUMBERS = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens": 0, "precision": "fp32"}

@@ -12,7 +12,7 @@ from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from tests.support.waits import wait_until
 from trainer.node.job import GRACE_SECONDS
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 SAVING = "saving a checkpoint before it stops"
 """What the agent logs at the first signal. A second one sent before that would be merged with it."""
 

@@ -20,7 +20,7 @@ from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from tests.support.waits import wait_until
 from trainer import protocol
 
-pytestmark = pytest.mark.usefixtures("requires_sandbox")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 
 
 def run_refused_job(site: NodeApiServer, node: Node, lease: int, outcome: str = "failed") -> str:

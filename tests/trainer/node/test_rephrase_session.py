@@ -26,6 +26,8 @@ from trainer.rephrase.flags import RephraseOffer
 from trainer.rephrase.serve import CompletionServer
 from trainer.sandbox import get_driver
 
+pytestmark = pytest.mark.processes
+
 STYLES: tuple[protocol.Style, ...] = ("easy", "qa")
 
 

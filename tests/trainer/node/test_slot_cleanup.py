@@ -23,6 +23,8 @@ from trainer.node.gpus_nvml import NvmlReader
 from trainer.node.slot_cleanup import SlotCleanup, find_marked_processes
 from trainer.node.slots import split_into_slots
 
+pytestmark = pytest.mark.processes
+
 RUNAWAY = "import subprocess; subprocess.run(['sh', '-c', 'setsid sleep 300 >/dev/null 2>&1 &'])"
 """A process that has left its group and its parents."""
 

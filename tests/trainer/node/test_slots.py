@@ -28,6 +28,8 @@ from trainer.node.slots import split_into_slots
 from trainer.protocol import Gpu
 from trainer.sandbox import ResourceLimits, SandboxSpec, bubblewrap, docker, gpu_devices
 
+pytestmark = pytest.mark.processes
+
 SHARE = "print(json.dumps({'gpus': os.environ.get('CUDA_VISIBLE_DEVICES'), 'cores': sorted(os.sched_getaffinity(0))}))"
 
 

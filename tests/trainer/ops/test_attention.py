@@ -32,6 +32,8 @@ from trainer.ops.attention import (
     select_path,
 )
 
+pytestmark = pytest.mark.processes
+
 DEVICES = [
     pytest.param(("cpu", torch.float32), id="cpu"),
     pytest.param(("cuda", torch.float32), id="cuda-fp32", marks=pytest.mark.gpu),

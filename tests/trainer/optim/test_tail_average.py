@@ -17,6 +17,8 @@ from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim.optimizers import apply_schedule, build_optimizers, load_tail_average
 from trainer.optim.tail_average import TailAverage
 
+pytestmark = pytest.mark.processes
+
 
 def test_tail_average_is_the_mean_of_the_last_steps() -> None:
     group = ParameterGroup("all", ("*",), "adamw", learning_rate=0.1)

@@ -34,6 +34,8 @@ from trainer.rephrase.backends import (
 from trainer.rephrase.backends.endpoint import EndpointClient
 from trainer.rephrase.prompts import build_prompt
 
+pytestmark = pytest.mark.processes
+
 GIGABYTE = 10**9
 CONTEXT = BackendContext(Path("log"), gpus=(protocol.Gpu(name="NVIDIA A100", memory_bytes=40 * GIGABYTE),) * 2)
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 512}

@@ -14,6 +14,8 @@ from tests.support.rephrasings import GOOD, SOURCE
 from trainer.rephrase.checks import clean_output
 from trainer.rephrase.checks.cleaning import MAX_INTRODUCTION_CHARS
 
+pytestmark = pytest.mark.processes
+
 TEXT = GOOD["medium"]
 
 

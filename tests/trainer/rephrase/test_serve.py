@@ -15,6 +15,8 @@ from trainer.rephrase.backends import Completion
 from trainer.rephrase.completion_model import CompletionRequest
 from trainer.rephrase.serve import build_parser, main
 
+pytestmark = pytest.mark.processes
+
 if TYPE_CHECKING:
     from trainer.rephrase.causal import CausalCompletionModel
 

@@ -22,7 +22,7 @@ from tests.trainer.sandbox.test_sandbox import REFUSAL, EndedProcess
 from tests.trainer.sandbox.test_sandbox import run as run
 from trainer.sandbox import Mount
 
-pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))]
 
 
 def test_mount_and_namespace_calls_are_refused(run: Callable[..., EndedProcess], tmp_path: Path) -> None:

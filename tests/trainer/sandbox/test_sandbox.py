@@ -23,7 +23,7 @@ from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.sandbox import Mount, ResourceLimits, SandboxError, SandboxProcess, SandboxSpec, cgroup, get_driver
 
 REFUSAL = get_driver("bubblewrap").find_problem()
-pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))]
 LIMITS = ResourceLimits(wall_seconds=WAIT_SECONDS, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
 
 

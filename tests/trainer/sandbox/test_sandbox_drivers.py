@@ -12,6 +12,8 @@ import pytest
 from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import Mount, ResourceLimits, SandboxError, SandboxSpec, docker, get_driver
 
+pytestmark = pytest.mark.processes
+
 LIMITS = ResourceLimits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
 
 

@@ -20,6 +20,8 @@ from trainer.scoring import benchmark_suite, benchmark_tasks, items
 from trainer.scoring.core_tasks import SAMPLE_NAMES
 from trainer.scoring.lm_eval_model import LmEvalModel
 
+pytestmark = pytest.mark.processes
+
 ITEMS = 6
 
 

@@ -22,6 +22,8 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.scoring import benchmark_suite, benchmark_tasks, fetch_benchmarks
 from trainer.scoring.benchmark_sources import GitFile, HubSplit, find_source
 
+pytestmark = pytest.mark.processes
+
 pyarrow = pytest.importorskip("pyarrow")
 
 COPA, PIQA = find_source("copa/validation.jsonl.gz"), find_source("piqa/validation.jsonl.gz")

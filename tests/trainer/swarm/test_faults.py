@@ -22,6 +22,8 @@ from trainer.swarm.comparison import ComparisonResult, compare_with_single_proce
 from trainer.swarm.fault_plans import count_members
 from trainer.swarm.journal import JournalLine
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
 STEPS = int(os.environ.get("SWARM_STEPS", "16"))

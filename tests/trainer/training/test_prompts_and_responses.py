@@ -26,6 +26,8 @@ from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import gpt
 from trainer.training.objective import Objective
 
+pytestmark = pytest.mark.processes
+
 NAMES = ["ada", "bob", "eve", "mallory", "trent"]
 
 

@@ -17,6 +17,8 @@ from trainer.optim import muon
 from trainer.training import compilation, precision, setup
 from trainer.training.identity import describe_identity
 
+pytestmark = pytest.mark.processes
+
 FLAGS = (
     *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9"),
     *("--train.evaluations", "2", "--train.dev-tokens", "64", "--train.sample-tokens", "2"),

@@ -25,6 +25,8 @@ from trainer.scoring.compare_replay import compare_weights
 from trainer.training import model_sources, replay
 from trainer.training.checkpointing import write_graph_files
 
+pytestmark = pytest.mark.processes
+
 TRACED = tuple(flag for flag in TINY if flag != "--eager")
 BUDGET = ("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9")
 

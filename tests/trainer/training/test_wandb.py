@@ -21,7 +21,11 @@ from trainer.training.metrics import MetricsWriter
 
 wandb = pytest.importorskip("wandb", reason="W&B is not installed: pip install 'dailytrain[loggers]'")
 pytest.importorskip("lightning.pytorch", reason="Lightning is not installed: pip install 'dailytrain[loggers]'")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # of packages that only this logger imports
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),
+]  # of packages that only this logger imports
 
 MODEL = {"depth": 2, "width": 32, "heads": 2}
 ROWS = {1: 2.5, 2: 2.25}

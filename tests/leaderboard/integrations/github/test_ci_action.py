@@ -23,6 +23,8 @@ from tests.support.oidc_issuer import Issuer
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 
+pytestmark = pytest.mark.processes
+
 ACTION = REPOSITORY / ".github" / "actions" / "train"
 
 

@@ -15,6 +15,8 @@ from tests.support import github_payloads as payloads
 from tests.support import github_server
 from tests.support.github_server import GitHub
 
+pytestmark = pytest.mark.processes
+
 SITE = "https://train.example"
 
 

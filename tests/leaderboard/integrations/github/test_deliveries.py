@@ -26,7 +26,7 @@ from leaderboard.outbox import PermanentError, RetryLater
 from tests.support import github_payloads as payloads
 from tests.support.github_server import INSTALLATION, GitHub
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.processes, pytest.mark.sql]
 
 REPOSITORY = payloads.repository("trains/daily")
 

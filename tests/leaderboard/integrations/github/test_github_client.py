@@ -18,6 +18,8 @@ from leaderboard.outbox import PermanentError, RetryLater
 from tests.support import github_server
 from tests.support.github_server import GitHub
 
+pytestmark = pytest.mark.processes
+
 SHA = "a" * 40
 
 

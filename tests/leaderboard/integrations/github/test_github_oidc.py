@@ -20,6 +20,8 @@ from tests.leaderboard.conftest import Repository
 from tests.support import oidc_issuer
 from tests.support.oidc_issuer import Issuer
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def oidc_server(settings: Any) -> Iterator[Issuer]:

@@ -15,6 +15,8 @@ from tests.support import github_server
 from tests.support.github_server import GitHub
 from tests.support.nights import MONDAY, TUESDAY, start_night
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _commit_status_listener(monkeypatch: pytest.MonkeyPatch) -> None:

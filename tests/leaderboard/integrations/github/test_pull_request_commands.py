@@ -17,6 +17,8 @@ from tests.support import github_payloads as payloads
 from tests.support.github_server import GitHub, compute_user_id
 from tests.support.pull_request_author import PullRequestAuthor
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def pull(github: GitHub, main_repository: Repository, track: Track, tmp_path: Path, settings: Any) -> PullRequestAuthor:

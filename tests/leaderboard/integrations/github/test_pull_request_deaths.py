@@ -19,6 +19,8 @@ from tests.leaderboard.conftest import Repository, finish_run
 from tests.support.github_server import GitHub
 from tests.support.pull_request_author import PullRequestAuthor
 
+pytestmark = pytest.mark.processes
+
 
 class CrashError(BaseException):
     """Not an `Exception`, so no handler catches it: uncommitted rows are lost and claims stay."""

@@ -22,6 +22,8 @@ from tests.support import github_server
 from tests.support.github_server import GitHub
 from tests.support.pull_request_author import BODY, PullRequestAuthor
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def pull(github: GitHub, main_repository: Repository, track: Track, tmp_path: Path, settings: Any) -> PullRequestAuthor:

@@ -24,6 +24,8 @@ from tests.support import github_payloads as payloads
 from tests.support.github_server import GitHub
 from tests.support.waits import WAIT_SECONDS
 
+pytestmark = pytest.mark.processes
+
 SECRET = "between us"
 WEBHOOK = "/github/webhook"
 REPOSITORY = payloads.repository("trains/daily")
