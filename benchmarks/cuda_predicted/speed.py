@@ -1,7 +1,7 @@
 """Milliseconds of recorded operations on an H100, from assumed rates: each takes its bytes or its FLOPs, the longer.
 
-The rates are assumptions, not measurements of this project; `python -m benchmarks.gpu` measures them on a GPU. Launches
-and what overlaps are not modelled, so use the figures to compare two versions of the trainer.
+The rates are assumptions, not measurements of this project; `python -m benchmarks.gpu` measures them where a GPU is.
+Launches and what overlaps are not modelled, so use the figures to compare two versions of the trainer.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from trainer.training import micro_batch, setup
 from trainer.training.loop import run_step
 
 SMALL = (
-    *("--model.depth", "2", "--model.width", "64", "--model.heads", "2", "--train.sequence-length", "64"),
+    *("--model.depth", "2", "--model.width", "64", "--train.sequence-length", "64"),
     *("--train.batch", "4", "--train.micro-batch", "2", "--train.precision", "fp32", "--train.compile", "false"),
     *("--device", "cpu", "--threads", "1", "--train.dev-tokens", "512", "--train.sample-tokens", "0"),
 )
@@ -52,7 +52,7 @@ def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
     """Return the flags of a run at the night's shapes, or of a rehearsal's, where precisions cannot be chosen."""
     data = ["--dataset", str(get_dataset())]
     if is_rehearsal():
-        arch = more[more.index("--arch") :][:2] if "--arch" in more else ()
+        arch = more[more.index("--arch") :][:2] if "--arch" in more else ("--model.heads", "2")
         return [*SMALL, *data, *arch]
     sizes = ["--model.depth", str(depth), "--train.batch", str(rows), "--train.micro-batch", str(micro)]
     return ["--preset", "daily-h100", *sizes, "--train.sample-tokens", "0", *data, *more]

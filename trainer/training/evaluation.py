@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.sharding import gather_weights
@@ -43,6 +44,10 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
     tokens = torch.zeros((), dtype=torch.int64, device=device)
     limit = max(1, resolved.dev_tokens // resolved.sequence_length)
     for inputs, targets in iterate_in_order(run.dataset, "dev", resolved.micro_batch, resolved.sequence_length, limit):
+        missing = resolved.micro_batch - len(inputs)
+        if resolved.compile and missing:  # the model would be compiled again for a smaller last batch
+            inputs = F.pad(inputs, (0, 0, 0, missing))
+            targets = F.pad(targets, (0, 0, 0, missing), value=IGNORE_INDEX)
         y = targets.to(device).flatten()
         with attribute_to_model("while it was evaluated", resolved.micro_batch):
             losses = run.model(inputs.to(device), targets.to(device), per_position=True)

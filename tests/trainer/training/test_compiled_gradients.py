@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._dynamo import lookup_backend
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 from tests.support.traced_models import build_pair, sample_rows
@@ -148,3 +149,24 @@ def test_run_whose_compiled_gradient_is_right_trains(
 ) -> None:
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.OK
+
+
+@pytest.mark.slow
+def test_smaller_last_batch_of_dev_compiles_nothing_and_changes_no_loss(
+    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
+) -> None:
+    shapes: list[torch.Size] = []
+
+    def record_shapes(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        shapes.extend(value.shape for value in inputs if isinstance(value, Tensor) and value.dtype == torch.int64)
+        return lookup_backend("aot_eager")(module, inputs)
+
+    monkeypatch.setattr(compilation, "BACKEND", record_shapes)
+    losses = []
+    for name, is_compiled in (("compiled", "true"), ("eager", "false")):
+        flags = ("--train.micro-batch", "4", "--train.dev-tokens", "192", "--budget", "1steps")  # six rows
+        assert train(tmp_path / name, "--train.compile", is_compiled, *flags) == ExitCode.OK
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        losses.append(next(line["loss"] for line in lines if "bits_per_byte" in line))
+    assert {shape[0] for shape in shapes if len(shape) == 2} == {4}
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
