@@ -1,38 +1,49 @@
-"""Train and score the demo's runs from graphs and store them for `manage.py seed_demo`: about half an hour of one core.
+"""Train and score the demo's runs from graphs and store them for `manage.py seed_demo`: ten minutes of one core.
 
-    python -m benchmarks.demo FOLDER
+    python -m benchmarks.demo FOLDER [--jobs N]
 
-It resumes: runs that FOLDER has are not repeated. The runs are those of a small track: a ladder of the baseline,
+It resumes: runs that FOLDER has are not repeated. Each trains on one thread, and its seconds are those of the CPU, so
+that other work of the machine does not count. The runs are those of a small track: a ladder of the baseline,
 architectures of this repository and a few changes of gpt, each with several seeds. All values in the file are measured;
 curves are thinned to `POINTS`, numbers to six digits.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import hashlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
+from trainer import train
+from trainer.cli import score
 from trainer.data.dataset import prepare_dataset
 from trainer.protocol import GRAPH_FILES
+from trainer.protocol.files import WEIGHTS_FILE, build_checkpoint_path
 
 FIXTURE = Path(__file__).parent.parent / "leaderboard" / "fixtures" / "demo.json.gz"
+WEIGHTS = FIXTURE.with_name("demo.safetensors")
 POINTS = 60
 BUDGET = 4e11
-CORPUS, TOKENIZER, LIMIT_BYTES = "python-library", "bpe:1024", 8 * 2**20
-SCORED_TOKENS, SUITE, SUITE_LIMIT = 40_000, "blimp_sample", 6
+CORPUS, TOKENIZER = "books", "bpe:1024"
+SCORED_TOKENS, SUITE, SUITE_LIMIT = 8192, "blimp_sample", 6
 SEQUENCE, EVALUATIONS, DEV_TOKENS, SAMPLE_TOKENS = 128, 4, 4096, 40
 RUNGS = (0.25, 0.5, 1, 2)
-FIRST, CONFIRMING = (1, 2, 3), (11, 12, 13)
+FIRST, NIGHTS, CONFIRMING = (1, 2, 3), (4, 5), (11, 12, 13)
+FORK = multiprocessing.get_context("fork")
 COLUMNS = ("step", "fraction", "tokens", "flops", "seconds", "loss", "bits_per_byte", "learning_rate", "gradient_norm")
 COLUMNS += ("tokens_per_second", "mfu", "memory_bytes")
 
@@ -48,7 +59,9 @@ class Idea:
     sha: str
     """A commit whose `trainer/` is the one that trained it; several, as one commit has one entry an architecture."""
     config: dict[str, Any] = field(default_factory=dict)
-    seeds: Sequence[int] = FIRST
+    seeds: Sequence[int] = (1, 2)
+    nights: Sequence[int] = ()
+    """More seeds, at the whole budget only."""
     confirming: Sequence[int] = ()
     rungs: Sequence[float] = (1,)
 
@@ -57,17 +70,15 @@ class Idea:
         return [f"--{'.'.join(path)}={value}" for path, value in iterate_leaves(self.config)]
 
 
-MAIN = "157c6dbed5ae354b062b3fcca52324e568fa8312"
-LATER = "a2236386d2bb8fbcab4d33f16e0c6237a0f00a89"
+MAIN = "91917d7c371d3d12918dc4a108bc3a418d823037"
+LATER = "98129e0c7ba0178dbca8011cd92f792e200e010d"
 IDEAS = (
-    Idea(name="gpt", title="main", architecture="gpt", sha=MAIN, rungs=RUNGS, hypothesis=""),
+    Idea(
+        name="gpt", title="main", architecture="gpt", sha=MAIN, hypothesis="", seeds=FIRST, nights=NIGHTS, rungs=RUNGS
+    ),
     Idea(
         name="nanogpt", title="GPT-2, as nanoGPT writes it", architecture="nanogpt", sha=LATER,
         hypothesis="How far has the baseline come from GPT-2?",
-    ),
-    Idea(
-        name="litgpt", title="Pythia, by litgpt", architecture="litgpt", sha=LATER, seeds=(1, 2),
-        hypothesis="How far has the baseline come from GPT-NeoX as Pythia trained it?",
     ),
     Idea(
         name="rwkv5", title="RWKV-5", architecture="rwkv5", sha=LATER,
@@ -78,29 +89,9 @@ IDEAS = (
         hypothesis="A key mixed with the one before it finds induction patterns one block earlier.",
     ),
     Idea(
-        name="gpt-nove", title="Without value embeddings", architecture="gpt", seeds=(1, 2),
-        sha="b30876e6ab5858846c1b6925cdd520d53a243845", config={"model": {"value_embeddings": False}},
-        hypothesis="A small vocabulary may not need a table of values in every block.",
-    ),
-    Idea(
-        name="gpt-lr4", title="Twice the learning rate of the matrices", architecture="gpt", seeds=(1, 2),
-        sha="8b997fe043908b6f192589667bcb64038cd90acd", config={"recipe": {"matrices": {"learning_rate": 0.04}}},
-        hypothesis="A hundred steps are few: larger ones may go further.",
-    ),
-    Idea(
-        name="gpt-nosmear", title="Without the embedding smear", architecture="gpt", seeds=(1, 2),
-        sha="e63258bedda923a5256740e25504e854aa70b4e9", config={"model": {"embedding_smear": False}},
-        hypothesis="At rows of 128 tokens attention should find the token before by itself.",
-    ),
-    Idea(
-        name="gpt-w112", title="A narrower model, width 112", architecture="gpt", sha=LATER, seeds=(1, 2),
-        confirming=CONFIRMING, config={"model": {"width": 112}},
+        name="gpt-w96", title="A narrower model, width 96", architecture="gpt", confirming=CONFIRMING,
+        sha="d426a7177469ade739087a3662d4422c8d3276e6", config={"model": {"width": 96}},
         hypothesis="At so small a budget the model is too large: fewer weights, more steps.",
-    ),
-    Idea(
-        name="gpt-w96", title="Narrower still, width 96", architecture="gpt", seeds=(1, 2), confirming=CONFIRMING,
-        sha="0bfac199b452e75de3eb0b41a2363ae69be3046d", config={"model": {"width": 96}},
-        hypothesis="The same once more.",
     ),
 )  # fmt: skip
 
@@ -115,7 +106,8 @@ def iterate_leaves(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterat
 
 def list_trials(idea: Idea) -> Iterator[tuple[float, int]]:
     for part in sorted(idea.rungs, key=lambda part: part != 1):  # the full budget first, as on a track
-        yield from ((part, seed) for seed in (*idea.seeds, *idea.confirming))
+        more = idea.nights if part == 1 else ()
+        yield from ((part, seed) for seed in (*idea.seeds, *more, *idea.confirming))
 
 
 def get_folder(root: Path, idea: Idea, part: float, seed: int) -> Path:
@@ -131,16 +123,15 @@ def format_budget(part: float) -> str:
 
 def run_trial(root: Path, idea: Idea, part: float, seed: int, dataset: Path) -> None:
     out = get_folder(root, idea, part, seed)
-    failure = out / "failure.json"
+    failure, answer = out / "failure.json", out / "score.partial"
     if not failure.is_file() and not (out / "result.json").is_file():
-        run_module(
-            "trainer.train", *build_training_flags(idea, part, seed, dataset), "--out", str(out), may_fail=failure
-        )
+        flags = build_training_flags(idea, part, seed, dataset)
+        run_in_child(train.main, [*flags, "--out", str(out)], Path(os.devnull), failure)
     if not failure.is_file() and not (out / "score.json").is_file():
         suite = ["--suite", SUITE, "--suite-limit", str(SUITE_LIMIT)] if part == 1 else []
         limits = ["--limit-tokens", str(SCORED_TOKENS), *suite]
-        answer = run_module("trainer.cli", "score", str(out), "--dataset", str(dataset), *limits, "--json")
-        (out / "score.json").write_text(answer)
+        run_in_child(score.main, [str(out), "--dataset", str(dataset), *limits, "--json"], answer, failure)
+        answer.rename(out / "score.json")
 
 
 def build_training_flags(idea: Idea, part: float, seed: int, dataset: Path) -> list[str]:
@@ -154,13 +145,20 @@ def build_training_flags(idea: Idea, part: float, seed: int, dataset: Path) -> l
     ]
 
 
-def run_module(*command: str, may_fail: Path | None = None) -> str:
-    """Return the output of a module of ours. It may fail if it leaves the file `may_fail`."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, env=environment)
-    if process.returncode != 0 and not (may_fail and may_fail.is_file()):
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return process.stdout
+def run_in_child(main: Callable[[Sequence[str]], int], arguments: Sequence[str], output: Path, failure: Path) -> None:
+    """Run a command in a copy of this process, which has imported everything. It may fail if it leaves `failure`."""
+    process = FORK.Process(target=run_by_cpu_clock, args=(main, arguments, output))
+    process.start()
+    process.join()
+    if process.exitcode != 0 and not failure.is_file():
+        raise SystemExit(f"{' '.join(arguments)} ended with {process.exitcode}")
+
+
+def run_by_cpu_clock(main: Callable[[Sequence[str]], int], arguments: Sequence[str], output: Path) -> None:
+    time.perf_counter = time.process_time
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        raise SystemExit(main(arguments))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -175,7 +173,7 @@ def describe_entry(root: Path, idea: Idea) -> dict[str, Any]:
 def describe_graph(folder: Path) -> dict[str, Any]:
     """Return a graph's files, what `dailytrain graph --json` prints of them, and the seconds that this took."""
     started = time.monotonic()
-    summary = json.loads(run_module("trainer.cli", "graph", str(folder), "--json"))
+    summary = json.loads(subprocess.check_output([sys.executable, "-m", "trainer.cli", "graph", str(folder), "--json"]))
     seconds, files = time.monotonic() - started, {name: (folder / name).read_text() for name in GRAPH_FILES}
     return {"summary": summary, "seconds": shorten_number(seconds), "files": files}
 
@@ -215,6 +213,18 @@ def shorten_number(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
+def write_weights(root: Path) -> dict[str, Any]:
+    """Write the final weights of the last idea's best run as bf16; return which run it is."""
+    idea = IDEAS[-1]
+    folders = {seed: get_folder(root, idea, part, seed) for part, seed in list_trials(idea)}
+    scores = {seed: json.loads((folder / "score.json").read_text()) for seed, folder in folders.items()}
+    seed = min(scores, key=lambda seed: float(scores[seed]["bits_per_byte"]))
+    checkpoint = folders[seed] / build_checkpoint_path(scores[seed]["step"])
+    tensors = load_file(checkpoint / WEIGHTS_FILE)
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, WEIGHTS)
+    return {"title": idea.title, "seed": seed}
+
+
 def hash_release() -> dict[str, Any]:
     """Return hash and size of the release that trained the runs."""
     tar = subprocess.run(
@@ -229,17 +239,20 @@ def describe_machine() -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    if len(argv) != 1:
-        sys.stderr.write("usage: python -m benchmarks.demo FOLDER\n")
-        return 2
-    root, dataset = Path(argv[0]), prepare_dataset(CORPUS, TOKENIZER, limit_bytes=LIMIT_BYTES, progress=True)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args(argv)
+    root, dataset = options.folder, prepare_dataset(CORPUS, TOKENIZER, progress=True)
     root.mkdir(parents=True, exist_ok=True)
-    for idea in IDEAS:
-        for part, seed in list_trials(idea):
-            run_trial(root, idea, part, seed, dataset.folder)
+    with ProcessPoolExecutor(options.jobs, mp_context=FORK) as pool:
+        trials = [(root, idea, part, seed, dataset.folder) for idea in IDEAS for part, seed in list_trials(idea)]
+        for done in [pool.submit(run_trial, *trial) for trial in trials]:
+            done.result()
     content = {
         "season": {
-            "corpus": CORPUS, "tokenizer": TOKENIZER, "limit_bytes": LIMIT_BYTES, "dataset_hash": dataset.hash,
+            "corpus": CORPUS, "tokenizer": TOKENIZER, "limit_bytes": None, "dataset_hash": dataset.hash,
+            "test_tokens": SCORED_TOKENS,
             "vocabulary_size": dataset.manifest["tokenizer"]["vocabulary_size"],
         },
         "budget": format_budget(1),
@@ -256,6 +269,7 @@ def main(argv: Sequence[str]) -> int:
         "machine": describe_machine(),
         "entries": [describe_entry(root, idea) for idea in IDEAS],
     }  # fmt: skip
+    content["weights"] = write_weights(root)
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     FIXTURE.write_bytes(gzip.compress(text, mtime=0))
     sys.stdout.write(f"{FIXTURE}: {FIXTURE.stat().st_size:,} bytes\n")

@@ -1,13 +1,16 @@
 """Demo data: real small training runs of this project, from `fixtures/demo.json.gz` (`benchmarks/demo.py`).
 
-Graphs, curves, samples and scores pass through the same code as those of nodes. Only the dates are new: one entry a
-night, ending last night. The season is closed, so none of its runs starts again.
+Graphs, curves, samples and scores pass through the same code as those of nodes. Only the dates are new: one entry and
+one seed of the baseline a night, ending last night. The season is open and its text is part of the package, so an entry
+that is submitted to the demo is trained, scored and ranked by `manage.py run`. The ladder is complete, and no track is
+nightly: nothing else starts by itself.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
@@ -29,17 +32,25 @@ from leaderboard.rankings import confirmations
 from leaderboard.rankings.score_validation import Verdict
 from leaderboard.rankings.standings_store import recompute_standings
 from scheduler import storage
-from scheduler.models import SITE_ACTOR, Blob, Event, Job, JobFile, Lease, Node, Sponsor
+from scheduler.campaigns import producer, transitions
+from scheduler.campaigns.models import Campaign
+from scheduler.models import SITE_ACTOR, Blob, Checkpoint, Event, Job, JobFile, Lease, Node, Sponsor
+from trainer import protocol
+from trainer.data.corpora import books
+from trainer.protocol.files import RUN_FILE, WEIGHTS_FILE
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"
+WEIGHTS = FIXTURE.with_name("demo.safetensors")
+"""Final weights of the best run, in bf16."""
 SCORER = "demo-scorer"
-VOID_SECONDS_REASON = "It was trained on a machine that others used at the same time, so its seconds do not compare."
 NIGHT_START = time(2, 0, tzinfo=UTC)
 LONGEST_NIGHT = timedelta(hours=4)
 """Longest time from midnight to the end of the last entry."""
 TRACK_DESCRIPTION = (
-    "What a track has: a ladder of its baseline, entries with several seeds each, records with their confirmation."
+    "What a track has: a ladder of its baseline, entries with several seeds each, records with their confirmation. "
+    "Seconds are those of one core, without the time that other programs took."
 )
+CAMPAIGN_DESCRIPTION = "Six books in the public domain, told again in easy words."
 PROPOSED_ENTRY = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
 
 
@@ -58,9 +69,17 @@ def seed_demo(today: datetime | None = None) -> Track:
         raise DatabaseNotEmptyError(DatabaseNotEmptyError.__doc__)
     today, content = today or timezone.now(), load_fixture()
     demo = DemoBuilder(content)
-    for days_ago, entry in reversed(list(enumerate(reversed(content["entries"])))):
-        demo.add_entry(entry, (today - LONGEST_NIGHT - timedelta(days=days_ago)).date())
-    demo.add_proposed_entry(content["entries"][0]["sha"], today)
+    baseline, *entries = content["entries"]
+    nights = [(today - LONGEST_NIGHT - timedelta(days=days)).date() for days in reversed(range(len(entries) + 1))]
+    seeds = [run for run in baseline["runs"] if run["budget"] == content["budget"]]
+    ladder = [run for run in baseline["runs"] if run["budget"] != content["budget"]]
+    main, graph = demo.add_entry({**baseline, "runs": [seeds[0], *ladder]}, nights[0])
+    for night, entry, seed in zip(nights[1:], entries, seeds[1:], strict=True):
+        demo.add_entry(entry, night)
+        demo.add_baseline_night(main, graph, seed, night)
+    demo.add_proposed_entry(baseline["sha"], today)
+    demo.add_weights()
+    add_campaign()
     Event.objects.update(announced=True)  # so that the demo sends no notices
     recompute_standings(demo.track)  # so that the board shows before a worker runs
     return demo.track
@@ -103,7 +122,7 @@ class DemoBuilder:
         yield
         Event.objects.filter(pk__gt=last).update(at=self.now)
 
-    def add_entry(self, data: Mapping[str, Any], night: date) -> None:
+    def add_entry(self, data: Mapping[str, Any], night: date) -> tuple[Entry, TracedGraph]:
         """Add an entry with its runs and what the site decides about it; the first one is the baseline."""
         self.now = datetime.combine(night, NIGHT_START)
         season = self.track.season
@@ -121,14 +140,34 @@ class DemoBuilder:
         graph = self.add_graph(entry, data["graph"])
         runs = [self.add_run(entry, graph, run) for run in data["runs"]]
         if is_first:
-            sentence = f"{entry.title} departed as the baseline of the demo."
-            Night.objects.create(
-                date=night, track=self.track, sha=entry.sha, run=runs[0], sentence=sentence,
-                created_at=runs[0].created_at,
-            )  # fmt: skip
+            self.add_night(night, runs[0], f"{entry.title} departed as the baseline of the demo.")
         if any(run.purpose == Run.Purpose.CONFIRMATION for run in runs):
             with self.at_now():
                 confirmations.conclude_confirmation(entry)
+        return entry, graph
+
+    def add_baseline_night(self, main: Entry, graph: TracedGraph, data: Mapping[str, Any], night: date) -> None:
+        """Add a night on which main had not moved: one more seed of the baseline."""
+        sentence = f"main has not moved: the night goes to seed {data['seed']} of the baseline."
+        self.add_night(night, self.add_run(main, graph, data), sentence)
+
+    def add_night(self, night: date, run: Run, sentence: str) -> None:
+        Night.objects.create(
+            date=night, track=self.track, sha=run.entry.sha, run=run, sentence=sentence, created_at=run.created_at
+        )
+
+    def add_weights(self) -> None:
+        """Add the weights with which the best run writes for visitors."""
+        run = Run.objects.get(entry__title=self.content["weights"]["title"], seed=self.content["weights"]["seed"])
+        assert run.job is not None
+        blob = storage.store_bytes(WEIGHTS.read_bytes())
+        file = storage.build_file_reference(blob, WEIGHTS_FILE)
+        manifest = protocol.Checkpoint(step=run.step, files=(file,)).model_dump(mode="json", exclude_none=True)
+        checkpoint = Checkpoint.objects.create(job=run.job, step=run.step, manifest=manifest)
+        checkpoint.blobs.add(blob)
+        configuration = storage.store_bytes(json.dumps(run.config).encode())
+        JobFile.objects.create(job=run.job, path=RUN_FILE, blob=configuration)
+        Run.objects.filter(pk=run.pk).update(checkpoint=checkpoint)
 
     def add_graph(self, entry: Entry, data: Mapping[str, Any]) -> TracedGraph:
         """Add the entry's graph the way its smoke job brings it."""
@@ -150,7 +189,7 @@ class DemoBuilder:
         run = Run(
             entry=entry, track=entry.track, season=entry.track.season, graph=graph, purpose=find_purpose(entry, data),
             state=Run.State.TRAINING, node_name=self.trainer.name,
-            node_class=f"{self.content['machine']['cpus']} CPU cores", seconds_void=VOID_SECONDS_REASON,
+            node_class=f"one of {self.content['machine']['cpus']} CPU cores",
             created_at=begins, started_at=begins, **{name: data[name] for name in ("seed", "budget", "config")},
         )  # fmt: skip
         run.job = self.add_job(run, "train", self.trainer, seconds)
@@ -213,15 +252,28 @@ class DemoBuilder:
 
 
 def create_track(content: Mapping[str, Any]) -> Track:
-    season = Season.objects.create(name="Demo season", active=False, **content["season"])
+    season = Season.objects.create(name="Demo season", **content["season"])
     track = Track(
-        slug="small", name="Demo: 0.4 teraFLOPs on one core", description=TRACK_DESCRIPTION, season=season,
-        expected_seconds=30.0, is_default=True, seeds=3, probe_seconds=0.0,
+        slug="small", name="Demo: ten seconds on one core", description=TRACK_DESCRIPTION, season=season,
+        expected_seconds=30.0, is_default=True, seeds=2, probe_seconds=0.0,
         **{name: content[name] for name in ("budget", "config", "ladder", "suite", "suite_limit")},
     )  # fmt: skip
     track.full_clean()
     track.save()
     return track
+
+
+def add_campaign() -> None:
+    """Start a campaign that rephrases the text of the season."""
+    folder = Path(settings.REPHRASE_FILES)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(books.FILE, folder / books.FILE.name)
+    campaign = Campaign.objects.create(
+        slug="books", name="Demo: six books in easy words", about=CAMPAIGN_DESCRIPTION, dataset=books.FILE.name,
+        styles=["easy"], license="other", low_mark=20, high_mark=40,
+    )  # fmt: skip
+    transitions.start_campaign(campaign, "demo")
+    producer.refill_campaign(campaign)
 
 
 def find_purpose(entry: Entry, run: Mapping[str, Any]) -> Run.Purpose:
