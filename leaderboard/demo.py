@@ -36,7 +36,7 @@ from scheduler.campaigns import producer, transitions
 from scheduler.campaigns.models import Campaign
 from scheduler.models import SITE_ACTOR, Blob, Checkpoint, Event, Job, JobFile, Lease, Node, Sponsor
 from trainer import protocol
-from trainer.data.corpora import books
+from trainer.data.corpora import python_docs
 from trainer.protocol.files import RUN_FILE, WEIGHTS_FILE
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"
@@ -50,7 +50,7 @@ TRACK_DESCRIPTION = (
     "What a track has: a ladder of its baseline, entries with several seeds each, records with their confirmation. "
     "Seconds are those of one core, without the time that other programs took."
 )
-CAMPAIGN_DESCRIPTION = "Six books in the public domain, told again in easy words."
+CAMPAIGN_DESCRIPTION = "Python's documentation, told again in easy words."
 PROPOSED_ENTRY = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
 
 
@@ -267,10 +267,10 @@ def add_campaign() -> None:
     """Start a campaign that rephrases the text of the season."""
     folder = Path(settings.REPHRASE_FILES)
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(books.FILE, folder / books.FILE.name)
+    shutil.copyfile(python_docs.FILE, folder / python_docs.FILE.name)
     campaign = Campaign.objects.create(
-        slug="books", name="Demo: six books in easy words", about=CAMPAIGN_DESCRIPTION, dataset=books.FILE.name,
-        styles=["easy"], license="other", low_mark=20, high_mark=40,
+        slug="python-docs", name="Demo: Python's documentation in easy words", about=CAMPAIGN_DESCRIPTION,
+        dataset=python_docs.FILE.name, styles=["easy"], license="other", low_mark=20, high_mark=40,
     )  # fmt: skip
     transitions.start_campaign(campaign, "demo")
     producer.refill_campaign(campaign)

@@ -30,7 +30,7 @@ from scheduler.models import SITE_ACTOR, Event
 from trainer.protocol.files import hash_file
 
 SEASON: dict[str, Any] = {
-    "corpus": "books",  # part of the package, so the dataset's hash is the same on every machine
+    "corpus": "python-docs",  # part of the package, so the dataset's hash is the same on every machine
     "tokenizer": "bpe:4096",
     "limit_bytes": None,
     "test_tokens": 8192,  # a score's time is mostly its look-ahead check, a pass for each fourth token
@@ -39,7 +39,7 @@ SEASON: dict[str, Any] = {
 SEASON_NAME = "Season 0"
 TRACK: dict[str, Any] = {
     "name": "Half a minute on two cores",
-    "description": "Small enough for any laptop: six books, learned from scratch in about half a minute. Gains at this "
+    "description": "Small enough for any laptop: Python's documentation, learned in about half a minute. Gains at this "
     "size shrink with scale: read it as a rehearsal.",
     "budget": "2.5e12flops",
     "expected_seconds": 30.0,

@@ -97,7 +97,7 @@ def test_other_architectures_are_not_entered_in_a_later_season(architectures_on_
 def test_first_season_is_small_and_the_same_on_every_machine(architectures_on_main: None) -> None:
     run_command("bootstrap_site")
     track = Track.objects.select_related("season").get()
-    assert (track.season.corpus, track.season.limit_bytes) == ("books", None)
+    assert (track.season.corpus, track.season.limit_bytes) == ("python-docs", None)
     budgets = sum(track.ladder["rungs"]) * track.ladder["seeds"]
     assert (track.expected_seconds, budgets) == (30, 11.25), "first score and ladder in minutes"
 

@@ -2,7 +2,7 @@
 
 A spec names a corpus, `kind` or `kind:argument`:
 
-    books                        six books in the public domain, part of this package: the same on every machine
+    python-docs                  the documentation of Python 3.11, part of this package: the same on every machine
     python-packages              the documentation and source text of pinned packages: the same for every Python
     python-library               the documentation and source text of this Python installation
     files:books/*.jsonl.xz,more  text files by glob, folder or name
@@ -27,12 +27,12 @@ __all__ = ["KINDS", "Corpus", "CorpusInfo", "Document", "describe_corpora", "fin
 # Each module has `build_corpus(argument: str) -> Corpus`, which raises CorpusError if there is nothing to read, and
 # `INFO`, a CorpusInfo.
 KINDS = {
-    "books": "trainer.data.corpora.books",
     "climbmix": "trainer.data.corpora.climbmix",
     "dclm-baseline": "trainer.data.corpora.dclm_baseline",
     "files": "trainer.data.corpora.files",
     "finephrase": "trainer.data.corpora.finephrase",
     "fineweb-edu": "trainer.data.corpora.fineweb_edu",
+    "python-docs": "trainer.data.corpora.python_docs",
     "python-library": "trainer.data.corpora.python_library",
     "python-packages": "trainer.data.corpora.python_packages",
     "rephrased": "trainer.data.corpora.rephrased",
