@@ -140,9 +140,9 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20
 # --- broker, background work, caches ------------------------------------------------------------------------------
 
 # Broker of Celery, and the cache that web processes share. `manage.py run` embeds a server at the default address.
+REDIS_URL = read_text("REDIS_URL", f"redis+socket://{HOME / 'redis' / 'redis.sock'}")
 EMBEDDED_REDIS = HOME / "redis" / "redis.sock"
 EMBEDDED_REDIS_URL = f"redis+socket://{EMBEDDED_REDIS}"
-REDIS_URL = read_text("REDIS_URL", EMBEDDED_REDIS_URL)
 CELERY_BROKER_URL = REDIS_URL
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True

@@ -206,6 +206,7 @@ def test_unreachable_broker_is_tried_once(
     external_service: ExternalService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     send_attempts = []
+    monkeypatch.setattr(settings, "REDIS_URL", "redis://broker:6379")
 
     def refuse_connection(*arguments: Any, **more: Any) -> None:
         send_attempts.append(arguments)

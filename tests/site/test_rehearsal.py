@@ -67,7 +67,7 @@ def test_scaled_track_has_steps_on_its_smallest_rung(slug: str, season: Season) 
 def test_scaled_budget_follows_the_scale(season: Season) -> None:
     small, large = (build_scaled("night-h100", season, scale) for scale in (1e-3, 1e-2))
     assert large.part(small.budget) == pytest.approx(0.1)
-    assert large.expected_seconds == pytest.approx(837)
+    assert large.expected_seconds == pytest.approx(756)
 
 
 def test_track_of_the_site_is_rehearsed_as_edited(season: Season, tmp_path: Path) -> None:

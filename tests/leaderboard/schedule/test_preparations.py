@@ -75,6 +75,7 @@ def test_prepare_button_prepares_season_and_shows_progress(
 ) -> None:
     sent_tasks: list[tuple[str, Any]] = []
     caches["default"].delete(broker.BROKER_DOWN)
+    monkeypatch.setattr(broker.settings, "REDIS_URL", "redis://broker:6379")
     monkeypatch.setattr(
         broker.current_app, "send_task", lambda name, arguments, **_: sent_tasks.append((name, arguments))
     )

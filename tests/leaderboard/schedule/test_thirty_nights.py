@@ -17,7 +17,7 @@ from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
 from scheduler import leases, transitions
 from scheduler.models import SITE_ACTOR, Event, Job, Lease, Node
-from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run, lease_job
+from tests.leaderboard.conftest import Repository, finish_run, lease_job
 from tests.support.nights import MONDAY
 from trainer import protocol
 
@@ -55,10 +55,9 @@ def finish_without_checkpoint(run: Run, lease: Lease) -> None:
     end_lease(lease, "done", result={"step": 20})
 
 
-def retry_without_checkpoint(run: Run, lease: Lease) -> None:
-    """The result was incomplete, a maintainer retries, and no node takes the job."""
-    create_checkpoint(lease.job, 10)
-    end_lease(lease, "done", result={"step": 20})
+def fail_and_retry(run: Run, lease: Lease) -> None:
+    """It is given up, a maintainer retries, and no node takes the job."""
+    fail_by_infrastructure(run, lease)
     runs.retry_run(Run.objects.get(pk=run.pk), actor="mara")
 
 
@@ -69,7 +68,7 @@ FAILURES: tuple[Callable[[Run, Lease], None], ...] = (
     hold,
     fall_silent,
     finish_without_checkpoint,
-    retry_without_checkpoint,
+    fail_and_retry,
 )
 
 
