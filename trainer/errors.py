@@ -240,5 +240,6 @@ def write_failure(run_folder: Path, cause: Cause, reason: str, fault: Fault = "m
     """Write `failure.json`, which the node reads."""
     with suppress(OSError):  # the failure may be a full disk
         run_folder.mkdir(parents=True, exist_ok=True)
-        content = {"cause": cause, "fault": fault, "reason": reason[: MAX_REASON + 100]}
+        content = {"cause": cause, "reason": reason[: MAX_REASON + 100]}
+        content |= {"fault": fault} if cause == "infrastructure" else {}
         (run_folder / "failure.json").write_text(json.dumps(content))

@@ -111,7 +111,7 @@ def test_pattern_without_matches_raises_one_line(argument: str) -> None:
 
 
 def test_unknown_kind_error_lists_kinds() -> None:
-    with pytest.raises(CorpusError, match="files, finephrase, fineweb-edu, python-library"):
+    with pytest.raises(CorpusError, match="files, finephrase, fineweb-edu, python-docs"):
         open_corpus("wikipedia")
 
 

@@ -48,7 +48,7 @@ def train(dataset_folder: Path, graph_folder: Path, tmp_path: Path) -> Callable[
 
 
 def end_process(code: int, limit_error: str | None = None) -> Any:
-    return SimpleNamespace(poll=lambda: code, limit_error=limit_error)
+    return SimpleNamespace(poll=lambda: code, limit_error=limit_error, is_out_of_time=False)
 
 
 def get_blame(outcome: JobOutcome | JobFailedError) -> tuple[str, str | None]:

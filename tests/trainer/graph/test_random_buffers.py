@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.cheats.base import WIDTH, Config, Model, T, V, vary
 from trainer.checkpoint.graph_weights import load_graph_model
-from trainer.errors import ModelError
+from trainer.errors import UnusableCheckpointError
 from trainer.graph.files import TracedArchitecture, parse_files
 from trainer.graph.model import build_model
 from trainer.graph.trace import trace_architecture
@@ -55,5 +55,5 @@ def test_saved_model_with_random_features_computes_the_same_logits(traced: Trace
 def test_checkpoint_without_random_features_is_refused(traced: TracedArchitecture, tmp_path: Path) -> None:
     weights = {name: tensor for name, tensor in build_model(traced).state_dict().items() if name != "projection"}
     save_file(weights, tmp_path / WEIGHTS)
-    with pytest.raises(ModelError, match="has no projection"):
+    with pytest.raises(UnusableCheckpointError, match="has no projection"):
         load_graph_model(traced, tmp_path)

@@ -52,6 +52,7 @@ MESSAGES: Final[dict[str, type[protocol.Message]]] = {
     "result train, probes": protocol.ProbeResults,
     "result replay": protocol.ReplayResult,
     "result smoke": protocol.SmokeResult,
+    "result self_test": protocol.SelfTestResult,
     "result notebook": protocol.NotebookResult,
     "result generate": protocol.GenerateResult,
     "result rephrase": protocol.RephraseResult,
