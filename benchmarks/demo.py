@@ -70,8 +70,8 @@ class Idea:
         return [f"--{'.'.join(path)}={value}" for path, value in iterate_leaves(self.config)]
 
 
-MAIN = "91917d7c371d3d12918dc4a108bc3a418d823037"
-LATER = "98129e0c7ba0178dbca8011cd92f792e200e010d"
+MAIN = "e936f6a49952b352a59dbd4064e0f2bb6814d170"
+LATER = "fc5e0a80a1e632ad1eab121aa6bab50a6ef8d564"
 IDEAS = (
     Idea(
         name="gpt", title="main", architecture="gpt", sha=MAIN, hypothesis="", seeds=FIRST, nights=NIGHTS, rungs=RUNGS
@@ -90,7 +90,7 @@ IDEAS = (
     ),
     Idea(
         name="gpt-w96", title="A narrower model, width 96", architecture="gpt", confirming=CONFIRMING,
-        sha="d426a7177469ade739087a3662d4422c8d3276e6", config={"model": {"width": 96}},
+        sha="cb415a285a24532a35a071fa6d11bf37ae9ac124", config={"model": {"width": 96}},
         hypothesis="At so small a budget the model is too large: fewer weights, more steps.",
     ),
 )  # fmt: skip

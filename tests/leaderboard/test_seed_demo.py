@@ -22,8 +22,6 @@ from scheduler.models import Blob, Event, Job
 from tests.leaderboard.conftest import Repository
 
 pytestmark = pytest.mark.django_db
-UNRESOLVED = ["rwkv5", "nanogpt"]
-"""Entries whose loss is so high that the baseline's slope there is known to no better than 10 %."""
 
 
 @pytest.mark.slow
@@ -58,8 +56,12 @@ def check_numbers(track: Track) -> None:
 
     fixture_runs = [run for entry in demo.load_fixture()["entries"] for run in entry["runs"]]
     stored_runs = list(Run.objects.exclude(state=Run.State.WAITING).order_by("pk"))
-    assert sorted((run.bits_per_byte, run.budget, run.seed, run.config["seed"]) for run in stored_runs) == sorted(
-        (run["score"]["bits_per_byte"], run["budget"], run["seed"], run["seed"]) for run in fixture_runs
+    scored = [run for run in stored_runs if run.state != Run.State.FAILED]
+    assert len(scored) == len(stored_runs) - 1  # nanoGPT's recipe diverged with one seed
+    assert sorted((run.bits_per_byte, run.budget, run.seed, run.config["seed"]) for run in scored) == sorted(
+        (run["score"]["bits_per_byte"], run["budget"], run["seed"], run["seed"])
+        for run in fixture_runs
+        if "score" in run
     )
     points = CurvePoint.objects.filter(run=stored_runs[0], series="train").order_by("step")
     assert [point.step for point in points] == [row[0] for row in fixture_runs[0]["train"]]
@@ -67,7 +69,7 @@ def check_numbers(track: Track) -> None:
     table = load_standings(Track.objects.select_related("season").get(pk=track.pk))
     assert table.problem == ""
     assert table.row_count == len(demo.load_fixture()["entries"])
-    assert list_without_multiplier(table) == UNRESOLVED
+    assert list_without_multiplier(table) == []
     assert Run.objects.filter(trust=Run.Trust.RECORD).exists()
 
 
@@ -80,8 +82,8 @@ def check_parts(client: Client) -> None:
     track = Track.objects.get()
     nights = list_recent_nights(timezone.now())
     assert len(nights) == len(demo.load_fixture()["entries"])
-    assert all(night.run and night.run.bits_per_byte for night in nights)
-    assert list_without_multiplier(load_standings(track, "seconds")) == UNRESOLVED
+    assert sum(1 for night in nights if night.run and night.run.bits_per_byte) >= len(nights) - 1
+    assert list_without_multiplier(load_standings(track, "seconds")) == []
     model = list_generating_runs().get()
     assert client.get(f"/try/?run={model.pk}").status_code == 200
     weights = model.checkpoint.manifest["files"][0]
