@@ -57,8 +57,7 @@ class CompiledMuon(Muon):
         device = parameters[0].device
         precision = self.precision or choose_precision(device.type)
         settings = (self.coefficients, precision, group.get("renormalize", "none"), group["cautious"])
-        values = torch.tensor(rates, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-        self.step_matrices(parameters, gradients, momenta, variances, values, *settings)
+        self.step_matrices(parameters, gradients, momenta, variances, torch.tensor(rates).to(device), *settings)
 
     @torch.no_grad()
     def compile_step(self) -> None:
