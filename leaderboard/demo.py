@@ -50,7 +50,7 @@ TRACK_DESCRIPTION = (
     "What a track has: a ladder of its baseline, entries with several seeds each, records with their confirmation. "
     "Seconds are those of one core, without the time that other programs took."
 )
-CAMPAIGN_DESCRIPTION = "Python's documentation, told again in easy words."
+CAMPAIGN_DESCRIPTION = "Python's documentation, rephrased in easy words."
 PROPOSED_ENTRY = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
 
 

@@ -239,7 +239,7 @@ def retry_run(run: Run, *, actor: str) -> None:
             return
         message = f"Queued again with seed {run.seed}; goes on from its last checkpoint."
         if run.change_state(Run.State.QUEUED, since=failed, actor=actor, message=message, **cleared):
-            if not transitions.retry_job(run.job, actor, is_unusable=True):
+            if not transitions.retry_job(run.job, actor):
                 raise RunError(f"Its job is {run.job.state} and cannot go on. Run the entry again with a new seed.")
             if actor != SITE_ACTOR:  # a person's word: the site itself never sends a job to the same fault twice
                 failure_reports.lift_exclusions(run.job, actor)

@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 MAX_GROUPS_TRIED = 8
 """Groups tried per poll. If other nodes take the jobs of all of them, this node polls again soon."""
-MAX_CLOCK_SKEW_SECONDS = 60.0
-"""A node may report to have worked this much longer than its lease has lasted."""
 
 
 class JobOrderError(Exception):
@@ -285,5 +283,5 @@ def end_lease(
 
 def limit_seconds(lease: Lease, seconds: float, now: datetime) -> float:
     """Limit the seconds that a node reports to the time that its lease has lasted."""
-    lasted = (now - lease.started_at).total_seconds() + MAX_CLOCK_SKEW_SECONDS
+    lasted = (now - lease.started_at).total_seconds() + uploads.MAX_CLOCK_SKEW_SECONDS
     return max(min(seconds, lasted), 0.0)

@@ -118,16 +118,16 @@ def raise_priority(job: Job, actor: str) -> bool:
 
 
 @transaction.atomic
-def retry_job(job: Job, actor: str, *, is_unusable: bool = False) -> bool:
+def retry_job(job: Job, actor: str) -> bool:
     """Queue a job again that infrastructure failed; return whether it was. It resumes from its last checkpoint.
 
-    `is_unusable`: a job that is done, too, because its result is incomplete. The job kind's own rows are the caller's
-    business. A failure of the model is final.
+    A job that is done is queued, too: its result was incomplete, or the run would not be retried. The job kind's own
+    rows are the caller's business. A failure of the model is final.
     """
     if job.cause == "model":
         return False
     fields: dict[str, Any] = {"cause": "", "failures": 0, "finished_at": None, "queued_at": timezone.now()}
-    since = [Job.State.FAILED, Job.State.DONE] if is_unusable else [Job.State.FAILED]
+    since = [Job.State.FAILED, Job.State.DONE]
     return change_job_state(job, Job.State.QUEUED, since=since, actor=actor, message="Queued again.", **fields)
 
 

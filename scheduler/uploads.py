@@ -23,7 +23,8 @@ MAX_FILES = 256
 """Files per message."""
 MAX_STEPS_PER_SECOND = 10_000
 """More than any model makes."""
-CLOCK_SKEW_SECONDS = 60.0
+MAX_CLOCK_SKEW_SECONDS = 60.0
+"""A node may report to have worked this much longer than its lease has lasted."""
 MAX_RECORDED_BYTES = 2**62
 """A node may declare a size that no column holds."""
 
@@ -156,7 +157,7 @@ def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequenc
 
 def check_step(lease: Lease, step: int, last_step: int) -> None:
     """Raise InvalidMessageError for a step that the job cannot have reached, by its plan or by the time since then."""
-    seconds = (timezone.now() - lease.started_at).total_seconds() + CLOCK_SKEW_SECONDS
+    seconds = (timezone.now() - lease.started_at).total_seconds() + MAX_CLOCK_SKEW_SECONDS
     reachable = last_step + int(MAX_STEPS_PER_SECOND * seconds)
     if (planned := get_job_kind(lease.job).get_last_step(lease.job)) is not None:
         reachable = min(reachable, planned)

@@ -1,4 +1,4 @@
-"""What nodes say of runs: nobody's node ends another's run, and nights run on nodes whose results count."""
+"""Failures that nodes report: an untrusted node ends no run, and nights run on nodes whose results count."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ def fail_by_model(run: Run, lease: Lease) -> None:
     transitions.fail_job(lease.job, SITE_ACTOR, "model", "The loss is not a number.")
 
 
-def cancel(run: Run, lease: Lease) -> None:
+def cancel_run(run: Run, lease: Lease) -> None:
     runs.cancel_run(run, "Enough.", "mara")
     end_lease(lease, "released", reason="A stop was requested.")
 
 
-def hold(run: Run, lease: Lease) -> None:
+def hold_run(run: Run, lease: Lease) -> None:
     transitions.hold_job(lease.job, "mara", "Later.")
     end_lease(lease, "released", reason="A stop was requested.")
 
@@ -64,8 +64,8 @@ def fail_and_retry(run: Run, lease: Lease) -> None:
 FAILURES: tuple[Callable[[Run, Lease], None], ...] = (
     fail_by_infrastructure,
     fail_by_model,
-    cancel,
-    hold,
+    cancel_run,
+    hold_run,
     fall_silent,
     finish_without_checkpoint,
     fail_and_retry,
