@@ -28,7 +28,7 @@ class PollLoop(threading.Thread):
         super().__init__(name=str(context.slot), daemon=True)
         self.error: Exception | None = None  # what ended the loop: the server refused the node, or a bug
         self.is_working = False  # whether a job is running; the agent waits for it before it exits
-        self._agent = agent
+        self.agent = agent
         self._context = context
         self._abandoned = abandoned
         self._once = once
@@ -53,13 +53,13 @@ class PollLoop(threading.Thread):
                 self._log(f"The server stops this node. {reply.reason}".rstrip())
                 return
             if reply.lanes is not None and reply.lanes != self._context.slot.count:
-                self._agent.change_slot_count(reply.lanes)
+                self.agent.change_slot_count(reply.lanes)
                 return
             if reply.lease is None:
                 self._log_idle(reply)
                 self._sleep(reply.wait_seconds * random.uniform(1, 1.25))
                 continue
-            self._agent.quota.set_lent_bytes(reply.disk_bytes)
+            self.agent.quota.set_lent_bytes(reply.disk_bytes)
             is_self_test = f'"kind":"{SELF_TEST_KIND}"' in reply.lease.spec
             failures = 0 if self._run_job(reply.lease) else failures + 1
             if self._once and not is_self_test:
@@ -68,24 +68,24 @@ class PollLoop(threading.Thread):
                 self._sleep(random.uniform(0.5, 1) * min(MAX_FAILURE_SECONDS, 2.0 ** (failures - 1)))
 
     def _should_end(self) -> bool:
-        return self._is_leaving() or self._agent.is_changing_slots
+        return self._is_leaving() or self.agent.is_changing_slots
 
     def _is_leaving(self) -> bool:
-        return self._agent.sponsor.level > StopLevel.NONE
+        return self.agent.sponsor.level > StopLevel.NONE
 
     def _run_job(self, lease: protocol.Lease) -> bool:
         self.is_working = True
         try:
             self._context.slot.bind_thread()
             self._cleanup.set_lease(lease.lease)
-            was_workable = run_job(self._context, lease, self._agent.client, self._agent.sponsor)
+            was_workable = run_job(self._context, lease, self.agent.client, self.agent.sponsor)
             self._set_problem(self._cleanup.clean_up_slot(self._is_leaving))
             return was_workable
         finally:
             self.is_working = False
 
     def _poll(self) -> protocol.PollReply:
-        agent, slot = self._agent, self._context.slot
+        agent, slot = self.agent, self._context.slot
         agent.gpu_monitor.update_idle(slot.number, slot.uuids, is_running=False)
         self._set_problem(self._cleanup.clean_up_once())
         message = protocol.Poll(

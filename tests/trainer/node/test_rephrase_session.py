@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.agent_process import Node
+from tests.support.agent_thread import AgentThread
 from tests.support.genesis import texts
 from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_model
 from tests.support.packet_api_server import PacketApiServer
@@ -20,7 +20,6 @@ from trainer.distributed.ports import find_free_port
 from trainer.node import rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
-from trainer.node.slot_loops import run_slots
 from trainer.rephrase.backends import BackendConfig
 from trainer.rephrase.flags import RephraseOffer
 from trainer.rephrase.serve import CompletionServer
@@ -38,30 +37,15 @@ def site() -> Iterator[PacketApiServer]:
     site.close()
 
 
-class Volunteer:
+class Volunteer(AgentThread):
     """An agent inside the test's own process that takes rephrase jobs only."""
 
     def __init__(self, site: PacketApiServer, home: Path, address: str, parallel: int = 4) -> None:
-        setup = BackendConfig("endpoint", url=address, model=NAME, parallel=parallel)
+        offer = RephraseOffer(BackendConfig("endpoint", url=address, model=NAME, parallel=parallel), (NAME,))
         client = SiteClient(site.address, "")
-        offer = RephraseOffer(setup, (NAME,))
-        self.agent = Agent(client, home, get_driver("none"), (), offer=offer, kinds=("rephrase",))
-        self.ended: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            identity = self.agent.join_as_volunteer("volunteer")
-            run_slots(self.agent, identity, once=False)
-        except (AgentStoppedError, Exception) as error:
-            self.ended = error
-
-    def stop(self) -> None:
-        self.agent.sponsor.request_stop()
-        self._thread.join(WAIT_SECONDS)
-        assert not self._thread.is_alive()
-        self.agent.client.close()
+        agent = Agent(client, home, get_driver("none"), (), offer=offer, kinds=("rephrase",))
+        super().__init__(agent, lambda: agent.join_as_volunteer("volunteer"))
+        self.start()
 
 
 AddVolunteer = Callable[..., Volunteer]
