@@ -50,7 +50,7 @@ def list_run_actions(user: Requester, run: Run, *, is_maintainer: bool) -> list[
     if is_maintainer:
         return found
     # Authors who ask for more seeds after they saw a result get more false records (docs/explanation/multiplier.md).
-    hidden = ("again",) if run.state == Run.State.FINISHED else ()
+    hidden = ("again",) if runs.has_used_attempt(run) else ()
     return [action for action in found if not action.for_maintainers and action.name not in hidden]
 
 
