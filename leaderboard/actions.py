@@ -12,7 +12,7 @@ from django.db.models import F
 from leaderboard import run_jobs, runs
 from leaderboard.models import Entry, Run
 from leaderboard.publishing import publications
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from scheduler import failure_reports, transitions
 from scheduler.models import Job
 

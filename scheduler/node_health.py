@@ -182,8 +182,9 @@ def mark_failing(node: Node, fault: Node.Fault, reason: str) -> None:
     """Make the node failing. One that is drained or paused stays so, and is tested before it works again."""
     message = f"{node.name} gets no jobs, because {fault.label}: {reason}"
     since = [*WORKING_STATES, Node.State.FAILING]
-    fields = {"reason": reason[:500], "fault": fault, "event_kind": FAILING_EVENT}
-    transition(node, Node.State.FAILING, since=since, actor=SITE_ACTOR, message=message, **fields)
+    fields: dict[str, Any] = {"reason": reason[:500], "fault": fault}
+    kind, failing = FAILING_EVENT, Node.State.FAILING
+    transition(node, failing, since=since, actor=SITE_ACTOR, message=message, event_kind=kind, **fields)
 
 
 def rest(node: Node) -> None:

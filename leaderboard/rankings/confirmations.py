@@ -26,6 +26,7 @@ from leaderboard.rankings import bounties, trust
 from leaderboard.rankings.eligible_runs import ScoredRun
 from leaderboard.rankings.standings import TrackStandings, load_scored_runs, rank_entries
 from leaderboard.recomputation import request_recomputation
+from leaderboard.run_states import RunError
 from scheduler.models import SITE_ACTOR, Event
 from trainer.scoring.multiplier import Ladder, ResultsError
 
@@ -88,7 +89,7 @@ def process_confirmations() -> None:
 def log_errors(subject: Entry | Run) -> Iterator[None]:
     try:
         yield
-    except (ConfirmationError, runs.RunError) as error:
+    except (ConfirmationError, RunError) as error:
         logger.warning("%s: %s", subject, error)
     except Exception:
         logger.exception("The confirmation of %s failed.", subject)

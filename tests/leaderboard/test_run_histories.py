@@ -14,8 +14,9 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leaderboard import actions, runs
+from leaderboard import actions
 from leaderboard.models import Entry, Run
+from leaderboard.run_states import RunError
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler import lease_sweeper, leases, transitions, uploads
@@ -101,7 +102,7 @@ class RunWorld:
         run, user = entry_runs[number % len(entry_runs)], self.author if who == "author" else self.maintainer
         try:
             actions.perform_run_action(run, what, user, is_maintainer=user is self.maintainer)
-        except runs.RunError:
+        except RunError:
             return
         self.approvals += what == "again" and user is self.maintainer
 

@@ -24,7 +24,7 @@ from leaderboard.integrations.github.connection import NotConnectedError
 from leaderboard.integrations.github.deliveries import as_number, as_text, get_nested
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.outbox import PermanentError, RetryLater
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from leaderboard.submissions import intake, smoke_tests
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
