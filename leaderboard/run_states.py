@@ -72,6 +72,7 @@ class Transition:
     """Column of a job that the event brings, unsaved."""
 
 
+WHAT_JOBS_DO = {keep_jobs: "", cancel_job: "its job is cancelled", queue_job_again: "its job is queued again"}
 IN_TRAINING = (State.QUEUED, State.TRAINING, State.PAUSED)
 BEFORE_END = (State.WAITING, *IN_TRAINING, State.SCORING)
 TRANSITIONS: Mapping[RunEvent, Transition] = {
