@@ -147,7 +147,7 @@ changes nothing. A run and its jobs change together (`leaderboard/run_states.py`
 
 STATE_POSITIONS = {
     "waiting": (80, 90), "queued": (280, 90), "training": (480, 90), "scoring": (680, 90), "finished": (880, 90),
-    "paused": (480, 200), "failed": (380, 310), "cancelled": (80, 310),
+    "paused": (550, 200), "failed": (380, 310), "cancelled": (80, 310),
 }  # fmt: skip
 
 
