@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from leaderboard.models import Confirmation, Entry, Run, Track
+from leaderboard.models import Confirmation, Entry, Run, Season, Track
 from leaderboard.rankings import confirmations
 from leaderboard.rankings.confirmations import ConfirmationError
 from scheduler.models import Event, Job, Lease, Node
@@ -119,6 +119,22 @@ def test_confirmation_that_wins_makes_a_record(track: Track) -> None:
     assert list_trusts(candidate) == ({"replicated"}, {"record"})
     assert get_outcome(candidate) == "record"
     assert confirmations.find_record_holder(track) == candidate.pk
+
+
+def test_record_of_the_season_before_is_decided_again(track: Track) -> None:
+    candidate = create_candidate(track, 1.3)
+    finish_confirmations(candidate, 1.3)
+    former = track.season
+    fields = {"baseline_id": former.baseline_id, "dataset_hash": former.dataset_hash, "limit_bytes": 1}
+    season = Season.objects.create(name="Season 2", corpus=former.corpus, tokenizer=former.tokenizer, **fields)
+    Run.objects.update(season=season)  # the same results, in the new season
+    Run.objects.filter(purpose=Run.Purpose.CONFIRMATION).update(trust=Run.Trust.SCORED)
+    Track.objects.update(season=season)
+    confirmations.process_confirmations()
+    assert set(candidate.confirmations.values_list("season", "outcome")) == {
+        (former.pk, "record"),
+        (season.pk, "record"),
+    }
 
 
 def test_confirmation_that_agrees_without_winning_replicates(track: Track) -> None:
