@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import Client
 
 from leaderboard import runs
@@ -33,8 +34,7 @@ def test_run_from_queue_to_score_is_on_the_board(run: Run, node: Node) -> None:
         f"Run of Smeared keys on Small with seed {run.seed}.",
         "Queued for training.",
         "Training on cellar.",
-        "Trained to the end, step 20.",
-        "Queued for scoring on a trusted node.",
+        "Trained to the end, step 20; queued for scoring on a trusted node.",
         "Being scored on cellar.",
         "Scored on cellar: 2.5000 bits per byte.",
     ]
@@ -179,24 +179,13 @@ def test_result_of_run_without_files_is_refused(run: Run, node: Node, missing: s
     assert missing in get_job_kind(run.job).find_result_problem(run.job, {"step": 20})
 
 
-def test_missing_score_job_is_queued_once(run: Run, node: Node) -> None:
-    assert run.job
-    lease_job(run.job, node)
-    final = create_checkpoint(run.job, 20)
-    Run.objects.update(state=Run.State.SCORING, checkpoint=final)
-    train.recover_unfinished()
-    train.recover_unfinished()
-    assert Job.objects.filter(kind="score").count() == 1
-    run.refresh_from_db()
-    assert run.score_job
-
-
 def test_training_reported_done_twice_queues_one_score_job(run: Run, node: Node) -> None:
     assert run.job
     lease_job(run.job, node)
     create_checkpoint(run.job, 20)
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    with pytest.raises(RunError, match="is scoring"), transaction.atomic():
+        get_job_kind(run.job).handle_done(run.job, {"step": 20})
     assert Job.objects.filter(kind="score").count() == 1
 
 
