@@ -367,7 +367,9 @@ def rerun_entry(entry: Entry, commenter: Commenter) -> str | RefusedError:
         return RefusedError("A run of it is under way: wait for its result first.")
     if runs.has_used_attempt(last) and not commenter.is_allowed("rerun", entry):
         # Choosing more seeds after seeing a result leads to more false records (docs/explanation/multiplier.md).
-        return RefusedError("Its attempt counts: only maintainers can request more seeds.")
+        return RefusedError(
+            "It has a result, or used more than a tenth of its budget. Only maintainers can request more seeds."
+        )
     if last.state == Run.State.FINISHED and last.part < 1 and not last.is_trial:
         whole = runs.make_run(entry, entry.track, actor=commenter.name)
         runs.queue_run(whole, actor=commenter.name)
