@@ -1,4 +1,4 @@
-"""Generate the reference pages of settings, configuration and endpoints: `python -m docs.generate`.
+"""Generate the reference pages of settings, configuration, endpoints and states of runs: `python -m docs.generate`.
 
 `trainer.cli.reference` generates the page of commands. Tests compare all of them with the code.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "reference"
 SETTINGS = ROOT / "dailytrain" / "settings.py"
 READERS = {"read_text", "read_boolean", "read_integer", "read_number", "read_words", "read_networks"}
 
@@ -121,16 +122,81 @@ def build_endpoints_page() -> str:
     return page
 
 
+def build_run_states_page() -> str:
+    """Return the table of a run's events, from its state machine."""
+    from leaderboard.run_states import TRANSITIONS, WHAT_JOBS_DO
+
+    page = """# States of a run
+
+![The states of a run and the events between them](run-states.svg)
+
+Each line is an event, the states in which it can happen, and the state that it leads to. Any other event is refused and
+changes nothing. A run and its jobs change together (`leaderboard/run_states.py`).
+
+|event|when|from|to|its jobs|
+|---|---|---|---|---|
+"""
+    for event, step in TRANSITIONS.items():
+        jobs = WHAT_JOBS_DO[step.change_jobs] or (
+            f"a {step.new_job.replace('_', ' ')} is queued" if step.new_job else ""
+        )
+        cells = (event.value, event.label, ", ".join(state.value for state in step.since), step.to.value, jobs)
+        page += f"|{'|'.join(cells)}|\n"
+    return page
+
+
+STATE_POSITIONS = {
+    "waiting": (80, 90), "queued": (280, 90), "training": (480, 90), "scoring": (680, 90), "finished": (880, 90),
+    "paused": (550, 200), "failed": (380, 310), "cancelled": (80, 310),
+}  # fmt: skip
+
+
+def draw_run_states() -> str:
+    """Return the drawing of a run's states as SVG. Ends that every unfinished state can have are told in words."""
+    from leaderboard.run_states import BEFORE_END, TRANSITIONS
+
+    lines, ends = [], []
+    for event, step in TRANSITIONS.items():
+        if step.since == BEFORE_END:
+            ends.append(f"{event.value} (then {step.to.value})")
+            continue
+        for state in step.since:
+            (x1, y1), (x2, y2) = STATE_POSITIONS[state.value], STATE_POSITIONS[step.to.value]
+            bow = 0.2 if abs(x2 - x1) <= 200 else 0.32  # to the left of the arrow, so that two ways do not meet
+            bow = -bow if x2 > x1 and y2 < y1 else bow
+            x, y = (x1 + x2) / 2 + bow * (y2 - y1), (y1 + y2) / 2 - bow * (x2 - x1)
+            lines.append(f'<path d="M{x1} {y1}Q{x:.0f} {y:.0f} {x2} {y2}" marker-end="url(#arrow)"/>')
+            middle = f'x="{(x1 + x2) / 4 + x / 2:.0f}" y="{(y1 + y2) / 4 + y / 2 - 4:.0f}"'
+            lines.append(f'<text class="event" {middle}>{event.value}</text>')
+    for name, (x, y) in STATE_POSITIONS.items():
+        lines.append(
+            f'<rect x="{x - 48}" y="{y - 16}" width="96" height="32" rx="6"/><text x="{x}" y="{y + 5}">{name}</text>'
+        )
+    lines.append(f'<text class="event" x="480" y="385">always possible before the end: {", ".join(ends)}</text>')
+    style = (
+        "text{font:14px sans-serif;text-anchor:middle;fill:#222}.event{font-size:12px;fill:#a33}"
+        "rect{fill:#f4f5f7;stroke:#555}path{fill:none;stroke:#888}"
+    )
+    arrow = (
+        '<marker id="arrow" viewBox="0 0 8 8" refX="56" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<polygon points="0,0 8,4 0,8" fill="#888"/></marker>'
+    )
+    parts = ["<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 960 400'>", f"<style>{style}</style>{arrow}", *lines]
+    return "\n".join([*parts, "</svg>", ""])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings": build_settings_page,
     "configuration": build_configuration_page,
     "endpoints": build_endpoints_page,
+    "run-states": build_run_states_page,
 }
 
 
 def main() -> None:
     for name, build in PAGES.items():
-        (ROOT / "docs" / "reference" / f"{name}.md").write_text(build(), encoding="utf-8")
+        (REFERENCE / f"{name}.md").write_text(build(), encoding="utf-8")
+    (REFERENCE / "run-states.svg").write_text(draw_run_states(), encoding="utf-8")
 
 
 if __name__ == "__main__":

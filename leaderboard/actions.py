@@ -12,7 +12,7 @@ from django.db.models import F
 from leaderboard import run_jobs, runs
 from leaderboard.models import Entry, Run
 from leaderboard.publishing import publications
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from scheduler import failure_reports, transitions
 from scheduler.models import Job
 
@@ -50,7 +50,7 @@ def list_run_actions(user: Requester, run: Run, *, is_maintainer: bool) -> list[
     if is_maintainer:
         return found
     # Authors who ask for more seeds after they saw a result get more false records (docs/explanation/multiplier.md).
-    hidden = ("again",) if run.state == Run.State.FINISHED else ()
+    hidden = ("again",) if runs.has_used_attempt(run) else ()
     return [action for action in found if not action.for_maintainers and action.name not in hidden]
 
 

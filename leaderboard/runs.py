@@ -7,10 +7,10 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import F, Q
-from django.utils import timezone
 
 from leaderboard import caps, graphs, initial_weights, run_jobs, scoring_work
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
+from leaderboard.run_states import RunError, RunEvent, apply_event
 from scheduler import checkpoints, failure_reports, storage, transitions
 from scheduler.job_kinds import PoolTrack
 from scheduler.models import SITE_ACTOR, Blob, Event, Job
@@ -19,10 +19,6 @@ from trainer.accounting.budget import Budget
 
 SEEDS = 2**31  # seeds are smaller, which every library's generator accepts
 MIN_BUDGET_LEFT = 1e-3  # share of the budget that a rewind must leave
-
-
-class RunError(ValueError):
-    """The run cannot be changed as requested; the message is for the user."""
 
 
 def draw_seed() -> int:
@@ -87,12 +83,11 @@ def queue_run(
             waiting = Run.objects.filter(pk=run.pk, state=Run.State.WAITING)
             waiting.update(reason=f"Approved; waits {awaited}.", graph=run.graph, revision=F("revision") + 1)
             return False
-        if not run.change_state(
-            Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, message="Queued for training.", reason=""
-        ):
+        run.refresh_from_db(fields=["state"], from_queryset=Run.objects.select_for_update(no_key=True))
+        if run.state != Run.State.WAITING:
             return False
-        run.job = Job.objects.create(**run_jobs.build_train_job(run, release, priority))
-        run.save(update_fields=["job", "graph"])
+        job = Job(**run_jobs.build_train_job(run, release, priority))
+        apply_event(run, RunEvent.QUEUE, actor=actor, message="Queued for training.", job=job, graph=run.graph)
     return True
 
 
@@ -130,11 +125,10 @@ def request_baseline_graph(graph: TracedGraph, release: Blob) -> None:
         graph.save(update_fields=["baseline_graph"])
 
 
-def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> bool:
-    """End a run that has not been queued; return whether this call did."""
-    fields = {"reason": reason[:500], "cause": cause, "finished_at": timezone.now(), "graph": run.graph}
-    message = f"Failed: {reason}"
-    return run.change_state(Run.State.FAILED, since=[Run.State.WAITING], actor=SITE_ACTOR, message=message, **fields)
+def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> None:
+    """End a run that has not been queued."""
+    fields = {"reason": reason[:500], "cause": cause, "graph": run.graph}
+    apply_event(run, RunEvent.FAIL, actor=SITE_ACTOR, message=f"Failed: {reason}", **fields)
 
 
 def queue_waiting(season: Season, *, actor: str = SITE_ACTOR) -> int:
@@ -158,26 +152,16 @@ def recheck_queued(season: Season, *, actor: str = SITE_ACTOR) -> int:
     for run in Run.objects.filter(season=season, state=Run.State.QUEUED, graph__isnull=False).order_by("pk"):
         assert run.job_id is not None, "a queued run has a job"
         with transaction.atomic():
-            Job.objects.select_for_update(no_key=True).get(pk=run.job_id)
+            job = Job.objects.select_for_update(no_key=True).get(pk=run.job_id)
+            if job.state not in transitions.WAITING_STATES:
+                continue
             graphs.lock_season(season.pk)
             graph = TracedGraph.objects.select_related("entry", "season__baseline", "track").get(runs=run)
             request_baseline_graph(graph, release)
             if caps.needs_baseline_graph(graph) or caps.describe_cap_violations(graph):
-                count += return_to_waiting(run, reason, actor)
+                apply_event(run, RunEvent.RECHECK, actor=actor, message=reason, reason=reason, job=None)
+                count += 1
     return count
-
-
-def return_to_waiting(run: Run, reason: str, actor: str) -> bool:
-    """Take a run and its job out of the queue, unless a node has taken it; return whether it did.
-
-    Requires a transaction.
-    """
-    assert run.job is not None, "a queued run has a job"
-    if not transitions.change_job_state(
-        run.job, Job.State.CANCELLED, since=transitions.WAITING_STATES, actor=actor, message=reason, reason=reason
-    ):
-        return False
-    return run.change_state(Run.State.WAITING, since=[Run.State.QUEUED], actor=actor, message=reason, job=None)
 
 
 def list_pool_tracks() -> dict[str, PoolTrack]:
@@ -198,19 +182,6 @@ def queue_whole_run(run: Run) -> None:
         queue_run(make_run(run.entry, run.track))
 
 
-def queue_score(run: Run) -> bool:
-    """Queue a trained run's score job, once; return whether this call did."""
-    with transaction.atomic():
-        job = Job.objects.create(**run_jobs.build_score_job(run, scoring_work.get_suite(run)))
-        ours = Run.objects.unscored().filter(pk=run.pk).update(score_job=job, revision=F("revision") + 1)
-        if ours:
-            Event.record(SITE_ACTOR, run, "Queued for scoring on a trusted node.")
-        else:
-            job.delete()
-    run.refresh_from_db(fields=["score_job", "revision"])
-    return ours == 1
-
-
 def retry_run(run: Run, *, actor: str) -> None:
     """Continue a run that failed because of the infrastructure, with its seed, from its last checkpoint.
 
@@ -221,28 +192,24 @@ def retry_run(run: Run, *, actor: str) -> None:
         raise RunError("Only a run that failed because of the infrastructure goes on with its seed.")
     if run.entry.state != Entry.State.APPROVED:
         raise RunError(f"Its entry is {run.entry.state}: only runs of approved entries are retried.")
-    failed = [Run.State.FAILED]
-    cleared: dict[str, Any] = {"reason": "", "cause": "", "finished_at": None}
-    if run.job is None:
-        with transaction.atomic():
-            graphs.lock_season(run.season_id)
-            if run.change_state(Run.State.WAITING, since=failed, actor=actor, message="To be traced again.", **cleared):
-                queue_run(run, actor=actor)
-        return
     with transaction.atomic():
-        if run.checkpoint_id is not None:
-            message = "To be scored again."
-            if run.change_state(
-                Run.State.SCORING, since=failed, actor=actor, message=message, score_job=None, **cleared
-            ):
-                queue_score(run)
-            return
-        message = f"Queued again with seed {run.seed}; goes on from its last checkpoint."
-        if run.change_state(Run.State.QUEUED, since=failed, actor=actor, message=message, **cleared):
-            if not transitions.retry_job(run.job, actor):
-                raise RunError(f"Its job is {run.job.state} and cannot go on. Run the entry again with a new seed.")
+        if run.job is None:
+            graphs.lock_season(run.season_id)
+            apply_event(run, RunEvent.TRACE_AGAIN, actor=actor, message="To be traced again.")
+            queue_run(run, actor=actor)
+        elif run.checkpoint_id is not None:
+            job = build_score_job(run)
+            apply_event(run, RunEvent.SCORE_AGAIN, actor=actor, message="To be scored again.", score_job=job)
+        else:
+            message = f"Queued again with seed {run.seed}; goes on from its last checkpoint."
+            apply_event(run, RunEvent.TRAIN_AGAIN, actor=actor, message=message)
             if actor != SITE_ACTOR:  # a person's word: the site itself never sends a job to the same fault twice
                 failure_reports.lift_exclusions(run.job, actor)
+
+
+def build_score_job(run: Run) -> Job:
+    """Return the unsaved job that scores a trained run."""
+    return Job(**run_jobs.build_score_job(run, scoring_work.get_suite(run)))
 
 
 def resume_training(run: Run, reason: str) -> None:
@@ -250,28 +217,15 @@ def resume_training(run: Run, reason: str) -> None:
 
     Requires the transaction that ends its score job.
     """
-    assert run.job is not None, "a trained run has a job"
     dropped = run.checkpoint
     for replay in run.replays.filter(job__state__in=[Job.State.QUEUED, Job.State.LEASED]).select_related("job"):
         assert replay.job is not None
         transitions.cancel_job(replay.job, SITE_ACTOR, reason)
-    if run.change_state(
-        Run.State.PAUSED,
-        since=[Run.State.SCORING],
-        actor=SITE_ACTOR,
-        message=f"{reason} It trains again from the checkpoint before.",
-        reason=f"{reason} It trains again from the checkpoint before."[:500],
-        checkpoint=None,
-        score_job=None,
-        trained_at=None,
-    ):
-        message, since, now = "Queued again: its last checkpoint is unusable.", [Job.State.DONE], timezone.now()
-        fields: dict[str, Any] = {"finished_at": None, "result": {}}
-        transitions.change_job_state(
-            run.job, Job.State.QUEUED, since=since, actor=SITE_ACTOR, message=message, queued_at=now, **fields
-        )
-        if dropped is not None:
-            checkpoints.delete_files(dropped)
+    message = f"{reason} It trains again from the checkpoint before."
+    fields: dict[str, Any] = {"reason": message[:500], "checkpoint": None, "score_job": None, "trained_at": None}
+    apply_event(run, RunEvent.DROP, actor=SITE_ACTOR, message=message, **fields)
+    if dropped is not None:
+        checkpoints.delete_files(dropped)
 
 
 @transaction.atomic
@@ -292,6 +246,11 @@ def rerun(run: Run, *, actor: str) -> Run:
 
 def has_unfinished_run(run: Run) -> bool:
     return Run.objects.filter(entry=run.entry_id, budget=run.budget, state__in=Run.UNFINISHED).exists()
+
+
+def has_used_attempt(run: Run) -> bool:
+    """Return whether a run of its entry with its budget counts. Then only a maintainer starts another."""
+    return Run.objects.filter(entry=run.entry_id, budget=run.budget, counts=True).exists()
 
 
 def lock_season_and_entry(season_id: int, entry_id: int) -> None:
@@ -370,16 +329,12 @@ def lock_jobs(entry: Entry) -> None:
 
 
 def cancel_run(run: Run, reason: str, actor: str) -> None:
-    """Cancel an unfinished run. If a node works on it, it ends with the node's next heartbeat."""
+    """Cancel a run that is not over. If a node works on it, it ends with the node's next heartbeat."""
     job = run.score_job if run.state == Run.State.SCORING else run.job
-    if job is not None:
-        transitions.cancel_job(job, actor, reason)
-    else:
-        run.change_state(
-            Run.State.CANCELLED,
-            since=[Run.State.WAITING, Run.State.SCORING],
-            actor=actor,
-            message=f"Cancelled: {reason}",
-            reason=reason[:500],
-            finished_at=timezone.now(),
-        )
+    with transaction.atomic():
+        if job is not None and transitions.cancel_job(job, actor, reason):
+            return
+        run.refresh_from_db(fields=["state"])
+        if not run.is_over:
+            message = f"Cancelled: {reason}"
+            apply_event(run, RunEvent.CANCEL, actor=actor, message=message, reason=reason[:500])

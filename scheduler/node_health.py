@@ -34,7 +34,7 @@ FIRST_REST = timedelta(seconds=5)
 LONGEST_REST = timedelta(minutes=10)
 """Pauses of nodes without a self-test, after the second fault in a row."""
 OUTDATED_REASON = "Update dailytrain on it and start it again."
-FAILING_MESSAGE = "gets no jobs, because"
+FAILING_EVENT = "failing"
 """Part of the event that a node is failing."""
 MALFORMED_REASON = "The result of its self-test is malformed."
 WORKING_STATES = (Node.State.NEW, Node.State.OFFLINE, Node.State.TESTING, Node.State.ONLINE)
@@ -180,11 +180,11 @@ def record_self_test(node: Node, job: Job, *, passed: bool, reason: str = "") ->
 
 def mark_failing(node: Node, fault: Node.Fault, reason: str) -> None:
     """Make the node failing. One that is drained or paused stays so, and is tested before it works again."""
-    message = f"{node.name} {FAILING_MESSAGE} {fault.label}: {reason}"
+    message = f"{node.name} gets no jobs, because {fault.label}: {reason}"
     since = [*WORKING_STATES, Node.State.FAILING]
-    transition(
-        node, Node.State.FAILING, since=since, actor=SITE_ACTOR, message=message, reason=reason[:500], fault=fault
-    )
+    fields: dict[str, Any] = {"reason": reason[:500], "fault": fault}
+    kind, failing = FAILING_EVENT, Node.State.FAILING
+    transition(node, failing, since=since, actor=SITE_ACTOR, message=message, event_kind=kind, **fields)
 
 
 def rest(node: Node) -> None:
@@ -202,7 +202,7 @@ def rest(node: Node) -> None:
 
 def describe_failure(node: Node) -> str:
     """Return why a failing node gets no job and what ends that, in two or three sentences."""
-    why = f"It {FAILING_MESSAGE} {Node.Fault(node.fault).label}: {node.reason}".rstrip(".")
+    why = f"It gets no jobs, because {Node.Fault(node.fault).label}: {node.reason}".rstrip(".")
     if node.fault == Node.Fault.OUTDATED:
         return f"{why}."
     if needs_owner(node):

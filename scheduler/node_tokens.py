@@ -101,8 +101,9 @@ def create_node(join: JoinToken, message: protocol.Register) -> Node:
 
 
 def find_free_name(name: str) -> str:
-    taken = set(Node.objects.filter(name__startswith=name).values_list("name", flat=True))
-    candidates = (name, *(f"{name[:74]}-{number}" for number in range(2, len(taken) + 3)))
+    stem = name[:74]  # a name has 80 characters at most
+    taken = set(Node.objects.filter(name__startswith=stem).values_list("name", flat=True))
+    candidates = (name, *(f"{stem}-{number}" for number in range(2, len(taken) + 3)))
     return next(candidate for candidate in candidates if candidate not in taken)
 
 

@@ -16,7 +16,7 @@ from trainer import protocol
 
 OFFLINE_AFTER = timedelta(minutes=2)
 """Polls last a minute at most, so an online node sends requests more often."""
-OFFLINE_REASON = "It has sent no request for two minutes."
+OFFLINE_EVENT = "offline"
 """Message of the event that a node is offline."""
 LAST_SEEN_INTERVAL = timedelta(seconds=5)
 """Minimum time between two updates of a node's `last_seen`."""
@@ -93,7 +93,14 @@ def mark_silent_nodes_offline(now: datetime) -> None:
     """Mark working nodes that have been silent for `OFFLINE_AFTER` as offline. A failing one stays failing."""
     present = [Node.State.ONLINE, Node.State.TESTING]
     for node in Node.objects.filter(state__in=present, last_seen__lt=now - OFFLINE_AFTER):
-        set_node_state(node, Node.State.OFFLINE, SITE_ACTOR, OFFLINE_REASON, since=present)
+        set_node_state(
+            node,
+            Node.State.OFFLINE,
+            SITE_ACTOR,
+            "It has sent no request for two minutes.",
+            since=present,
+            event_kind=OFFLINE_EVENT,
+        )
 
 
 # --- requests of owners -----------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ def transition(
     actor: str,
     message: str,
     where: models.Q | None = None,
+    event_kind: str = "",
     **fields: Any,
 ) -> bool:
     """Change the row's `state` if it is one of `since`, and record an Event; return whether it changed.
@@ -44,7 +45,7 @@ def transition(
         if expressions := [name for name, value in fields.items() if hasattr(value, "resolve_expression")]:
             row.refresh_from_db(fields=expressions)
         if message:
-            Event.record(actor, row, message)
+            Event.record(actor, row, message, event_kind)
     return True
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dailytrain.rehearsal.scaled_tracks import SUITE_LIMIT
 from dailytrain.rehearsal.steps import write_log
-from leaderboard.models import Run, Score, Standing, Track
+from leaderboard.models import Confirmation, Run, Score, Standing, Track
 from leaderboard.rankings.explanations import format_interval, format_multiplier
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.schedule import ladder
@@ -45,7 +45,10 @@ def describe_record(track: Track) -> list[str]:
     """Return the state of the ladder, the decision about the entry, and the scores of its newest run."""
     progress = ladder.get_ladder_progress(Track.objects.select_related("season").get(pk=track.pk))
     lines = [f"Ladder: {progress.done} of {progress.wanted} runs are scored."] if progress.wanted else []
-    lines += [f"{entry.title}: {entry.confirmation}" for entry in track.entries.exclude(confirmation="")]
+    lines += [
+        f"{decision.entry.title}: {decision.get_outcome_display()}"
+        for decision in Confirmation.objects.filter(entry__track=track).select_related("entry")
+    ]
     run = Run.objects.on_board(track).order_by("-pk").first()
     if run is not None:
         scores = {score.name: score for score in run.scores.order_by("name")}

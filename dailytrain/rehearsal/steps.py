@@ -100,7 +100,7 @@ class Rehearsal:
             ranked = [entry for entry in entries if entry.track.ladder]
             for entry in ranked:  # named as by a maintainer: one run may be too few for the site to name it
                 confirmations.queue_confirmation_runs(entry, actor=NAMED_BY)
-            undecided = Entry.objects.filter(pk__in=[entry.pk for entry in ranked], confirmation="")
+            undecided = Entry.objects.filter(pk__in=[entry.pk for entry in ranked], confirmations=None)
             self.wait_for(lambda: not undecided.exists())
 
     @contextmanager

@@ -108,6 +108,13 @@ class TrackAdmin(ChangedFieldsAdmin):
     raw_id_fields = ("start_run",)
     readonly_fields = ("computed_sizes",)
 
+    def get_readonly_fields(self, request: HttpRequest, obj: Track | None = None) -> tuple[str, ...]:
+        """Fix the slug of an existing track: jobs, nodes and pull requests name it."""
+        return (*self.readonly_fields, *(("slug",) if obj else ()))
+
+    def get_prepopulated_fields(self, request: HttpRequest, obj: Track | None = None) -> dict[str, Any]:
+        return {} if obj else {**self.prepopulated_fields}
+
     @admin.display(description="Computed sizes and limits")
     def computed_sizes(self, track: Track) -> str:
         """Return what the limits follow from: the baseline's size, checkpoints, memory."""

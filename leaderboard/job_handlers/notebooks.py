@@ -17,6 +17,7 @@ from leaderboard import run_jobs
 from leaderboard.formatting import duration
 from leaderboard.job_handlers import train
 from leaderboard.models import Entry, NotebookPart, Run
+from leaderboard.run_states import RunEvent, apply_event
 from leaderboard.sanitize import sanitize_text
 from leaderboard.submissions.notebook_cells import MAX_BYTES, Cell, NotebookError, parse_cells
 from scheduler import storage
@@ -117,34 +118,18 @@ def format_part_number(part: NotebookPart) -> str:
 def queue_next_part(part: NotebookPart, count: int) -> None:
     """Queue the next part, on any node, with the queue time of this one."""
     run = part.run
-    next_job = Job.objects.create(**run_jobs.build_train_job(run, part.job.release), queued_at=part.job.queued_at)
-    if run.change_state(
-        Run.State.QUEUED,
-        since=train.ACTIVE_STATES,
-        actor=SITE_ACTOR,
-        message=f"{describe_part(part)} is done; part {part.number + 1} is queued.",
-        reason="",
-        job=next_job,
-        fraction=part.number / count,
-    ):
-        NotebookPart.objects.create(run=run, number=part.number + 1, job=next_job)
-    else:
-        next_job.delete()
+    next_job = Job(**run_jobs.build_train_job(run, part.job.release), queued_at=part.job.queued_at)
+    message = f"{describe_part(part)} is done; part {part.number + 1} is queued."
+    fields = {"job": next_job, "fraction": part.number / count}
+    apply_event(run, RunEvent.CONTINUE, actor=SITE_ACTOR, message=message, **fields)
+    NotebookPart.objects.create(run=run, number=part.number + 1, job=next_job)
 
 
 def finish_run(part: NotebookPart, found: protocol.NotebookResult) -> None:
-    now = timezone.now()
     files = f"; it left {found.left} {'file' if found.left == 1 else 'files'} in {MODEL}" if found.left else ""
-    part.run.change_state(
-        Run.State.FINISHED,
-        since=train.ACTIVE_STATES,
-        actor=SITE_ACTOR,
-        message=f"The notebook has run to its last cell, in {duration(found.seconds)}{files}.",
-        reason="",
-        trained_at=now,
-        finished_at=now,
-        fraction=1.0,
-    )
+    message = f"The notebook has run to its last cell, in {duration(found.seconds)}{files}."
+    fields = {"trained_at": timezone.now(), "fraction": 1.0}
+    apply_event(part.run, RunEvent.COMPLETE, actor=SITE_ACTOR, message=message, **fields)
 
 
 # --- for pages -------------------------------------------------------------------------------------------------------

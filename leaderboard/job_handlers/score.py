@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
-from django.utils import timezone
 from pydantic import ValidationError
 
 from leaderboard import graphs, run_jobs, runs, scoring_work
@@ -18,6 +17,7 @@ from leaderboard.models import Publication, Run, Score
 from leaderboard.publishing import publications
 from leaderboard.rankings import budget_charges, trust
 from leaderboard.rankings.score_validation import Verdict
+from leaderboard.run_states import RunEvent, apply_event
 from leaderboard.sanitize import sanitize_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
@@ -112,24 +112,17 @@ class RunScoreHandler(JobKind):
 
 
 def finish_scored_run(run: Run, verdict: Verdict, node: str) -> None:
-    if run.change_state(
-        Run.State.FINISHED,
-        since=[Run.State.SCORING],
-        actor=f"node:{node}",
-        message=f"Scored on {node}: {verdict.bits_per_byte:.4f} bits per byte.",
-        reason="",
-        finished_at=timezone.now(),
-        **verdict.run_fields(),
-        **budget_charges.compute_charges(run, verdict),
-    ):
-        Score.objects.bulk_create(
-            verdict.scores(run),
-            update_conflicts=True,
-            unique_fields=["run", "name"],
-            update_fields=["value", "stderr", "count"],
-        )
-        trust.mark_scored(run)
-        runs.queue_whole_run(run)
+    fields = {**verdict.run_fields(), **budget_charges.compute_charges(run, verdict)}
+    message = f"Scored on {node}: {verdict.bits_per_byte:.4f} bits per byte."
+    apply_event(run, RunEvent.SCORE, actor=f"node:{node}", message=message, **fields)
+    Score.objects.bulk_create(
+        verdict.scores(run),
+        update_conflicts=True,
+        unique_fields=["run", "name"],
+        update_fields=["value", "stderr", "count"],
+    )
+    trust.mark_scored(run)
+    runs.queue_whole_run(run)
 
 
 # --- releases ---------------------------------------------------------------------------------------------------------

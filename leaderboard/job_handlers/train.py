@@ -10,11 +10,12 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import graphs, initial_weights, metrics_queries, run_jobs, runs
+from leaderboard import graphs, initial_weights, metrics_queries, run_jobs, run_states, runs
 from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
 from leaderboard.publishing import releases
 from leaderboard.rankings import speed_probes
+from leaderboard.run_states import RunEvent, apply_event
 from leaderboard.sanitize import sanitize_json, sanitize_text
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
@@ -26,10 +27,6 @@ logger = logging.getLogger(__name__)
 
 RUN_FILE_BYTES = 256_000
 PLAN_MARGIN = 2  # a run has at most so many times the steps that its progress so far suggests
-COUNTS_FROM = 0.1  # a run cancelled after this share of its budget counts against its entry (scoring.md)
-
-
-ACTIVE_STATES = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 
 
 def get_node_class(lease: Lease, devices: int) -> str:
@@ -117,19 +114,14 @@ class TrainHandler(JobKind):
         run = Run.objects.with_entry().get(job=job)
         final = find_final_checkpoint(job, result)
         assert final is not None, "checked by find_result_problem"
-        if run.change_state(
-            Run.State.SCORING,
-            since=ACTIVE_STATES,
-            actor=SITE_ACTOR,
-            message=f"Trained to the end, step {final.step}.",
-            reason="",
-            checkpoint=final,
-            trained_at=timezone.now(),
-            fraction=1.0,
-            **speed_probes.evaluate_probes(run, job, result),
-        ):
-            runs.queue_score(run)
-            replays.draw_replay(run)
+        fields = {"checkpoint": final, "trained_at": timezone.now(), "fraction": 1.0}
+        fields |= speed_probes.evaluate_probes(run, job, result)
+        for name, value in fields.items():  # the score job is of the trained run
+            setattr(run, name, value)
+        message = f"Trained to the end, step {final.step}; queued for scoring on a trusted node."
+        score_job = runs.build_score_job(run)
+        apply_event(run, RunEvent.TRAIN, actor=SITE_ACTOR, message=message, score_job=score_job, **fields)
+        replays.draw_replay(run)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         mark_run_failed(Run.objects.get(job=job), cause, reason)
@@ -151,12 +143,11 @@ class TrainHandler(JobKind):
 
 
 def mark_run_started(run: Run, lease: Lease, message: str) -> None:
-    run.change_state(
-        Run.State.TRAINING,
-        since=ACTIVE_STATES,
+    apply_event(
+        run,
+        RunEvent.TAKE,
         actor=f"node:{lease.node.name}",
         message=message,
-        reason="",
         node_name=lease.node.name,
         node_class=get_node_class(lease, run_jobs.get_configuration(run).get("devices", 1)),
         started_at=run.started_at or timezone.now(),
@@ -166,48 +157,26 @@ def mark_run_started(run: Run, lease: Lease, message: str) -> None:
 def mark_run_paused(run: Run, job: Job, reason: str, next_step: str) -> None:
     """Pause a run that lost its node. `next_step`: for example "It starts over"."""
     when = "when it is queued again" if job.state == Job.State.HELD else "as soon as a node is free"
-    run.change_state(
-        Run.State.PAUSED,
-        since=[Run.State.TRAINING],
-        actor=SITE_ACTOR,
-        message=f"Left its node ({reason.rstrip('.')}). {next_step} {when}.",
-        reason=f"{reason} {next_step} {when}."[:500],
-    )
+    message = f"Left its node ({reason.rstrip('.')}). {next_step} {when}."
+    apply_event(run, RunEvent.LEAVE, actor=SITE_ACTOR, message=message, reason=f"{reason} {next_step} {when}."[:500])
 
 
 def mark_run_failed(run: Run, cause: protocol.Cause, reason: str) -> None:
     reason = sanitize_text(reason, 400) or "It ended without a reason."
     hint = "" if cause == "model" else " This was not the model's fault: the same seed can run again."
-    run.change_state(
-        Run.State.FAILED,
-        since=[Run.State.QUEUED, *Run.LIVE],
-        actor=SITE_ACTOR,
-        message=f"Failed: {reason}{hint}",
-        reason=f"{reason}{hint}",
-        cause=cause,
-        finished_at=timezone.now(),
-    )
+    message, reason = f"Failed: {reason}{hint}", f"{reason}{hint}"
+    apply_event(run, RunEvent.FAIL, actor=SITE_ACTOR, message=message, reason=reason, cause=cause)
 
 
 def mark_run_cancelled(run: Run, reason: str) -> None:
-    counts = run.fraction > COUNTS_FROM and run.state != Run.State.SCORING
-    hint = f" With {run.fraction:.0%} of its budget used it counts against its entry." if counts else ""
-    reason = sanitize_text(reason, 400)
-    run.change_state(
-        Run.State.CANCELLED,
-        since=[Run.State.QUEUED, *Run.LIVE],
-        actor=SITE_ACTOR,
-        message=f"Cancelled: {reason}{hint}",
-        reason=f"{reason}{hint}",
-        finished_at=timezone.now(),
-    )
+    counts = run_states.is_attempt(run, RunEvent.CANCEL, "")
+    hint = f" With {run.fraction:.0%} of its budget used it counts as an attempt of its entry." if counts else ""
+    reason = f"{sanitize_text(reason, 400)}{hint}"
+    apply_event(run, RunEvent.CANCEL, actor=SITE_ACTOR, message=f"Cancelled: {reason}", reason=reason)
 
 
 def recover_unfinished() -> None:
-    """Catch up after a crash: queue missing score jobs and store the configurations that nodes resolved."""
-    for run in Run.objects.unscored().select_related("entry__bundle", "job__release", "track"):
-        if run.checkpoint_id and run.job_id:
-            runs.queue_score(run)
+    """Catch up after a crash: store the configurations that nodes resolved."""
     for run in Run.objects.filter(config={}, trained_at__isnull=False, job__files__path=RUN_FILE).select_related("job"):
         store_configuration(run)
 

@@ -1,6 +1,7 @@
 """The public record: seasons, tracks, entries, their runs, the curves and the scores."""
 
 from leaderboard.models.bounties import Bounty
+from leaderboard.models.confirmations import Confirmation
 from leaderboard.models.curves import CurvePoint, Sample, Score
 from leaderboard.models.entries import Entry
 from leaderboard.models.generations import Generation
@@ -25,6 +26,7 @@ from leaderboard.models.tracks import Track
 __all__ = [
     "ApiToken",
     "Bounty",
+    "Confirmation",
     "CurvePoint",
     "Delivery",
     "Entry",

@@ -121,9 +121,6 @@ class Entry(models.Model):
         help_text='Result of the smoke run: "passed" (None: inconclusive), then the fields of `SmokeResult`.',
     )
     smoke_sentence = models.CharField(max_length=500, blank=True, help_text="The smoke result in a sentence.")
-    confirmation = models.CharField(
-        max_length=300, blank=True, help_text="Outcome of the confirmation runs. Empty until all of them have ended."
-    )
     impact = models.IntegerField(default=0, help_text="Within a priority, higher goes first.")
     requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"

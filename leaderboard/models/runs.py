@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, cast
+from typing import cast
 
-from django.db import models, transaction
-from django.db.models import BooleanField, Count, ExpressionWrapper, F, FilteredRelation, Q, Sum
+from django.db import models
+from django.db.models import BooleanField, Count, Exists, ExpressionWrapper, F, FilteredRelation, OuterRef, Q, Sum
 from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
 
+from leaderboard.models.confirmations import Confirmation
 from leaderboard.models.dicts import build_dict
 from leaderboard.models.entries import Entry
 from leaderboard.models.graphs import TracedGraph
 from leaderboard.models.seasons import Season
 from leaderboard.models.tracks import Track
-from leaderboard.recomputation import request_recomputation
 from scheduler.models import Checkpoint, Job, JobFile
-from scheduler.transitions import transition
 from trainer.protocol.files import RUN_FILE
 
 BENCHMARK_AVERAGE = "average/normalized"
@@ -82,7 +80,14 @@ class RunQuerySet(models.QuerySet["Run"]):
         return (
             self.filter(track=track.pk, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
             .exclude(purpose__in=Run.NOT_COMPARED)
-            .annotate(overall=FilteredRelation("scores", condition=Q(scores__name=BENCHMARK_AVERAGE)))
+            .annotate(
+                overall=FilteredRelation("scores", condition=Q(scores__name=BENCHMARK_AVERAGE)),
+                broke_record=Exists(
+                    Confirmation.objects.filter(
+                        entry=OuterRef("entry"), season=OuterRef("season"), outcome=Confirmation.Outcome.RECORD
+                    )
+                ),
+            )
             .order_by("bits_per_byte", "pk")
         )
 
@@ -125,10 +130,6 @@ class RunQuerySet(models.QuerySet["Run"]):
         )
         has_failed = Q(state__in=[Run.State.FAILED, Run.State.CANCELLED])
         return self.filter(has_failed | Q(is_excluded, state=Run.State.FINISHED))
-
-    def unscored(self) -> RunQuerySet:
-        """Return trained runs without a score job."""
-        return self.filter(state=Run.State.SCORING, score_job=None)
 
     def version(self) -> str:
         """Return a word that differs after any change of these runs, for ETags."""
@@ -184,6 +185,11 @@ class Run(models.Model):
         max_length=16,
         blank=True,
         help_text="Cause of a failure: `model` (it counts) or `infrastructure` (the seed may run again).",
+    )
+    counts = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Whether its end used up an attempt of its entry: then only a maintainer starts another.",
     )
     trust = models.CharField(max_length=12, choices=Trust.choices, default=Trust.PROVISIONAL)
     job = models.OneToOneField(Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="run")
@@ -346,15 +352,6 @@ class Run(models.Model):
         if self.fraction <= 0 or self.seconds <= 0:
             return self.expected_seconds
         return self.seconds / self.fraction * (1 - self.fraction)
-
-    def change_state(self, to: str, *, since: Collection[str], actor: str, message: str, **fields: Any) -> bool:
-        """Change the state by `transition`, and have the standings recomputed if they depend on it."""
-        with transaction.atomic():
-            fields["revision"] = F("revision") + 1
-            is_changed = transition(self, to, since=since, actor=actor, message=message, **fields)
-            if is_changed and Run.State.FINISHED in (to, *since):
-                request_recomputation(self.track_id)
-        return is_changed
 
     def get_run_file(self) -> JobFile | None:
         """Return its `run.json`; None before it is sent."""

@@ -21,10 +21,10 @@ from leaderboard.notifications import email_links
 from leaderboard.notifications.channels import CHANNELS
 from leaderboard.notifications.message import DeliveryError, Message
 from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval
-from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
+from leaderboard.rankings.confirmations import RECORD_EVENT
 from scheduler.models import Event, Node
-from scheduler.node_health import FAILING_MESSAGE
-from scheduler.pool import OFFLINE_REASON
+from scheduler.node_health import FAILING_EVENT
+from scheduler.pool import OFFLINE_EVENT
 
 KIND = "notice"
 MAX_PER_DAY = 30
@@ -36,8 +36,7 @@ MAX_ATTEMPTS = 12
 
 def notify_about_events(events: Sequence[Event]) -> None:
     """Listener of Events. An Event says that its target changed; the target's row says how."""
-    about_nodes = [event for event in events if event.target_kind == "node"]
-    nodes = [event for event in about_nodes if OFFLINE_REASON in event.sentence or FAILING_MESSAGE in event.sentence]
+    nodes = [event for event in events if event.target_kind == "node" and event.kind in (OFFLINE_EVENT, FAILING_EVENT)]
     lost_states = [Node.State.OFFLINE, Node.State.FAILING]
     changed = Node.objects.filter(pk__in={event.target_id for event in nodes}, state__in=lost_states)
     lost = set(changed.values_list("pk", flat=True))
@@ -45,7 +44,7 @@ def notify_about_events(events: Sequence[Event]) -> None:
         if event.target_id in lost:
             notify_subscribers("node", event.pk)
     for event in events:
-        if event.target_kind == "entry" and event.sentence == RECORD_CONFIRMED:
+        if event.target_kind == "entry" and event.kind == RECORD_EVENT:
             notify_subscribers("record", event.target_id)
     entries = {event.target_id for event in events if event.target_kind == "entry"}
     for entry in Entry.objects.proposed().filter(pk__in=entries):

@@ -23,7 +23,7 @@ from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import hub_files, weights
 from leaderboard.publishing.model_card import build_run_url
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from scheduler import hub
 from scheduler.models import SITE_ACTOR, Blob, Event
 from trainer.protocol.files import build_checkpoint_path

@@ -13,6 +13,7 @@ from django.db.models import Q
 from leaderboard import initial_weights, runs
 from leaderboard.models import Publication, Run, Track
 from leaderboard.models.publications import FINAL
+from leaderboard.run_states import RunError
 from scheduler.models import SITE_ACTOR, Event
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def queue_finetune(run: Run) -> bool:
     """Queue a waiting run; return whether this call did. Fails it if its entry was withdrawn, for example."""
     try:
         return runs.queue_run(run)
-    except runs.RunError as error:
+    except RunError as error:
         runs.fail_waiting_run(run, "model", str(error))
         return False
 

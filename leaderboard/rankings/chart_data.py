@@ -11,7 +11,7 @@ from statistics import fmean, geometric_mean
 import numpy as np
 from typing_extensions import TypedDict
 
-from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED, ScoredRun, get_compute
+from leaderboard.rankings.eligible_runs import ScoredRun, get_compute
 from leaderboard.rankings.standings import EntryStanding, TrackStandings
 
 MAX_LADDER_ENTRIES = 100
@@ -159,6 +159,6 @@ def list_other_entries(rows: Sequence[EntryStanding]) -> list[tuple[float, float
     return [
         (scored_at.timestamp(), row.estimate.cm)
         for row in rows
-        if not row.is_baseline and not row.latest.confirmation.startswith(RECORD_CONFIRMED)
+        if not row.is_baseline and not row.latest.broke_record
         if row.estimate and row.estimate.cm and (scored_at := row.finished_at)
     ]

@@ -20,16 +20,19 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from leaderboard import runs, unrelated_nodes
-from leaderboard.models import Entry, Run, Track
+from leaderboard.models import Confirmation, Entry, Run, Track
 from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings import bounties, trust
-from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED, ScoredRun
+from leaderboard.rankings.eligible_runs import ScoredRun
 from leaderboard.rankings.standings import TrackStandings, load_scored_runs, rank_entries
 from leaderboard.recomputation import request_recomputation
+from leaderboard.run_states import RunError
 from scheduler.models import SITE_ACTOR, Event
 from trainer.scoring.multiplier import Ladder, ResultsError
 
 logger = logging.getLogger(__name__)
+Outcome = Confirmation.Outcome
+RECORD_EVENT = "record"
 RECORD_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
 AGREEMENT = 0.999
 """One-sided level at which confirmation runs that are worse than the first ones are more than bad luck. Strict, since
@@ -86,7 +89,7 @@ def process_confirmations() -> None:
 def log_errors(subject: Entry | Run) -> Iterator[None]:
     try:
         yield
-    except (ConfirmationError, runs.RunError) as error:
+    except (ConfirmationError, RunError) as error:
         logger.warning("%s: %s", subject, error)
     except Exception:
         logger.exception("The confirmation of %s failed.", subject)
@@ -140,7 +143,8 @@ def would_be_record(standings: TrackStandings, entry: int, record: int | None) -
 
 def find_undecided_entries(track: Track) -> list[Entry]:
     begun = Run.objects.filter(track=track, season=track.season_id, purpose=Run.Purpose.CONFIRMATION)
-    entries = Entry.objects.filter(confirmation="", pk__in=begun.values("entry")).select_related("track__season")
+    decided = Confirmation.objects.filter(season=track.season_id).values("entry")
+    entries = Entry.objects.filter(pk__in=begun.values("entry")).exclude(pk__in=decided).select_related("track__season")
     return [entry for entry in entries if all(is_over(run) for run in filter_confirmation_runs(entry))]
 
 
@@ -152,7 +156,7 @@ def conclude_confirmation(entry: Entry) -> None:
     """Decide about an entry whose confirmation runs are over; wait while the ladder has no noise estimate."""
     confirming = list(filter_confirmation_runs(entry))
     if any(run.state != Run.State.FINISHED for run in confirming):
-        store_decision(entry, "Not confirmed: not every confirmation run came to its end, and all that start count.")
+        store_decision(entry, Outcome.INCOMPLETE)
         return
     reliable = load_reliable_runs(entry.track)
     standings = rank_entries(entry.track, reliable)
@@ -169,8 +173,8 @@ def conclude_confirmation(entry: Entry) -> None:
             mark_disputed(entry, worse)
         elif would_be_record(standings, entry.pk, record):
             mark_record(entry, confirming, record)
-        else:
-            mark_replicated(entry)
+        elif store_decision(entry, Outcome.REPLICATED):
+            set_trust(get_full_budget_runs(entry), Run.Trust.REPLICATED, REPLICATED)
 
 
 def measure_excess_loss(ladder: Ladder, first: Sequence[ScoredRun], second: Sequence[ScoredRun]) -> float:
@@ -188,31 +192,26 @@ def measure_excess_loss(ladder: Ladder, first: Sequence[ScoredRun], second: Sequ
     )
 
 
-def store_decision(entry: Entry, sentence: str) -> bool:
-    """Store the outcome; return whether this call did."""
-    decided = Entry.objects.filter(pk=entry.pk, confirmation="").update(confirmation=sentence[:300])
-    if decided:
-        Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
+def store_decision(entry: Entry, outcome: Confirmation.Outcome, standard_errors: float | None = None) -> bool:
+    """Store the outcome in the track's season; return whether this call did."""
+    season, fields = entry.track.season, {"outcome": outcome, "standard_errors": standard_errors}
+    _, is_new = Confirmation.objects.get_or_create(entry=entry, season=season, defaults=fields)
+    if is_new:
+        Run.objects.filter(entry=entry, season=season).update(revision=F("revision") + 1)
         request_recomputation(entry.track_id)
-        Event.record(SITE_ACTOR, entry, sentence)
-    return decided == 1
+        Event.record(SITE_ACTOR, entry, outcome.label, RECORD_EVENT if outcome == Outcome.RECORD else "")
+    return is_new
 
 
 def mark_disputed(entry: Entry, worse: float) -> None:
-    decision = f"Not confirmed: the confirmation is {worse:.1f} standard errors worse than the first runs."
     sentence = f"Disputed: the confirmation on unrelated nodes came out {worse:.1f} standard errors worse."
-    if store_decision(entry, decision):
+    if store_decision(entry, Outcome.WORSE, worse):
         set_trust(get_first_runs(entry), Run.Trust.DISPUTED, sentence)
-
-
-def mark_replicated(entry: Entry) -> None:
-    if store_decision(entry, "Confirmed: fresh seeds on unrelated, trusted nodes agree with the first runs."):
-        set_trust(get_full_budget_runs(entry), Run.Trust.REPLICATED, REPLICATED)
 
 
 def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> None:
     """Make the confirmation runs the record; those of the former holder become replicated."""
-    if not store_decision(entry, RECORD_CONFIRMED):
+    if not store_decision(entry, Outcome.RECORD):
         return
     if former not in (None, entry.pk):
         former_runs = Run.objects.filter(entry=former, trust=Run.Trust.RECORD)

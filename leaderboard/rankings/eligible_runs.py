@@ -18,8 +18,6 @@ from trainer.scoring.multiplier import Axis
 EXCLUDED_TRUST = {Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.", Run.Trust.DISPUTED: "It is disputed."}
 """Trust of runs that are shown and not compared, and why."""
 NO_GRAPH = "It was not trained from a graph, and this track compares graphs only."
-RECORD_CONFIRMED = "A record: its confirmation runs alone are clearly over the baseline and the record before."
-"""`Entry.confirmation` of an entry that became the record. It stays when another entry takes the record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +46,8 @@ class ScoredRun:
     tokens: int = 0
     average: float | None = None
     """Over the track's lm-eval tasks, from 0 (chance) to 1 (all correct)."""
-    confirmation: str = ""
+    broke_record: bool = False
+    """Whether its entry's confirmation runs broke the record in its season, now or once."""
     is_traced: bool = False
     """Whether its track compares graphs."""
     graph: str | None = None
@@ -85,7 +84,7 @@ RUN_COLUMNS: dict[str, str] = {
     "flops": "train_flops",
     "seconds": "train_seconds",
     **{name: f"entry__{name}" for name in ("title", "architecture", "author", "kind", "sha", "repository")},
-    "confirmation": "entry__confirmation",
+    "broke_record": "broke_record",
     "is_traced": "track__is_traced",
     "graph": "graph__hash",
     **{name: f"graph__summary__{name}" for name in ("stored_bytes", "constant_bytes")},

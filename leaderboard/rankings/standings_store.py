@@ -20,7 +20,6 @@ from django.utils import timezone
 from leaderboard.models import Run, Standing, StandingsTable, Track
 from leaderboard.models.standings import parse_entry_name
 from leaderboard.rankings.chart_data import build_chart_data
-from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
 from leaderboard.rankings.standings import EntryStanding, ResultsDict, TrackStandings, compute_standings
 from trainer.scoring.multiplier import AXES, Axis, EntryMultiplier
 
@@ -206,7 +205,7 @@ def build_estimate_fields(estimate: EntryMultiplier, titles: dict[int, str], bas
 def is_record(row: EntryStanding) -> bool:
     """Return whether the entry broke the record, now or once, and its multiplier is known."""
     has_multiplier = row.estimate is not None and bool(row.estimate.cm)
-    return has_multiplier and not row.is_baseline and row.latest.confirmation.startswith(RECORD_CONFIRMED)
+    return has_multiplier and not row.is_baseline and row.latest.broke_record
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Entry, Run, Track
+from leaderboard.run_states import RunError
 from leaderboard.schedule.failures import isolate_track
 from scheduler import storage
 from scheduler.models import SITE_ACTOR, Blob, Job
@@ -130,7 +131,7 @@ def retry_broken(track: Track) -> None:
     for run in broken.filter(cause="infrastructure", finished_at__lt=failed_before)[:WAITING_AT_ONCE]:
         try:
             runs.retry_run(run, actor=SITE_ACTOR)
-        except runs.RunError as error:
+        except RunError as error:
             logger.warning("Ladder run %s is not retried: %s", run.pk, error)
 
 

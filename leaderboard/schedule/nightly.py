@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from leaderboard import night_nodes, runs
 from leaderboard.models import Entry, Night, Run, Season, Track
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from leaderboard.schedule import ladder
 from leaderboard.schedule.due_times import get_night_date
 from leaderboard.schedule.failures import isolate_track

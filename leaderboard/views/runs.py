@@ -35,7 +35,7 @@ from leaderboard.publishing import publications, releases
 from leaderboard.publishing.weights import is_downloadable
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.reference_runs import ReferenceRun, find_reference_runs, parse_run_ids
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from leaderboard.schedule.start_estimates import estimate_run_start, is_queued
 from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, get_standings_revision, render_live
 from scheduler.models import Event

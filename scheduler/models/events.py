@@ -21,6 +21,13 @@ class Event(models.Model):
     actor = models.CharField(max_length=120, help_text="A user name, node:<name> or site.")
     target_kind = models.CharField(max_length=40, help_text="Model name of the target: job, node, run, entry...")
     target_id = models.BigIntegerField()
+    kind = models.CharField(
+        max_length=20,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Word for listeners, where the target's row says less.",
+    )
     sentence = models.CharField(max_length=500)
     announced = models.BooleanField(default=False, help_text="Whether its listeners were called.")
 
@@ -42,7 +49,9 @@ class Event(models.Model):
         return cls.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
 
     @classmethod
-    def record(cls, actor: str, target: models.Model, sentence: str) -> Event:
-        """Write an Event about the target."""
-        kind = target._meta.model_name or ""
-        return cls.objects.create(actor=actor, target_kind=kind, target_id=target.pk, sentence=sentence[:500])
+    def record(cls, actor: str, target: models.Model, sentence: str, kind: str = "") -> Event:
+        """Write an Event about the target. `kind`: for listeners."""
+        target_kind = target._meta.model_name or ""
+        return cls.objects.create(
+            actor=actor, target_kind=target_kind, target_id=target.pk, sentence=sentence[:500], kind=kind
+        )

@@ -241,9 +241,11 @@ SCORE_RESULT: dict[str, Any] = {
 
 
 def finish_run(run: Run, node: Node, score_result: dict[str, Any] | None = None) -> Run:
-    """Take a queued run through training and scoring."""
+    """Take a queued run, or one that trains, through training and scoring."""
     assert run.job
-    lease_job(run.job, node)
+    run.job.refresh_from_db()
+    if run.job.state != Job.State.LEASED:
+        lease_job(run.job, node)
     get_job_kind(run.job).handle_metrics(run.job, [build_train_row(10), build_train_row(20, 2.5)])
     create_checkpoint(run.job, 20)
     get_job_kind(run.job).handle_done(run.job, {"step": 20})

@@ -13,7 +13,7 @@ from pytest_django import Settings
 
 from leaderboard import runs
 from leaderboard.models import Entry, Run
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from scheduler import leases, uploads
 from scheduler.models import Job, Lease, Node
 from tests.leaderboard.conftest import finish_run
@@ -232,8 +232,8 @@ def test_run_of_withdrawn_entry_is_not_retried_or_run_again(
     Entry.objects.update(state=Entry.State.WITHDRAWN)
     assert "retry" not in list_buttons(client, run)
     run.refresh_from_db()
-    with pytest.raises(runs.RunError, match="only runs of approved entries"):
+    with pytest.raises(RunError, match="only runs of approved entries"):
         runs.retry_run(Run.objects.get(pk=run.pk), actor="mara")
-    with pytest.raises(runs.RunError):
+    with pytest.raises(RunError):
         runs.rerun(Run.objects.get(pk=run.pk), actor="mara")
     assert Run.objects.count() == 1

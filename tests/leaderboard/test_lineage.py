@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from leaderboard import actions, initial_weights, lineage, runs
 from leaderboard.models import Entry, Run, Track
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from scheduler import leases, retention
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job, Lease, Node

@@ -57,6 +57,12 @@ def test_generated_page_is_up_to_date(name: str) -> None:
     assert (DOCS / "reference" / f"{name}.md").read_text() == generate.PAGES[name](), "run `make docs-reference`"
 
 
+def test_drawing_of_run_states_is_up_to_date() -> None:
+    assert (DOCS / "reference" / "run-states.svg").read_text() == generate.draw_run_states(), (
+        "run `make docs-reference`"
+    )
+
+
 def test_every_setting_has_a_meaning() -> None:
     rows = list(generate.iterate_settings(generate.SETTINGS.read_text()))
     assert len(rows) > 50

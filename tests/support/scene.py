@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connection
 from django.utils import timezone
 
-from leaderboard.models import CurvePoint, Entry, Run, Sample, Score, Season, Track
+from leaderboard.models import Confirmation, CurvePoint, Entry, Run, Sample, Score, Season, Track
 from scheduler.models import Blob, Event, Job, Lease, LogChunk, Node
 from tests.support import campaign_scene
 
@@ -53,6 +53,11 @@ def create_entry(track: Track, title: str, architecture: str = "gpt", **fields: 
         "sha": SHA,
     }
     return Entry.objects.create(track=track, title=title, architecture=architecture, **{**values, **fields})
+
+
+def confirm_record(entry: Entry) -> None:
+    """Record that the entry's confirmation runs broke the record of its season."""
+    Confirmation.objects.create(entry=entry, season=entry.track.season, outcome=Confirmation.Outcome.RECORD)
 
 
 def create_run(entry: Entry, **fields: Any) -> Run:

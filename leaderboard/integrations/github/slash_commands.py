@@ -24,7 +24,7 @@ from leaderboard.integrations.github.connection import NotConnectedError
 from leaderboard.integrations.github.deliveries import as_number, as_text, get_nested
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.outbox import PermanentError, RetryLater
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from leaderboard.submissions import intake, smoke_tests
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
@@ -365,9 +365,11 @@ def rerun_entry(entry: Entry, commenter: Commenter) -> str | RefusedError:
         return RefusedError("There is no run to repeat yet.")
     if not last.is_over or runs.has_unfinished_run(last):
         return RefusedError("A run of it is under way: wait for its result first.")
-    if last.state == Run.State.FINISHED and not commenter.is_allowed("rerun", entry):
+    if runs.has_used_attempt(last) and not commenter.is_allowed("rerun", entry):
         # Choosing more seeds after seeing a result leads to more false records (docs/explanation/multiplier.md).
-        return RefusedError("It has a result. Only maintainers can request more seeds.")
+        return RefusedError(
+            "It has a result, or used more than a tenth of its budget. Only maintainers can request more seeds."
+        )
     if last.state == Run.State.FINISHED and last.part < 1 and not last.is_trial:
         whole = runs.make_run(entry, entry.track, actor=commenter.name)
         runs.queue_run(whole, actor=commenter.name)

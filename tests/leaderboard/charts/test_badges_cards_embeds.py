@@ -10,7 +10,6 @@ from django.test import Client
 from PIL import Image
 
 from leaderboard.models import Entry, Run
-from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
 from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.django_db
 def record_entry() -> Entry:
     """The record of a full board."""
     _, entries = boards.create_board()
-    Entry.objects.filter(pk=entries["Better"].pk).update(confirmation=RECORD_CONFIRMED)
+    scene.confirm_record(entries["Better"])
     Run.objects.filter(entry=entries["Better"]).update(trust=Run.Trust.RECORD, purpose=Run.Purpose.CONFIRMATION)
     return Entry.objects.get(pk=entries["Better"].pk)
 

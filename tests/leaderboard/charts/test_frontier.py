@@ -12,7 +12,6 @@ from django.utils import timezone
 from leaderboard.board.scales import draw_scales, load_scales
 from leaderboard.charts.frontier import build_frontier, load_records
 from leaderboard.models import Entry, Run, Track
-from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
 from leaderboard.rankings.standings_store import load_standings
 from tests.support import boards, scene
 
@@ -21,7 +20,8 @@ pytestmark = pytest.mark.django_db
 
 def create_record_entry(track: Track, title: str, multiplier: float, days: int, trust: str = "replicated") -> Entry:
     """Create an entry that became the record `days` ago."""
-    entry = scene.create_entry(track, title, "smear", sha=f"{9000 + days:040x}", confirmation=RECORD_CONFIRMED)
+    entry = scene.create_entry(track, title, "smear", sha=f"{9000 + days:040x}")
+    scene.confirm_record(entry)
     for seed in range(3):
         boards.create_scored_run(
             entry, multiplier, seed=seed, purpose=Run.Purpose.CONFIRMATION, trust=trust,

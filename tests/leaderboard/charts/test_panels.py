@@ -99,7 +99,7 @@ def test_points_table_has_first_and_last_step_and_all_metrics(run: Run) -> None:
 
 def test_point_temperature_is_from_node_health_not_from_training(run: Run, node: Node) -> None:
     job = scene.create_job(run)
-    Run.objects.filter(pk=run.pk).update(job=job)
+    Run.objects.filter(pk=run.pk).update(job=job, state=Run.State.QUEUED)
     Node.objects.filter(pk=node.pk).update(health={"temperature_celsius": 71, "throttled": False})
     lease_job(job, node)
 

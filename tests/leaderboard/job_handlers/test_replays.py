@@ -16,8 +16,8 @@ from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from scheduler import leases, node_vetting, retention, storage, uploads
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Event, Job, Lease, Node
-from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint, lease_job
+from scheduler.models import Event, Job, Node
+from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint, lease_job, requeue_job
 from trainer import protocol
 
 
@@ -141,14 +141,14 @@ def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
     """Deleting files of superseded checkpoints keeps their nodes and one stretch of each node."""
     assert run.job
     for number, worker in enumerate((untrusted_node, node)):
-        Job.objects.filter(pk=run.job.pk).update(state=Job.State.QUEUED)
         lease = lease_job(run.job, worker)
         for step in range(6 * number + 1, 6 * number + 7):
             content = b"weights of step %d" % step
             lease.uploads.add(storage.store_bytes(content))
             file = protocol.FileRef(path="model.safetensors", sha256=sha256(content).hexdigest(), size=len(content))
             uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=(file,)))
-        Lease.objects.filter(pk=lease.pk).update(state=Lease.State.RELEASED)
+        if worker == untrusted_node:
+            requeue_job(lease)
     assert run.job.checkpoints.count() == 12
     assert run.job.checkpoints.with_files().count() <= 6
     create_checkpoint(run.job, 13)

@@ -12,6 +12,7 @@ from django.test import Client
 from leaderboard import runs
 from leaderboard.job_handlers import swarm
 from leaderboard.models import Entry, Generation, Run, Seat, Swarm, SwarmEvent, Track
+from leaderboard.run_states import RunError
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler import matching, node_slots, transitions
@@ -97,7 +98,7 @@ def test_swarm_run_of_changed_code_is_not_queued(proposed_entry: Entry, swarm_tr
     )
     proposed_entry.refresh_from_db()
     run = runs.make_run(proposed_entry, swarm_track)
-    with pytest.raises(runs.RunError, match="own code only"):
+    with pytest.raises(RunError, match="own code only"):
         runs.queue_run(run)
 
 

@@ -7,7 +7,7 @@ from django.test import Client
 
 from leaderboard.models import Entry, NotebookPart, OutboxMessage, Publication, Run
 from leaderboard.publishing import publications
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from scheduler import storage
 from scheduler.models import JobFile
 from tests.leaderboard.publishing.test_publishing import hub, process_outbox_now

@@ -21,7 +21,7 @@ from leaderboard import actions, events, outbox
 from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.publishing import publications
 from leaderboard.rankings import trust
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError
 from scheduler import retention, storage
 from scheduler.models import Checkpoint, Event, JobFile, Node
 from tests.leaderboard.conftest import create_checkpoint, finish_run, lease_job, publish_release

@@ -12,6 +12,7 @@ from django.test import Client
 from leaderboard import runs, tasks
 from leaderboard.models import Entry, Publication, Run, Track
 from leaderboard.publishing import release_finetunes, releases
+from leaderboard.run_states import RunError
 from scheduler import leases, uploads
 from scheduler.models import Lease, Node
 from tests.leaderboard.conftest import create_checkpoint, finish_run, lease_job
@@ -173,7 +174,7 @@ def test_database_rejects_second_finetune_of_a_release(followed_run: Run, follow
 
 def test_entry_on_follower_track_cannot_train_from_scratch(followed_run: Run, follower_track: Track) -> None:
     run = runs.make_run(followed_run.entry, follower_track)
-    with pytest.raises(runs.RunError, match="fine-tunes the releases of another track only"):
+    with pytest.raises(RunError, match="fine-tunes the releases of another track only"):
         runs.queue_run(run)
 
 

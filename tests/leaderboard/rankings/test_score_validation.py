@@ -4,12 +4,13 @@ import math
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import Client
 
 from leaderboard import runs
 from leaderboard.job_handlers import train
 from leaderboard.models import Entry, Run
-from leaderboard.runs import RunError
+from leaderboard.run_states import RunError, RunEvent, apply_event
 from scheduler import storage
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, JobFile, Node
@@ -33,8 +34,7 @@ def test_run_from_queue_to_score_is_on_the_board(run: Run, node: Node) -> None:
         f"Run of Smeared keys on Small with seed {run.seed}.",
         "Queued for training.",
         "Training on cellar.",
-        "Trained to the end, step 20.",
-        "Queued for scoring on a trusted node.",
+        "Trained to the end, step 20; queued for scoring on a trusted node.",
         "Being scored on cellar.",
         "Scored on cellar: 2.5000 bits per byte.",
     ]
@@ -179,24 +179,13 @@ def test_result_of_run_without_files_is_refused(run: Run, node: Node, missing: s
     assert missing in get_job_kind(run.job).find_result_problem(run.job, {"step": 20})
 
 
-def test_missing_score_job_is_queued_once(run: Run, node: Node) -> None:
-    assert run.job
-    lease_job(run.job, node)
-    final = create_checkpoint(run.job, 20)
-    Run.objects.update(state=Run.State.SCORING, checkpoint=final)
-    train.recover_unfinished()
-    train.recover_unfinished()
-    assert Job.objects.filter(kind="score").count() == 1
-    run.refresh_from_db()
-    assert run.score_job
-
-
 def test_training_reported_done_twice_queues_one_score_job(run: Run, node: Node) -> None:
     assert run.job
     lease_job(run.job, node)
     create_checkpoint(run.job, 20)
     get_job_kind(run.job).handle_done(run.job, {"step": 20})
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    with pytest.raises(RunError, match="is scoring"), transaction.atomic():
+        get_job_kind(run.job).handle_done(run.job, {"step": 20})
     assert Job.objects.filter(kind="score").count() == 1
 
 
@@ -214,7 +203,7 @@ def test_cancellation_after_half_the_budget_counts_for_entry(run: Run, node: Nod
     get_job_kind(run.job).handle_cancellation(run.job, "Cancelled by mara.")
     run.refresh_from_db()
     assert run.state == "cancelled"
-    assert run.reason == "Cancelled by mara. With 50% of its budget used it counts against its entry."
+    assert run.reason == "Cancelled by mara. With 50% of its budget used it counts as an attempt of its entry."
 
 
 def test_waiting_run_is_cancelled_at_once(run: Run) -> None:
@@ -234,9 +223,10 @@ def test_queued_run_is_cancelled_with_its_job(run: Run) -> None:
 def test_state_change_from_stale_row_is_rejected(run: Run) -> None:
     """Two processes have the same old row; only the first change is applied."""
     stale_run = Run.objects.get(pk=run.pk)
-    assert run.change_state("training", since=["queued"], actor="node:a", message="Training on a.")
-    assert not stale_run.change_state("cancelled", since=["queued"], actor="mara", message="Cancelled.")
-    assert stale_run.state == "training"
+    apply_event(run, RunEvent.TAKE, actor="node:a", message="Training on a.")
+    with pytest.raises(RunError, match="is training, or its job is over"):
+        apply_event(stale_run, RunEvent.TAKE, actor="node:b", message="Training on b.")
+    assert not Event.objects.filter(sentence="Training on b.").exists()
 
 
 def test_run_page_shows_benchmark_seconds(run: Run, node: Node, client: Client) -> None:

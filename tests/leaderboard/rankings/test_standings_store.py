@@ -26,9 +26,9 @@ def recomputed_track_ids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ids
 
 
-def cancel_first_run(track: Track) -> None:
+def dispute_first_run(track: Track) -> None:
     run = Run.objects.filter(track=track, entry__title="Better").earliest("pk")
-    run.change_state("cancelled", since=["finished"], actor="mara", message="Taken back.")
+    assert trust.transition_trust(run, Run.Trust.DISPUTED, actor="mara", sentence="Looks odd.")
 
 
 def test_rows_equal_computed_standings() -> None:
@@ -85,7 +85,7 @@ def test_standings_computed_from_older_runs_are_discarded(monkeypatch: pytest.Mo
         old = compute_standings(track, axis)
         calls.append(axis)
         if len(calls) == 1:  # meanwhile a run changes and another worker replaces the rows
-            cancel_first_run(track)
+            dispute_first_run(track)
             monkeypatch.setattr(standings_store, "compute_standings", compute_standings)
             recompute_standings(track)
         return old
@@ -106,7 +106,7 @@ def test_change_enqueues_recomputation_on_commit(
     run = entries["Better"].runs.earliest("pk")
     with django_capture_on_commit_callbacks(execute=True):
         if change == "run":
-            cancel_first_run(track)
+            dispute_first_run(track)
         elif change == "trust":
             trust.transition_trust(run, Run.Trust.DISPUTED, actor="mara", sentence="A replay differs.")
         elif change == "track":
@@ -123,7 +123,7 @@ def test_rolled_back_change_enqueues_nothing(
 ) -> None:
     track, _ = boards.create_board()
     with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
-        cancel_first_run(track)
+        dispute_first_run(track)
         transaction.set_rollback(True)
 
     assert recomputed_track_ids == []
@@ -141,7 +141,7 @@ def test_periodic_task_recomputes_stale_standings(caplog: pytest.LogCaptureFixtu
 
     assert "The standings of odd cannot be computed." in caplog.text
     assert load_standings(track).row_count == 4
-    cancel_first_run(track)
+    dispute_first_run(track)
     tasks.recompute_stale_standings()
     row = load_standings(track).get_row(entries["Better"].pk)
     assert row is not None
@@ -151,7 +151,7 @@ def test_periodic_task_recomputes_stale_standings(caplog: pytest.LogCaptureFixtu
 def test_refreshed_standings_include_latest_change() -> None:
     track, entries = boards.create_board()
     recompute_standings(track)
-    cancel_first_run(track)
+    dispute_first_run(track)
 
     old, new = (
         load_standings(track).get_row(entries["Better"].pk),

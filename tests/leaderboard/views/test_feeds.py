@@ -10,9 +10,8 @@ from django.utils import timezone
 from lxml import etree
 
 from leaderboard.models import Entry, Run
-from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
 from scheduler.models import Event
-from tests.support import boards
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 ATOM = "{http://www.w3.org/2005/Atom}"
@@ -83,7 +82,8 @@ def list_titles(feed: ElementTree.Element) -> list[str]:
 
 def create_record_entry() -> Entry:
     _, entries = boards.create_board()
-    Entry.objects.filter(pk=entries["Better"].pk).update(confirmation=RECORD_CONFIRMED, title="Better & <b>faster</b>")
+    scene.confirm_record(entries["Better"])
+    Entry.objects.filter(pk=entries["Better"].pk).update(title="Better & <b>faster</b>")
     Run.objects.filter(entry=entries["Better"]).update(
         trust=Run.Trust.RECORD, purpose=Run.Purpose.CONFIRMATION, finished_at=timezone.now()
     )

@@ -88,6 +88,14 @@ def test_registered_node_with_used_name_gets_number() -> None:
     assert names == ["loco", "loco-2", "loco-3"]
 
 
+def test_third_node_with_the_longest_name_gets_a_free_one() -> None:
+    names = [node_tokens.find_free_name("n" * 80)]
+    for _ in range(3):
+        Node.objects.create(name=names[-1])
+        names.append(node_tokens.find_free_name("n" * 80))
+    assert names == ["n" * 80, *("n" * 74 + f"-{number}" for number in (2, 3, 4))]
+
+
 def test_renewal_token_registers_same_node() -> None:
     node, old_token = create_node()
     response = read_registration(post_registration(node_tokens.create_join_token(renews=node), "any-name"))

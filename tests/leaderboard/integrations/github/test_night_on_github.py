@@ -8,7 +8,8 @@ import pytest
 
 from leaderboard import events, outbox
 from leaderboard.integrations.github import commit_status
-from leaderboard.models import Night, OutboxMessage, Run, Track
+from leaderboard.models import Night, OutboxMessage, Track
+from leaderboard.run_states import RunEvent, apply_event
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.support import github_server
@@ -78,7 +79,7 @@ def test_nightly_run_that_fails_gets_check_by_its_cause(
     night = start_night(MONDAY)
     assert night.run
     failed = {"reason": "The loss became NaN at step 212.", "cause": cause}
-    night.run.change_state(Run.State.FAILED, since=[Run.State.QUEUED], actor="site", message="Failed.", **failed)
+    apply_event(night.run, RunEvent.FAIL, actor="site", message="Failed.", **failed)
     check = process_and_get_check(connected_github, night.sha)
     assert check["conclusion"] == conclusion
     assert check["output"]["title"] == f"{prefix}The loss became NaN at step 212."
