@@ -49,7 +49,7 @@ def process_failure(lease: Lease, fault: Fault, reason: str) -> None:
     job, node = lease.job, lease.node
     report = record_report(lease, fault, reason)
     if fault == Fault.MACHINE:
-        node_health.record_machine_fault(node, reason, job)
+        node_health.record_machine_fault(lease, reason)
         transitions.requeue_job(
             job, pool.get_actor(node), reason, counts=counts_as_attempt(report), **build_exclusions(report)
         )
@@ -156,11 +156,11 @@ def refute_claims(lease: Lease, step: int | None = None) -> None:
     claims = claims.exclude(node=lease.node_id)
     if step is not None:
         claims = claims.filter(step__lt=step)
-    for claim in claims.select_related("node", "job"):
+    for claim in claims.select_related("lease__node", "lease__job"):
         if FailureReport.objects.filter(pk=claim.pk, state=State.OPEN).update(state=State.REFUTED):
             said = CLAIMS[Fault(claim.fault)].format(step=claim.step)
             reason = f"It said {said}; {lease.node.name} has gone on past that point."
-            node_health.record_machine_fault(claim.node, reason, claim.job)
+            node_health.record_machine_fault(claim.lease, reason)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def drop_checkpoint(dropped: Checkpoint, report: FailureReport) -> dict[str, Any
         return {}
     uploader, reason = dropped.lease.node, f"Its checkpoint of step {dropped.step} is unusable: {report.reason}"
     Event.record(SITE_ACTOR, uploader, f"{uploader.name}: {reason}")
-    node_health.record_machine_fault(uploader, reason, dropped.job)
+    node_health.record_machine_fault(dropped.lease, reason)
     fields: dict[str, Any] = {"fault": Fault.MACHINE, "reason": reason[:500], "state": State.OPEN}
     fields |= {"job": dropped.job, "node": uploader, "owner": uploader.owner}
     charged, _ = FailureReport.objects.update_or_create(lease=dropped.lease, defaults=fields)

@@ -91,6 +91,7 @@ def test_claim_is_refuted_once_accepted_node_goes_on_past_it(job: Job, fields: d
     other.upload_checkpoint(11, b"eleven")
     assert job.failure_reports.get().state == state
     assert get_failures("liar") == (1 if state == "refuted" else 0)
+    assert claimed_job.row.machine_fault == (state == "refuted"), "a refuted claim is no contribution"
 
 
 def test_order_claimed_impossible_by_two_owners_fails_as_infrastructure(job: Job) -> None:
@@ -154,9 +155,11 @@ def test_unusable_checkpoint_is_dropped_after_two_failed_resumes(job: Job) -> No
     for step in (20, 30):
         poisoner.upload_checkpoint(step, b"\x00" * (700 + step))
     poisoner.finish("released")
+    assert not poisoner.row.machine_fault
     assert [fail_to_resume(create_agent(f"victim {number}")) for number in range(4)] == [30, 30, 20, 20]
     assert [get_failures(f"victim {number}") for number in range(4)] == [0, 0, 0, 0]
     assert get_failures("poisoner") == 2
+    assert poisoner.row.machine_fault
     assert get_state(job) == (Job.State.QUEUED, "")
     assert job.excluded_nodes == [Node.objects.get(name="poisoner").pk]
     last = create_agent("victim 0 again", "owner of victim 0").claim_job()
