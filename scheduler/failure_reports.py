@@ -227,9 +227,12 @@ def lift_exclusions(job: Job, actor: str) -> bool:
 
 
 def readmit_node(node: Node) -> None:
-    """Let a node that has proven itself again try the jobs that failed because of its machine."""
+    """Let a node that has proven itself again try the jobs that failed because of its machine.
+
+    Also those that were given up: the schedule retries them.
+    """
     reports = FailureReport.objects.filter(node=node, fault=Fault.MACHINE, state=State.OPEN)
-    jobs = set(reports.exclude(job__state__in=transitions.FINAL_STATES).values_list("job", flat=True))
+    jobs = set(reports.values_list("job", flat=True))
     reports.update(state=State.LIFTED)
     for job in sorted(jobs):
         remove_exclusions(job)

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from scheduler import failure_reports
+from scheduler import failure_reports, transitions
 from scheduler.models import FailureReport, Job, Node
 from scheduler.node_vetting import PROBATION
 from tests.support.pool import Agent, ClaimedJob, create_job, create_node, read_error_detail
@@ -118,6 +118,17 @@ def test_excluded_node_gets_job_again_once_it_is_readmitted(job: Job) -> None:
     agent.claim_job().finish("failed", reason="CUDA error")
     Node.objects.update(rest_until=None)
     failure_reports.readmit_node(Node.objects.get(name="dying"))
+    assert agent.claim_job().spec.attempt == 2
+
+
+def test_node_readmitted_after_job_failed_gets_its_retry(job: Job) -> None:
+    Job.objects.update(max_attempts=1)
+    agent = create_agent("only")
+    agent.claim_job().finish("failed", reason="CUDA error")
+    assert get_state(job) == (Job.State.FAILED, "infrastructure")
+    Node.objects.update(rest_until=None)
+    failure_reports.readmit_node(Node.objects.get(name="only"))
+    transitions.retry_job(job, "site")
     assert agent.claim_job().spec.attempt == 2
 
 
