@@ -49,7 +49,7 @@ def start_nightly_runs(now: datetime) -> list[Night]:
     A night that the site fails to start is due as before: `start_late_nights` tries again.
     """
     day, started = get_night_date(now), []
-    tracks = [track for track in Track.objects.nightly() if not has_night(track, day)]
+    tracks = [track for track in Track.objects.nightly() if not has_night(track, day, now)]
     head = read_main() if tracks else None
     for track in tracks:
         assert head is not None, "main was read for it"
@@ -68,7 +68,7 @@ def start_late_nights(now: datetime) -> list[Night]:
     started: list[Night | None] = []
     head = None
     for track in Track.objects.nightly().filter(nights__is_waiting=True).distinct():
-        has_night(track, get_night_date(now))
+        has_night(track, get_night_date(now), now)
         waiting = list(track.nights.filter(is_waiting=True).order_by("date"))
         if not waiting or get_unfinished_run(track):
             continue
@@ -82,13 +82,14 @@ def start_late_nights(now: datetime) -> list[Night]:
     return [night for night in started if night]
 
 
-def has_night(track: Track, day: date) -> bool:
+def has_night(track: Track, day: date, now: datetime) -> bool:
     """Return whether the track has a night of this date.
 
-    Nights of later dates are of a clock that was ahead: the first takes the place of the missing one, others go.
+    Nights that begin in the future are of a clock that was ahead: the first takes the place of the missing one, others
+    go.
     """
     has_one = track.nights.filter(date=day).exists()
-    for night in track.nights.filter(date__gt=day).order_by("date"):
+    for night in track.nights.filter(date__gt=day, created_at__gt=now).order_by("date"):
         if has_one:
             night.delete()
         else:

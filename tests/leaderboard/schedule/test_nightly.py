@@ -4,6 +4,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+import time_machine
 from django.utils import timezone
 from django_celery_beat.models import CrontabSchedule, PeriodicTask
 
@@ -228,10 +229,32 @@ def test_each_local_date_has_one_night_when_clocks_change(track: Track, hour: in
     zone = ZoneInfo("Europe/Berlin")
     dates = [first + timedelta(days=number) for number in range(6)]
     for day in dates:
-        for fold in (0, 1):
-            due = datetime.combine(day, time(hour, minute), zone).replace(fold=fold).astimezone(UTC)
-            nightly.start_nightly_runs(due + timedelta(minutes=20))  # beat was busy
+        due = datetime.combine(day, time(hour, minute), zone)
+        for moment in sorted(due.replace(fold=fold).astimezone(UTC) for fold in (0, 1)):
+            nightly.start_nightly_runs(moment + timedelta(minutes=20))  # beat was busy
     assert list(Night.objects.order_by("date").values_list("date", flat=True)) == dates
+
+
+def test_night_of_a_beat_that_was_down_for_hours_takes_not_the_next_one(track: Track) -> None:
+    schedule.install()
+    for now in (MONDAY + timedelta(hours=7), TUESDAY):
+        nightly.start_nightly_runs(now)
+    assert list(Night.objects.order_by("date").values_list("date", flat=True)) == [MONDAY.date(), TUESDAY.date()]
+
+
+def test_night_is_not_deleted_when_its_schedule_moves_to_a_later_hour(
+    track: Track, main_repository: Repository, node: Node
+) -> None:
+    schedule.install()
+    with time_machine.travel(MONDAY, tick=False) as clock:
+        begin_training(start_night(timezone.now()), node)
+        clock.move_to(TUESDAY)
+        main_repository.commit("Moved")
+        start_night(timezone.now())
+        set_zone(23, 0, "UTC")
+        clock.shift(timedelta(minutes=1))
+        nightly.start_late_nights(timezone.now())
+    assert list(Night.objects.order_by("date").values_list("date", flat=True)) == [MONDAY.date(), TUESDAY.date()]
 
 
 def test_clock_that_jumps_over_the_hour_and_back_loses_no_night(
