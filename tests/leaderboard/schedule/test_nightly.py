@@ -381,6 +381,19 @@ def test_night_of_track_that_is_not_nightly_does_not_start(track: Track) -> None
     assert nightly.start_nightly_runs(MONDAY) == []
 
 
+def test_nightly_task_tries_again_after_an_exception(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_main, errors = nightly.read_main, [OSError("No space left on device")]
+
+    def fail_once() -> nightly.MainHead:
+        if errors:
+            raise errors.pop()
+        return read_main()
+
+    monkeypatch.setattr(nightly, "read_main", fail_once)
+    nightly_task.apply()
+    assert Night.objects.get().run
+
+
 def test_nightly_task_starts_one_night(track: Track) -> None:
     nightly_task()
     nightly_task()
