@@ -13,6 +13,7 @@ from datetime import date, datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Max
 from django.utils import timezone
 
 from leaderboard import night_nodes, runs
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 BLOCKING_STATES = (Run.State.WAITING, Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 STALLED_AFTER = timedelta(hours=24)
-"""A run that no node has worked on for so long holds no later night back: its machine may never return."""
+"""A run that has not got on for so long holds no later night back: its machine may never return, or never finish."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def describe_missing_node(run: Run | None) -> str:
 
 
 def get_unfinished_run(track: Track) -> Run | None:
-    """Return the nightly run that holds the track: a node works on it, or has done so, or could, within a day.
+    """Return the nightly run that holds the track: within a day a node has begun it, sent a checkpoint, or could begin.
 
     Seeds of the baseline hold nothing back: they yield. Nor does a run that is held, or whose job has ended without it.
     """
@@ -188,7 +189,9 @@ def get_unfinished_run(track: Track) -> Run | None:
     unfinished = Run.objects.filter(track=track, purpose=Run.Purpose.NIGHTLY, state__in=BLOCKING_STATES)
     for run in unfinished.select_related("job", "entry"):
         state, since = (run.job.state, run.job.state_since) if run.job else (Job.State.QUEUED, run.created_at)
-        if state == Job.State.LEASED or (state == Job.State.QUEUED and since > stalled_before):
+        if run.job and state == Job.State.LEASED:
+            since = max(since, run.job.checkpoints.aggregate(at=Max("created_at"))["at"] or since)
+        if state in (Job.State.LEASED, Job.State.QUEUED) and since > stalled_before:
             return run
     return None
 

@@ -16,7 +16,7 @@ from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
 from leaderboard.tasks import nightly as nightly_task
 from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import Repository, finish_run, lease_job
+from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run, lease_job
 from tests.support import scene
 from tests.support.nights import MONDAY, TUESDAY, start_night
 
@@ -173,6 +173,23 @@ def test_night_is_not_held_back_by_run_that_cannot_go_on(
     assert night.run.pk != stuck.pk
     stuck.refresh_from_db()
     assert stuck.state == Run.State.PAUSED
+
+
+def test_night_is_not_held_back_by_node_that_never_gets_on(
+    finished_monday_night: Night, main_repository: Repository, node: Node
+) -> None:
+    main_repository.commit("Moved")
+    with time_machine.travel(TUESDAY, tick=False) as clock:
+        stuck = begin_training(start_night(TUESDAY), node)
+        assert stuck.job
+        main_repository.commit("Moved again")
+        clock.shift(nightly.STALLED_AFTER + timedelta(minutes=1))
+        create_checkpoint(stuck.job, 5)
+        assert start_night(timezone.now()).is_waiting, "it has just sent a checkpoint"
+        clock.shift(nightly.STALLED_AFTER + timedelta(minutes=1))
+        (late,) = nightly.start_late_nights(timezone.now())
+    assert late.run
+    assert late.run != stuck
 
 
 def test_night_without_new_commit_belongs_to_ladder_while_runs_are_missing(
