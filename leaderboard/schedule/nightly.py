@@ -125,13 +125,12 @@ def get_broken_sha() -> str:
 def start_night(track: Track, day: date, head: MainHead, *, is_late: bool = False) -> Night | None:
     """Start a track's night and record it; return None if another process was first. `is_late`: it has waited."""
     track.season.refresh_from_db(fields=["baseline"])  # an earlier track's night may have pinned it
-    entry, replaced = None, ""
+    entry, replaced = None, None
     has_new_main = head.reading is not None and has_moved(track, head.reading.sha)
     holding = get_unfinished_run(track) if has_new_main else None
     if holding and is_replaceable(holding, track):
-        replaced = f" Run {holding.pk} of an earlier night, which no node had begun, gives way to it."
         runs.cancel_run(holding, f"The night of {day} trains a newer main instead.", SITE_ACTOR)
-        holding = None
+        holding, replaced = None, holding
     if head.reading and has_new_main and not holding:
         try:
             entry = enter_main(track, day, head.reading)
@@ -150,7 +149,8 @@ def start_night(track: Track, day: date, head: MainHead, *, is_late: bool = Fals
             if entry:
                 pin_baseline(track.season, entry)
                 train_main(night, entry, release)
-                night.sentence += replaced
+                if replaced:
+                    take_place(night, replaced)
             else:
                 train_baseline(night, head, release)
             night.problem = head.problem[:300]
@@ -226,6 +226,15 @@ def train_main(night: Night, entry: Entry, release: Blob) -> None:
     night.run = runs.make_run(entry, night.track, purpose=Run.Purpose.NIGHTLY)
     runs.queue_run(night.run, release=release)
     night.sentence = f"main has moved to {entry.sha[:8]}: it is trained with seed {night.run.seed}."
+
+
+def take_place(night: Night, replaced: Run) -> None:
+    """Let a night's run wait as long as the one that it replaces: jobs that age must not pass a night for ever."""
+    assert night.run is not None
+    night.sentence += f" Run {replaced.pk} of an earlier night, which no node had begun, gives way to it."
+    if night.run.job and replaced.job:
+        night.run.job.queued_at = replaced.job.queued_at
+        night.run.job.save(update_fields=["queued_at"])
 
 
 def train_baseline(night: Night, head: MainHead, release: Blob) -> None:

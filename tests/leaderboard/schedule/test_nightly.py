@@ -192,6 +192,19 @@ def test_night_is_not_held_back_by_node_that_never_gets_on(
     assert late.run != stuck
 
 
+def test_run_that_replaces_another_one_keeps_its_place_in_the_queue(
+    finished_monday_night: Night, main_repository: Repository
+) -> None:
+    main_repository.commit("Moved")
+    first = start_night(TUESDAY).run
+    main_repository.commit("Moved again")
+    second = start_night(TUESDAY + DAY).run
+    assert first
+    assert first.job
+    assert second
+    assert Job.objects.get(run=second).queued_at == first.job.queued_at
+
+
 def test_night_without_new_commit_belongs_to_ladder_while_runs_are_missing(
     finished_monday_night: Night, node: Node
 ) -> None:
