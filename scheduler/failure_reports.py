@@ -24,6 +24,9 @@ State = FailureReport.State
 EXCLUDING_STATES = (State.OPEN, State.REFUTED)
 FAILED_RESUMES = 2
 """Failures to resume from a checkpoint, at most one of each owner's nodes, after which it is dropped."""
+FRUITLESS_LEASES = 3
+"""Leases in a row that a node lost or handed back without a checkpoint, after which its machine is at fault."""
+FRUITLESS = f"It fell silent or handed the job back {FRUITLESS_LEASES} times without a checkpoint."
 SHARED_KINDS = (PACKETS_KIND, SEAT_KIND)
 """Kinds whose jobs are alike: a node that failed one rests instead of being excluded from each."""
 SITE_LIMIT = "A limit of this site stopped it; raise it in the track's limits, then resume the run."
@@ -269,7 +272,29 @@ def has_exclusions(job: Job) -> bool:
     return FailureReport.objects.filter(build_exclusion_filter(), job=job).exists()
 
 
+def process_release(lease: Lease, reason: str) -> None:
+    """Requeue a job that its node handed back. Requires a transaction."""
+    if not lease.job.stop_requested and is_fruitless(lease):
+        process_failure(lease, Fault.MACHINE, f"{FRUITLESS} {reason}")
+    else:
+        transitions.requeue_job(lease.job, pool.get_actor(lease.node), reason, counts=False)
+
+
+def is_fruitless(lease: Lease) -> bool:
+    """Whether the node has lost the job or handed it back again and again since the job's last checkpoint."""
+    if lease.job.kind in SHARED_KINDS:
+        return False
+    ended = Lease.objects.filter(
+        job=lease.job_id, node=lease.node_id, state__in=[Lease.State.LOST, Lease.State.RELEASED]
+    )
+    last = Checkpoint.objects.uploaded().filter(job=lease.job_id).aggregate(at=Max("created_at"))["at"]
+    return (ended.filter(started_at__gt=last) if last else ended).count() >= FRUITLESS_LEASES
+
+
 def process_silence(lease: Lease, reason: str) -> None:
     """Requeue the job of a lost lease. Requires a transaction."""
+    if is_fruitless(lease):
+        process_failure(lease, Fault.MACHINE, f"{FRUITLESS} {reason}")
+        return
     report = record_report(lease, Fault.SILENCE, reason)
     transitions.requeue_job(lease.job, SITE_ACTOR, reason, counts=counts_as_attempt(report))

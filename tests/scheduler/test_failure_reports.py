@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from scheduler import failure_reports, transitions
-from scheduler.models import FailureReport, Job, Node
+from scheduler import failure_reports, leases, transitions
+from scheduler.models import FailureReport, Job, Lease, Node
 from scheduler.node_vetting import PROBATION
 from tests.support.pool import Agent, ClaimedJob, create_job, create_node, read_error_detail
 from trainer import protocol
@@ -139,6 +139,22 @@ def test_exclusions_of_claims_remain_until_a_person_lifts_them(job: Job) -> None
     assert agent.request_action().action == "idle"
     assert failure_reports.lift_exclusions(job, "mara")
     assert agent.claim_job().spec.attempt == 2
+
+
+@pytest.mark.parametrize("end", ["released", "lost"])
+def test_node_that_takes_job_again_and_again_without_checkpoint_is_excluded(job: Job, end: str) -> None:
+    agent = create_agent("rebooting")
+    agent.claim_job().upload_checkpoint(10, b"ten")
+    for _ in range(1 + failure_reports.FRUITLESS_LEASES):
+        lease = Lease.objects.get(state=Lease.State.ACTIVE)
+        if end == "lost":
+            leases.lose_lease(lease, "rebooting was restarted.")
+        else:
+            leases.finish_lease(lease, protocol.FinishLease(outcome="released"))
+        reply = agent.request_action()
+    assert reply.lease is None
+    assert get_failures("rebooting") == 1
+    assert create_agent("sound").claim_job().spec.order.kind == "train"
 
 
 def test_failures_of_one_owners_nodes_count_once_until_next_checkpoint(job: Job) -> None:
