@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Model, Q
 
 INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     # name in the admin: task, seconds
@@ -46,6 +46,8 @@ CRON_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "Morning report": ("leaderboard.tasks.send_morning_report", {"hour": "8", "minute": "0"}),
 }
 
+EACH_DAY = {"day_of_week": "*", "day_of_month": "*", "month_of_year": "*", "timezone": "UTC"}
+
 RENAMED = {"Release weights of long runs": "Publish and score releases"}
 """Earlier names in the admin."""
 
@@ -62,12 +64,16 @@ def install() -> None:
         if not PeriodicTask.objects.filter(name=name).exists():
             PeriodicTask.objects.filter(name=old).update(name=name)
     for name, (task, seconds) in INTERVAL_TASKS.items():
-        interval, _ = IntervalSchedule.objects.get_or_create(every=seconds, period=IntervalSchedule.SECONDS)
-        ensure_row(name, task, interval=interval)
+        ensure_row(name, task, interval=ensure_schedule(IntervalSchedule, every=seconds, period="seconds"))
     for name, (task, when) in CRON_TASKS.items():
-        crontab, _ = CrontabSchedule.objects.get_or_create(timezone="UTC", **when)
-        ensure_row(name, task, crontab=crontab)
+        ensure_row(name, task, crontab=ensure_schedule(CrontabSchedule, **{**EACH_DAY, **when}))
     delete_unknown_tasks()
+
+
+def ensure_schedule(model: type[Model], **fields: Any) -> Model:
+    """Return the row of a schedule. The admin may have added others like it."""
+    rows = model._default_manager
+    return rows.filter(**fields).first() or rows.create(**fields)
 
 
 def ensure_row(name: str, task: str, **when: Any) -> None:

@@ -22,7 +22,8 @@ def update_night_needs(now: datetime) -> int:
     jobs = list(Job.objects.filter(run__in=nights, state=Job.State.QUEUED).distinct())
     if not jobs:
         return 0
-    nodes = [node for node in Node.objects.filter(state=Node.State.ONLINE) if node_vetting.is_result_accepted(node)]
+    online = Node.objects.filter(Q(rest_until=None) | Q(rest_until__lte=now), state=Node.State.ONLINE)
+    nodes = [node for node in online if node_vetting.is_result_accepted(node) and not node.health.get("trouble")]
     slots = [node_slots.build_node_slot(node, now, slot=slot) for node in nodes for slot in range(max(node.slots, 1))]
     return sum(set_needs_vetted(job, any(can_run(job, slot) for slot in slots)) for job in jobs)
 

@@ -19,8 +19,11 @@ from leaderboard.schedule import ladder, preparations
 from leaderboard.schedule import nightly as nightly_runs
 from leaderboard.schedule.monthly import start_monthly_runs
 
+RETRIES = 20
+"""Of a task that is due once a night or a month: after 1, 2, 4 and 8 minutes, then every ten, for three hours."""
 
-@shared_task  # type: ignore[untyped-decorator]
+
+@shared_task(autoretry_for=(Exception,), retry_backoff=60, max_retries=RETRIES)  # type: ignore[untyped-decorator]
 def nightly() -> None:
     nightly_runs.start_nightly_runs(timezone.now())
 
@@ -30,7 +33,7 @@ def start_late_nights() -> None:
     nightly_runs.start_late_nights(timezone.now())
 
 
-@shared_task  # type: ignore[untyped-decorator]
+@shared_task(autoretry_for=(Exception,), retry_backoff=60, max_retries=RETRIES)  # type: ignore[untyped-decorator]
 def monthly() -> None:
     start_monthly_runs(timezone.now())
 

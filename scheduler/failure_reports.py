@@ -24,6 +24,9 @@ State = FailureReport.State
 EXCLUDING_STATES = (State.OPEN, State.REFUTED)
 FAILED_RESUMES = 2
 """Failures to resume from a checkpoint, at most one of each owner's nodes, after which it is dropped."""
+FRUITLESS_LEASES = 3
+"""Leases in a row that a node lost or handed back without a checkpoint, after which its machine is at fault."""
+FRUITLESS = f"It fell silent or handed the job back {FRUITLESS_LEASES} times without a checkpoint."
 SHARED_KINDS = (PACKETS_KIND, SEAT_KIND)
 """Kinds whose jobs are alike: a node that failed one rests instead of being excluded from each."""
 SITE_LIMIT = "A limit of this site stopped it; raise it in the track's limits, then resume the run."
@@ -49,7 +52,7 @@ def process_failure(lease: Lease, fault: Fault, reason: str) -> None:
     job, node = lease.job, lease.node
     report = record_report(lease, fault, reason)
     if fault == Fault.MACHINE:
-        node_health.record_machine_fault(node, reason, job)
+        node_health.record_machine_fault(lease, reason)
         transitions.requeue_job(
             job, pool.get_actor(node), reason, counts=counts_as_attempt(report), **build_exclusions(report)
         )
@@ -156,11 +159,11 @@ def refute_claims(lease: Lease, step: int | None = None) -> None:
     claims = claims.exclude(node=lease.node_id)
     if step is not None:
         claims = claims.filter(step__lt=step)
-    for claim in claims.select_related("node", "job"):
+    for claim in claims.select_related("lease__node", "lease__job"):
         if FailureReport.objects.filter(pk=claim.pk, state=State.OPEN).update(state=State.REFUTED):
             said = CLAIMS[Fault(claim.fault)].format(step=claim.step)
             reason = f"It said {said}; {lease.node.name} has gone on past that point."
-            node_health.record_machine_fault(claim.node, reason, claim.job)
+            node_health.record_machine_fault(claim.lease, reason)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -205,7 +208,7 @@ def drop_checkpoint(dropped: Checkpoint, report: FailureReport) -> dict[str, Any
         return {}
     uploader, reason = dropped.lease.node, f"Its checkpoint of step {dropped.step} is unusable: {report.reason}"
     Event.record(SITE_ACTOR, uploader, f"{uploader.name}: {reason}")
-    node_health.record_machine_fault(uploader, reason, dropped.job)
+    node_health.record_machine_fault(dropped.lease, reason)
     fields: dict[str, Any] = {"fault": Fault.MACHINE, "reason": reason[:500], "state": State.OPEN}
     fields |= {"job": dropped.job, "node": uploader, "owner": uploader.owner}
     charged, _ = FailureReport.objects.update_or_create(lease=dropped.lease, defaults=fields)
@@ -227,9 +230,12 @@ def lift_exclusions(job: Job, actor: str) -> bool:
 
 
 def readmit_node(node: Node) -> None:
-    """Let a node that has proven itself again try the jobs that failed because of its machine."""
+    """Let a node that has proven itself again try the jobs that failed because of its machine.
+
+    Also those that were given up: the schedule retries them.
+    """
     reports = FailureReport.objects.filter(node=node, fault=Fault.MACHINE, state=State.OPEN)
-    jobs = set(reports.exclude(job__state__in=transitions.FINAL_STATES).values_list("job", flat=True))
+    jobs = set(reports.values_list("job", flat=True))
     reports.update(state=State.LIFTED)
     for job in sorted(jobs):
         remove_exclusions(job)
@@ -266,7 +272,29 @@ def has_exclusions(job: Job) -> bool:
     return FailureReport.objects.filter(build_exclusion_filter(), job=job).exists()
 
 
+def process_release(lease: Lease, reason: str) -> None:
+    """Requeue a job that its node handed back. Requires a transaction."""
+    if not lease.job.stop_requested and is_fruitless(lease):
+        process_failure(lease, Fault.MACHINE, f"{FRUITLESS} {reason}")
+    else:
+        transitions.requeue_job(lease.job, pool.get_actor(lease.node), reason, counts=False)
+
+
+def is_fruitless(lease: Lease) -> bool:
+    """Whether the node has lost the job or handed it back again and again since the job's last checkpoint."""
+    if lease.job.kind in SHARED_KINDS:
+        return False
+    ended = Lease.objects.filter(
+        job=lease.job_id, node=lease.node_id, state__in=[Lease.State.LOST, Lease.State.RELEASED]
+    )
+    last = Checkpoint.objects.uploaded().filter(job=lease.job_id).aggregate(at=Max("created_at"))["at"]
+    return (ended.filter(started_at__gt=last) if last else ended).count() >= FRUITLESS_LEASES
+
+
 def process_silence(lease: Lease, reason: str) -> None:
     """Requeue the job of a lost lease. Requires a transaction."""
+    if is_fruitless(lease):
+        process_failure(lease, Fault.MACHINE, f"{FRUITLESS} {reason}")
+        return
     report = record_report(lease, Fault.SILENCE, reason)
     transitions.requeue_job(lease.job, SITE_ACTOR, reason, counts=counts_as_attempt(report))

@@ -76,7 +76,9 @@ def repair_clock(now: datetime) -> bool:
     if tasks:
         PeriodicTasks.update_changed()  # so that a running beat reads them again
     if is_sweep_ahead:
-        Lease.objects.filter(state=Lease.State.ACTIVE, expires_at__gt=latest).update(expires_at=latest)
+        active = Lease.objects.filter(state=Lease.State.ACTIVE)
+        active.filter(expires_at__gt=latest).update(expires_at=latest)
+        active.filter(started_at__gt=latest).update(started_at=now)
         Node.objects.filter(last_seen__gt=latest).update(last_seen=now)
         Sweep.objects.filter(pk=1, at__gt=latest).update(at=now)
     if tasks or is_sweep_ahead:

@@ -210,7 +210,7 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
     if job.stop_requested == "cancel":
         transitions.finish_cancellation(job, actor)
     elif message.outcome == "released":
-        transitions.requeue_job(job, actor, message.reason or "The node handed it back.", counts=False)
+        failure_reports.process_release(lease, message.reason or "The node handed it back.")
     elif message.outcome == "done":
         uploads.attach_files(lease, message.files)
         if problem := get_job_kind(job).find_result_problem(job, message.result):

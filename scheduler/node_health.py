@@ -136,11 +136,12 @@ def record_success(node: Node, job: Job) -> None:
 
 
 @transaction.atomic
-def record_machine_fault(node: Node, reason: str, job: Job) -> None:
-    """A job failed because of this node, for `reason`: the node gets no further job until it has proven itself."""
-    Lease.objects.filter(job=job, node=node, attempt=job.attempts).update(machine_fault=True)
-    if job.kind == SELF_TEST_KIND:
-        record_self_test(node, job, passed=False, reason=reason)
+def record_machine_fault(lease: Lease, reason: str) -> None:
+    """A lease failed because of its node, for `reason`: the node gets no further job until it has proven itself."""
+    node = lease.node
+    Lease.objects.filter(pk=lease.pk).update(machine_fault=True)
+    if lease.job.kind == SELF_TEST_KIND:
+        record_self_test(node, lease.job, passed=False, reason=reason)
         return
     Node.objects.filter(pk=node.pk).update(failures=F("failures") + 1)
     node.refresh_from_db()

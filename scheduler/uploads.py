@@ -157,7 +157,8 @@ def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequenc
 
 def check_step(lease: Lease, step: int, last_step: int) -> None:
     """Raise InvalidMessageError for a step that the job cannot have reached, by its plan or by the time since then."""
-    seconds = (timezone.now() - lease.started_at).total_seconds() + MAX_CLOCK_SKEW_SECONDS
+    lasted = max((timezone.now() - lease.started_at).total_seconds(), 0.0)  # it may be of a clock that was ahead
+    seconds = lasted + MAX_CLOCK_SKEW_SECONDS
     reachable = last_step + int(MAX_STEPS_PER_SECOND * seconds)
     if (planned := get_job_kind(lease.job).get_last_step(lease.job)) is not None:
         reachable = min(reachable, planned)

@@ -126,7 +126,7 @@ def get_next_nightly(now: datetime) -> datetime | None:
 
 
 def list_recent_nights(now: datetime) -> list[Night]:
-    nights = Night.objects.filter(date__gte=(now - BEHIND).date(), date__lte=due_times.get_night_date(now))
+    nights = Night.objects.filter(date__gte=(now - BEHIND).date(), created_at__lte=now)
     with_runs = nights.select_related("track", "run__entry", "run__track", "run__season")
     return list(with_runs.order_by("-date", "track__position", "track__slug"))
 

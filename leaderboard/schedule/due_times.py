@@ -12,8 +12,10 @@ from django_celery_beat.models import PeriodicTask
 NIGHTLY = "leaderboard.tasks.nightly"
 MAX_TIMES = 2000
 """Times of one schedule that are read: a schedule may be due every minute."""
-LATE_BEAT = timedelta(hours=6)
-"""Beat that was down starts a task so late at most. Past midnight it is still the night before."""
+LAST_NIGHT = timedelta(hours=25)
+"""Age of the oldest due time that is still tonight's: until the next one, also on the day when clocks go back."""
+MAX_CLOCK_SKEW = timedelta(minutes=1)
+"""Largest difference between the clocks of beat and of the worker that starts the night."""
 
 
 def get_zone(task: PeriodicTask | None) -> tzinfo:
@@ -22,14 +24,14 @@ def get_zone(task: PeriodicTask | None) -> tzinfo:
 
 
 def get_night_date(now: datetime) -> date:
-    """Return the local date of tonight: of the last due time if it is recent, else of now. One query.
+    """Return the local date of tonight: of the last due time, else of now. One query.
 
-    A local date has one night, also when the clocks change.
+    A local date has one night, also when the clocks change, and when beat was down until the next morning.
     """
     task = PeriodicTask.objects.filter(task=NIGHTLY).select_related("crontab").first()
     zone = get_zone(task)
     if task is not None and task.crontab is not None:
-        recent = list(list_crontab_times(task.crontab.schedule, now - LATE_BEAT, now))
+        recent = list(list_crontab_times(task.crontab.schedule, now - LAST_NIGHT, now + MAX_CLOCK_SKEW))
         now = recent[-1] if recent else now
     return now.astimezone(zone).date()
 

@@ -26,7 +26,10 @@ FIRST_LOOK_BACK = timedelta(days=31)
 
 
 def start_monthly_runs(now: datetime) -> list[Month]:
-    """Start the monthly runs of every track once per month (UTC); return the months that this call started."""
+    """Start the monthly runs of every track once per month (UTC); return the months that this call started.
+
+    Raises RuntimeError once all tracks were tried if the site failed to start one: its task tries again.
+    """
     first = now.astimezone(UTC).date().replace(day=1)
     tracks = Track.objects.in_order().filter(monthly__gt=0, season__active=True).select_related("season__baseline")
     found = []
@@ -34,6 +37,8 @@ def start_monthly_runs(now: datetime) -> list[Month]:
         if not track.months.filter(date=first).exists():
             with isolate_track(track, f"Monthly runs of {first:%B}"):
                 found.append(start_month(track, first, now))
+    if failed := [track.slug for track in tracks if not track.months.filter(date=first).exists()]:
+        raise RuntimeError(f"No monthly runs of {', '.join(failed)}")
     return [month for month in found if month]
 
 

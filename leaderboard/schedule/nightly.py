@@ -13,6 +13,7 @@ from datetime import date, datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Max
 from django.utils import timezone
 
 from leaderboard import night_nodes, runs
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 BLOCKING_STATES = (Run.State.WAITING, Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 STALLED_AFTER = timedelta(hours=24)
-"""A run that no node has worked on for so long holds no later night back: its machine may never return."""
+"""A run that has not got on for so long holds no later night back: its machine may never return, or never finish."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def start_nightly_runs(now: datetime) -> list[Night]:
     A night that the site fails to start is due as before: `start_late_nights` tries again.
     """
     day, started = get_night_date(now), []
-    tracks = [track for track in Track.objects.nightly() if not has_night(track, day)]
+    tracks = [track for track in Track.objects.nightly() if not has_night(track, day, now)]
     head = read_main() if tracks else None
     for track in tracks:
         assert head is not None, "main was read for it"
@@ -68,7 +69,7 @@ def start_late_nights(now: datetime) -> list[Night]:
     started: list[Night | None] = []
     head = None
     for track in Track.objects.nightly().filter(nights__is_waiting=True).distinct():
-        has_night(track, get_night_date(now))
+        has_night(track, get_night_date(now), now)
         waiting = list(track.nights.filter(is_waiting=True).order_by("date"))
         if not waiting or get_unfinished_run(track):
             continue
@@ -82,13 +83,14 @@ def start_late_nights(now: datetime) -> list[Night]:
     return [night for night in started if night]
 
 
-def has_night(track: Track, day: date) -> bool:
+def has_night(track: Track, day: date, now: datetime) -> bool:
     """Return whether the track has a night of this date.
 
-    Nights of later dates are of a clock that was ahead: the first takes the place of the missing one, others go.
+    Nights that begin in the future are of a clock that was ahead: the first takes the place of the missing one, others
+    go.
     """
     has_one = track.nights.filter(date=day).exists()
-    for night in track.nights.filter(date__gt=day).order_by("date"):
+    for night in track.nights.filter(date__gt=day, created_at__gt=now).order_by("date"):
         if has_one:
             night.delete()
         else:
@@ -123,13 +125,12 @@ def get_broken_sha() -> str:
 def start_night(track: Track, day: date, head: MainHead, *, is_late: bool = False) -> Night | None:
     """Start a track's night and record it; return None if another process was first. `is_late`: it has waited."""
     track.season.refresh_from_db(fields=["baseline"])  # an earlier track's night may have pinned it
-    entry, replaced = None, ""
+    entry, replaced = None, None
     has_new_main = head.reading is not None and has_moved(track, head.reading.sha)
     holding = get_unfinished_run(track) if has_new_main else None
     if holding and is_replaceable(holding, track):
-        replaced = f" Run {holding.pk} of an earlier night, which no node had begun, gives way to it."
         runs.cancel_run(holding, f"The night of {day} trains a newer main instead.", SITE_ACTOR)
-        holding = None
+        holding, replaced = None, holding
     if head.reading and has_new_main and not holding:
         try:
             entry = enter_main(track, day, head.reading)
@@ -148,7 +149,8 @@ def start_night(track: Track, day: date, head: MainHead, *, is_late: bool = Fals
             if entry:
                 pin_baseline(track.season, entry)
                 train_main(night, entry, release)
-                night.sentence += replaced
+                if replaced:
+                    take_place(night, replaced)
             else:
                 train_baseline(night, head, release)
             night.problem = head.problem[:300]
@@ -179,7 +181,7 @@ def describe_missing_node(run: Run | None) -> str:
 
 
 def get_unfinished_run(track: Track) -> Run | None:
-    """Return the nightly run that holds the track: a node works on it, or has done so, or could, within a day.
+    """Return the nightly run that holds the track: within a day a node has begun it, sent a checkpoint, or could begin.
 
     Seeds of the baseline hold nothing back: they yield. Nor does a run that is held, or whose job has ended without it.
     """
@@ -187,7 +189,9 @@ def get_unfinished_run(track: Track) -> Run | None:
     unfinished = Run.objects.filter(track=track, purpose=Run.Purpose.NIGHTLY, state__in=BLOCKING_STATES)
     for run in unfinished.select_related("job", "entry"):
         state, since = (run.job.state, run.job.state_since) if run.job else (Job.State.QUEUED, run.created_at)
-        if state == Job.State.LEASED or (state == Job.State.QUEUED and since > stalled_before):
+        if run.job and state == Job.State.LEASED:
+            since = max(since, run.job.checkpoints.aggregate(at=Max("created_at"))["at"] or since)
+        if state in (Job.State.LEASED, Job.State.QUEUED) and since > stalled_before:
             return run
     return None
 
@@ -222,6 +226,15 @@ def train_main(night: Night, entry: Entry, release: Blob) -> None:
     night.run = runs.make_run(entry, night.track, purpose=Run.Purpose.NIGHTLY)
     runs.queue_run(night.run, release=release)
     night.sentence = f"main has moved to {entry.sha[:8]}: it is trained with seed {night.run.seed}."
+
+
+def take_place(night: Night, replaced: Run) -> None:
+    """Let a night's run wait as long as the one that it replaces: jobs that age must not pass a night for ever."""
+    assert night.run is not None
+    night.sentence += f" Run {replaced.pk} of an earlier night, which no node had begun, gives way to it."
+    if night.run.job and replaced.job:
+        night.run.job.queued_at = replaced.job.queued_at
+        night.run.job.save(update_fields=["queued_at"])
 
 
 def train_baseline(night: Night, head: MainHead, release: Blob) -> None:

@@ -84,6 +84,19 @@ def test_lease_of_a_clock_that_was_ahead_ends_when_its_node_is_silent() -> None:
         assert Event.objects.filter(sentence__startswith="The clock was ahead").count() == 1
 
 
+def test_checkpoint_of_lease_from_a_clock_that_was_ahead_is_accepted() -> None:
+    with time_machine.travel(AHEAD, tick=False) as clock:
+        Sweep.objects.create(pk=1, at=AHEAD)
+        create_job()
+        claimed_job = Agent(create_node("one")[1]).claim_job()
+        clock.move_to(BACK)
+        assert claimed_job.upload_checkpoint(10, b"ten").status_code == 200
+        lease_sweeper.sweep_leases()
+        clock.shift(timedelta(seconds=100))
+        claimed_job.send_heartbeat(seconds=90)
+        assert claimed_job.row.seconds == 90
+
+
 def test_poll_repairs_the_sweeps_of_a_clock_that_was_ahead() -> None:
     with time_machine.travel(BACK, tick=False):
         Sweep.objects.create(pk=1, at=AHEAD)

@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from scheduler import failure_reports
-from scheduler.models import FailureReport, Job, Node
+from scheduler import failure_reports, leases, transitions
+from scheduler.models import FailureReport, Job, Lease, Node
 from scheduler.node_vetting import PROBATION
 from tests.support.pool import Agent, ClaimedJob, create_job, create_node, read_error_detail
 from trainer import protocol
@@ -91,6 +91,7 @@ def test_claim_is_refuted_once_accepted_node_goes_on_past_it(job: Job, fields: d
     other.upload_checkpoint(11, b"eleven")
     assert job.failure_reports.get().state == state
     assert get_failures("liar") == (1 if state == "refuted" else 0)
+    assert claimed_job.row.machine_fault == (state == "refuted"), "a refuted claim is no contribution"
 
 
 def test_order_claimed_impossible_by_two_owners_fails_as_infrastructure(job: Job) -> None:
@@ -120,6 +121,17 @@ def test_excluded_node_gets_job_again_once_it_is_readmitted(job: Job) -> None:
     assert agent.claim_job().spec.attempt == 2
 
 
+def test_node_readmitted_after_job_failed_gets_its_retry(job: Job) -> None:
+    Job.objects.update(max_attempts=1)
+    agent = create_agent("only")
+    agent.claim_job().finish("failed", reason="CUDA error")
+    assert get_state(job) == (Job.State.FAILED, "infrastructure")
+    Node.objects.update(rest_until=None)
+    failure_reports.readmit_node(Node.objects.get(name="only"))
+    transitions.retry_job(job, "site")
+    assert agent.claim_job().spec.attempt == 2
+
+
 def test_exclusions_of_claims_remain_until_a_person_lifts_them(job: Job) -> None:
     agent = create_agent("first")
     agent.claim_job().finish("failed", cause="model", reason=NAN)
@@ -127,6 +139,22 @@ def test_exclusions_of_claims_remain_until_a_person_lifts_them(job: Job) -> None
     assert agent.request_action().action == "idle"
     assert failure_reports.lift_exclusions(job, "mara")
     assert agent.claim_job().spec.attempt == 2
+
+
+@pytest.mark.parametrize("end", ["released", "lost"])
+def test_node_that_takes_job_again_and_again_without_checkpoint_is_excluded(job: Job, end: str) -> None:
+    agent = create_agent("rebooting")
+    agent.claim_job().upload_checkpoint(10, b"ten")
+    for _ in range(1 + failure_reports.FRUITLESS_LEASES):
+        lease = Lease.objects.get(state=Lease.State.ACTIVE)
+        if end == "lost":
+            leases.lose_lease(lease, "rebooting was restarted.")
+        else:
+            leases.finish_lease(lease, protocol.FinishLease(outcome="released"))
+        reply = agent.request_action()
+    assert reply.lease is None
+    assert get_failures("rebooting") == 1
+    assert create_agent("sound").claim_job().spec.order.kind == "train"
 
 
 def test_failures_of_one_owners_nodes_count_once_until_next_checkpoint(job: Job) -> None:
@@ -154,9 +182,11 @@ def test_unusable_checkpoint_is_dropped_after_two_failed_resumes(job: Job) -> No
     for step in (20, 30):
         poisoner.upload_checkpoint(step, b"\x00" * (700 + step))
     poisoner.finish("released")
+    assert not poisoner.row.machine_fault
     assert [fail_to_resume(create_agent(f"victim {number}")) for number in range(4)] == [30, 30, 20, 20]
     assert [get_failures(f"victim {number}") for number in range(4)] == [0, 0, 0, 0]
     assert get_failures("poisoner") == 2
+    assert poisoner.row.machine_fault
     assert get_state(job) == (Job.State.QUEUED, "")
     assert job.excluded_nodes == [Node.objects.get(name="poisoner").pk]
     last = create_agent("victim 0 again", "owner of victim 0").claim_job()

@@ -125,6 +125,8 @@ def test_seconds_are_never_charged_twice(db: None, steps: list[tuple[str, float]
         claimed_job: ClaimedJob | None = None
         for turn, (step, seconds) in enumerate(steps):
             if claimed_job is None:
+                Job.objects.update(excluded_nodes=[])  # of nodes that lose it again and again
+                Node.objects.update(rest_until=None)
                 claimed_job = agents[turn % 2].claim_job()
                 set_lease_age(claimed_job, 20_000)
                 reported_seconds[claimed_job.lease.lease] = 0.0

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from django_celery_beat.models import PeriodicTask
+from django_celery_beat.models import CrontabSchedule, PeriodicTask
 
 from dailytrain import schedule
 from dailytrain.celery import app
@@ -31,6 +31,15 @@ def test_scheduled_tasks_are_registered_in_a_new_worker() -> None:
     )
     scheduled = {task for task, _ in (*schedule.INTERVAL_TASKS.values(), *schedule.CRON_TASKS.values())}
     assert scheduled <= set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.django_db
+def test_schedule_is_installed_beside_another_one_of_the_same_hour() -> None:
+    schedule.install()
+    weekdays = CrontabSchedule.objects.create(hour="20", minute="0", day_of_week="1-5", timezone="UTC")
+    PeriodicTask.objects.filter(name="Nightly run").update(crontab=weekdays)
+    schedule.install()
+    assert PeriodicTask.objects.get(name="Nightly run").crontab == weekdays
 
 
 @pytest.mark.django_db

@@ -11,6 +11,7 @@ from django.utils import timezone
 from leaderboard.models import Entry, Month, Run, Track
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule import monthly
+from leaderboard.tasks import monthly as monthly_task
 from scheduler import storage
 from scheduler.models import Event, Job
 from tests.support import boards, scene
@@ -118,6 +119,19 @@ def test_monthly_runs_do_not_change_standings(track: Track) -> None:
     assert table.get_row(best_entry.pk) == row_before
     reasons = {reason for run, reason in table.left_out if run.run in set(month.runs.values_list("pk", flat=True))}
     assert reasons == {"It ran on the monthly train, with more than the track's budget."}
+
+
+def test_monthly_task_tries_again_after_an_exception(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_month, errors = monthly.start_month, [OSError("No space left on device")]
+
+    def fail_once(*arguments: Any) -> Month | None:
+        if errors:
+            raise errors.pop()
+        return start_month(*arguments)
+
+    monkeypatch.setattr(monthly, "start_month", fail_once)
+    monthly_task.apply()
+    assert Month.objects.count() == 1
 
 
 def test_monthly_runs_need_active_season_and_setting(track: Track) -> None:

@@ -4,6 +4,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+import time_machine
 from django.utils import timezone
 from django_celery_beat.models import CrontabSchedule, PeriodicTask
 
@@ -15,7 +16,7 @@ from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
 from leaderboard.tasks import nightly as nightly_task
 from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import Repository, finish_run, lease_job
+from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run, lease_job
 from tests.support import scene
 from tests.support.nights import MONDAY, TUESDAY, start_night
 
@@ -174,6 +175,36 @@ def test_night_is_not_held_back_by_run_that_cannot_go_on(
     assert stuck.state == Run.State.PAUSED
 
 
+def test_night_is_not_held_back_by_node_that_never_gets_on(
+    finished_monday_night: Night, main_repository: Repository, node: Node
+) -> None:
+    main_repository.commit("Moved")
+    with time_machine.travel(TUESDAY, tick=False) as clock:
+        stuck = begin_training(start_night(TUESDAY), node)
+        assert stuck.job
+        main_repository.commit("Moved again")
+        clock.shift(nightly.STALLED_AFTER + timedelta(minutes=1))
+        create_checkpoint(stuck.job, 5)
+        assert start_night(timezone.now()).is_waiting, "it has just sent a checkpoint"
+        clock.shift(nightly.STALLED_AFTER + timedelta(minutes=1))
+        (late,) = nightly.start_late_nights(timezone.now())
+    assert late.run
+    assert late.run != stuck
+
+
+def test_run_that_replaces_another_one_keeps_its_place_in_the_queue(
+    finished_monday_night: Night, main_repository: Repository
+) -> None:
+    main_repository.commit("Moved")
+    first = start_night(TUESDAY).run
+    main_repository.commit("Moved again")
+    second = start_night(TUESDAY + DAY).run
+    assert first
+    assert first.job
+    assert second
+    assert Job.objects.get(run=second).queued_at == first.job.queued_at
+
+
 def test_night_without_new_commit_belongs_to_ladder_while_runs_are_missing(
     finished_monday_night: Night, node: Node
 ) -> None:
@@ -228,10 +259,32 @@ def test_each_local_date_has_one_night_when_clocks_change(track: Track, hour: in
     zone = ZoneInfo("Europe/Berlin")
     dates = [first + timedelta(days=number) for number in range(6)]
     for day in dates:
-        for fold in (0, 1):
-            due = datetime.combine(day, time(hour, minute), zone).replace(fold=fold).astimezone(UTC)
-            nightly.start_nightly_runs(due + timedelta(minutes=20))  # beat was busy
+        due = datetime.combine(day, time(hour, minute), zone)
+        for moment in sorted(due.replace(fold=fold).astimezone(UTC) for fold in (0, 1)):
+            nightly.start_nightly_runs(moment + timedelta(minutes=20))  # beat was busy
     assert list(Night.objects.order_by("date").values_list("date", flat=True)) == dates
+
+
+def test_night_of_a_beat_that_was_down_for_hours_takes_not_the_next_one(track: Track) -> None:
+    schedule.install()
+    for now in (MONDAY + timedelta(hours=7), TUESDAY):
+        nightly.start_nightly_runs(now)
+    assert list(Night.objects.order_by("date").values_list("date", flat=True)) == [MONDAY.date(), TUESDAY.date()]
+
+
+def test_night_is_not_deleted_when_its_schedule_moves_to_a_later_hour(
+    track: Track, main_repository: Repository, node: Node
+) -> None:
+    schedule.install()
+    with time_machine.travel(MONDAY, tick=False) as clock:
+        begin_training(start_night(timezone.now()), node)
+        clock.move_to(TUESDAY)
+        main_repository.commit("Moved")
+        start_night(timezone.now())
+        set_zone(23, 0, "UTC")
+        clock.shift(timedelta(minutes=1))
+        nightly.start_late_nights(timezone.now())
+    assert list(Night.objects.order_by("date").values_list("date", flat=True)) == [MONDAY.date(), TUESDAY.date()]
 
 
 def test_clock_that_jumps_over_the_hour_and_back_loses_no_night(
@@ -356,6 +409,19 @@ def test_night_with_rejected_main_trains_nothing(track: Track, main_repository: 
 def test_night_of_track_that_is_not_nightly_does_not_start(track: Track) -> None:
     Track.objects.update(nightly=False)
     assert nightly.start_nightly_runs(MONDAY) == []
+
+
+def test_nightly_task_tries_again_after_an_exception(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_main, errors = nightly.read_main, [OSError("No space left on device")]
+
+    def fail_once() -> nightly.MainHead:
+        if errors:
+            raise errors.pop()
+        return read_main()
+
+    monkeypatch.setattr(nightly, "read_main", fail_once)
+    nightly_task.apply()
+    assert Night.objects.get().run
 
 
 def test_nightly_task_starts_one_night(track: Track) -> None:
