@@ -108,6 +108,10 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
     if (bits := untrained.get("bits_per_byte")) is not None:
         unigram = formatting.decimals(untrained.get("unigram_bits_per_byte"), 4)
         yield "Before training", f"{bits:.4f} bits per byte; the text’s token frequencies alone {unigram}"
+    products = run.checks.get("products") or {}
+    if products.get("precision") == "tf32":
+        nats, error = signed(products["tf32_nats_per_token"]), formatting.decimals(products["tf32_stderr"], 6)
+        yield "Products", f"in TF32, which changes {nats} ± {error} nats per token"
     if run.suite_seconds:
         each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.suite_seconds.items())
         yield "Time of the benchmarks", each
