@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import repeats
 from benchmarks.gpu.stage import (
     emit,
     get_dataset,
@@ -18,7 +19,9 @@ from benchmarks.gpu.stage import (
     wait_for_turn,
 )
 from benchmarks.gpu.steps import build_flags
+from trainer.checkpoint.store import get_checkpoint_path
 from trainer.checkpoint.weight_files import open_weights
+from trainer.scoring.compare_replay import compare_weights
 
 CLI = ("-m", "trainer.cli")
 
@@ -115,6 +118,34 @@ def compute_distance(a: Path, b: Path) -> float:
             difference += float((first - second).square().sum())
             size += float(first.square().sum())
     return float((difference / size) ** 0.5)
+
+
+def measure_replays() -> None:
+    """A run by CPU or GPU whose second half the other replays: the deviation by which a site judges a replay."""
+    steps, depth, width, length = (4, 1, 64, 64) if is_rehearsal() else (60, 3, 192, 256)
+    device = get_device().type
+    flags = ["--model.depth", str(depth), "--model.width", str(width), "--model.heads", str(max(1, width // 64))]
+    flags += ["--train.sequence-length", str(length), "--train.batch", "8", "--train.micro-batch", "8"]
+    flags += ["--train.dev-tokens", "4096", "--train.sample-tokens", "0", "--dataset", str(get_dataset())]
+    flags += ["--train.compile", "false", "--budget", f"{steps}steps", "--checkpoint-every", f"{steps // 2}steps"]
+    flags += ["--keep", "9", "--threads", "1" if is_rehearsal() else "4"]
+    places = {"CPU, fp32": ("cpu", "fp32"), "fp32": (device, "fp32"), "bf16": (device, "bf16")}
+    options = {
+        name: [*flags, "--device", place, "--train.precision", precision] for name, (place, precision) in places.items()
+    }
+    folder = get_folder() / "runs/replays"
+    shutil.rmtree(folder, ignore_errors=True)
+    for number, name in enumerate(places):
+        if number == 1:
+            wait_for_turn()
+        repeats.check_exit(repeats.start_training(folder / str(number), options[name]).wait(), name)
+    pairs = [(claimed, replayed) for claimed in places for replayed in places]
+    for claimed, replayed in pairs:
+        first, again = folder / str(list(places).index(claimed)), folder / f"{claimed} by {replayed}"
+        start, end = (get_checkpoint_path(first, step) for step in (steps // 2, steps))
+        repeats.replay(again, start, end, steps, options[replayed])
+        found = compare_weights(start, end, get_checkpoint_path(again, steps))
+        emit(claimed=claimed, replayed=replayed, **found._asdict())
 
 
 def resume() -> None:
