@@ -22,6 +22,7 @@ from scheduler import matching
 from scheduler.models import Node
 from scheduler.node_slots import build_node_slot
 from tests.support.paths import REPOSITORY
+from tests.support.pool import HARDWARE
 from trainer import protocol
 from trainer.accounting.budget import Budget
 from trainer.node.labels import derive_labels
@@ -126,7 +127,7 @@ def test_rehearsal_node_on_a_gpu_reports_its_own_with_the_labels_of_the_track(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = protocol.Gpu(name="NVIDIA H200", memory_bytes=141 * 10**9, uuid="GPU-own")
-    found = protocol.Hardware(gpus=(own.name,), gpu_details=(own,), memory_bytes=10**12, disk_free_bytes=10**12)
+    found = HARDWARE.model_copy(update={"gpus": (own.name,), "gpu_details": (own,)})
     monkeypatch.setattr(node.Agent, "detect_hardware", lambda agent: found)
     agent = object.__new__(node.RehearsalAgent)
     agent.reported = node.ReportedHardware(gpus=None, memory_bytes=0, disk_free_bytes=0, labels=("1xh100",))

@@ -25,8 +25,8 @@ LEVELS = int(math.log2(CHUNK // BLOCK))
 COLUMNS = 32  # channels of the value that a program carries through a row
 SIZES = {"size": CHUNK, "channels": KERNEL_CHANNELS}
 STATE_LAUNCH = {"block_columns": COLUMNS, "num_warps": 4}
-CHUNK_LAUNCH = {"block": BLOCK, "levels": LEVELS, "num_warps": 8}
 MAX_BLOCK_RATE = 0.9 * math.log(torch.finfo(torch.float32).max) / (BLOCK // 2)  # as in `pairwise_scores`
+CHUNK_LAUNCH = {"block": BLOCK, "levels": LEVELS, "max_block_rate": MAX_BLOCK_RATE, "num_warps": 8}
 
 
 @triton.jit
@@ -121,8 +121,9 @@ def state_gradient_kernel(
 
 @triton.jit
 def output_kernel(
-    r, k, v, rate, bonus, states, output, length, heads, chunks, max_block_rate,
-    size: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, levels: tl.constexpr, precision: tl.constexpr,
+    r, k, v, rate, bonus, states, output, length, heads, chunks,
+    size: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, levels: tl.constexpr,
+    max_block_rate: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     row, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
     every, tokens = tl.arange(0, channels), tl.arange(0, size)
@@ -150,8 +151,9 @@ def output_kernel(
 @triton.jit
 def gradient_kernel(
     r, k, v, rate, bonus, states, gradient, gradients, r_gradient, k_gradient, v_gradient, rate_gradient,
-    bonus_gradient, length, heads, chunks, max_block_rate,
-    size: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, levels: tl.constexpr, precision: tl.constexpr,
+    bonus_gradient, length, heads, chunks,
+    size: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, levels: tl.constexpr,
+    max_block_rate: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of a chunk's tokens, and its part of those of rate and bonus."""
     row, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
@@ -248,7 +250,7 @@ def compute_forward(
     launch = torch.library.wrap_triton(state_kernel)[(rows * heads, channels // COLUMNS)]
     launch(k, v, rate, state, states, last, *sizes, **options, **STATE_LAUNCH)
     launch = torch.library.wrap_triton(output_kernel)[(rows * heads * chunks,)]
-    launch(r, k, v, rate, bonus, states, output, *sizes, MAX_BLOCK_RATE, **options, **CHUNK_LAUNCH)
+    launch(r, k, v, rate, bonus, states, output, *sizes, **options, **CHUNK_LAUNCH)
     return output, last, states
 
 
@@ -271,7 +273,7 @@ def compute_backward(
     launch = torch.library.wrap_triton(gradient_kernel)[(rows * heads * chunks,)]
     results = (of_r, of_k, of_v, of_rate, of_bonus)
     inputs = (r, k, v, rate, bonus, states, gradient, gradients)
-    launch(*inputs, *results, *sizes, MAX_BLOCK_RATE, **options, **CHUNK_LAUNCH)
+    launch(*inputs, *results, *sizes, **options, **CHUNK_LAUNCH)
     return of_r, of_k, of_v, first, of_rate, of_bonus
 
 
