@@ -19,11 +19,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.ops.recurrence import BLOCK, CHUNK, KERNEL_CHANNELS
-
+CHUNK, BLOCK = 64, 8  # tokens, as in `trainer.ops.recurrence`
+CHANNELS = 64  # of a head
 LEVELS = int(math.log2(CHUNK // BLOCK))
 COLUMNS = 32  # channels of the value that a program carries through a row
-SIZES = {"size": CHUNK, "channels": KERNEL_CHANNELS}
+SIZES = {"size": CHUNK, "channels": CHANNELS}
 STATE_LAUNCH = {"block_columns": COLUMNS, "num_warps": 4}
 MAX_BLOCK_RATE = 0.9 * math.log(torch.finfo(torch.float32).max) / (BLOCK // 2)  # as in `pairwise_scores`
 CHUNK_LAUNCH = {"block": BLOCK, "levels": LEVELS, "max_block_rate": MAX_BLOCK_RATE, "num_warps": 8}
