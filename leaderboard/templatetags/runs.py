@@ -110,8 +110,8 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "Before training", f"{bits:.4f} bits per byte; the text’s token frequencies alone {unigram}"
     products = run.checks.get("products") or {}
     if products.get("precision") == "tf32":
-        nats, error = signed(products["tf32_nats_per_token"]), formatting.decimals(products["tf32_stderr"], 6)
-        yield "Products", f"in TF32, which changes {nats} ± {error} nats per token"
+        change, error = (formatting.decimals(products.get(f"tf32_{name}"), 6) for name in ("nats_per_token", "stderr"))
+        yield "Rounding", f"products in TF32, a change of {change.replace('-', '−')} ± {error} nats per token"
     if run.suite_seconds:
         each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.suite_seconds.items())
         yield "Time of the benchmarks", each
