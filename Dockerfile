@@ -53,6 +53,12 @@ COPY requirements.lock pyproject.toml README.md ./
 COPY trainer trainer
 RUN pip install torch==2.13.0 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
     && pip install -c requirements.lock '.[training,gpu,notebook,swarm,rephrase]'
+# FlashAttention 3, for Hopper GPUs: PyTorch's index has a wheel for any Python and torch of this image. It is never
+# compiled; without a wheel the node uses PyTorch's own kernels.
+ARG FLASH_INDEX="https://download.pytorch.org/whl/cu130"
+RUN test -n "$TORCH_INDEX" \
+    || pip install --no-deps --only-binary=:all: --index-url "$FLASH_INDEX" flash-attn-3 \
+    || echo "No wheel of FlashAttention 3 fits."
 USER 10002
 ENV DAILYTRAIN_HOME=/home/node/data
 RUN mkdir -p /home/node/data

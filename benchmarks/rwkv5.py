@@ -29,6 +29,7 @@ from matplotlib.figure import Figure
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.models import gpt, load_architecture, rwkv5
 from trainer.models.base import LanguageModel
+from trainer.ops.recurrence import chunked_recurrence, recurrence
 from trainer.training.objective import Objective
 
 VOCABULARY = 8192
@@ -112,9 +113,9 @@ def compare_forms(rounds: int) -> dict[str, Any]:
     seconds = measure_alternating(
         {
             "naive": lambda: forward(run_naive),
-            "chunked": lambda: forward(rwkv5.chunked_recurrence),
+            "chunked": lambda: forward(chunked_recurrence),
             "naive, backward too": lambda: forward_and_backward(run_naive),
-            "chunked, backward too": lambda: forward_and_backward(rwkv5.chunked_recurrence),
+            "chunked, backward too": lambda: forward_and_backward(chunked_recurrence),
         },
         rounds,
     )
@@ -129,7 +130,7 @@ def run_naive(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     r, k, v, rate, bonus, state = inputs
     outputs = []
     for t in range(r.size(2)):
-        y, state = rwkv5.recurrence(r[:, :, t], k[:, :, t], v[:, :, t], rate, bonus, state)
+        y, state = recurrence(r[:, :, t], k[:, :, t], v[:, :, t], rate, bonus, state)
         outputs.append(y)
     return torch.stack(outputs, dim=2), state
 

@@ -210,10 +210,10 @@ def store_release() -> Blob:
 
 
 def pack_sources(package: Path) -> bytes:
-    """Return an uncompressed tar of a package's Python files, without owners and times of this machine."""
+    """Return an uncompressed tar of a package's Python files and texts, without owners and times of this machine."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in sorted(package.rglob("*.py")):
+        for path in sorted((*package.rglob("*.py"), *package.rglob("*.jsonl.xz"))):
             if path.is_symlink() or not path.is_file():
                 continue
             content = path.read_bytes()

@@ -123,7 +123,7 @@ def describe_operation(node: Any) -> Operation | None:
     if type(inner).__name__ == "MultiOutput":
         return None
     if type(inner).__name__ == "UserDefinedTritonKernel":
-        return describe_triton_product(inner)
+        return describe_own_kernel(inner)
     name = getattr(inner, "python_kernel_name", None) or type(inner).__name__
     moved = int(node.get_read_write_buffers_sizes())
     if "attn" in name or "attention" in name:
@@ -145,11 +145,16 @@ def count_accessed_bytes(node: Any) -> int:
     return total
 
 
-def describe_triton_product(inner: Any) -> Operation:
-    """Return the operation of a kernel of `trainer.ops.triton_mlp`, which reads or writes each of its tensors once."""
+def describe_own_kernel(inner: Any) -> Operation:
+    """Return the operation of a kernel of `trainer.ops`, which reads or writes each of its tensors once.
+
+    FLOPs are those of `trainer.ops.triton_mlp`; the recurrence is estimated by its bytes alone.
+    """
     tensors = [value for value in inner.kwargs.values() if hasattr(value, "get_size")]
     sizes = [tuple(int(size) for size in tensor.get_size()) for tensor in tensors]
     moved = sum(math.prod(size) * tensor.get_dtype().itemsize for size, tensor in zip(sizes, tensors, strict=True))
+    if "columns" not in inner.kwargs:
+        return Operation("recurrence", moved, 0, max(sizes, key=math.prod))
     rows, columns, inside = (int(inner.kwargs[name]) for name in ("count", "columns", "inner"))
     return Operation("triton product", moved, 2 * rows * columns * inside, (rows, columns))
 

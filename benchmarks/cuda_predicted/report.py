@@ -42,6 +42,7 @@ def describe_graph(graph: CompiledGraph, stream_size: int) -> dict[str, Any]:
         "operations": len(graph.operations),
         "triton_kernels": len(graph.kernels),
         "products": sum(operation.is_product for operation in graph.operations),
+        "recurrences": graph.count("recurrence"),
         "fp8_products": sum("_scaled_mm" in operation.kind for operation in graph.operations),
         "gigabytes": graph.bytes / 1e9,
         "tera_flops": graph.flops / 1e12,

@@ -24,6 +24,7 @@ from benchmarks.gpu.stage import (
 )
 from trainer.ops import attention as kernels
 from trainer.ops.elementwise import squared_relu
+from trainer.ops.recurrence import chunked_recurrence, compute_recurrence
 from trainer.optim.muon import orthogonalize
 from trainer.training.precision import choose_precision
 
@@ -58,7 +59,16 @@ def measure_card() -> None:
     newer = kernels.activate_flash_attention(device) if device.type == "cuda" else None
     emit(**facts, attention=kernels.describe_kernels(device), newer_flash=newer)
     emit(precision_auto=choose_precision(device, 1))
-    for part in (check_allocator, check_attention, time_products, time_copies, time_attention, time_muon, check_mlp):
+    for part in (
+        check_allocator,
+        check_attention,
+        time_products,
+        time_copies,
+        time_attention,
+        time_muon,
+        check_mlp,
+        check_recurrence,
+    ):
         with report_failure(part.__name__):
             part(device)
 
@@ -196,3 +206,29 @@ def check_mlp(device: torch.device) -> None:
         emit(mlp_ms=name, forward=round(forward, 3), backward=round(backward, 3))
     errors = [compute_error(*pair) for pair in zip(results["fused"], results["plain"], strict=True)]
     emit(check="fused MLP", error=max(errors))
+
+
+def check_recurrence(device: torch.device) -> None:
+    """RWKV-5's kernels beside their form in torch, both in fp32 without TF32 against fp64: error and time."""
+    rows, heads, length = (1, 2, 128) if is_rehearsal() else (8, 16, 2048)
+    shapes = [*[(rows, heads, length, 64)] * 3, (heads, 64), (heads, 64), (rows, heads, 64, 64)]
+    inputs = [torch.randn(shape, device=device) for shape in shapes]
+    inputs[3] = (inputs[3] - 3).exp()
+    directions = [torch.randn(shapes[number], device=device) for number in (2, 5)]
+
+    def compute(form: Any, dtype: torch.dtype, rows: int) -> list[Tensor]:
+        leaves = [(x if x.dim() == 2 else x[:rows]).to(dtype).requires_grad_() for x in inputs]
+        outputs = form(*leaves)
+        return [*outputs, *torch.autograd.grad(outputs, leaves, [x[:rows].to(dtype) for x in directions])]
+
+    before = torch.get_float32_matmul_precision()
+    wanted = compute(chunked_recurrence, torch.float64, 1)
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        for name, form in (("kernels", compute_recurrence), ("chunked form", chunked_recurrence)):
+            with report_failure(f"recurrence, {name}, {precision}"):
+                pairs = zip(compute(form, torch.float32, 1), wanted, strict=True)
+                error = max(compute_error(*pair) for pair in pairs)
+                ms = measure_ms(lambda form=form: compute(form, torch.float32, rows), 5)
+                emit(check=f"recurrence, {name}", products=precision, error=error, both_ways_ms=round(ms, 3))
+    torch.set_float32_matmul_precision(before)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import repeats
 from benchmarks.gpu.stage import (
     emit,
     get_dataset,
@@ -18,9 +19,12 @@ from benchmarks.gpu.stage import (
     wait_for_turn,
 )
 from benchmarks.gpu.steps import build_flags
+from trainer.checkpoint.store import get_checkpoint_path
 from trainer.checkpoint.weight_files import open_weights
+from trainer.scoring.compare_replay import compare_weights
 
 CLI = ("-m", "trainer.cli")
+REPLAYED_PRECISIONS = ("fp32", "bf16")  # a replay has the run's own
 
 
 def prepare_dataset() -> None:
@@ -115,6 +119,36 @@ def compute_distance(a: Path, b: Path) -> float:
             difference += float((first - second).square().sum())
             size += float(first.square().sum())
     return float((difference / size) ** 0.5)
+
+
+def measure_replays() -> None:
+    """A run by CPU or GPU whose second half the other replays: the deviation by which a site judges a replay."""
+    steps, depth, width, length = (4, 1, 64, 64) if is_rehearsal() else (60, 3, 192, 256)
+    flags = ["--model.depth", str(depth), "--model.width", str(width), "--model.heads", str(max(1, width // 64))]
+    flags += ["--train.sequence-length", str(length), "--train.batch", "8", "--train.micro-batch", "8"]
+    flags += ["--train.dev-tokens", "4096", "--train.sample-tokens", "0", "--dataset", str(get_dataset())]
+    flags += ["--train.compile", "false", "--budget", f"{steps}steps", "--checkpoint-every", f"{steps // 2}steps"]
+    flags += ["--keep", "9", "--threads", "1" if is_rehearsal() else "4", "--train.muon-precision", "bf16"]
+    folder = get_folder() / "runs/replays"
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def build_options(place: str, precision: str) -> list[str]:
+        device = "cpu" if place == "CPU" else get_device().type
+        return [*flags, "--device", device, "--train.precision", precision]
+
+    for place in ("CPU", "GPU"):
+        if place == "GPU":
+            wait_for_turn()
+        for precision in REPLAYED_PRECISIONS:
+            out = folder / f"{place} {precision}"
+            repeats.check_exit(repeats.start_training(out, build_options(place, precision)).wait(), out.name)
+    for precision in REPLAYED_PRECISIONS:
+        for claimed, place in (("CPU", "GPU"), ("GPU", "CPU"), ("GPU", "GPU")):
+            first, again = folder / f"{claimed} {precision}", folder / f"{claimed} {precision} by {place}"
+            start, end = (get_checkpoint_path(first, step) for step in (steps // 2, steps))
+            repeats.replay(again, start, end, steps, build_options(place, precision))
+            found = compare_weights(start, end, get_checkpoint_path(again, steps))
+            emit(claimed=claimed, replayed=place, precision=precision, **found._asdict())
 
 
 def resume() -> None:

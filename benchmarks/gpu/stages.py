@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.gpu import runs
+from benchmarks.gpu import night, quantized, runs, two_processes
 from benchmarks.gpu.card import measure_card
 from benchmarks.gpu.steps import measure_nanochat, measure_plain_torch, measure_steps
 
@@ -77,7 +77,7 @@ STAGES = (
     Stage("resume", 240, runs.resume, "deviations below 0.1", ("dataset", "train")),
     Stage("tests", 120, runs.run_gpu_tests, "all pass", ("slice-fused",)),
     Stage("torch-d12", 150, measure_plain_torch(12, 16, 6), "no prediction", ("slice-full",)),
-    Stage("rwkv5", 220, measure_steps(4, 32, 16, 4, "--arch", "rwkv5"), "a third of gpt's speed or less", ("score",)),
+    Stage("rwkv5", 220, measure_steps(4, 32, 16, 4, "--arch", "rwkv5"), "no prediction", ("score",)),
     Stage("d20", 300, measure_steps(20, 256, 16, 3), "130-150k tokens/s", ("dataset", "nanochat-d24")),
     Stage(
         "d24-fp8",
@@ -87,4 +87,20 @@ STAGES = (
         ("dataset", "slice-fp8", "nanochat-d24"),
         needs_whole_memory=True,
     ),
+    Stage(
+        "replays",
+        200,
+        runs.measure_replays,
+        "0 on the machine itself, below 0.1 between CPU and GPU in fp32; more in bf16",
+        ("dataset", "agree"),
+    ),
+    Stage("quantized", 120, quantized.measure_quantized, "error 0.01 with 8 bits, 0.1 with 4", ("score",)),
+    Stage(
+        "two-processes",
+        240,
+        two_processes.compare_strategies,
+        "losses of one process within 0.001; a compiled graph stays one graph",
+        ("dataset", "resume"),
+    ),
+    Stage("night", 180, night.rehearse_night, "main is scored and on the board", ("d20", "d24-fp8")),
 )

@@ -17,7 +17,19 @@ from django.core.management.base import CommandError
 
 MARK_VARIABLE = "DAILYTRAIN_REHEARSAL"
 INHERITED = (
-    *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TERM", "COLUMNS", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
+    *(
+        "PATH",
+        "LD_LIBRARY_PATH",
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "TZ",
+        "TERM",
+        "COLUMNS",
+        "TMPDIR",
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+    ),
     *("PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG"),
 )
 """Variables that name no database, no storage and no account. The last one makes `coverage` measure a child process."""

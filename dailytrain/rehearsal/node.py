@@ -1,5 +1,7 @@
 """A node of a rehearsal: it reports GPUs that this machine does not have, and runs every job on CPU cores.
 
+Or it reports its own, with the labels of the track, and runs jobs on them.
+
     python -m dailytrain.rehearsal.node --server http://127.0.0.1:PORT --hardware JSON ...
 
 The agent is the real one; only its report to the site differs. The program is no part of the package that nodes
@@ -32,7 +34,8 @@ COMMAND = "python -m dailytrain.rehearsal.node"
 class ReportedHardware(BaseModel):
     """Hardware that the node reports instead of its own."""
 
-    gpus: tuple[protocol.Gpu, ...]
+    gpus: tuple[protocol.Gpu, ...] | None
+    """None: this machine's own, on which jobs then run."""
     memory_bytes: int
     disk_free_bytes: int
     labels: tuple[str, ...] = ()
@@ -45,13 +48,14 @@ class RehearsalAgent(Agent):
     def detect_hardware(self) -> protocol.Hardware:
         found, reported = super().detect_hardware(), self.reported
         disk_bytes = max(found.disk_free_bytes, reported.disk_free_bytes)
+        gpus = found.gpu_details if reported.gpus is None else reported.gpus
         return found.model_copy(
             update={
-                "gpus": tuple(gpu.name for gpu in reported.gpus),
-                "gpu_details": reported.gpus,
+                "gpus": tuple(gpu.name for gpu in gpus),
+                "gpu_details": gpus,
                 "memory_bytes": max(found.memory_bytes, reported.memory_bytes),
                 "disk_free_bytes": disk_bytes,
-                "found_labels": (*derive_labels(reported.gpus, disk_bytes), *reported.labels),
+                "found_labels": (*derive_labels(gpus, disk_bytes), *reported.labels),
             }
         )
 
@@ -68,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sandbox = get_driver("bubblewrap")
         if problem := sandbox.find_problem():
             raise NodeError(problem)
-        agent = RehearsalAgent(client, home, sandbox, (sandbox.name,), gpu_reader=UnreadableGpuReader())
+        reader = None if options.hardware.gpus is None else UnreadableGpuReader()
+        agent = RehearsalAgent(client, home, sandbox, (sandbox.name,), gpu_reader=reader)
         agent.reported = options.hardware
         return agent
 

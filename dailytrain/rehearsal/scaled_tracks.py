@@ -27,10 +27,14 @@ SUITE = ["blimp_sample", "core_sample"]
 SUITE_LIMIT = 8
 
 
-def build_track(full: FullTrack, season: Season, scale: float, *, has_ladder: bool) -> Track:
+def build_track(full: FullTrack, season: Season, scale: float, *, has_ladder: bool, is_on_gpu: bool = False) -> Track:
     """Return the unsaved track at this scale, with its ladder or without one."""
     fields = {**full.fields, **({} if has_ladder else {"ladder": {}})}
-    track = Track(slug=full.slug, season=season, **scale_fields(fields, scale, season.vocabulary_size or 0))
+    scaled = scale_fields(fields, scale, season.vocabulary_size or 0)
+    if is_on_gpu:
+        train = {key: value for key, value in scaled["config"]["train"].items() if key not in ("precision", "compile")}
+        scaled["config"]["train"] = train
+    track = Track(slug=full.slug, season=season, **scaled)
     track.limits = scale_limits(full, track)
     return track
 

@@ -65,6 +65,8 @@ class Rehearsal:
     scale: float
     main_only: bool = False
     """Train and score the baseline once on each track: no ladder, no entry."""
+    is_on_gpu: bool = False
+    """One node runs the jobs on this machine's GPUs, instead of two on CPU cores."""
     step: str = ""
 
     def run(self) -> list[Track]:
@@ -133,7 +135,7 @@ class Rehearsal:
     def create_tracks(self, season: Season) -> list[Track]:
         tracks = []
         for full in self.full_tracks:
-            track = build_track(full, season, self.scale, has_ladder=not self.main_only)
+            track = build_track(full, season, self.scale, has_ladder=not self.main_only, is_on_gpu=self.is_on_gpu)
             track.full_clean()
             track.save()
             tracks.append(track)
@@ -142,13 +144,16 @@ class Rehearsal:
         return tracks
 
     def start_nodes(self, tracks: list[Track]) -> None:
-        hardware = describe_hardware(tracks).model_dump_json()
-        for name in NODES:
+        hardware = describe_hardware(tracks)
+        environment = {"CUDA_VISIBLE_DEVICES": ""}
+        if self.is_on_gpu:
+            labels = tuple(label for track in tracks for label in track.needs_labels)
+            hardware, environment = hardware.model_copy(update={"gpus": None, "labels": labels}), {}
+        for name in NODES[:1] if self.is_on_gpu else NODES:
             token = create_join_token(trusted=True)
             node = build_node_process(
-                name, self.site.url, token, "--hardware", hardware,
-                home=f"node-{name}", module="dailytrain.rehearsal.node", environment={"CUDA_VISIBLE_DEVICES": ""},
-                stop_seconds=5,
+                name, self.site.url, token, "--hardware", hardware.model_dump_json(),
+                home=f"node-{name}", module="dailytrain.rehearsal.node", environment=environment, stop_seconds=5,
             )  # fmt: skip
             self.site.start(node)
 

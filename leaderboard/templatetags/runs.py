@@ -108,6 +108,10 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
     if (bits := untrained.get("bits_per_byte")) is not None:
         unigram = formatting.decimals(untrained.get("unigram_bits_per_byte"), 4)
         yield "Before training", f"{bits:.4f} bits per byte; the text’s token frequencies alone {unigram}"
+    products = run.checks.get("products") or {}
+    if products.get("precision") == "tf32":
+        change, error = (formatting.decimals(products.get(f"tf32_{name}"), 6) for name in ("nats_per_token", "stderr"))
+        yield "Rounding", f"products in TF32, a change of {change.replace('-', '−')} ± {error} nats per token"
     if run.suite_seconds:
         each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.suite_seconds.items())
         yield "Time of the benchmarks", each

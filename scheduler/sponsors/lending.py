@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from django.conf import settings
@@ -16,6 +17,10 @@ from scheduler.site_address import build_network_options
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of CPU builds. Their local version, such as 2.13.0+cpu, precedes the default index's CUDA build."""
+FLASH_INDEX = "https://download.pytorch.org/whl/cu130"
+"""PyTorch's index with the wheel of FlashAttention 3: for Linux on x86-64, CUDA 13 and any Python and torch of the
+package. Its name is free on PyPI, so it is asked for on this index alone."""
+HOPPER_NAME = re.compile(r"\b(H[128]00|H20)\b", re.IGNORECASE)
 STOP_SECONDS = 150
 """Timeout of `docker stop`. The agent hands its job back at the next checkpoint, which takes up to two minutes."""
 
@@ -54,6 +59,11 @@ def has_gpus(node: Node) -> bool:
     return bool(node.hardware.get("gpus") or node.hardware.get("unusable_gpus"))
 
 
+def has_flash_wheel(node: Node) -> bool:
+    """Return whether the node trains on a GPU that FlashAttention 3 is made for."""
+    return node.packets != Node.Packets.ONLY and any(map(HOPPER_NAME.search, node.hardware.get("gpus", ())))
+
+
 def build_docker_command(node: Node, token: str) -> str:
     """Return the command for a machine with Docker, empty if the site names no image.
 
@@ -79,15 +89,28 @@ def build_pipx_command(node: Node, token: str) -> str:
     requirement = get_requirement(*list_extras(node))
     if not requirement:
         return ""
+    if has_flash_wheel(node):
+        return build_flash_command(requirement, build_agent_arguments(node, token))
     index = [] if has_gpus(node) else [f"--pip-args=--extra-index-url={CPU_INDEX}"]
     pipx = ["pipx", "run", "--spec", requirement, *index, "dailytrain", "node"]
     return shlex.join([*pipx, *build_agent_arguments(node, token)])
 
 
+def build_flash_command(requirement: str, arguments: list[str]) -> str:
+    """Return the command for a Hopper GPU. Without a wheel that fits it goes on: nothing is ever compiled."""
+    pipx = ["pipx", "install", "--force", requirement]
+    flash = ["pipx", "runpip", "dailytrain", "install", "--no-deps", "--only-binary=:all:"]
+    flash += ["--index-url", FLASH_INDEX, "flash-attn-3"]
+    message = ["echo", "No wheel of FlashAttention 3 fits: PyTorch uses its own kernels."]
+    program = '"$(pipx environment --value PIPX_BIN_DIR)/dailytrain"'
+    agent = f"{program} {shlex.join(['node', *arguments])}"
+    return f"{shlex.join(pipx)} && {{ {shlex.join(flash)} || {shlex.join(message)}; }} && {agent}"
+
+
 def list_extras(node: Node) -> list[str]:
     """Return the extras of the package for what the node is lent for.
 
-    FlashAttention is none of them: it has no wheel on the default index and compiles against the installed torch.
+    FlashAttention 2 is none of them: PyPI has only its source, and torch's own kernels are the same.
     """
     rephrase = [] if node.packets == Node.Packets.NEVER else ["rephrase"]
     if node.packets == Node.Packets.ONLY:

@@ -208,6 +208,7 @@ def build_join_context(node: Node, token: str) -> dict[str, Any]:
         "expected": expected,
         "has_token": has_token,
         "has_gpus": lending.has_gpus(node),
+        "has_flash_wheel": lending.has_flash_wheel(node),
         "docker": lending.build_docker_command(node, token) if has_token else "",
         "pipx": lending.build_pipx_command(node, token) if has_token else "",
         "joined": not expected

@@ -14,10 +14,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.cuda_predicted.fake_h100 import find_missing_program
 from tests.support.paths import REPOSITORY
 from trainer.accounting.training_size import COMPILED_ACTIVATIONS
+from trainer.graph.cost_meter import CostMeter
+from trainer.graph.counting import measure_costs
+from trainer.ops.recurrence import compute_recurrence
 
 MISSING = find_missing_program()
 pytestmark = [
@@ -25,13 +29,13 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(MISSING is not None, reason=f"{MISSING} is not installed: `make test-cuda` installs triton"),
 ]
-LENGTH, DEPTH, WIDTH = 2048, 4, 1536
+LENGTH, DEPTH, WIDTH, RWKV5_DEPTH = 2048, 4, 1536, 2
 GPT_SIZE = ("--model.depth", str(DEPTH), "--model.width", str(WIDTH), "--model.heads", "12")
 FLAGS = {
     "gpt": (*GPT_SIZE, "--cubins"),
     "smear": GPT_SIZE,
     "litgpt": ("--model.depth", "2", "--cubins"),
-    "rwkv5": ("--model.depth", "2", "--cubins"),
+    "rwkv5": ("--model.depth", str(RWKV5_DEPTH), "--cubins"),
 }
 PINNED = {  # operations, Triton kernels, gigabytes
     "features": (81, 17, 20.869),
@@ -111,15 +115,42 @@ def test_attention_path_of_each_block(arch: str) -> None:
     assert backward == forward[::-1]
 
 
+def count_recurrence_flops() -> float:
+    """Return the FLOPs a token, forward and backward, of the products of a block's recurrence in torch, by which the
+    kernels are counted."""
+    heads = RWKV5_DEPTH  # as many as blocks
+    shapes = [*[(1, heads, LENGTH, 64)] * 3, (heads, 64), (heads, 64), (1, heads, 64, 64)]
+    leaves = [torch.empty(shape, device="meta", requires_grad=number < 5) for number, shape in enumerate(shapes)]
+    with measure_costs(meter := CostMeter()):
+        compute_recurrence(*leaves)[0].sum().backward()
+    return meter.total.product_flops / LENGTH
+
+
 @pytest.mark.parametrize(
     ("arch", "attention_width", "outer"),
     # gpt: the gradient of the smear gate is an outer product, which the compiler multiplies point by point
-    [("gpt", DEPTH * WIDTH, 2 * 32), ("smear", DEPTH * WIDTH, 0), ("rwkv5", 0, 0)],
+    [("gpt", DEPTH * WIDTH, 2 * 32), ("smear", DEPTH * WIDTH, 0)],
 )
 def test_flops_of_compiled_products_equal_the_count(arch: str, attention_width: int, outer: int) -> None:
     report = predict(arch)
     attention = 3 * 4 * LENGTH * attention_width  # forward and twice that backward; counted over all pairs of positions
     assert report["product_flops_per_token"] + attention + outer == report["counted_flops_per_token"]
+
+
+def test_flops_of_rwkv5_products_without_the_recurrence_equal_the_count() -> None:
+    report = predict("rwkv5")
+    recurrences = RWKV5_DEPTH * count_recurrence_flops()
+    assert report["product_flops_per_token"] + recurrences == pytest.approx(report["counted_flops_per_token"], rel=1e-3)
+
+
+def test_rwkv5_computes_each_recurrence_by_two_kernels_both_ways() -> None:
+    graphs = predict("rwkv5")["graphs"]
+    assert {name: graph["recurrences"] for name, graph in graphs.items()} == {
+        "features": 2 * RWKV5_DEPTH,
+        "features backward": 2 * RWKV5_DEPTH,
+        "loss": 0,
+        "loss backward": 0,
+    }
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: `make test-cuda` installs it")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler import storage
+from trainer.data.corpora import python_docs
 
 
 def test_release_of_same_sources_has_same_bytes(tmp_path: Path) -> None:
@@ -25,15 +26,16 @@ def test_release_of_same_sources_has_same_bytes(tmp_path: Path) -> None:
     assert archives[0] == archives[1]
 
 
-def test_release_contains_only_python_files(tmp_path: Path) -> None:
+def test_release_contains_only_python_files_and_texts(tmp_path: Path) -> None:
     package = tmp_path / "trainer"
     (package / "__pycache__").mkdir(parents=True)
     (package / "train.py").write_text("# train\n")
     (package / "secret.key").write_text("secret")
+    (package / "text.jsonl.xz").write_bytes(b"x")
     (package / "__pycache__" / "train.pyc").write_bytes(b"x")
     (package / "link.py").symlink_to("/etc/passwd")
     with tarfile.open(fileobj=io.BytesIO(storage.pack_sources(package))) as archive:
-        assert archive.getnames() == ["trainer/train.py"]
+        assert archive.getnames() == ["trainer/text.jsonl.xz", "trainer/train.py"]
         member = archive.getmembers()[0]
         assert (member.uid, member.gid, member.mtime, member.uname, member.mode) == (0, 0, 0, "", 0o644)
 
@@ -44,3 +46,4 @@ def test_release_of_installation_is_stored_once() -> None:
     assert storage.store_release() == blob
     with tarfile.open(fileobj=io.BytesIO(storage.read_blob(blob))) as archive:
         assert "trainer/protocol/version.py" in archive.getnames()
+        assert f"trainer/data/corpora/{python_docs.FILE.name}" in archive.getnames(), "smoke runs on nodes train on it"

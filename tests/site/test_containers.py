@@ -58,6 +58,18 @@ def test_node_image_installs_a_c_compiler() -> None:
     assert {"gcc", "libc6-dev"} <= set(installed)
 
 
+def test_nothing_that_installs_flash_attention_compiles_it() -> None:
+    """PyPI has its source alone, and a wheel fits one Python, torch and CUDA."""
+    folders = [REPOSITORY / name for name in ("docs", "deploy", "docker", "scheduler", "templates", "trainer")]
+    paths = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".md", ".py", ".html", ".yml")]
+    for path in (REPOSITORY / "Dockerfile", *paths):
+        for line in path.read_text().splitlines():
+            if re.search(r"pip[\w ]* install.*flash.attn", line):
+                assert "--only-binary=:all:" in line, f"{path}: {line}"
+    assert "flash-attn" in (REPOSITORY / "Dockerfile").read_text()
+    assert "flash-attn" not in (REPOSITORY / "pyproject.toml").read_text()
+
+
 def test_compose_variables_are_listed_in_the_example(compose: dict[str, Any]) -> None:
     wanted = set(re.findall(r"\$\{(\w+)", (REPOSITORY / "compose.yaml").read_text()))
     example = (REPOSITORY / ".env.example").read_text()

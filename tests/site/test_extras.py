@@ -12,7 +12,7 @@ from tests.support.paths import REPOSITORY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]  # pip asks the package index about each
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-NEED_A_GPU = ("flash", "vllm")  # `flash` compiles against the installed torch, `vllm` brings its own
+NEED_A_GPU = ("vllm",)  # it brings its own torch
 
 
 def run_pip(*arguments: str) -> subprocess.CompletedProcess[str]:

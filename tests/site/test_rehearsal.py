@@ -22,6 +22,8 @@ from scheduler import matching
 from scheduler.models import Node
 from scheduler.node_slots import build_node_slot
 from tests.support.paths import REPOSITORY
+from tests.support.pool import HARDWARE
+from trainer import protocol
 from trainer.accounting.budget import Budget
 from trainer.node.labels import derive_labels
 
@@ -111,6 +113,27 @@ def test_reported_hardware_fits_the_jobs_of_the_track(slug: str, season: Season)
     planned = PlannedNight(track, timezone.now(), None, ())
     assert matching.find_obstacle(planned.training, slot) is None
     assert matching.find_obstacle(planned.scoring, slot) is None
+
+
+def test_rehearsal_on_a_gpu_keeps_the_precision_and_compilation_of_the_track(season: Season) -> None:
+    full = full_tracks.FullTrack("night-h100", TEMPLATES["night-h100"])
+    track = scaled_tracks.build_track(full, season, 1e-4, has_ladder=False, is_on_gpu=True)
+    track.full_clean()
+    assert not {"precision", "compile"} & track.config["train"].keys()
+    assert track.ladder == {}
+
+
+def test_rehearsal_node_on_a_gpu_reports_its_own_with_the_labels_of_the_track(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = protocol.Gpu(name="NVIDIA H200", memory_bytes=141 * 10**9, uuid="GPU-own")
+    found = HARDWARE.model_copy(update={"gpus": (own.name,), "gpu_details": (own,)})
+    monkeypatch.setattr(node.Agent, "detect_hardware", lambda agent: found)
+    agent = object.__new__(node.RehearsalAgent)
+    agent.reported = node.ReportedHardware(gpus=None, memory_bytes=0, disk_free_bytes=0, labels=("1xh100",))
+    reported = agent.detect_hardware()
+    assert reported.gpu_details == (own,)
+    assert {"1xh100", "1xh200", "1x141gb"} <= {*reported.found_labels}
 
 
 def test_rehearsal_node_joins_no_other_machine(capsys: pytest.CaptureFixture[str]) -> None:

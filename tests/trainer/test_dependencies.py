@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.paths import REPOSITORY
+from trainer.cli import smoke
+from trainer.config.presets import PRESETS
+from trainer.config.train_config import DEFAULT_CORPUS
+from trainer.data.corpora import find_corpus, python_packages
 
-OF_TORCH = {"triton"}  # comes with torch's builds for NVIDIA's GPUs, and its absence is handled
+OPTIONAL = {"triton", "flash_attn"}  # comes with torch's builds for NVIDIA's GPUs; used where it is installed
 
 
 def list_imported_packages() -> set[str]:
@@ -26,6 +32,35 @@ def list_imported_packages() -> set[str]:
     return found - sys.stdlib_module_names - {"trainer"}
 
 
+def read_extras() -> dict[str, list[str]]:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    return extras
+
+
+def test_training_takes_every_torch_that_ci_tests() -> None:
+    nightly, makefile = (REPOSITORY / name for name in (".github/workflows/nightly.yml", "Makefile"))
+    tested = {version for path in (nightly, makefile) for version in re.findall(r"torch==([\d.]+)", path.read_text())}
+    (torch,) = (Requirement(line) for line in read_extras()["training"] if Requirement(line).name == "torch")
+    assert min(tested) == "2.11.0"
+    assert all(torch.specifier.contains(version) for version in tested)
+    assert not torch.specifier.contains("2.14.0")
+
+
+def test_no_extra_pins_the_packages_whose_text_is_a_corpus() -> None:
+    """Each version of torch brings versions of its own."""
+    needs = [Requirement(line) for lines in read_extras().values() for line in lines]
+    pinned = {need.name for need in needs if any(each.operator == "==" for each in need.specifier)}
+    assert pinned
+    assert pinned.isdisjoint(python_packages.PACKAGES)
+
+
+@pytest.mark.parametrize("corpus", [DEFAULT_CORPUS, smoke.CORPUS, PRESETS["tiny"].values["corpus"]])
+def test_default_text_is_part_of_the_package(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_packages, "PACKAGES", {"networkx": "0.0", "sympy": "0.0"})
+    assert next(iter(find_corpus(corpus).documents())).text
+
+
 def test_wheel_declares_every_imported_package() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *project["optional-dependencies"].values()]
@@ -35,4 +70,4 @@ def test_wheel_declares_every_imported_package() -> None:
         module: {canonicalize_name(name) for name in names.get(module, [module])} for module in list_imported_packages()
     }
     missing = {module for module, packages in imported.items() if not packages & declared}
-    assert missing - OF_TORCH == set()
+    assert missing - OPTIONAL == set()

@@ -132,11 +132,17 @@ def describe_check_lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         )
         for task, pairs in record["checks"]["suite"].items()
     ]
+    products = record["checks"]["products"]
+    rounding = products["precision"]
+    if products["tf32_nats_per_token"] is not None:
+        difference, error = products["tf32_nats_per_token"], products["tf32_stderr"]
+        rounding += f"; TF32 changes {difference:+.1e} ± {error:.1e} nats a token"
     verdict = "uses later tokens" if found["is_beyond_rounding"] else "within rounding"
     return [
         ("later tokens", f"{found['nats_per_token']:+.1e} ± {found['stderr']:.1e} nats a token: {verdict}"),
         ("untrained", f"{untrained['bits_per_byte']:.4f} with seed {untrained['seed']}"),
         ("unigram", f"{untrained['unigram_bits_per_byte']:.4f}, the text's own token frequencies"),
+        ("products", rounding),
         *suite,
     ]
 

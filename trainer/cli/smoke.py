@@ -40,8 +40,8 @@ from trainer.smoke.terminal import print_conclusion, show_checks
 from trainer.smoke.traced_files import FullSize, measure_full_size, read_sandbox_graphs
 
 COMMAND = "dailytrain smoke"
-CORPUS, TOKENIZER, LIMIT_BYTES = "python-packages", "bpe:512", 2**20
-"""Corpus, tokenizer and size of the small dataset: text that comes with PyTorch."""
+CORPUS, TOKENIZER, LIMIT_BYTES = "python-docs", "bpe:512", 2**20
+"""Corpus, tokenizer and size of the small dataset: text that is part of the package."""
 STEPS = 200
 SECONDS = 120.0
 LIMITS = ResourceLimits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6, processes=48)

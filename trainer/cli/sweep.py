@@ -20,7 +20,7 @@ from trainer.cli.parser import Parser
 from trainer.cli.site_api import add_site_flags
 from trainer.cli.sweep_at_site import run_at_site
 from trainer.cli.try_idea import PRESET, open_dataset
-from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER
+from trainer.config.train_config import COMPARISON_CORPUS, DEFAULT_TOKENIZER
 from trainer.data.dataset import get_cache_folder
 from trainer.errors import ExitCode, print_error
 from trainer.trials.plan import BASELINE
@@ -90,7 +90,7 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("space", type=Path, metavar="SPACE.toml", help="what to run")
     add("--axis", choices=sorted(UNITS), default="flops", help="what compute means (%(default)s)")
-    add("--corpus", default=DEFAULT_CORPUS, help="text to train on and to score (%(default)s)")
+    add("--corpus", default=COMPARISON_CORPUS, help="text to train on and to score (%(default)s)")
     add("--tokenizer", default=DEFAULT_TOKENIZER, help="%(default)s")
     add("--dataset", type=Path, help="a prepared dataset instead")
     add("--jobs", type=int, default=count_cores(), help="runs at a time, one thread each (%(default)s)")

@@ -18,7 +18,7 @@ from rich.console import Console
 from trainer.accounting.cores import count_cores
 from trainer.cli.multiplier import UNITS, print_table
 from trainer.cli.parser import Parser
-from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
+from trainer.config.train_config import COMPARISON_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.errors import ExitCode, print_error
 from trainer.scoring.multiplier import Axis, TrackComparison, compare_entries, parse_results
@@ -128,7 +128,7 @@ def build_parser() -> Parser:
     add("--rungs", type=parse_shares, default=RUNGS, help="of the ladder, as shares of the budget (0.25,0.5,1,2)")
     add("--seeds", type=int, default=SEEDS, help="runs at each rung and of the idea (%(default)s)")
     add("--axis", choices=sorted(UNITS), default="flops", help="what compute means (%(default)s)")
-    add("--corpus", default=DEFAULT_CORPUS, help="text to train on and to score (%(default)s)")
+    add("--corpus", default=COMPARISON_CORPUS, help="text to train on and to score (%(default)s)")
     add("--tokenizer", default=DEFAULT_TOKENIZER, help="%(default)s")
     add("--dataset", type=Path, help="a prepared dataset instead")
     add("--jobs", type=int, default=count_cores(), help="runs at a time, one thread each (%(default)s)")

@@ -190,7 +190,7 @@ PRESETS = {
             "budget": "50steps",
             "device": "cpu",
             "threads": 1,
-            "corpus": "python-packages",
+            "corpus": "python-docs",
             "tokenizer": "bpe:512",
             "limit_bytes": "1MiB",
             "model.depth": 2,

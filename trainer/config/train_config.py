@@ -18,7 +18,7 @@ change results: folders (the dataset's hash counts, not its path), `checkpoint_e
 `threads`.
 Missing values are computed from the device and the budget in `trainer.config.resolve`, printed and saved.
 
-`corpus` is one of `trainer.data.corpora`: `python-packages`, `files:PATH`, `rephrased:OWNER/NAME@SHA256` for the
+`corpus` is one of `trainer.data.corpora`: `python-docs`, `files:PATH`, `rephrased:OWNER/NAME@SHA256` for the
 published dataset of a rephrasing campaign, and others.
 """
 
@@ -34,7 +34,8 @@ from trainer.data.sizes import parse_size
 from trainer.errors import UserError
 from trainer.optim.lora_args import LoraArgs
 
-DEFAULT_CORPUS = "python-packages"
+DEFAULT_CORPUS = "python-docs"  # part of the package
+COMPARISON_CORPUS = "python-packages"  # of `try` and `sweep`: more text, and recorded results rest on it
 DEFAULT_TOKENIZER = "bpe:8192"
 SHORT_TEXT = 16 * 2**20  # default bytes of text for a CPU run of less than ten minutes
 SHARDED = ("fsdp", "zero2")  # strategies that shard the weights
@@ -128,7 +129,7 @@ class TrainConfig:
     0.01, --recipe.clip 1. The others are the architecture's."""
     train: TrainArgs = field(default_factory=TrainArgs)
     corpus: str | None = None
-    """Text to train on: python-packages (the default), fineweb-edu, slimpajama or files:GLOB."""
+    """Text to train on: python-docs (the default), fineweb-edu, slimpajama or files:GLOB."""
     tokenizer: str | None = None
     """bpe:SIZE (trained on the corpus; the default is bpe:8192), gpt2:FOLDER, world:FILE or a tokenizer.json."""
     limit_bytes: int | str | None = None

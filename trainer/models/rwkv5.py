@@ -2,16 +2,16 @@
 
 Each head has a 64 x 64 matrix that decays at a learned rate (arXiv 2404.05892, section 4, which describes version 5.2).
 
-Two forms of one model: the parallel one, by chunks of `CHUNK` tokens, for training and scoring, and the recurrent one
-(`Model.step`) for generation, at constant memory and time per token. Versions:
+Two forms of one model (`trainer.ops.recurrence`): the parallel one, by chunks of tokens, for training and scoring, and
+the recurrent one (`Model.step`) for generation, at constant memory and time per token. Versions:
 - 5.0: decay and bonus are one number per head; the bonus is exp(time_first); no gate; 4x channel mix;
 - 5.1: the bonus is time_faaaa itself, and the time mix has a gate; 3.5x channel mix;
 - 5.2: as 5.1, with a decay and a bonus per channel.
 Parameters have the names and shapes of the official weights (https://github.com/BlinkDL/RWKV-LM), so a checkpoint is in
 the official layout. `trainer.checkpoint.surgery` converts weights to a later version.
 
-Not covered: a custom GPU kernel; carrying the state from one training row to the next (`train.chunk` does so within a
-row, see `trainer.training.chunked_bptt`).
+Not covered: carrying the state from one training row to the next (`train.chunk` does so within a row, see
+`trainer.training.chunked_bptt`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
+from trainer.ops.recurrence import compute_recurrence
 
 HEAD = 64  # channels in a head, fixed in all published models
-
-CHUNK = 64  # tokens per chunk, a power of two. The state is passed from chunk to chunk.
-
-BLOCK = 8  # tokens whose pairwise scores come from one matrix product, a power of two
 
 VERSIONS = (5.0, 5.1, 5.2)
 
@@ -110,81 +107,7 @@ def build_preset(name: str) -> SimpleNamespace:
     return SimpleNamespace(Config=PresetConfig, Model=Model, recipe=recipe)
 
 
-# --- the state and its two forms --------------------------------------------------------------------------------------
-
-
-def recurrence(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Read and update the state for one token: the definition of the recurrence.
-
-    `r, k, v [B, H, N]`; `rate, bonus [H, N]` or `[H, 1]`, a channel's decay is exp(-rate); `state [B, H, N, N]`, with
-    the key's channel before the value's. Returns the output `[B, H, N]` and the next state:
-    `y = r (S + diag(bonus) k v)`, `S' = diag(exp(-rate)) S + k v`.
-    """
-    pair = k[..., :, None] * v[..., None, :]
-    output = torch.einsum("bhi,bhij->bhj", r, state + bonus[..., None] * pair)
-    return output, torch.exp(-rate)[..., None] * state + pair
-
-
-def chunked_recurrence(
-    r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute `recurrence` for a row of tokens, `r, k, v [B, H, T, N]`, with matrix products.
-
-    Nothing can overflow, however strong the decay: its powers have exponents of at least 0, except inside the blocks
-    of `pairwise_scores`. A short row is padded to a whole chunk, since smaller products would round differently and
-    the start of a row would get slightly different results than the same tokens alone.
-    """
-    length, size = r.size(2), CHUNK
-    missing = -length % size
-    if missing:
-        r, k, v = (F.pad(x, (0, 0, 0, missing)) for x in (r, k, v))
-    r, k, v = (x.unflatten(2, (-1, size)) for x in (r, k, v))  # [B, H, chunks, size, N]
-    exponents = torch.arange(size, device=rate.device, dtype=rate.dtype)
-    powers = torch.exp(-rate[:, None, :] * exponents[:, None])  # [H, size, N or 1]
-    within = pairwise_scores(r, k, rate, powers, bonus) @ v
-    # The last token of a chunk is not decayed yet, the one before it once, and so on.
-    updates = (k[:, :, :-1] * powers.flip(1)[:, None]).mT @ v[:, :, :-1]
-    decay, states = torch.exp(-rate * size)[..., None], [state]
-    for update in updates.unbind(2):
-        states.append(torch.addcmul(update, decay, states[-1]))
-    before = (r * powers[:, None]) @ torch.stack(states, dim=2)
-    real = size - missing
-    keys = k[:, :, -1, :real] * powers[:, :real].flip(1)
-    state = torch.exp(-rate * real)[..., None] * states[-1] + keys.mT @ v[:, :, -1, :real]
-    return (within + before).flatten(2, 3)[:, :, :length], state
-
-
-def pairwise_scores(r: Tensor, k: Tensor, rate: Tensor, powers: Tensor, bonus: Tensor) -> Tensor:
-    """Return the weight of each token's value for each token, `[B, H, chunks, size, size]`, zero above the diagonal.
-
-    On the diagonal: the bonus. Below it: `sum_i r_t[i] k_s[i] decay_i^(t-1-s)`. A block of 2m tokens is its two halves
-    and the square where the second half reads the first. The square's exponent is split at the middle, t-1-s =
-    (t - middle) + (middle-1 - s), so both parts are at least 0. A block of `BLOCK` tokens is one such product with
-    parts from -BLOCK/2 up. There rates are clamped to what fp32 can represent: exp(-20), below its rounding error.
-    """
-    scores = r.new_zeros(*r.shape[:4], r.size(3))
-    middle, positions = BLOCK // 2, torch.arange(BLOCK, device=rate.device, dtype=rate.dtype)
-    limit = 0.9 * math.log(torch.finfo(rate.dtype).max) / middle
-    clamped = rate.clamp(max=limit)[:, None, None, None, :]
-    queries = r.unflatten(3, (-1, BLOCK)) * torch.exp(-clamped * (positions - middle)[:, None])
-    keys = k.unflatten(3, (-1, BLOCK)) * torch.exp(-clamped * (middle - 1 - positions)[:, None])
-    diagonal_blocks(scores, BLOCK).copy_((queries @ keys.mT).tril(-1))
-    scores.diagonal(dim1=-2, dim2=-1).copy_((r * bonus[:, None, None] * k).sum(-1))
-    m = BLOCK
-    while m < r.size(3):
-        queries, keys = (x.unflatten(3, (-1, 2, m)) for x in (r, k))
-        later = queries[..., 1, :, :] * powers[:, None, None, :m]
-        earlier = keys[..., 0, :, :] * powers[:, None, None, :m].flip(3)
-        diagonal_blocks(scores, 2 * m)[..., m:, :m].copy_(later @ earlier.mT)
-        m *= 2
-    return scores
-
-
-def diagonal_blocks(scores: Tensor, size: int) -> Tensor:
-    """Return a view `[..., blocks, size, size]` of the squares on the diagonal of `[..., S, S]`."""
-    count = scores.size(-1) // size
-    squares = scores.unflatten(-1, (count, size)).unflatten(-3, (count, size))
-    return squares.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+# --- the state and the layers -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -202,9 +125,6 @@ class RWKV5State:
         wide = torch.promote_types(x.dtype, torch.float32)
         heads = torch.zeros(x.size(0), config.heads, HEAD, HEAD, dtype=wide, device=x.device)
         return cls(shift, shift, heads)
-
-
-# --- the layers -------------------------------------------------------------------------------------------------------
 
 
 def shift_tokens(x: Tensor, last: Tensor) -> Tensor:
@@ -272,11 +192,7 @@ class TimeMix(TokenShiftMix):
             dtype = state.heads.dtype
             r, k, v = r.to(dtype), k.to(dtype), v.to(dtype)
             rate, bonus = self.decay_and_bonus(dtype)
-            if x.size(1) == 1:
-                output, heads = recurrence(r[:, :, 0], k[:, :, 0], v[:, :, 0], rate, bonus, state.heads)
-                output = output[:, :, None]
-            else:
-                output, heads = chunked_recurrence(r, k, v, rate, bonus, state.heads)
+            output, heads = compute_recurrence(r, k, v, rate, bonus, state.heads)
             flat = output.transpose(1, 2).flatten(-2)
             normed = self.ln_x(flat.flatten(0, 1).to(self.ln_x.weight.dtype)).view_as(flat)
         normed = normed.to(x.dtype)

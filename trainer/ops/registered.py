@@ -22,8 +22,8 @@ def is_exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
-def register(schema: str, shape: Callable[..., Tensor]) -> None:
-    """Define an operator of the namespace `dailytrain`. `shape` returns an empty tensor like its result."""
+def register(schema: str, shape: Callable[..., Tensor | tuple[Tensor, ...]]) -> None:
+    """Define an operator of the namespace `dailytrain`. `shape` returns empty tensors like its results."""
     name = LIBRARY.define(schema)
     torch.library.register_fake(f"dailytrain::{name}", shape, lib=LIBRARY)
 
@@ -39,3 +39,7 @@ register("squared_relu(Tensor x) -> Tensor", like_first)
 register("softcap(Tensor x, float cap) -> Tensor", lambda x, _: torch.empty_like(x, dtype=torch.float32))
 register("cast_for_autocast(Tensor x) -> Tensor", like_first)
 register("balance_load(Tensor gates, Tensor bias, Tensor load) -> Tensor", like_first)
+register(
+    "recurrence(Tensor r, Tensor k, Tensor v, Tensor rate, Tensor bonus, Tensor state) -> (Tensor, Tensor)",
+    lambda r, k, v, rate, bonus, state: (v.new_empty(v.shape), torch.empty_like(state)),
+)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from trainer.scoring.progress import ProgressCallback
 from trainer.scoring.run_folder import RunFolder
 from trainer.scoring.scored_models import ScoredModels, load_graph_models
 from trainer.scoring.text_score import TextScore, describe_checks, score_text
+from trainer.scoring.tf32 import use_tf32
 
 LOSSES_FILE = "losses.npy"  # beside the items
 
@@ -47,7 +47,7 @@ def score_run(
     progress: ProgressCallback,
 ) -> dict[str, Any]:
     """Return the record; write the items and the losses if `items_path` is given. Raise `ModelError`."""
-    # Matrix products and convolutions round equally on all devices.
+    # Matrix products and convolutions round equally on all devices, except where the record says TF32.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     reference = read_reference(reference_path, sum(len(text.tokens) for text in texts)) if reference_path else None
@@ -67,7 +67,7 @@ def score_run(
         )
     answers = benchmark_suite.SuiteResult({}, {}, [], {})
     if suite.tasks:
-        with use_tf32(device):
+        with use_tf32(device):  # the sampling error of benchmarks is much larger than the difference
             answers = benchmark_suite.run_suite(trained, tokenizer, suite.tasks, suite.folder, suite.limit, progress)
     if items_path is not None:
         items.write_items(items_path, result.documents, answers.items)
@@ -77,17 +77,6 @@ def score_run(
     record["checks"]["untrained"]["seed"] = models.seed
     record["checks"]["suite"] = benchmark_suite.list_metrics(answers.corrections, has_average=False)
     return record
-
-
-@contextlib.contextmanager
-def use_tf32(device: torch.device) -> Iterator[None]:
-    """Round the factors of matrix products to TF32 on a GPU: the sampling error of benchmarks is much larger."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def load_models(run: RunFolder) -> tuple[ScoredModels, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainer.scoring.look_ahead import Correction, choose_draws, draw_positions,
 from trainer.scoring.model_scorer import Losses, ModelScorer, Tokens, replace_later_tokens
 from trainer.scoring.passes import REPEATED_DRAWS, UNTRAINED_WINDOWS
 from trainer.scoring.progress import ProgressCallback
+from trainer.scoring.tf32 import ProductPrecision, choose_precision, use_tf32
 from trainer.scoring.windows import TextWindow, cut_windows, pad_rows
 
 MIN_UNTRAINED_WINDOWS = 8  # fewest windows whose spread says something
@@ -39,6 +41,7 @@ class TextScore:
     bits_per_byte_uncorrected: float
     correction: Correction  # nats a token
     untrained: UntrainedScore
+    precision: ProductPrecision
     documents: list[tuple[float, int]]  # of each document: bits with its share of the correction, bytes
     losses: Losses  # of every token, in the order of the documents: the reference for later entries
 
@@ -82,12 +85,14 @@ def score_text(
     rows = WindowRows.build(texts, end_of_text, scorer.sequence_length)
     before_training = score_untrained(untrained, rows, byte_lengths, rng)
     untrained.unload()
+    precision = choose_precision(scorer, rows.inputs, rows.targets, rows.mask, rng)
     count = len(rows.windows)
-    losses = scorer.score_rows(rows.inputs, rows.targets, lambda done: progress("scoring", done / count)).nats
-    flat, tokens = losses[rows.mask], rows.targets[rows.mask]
-    if reference is None or len(reference) != len(flat):
-        reference = estimate_reference(tokens, scorer.vocabulary_size)
-    correction = correct_for_later_tokens(scorer, rows, losses, reference, progress, rng)
+    with use_tf32(scorer.device) if precision.name == "tf32" else nullcontext():
+        losses = scorer.score_rows(rows.inputs, rows.targets, lambda done: progress("scoring", done / count)).nats
+        flat, tokens = losses[rows.mask], rows.targets[rows.mask]
+        if reference is None or len(reference) != len(flat):
+            reference = estimate_reference(tokens, scorer.vocabulary_size)
+        correction = correct_for_later_tokens(scorer, rows, losses, reference, progress, rng)
     sizes = [text.size for text in texts]
     parts = np.split(flat, np.cumsum([len(text.tokens) for text in texts])[:-1])
     plain = BitsPerByte.from_documents(parts, sizes, [byte_lengths[text.tokens] for text in texts])
@@ -96,6 +101,7 @@ def score_text(
         bits_per_byte_uncorrected=plain.bits_per_byte,
         correction=correction,
         untrained=before_training,
+        precision=precision,
         documents=[
             (float(part.sum() + correction.nats * len(part)) / math.log(2), size)
             for part, size in zip(parts, sizes, strict=True)
@@ -192,5 +198,10 @@ def describe_checks(score: TextScore) -> dict[str, Any]:
         "untrained": {
             "bits_per_byte": score.untrained.bits_per_byte,
             "unigram_bits_per_byte": score.untrained.unigram_bits_per_byte,
+        },
+        "products": {
+            "precision": score.precision.name,
+            "tf32_nats_per_token": score.precision.difference,
+            "tf32_stderr": score.precision.stderr,
         },
     }

@@ -26,6 +26,7 @@ class Command(BaseCommand):
         parser.add_argument("tracks", nargs="+", metavar="TRACK", help="a track of this site, as it is, or a template")
         parser.add_argument("--scale", type=float, default=1e-5, help="of the expected seconds (default: %(default)g)")
         parser.add_argument("--main-only", action="store_true", help="no ladder, no entry: main once on each track")
+        parser.add_argument("--gpu", action="store_true", help="main once, on this machine's GPU")
         parser.add_argument("--home", metavar="DIR", help="empty folder for its site; default: a temporary one")
         parser.add_argument("--port", type=int, help="default: a free one")
 
@@ -42,7 +43,8 @@ class Command(BaseCommand):
         assert port is not None
         site = LocalSite(port)
         site.stop_on_signals()
-        rehearsal = Rehearsal(site, read_tracks(settings.HOME), options["scale"], options["main_only"])
+        main_only = options["main_only"] or options["gpu"]
+        rehearsal = Rehearsal(site, read_tracks(settings.HOME), options["scale"], main_only, options["gpu"])
         try:
             print_report(site.console, rehearsal.run())
         except StoppedError:
@@ -61,5 +63,5 @@ class Command(BaseCommand):
         write_tracks(folder, found)
         self.stderr.write(f"The rehearsal has a database and storage of its own in {folder}.", ending="\n")
         arguments = ["rehearse_night", *tracks, "--scale", f"{options['scale']!r}", "--port", f"{port}"]
-        arguments += ["--main-only"] if options["main_only"] else []
+        arguments += [f"--{name.replace('_', '-')}" for name in ("main_only", "gpu") if options[name]]
         isolation.restart_isolated(folder, port, arguments)

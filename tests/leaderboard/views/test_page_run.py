@@ -61,6 +61,17 @@ def test_run_page_of_finished_run_shows_score_and_provenance(client: Client) -> 
     assert "Before training 3.8412 bits per byte; the text’s token frequencies alone 3.2207" in page
 
 
+def test_run_page_says_that_products_were_rounded_to_tf32(client: Client) -> None:
+    best = scene.create_night_board()["best"]
+    best.checks["products"] = {"precision": "fp32", "tf32_nats_per_token": 0.5, "tf32_stderr": 0.1}
+    best.save()
+    assert "TF32" not in extract_text(client.get(best.get_absolute_url()).content)
+    best.checks["products"] = {"precision": "tf32", "tf32_nats_per_token": -1.2e-5, "tf32_stderr": 3e-6}
+    best.save()
+    page = extract_text(client.get(best.get_absolute_url()).content)
+    assert "Rounding products in TF32, a change of −0.000012 ± 0.000003 nats per token" in page
+
+
 def test_run_page_of_failed_run_shows_reason_and_cause(client: Client) -> None:
     scene.create_night_board()
     failed = Run.objects.get(state=Run.State.FAILED)

@@ -351,6 +351,51 @@ def test_pipx_command_for_cpu_takes_torch_from_the_cpu_index(client: Client, sig
     assert "extra-index-url" not in " ".join(with_gpu)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "is_hopper"), [("NVIDIA H100 80GB HBM3", True), ("h200", True), ("RTX 3090", False), ("GH200", False)]
+)
+def test_pipx_command_of_a_hopper_gpu_installs_flash_attention_3_if_a_wheel_fits(
+    client: Client, signed_in_user: User, gpu: str, is_hopper: bool
+) -> None:
+    node = create_lent_node(client, gpu_name=gpu, labels="mine")
+    words, page = get_install_command(client, node, "pipx"), get_node_page(client, node)
+    assert ("flash-attn-3" in words) == is_hopper
+    assert ("FlashAttention 3 is included if" in page) == is_hopper
+    if is_hopper:
+        assert words[:3] == ["pipx", "install", "--force"]
+        assert words[3].startswith("dailytrain[training,gpu,notebook,swarm] @ http")
+        start = words.index("node")
+        assert build_parser().parse_args(words[start + 1 :]).label == ["mine"]
+
+
+@pytest.mark.parametrize("result", ["true", "false"])
+def test_pipx_command_of_a_hopper_gpu_starts_the_node_with_and_without_a_wheel(
+    client: Client, signed_in_user: User, tmp_path: Path, result: str
+) -> None:
+    node = create_lent_node(client, gpu_name="NVIDIA H100 80GB HBM3")
+    command = re.search(r'id="pipx-line"[^>]*>([^<]+)<', get_node_page(client, node))
+    assert command
+    programs = {
+        "pipx": f'[ $1 = environment ] && exec echo {tmp_path}\necho pipx "$*"\n[ $1 != runpip ] || {result}',
+        "dailytrain": 'echo dailytrain "$*"',
+    }
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", command[1]],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("pipx install --force dailytrain[")
+    assert lines[1].startswith("pipx runpip dailytrain install --no-deps --only-binary=:all:")
+    assert lines[-1].startswith("dailytrain node --server ")
+    assert ("No wheel of FlashAttention 3 fits" in done.stdout) == (result == "false")
+
+
 def test_new_command_for_a_node_with_a_failing_gpu_brings_gpu_packages(client: Client, signed_in_user: User) -> None:
     node = create_lent_node(client)
     agent = register_node(get_join_token(get_install_command(client, node, "pipx")))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.models import rwkv5
+from trainer.ops import recurrence
 
 V = 50
 
@@ -36,7 +37,7 @@ def run_token_by_token(
 ) -> tuple[Tensor, Tensor]:
     read = []
     for t in range(r.size(2)):
-        y, state = rwkv5.recurrence(r[:, :, t], k[:, :, t], v[:, :, t], rate, bonus, state)
+        y, state = recurrence.recurrence(r[:, :, t], k[:, :, t], v[:, :, t], rate, bonus, state)
         read.append(y)
     return torch.stack(read, dim=2), state
 
@@ -46,7 +47,7 @@ def run_token_by_token(
 def test_chunked_recurrence_values_and_gradients_equal_recurrence(length: int, decay: float, channels: int) -> None:
     given = inputs(length, decay, channels)
     answers, gradients = [], []
-    for form in (rwkv5.chunked_recurrence, run_token_by_token):
+    for form in (recurrence.chunked_recurrence, run_token_by_token):
         r, k, v, exponent, bonus, state = given
         read, after = form(r, k, v, exponent.exp(), bonus, state)
         weights = torch.linspace(-1, 1, read.numel(), dtype=torch.float64).view_as(read)
@@ -60,7 +61,7 @@ def test_chunked_recurrence_extreme_decays_stay_finite_and_exact() -> None:
     given = [tensor.detach().float().requires_grad_() for tensor in inputs(130, 0.0, 64)]
     with torch.no_grad():
         given[3].copy_(torch.linspace(-30, 30, 128).view(2, 64))
-    read, after = rwkv5.chunked_recurrence(*given[:3], given[3].exp(), *given[4:])
+    read, after = recurrence.chunked_recurrence(*given[:3], given[3].exp(), *given[4:])
     gradients = torch.autograd.grad(read.sum() + after.sum(), given)
     assert all(tensor.isfinite().all() for tensor in (read, after, *gradients))
     torch.testing.assert_close(

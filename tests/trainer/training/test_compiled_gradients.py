@@ -24,7 +24,7 @@ from trainer.config.parsing import parse_config
 from trainer.config.resolve import resolve_config
 from trainer.errors import ExitCode
 from trainer.models import ARCHITECTURES
-from trainer.ops import balance, elementwise
+from trainer.ops import balance, elementwise, recurrence
 from trainer.ops.attention import attention
 from trainer.training import compilation
 from trainer.training.objective import Objective
@@ -84,6 +84,12 @@ def balance_gates(gates: Tensor) -> Tensor:
     return balance.balance_load(gates.sigmoid(), torch.zeros(gates.shape[-1]), torch.ones(gates.shape[-1]))
 
 
+def carry_state(x: Tensor) -> Tensor:
+    r = x.transpose(1, 2)
+    rate, bonus = torch.full((2, r.size(1), 1), 0.3)
+    return recurrence.compute_recurrence(r, r, r, rate, bonus, r.new_zeros(r.size(0), r.size(1), 16, 16))[0]
+
+
 COSINE, SINE = torch.randn(8, 1, 16), torch.randn(8, 1, 8)
 GAIN = torch.rand(4) + 0.5
 OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -96,6 +102,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "softcap": lambda x: elementwise.softcap(x, 15.0),
     "cast_for_autocast": lambda x: elementwise.cast_for_autocast(x).float(),
     "balance_load": balance_gates,
+    "recurrence": lambda x: carry_state(x.float()),
 }
 
 

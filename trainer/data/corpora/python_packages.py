@@ -18,7 +18,7 @@ from typing import Any
 from trainer.data.corpora.document import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError
 
-PACKAGES = {"networkx": "3.6.1", "sympy": "1.14.0"}  # as in pyproject.toml
+PACKAGES = {"networkx": "3.6.1", "sympy": "1.14.0"}  # as in the group dev of pyproject.toml
 SHA256 = "ece55cc9ba13e15916a1e1eb935cb1817d6843fb51fa288a81e4a4864a69cd2a"
 """Hash of the names and contents of all files."""
 SKIPPED_FOLDERS = {"_antlr", "benchmarks", "test", "tests"}

@@ -1,0 +1,81 @@
+"""A night in small on this card: site, node, sandbox, training, score and board, by `manage.py rehearse_night`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.gpu.stage import emit, is_rehearsal, wait_for_turn
+from trainer.sandbox import get_driver
+
+COMMAND = (sys.executable, "manage.py", "rehearse_night")
+SECONDS, STOP_SECONDS = 160, 20
+SCALE = "1e-4"  # 160 steps
+IDENTITY = ("-c", "user.name=GPU", "-c", "user.email=gpu@example.org")
+
+
+def rehearse_night() -> None:
+    """Rehearse the night of one H100 on this card; in a rehearsal on CPU cores."""
+    wait_for_turn()
+    if missing := find_missing_part():
+        emit(skipped=missing)
+        return
+    # Not the stage's folder: the path of a socket below it may have about a hundred characters.
+    with tempfile.TemporaryDirectory(prefix="night-") as name:
+        folder = Path(name)
+        main = commit_trainer(folder / "main")
+        environment = {"MAIN_REPOSITORY": str(main), "MAIN_BRANCH": "main", "DAILYTRAIN_HOME": str(folder / "own")}
+        flags = ["--main-only", "--scale", "1e-9"] if is_rehearsal() else ["--gpu", "--scale", SCALE]
+        code, printed, seconds = run_rehearsal(["night-h100", *flags, "--home", str(folder / "site")], environment)
+        sys.stderr.write(printed)
+        for path in (folder / "site/log").glob("*.log"):
+            sys.stderr.write(f"\n----- {path.name}\n{path.read_text(errors='replace')[-6000:]}")
+    steps = {step: int(each) for step, each in re.findall(r"(\w+): done in (\d+) s", printed)}
+    board = [line.strip() for line in printed.splitlines() if "(baseline)" in line or "main, " in line]
+    emit(code=code, wall_s=round(seconds, 1), steps_s=steps, board=board[-1:])
+    raise SystemExit(code)
+
+
+def find_missing_part() -> str | None:
+    """Return what a night needs and this machine lacks, None if nothing."""
+    if shutil.which("git") is None:
+        return "git is not installed"
+    if problem := get_driver("bubblewrap").find_problem():
+        return problem
+    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True)
+    return (done.stderr.strip().splitlines() or ["manage.py failed"])[-1] if done.returncode else None
+
+
+def commit_trainer(folder: Path) -> Path:
+    """Make a repository with this checkout's trainer on its branch main."""
+    shutil.copytree("trainer", folder / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
+    for command in (("init", "--quiet", "--initial-branch", "main"), ("add", "."), ("commit", "--quiet", "-m", "Main")):
+        subprocess.run(["git", *IDENTITY, *command], cwd=folder, check=True)
+    return folder
+
+
+def run_rehearsal(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, float]:
+    """Return exit code (124: out of time), output and seconds. Interrupted, it ends its processes."""
+    started, limit = time.monotonic(), SECONDS * (3 if is_rehearsal() else 1)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], env={**os.environ, **environment, "COLUMNS": "160"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        printed, code = process.communicate(timeout=limit)[0], process.returncode
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        try:
+            printed = process.communicate(timeout=STOP_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            printed = process.communicate()[0]
+        code = 124
+    return code, printed, time.monotonic() - started
