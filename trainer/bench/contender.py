@@ -94,6 +94,7 @@ def build_ours(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
     from trainer.training.grad_spikes import GradientSpikeFilter
     from trainer.training.loop import train_step
     from trainer.training.setup import prepare_objective
+    from trainer.training.step_values import StepValues
 
     resolved = build_resolved_config(spec)
     module = load_architecture(spec.name)
@@ -113,8 +114,12 @@ def build_ours(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
     gc.freeze()
     gc.disable()
 
+    values: StepValues | None = None
+
     def step() -> None:
-        train_step(fabric, model, wrapped, next(rows), resolved.micro_batch, spike_filter, recipe.clip)
+        nonlocal values
+        settings = (resolved.micro_batch, spike_filter, recipe.clip)
+        values = train_step(fabric, model, wrapped, next(rows), *settings, before=values)
 
     return raw_model, step
 

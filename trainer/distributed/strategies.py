@@ -51,6 +51,14 @@ def average_across_processes(fabric: Fabric, values: Sequence[float]) -> list[fl
     return mean.tolist()
 
 
+def average_tensor(fabric: Fabric, value: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes, on the device."""
+    if fabric.world_size == 1:
+        return value
+    mean: Any = fabric.all_reduce(value.double(), reduce_op="mean")
+    return mean
+
+
 def compute_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor | None:
     """Return the norm of all gradients together, None if there are none."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -128,8 +128,22 @@ class CautiousDecay:
         for group, before in zip(optimizer.param_groups, self.before, strict=True):
             for parameter, old in zip(group["params"] if before else [], before, strict=True):
                 is_towards_zero = (old - parameter) * old >= 0
+                if (skipped := getattr(optimizer, "found_inf", None)) is not None:
+                    is_towards_zero &= skipped == 0
                 parameter.sub_(old * is_towards_zero, alpha=group["lr"] * group["cautious_decay"])
         self.before = []
+
+
+def set_skipped(optimizers: Sequence[Optimizer], is_skipped: Tensor) -> bool:
+    """Let the next steps change nothing if `is_skipped` is true on the GPU by then. Return false if not all of the
+    optimizers can do that, or the tensor is not on a GPU: its value has to be read."""
+    originals = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]  # of Fabric's wrappers
+    is_known_later = is_skipped.device.type == "cuda"
+    if not is_known_later or not all(getattr(each, "_step_supports_amp_scaling", False) for each in originals):
+        return False
+    for optimizer in originals:
+        optimizer.found_inf = is_skipped.float()
+    return True
 
 
 def apply_schedule(optimizers: Sequence[Optimizer], recipe: Recipe, fraction: float, steps: int) -> None:
