@@ -34,7 +34,7 @@ from trainer.bench.profiling import time_steps
 from trainer.bench.spec import Shape
 from trainer.config.parsing import parse_config
 from trainer.ops import attention as kernels
-from trainer.optim.compiled_muon import compile_steps
+from trainer.optim.optimizers import compile_steps
 from trainer.training import micro_batch, setup
 from trainer.training.loop import run_step
 

@@ -37,6 +37,7 @@ def main() -> int:
     from trainer.training.grad_spikes import GradientSpikeFilter
     from trainer.training.loop import train_step
     from trainer.training.objective import Objective
+    from trainer.training.precision import convert_tables
 
     waits: Counter[str] = Counter()
 
@@ -81,6 +82,7 @@ def main() -> int:
         }
         constants = build_constants(traced.initialization)
         model = GraphModel(traced, stored | {name: torch.empty_like(c, device="cuda") for name, c in constants.items()})
+        tables = convert_tables(model, recipe)
         objective = Objective(model.train(), later_tokens=1)
         objective.later_weights = torch.zeros(1, device="cuda")
         optimizers = build_optimizers(model, recipe, "bf16", "eager")
@@ -92,7 +94,7 @@ def main() -> int:
         objective.set_later_weights(recipe.compute_multi_token(0.5))
         train_step(fabric, AutocastModel(objective), optimizers, batch, ROWS // 2, spike_filter, clip=1.0)
     kinds = [type(optimizer).__name__ for optimizer in optimizers]
-    json.dump({"waits": waits, "optimizers": kinds}, sys.stdout)
+    json.dump({"waits": waits, "optimizers": kinds, "tables": tables}, sys.stdout)
     return 0
 
 

@@ -79,13 +79,6 @@ class CompiledMuon(Muon):
                 self.run_compiled([nn.Parameter(weight) for weight in weights], *zeros, variances, group)
 
 
-def compile_steps(optimizers: Iterable[object]) -> None:
-    """Compile the steps of those that are `CompiledMuon`."""
-    for optimizer in optimizers:
-        if isinstance(optimizer, CompiledMuon):
-            optimizer.compile_step()
-
-
 def step_matrices(
     parameters: list[Tensor],
     gradients: list[Tensor],

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from tests.support.metrics_lines import lines, numbers
 from trainer.checkpoint.folders import list_checkpoints
+from trainer.distributed.strategies import compute_gradient_norm
 from trainer.errors import GraphFaultError
 from trainer.ops.devices import DeferredRead
 from trainer.training import loop
@@ -115,6 +117,17 @@ def test_decision_on_the_device_equals_that_of_the_filter(mode: Any) -> None:
         values.read()
         assert spike_filter == copy
     assert (spike_filter.skipped > 0) == (mode == "skip")
+
+
+def test_gradient_norm_is_in_fp32_whatever_the_gradients_are() -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(1000, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(1000).to(parameter.dtype)
+    norm = compute_gradient_norm(parameters)
+    assert norm is not None
+    wanted = torch.cat([parameter.grad.double() for parameter in parameters if parameter.grad is not None]).norm()
+    torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)])
