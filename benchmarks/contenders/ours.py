@@ -49,7 +49,7 @@ class OurGPT:
         self.objective.set_later_weights(self.recipe.compute_multi_token(fraction))
         batch = (inputs, targets)
         settings = (self.rows, self.spikes, self.recipe.clip, step + 1, fraction)
-        loss = train_step(self.fabric, self.model, self.optimizers, batch, *settings)[0]
+        loss = train_step(self.fabric, self.model, self.optimizers, batch, *settings).read()[0]
         if step + 1 == self.steps:
             optimizers.load_tail_average(self.optimizers)
         return loss

@@ -36,7 +36,8 @@ def main() -> int:
         step = trace_training(arguments.arch, tuple(flags), Path(folder) / "run")
         report = build_report(step)
         if arguments.cubins:
-            sources = {name: source for graph in (*step.graphs, *step.muon) for name, source in graph.kernels.items()}
+            graphs = (*step.graphs, *step.muon, *step.table_steps)
+            sources = {name: source for graph in graphs for name, source in graph.kernels.items()}
             report["programs"] = compile_kernels(sources, Path(folder))
     json.dump(report, sys.stdout, indent=1)
     return 0

@@ -119,6 +119,7 @@ def replace_device_queries() -> None:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda *_: None,
+        "Event": lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
         "synchronize": lambda *_: None,
         "get_device_capability": lambda *_: CAPABILITY,
         "get_device_properties": lambda *_: PROPERTIES,

@@ -22,6 +22,8 @@ def build_report(step: TracedStep) -> dict[str, Any]:
         "feature_dtype": step.feature_dtype,
         "loss_chunks": step.loss_chunks,
         "peak_bytes": max(graph.peak_bytes for graph in step.graphs),
+        "bf16_tables": step.tables,
+        "table_step_gigabytes": sum(graph.bytes for graph in step.table_steps) / 1e9,
         "muon_gigabytes": sum(graph.bytes for graph in step.muon) / 1e9,
         "muon_tera_flops": sum(graph.flops for graph in step.muon) / 1e12,
         "gigabytes_moved": sum(graph.bytes for graph in step.graphs) / 1e9,

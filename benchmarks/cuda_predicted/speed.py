@@ -21,6 +21,7 @@ ATTENTION_FLOPS = {  # per second, at 12 heads of 128 and 2,048 tokens
 }
 ACCUMULATION_BYTES = 12  # for each parameter: a gradient is added to the sum of the micro-batches before
 ADAMW_BYTES = 28  # for each parameter: gradient, weight and two momenta, read; all but the gradient written
+TABLE_BYTES = 22  # the same of a table in bf16, with the rest of its weights, as compiled
 NORM_BYTES, CLIP_BYTES = 4, 8  # for each parameter: the norm of all gradients, and scaling them down to a limit
 
 
@@ -39,12 +40,13 @@ def estimate_parts(step: TracedStep) -> dict[str, float]:
     """Return the seconds of an optimizer step by part."""
     micro_batches = step.resolved.batch // step.resolved.micro_batch
     features, loss = (sum(map(estimate_graph_seconds, graphs)) for graphs in (step.features, step.loss))
-    optimizer_bytes = ADAMW_BYTES * step.adamw_parameters
-    optimizer_bytes += (NORM_BYTES + CLIP_BYTES * step.is_clipped) * step.parameters
+    fp32_gradients = step.parameters - step.table_parameters / 2  # as many numbers of 4 bytes
+    optimizer_bytes = ADAMW_BYTES * step.adamw_parameters + TABLE_BYTES * step.table_parameters
+    optimizer_bytes += (NORM_BYTES + CLIP_BYTES * step.is_clipped) * fp32_gradients
     return {
         "features": micro_batches * features,
         "loss": micro_batches * step.loss_chunks * loss,
-        "accumulation": (micro_batches - 1) * step.parameters * ACCUMULATION_BYTES / BYTES_PER_SECOND,
+        "accumulation": (micro_batches - 1) * fp32_gradients * ACCUMULATION_BYTES / BYTES_PER_SECOND,
         "optimizer": sum(map(estimate_graph_seconds, step.muon)) + optimizer_bytes / BYTES_PER_SECOND,
     }
 

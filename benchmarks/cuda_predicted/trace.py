@@ -20,12 +20,11 @@ from trainer.graph.recipe import read_recipe
 from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture
 from trainer.ops.losses import count_chunks
-from trainer.optim.compiled_muon import CompiledMuon
-from trainer.optim.optimizers import build_optimizers
-from trainer.training.compilation import choose_muon_backend, compile_objective, fuse_supported_mlps
+from trainer.optim.optimizers import build_optimizers, compile_steps
+from trainer.training.compilation import choose_optimizer_backend, compile_objective, fuse_supported_mlps
 from trainer.training.model_sources import configure_model
 from trainer.training.objective import Objective
-from trainer.training.precision import convert_to_fp8
+from trainer.training.precision import convert_tables, convert_to_fp8
 
 VOCABULARY = 32_768
 END_OF_TEXT = 0
@@ -40,7 +39,10 @@ class TracedStep:
     loss: tuple[CompiledGraph, CompiledGraph]  # of one chunk of positions
     loss_chunks: int
     muon: tuple[CompiledGraph, ...]  # a step of each shape of matrices
-    adamw_parameters: int
+    table_steps: tuple[CompiledGraph, ...]  # of one table in bf16, of each shape
+    tables: int  # in bf16
+    table_parameters: int
+    adamw_parameters: int  # without those
     is_clipped: bool  # the gradient's norm
     feature_dtype: str
     parameters: int
@@ -82,8 +84,11 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
         }
         constants = build_constants(traced.initialization)
         model = GraphModel(traced, stored | {name: torch.empty_like(c, device="cuda") for name, c in constants.items()})
+        recipe = read_recipe(traced)
         if resolved.precision == "fp8":
             convert_to_fp8(model)
+        if resolved.table_precision == "bf16":
+            convert_tables(model, recipe)
         fuse_supported_mlps(model, resolved)
         objective = Objective(model.train())
         compile_objective(objective, resolved)
@@ -94,16 +99,18 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
             loss = objective.compute_loss(features, targets)
         loss.backward()
         passes = pair_graphs(records)
-        recipe = read_recipe(traced)
-        optimizers = build_optimizers(model, recipe, "bf16", choose_muon_backend(resolved))
-        for optimizer in optimizers:
-            if isinstance(optimizer, CompiledMuon):
-                optimizer.compile_step()
-    others = [group for each in optimizers if not isinstance(each, CompiledMuon) for group in each.param_groups]
+        optimizers = build_optimizers(model, recipe, "bf16", choose_optimizer_backend(resolved))
+        compile_steps(optimizers)
+    others = [group for each in optimizers if isinstance(each, torch.optim.AdamW) for group in each.param_groups]
+    updates = records[len(passes) * 2 :]
+    tables = [parameter for parameter in model.parameters() if parameter.dtype == torch.bfloat16]
     return TracedStep(
         resolved=resolved,
         **passes,
-        muon=tuple(records[len(passes) * 2 :]),
+        muon=tuple(graph for graph in updates if graph.flops),
+        table_steps=tuple(graph for graph in updates if not graph.flops),
+        tables=len(tables),
+        table_parameters=sum(table.numel() for table in tables),
         adamw_parameters=sum(parameter.numel() for group in others for parameter in group["params"]),
         is_clipped=recipe.clip is not None,
         loss_chunks=count_chunks(tokens.numel(), "cuda", VOCABULARY),

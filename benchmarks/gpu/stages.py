@@ -49,6 +49,13 @@ STAGES = (
         "1.10-1.20 x slice, loss within 0.02 of its",
         DATA,
     ),
+    Stage(
+        "slice-tables",
+        220,
+        measure_steps(8, 64, 16, 5, *SLICE, "--train.table_precision", "fp32", parity=True),
+        "0.98-1.0 x slice with embeddings in fp32, its loss within 0.01",
+        ("dataset", "slice"),
+    ),
     Stage("agree", 200, runs.compare_with_cpu, "loss within 0.02 of the CPU's", ("dataset", "d24")),
     Stage(
         "nanochat-d24",

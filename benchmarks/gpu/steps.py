@@ -34,7 +34,7 @@ from trainer.bench.profiling import time_steps
 from trainer.bench.spec import Shape
 from trainer.config.parsing import parse_config
 from trainer.ops import attention as kernels
-from trainer.optim.compiled_muon import compile_steps
+from trainer.optim.optimizers import compile_steps
 from trainer.training import micro_batch, setup
 from trainer.training.loop import run_step
 
@@ -119,8 +119,8 @@ def measure_run(run: Any, steps: int, parity: bool) -> None:
     with report_failure("memory"):
         emit_memory(run)
     with report_failure("loss"):
-        losses = [run_step(run, 0.5)[0] for _ in range(PARITY_STEPS if parity and not is_rehearsal() else 1)]
-        loss, norm = run_step(run, 0.5)
+        losses = [run_step(run, 0.5).read()[0] for _ in range(PARITY_STEPS if parity and not is_rehearsal() else 1)]
+        loss, norm = run_step(run, 0.5).read()
         emit(steps=len(losses), loss=sum(losses[-10:]) / len(losses[-10:]), last_loss=loss, gradient_norm=norm)
     for part in (emit_parts, emit_kernels, emit_repeatability):
         with report_failure(part.__name__):

@@ -20,7 +20,7 @@ MFU = 0.4
 """Share of a GPU's peak that training reaches, assumed."""
 ANY_PRECISION: dict[str, Any] = {"sequence_length": 1024, "batch": 64}
 """Without a precision: GPUs of 16 GB include the V100 and the T4, which have no bf16, so `auto` decides on the node."""
-SMALL: dict[str, Any] = {"precision": "bf16", **ANY_PRECISION}
+SMALL: dict[str, Any] = {"precision": "bf16", "table_precision": "bf16", **ANY_PRECISION}
 LONG_ROWS: dict[str, Any] = {"precision": "bf16", "sequence_length": 2048}
 SUITE = ["blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande", "core"]
 DESKTOP_SUITE = ["blimp", "lambada_openai", "piqa", "arc_easy", "core"]
@@ -50,7 +50,13 @@ def build_night(gpu: str) -> dict[str, Any]:
         "config": {
             "devices": 1,
             "model": {"depth": 24},
-            "train": {**LONG_ROWS, "batch": 256, "micro_batch": 16, "evaluations": 48},
+            "train": {
+                **LONG_ROWS,
+                "table_precision": "bf16",
+                "batch": 256,
+                "micro_batch": 16,
+                "evaluations": 48,
+            },
             "checkpoint_every": "15m",
         },
         "ladder": LADDER,
@@ -94,7 +100,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "config": {
             "devices": 1,
             "model": {"depth": 16},
-            "train": {**LONG_ROWS, "batch": 128, "micro_batch": 16},
+            "train": {**LONG_ROWS, "table_precision": "bf16", "batch": 128, "micro_batch": 16},
             "checkpoint_every": "10m",
         },
         "ladder": LADDER,

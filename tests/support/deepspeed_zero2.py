@@ -51,8 +51,8 @@ def train_ours(fabric: Any) -> list[tuple[float, float]]:
     values = []
     for step in range(STEPS):
         batch = build_batch(step, fabric.global_rank)
-        loss, norm = train_step(fabric, model, [optimizer], batch, MICRO_BATCH, spike_filter, clip=CLIP)
-        values.append((average_across_processes(fabric, [loss])[0], norm))
+        step_values = train_step(fabric, model, [optimizer], batch, MICRO_BATCH, spike_filter, clip=CLIP)
+        values.append(step_values.read())
     return values
 
 

@@ -119,15 +119,20 @@ class ModelSize:
     parameters: int
     largest_block: int  # parameters
     matrices: int = 0  # parameters that Muon updates, with one momentum; AdamW has two
+    bf16_tables: int = 0  # parameters of embeddings in bf16 (`train.table_precision`)
 
     @property
     def weights_bytes(self) -> int:
-        """fp32 master weights."""
-        return self.parameters * FP32
+        return self.parameters * FP32 - self.bf16_tables * (FP32 - BF16)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.weights_bytes
 
     @property
     def optimizer_bytes(self) -> int:
-        return (2 * self.parameters - self.matrices) * FP32
+        """Momenta, and of tables in bf16 the other 16 bits of their weights."""
+        return (2 * self.parameters - self.matrices) * FP32 - self.bf16_tables * (2 * FP32 - 3 * BF16)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -163,7 +168,7 @@ def compute_model_size(
     if arch in RWKV5_SHAPES:
         return compute_rwkv5_size(*RWKV5_SHAPES[arch], vocabulary)
     if arch in ("gpt", "smear") and "depth" in model:
-        return compute_gpt_size(model["depth"], vocabulary)
+        return compute_gpt_size(model["depth"], vocabulary, has_bf16_tables(config))
     if arch == "rwkv5" and "depth" in model:
         return compute_rwkv5_size(model["depth"], 64 * model["depth"], vocabulary)
     return None
@@ -181,7 +186,7 @@ def explain_too_large(
     size = compute_model_size(sized, vocabulary_size=vocabulary_size)
     devices = config.get("devices", 1)
     share = devices if config.get("train", {}).get("strategy") in SHARDED else 1
-    if size is None or (needed := (size.checkpoint_bytes + size.weights_bytes) // share) <= card_bytes:
+    if size is None or (needed := (size.checkpoint_bytes + size.gradient_bytes) // share) <= card_bytes:
         return ""
     arch = config.get("arch", "gpt")
     follows_budget = not has_depth and arch not in RWKV5_SHAPES
@@ -198,7 +203,14 @@ def suggest_sizes(arch: str) -> str:
     return ", ".join([*RWKV5_SHAPES, "or set model.depth"]) if arch.startswith("rwkv5") else "set model.depth"
 
 
-def compute_gpt_size(depth: int, vocabulary_size: int) -> ModelSize:
+def has_bf16_tables(config: Mapping[str, Any]) -> bool:
+    """Return whether a run of this configuration on GPUs keeps its embeddings in bf16: a graph's in bf16 or fp8."""
+    train = config.get("train", {})
+    is_traced = not train.get("activation_checkpointing") and train.get("strategy") not in SHARDED
+    return is_traced and train.get("table_precision") == "bf16" and train.get("precision") in ("bf16", "fp8")
+
+
+def compute_gpt_size(depth: int, vocabulary_size: int, bf16_tables: bool = False) -> ModelSize:
     """Return the size of the baseline, `trainer.models.gpt`, with every field computed from the depth."""
     width, rows = 64 * depth, -(-vocabulary_size // 64) * 64
     heads = width // (128 if width >= 768 and width % 128 == 0 else 64)
@@ -206,7 +218,8 @@ def compute_gpt_size(depth: int, vocabulary_size: int) -> ModelSize:
     value_embedding = rows * width + heads * gates
     block = matrices + heads + 2  # with a gain per head and two lambdas
     parameters = 2 * rows * width + depth * block + (depth + 1) // 2 * value_embedding + gates + 2
-    return ModelSize("gpt", depth, width, rows, parameters, block + value_embedding, depth * matrices)
+    tables = (1 + (depth + 1) // 2) * rows * width if bf16_tables else 0
+    return ModelSize("gpt", depth, width, rows, parameters, block + value_embedding, depth * matrices, tables)
 
 
 RWKV5_SHAPES = {
@@ -257,7 +270,7 @@ def estimate_memory(
     share = devices if train.get("strategy") in SHARDED else 1
     parts = {
         "weights": size.weights_bytes // share,
-        "gradients": size.parameters * FP32 // share,
+        "gradients": size.gradient_bytes // share,
         "optimizer": size.optimizer_bytes // share,
         "activations or update": max(backward, update),
         "reserved": reserved_bytes,

@@ -32,7 +32,7 @@ from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.ops import devices
 from trainer.optim import muon, optimizers
-from trainer.optim.compiled_muon import compile_steps
+from trainer.optim.optimizers import compile_steps
 
 StepFunction = Callable[[], object]
 Batch = tuple[Tensor, Tensor]  # inputs and targets [B, T] in main memory, pinned if they go to a GPU
@@ -90,10 +90,11 @@ def build_peer(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
 def build_ours(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module, StepFunction]:
     """Build an architecture with its recipe, trained by `trainer.training.loop.train_step` on random tokens."""
     from trainer.distributed.devices import build_fabric
-    from trainer.training.compilation import choose_muon_backend
+    from trainer.training.compilation import choose_optimizer_backend
     from trainer.training.grad_spikes import GradientSpikeFilter
     from trainer.training.loop import train_step
     from trainer.training.setup import prepare_objective
+    from trainer.training.step_values import StepValues
 
     resolved = build_resolved_config(spec)
     module = load_architecture(spec.name)
@@ -102,7 +103,7 @@ def build_ours(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
     raw_model = module.Model(config).to(fabric.device)
     recipe = module.recipe(config)
     model = fabric.setup_module(prepare_objective(raw_model, recipe, resolved))
-    backend = choose_muon_backend(resolved)
+    backend = choose_optimizer_backend(resolved)
     built = optimizers.build_optimizers(raw_model, recipe, resolved.muon_precision, backend)
     wrapped = [fabric.setup_optimizers(optimizer) for optimizer in built]
     compile_steps(built)
@@ -113,8 +114,12 @@ def build_ours(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
     gc.freeze()
     gc.disable()
 
+    values: StepValues | None = None
+
     def step() -> None:
-        train_step(fabric, model, wrapped, next(rows), resolved.micro_batch, spike_filter, recipe.clip)
+        nonlocal values
+        settings = (resolved.micro_batch, spike_filter, recipe.clip)
+        values = train_step(fabric, model, wrapped, next(rows), *settings, before=values)
 
     return raw_model, step
 

@@ -34,6 +34,7 @@ def build_home_preset(description: str, depth: int, rows: int) -> Preset:
         "train.batch": 64,
         "train.micro_batch": rows,
         "train.precision": "bf16",
+        "train.table_precision": "bf16",
         "train.evaluations": 10,
         "checkpoint_every": "10m",
     }
@@ -55,6 +56,7 @@ PRESETS = {
             "train.batch": 256,
             "train.micro_batch": 16,
             "train.precision": "bf16",
+            "train.table_precision": "bf16",
             "train.evaluations": 48,
             "checkpoint_every": "15m",
         },
@@ -73,6 +75,7 @@ PRESETS = {
             "train.batch": 128,
             "train.micro_batch": 32,
             "train.precision": "bf16",
+            "train.table_precision": "bf16",
             "train.evaluations": 10,
         },
     ),

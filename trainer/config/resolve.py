@@ -42,6 +42,7 @@ class ResolvedConfig:
     evaluations: int
     dev_tokens: int
     sample_tokens: int
+    table_precision: Literal["fp32", "bf16"] = "fp32"
     fused_mlp: bool = False
     chunk: int = 0  # tokens; 0 for whole rows
     chunk_gradients: Literal["truncated", "through"] = "truncated"
@@ -81,6 +82,7 @@ def resolve_config(
         "compile": not on_cpu or not is_short(budget),
         **machine_fields,
     }
+    precision = computed["precision"] if args.precision == "auto" else args.precision
     resolved = ResolvedConfig(
         device=device,
         devices=config.devices,
@@ -89,7 +91,7 @@ def resolve_config(
         batch=batch,
         micro_batch=args.micro_batch or computed["micro_batch"],
         packing=args.packing,
-        precision=computed["precision"] if args.precision == "auto" else args.precision,
+        precision=precision,
         muon_precision=computed["muon_precision"] if args.muon_precision == "auto" else args.muon_precision,
         compile=computed["compile"] if args.compile is None else args.compile,
         activation_checkpointing=args.activation_checkpointing,
@@ -98,6 +100,7 @@ def resolve_config(
         evaluations=args.evaluations or (3 if is_under_a_minute(budget) else 5),
         dev_tokens=args.dev_tokens or choose_dev_tokens(budget, on_cpu),
         sample_tokens=args.sample_tokens,
+        table_precision="fp32" if precision == "fp32" else args.table_precision,
         fused_mlp=args.fused_mlp,
         chunk=args.chunk or 0,
         chunk_gradients=args.chunk_gradients,

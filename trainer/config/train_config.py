@@ -59,11 +59,14 @@ class TrainArgs:
     """How rows are cut from the text: `blocks` anywhere, using all tokens; `documents` at the start of a document,
     dropping some tokens (how many is printed)."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """Precision of matrix products; weights are always fp32. Computed: bf16 on a GPU that supports it, on a CPU
+    """Precision of matrix products; their weights are always fp32. Computed: bf16 on a GPU that supports it, on a CPU
     where it is measured to be much faster (`trainer.training.precision`). fp8 needs torchao and a GPU with fp8."""
     muon_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of Muon's matrix polynomials, independent of the model's. Computed: bf16 on a GPU and on a CPU with
     hardware support, see `trainer.optim.muon`."""
+    table_precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of embeddings in graphs, of their gradients and momenta (`trainer.optim.table_adamw`). `bf16` saves 6
+    of 16 bytes a weight. No effect in fp32."""
     compile: bool | None = None
     """Compile the model with torch.compile. Computed: on a GPU, and on a CPU with a C++ compiler from 10 minutes up."""
     fused_mlp: bool = False

@@ -108,3 +108,9 @@ def load_full_optimizer_state(optimizer: Optimizer, content: dict[str, Any]) -> 
         for number, values in content["state"].items()
     }
     optimizer.load_state_dict({**content, "state": state})
+    for number, values in state.items():
+        kept = optimizer.state[parameters[number]]
+        for name, value in values.items():
+            # torch has cast it to the parameter's type, which loses digits of what is kept in another one.
+            if isinstance(value, Tensor) and kept[name].dtype != value.dtype:
+                kept[name] = value.to(parameters[number].device)

@@ -51,7 +51,20 @@ def average_across_processes(fabric: Fabric, values: Sequence[float]) -> list[fl
     return mean.tolist()
 
 
+def average_tensor(fabric: Fabric, value: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes, on the device."""
+    if fabric.world_size == 1:
+        return value
+    mean: Any = fabric.all_reduce(value.double(), reduce_op="mean")
+    return mean
+
+
 def compute_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor | None:
-    """Return the norm of all gradients together, None if there are none."""
+    """Return the norm of all gradients together in fp32, None if there are none."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return gather_tensor(torch.nn.utils.get_total_norm(gradients)) if gradients else None
+    if not gradients:
+        return None
+    wide = [gradient for gradient in gradients if gradient.dtype != torch.bfloat16]
+    norms = [gather_tensor(torch.nn.utils.get_total_norm(wide))] if wide else []
+    norms += [torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients if each.dtype == torch.bfloat16]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

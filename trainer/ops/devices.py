@@ -7,6 +7,7 @@ been tried.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,29 @@ def allocate_pinned(count: int) -> Tensor:
         return torch.empty(count, dtype=torch.uint8, pin_memory=True)
     except RuntimeError:
         return torch.empty(count, dtype=torch.uint8)
+
+
+class DeferredRead:
+    """The numbers of a tensor, which a GPU sends while it goes on with what it was given since."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.values, self.arrival = tensor, None
+        if tensor.device.type == "cuda":
+            memory = allocate_pinned(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+            self.values, self.arrival = memory.copy_(tensor, non_blocking=True), torch.cuda.Event()
+            self.arrival.record()
+
+    def read(self) -> Any:
+        """Wait for the numbers and return them as `tolist` does."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.values.tolist()
+
+
+def build_on_device(values: Sequence[float], device: torch.device) -> Tensor:
+    """Return numbers as a tensor `[N]` in fp32. They go to a GPU with the kernels that write them: for a copy from main
+    memory the CPU would wait until the GPU has done all it was given before."""
+    return torch.stack([torch.full((), value, dtype=torch.float32, device=device) for value in values])
 
 
 def release_cached_memory(device: torch.device) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import Renormalization
 from trainer.ops.compiler import raise_recompile_limit
+from trainer.ops.devices import build_on_device
 from trainer.optim.muon import (
     Coefficients,
     Muon,
@@ -28,7 +29,13 @@ MAX_SHAPES = 64  # of a model's matrices; torch's own limit is 8
 
 
 class CompiledMuon(Muon):
-    """Muon for parameters that are not sharded. `backend`: of torch.compile."""
+    """Muon for parameters that are not sharded. `backend`: of torch.compile.
+
+    As torch's fused optimizers, it makes no step where `found_inf`, a number on the parameters' device, is 1.
+    """
+
+    found_inf: Tensor | None = None
+    _step_supports_amp_scaling = True  # torch's name for that
 
     def __init__(self, params: Iterable[Any], *, backend: str | Callable[..., Any], **settings: Any) -> None:
         super().__init__(params, **settings)
@@ -53,11 +60,13 @@ class CompiledMuon(Muon):
     ) -> None:
         rows, columns = parameters[0].shape[-2:]
         decay, rate = group["lr"] * group["weight_decay"], group["lr"] * max(1, rows / columns) ** 0.5
-        rates = [1 - group["momentum"], 1 - group["variance_momentum"], decay, rate]
         device = parameters[0].device
+        numbers = [1 - group["momentum"], 1 - group["variance_momentum"], decay, rate]
+        rates = build_on_device(numbers, device)
+        skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
         precision = self.precision or choose_precision(device.type)
         settings = (self.coefficients, precision, group.get("renormalize", "none"), group["cautious"])
-        self.step_matrices(parameters, gradients, momenta, variances, torch.tensor(rates).to(device), *settings)
+        self.step_matrices(parameters, gradients, momenta, variances, rates, skipped, *settings)
 
     @torch.no_grad()
     def compile_step(self) -> None:
@@ -70,19 +79,13 @@ class CompiledMuon(Muon):
                 self.run_compiled([nn.Parameter(weight) for weight in weights], *zeros, variances, group)
 
 
-def compile_steps(optimizers: Iterable[object]) -> None:
-    """Compile the steps of those that are `CompiledMuon`."""
-    for optimizer in optimizers:
-        if isinstance(optimizer, CompiledMuon):
-            optimizer.compile_step()
-
-
 def step_matrices(
     parameters: list[Tensor],
     gradients: list[Tensor],
     momenta: list[Tensor],
     variances: list[Tensor],
     rates: Tensor,
+    skipped: Tensor,
     coefficients: Coefficients,
     precision: Precision,
     renormalization: Renormalization,
@@ -91,19 +94,23 @@ def step_matrices(
     """Step parameters of one shape, and update momenta and, unless there are none, variances.
 
     `rates [4]`: the shares of the new gradient in momenta and of its square in variances, weight decay and step.
+    `skipped`: 1 to change nothing, even if gradients are not finite.
     """
     new, new_variance, decay, rate = rates.unbind()
-    for momentum, gradient in zip(momenta, gradients, strict=True):
-        momentum.lerp_(gradient, new)
+    is_made = skipped == 0
+    new_momenta = [momentum.lerp(gradient, new) for momentum, gradient in zip(momenta, gradients, strict=True)]
     # Nesterov: look one step ahead along the momentum.
-    stack = torch.stack([g.lerp(m, 1 - new) for g, m in zip(gradients, momenta, strict=True)])
+    stack = torch.stack([g.lerp(m, 1 - new) for g, m in zip(gradients, new_momenta, strict=True)])
+    for momentum, value in zip(momenta, new_momenta, strict=True):
+        momentum.copy_(torch.where(is_made, value, momentum))
     directions = orthogonalize(stack.flatten(0, -3), coefficients, precision)
     directions = renormalize(directions, renormalization)
     if variances:
         stacked = torch.stack(variances)
         directions = normalize_neurons(directions, stacked.flatten(0, -3), new_variance)
         for variance, value in zip(variances, stacked.unbind(), strict=True):
-            variance.copy_(value)
+            variance.copy_(torch.where(is_made, value, variance))
     for parameter, direction in zip(parameters, directions.view(stack.shape).unbind(), strict=True):
         applied_decay = decay * (parameter * direction >= 0) if cautious else decay
-        parameter.copy_(parameter - parameter * applied_decay - rate * direction)
+        moved = parameter - parameter * applied_decay - rate * direction
+        parameter.copy_(torch.where(is_made, moved, parameter))

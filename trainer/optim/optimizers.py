@@ -14,6 +14,7 @@ from trainer.errors import UserError
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim.compiled_muon import CompiledMuon
 from trainer.optim.muon import Muon, Precision
+from trainer.optim.table_adamw import TableAdamW
 from trainer.optim.tail_average import TailAverage
 
 
@@ -42,21 +43,28 @@ def assign_parameters(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterG
 
 
 def build_optimizers(
-    model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None, muon_backend: str | None = None
+    model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None, backend: str | None = None
 ) -> list[Optimizer]:
     """Return the recipe's optimizers, one per kind in use. The schedule scales each group's `top_rate`.
 
-    With `tail_average` the last one is a `TailAverage`. `muon_backend`: of torch.compile; None: Muon's step is not
-    compiled.
+    AdamW's parameters in bf16 have an optimizer of their own, see `table_adamw`. With `tail_average` the last one is a
+    `TailAverage`. `backend`: of torch.compile; None: no step is compiled.
     """
-    kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "adamw8bit": []}
+    kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "tables": [], "adamw8bit": []}
     for group, parameters in assign_parameters(model, recipe):
-        kinds[group.optimizer].append({"params": list(parameters.values()), **build_group_settings(group)})
+        settings, rest = build_group_settings(group), list(parameters.values())
+        if tables := [each for each in rest if each.dtype == torch.bfloat16] if group.optimizer == "adamw" else []:
+            kinds["tables"].append({"params": tables, **settings})
+            rest = [parameter for parameter in rest if parameter.dtype != torch.bfloat16]
+        if rest:
+            kinds[group.optimizer].append({"params": rest, **settings})
     optimizers: list[Optimizer] = []
     if kinds["muon"]:
-        optimizers.append(build_muon(kinds["muon"], muon_precision, muon_backend))
+        optimizers.append(build_muon(kinds["muon"], muon_precision, backend))
     if kinds["adamw"]:
         optimizers.append(CautiousDecay.attach(AdamW(kinds["adamw"], fused=True)))
+    if kinds["tables"]:
+        optimizers.append(TableAdamW(kinds["tables"], backend=backend))
     if kinds["adamw8bit"]:
         optimizers.append(CautiousDecay.attach(import_adamw8bit()(kinds["adamw8bit"])))
     if recipe.tail_average:
@@ -128,8 +136,29 @@ class CautiousDecay:
         for group, before in zip(optimizer.param_groups, self.before, strict=True):
             for parameter, old in zip(group["params"] if before else [], before, strict=True):
                 is_towards_zero = (old - parameter) * old >= 0
+                if (skipped := getattr(optimizer, "found_inf", None)) is not None:
+                    is_towards_zero &= skipped == 0
                 parameter.sub_(old * is_towards_zero, alpha=group["lr"] * group["cautious_decay"])
         self.before = []
+
+
+def compile_steps(optimizers: Iterable[object]) -> None:
+    """Compile the steps of the optimizers that compile them."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, CompiledMuon | TableAdamW):
+            optimizer.compile_step()
+
+
+def set_skipped(optimizers: Sequence[Optimizer], is_skipped: Tensor) -> bool:
+    """Let the next steps change nothing if `is_skipped` is true on the GPU by then. Return false if not all of the
+    optimizers can do that, or the tensor is not on a GPU: its value has to be read."""
+    originals = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]  # of Fabric's wrappers
+    is_known_later = is_skipped.device.type == "cuda"
+    if not is_known_later or not all(getattr(each, "_step_supports_amp_scaling", False) for each in originals):
+        return False
+    for optimizer in originals:
+        optimizer.found_inf = is_skipped.float()
+    return True
 
 
 def apply_schedule(optimizers: Sequence[Optimizer], recipe: Recipe, fraction: float, steps: int) -> None:

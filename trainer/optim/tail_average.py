@@ -40,10 +40,11 @@ class TailAverage(Optimizer):
             group["steps"] += 1
             for parameter in group["params"]:
                 if group["steps"] == 1:
-                    self.state[parameter]["mean"] = parameter.detach().clone()
+                    # In fp32, whatever the parameter's type: later steps count little.
+                    self.state[parameter]["mean"] = parameter.detach().to(torch.float32, copy=True)
                 else:
                     mean: Tensor = self.state[parameter]["mean"]
-                    mean.lerp_(parameter, 1 / group["steps"])
+                    mean.lerp_(parameter.float(), 1 / group["steps"])
         return loss
 
     @torch.no_grad()

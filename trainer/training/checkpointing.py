@@ -90,6 +90,7 @@ def take_run_snapshot(
     run: Run, optimizers: Sequence[Optimizer] | None, dtype: torch.dtype | None = None
 ) -> CheckpointSnapshot:
     """Copy what a checkpoint needs, off a GPU into buffers that all checkpoints of the run share."""
+    assert run.unread is None, "what diverged is never saved"
     if run.host_buffers is not None:
         run.writer.wait()  # which reads them
     return take_snapshot(run.raw_model, optimizers, dtype, run.host_buffers)

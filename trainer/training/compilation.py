@@ -79,8 +79,9 @@ def is_large(model: GraphModel) -> bool:
     return has_split_blocks(module) or count_calls(module.graph, module) > MAX_CALLS
 
 
-def choose_muon_backend(resolved: ResolvedConfig) -> str | None:
-    """Return torch.compile's backend for Muon's step; None if it is not compiled: on CPUs, and of sharded weights."""
+def choose_optimizer_backend(resolved: ResolvedConfig) -> str | None:
+    """Return torch.compile's backend for the steps of Muon and of tables; None on CPUs and for sharded weights, where
+    they are not compiled."""
     return BACKEND if resolved.compile and resolved.device == "cuda" and not resolved.is_sharded else None
 
 

@@ -5,6 +5,7 @@ The state is part of the checkpoint, so a resumed run takes the same decisions.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,10 +27,16 @@ class GradientSpikeFilter:
     skipped: int = 0
     in_a_row: int = 0
 
+    @property
+    def limit(self) -> float:
+        """The largest norm of the next gradient that is no spike."""
+        if self.mode == "off" or len(self.norms) < MIN_NORMS:
+            return math.inf
+        return SPIKE_FACTOR * statistics.median(self.norms)
+
     def accept(self, norm: float, step: int) -> bool:
         """Return whether to make the update of a gradient with this norm. Raise `GraphFaultError` to end the run."""
-        median = statistics.median(self.norms) if len(self.norms) >= MIN_NORMS else None
-        if self.mode == "off" or median is None or norm <= SPIKE_FACTOR * median:
+        if norm <= self.limit:
             self.norms = [*self.norms[1 - WINDOW :], norm]
             self.in_a_row = 0
             return True
@@ -38,7 +45,8 @@ class GradientSpikeFilter:
         if self.mode == "stop" or self.in_a_row >= MAX_IN_A_ROW:
             times = "" if self.mode == "stop" else f", {self.in_a_row} times in a row"
             raise GraphFaultError(
-                f"The gradient's norm at step {step} is {norm:.3g}, the median {median:.3g}{times}: training diverged. "
+                f"The gradient's norm at step {step} is {norm:.3g}, the median {self.limit / SPIKE_FACTOR:.3g}{times}: "
+                "training diverged. "
                 "A lower learning rate, a longer warmup or a clipped gradient may help."
             )
         return False

@@ -1,4 +1,4 @@
-"""The training loop: `fit` runs steps until the budget is used, `train_step` runs one.
+"""The training loop: `fit` runs steps until the budget is used, `train_step` launches one.
 
 With a budget in steps, tokens or FLOPs, a run that was killed and resumed computes what an uninterrupted one does, to
 the last digit, on the same kind of machine with the same number of threads.
@@ -24,15 +24,8 @@ from trainer.accounting.budget import Budget
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.data.loader import IGNORE_INDEX
 from trainer.distributed.devices import get_peak_memory_bytes
-from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
-from trainer.errors import (
-    RESUME_HINT,
-    ExitCode,
-    GraphFaultError,
-    ModelError,
-    TrainingInterrupted,
-    attribute_to_model,
-)
+from trainer.distributed.strategies import average_across_processes, average_tensor, compute_gradient_norm
+from trainer.errors import RESUME_HINT, ExitCode, ModelError, TrainingInterrupted, attribute_to_model
 from trainer.optim import optimizers as optim
 from trainer.training.checkpointing import save_checkpoint, save_milestone, write_result
 from trainer.training.chunked_bptt import ShardedRows, needs_chunk_passes
@@ -42,6 +35,7 @@ from trainer.training.interruption import StopRequest
 from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
 from trainer.training.run import MetricsWindow, Run
+from trainer.training.step_values import StepValues
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -82,14 +76,18 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
     with pause_garbage_collection():
         while (before := run.fraction) < 1:
             run.writer.check()
-            started = time.perf_counter()
-            loss, norm = run_step(run, before)
+            started, charged = time.perf_counter(), run.usage.seconds
+            run_step(run, before)
             seconds = time.perf_counter() - started
             is_due = is_checkpoint_due(interval, run.usage.steps + 1, saved_at)
             # Averaged, so that all devices take the same decisions.
-            values = (loss, seconds, stop.is_requested, is_due)
-            loss, seconds, must_stop, is_due = average_across_processes(run.fabric, values)
-            charge_step(run, loss, seconds)
+            values = (seconds, stop.is_requested, is_due)
+            seconds, must_stop, is_due = average_across_processes(run.fabric, values)
+            charge_step(run, seconds)
+            if not (must_stop or is_due or is_pause_due(run, before)):
+                continue
+            norm, waited = read_last_step(run)
+            charge_seconds(run, charged, seconds + waited)
             if milestone := find_passed_milestone(before, run.fraction, run.config.milestones):
                 save_milestone(run, milestone)  # before averaging: of the weights in training
             if run.fraction >= 1:
@@ -106,6 +104,14 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
             if is_due:
                 save_checkpoint(run, wait=False)
                 saved_at = time.monotonic()
+
+
+def is_pause_due(run: Run, before: float) -> bool:
+    """Return whether something follows a step that needs its values or weights. `before`: the used fraction before."""
+    after = run.fraction
+    if after >= 1 or find_passed_milestone(before, after, run.config.milestones):
+        return True
+    return any(crosses_interval(before, after, parts) for parts in (TRAIN_LINES, run.resolved.evaluations))
 
 
 @contextmanager
@@ -127,11 +133,15 @@ def pause_garbage_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-def run_step(run: Run, fraction: float) -> tuple[float, float]:
-    """Run the next step; return loss and gradient norm. `fraction`: the used part of the budget."""
+def run_step(run: Run, fraction: float) -> StepValues:
+    """Launch the next step, and read the values of the one before, which the GPU has computed by then.
+
+    `fraction`: the used part of the budget.
+    """
     optim.apply_schedule(run.optimizers, run.recipe, fraction, run.usage.steps)
     run.objective.set_later_weights(run.recipe.compute_multi_token(fraction))
-    return train_step(
+    before = run.unread
+    run.unread = train_step(
         run.fabric,
         run.model,
         run.optimizers,
@@ -141,7 +151,24 @@ def run_step(run: Run, fraction: float) -> tuple[float, float]:
         clip=run.recipe.clip,
         step=run.usage.steps + 1,
         fraction=fraction,
+        before=before,
     )
+    if before is not None:
+        run.window.losses += before.read()[0]
+    return run.unread
+
+
+def read_last_step(run: Run) -> tuple[float, float]:
+    """Return the last step's gradient norm and the seconds that it took to wait for it.
+
+    Raise `GraphFaultError` if training diverged.
+    """
+    assert run.unread is not None, "each step is read once"
+    started = time.perf_counter()
+    loss, norm = run.unread.read()
+    run.unread = None
+    run.window.losses += loss
+    return norm, average_across_processes(run.fabric, [time.perf_counter() - started])[0]
 
 
 def train_step(
@@ -154,25 +181,26 @@ def train_step(
     clip: float | None = None,
     step: int = 1,
     fraction: float = 0.0,
-) -> tuple[float, float]:
-    """Run one optimizer step on this device's rows `[B, T]` of inputs and targets.
+    before: StepValues | None = None,
+) -> StepValues:
+    """Launch one optimizer step on this device's rows `[B, T]` of inputs and targets.
 
-    Return the loss in nats per token and the norm of the gradient. `step` and `fraction` are for messages.
+    Return the loss in nats per token, over all devices, and the norm of the gradient, to be read. `before`: those of
+    the step before, which are read between this step's passes and its update. `step` and `fraction` are for messages.
     """
     total = accumulate_gradients(fabric, model, batch, micro_batch)
     parameters = list(model.parameters())
     norm = compute_gradient_norm(parameters)
     if norm is None:
         raise ModelError("No parameter of the model gets a gradient.")
-    # The step's only synchronization with the device: the loss is needed to detect divergence.
-    loss, norm_value = torch.stack([total, norm.to(total)]).tolist()
-    check_finite(loss, norm_value, step, fraction)
-    if spike_filter.accept(norm_value, step):
-        with attribute_to_model("in an optimizer step", micro_batch):
-            update_weights(parameters, optimizers, norm_value, clip)
+    if before is not None:
+        before.read()
+    values = StepValues(average_tensor(fabric, total), norm, spike_filter, step, fraction)
+    with attribute_to_model("in an optimizer step", micro_batch):
+        update_weights(parameters, optimizers, norm, values.is_accepted, clip)
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
-    return loss, norm_value
+    return values
 
 
 def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, Tensor], micro_batch: int) -> Tensor:
@@ -201,38 +229,44 @@ def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, 
     return total
 
 
-def check_finite(loss: float, norm: float, step: int, fraction: float) -> None:
-    """Raise `GraphFaultError` if the loss or the gradient's norm is not finite."""
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
-        raise GraphFaultError(
-            f"The {name} became {value} at step {step} ({fraction:.0%} of the budget): training diverged. "
-            "A lower learning rate or a longer warmup may help."
-        )
-
-
 def update_weights(
-    parameters: Sequence[nn.Parameter], optimizers: Sequence[Optimizer], norm: float, clip: float | None
+    parameters: Sequence[nn.Parameter],
+    optimizers: Sequence[Optimizer],
+    norm: Tensor,
+    is_accepted: Tensor,
+    clip: float | None,
 ) -> None:
-    """Clip the gradients, whose norm is `norm`, and step the optimizers."""
-    if clip is not None and norm > clip:
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], clip / norm)
+    """Clip the gradients, whose norm is `norm`, and step the optimizers if `is_accepted`, without waiting for a GPU
+    whose optimizers can read that there."""
+    can_skip = optim.set_skipped(optimizers, ~is_accepted)
+    if not can_skip and not is_accepted:
+        return
+    if clip is not None:
+        factor = (clip / norm.double()).clamp(max=1.0)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, factor.to(norm.dtype) if can_skip else float(factor))
     for optimizer in optimizers:
         optimizer.step()
 
 
-def charge_step(run: Run, loss: float, seconds: float) -> None:
-    """Charge a step to the budget and to the next train line. Seconds are rounded to what a checkpoint stores."""
-    seconds = round(seconds, 6)
-    if run.budget.kind == "seconds":
-        run.step_microseconds.append(round(seconds * 1e6))
+def charge_step(run: Run, seconds: float) -> None:
+    """Charge a step to the budget and to the next train line."""
     run.usage.steps += 1
     run.usage.tokens += run.resolved.tokens_per_step
     run.usage.flops = run.compute_flops()
-    run.usage.seconds += seconds
-    run.window.losses += loss
     run.window.steps += 1
-    run.window.seconds += seconds
+    if run.budget.kind == "seconds":
+        run.step_microseconds.append(0)
+    charge_seconds(run, run.usage.seconds, seconds)
+
+
+def charge_seconds(run: Run, before: float, seconds: float) -> None:
+    """Set the last step's time, rounded to what a checkpoint stores. `before`: the used seconds without it."""
+    seconds = round(seconds, 6)
+    if run.budget.kind == "seconds":
+        run.step_microseconds[-1] = round(seconds * 1e6)
+    run.window.seconds += before + seconds - run.usage.seconds
+    run.usage.seconds = before + seconds
 
 
 def crosses_interval(before: float, after: float, parts: int) -> bool:

@@ -32,7 +32,7 @@ from trainer.errors import (
 )
 from trainer.ops.devices import release_cached_memory
 from trainer.ops.losses import limit_chunk_positions
-from trainer.optim.compiled_muon import compile_steps
+from trainer.optim.optimizers import compile_steps
 from trainer.training import compilation
 from trainer.training.objective import Objective
 from trainer.training.random_state import get_random_state, restore_random_state
@@ -132,7 +132,7 @@ def try_pass(run: Run, is_searching: bool) -> bool:
     """Run a pass over a micro-batch; return False if memory ran out and a smaller one can be tried."""
     rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
     rows = rows.to(run.fabric.device)
-    weights = sum(weight.nbytes for weight in run.raw_model.parameters() if weight.requires_grad)
+    weights = sum(4 * weight.numel() for weight in run.raw_model.parameters() if weight.requires_grad)
     fits = True
     try:
         # In training there are momenta, too: at most two for each weight, and its average.

@@ -60,8 +60,8 @@ class Objective(nn.Module):
 
     def set_later_weights(self, weights: Sequence[float]) -> None:
         """Set the weights of the losses of later tokens, as many as `later_tokens`."""
-        if self.later_tokens:
-            self.later_weights.copy_(torch.tensor(weights))
+        for number in range(self.later_tokens):
+            self.later_weights[number].fill_(weights[number])  # a copy from main memory would wait for the GPU
 
     def compute_chunk_loss(self, features: Tensor, targets: Tensor, reduction: str, *matrices: Tensor) -> Tensor:
         """Return the nats of features `[1, N, D]` and targets `[N]`, or `[N, 1 + later_tokens]` in training.

@@ -22,7 +22,10 @@ from torch import nn
 from trainer.distributed.devices import DeviceError
 from trainer.graph.fp8 import MULTIPLE, build_config, convert_graph_to_fp8
 from trainer.graph.model import GraphModel
+from trainer.graph.tables import convert_tables_to_bf16
+from trainer.models.base import LanguageModel, Recipe
 from trainer.ops import devices
+from trainer.optim.optimizers import assign_parameters
 from trainer.training.random_state import get_random_state, restore_random_state
 
 MIN_SPEEDUP = 1.5  # of bf16: on a CPU the element-wise part of a model does not get faster
@@ -63,6 +66,14 @@ def check_fp8(device: Literal["cpu", "cuda"]) -> None:
         raise DeviceError("train.precision fp8 needs a GPU that supports it (Ada, Hopper or newer)")
     if importlib.util.find_spec("torchao") is None:
         raise DeviceError("train.precision fp8 needs torchao: pip install torchao")
+
+
+def convert_tables(model: LanguageModel, recipe: Recipe) -> int:
+    """Keep in bf16 the embeddings of a graph that only need 16 bits and that AdamW trains; return their number."""
+    if not isinstance(model, GraphModel):
+        return 0
+    groups = assign_parameters(model, recipe)
+    return convert_tables_to_bf16(model, [p for group, m in groups if group.optimizer == "adamw" for p in m.values()])
 
 
 def convert_to_fp8(model: nn.Module) -> None:

@@ -32,7 +32,7 @@ from trainer.distributed.devices import select_device
 from trainer.errors import ModelError, UserError
 from trainer.optim.optimizers import load_tail_average
 from trainer.training.checkpointing import save_checkpoint
-from trainer.training.loop import charge_step, run_step
+from trainer.training.loop import charge_step, read_last_step, run_step
 from trainer.training.run import Run
 from trainer.training.setup import build_run
 
@@ -110,8 +110,10 @@ def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:
     if first == 0:
         save_checkpoint(run)
     while run.usage.steps < until and run.fraction < 1:
-        loss, _ = run_step(run, run.fraction)
-        charge_step(run, loss, clock[run.usage.steps] / 1e6 if is_timed else 0.0)
+        run_step(run, run.fraction)
+        charge_step(run, clock[run.usage.steps] / 1e6 if is_timed else 0.0)
+    if run.unread is not None:
+        read_last_step(run)
     if run.fraction >= 1:
         load_tail_average(run.optimizers)
 

@@ -22,6 +22,7 @@ from trainer.graph.files import TracedArchitecture
 from trainer.models.base import LanguageModel, Recipe
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.objective import Objective
+from trainer.training.step_values import StepValues
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -67,6 +68,8 @@ class Run:
     """Usage since which a token costs `flops_per_token`: another micro-batch, before a resume, has another cost."""
     window: MetricsWindow = field(default_factory=MetricsWindow)
     dev: dict[str, float] = field(default_factory=dict)  # the last evaluation
+    unread: StepValues | None = None
+    """Loss and gradient norm of the last step, unless they were read. Checkpoints are saved after that."""
     step_microseconds: list[int] = field(default_factory=list)
     """Time charged for each step, if the budget is in seconds. A replay needs it."""
 

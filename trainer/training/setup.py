@@ -74,8 +74,8 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
         # After `setup_module`, which may replace the weights by shards.
-        muon_backend = compilation.choose_muon_backend(resolved)
-        optimizers = optim.build_optimizers(raw_model, built.recipe, resolved.muon_precision, muon_backend)
+        backend = compilation.choose_optimizer_backend(resolved)
+        optimizers = optim.build_optimizers(raw_model, built.recipe, resolved.muon_precision, backend)
         optimizers = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     run = Run(
         config=config,
@@ -131,7 +131,8 @@ def check_size(config: TrainConfig, resolved: ResolvedConfig, card_bytes: int) -
     if config.graph is not None or config.from_ is not None:
         return
     sizes = {"arch": config.arch, "model": config.model, "devices": resolved.devices}
-    sizes["train"] = {"strategy": resolved.strategy}
+    names = ("strategy", "precision", "table_precision", "activation_checkpointing")
+    sizes["train"] = {name: getattr(resolved, name) for name in names}
     if excess := explain_too_large(sizes, config.budget, card_bytes):
         raise ConfigError(excess)
 
@@ -168,9 +169,14 @@ def open_training_dataset(config: TrainConfig, device: str) -> Dataset:
 def prepare_objective(
     model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig, console: Console | None = None
 ) -> Objective:
-    """Return the model's training objective, with fp8, activation checkpointing and compilation if configured."""
+    """Return the model's training objective, with other precisions, activation checkpointing and compilation if
+    configured."""
     if resolved.precision == "fp8":
         precision.convert_to_fp8(model)
+    if resolved.table_precision == "bf16":
+        converted = precision.convert_tables(model, recipe)
+        if console is not None:
+            console.print(f"{converted} embeddings are kept in bf16", highlight=False)
     fused = compilation.fuse_supported_mlps(model, resolved)
     if resolved.fused_mlp and console is not None:
         none = "fused_mlp has no effect here: it needs a compiled graph in bf16 on a Hopper GPU"

@@ -25,6 +25,7 @@ from trainer.models import load_architecture
 from trainer.optim.optimizers import assign_parameters, build_optimizers
 from trainer.scoring.model_scorer import ModelScorer
 from trainer.training.objective import Objective
+from trainer.training.precision import convert_tables
 
 CHUNK_LOGITS_CPU = (2**22, 2**22)
 
@@ -109,6 +110,29 @@ def test_computed_memory_bounds_measured_peak(
     assert measured <= computed <= 1.25 * measured
     stored = sum(file.stat().st_size for file in (tmp_path / "checkpoint").iterdir())
     assert size.checkpoint_bytes <= stored <= 1.02 * size.checkpoint_bytes + 200_000
+
+
+def test_bytes_of_tables_in_bf16_equal_the_formula() -> None:
+    module, train = load_architecture("gpt"), {"precision": "bf16", "table_precision": "bf16"}
+    config = module.Config.sized(3, 512, 64)
+    model, recipe = build_model(trace_architecture(module, config)), module.recipe(config)
+    assert convert_tables(model, recipe) == 3
+    optimizers, tokens = build_optimizers(model, recipe, "fp32"), torch.randint(0, 512, (2, 65))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = Objective(model)(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    size = compute_model_size({"model": {"depth": 3}, "train": train}, vocabulary_size=512)
+    assert size is not None
+    assert size.weights_bytes == sum(parameter.nbytes for parameter in model.parameters())
+    assert size.gradient_bytes == sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    values = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
+    assert sum(value.nbytes for value in values) == pytest.approx(size.optimizer_bytes, rel=0.01)
+    plain = compute_model_size({"model": {"depth": 3}, "train": {"precision": "bf16"}}, vocabulary_size=512)
+    assert plain is not None
+    parts, others = (estimate_memory(each, {"train": {**train, "micro_batch": 1}}) for each in (size, plain))
+    assert sum(others.values()) - sum(parts.values()) == 6 * 3 * 512 * config.width
 
 
 def score_row(arch: str, depth: int, length: int, vocabulary: int, folder: Path) -> tuple[int, int]:

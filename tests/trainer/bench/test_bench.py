@@ -45,7 +45,7 @@ def test_contender_trains_the_shape(name: str) -> None:
 
 def test_contender_compiles_muon_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[CompiledMuon] = []
-    monkeypatch.setattr(compilation, "choose_muon_backend", lambda resolved: "eager")
+    monkeypatch.setattr(compilation, "choose_optimizer_backend", lambda resolved: "eager")
     monkeypatch.setattr(CompiledMuon, "compile_step", lambda optimizer: compiled.append(optimizer))
     contender = ContenderWorker(ContenderSpec("gpt", False, SMALL))
     assert len(compiled) == 1

@@ -51,12 +51,13 @@ def test_preset_for_cuda_trains_in_bf16(name: str) -> None:
 )
 def test_preset_fits_the_memory_of_its_card(name: str, gigabytes: int) -> None:
     values = PRESETS[name].values
-    size = compute_model_size({"model": {"depth": values["model.depth"]}})
+    names = ("sequence_length", "micro_batch", "precision", "table_precision")
+    train = {name: values[f"train.{name}"] for name in names}
+    size = compute_model_size({"model": {"depth": values["model.depth"]}, "train": train})
     assert size is not None
-    train = {field: values[f"train.{field}"] for field in ("sequence_length", "micro_batch", "precision")}
     needed = sum(estimate_memory(size, {"train": train}).values())
     assert needed <= gigabytes * 1e9
-    assert needed >= gigabytes * 0.7e9 or name == "speedrun-h100", "it uses most of the memory"
+    assert needed >= gigabytes * 2e9 / 3 or name == "speedrun-h100", "it uses most of the memory"
 
 
 def test_small_track_equals_cpu_ladder_preset(tmp_path: Path) -> None:

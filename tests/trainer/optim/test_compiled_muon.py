@@ -91,4 +91,4 @@ def test_build_optimizers_compiles_muon_only_with_a_backend() -> None:
     recipe = Recipe((group,), Schedule())
     model = nn.Linear(4, 4, bias=False)
     assert [type(each) for each in build_optimizers(model, recipe)] == [Muon]
-    assert [type(each) for each in build_optimizers(model, recipe, muon_backend="eager")] == [CompiledMuon]
+    assert [type(each) for each in build_optimizers(model, recipe, backend="eager")] == [CompiledMuon]

@@ -23,6 +23,7 @@ from tests.support.traced_models import build_pair, sample_rows
 from trainer.config.parsing import parse_config
 from trainer.config.resolve import resolve_config
 from trainer.errors import ExitCode
+from trainer.graph.tables import convert_tables_to_bf16, look_up
 from trainer.models import ARCHITECTURES
 from trainer.ops import balance, elementwise, recurrence
 from trainer.ops.attention import attention
@@ -80,6 +81,22 @@ def test_compiled_gradients_of_architecture_equal_eager_ones(arch: str, dtype: t
         assert_close(found[name], gradient, TOLERANCES[dtype], name)
 
 
+@pytest.mark.slow
+def test_compiled_gradients_of_tables_in_bf16_equal_eager_ones(tmp_path: Path) -> None:
+    model = build_pair("gpt").graph
+    tables = [name for name, _ in model.named_parameters() if "embedding" in name]
+    assert convert_tables_to_bf16(model, list(model.parameters())) == len(tables)
+    objective = Objective(model)
+    wanted = compute_gradients(objective, torch.bfloat16)
+    flags = ["--train.compile", "true", "--out", str(tmp_path)]
+    compilation.compile_objective(objective, resolve_config(parse_config(flags), "cpu"))
+    found = compute_gradients(objective, torch.bfloat16)
+    for name in tables:
+        assert found[f"model.{name}"].dtype == torch.bfloat16
+        assert wanted[f"model.{name}"].any()
+        assert_close(found[f"model.{name}"], wanted[f"model.{name}"], TOLERANCES[torch.bfloat16], name)
+
+
 def balance_gates(gates: Tensor) -> Tensor:
     return balance.balance_load(gates.sigmoid(), torch.zeros(gates.shape[-1]), torch.ones(gates.shape[-1]))
 
@@ -92,6 +109,7 @@ def carry_state(x: Tensor) -> Tensor:
 
 COSINE, SINE = torch.randn(8, 1, 16), torch.randn(8, 1, 8)
 GAIN = torch.rand(4) + 0.5
+TOKENS = torch.randint(0, 64, (64,))
 OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": lambda x: attention(*(3 * [x.transpose(1, 2)])),
     "window": lambda x: attention(*(3 * [x.transpose(1, 2)]), window=3),
@@ -100,6 +118,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "rotate": lambda x: elementwise.rotate(x, COSINE, SINE),
     "squared_relu": elementwise.squared_relu,
     "softcap": lambda x: elementwise.softcap(x, 15.0),
+    "look_up": lambda x: look_up(x.flatten(0, 2), TOKENS),
     "cast_for_autocast": lambda x: elementwise.cast_for_autocast(x).float(),
     "balance_load": balance_gates,
     "recurrence": lambda x: carry_state(x.float()),

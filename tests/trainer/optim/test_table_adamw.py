@@ -1,0 +1,185 @@
+"""AdamW for weights in bf16 steps as it does in fp32, and its state can be saved."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from trainer.distributed.sharding import get_full_optimizer_state, load_full_optimizer_state
+from trainer.models.base import ParameterGroup, Recipe
+from trainer.optim.compiled_muon import CompiledMuon
+from trainer.optim.optimizers import CautiousDecay, build_group_settings, build_optimizers
+from trainer.optim.table_adamw import TableAdamW, join_halves, split_halves
+
+SHAPE = (48, 16)
+NANOCHAT, SLOW = (0.8, 0.95), (0.99, 0.999)
+DECAYS: list[dict[str, Any]] = [{}, {"weight_decay": 0.5}, {"weight_decay": 0.5, "cautious": True}]
+
+
+def build_group(**fields: Any) -> dict[str, Any]:
+    return build_group_settings(ParameterGroup("tables", ("*",), "adamw", 0.02, **fields))
+
+
+def step(optimizer: Optimizer, parameter: nn.Parameter, number: int) -> None:
+    parameter.grad = torch.randn(SHAPE, generator=torch.Generator().manual_seed(number)).bfloat16().to(parameter.dtype)
+    optimizer.step()
+
+
+def build_tables(count: int = 1) -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(SHAPE).bfloat16()) for _ in range(count)]
+
+
+def read_weights(optimizer: Optimizer, table: nn.Parameter) -> Tensor:
+    return join_halves(table.detach(), optimizer.state[table]["rest"])
+
+
+def test_halves_of_weights_join_to_the_same_bits() -> None:
+    torch.manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (100_000,), dtype=torch.int64).to(torch.int32)
+    limits = torch.tensor([0, 2**15 - 1, 2**15, 2**15 + 1, 2**16 - 1, -(2**31)], dtype=torch.int64).to(torch.int32)
+    weights = torch.cat((bits, limits)).view(torch.float32)
+    weights = weights[weights.isfinite()]
+    high, rest = split_halves(weights)
+    assert torch.equal(join_halves(high, rest).view(torch.int32), weights.view(torch.int32))
+    is_tie = rest == -(2**15)
+    assert torch.equal(high[~is_tie], weights.bfloat16()[~is_tie])
+
+
+@pytest.mark.parametrize("fields", DECAYS, ids=["plain", "decay", "cautious"])
+@pytest.mark.parametrize(("betas", "tolerance"), [(NANOCHAT, 5e-3), (SLOW, 2e-6)])
+def test_weights_equal_those_of_adamw_in_fp32(
+    fields: dict[str, Any], betas: tuple[float, float], tolerance: float
+) -> None:
+    (table,) = build_tables()
+    wide = nn.Parameter(table.detach().float())
+    group = build_group(betas=betas, **fields)
+    ours = TableAdamW([{"params": [table], **group}])
+    theirs = CautiousDecay.attach(AdamW([{"params": [wide], **group}], fused=True))
+    for number in range(20):
+        step(ours, table, number)
+        step(theirs, wide, number)
+    # A momentum near zero may be rounded to the other side, which turns a cautious decay on or off.
+    is_close = (read_weights(ours, table) - wide.detach()).abs() < tolerance * (1 + wide.detach().abs())
+    assert is_close.float().mean() > 0.995
+    assert torch.equal(table.detach(), split_halves(read_weights(ours, table))[0])
+
+
+def test_updates_below_a_digit_of_bf16_add_up() -> None:
+    tables = [nn.Parameter(torch.ones(4, 4).bfloat16()) for _ in range(2)]
+    ours = TableAdamW([{"params": tables[:1], **build_group(betas=NANOCHAT)}])
+    plain = AdamW([{"params": tables[1:], **build_group(betas=NANOCHAT)}], fused=True)
+    for optimizer, table in ((ours, tables[0]), (plain, tables[1])):
+        optimizer.param_groups[0]["lr"] = 1e-4
+        for _ in range(100):
+            table.grad = torch.ones_like(table)
+            optimizer.step()
+    assert ((read_weights(ours, tables[0]) - 0.99).abs() < 1e-4).all()
+    assert ((tables[0].float() - 0.99).abs() < 2**-8).all()
+    assert (tables[1] == 1).all(), "without the other 16 bits nothing is learned"
+
+
+@pytest.mark.parametrize(
+    ("betas", "dtypes"), [(NANOCHAT, (torch.bfloat16, torch.bfloat16)), ((0.9, 0.99), (torch.bfloat16, torch.float32))]
+)
+def test_momenta_that_change_slowly_are_in_fp32(
+    betas: tuple[float, float], dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    (table,) = build_tables()
+    optimizer = TableAdamW([{"params": [table], **build_group(betas=betas)}])
+    step(optimizer, table, 0)
+    before = optimizer.state[table]["square"].clone()
+    table.grad = torch.zeros_like(table)
+    optimizer.step()
+    state = optimizer.state[table]
+    assert (state["mean"].dtype, state["square"].dtype) == dtypes
+    assert (state["square"] < before).all(), "a mean of squares falls where there is no gradient"
+
+
+def build_adamw(parameters: list[nn.Parameter], **fields: Any) -> Optimizer:
+    return CautiousDecay.attach(AdamW([{"params": parameters, **build_group(**fields)}], fused=True))
+
+
+BUILDERS: dict[str, tuple[torch.dtype, Callable[[list[nn.Parameter]], Optimizer]]] = {
+    "tables": (torch.bfloat16, lambda p: TableAdamW([{"params": p, **build_group(weight_decay=0.1)}])),
+    "muon": (torch.float32, lambda p: CompiledMuon(p, backend="eager", normalized=True, cautious=True)),
+    "adamw": (torch.float32, lambda p: build_adamw(p, weight_decay=0.1)),
+    "cautious": (torch.float32, lambda p: build_adamw(p, weight_decay=0.1, cautious=True)),
+}
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_skipped_step_changes_nothing_even_if_gradients_are_not_finite(kind: str) -> None:
+    dtype, build = BUILDERS[kind]
+    parameter = nn.Parameter(torch.randn(SHAPE).to(dtype))
+    optimizer: Any = build([parameter])
+    step(optimizer, parameter, 0)
+
+    def list_copies() -> list[Tensor]:
+        return [parameter.detach().clone(), *(value.clone() for value in optimizer.state[parameter].values())]
+
+    before = list_copies()
+    for gradient in (torch.ones_like(parameter), torch.full_like(parameter, torch.nan)):
+        parameter.grad, optimizer.found_inf = gradient, torch.ones(())
+        optimizer.step()
+        assert all(map(torch.equal, list_copies(), before))
+    optimizer.found_inf = torch.zeros(())
+    step(optimizer, parameter, 1)
+    assert not any(map(torch.equal, list_copies(), before))
+
+
+def test_saved_state_continues_to_the_last_bit() -> None:
+    first, second = build_tables(), build_tables()
+    group = build_group(betas=(0.9, 0.99))
+    optimizers = [TableAdamW([{"params": tables, **group}]) for tables in (first, second)]
+    for number in range(6):
+        step(optimizers[0], first[0], number)
+        if number == 2:
+            content = get_full_optimizer_state(optimizers[0])
+            with torch.no_grad():
+                second[0].copy_(first[0])
+            load_full_optimizer_state(optimizers[1], copy.deepcopy(content))
+        if number > 2:
+            step(optimizers[1], second[0], number)
+    assert torch.equal(first[0], second[0])
+    for name, value in optimizers[0].state[first[0]].items():
+        assert torch.equal(optimizers[1].state[second[0]][name], value), name
+        assert optimizers[1].state[second[0]][name].dtype == value.dtype, name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of modules that the compiler imports
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+def test_compiled_steps_equal_plain_ones() -> None:
+    tables = [*build_tables(), *build_tables()]
+    group = build_group(betas=(0.8, 0.99), weight_decay=0.1)
+    plain = TableAdamW([{"params": tables[:1], **group}])
+    compiled = TableAdamW([{"params": tables[1:], **group}], backend="inductor")
+    before = tables[1].detach().clone()
+    compiled.compile_step()
+    assert torch.equal(tables[1].detach(), before)
+    assert not compiled.state
+    for number in range(5):
+        step(plain, tables[0], number)
+        step(compiled, tables[1], number)
+    # fused multiplications round otherwise, which may turn a digit of a momentum in bf16
+    torch.testing.assert_close(read_weights(compiled, tables[1]), read_weights(plain, tables[0]), rtol=0, atol=1e-3)
+    close = (read_weights(compiled, tables[1]) - read_weights(plain, tables[0])).abs() < 1e-6
+    assert close.float().mean() > 0.9
+
+
+def test_build_optimizers_gives_bf16_parameters_of_adamw_to_its_own() -> None:
+    model = nn.ModuleDict({"table": nn.Embedding(8, 4), "other": nn.Embedding(8, 4)})
+    model["table"].weight.data = model["table"].weight.data.bfloat16()
+    recipe = Recipe((ParameterGroup("all", ("*",), "adamw", 0.02),))
+    first, second = build_optimizers(model, recipe)
+    assert type(first) is AdamW
+    assert type(second) is TableAdamW
+    assert [group["params"] for group in second.param_groups] == [[model["table"].weight]]

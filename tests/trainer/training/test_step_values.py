@@ -1,0 +1,161 @@
+"""Loss and norm of a step are read one step late, and weights do not see what is found then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.support.metrics_lines import lines, numbers
+from trainer.checkpoint.folders import list_checkpoints
+from trainer.distributed.strategies import compute_gradient_norm
+from trainer.errors import GraphFaultError
+from trainer.ops.devices import DeferredRead
+from trainer.training import loop
+from trainer.training.grad_spikes import MIN_NORMS, GradientSpikeFilter
+from trainer.training.step_values import StepValues
+
+Train = Callable[..., int]
+
+
+def log_calls(monkeypatch: pytest.MonkeyPatch, events: list[str], owner: Any, name: str, label: str) -> None:
+    function = getattr(owner, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        events.append(label)
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_loss_is_read_while_the_next_step_is_computed(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    log_calls(monkeypatch, events, loop, "accumulate_gradients", "passes")
+    log_calls(monkeypatch, events, loop, "update_weights", "update")
+    log_calls(monkeypatch, events, DeferredRead, "read", "read")
+    monkeypatch.setattr(loop, "TRAIN_LINES", 1)
+    assert train(tmp_path, "--budget", "4steps", "--train.evaluations", "1") == 0
+    assert events == ["passes", "update", *["passes", "read", "update"] * 3, "read"]
+    (line,) = lines(tmp_path, "train")
+    assert line["step"] == 4
+
+
+def test_train_lines_are_those_of_reading_each_step_at_once(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--budget", "12steps", "--recipe.clip", "0.5")
+    monkeypatch.setattr(loop, "TRAIN_LINES", 4)
+    assert train(tmp_path / "late", *flags) == 0
+    read_late = loop.train_step
+
+    def read_at_once(*arguments: Any, **options: Any) -> StepValues:
+        values = read_late(*arguments, **options)
+        values.read()
+        return values
+
+    monkeypatch.setattr(loop, "train_step", read_at_once)
+    assert train(tmp_path / "early", *flags) == 0
+    assert numbers(tmp_path / "late") == numbers(tmp_path / "early")
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True], ids=["late", "before a checkpoint"])
+def test_divergence_is_found_after_the_update_and_never_saved(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checkpointed: bool
+) -> None:
+    compute, updated = loop.compute_gradient_norm, []
+
+    def diverge(parameters: list[torch.Tensor]) -> Any:
+        norm = compute(parameters)
+        updated.append([parameter.detach().clone() for parameter in parameters])
+        if len(updated) == 4:
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, math.nan)
+            return torch.tensor(math.nan)
+        return norm
+
+    monkeypatch.setattr(loop, "compute_gradient_norm", diverge)
+    monkeypatch.setattr(loop, "TRAIN_LINES", 1)
+    every = "4steps" if is_checkpointed else "3steps"
+    flags = ("--budget", "20steps", "--train.evaluations", "1", "--checkpoint-every", every)
+    assert train(tmp_path, *flags) == 3
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert "The gradient became nan at step 4 (15% of the budget): training diverged" in failure["reason"]
+    assert failure["cause"] == "model"
+    assert len(updated) == (4 if is_checkpointed else 5), "one more step has begun unless a checkpoint was due"
+    assert all(torch.equal(*pair) for pair in zip(updated[-1], updated[3], strict=True)), "without an update"
+    kept = list_checkpoints(tmp_path)
+    assert [folder.name for folder in kept] == ([] if is_checkpointed else ["step-00000003"])
+    for folder in kept:
+        assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("mode", ["skip", "stop", "off"])
+def test_decision_on_the_device_equals_that_of_the_filter(mode: Any) -> None:
+    torch.manual_seed(0)
+    spike_filter = GradientSpikeFilter(mode)
+    for step in range(4 * MIN_NORMS):
+        norm = torch.randn(()).exp() * (25 if step % 7 == 6 else 1)
+        copy = dataclasses.replace(spike_filter)
+        values = StepValues(torch.ones(()), norm, spike_filter, step, 0.0)
+        try:
+            is_accepted = copy.accept(float(norm), step)
+        except GraphFaultError:
+            assert not values.is_accepted
+            return
+        assert bool(values.is_accepted) == is_accepted
+        values.read()
+        assert spike_filter == copy
+    assert (spike_filter.skipped > 0) == (mode == "skip")
+
+
+def test_gradient_norm_is_in_fp32_whatever_the_gradients_are() -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(1000, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(1000).to(parameter.dtype)
+    norm = compute_gradient_norm(parameters)
+    assert norm is not None
+    wanted = torch.cat([parameter.grad.double() for parameter in parameters if parameter.grad is not None]).norm()
+    torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)])
+def test_values_that_are_not_finite_are_not_accepted(loss: float, norm: float) -> None:
+    values = StepValues(torch.tensor(loss), torch.tensor(norm), GradientSpikeFilter("off"), 7, 0.5)
+    assert not values.is_accepted
+    with pytest.raises(GraphFaultError, match=r"at step 7 \(50% of the budget\)"):
+        values.read()
+
+
+def test_seconds_of_waiting_are_charged_to_the_step_that_is_read(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which launching a step takes nothing and reading it 50 ms, as on a GPU."""
+    seconds, read = 0.0, DeferredRead.read
+
+    def read_slowly(deferred: DeferredRead) -> Any:
+        nonlocal seconds
+        seconds += 0.05
+        return read(deferred)
+
+    monkeypatch.setattr(DeferredRead, "read", read_slowly)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: seconds, monotonic=lambda: seconds))
+    monkeypatch.setattr(loop, "TRAIN_LINES", 5)
+    assert train(tmp_path, "--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9") == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["train_seconds"] == pytest.approx(0.05 * result["steps"])
+    assert len(lines(tmp_path, "train")) == 5
+    for folder in list_checkpoints(tmp_path):
+        state = json.loads((folder / "state.json").read_text())
+        assert sum(state["clock"]) / 1e6 == pytest.approx(state["spent"]["seconds"])
