@@ -28,7 +28,7 @@ class DailyTrainConfig(AppConfig):
     def ready(self) -> None:
         from allauth.mfa import signals
 
-        from dailytrain import error_reports, logs, sign_in, tracing, two_factor
+        from dailytrain import error_reports, logs, migration_checks, sign_in, tracing, two_factor
 
         signals.authenticator_added.connect(two_factor.handle_authenticator_added)
         signals.authenticator_removed.connect(two_factor.handle_authenticator_removed)
@@ -36,5 +36,6 @@ class DailyTrainConfig(AppConfig):
         error_reports.start_error_reports()
         logs.connect_task_signals()
         tracing.start_tracing()
+        register(migration_checks.check_known_migrations, Tags.database)
         register(sign_in.check_github_oauth)
         register(sign_in.check_open_signup, Tags.security, deploy=True)

@@ -3,12 +3,14 @@
 Pages and APIs are synchronous Django, so they run as WSGI in two pools of threads: uploads reach their view as they
 arrive, files are sent piece by piece, and a request never changes threads. Few threads answer pages and API calls,
 because they compete for Python's lock: with 1,000 nodes, 16 took 1.5 times the CPU time of 3 for a request
-(benchmarks/results/operations.md). More threads serve files, because those wait for slow clients. Only polls of nodes
-are asynchronous, because thousands of them are held open at a time.
+(benchmarks/results/operations.md). They get a request with its whole body, so a slow client occupies none of them. More
+threads serve files, because those wait for slow clients. Only polls of nodes are asynchronous, because thousands of
+them are held open at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from typing import Any
@@ -34,8 +36,40 @@ file_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_FILE_TH
 poll_endpoint = PollEndpoint()
 
 
+BODY_SECONDS = 30.0  # for the body of a request that is not a file
+
+
 async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-    await choose_application(scope)(scope, receive, send)
+    application = choose_application(scope)
+    if application is django_application and scope["type"] == "http":
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                receive = await read_whole_body(scope, receive)
+        except TimeoutError:
+            await send({"type": "http.response.start", "status": 408, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": b"The body did not arrive in time."})
+            return
+    await application(scope, receive, send)
+
+
+async def read_whole_body(scope: Scope, receive: Receive) -> Receive:
+    """Return a function that receives the body at once. A body that Django refuses by its length is not read."""
+    length = dict(scope["headers"]).get(b"content-length", b"0")
+    if not length.isdigit() or not 0 < int(length) <= settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
+        return receive
+    body = bytearray()
+    event: Any = {"more_body": True}
+    while event.get("more_body"):
+        event = await receive()
+        body += event.get("body", b"")
+    events: list[Any] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+    if event["type"] == "http.disconnect":
+        events.insert(0, event)
+
+    async def receive_next() -> Any:
+        return events.pop(0) if events else await receive()
+
+    return receive_next
 
 
 def choose_application(scope: Scope) -> Any:

@@ -19,6 +19,7 @@ INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     "Process GitHub webhooks": ("leaderboard.tasks.process_deliveries", 3),
     "Update progress in pull requests": ("leaderboard.tasks.report_progress", 60),
     "Delete old GitHub webhooks": ("leaderboard.tasks.delete_old_payloads", 3600),
+    "Delete old mirrors of repositories": ("leaderboard.tasks.delete_old_mirrors", 86400),
     "Apply the opening hours of tracks": ("leaderboard.tasks.update_track_hours", 15),
     "Choose the nodes of nights": ("leaderboard.tasks.update_night_needs", 15),
     "Recompute stale standings": ("leaderboard.tasks.recompute_stale_standings", 15),

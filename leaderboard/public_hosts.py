@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 NAT64_NETWORKS: Final = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 
@@ -26,6 +27,17 @@ def resolve_public_host(host: str, port: int) -> str:
     if not all(is_public(address) for address in addresses):
         raise HostError(f"The host {host} is not on the public internet.")
     return addresses[0]
+
+
+def build_pinned_request(address: str, ip: str) -> dict[str, Any]:
+    """Return httpx's arguments for a request to this IP address of the host that the web address names."""
+    parts = urlsplit(address)
+    host = f"[{ip}]" if ":" in ip else ip
+    return {
+        "url": urlunsplit(parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host)),
+        "headers": {"Host": parts.netloc},
+        "extensions": {"sni_hostname": parts.hostname},
+    }
 
 
 def resolve_host(host: str, port: int) -> list[str]:

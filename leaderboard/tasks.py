@@ -18,6 +18,7 @@ from leaderboard.rankings import confirmations, standings_store
 from leaderboard.schedule import ladder, preparations
 from leaderboard.schedule import nightly as nightly_runs
 from leaderboard.schedule.monthly import start_monthly_runs
+from leaderboard.submissions import repositories
 
 RETRIES = 20
 """Of a task that is due once a night or a month: after 1, 2, 4 and 8 minutes, then every ten, for three hours."""
@@ -142,6 +143,11 @@ def process_deliveries() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def delete_old_payloads() -> None:
     deliveries.delete_old_payloads()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def delete_old_mirrors() -> None:
+    repositories.delete_old_mirrors()
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from leaderboard import outbox
 from leaderboard.admin.base import get_user
-from leaderboard.models import Delivery, Installation, OutboxMessage
+from leaderboard.models import Delivery, GitHubRepository, Installation, OutboxMessage
 from leaderboard.notifications import delivery
 from scheduler.admin.base import ReadOnlyAdmin
 from scheduler.models import Event
@@ -54,3 +54,12 @@ class DeliveryAdmin(ReadOnlyAdmin):
 @admin.register(Installation)
 class InstallationAdmin(ReadOnlyAdmin):
     list_display = ("account", "number", "suspended", "repositories", "created_at")
+
+
+@admin.register(GitHubRepository)
+class GitHubRepositoryAdmin(ReadOnlyAdmin):
+    list_display = ("name", "number", "configured")
+
+    def has_delete_permission(self, request: HttpRequest, obj: GitHubRepository | None = None) -> bool:
+        """Allow deletion: another repository with the name counts only after it."""
+        return request.user.has_perm("leaderboard.delete_githubrepository")

@@ -5,7 +5,7 @@ from leaderboard.models.confirmations import Confirmation
 from leaderboard.models.curves import CurvePoint, Sample, Score
 from leaderboard.models.entries import Entry
 from leaderboard.models.generations import Generation
-from leaderboard.models.github import Delivery, Installation, PullRequest
+from leaderboard.models.github import Delivery, GitHubRepository, Installation, PullRequest
 from leaderboard.models.graphs import TracedGraph
 from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
@@ -31,6 +31,7 @@ __all__ = [
     "Delivery",
     "Entry",
     "Generation",
+    "GitHubRepository",
     "Installation",
     "Month",
     "Night",

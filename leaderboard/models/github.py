@@ -69,6 +69,21 @@ class Installation(models.Model):
         return f"{self.account} ({self.number})"
 
 
+class GitHubRepository(models.Model):
+    """The repository of GITHUB_REPOSITORY. GitHub's number of it stays when it is renamed or transferred."""
+
+    configured = models.CharField(max_length=200, unique=True, help_text="The setting's name, in lower case.")
+    number = models.BigIntegerField(help_text="GitHub's id of the repository.")
+    name = models.CharField(max_length=200, help_text="Its full name now: owner/name.")
+
+    class Meta:
+        verbose_name = "GitHub repository"
+        verbose_name_plural = "GitHub repositories"
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class PullRequest(models.Model):
     """A pull request that requests a run."""
 

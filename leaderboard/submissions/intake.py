@@ -27,6 +27,7 @@ from scheduler import storage
 from scheduler.models import SITE_ACTOR, Event
 from scheduler.transitions import transition
 from trainer.accounting.budget import Budget
+from trainer.protocol.text import decode_text
 
 DICTIONARY, CONTRACT = f"{MODELS}__init__.py", f"{MODELS}base.py"
 DICTS = ("ARCHITECTURES", "PRESETS")  # what an architecture entry may change in the dictionary's file
@@ -150,7 +151,7 @@ def dump_without_dicts(source: bytes) -> str:
 def parse_dictionary(source: bytes) -> ast.Module:
     """Return the syntax tree of the dictionary's file. Raises IntakeError."""
     try:
-        return ast.parse(source.decode())
+        return ast.parse(decode_text(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise IntakeError(f"{DICTIONARY} is not valid Python.") from None
 

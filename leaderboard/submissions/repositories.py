@@ -1,7 +1,7 @@
 """Bare mirrors of the repositories of entries, read with the git command.
 
 Repositories are untrusted: no hook, filter or submodule of them runs, nothing is checked out, only `TRANSPORTS` are
-allowed, every call has a time limit, and addresses and names cannot become options.
+allowed, every call has limits of time, memory and output, and addresses and names cannot become options.
 git connects to the address that was checked (`http.curloptResolve`), even if the name resolves to another one later.
 """
 
@@ -12,19 +12,30 @@ import hashlib
 import io
 import os
 import re
+import selectors
+import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+import tokenize
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
+import httpx
 from django.conf import settings
 
-from leaderboard.public_hosts import HostError, UnknownHostError, resolve_public_host
+from leaderboard.public_hosts import (
+    HostError,
+    UnknownHostError,
+    build_pinned_request,
+    resolve_host,
+    resolve_public_host,
+)
 
 MODELS = "trainer/models/"  # the only folder of a commit that an entry uses
 BUNDLE_BYTES = 256_000
@@ -32,10 +43,17 @@ BUNDLE_FILES = 200
 TRANSPORTS = ("file", "https", "ssh")
 FETCH_SECONDS = 120.0
 READ_SECONDS = 20.0
-FETCH_BLOCKS = 4 * 2**20  # largest file that a fetch may write, in the shell's blocks of 512 bytes: 2 GiB
+FETCH_MEMORY, READ_MEMORY = 2**20, 2**19  # of git's data, in KiB: 1 GiB and 512 MiB
+LIMITS = 'ulimit -d "$1"; ulimit -f 4194304; shift; exec "$@"'  # no file beyond 2 GiB, in blocks of 512 bytes
+OUTPUT_BYTES = 16 * 2**20  # of git: the names of some 200,000 files
+ERROR_BYTES = 2**16  # of git's messages
 DIFF_LENGTH = 400_000
 SOURCE_BYTES = 8 * 2**20  # largest file that is read for a page
+MIRROR_DAYS = 180  # that a mirror is kept after its last fetch
+MIRRORS_BYTES = 50 * 2**30  # of all mirrors together
 LISTED_FILES = 300  # changed files that are stored for the entry's page
+
+REFERENCES = "/info/refs"  # path of git's first request to a repository
 
 SHA = re.compile(r"[0-9a-f]{40}")
 SSH_ADDRESS = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[A-Za-z0-9._/~-]+")
@@ -147,9 +165,7 @@ class Mirror:
     def fetch(self) -> None:
         """Update all branches and HEAD."""
         with self.lock():
-            self.run_git(
-                "fetch", "--prune", *QUIET, "--", self.url, "+refs/heads/*:refs/heads/*", "+HEAD:refs/train/HEAD"
-            )
+            self.fetch_from(self.url, "+refs/heads/*:refs/heads/*", "+HEAD:refs/train/HEAD", options=("--prune",))
 
     def fetch_main(self) -> None:
         """Fetch the main repository's branch for comparison, or its HEAD if it has no such branch (as in CI)."""
@@ -160,11 +176,11 @@ class Mirror:
             return
         with self.lock():
             try:
-                self.run_git("fetch", *QUIET, "--", url, f"+refs/heads/{settings.MAIN_BRANCH}:refs/train/main")
+                self.fetch_from(url, f"+refs/heads/{settings.MAIN_BRANCH}:refs/train/main")
             except RepositoryError as error:
                 if "couldn't find remote ref" not in str(error):
                     raise
-                self.run_git("fetch", *QUIET, "--", url, "+HEAD:refs/train/main")
+                self.fetch_from(url, "+HEAD:refs/train/main")
 
     def resolve_revision(self, name: str) -> str:
         """Return the full SHA of a branch, of `HEAD` or of a full or shortened (7 or more digits) SHA.
@@ -200,8 +216,8 @@ class Mirror:
     def fetch_by_sha(self, sha: str) -> None:
         try:
             with self.lock():
-                self.run_git("fetch", *QUIET, "--", self.url, sha)
-        except RepositoryError:
+                self.fetch_from(self.url, sha)
+        except UnreachableError:
             # GitHub sends the webhook of a push before all of its servers have the commit.
             raise UnreachableError(f"{self.address} has no commit {sha}.") from None
         if self.find_commit(sha) is None:
@@ -212,7 +228,7 @@ class Mirror:
         return parents[2:]
 
     def read_author_and_subject(self, sha: str) -> tuple[str, str]:
-        text = self.run_git("show", "--no-patch", "--format=%an%x00%s", sha).decode(errors="replace")
+        text = self.read_output(2000, "show", "--no-patch", "--format=%an%x00%s", sha).decode(errors="replace")
         author, _, subject = text.strip().partition("\0")
         return author[:120], subject[:120]
 
@@ -282,51 +298,120 @@ class Mirror:
                 self.run_git("init", "--quiet", "--bare", "--template=", str(self.folder), in_mirror=False)
             yield
 
-    def run_git(self, *arguments: str, stdin: bytes = b"", in_mirror: bool = True) -> bytes:
-        """Run git on the mirror and return its output; raise RepositoryError with git's last line."""
-        is_fetch = arguments[0] == "fetch"
-        command = self.build_command(*arguments, in_mirror=in_mirror)
-        if is_fetch:
-            command = ["sh", "-c", f'ulimit -f {FETCH_BLOCKS}; exec "$@"', "fetch", *command]
-        seconds = FETCH_SECONDS if is_fetch else READ_SECONDS
+    def fetch_from(self, url: str, *references: str, options: Sequence[str] = ()) -> None:
+        """Fetch from an address, or from the one to which its server redirects it: the repository was renamed."""
+        arguments = ("fetch", *options, *QUIET, "--")
         try:
-            done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, env=get_environment())
-        except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
-        if done.returncode != 0:
-            raise (UnreachableError if is_fetch else RepositoryError)(
-                f"{self.address} cannot be read: {extract_error(done.stderr)}"
-            )
-        return done.stdout
+            self.run_git(*arguments, url, *references)
+        except RepositoryError:
+            moved = find_new_address(url)
+            if not moved:
+                raise
+            self.run_git(*arguments, moved, *references)
 
-    def read_output(self, length: int, *arguments: str) -> bytes:
-        """Run git on the mirror and return at most the first `length` bytes of its output, which may be huge."""
-        with (
-            tempfile.TemporaryFile() as errors,
-            subprocess.Popen(
-                self.build_command(*arguments), stdout=subprocess.PIPE, stderr=errors, env=get_environment()
-            ) as process,
-        ):
-            timer = threading.Timer(READ_SECONDS, process.kill)
-            timer.start()
-            try:
-                assert process.stdout is not None
-                output = process.stdout.read(length)
-                if len(output) == length:
-                    process.kill()
-                elif process.wait() != 0:
-                    errors.seek(0)
-                    raise RepositoryError(f"{self.address} cannot be read: {extract_error(errors.read())}")
-            finally:
-                timer.cancel()
+    def run_git(self, *arguments: str, stdin: bytes = b"", in_mirror: bool = True) -> bytes:
+        """Run git on the mirror and return its output; raise RepositoryError with git's reason."""
+        output = self.read_output(OUTPUT_BYTES + 1, *arguments, stdin=stdin, in_mirror=in_mirror)
+        if len(output) > OUTPUT_BYTES:
+            raise RepositoryError(f"{self.address} has too many files: their names have more than 16 MiB.")
         return output
 
+    def read_output(self, length: int, *arguments: str, stdin: bytes = b"", in_mirror: bool = True) -> bytes:
+        """Run git on the mirror and return at most the first `length` bytes of its output, which may be huge."""
+        is_fetch = arguments[0] == "fetch"
+        seconds = FETCH_SECONDS if is_fetch else READ_SECONDS
+        try:
+            return run_limited(self.build_command(*arguments, in_mirror=in_mirror), stdin, seconds, length)
+        except TimeoutError:
+            if is_fetch:
+                raise UnreachableError(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
+            raise RepositoryError(f"{self.address} could not be read within {seconds:.0f} seconds.") from None
+        except GitError as error:
+            kind = UnreachableError if is_fetch and not error.is_permanent else RepositoryError
+            raise kind(f"{self.address} cannot be read: {error}") from None
+
     def build_command(self, *arguments: str, in_mirror: bool = True) -> list[str]:
-        options = (*SAFE, *(build_resolution_option(self.url) if arguments[0] == "fetch" else ()))
-        return ["git", *(("--git-dir", str(self.folder)) if in_mirror else ()), *options, *arguments]
+        is_fetch = arguments[0] == "fetch"
+        resolution = build_resolution_option(arguments[arguments.index("--") + 1]) if is_fetch else ()
+        folder = ("--git-dir", str(self.folder)) if in_mirror else ()
+        memory = str(FETCH_MEMORY if is_fetch else READ_MEMORY)
+        return ["sh", "-c", LIMITS, "sh", memory, "git", *folder, *SAFE, *resolution, *arguments]
+
+
+class GitError(Exception):
+    """git failed; the message is its reason."""
+
+    def __init__(self, stderr: str) -> None:
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines or ["git gave no reason"]
+        known = [(reason, match) for line in errors for pattern, reason in PERMANENT if (match := pattern.search(line))]
+        self.is_permanent = bool(known)
+        reason = known[0][0] if known else ""
+        super().__init__(reason or errors[0].removeprefix("fatal: ").removeprefix("error: ")[:200])
+
+
+# What git says (in the locale C) where another attempt has the same result, and what to tell instead.
+PERMANENT = [
+    (re.compile(pattern), reason)
+    for pattern, reason in (
+        ("died of signal 25|File too large", "it has more than 2 GiB."),
+        ("[Oo]ut of memory|unable to create thread", "git needs too much memory for it."),
+        (r"^error: object [0-9a-f]+: ", ""),  # of fsck
+        ("repository '.*' not found|couldn't find remote ref", ""),
+        (
+            r"could not read (Username|Password)|Authentication failed|Permission denied|returned error: 4(0[1-7]|1\d)",
+            "the server denies access to it, or does not have it.",
+        ),
+    )
+]
+
+
+def run_limited(command: list[str], stdin: bytes, seconds: float, length: int) -> bytes:
+    """Run git and return at most the first `length` bytes of its output. Raise TimeoutError or GitError."""
+    output, errors, deadline = bytearray(), bytearray(), time.monotonic() + seconds
+    with tempfile.TemporaryFile() as source, selectors.DefaultSelector() as selector:
+        source.write(stdin)
+        source.seek(0)
+        process = subprocess.Popen(
+            command,
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=get_environment(),
+            start_new_session=True,  # a fetch has children, which end with it
+        )
+        with process:
+            try:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                selector.register(process.stdout, selectors.EVENT_READ, (output, length))
+                selector.register(process.stderr, selectors.EVENT_READ, (errors, ERROR_BYTES))
+                while selector.get_map() and len(output) < length:
+                    ready = selector.select(deadline - time.monotonic())
+                    if not ready and time.monotonic() >= deadline:
+                        raise TimeoutError
+                    for key, _ in ready:
+                        piece, (kept, room) = os.read(key.fd, 2**16), key.data
+                        kept += piece[: room - len(kept)]
+                        if not piece:
+                            selector.unregister(key.fileobj)
+                if len(output) < length and process.wait(max(deadline - time.monotonic(), 1)) != 0:
+                    raise GitError(errors.decode(errors="replace"))
+            except subprocess.TimeoutExpired:
+                raise TimeoutError from None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+    return bytes(output)
 
 
 QUIET = ("--quiet", "--no-tags", "--no-recurse-submodules", "--update-shallow", "--no-write-fetch-head")
+# Errors of fsck in the history of many repositories, which git hosts accept. They concern who wrote a commit and when,
+# and how a mode is written. Errors that make a tree ambiguous are refused: a review could show another file.
+TOLERATED = (
+    *("badDate", "badDateOverflow", "badEmail", "badName", "badTimezone", "missingEmail", "missingNameBeforeEmail"),
+    *("missingSpaceBeforeDate", "missingSpaceBeforeEmail", "multipleAuthors", "zeroPaddedDate", "zeroPaddedFilemode"),
+)
 SAFE = (
     *("-c", "protocol.allow=never"),
     *(option for transport in TRANSPORTS for option in ("-c", f"protocol.{transport}.allow=always")),
@@ -334,6 +419,8 @@ SAFE = (
     *("-c", "core.hooksPath=/dev/null"),
     *("-c", "core.fsmonitor=false"),
     *("-c", "fetch.fsckObjects=true"),
+    *(option for error in TOLERATED for option in ("-c", f"fetch.fsck.{error}=ignore")),
+    *("-c", "core.bigFileThreshold=16m"),  # larger files are written as a stream, and not compared
     *("-c", "gc.auto=0"),
     *("-c", "maintenance.auto=false"),
 )
@@ -358,16 +445,56 @@ def get_environment() -> dict[str, str]:
     }
 
 
-def extract_error(stderr: bytes) -> str:
-    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines or ["git gave no reason"]
-    return errors[0].removeprefix("fatal: ").removeprefix("error: ")[:200]
+def find_new_address(address: str) -> str:
+    """Return where an https repository has moved on its host; empty if nowhere. git follows no redirect.
+
+    Its server could redirect git to an internal host.
+    """
+    parts = urlsplit(address)
+    if parts.scheme != "https" or not parts.hostname:
+        return ""
+    is_ours = parts.hostname == urlsplit(settings.MAIN_REPOSITORY).hostname
+    question = f"{address}{REFERENCES}?service=git-upload-pack"
+    try:
+        ip = resolve_host(parts.hostname, parts.port or 443)[0] if is_ours else resolve_repository_host(address)
+        with (
+            httpx.Client(trust_env=False, timeout=READ_SECONDS, verify=httpx.create_ssl_context()) as web,
+            web.stream("GET", **build_pinned_request(question, ip)) as response,
+        ):
+            target = urlsplit(urljoin(question, response.headers.get("Location", "")))
+    except (HostError, RepositoryError, httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return ""
+    moved = f"https://{parts.netloc}{target.path.removesuffix(REFERENCES)}"
+    is_here = (target.scheme, target.netloc) == (parts.scheme, parts.netloc) and target.path.endswith(REFERENCES)
+    return moved if is_here and moved != address else ""
 
 
 def open_mirror(address: str) -> Mirror:
     """Return the mirror of an address, whether fetched or not."""
     url = normalize_address(address)
     return Mirror(address=url.removeprefix("file://"), url=url)
+
+
+def delete_old_mirrors() -> int:
+    """Delete mirrors that were not fetched for `MIRROR_DAYS`, then the oldest beyond `MIRRORS_BYTES`; return how many.
+
+    Pages of their entries then say that the site has no copy of the commit. Bundles are stored elsewhere.
+    """
+    main, found = open_mirror(settings.MAIN_REPOSITORY).folder, []
+    for folder in Path(settings.REPOSITORIES).glob("*.git"):
+        if folder != main:
+            size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+            found.append((folder.with_suffix(".lock").stat().st_mtime, size, folder))
+    kept, deleted, oldest = 0, 0, time.time() - MIRROR_DAYS * 86400
+    for fetched_at, size, folder in sorted(found, reverse=True):
+        kept += size
+        if fetched_at >= oldest and kept <= MIRRORS_BYTES:
+            continue
+        with folder.with_suffix(".lock").open("r+") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+            deleted += 1
+    return deleted
 
 
 def check_files(files: list[TreeFile]) -> None:
@@ -388,12 +515,19 @@ def check_files(files: list[TreeFile]) -> None:
 
 
 def check_text(path: str, contents: bytes) -> bytes:
+    """Return the contents of an entry's file. Raise RepositoryError unless they are text, and Python reads UTF-8."""
     try:
         text = contents.decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
+        encoding = tokenize.detect_encoding(io.BytesIO(contents).readline)[0] if path.endswith(".py") else "utf-8"
+    except UnicodeDecodeError as error:
+        place = f"byte {contents[error.start]:#04x} at offset {error.start}"
+        raise RepositoryError(f"{path} is not a text file: {place} is not UTF-8.") from None
+    except SyntaxError as error:
+        raise RepositoryError(f"{path} declares an {error.msg}; entries are in UTF-8.") from None
     if "\0" in text:
         raise RepositoryError(f"{path} is not a text file; entries may contain source code only.")
+    if encoding not in ("utf-8", "utf-8-sig"):
+        raise RepositoryError(f"{path} declares an encoding other than UTF-8, {encoding}.")
     return contents
 
 

@@ -117,7 +117,8 @@ def review_file(source: Mirror, entry: Entry, file: FileDiff) -> FileReview:
             return FileReview(file, problem=str(error))
     if not file.path.endswith(".py"):
         return FileReview(file, flag_hidden(file))
-    after, before = (source.read_file(sha, file.path).decode(errors="replace") for sha in (entry.sha, entry.base_sha))
+    contents = (source.read_file(sha, file.path) for sha in (entry.sha, entry.base_sha))
+    after, before = (content.decode("utf-8-sig", "replace") for content in contents)
     return FileReview(file, flags.find_flags(file.path, after, before, file.added_lines()))
 
 

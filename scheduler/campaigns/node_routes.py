@@ -24,7 +24,9 @@ def register_volunteer(request: HttpRequest, message: protocol.RegisterVolunteer
         minutes = math.ceil(rate_limits.get_retry_after("volunteer") / 60)
         problem = f"Too many machines joined from this IP address. Try again in {minutes} min."
         raise RateLimitError(problem, limit="volunteer")
-    register = protocol.Register(version=message.version, name=message.name, hardware=message.hardware)
+    is_named = message.name.strip() not in ("", message.hardware.hostname)  # the host's name is not for the public
+    name = message.name if is_named else "volunteer"
+    register = protocol.Register(version=message.version, name=name, hardware=message.hardware)
     with transaction.atomic():
         node, token = node_tokens.register_node(node_tokens.create_join_token(for_packets=True), register)
     return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())

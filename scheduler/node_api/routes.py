@@ -13,7 +13,7 @@ from django.core.exceptions import RequestDataTooBig
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from ninja import NinjaAPI
+from ninja import NinjaAPI, Status
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
@@ -111,6 +111,12 @@ def metrics(request: NodeRequest, lease_id: int, message: protocol.MetricsBatch)
 def log(request: NodeRequest, lease_id: int, message: protocol.LogChunk) -> protocol.Acknowledgment:
     """Store the next part of the output. A repeat changes nothing."""
     return job_reports.store_log(request.auth, message)
+
+
+@node_api.get("/leases/{int:lease_id}/authorization", auth=LeaseToken(), response={204: None, **ERRORS})
+def authorize_upload(request: NodeRequest, lease_id: int) -> Status[None]:
+    """Return 204 for the lease's token. A proxy asks this before it reads a file (docker/nginx.conf.template)."""
+    return Status(204, None)
 
 
 @node_api.post("/leases/{int:lease_id}/blobs", auth=LeaseToken(), response={200: protocol.MissingBlobs, **ERRORS})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -11,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -26,6 +29,7 @@ from scheduler.page_cache import PROXY_SECONDS
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.distributed.ports import find_free_port
+from trainer.node.client import PIECE_BYTES
 
 pytestmark = pytest.mark.processes
 
@@ -112,9 +116,12 @@ class Upstream(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), UpstreamHandler)
         self.requests: list[dict[str, str]] = []
+        self.uploads: list[tuple[str, int]] = []
+        """(path, bytes) of each upload."""
         self.cache_seconds = PROXY_SECONDS
 
 
+LEASE = "/api/node/v1/leases/7"
 CACHE_CONTROL = {"/page": "max-age=5", "/live.json": "no-cache"}
 """What the site tells browsers, by path (`scheduler.page_cache`)."""
 
@@ -123,6 +130,11 @@ class UpstreamHandler(BaseHTTPRequestHandler):
     server: Upstream
 
     def do_GET(self) -> None:
+        if self.path.endswith("/authorization"):
+            is_known = (self.path, self.headers["Authorization"]) == (f"{LEASE}/authorization", "Bearer known")
+            self.send_response(204 if is_known else 401)
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
         self.server.requests.append({name.lower(): value for name, value in self.headers.items()})
         body = f"page {len(self.server.requests)}".encode()
         time.sleep(0.2)
@@ -135,6 +147,13 @@ class UpstreamHandler(BaseHTTPRequestHandler):
             self.send_header("Cache-Control", browsers)
         self.end_headers()
         self.wfile.write(body)
+        return None
+
+    def do_PUT(self) -> None:
+        self.server.uploads.append((self.path, len(self.rfile.read(int(self.headers["Content-Length"])))))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def log_message(self, *args: object) -> None:
         pass
@@ -162,6 +181,7 @@ def start_proxy(tmp_path: Path, upstream: Upstream) -> Iterator[Callable[..., st
             "listen 8000;": f"listen 127.0.0.1:{port};",
             "server web:8000;": f"server 127.0.0.1:{upstream.server_address[1]};",
             "/tmp/pages": f"{tmp_path}/pages",
+            "/tmp/uploads": f"{tmp_path}/uploads",
             "proxy_cache_valid 200 1s;": f"proxy_cache_valid 200 {cache_seconds}s;",
         }
         site = TEMPLATE.read_text()
@@ -242,3 +262,61 @@ def test_proxy_replaces_forwarded_address_of_untrusted_clients(
 ) -> None:
     get(start_proxy(trusted), headers={"X-Forwarded-For": "203.0.113.7"})
     assert upstream.requests[0]["x-forwarded-for"] == seen
+
+
+# --- uploads ----------------------------------------------------------------------------------------------------------
+
+
+def start_upload(url: str, token: str, length: int, body: bytes = b"") -> socket.socket:
+    """Send the headers of an upload and the first bytes of its body."""
+    address = urlsplit(url)
+    connection = socket.create_connection((address.hostname or "", address.port or 0), WAIT_SECONDS)
+    headers = f"PUT {LEASE}/blobs/{'0' * 64} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+    connection.sendall(f"{headers}Content-Length: {length}\r\n\r\n".encode() + body)
+    return connection
+
+
+def read_status(connection: socket.socket) -> int:
+    return int(connection.makefile("rb").readline().split()[1])
+
+
+def put(url: str, size: int, token: str = "known") -> httpx.Response:  # noqa: S107
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.put(f"{url}{LEASE}/blobs/{'0' * 64}", content=bytes(size), headers=headers, timeout=WAIT_SECONDS)
+
+
+def test_upload_with_unknown_token_is_refused_before_its_body(
+    start_proxy: Callable[..., str], upstream: Upstream, tmp_path: Path
+) -> None:
+    url = start_proxy("10.0.0.0/8")
+    with start_upload(url, "invented", PIECE_BYTES, b"x" * 200_000) as connection:
+        assert read_status(connection) == 401
+    assert upstream.uploads == []
+    assert not any((tmp_path / "uploads").iterdir())
+    assert put(url, 10, "invented").json() == {"detail": "The site does not accept this token for files of this lease."}
+
+
+@pytest.mark.parametrize(("size", "status"), [(PIECE_BYTES, 200), (PIECE_BYTES + 1, 413)])
+def test_largest_upload_is_the_largest_piece_of_a_node(
+    start_proxy: Callable[..., str], upstream: Upstream, size: int, status: int
+) -> None:
+    assert put(start_proxy("10.0.0.0/8"), size).status_code == status
+    assert upstream.uploads == ([(f"{LEASE}/blobs/{'0' * 64}", size)] if status == 200 else [])
+
+
+def test_uploads_of_one_address_are_limited(start_proxy: Callable[..., str]) -> None:
+    url = start_proxy("10.0.0.0/8")
+    with ExitStack() as stack:
+        for _ in range(32):
+            stack.enter_context(start_upload(url, "known", PIECE_BYTES))
+        wait_until(lambda: put(url, 10).status_code == 503)
+    wait_until(lambda: put(url, 10).status_code == 200)
+
+
+def test_volumes_of_the_proxy_hold_all_that_it_stores(services: dict[str, Any]) -> None:
+    mounts = [mount.partition(":") for mount in services["proxy"]["tmpfs"]]
+    sizes = {folder: re.search(r"size=(\d+)m", options) for folder, _, options in mounts}
+    assert all(sizes[folder] for folder in ("/tmp", "/tmp/uploads", "/var/cache/nginx"))
+    config = TEMPLATE.read_text()
+    most = int(re.search(r"limit_conn all_uploads (\d+);", config)[1]) * PIECE_BYTES  # type: ignore[index]
+    assert most < int(sizes["/tmp/uploads"][1]) * 2**20  # type: ignore[index]

@@ -113,6 +113,14 @@ class GitHub:
                 self.repositories[full_name] = Repository(payloads.repository(full_name, **fields))
             return self.repositories[full_name]
 
+    def rename_repository(self, old: str, new: str) -> None:
+        """Rename or transfer a repository, which keeps its id."""
+        with self.lock:
+            repository = self.repositories[new] = self.repositories.pop(old)
+            repository.payload = payloads.repository(new, number=repository.payload["id"])
+            for pull in repository.pulls.values():
+                pull["base"] = {**pull["base"], "repo": repository.payload}
+
     def open_pull_request(
         self, full_name: str, number: int, sha: str, *, announce: bool = True, **fields: Any
     ) -> dict[str, Any]:

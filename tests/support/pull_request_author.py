@@ -28,6 +28,7 @@ class PullRequestAuthor:
     fork: Repository
     sha: str
     payload: dict[str, Any] = field(default_factory=dict)
+    repository_name: str = REPOSITORY_NAME
 
     @classmethod
     def create_fork(cls, github: GitHub, main_repository: Repository, folder: Path) -> PullRequestAuthor:
@@ -42,7 +43,7 @@ class PullRequestAuthor:
         head = payloads.repository("ada/daily", number=2, fork=True, clone_url=f"file://{self.fork.path}")
         author = payloads.user("ada", compute_user_id("ada"))
         fields = {"body": BODY, "head": head, "author": author, **fields}
-        self.payload = self.github.open_pull_request(REPOSITORY_NAME, NUMBER, self.sha, **fields)
+        self.payload = self.github.open_pull_request(self.repository_name, NUMBER, self.sha, **fields)
         self.process_last_delivery(process_now)
 
     def commit_files(self, files: dict[str, str], since: str = "") -> None:
@@ -55,12 +56,16 @@ class PullRequestAuthor:
         self.commit_files(files, since)
         self.change("synchronize", head_sha=self.sha)
 
+    def rename_repository(self, name: str) -> None:
+        self.github.rename_repository(self.repository_name, name)
+        self.repository_name = name
+
     def change(self, action: str, **fields: Any) -> None:
-        self.payload = self.github.change_pull_request(action, REPOSITORY_NAME, NUMBER, **fields)
+        self.payload = self.github.change_pull_request(action, self.repository_name, NUMBER, **fields)
         self.process_last_delivery()
 
     def post_comment(self, login: str, body: str) -> dict[str, Any]:
-        comment = self.github.post_comment(REPOSITORY_NAME, NUMBER, login, body)
+        comment = self.github.post_comment(self.repository_name, NUMBER, login, body)
         self.process_last_delivery()
         return comment
 
@@ -107,7 +112,7 @@ class PullRequestAuthor:
     @property
     def comments(self) -> list[str]:
         """The bodies of the comments of the site."""
-        rows = self.github.get_or_create_repository(REPOSITORY_NAME).list_comments_on(NUMBER)
+        rows = self.github.get_or_create_repository(self.repository_name).list_comments_on(NUMBER)
         return [row["body"] for row in rows if row["user"]["login"].endswith("[bot]")]
 
     @property
@@ -127,7 +132,7 @@ class PullRequestAuthor:
     def find_check(self, sha: str) -> tuple[str, str | None, str]:
         (check,) = [
             row
-            for row in self.github.get_or_create_repository(REPOSITORY_NAME).checks.values()
+            for row in self.github.get_or_create_repository(self.repository_name).checks.values()
             if row["head_sha"] == sha
         ]
         return check["status"], check.get("conclusion"), check["output"]["title"]

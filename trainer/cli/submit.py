@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 from trainer.cli.parser import Parser
 from trainer.cli.site_api import SiteApi, add_site_flags
 from trainer.errors import ExitCode, UserError
+from trainer.protocol.text import decode_text
 
 COMMAND = "dailytrain submit"
 GITHUB_REMOTE = re.compile(
@@ -67,7 +68,7 @@ def read_config(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(decode_text(file.read_bytes()))
     except (OSError, ValueError) as error:
         raise UserError(f"--config {file} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):

@@ -20,6 +20,7 @@ from trainer.checkpoint.base_weights import find_base_checkpoint
 from trainer.config.presets import get_preset_values
 from trainer.config.recipe_overrides import flatten_table
 from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.protocol.text import decode_text
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -129,7 +130,7 @@ def split_config_flag(flags: Sequence[str]) -> tuple[Path | None, list[str]]:
 def read_config_file(file: Path) -> dict[str, Any]:
     kind = "JSON" if file.suffix == ".json" else "TOML"
     try:
-        text = file.read_text(encoding="utf-8")
+        text = decode_text(file.read_bytes())
         content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error

@@ -30,7 +30,7 @@ from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 
 FORMAT = 1
 FORMAT_WITH_PROMPTS = 2  # format of a dataset in which some documents begin with a prompt
-PREPARATION_VERSION = 1
+PREPARATION_VERSION = 2
 """Part of the cache's key. Increase it when the same request would give other bytes (`SAMPLE_BYTES`, `SHARD_TEXT`,
 splits), or when the files of a temporary folder change."""
 MANIFEST = "manifest.json"
@@ -116,7 +116,9 @@ def _write_dataset(
         "splits": {split: _describe_split(split, tasks, rows) for split in SPLITS},
     }
     manifest["hash"] = compute_content_hash(manifest)
-    write_file(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_file(
+        folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    )
 
 
 def _describe_split(split: str, tasks: list[ShardTask], rows: dict[str, Row]) -> dict[str, Any]:
@@ -170,8 +172,9 @@ def _assign_splits(documents: Spool, pieces: Path) -> tuple[Path, np.ndarray]:
     """Return the path of a spool and the split of each document. Cut them into `pieces` where they are too long."""
     total = int(documents.lengths.sum())
     if total < splits.SMALLEST_CORPUS:
+        copies = f", without {documents.duplicates:,} copies of documents" if documents.duplicates else ""
         raise UnsuitableCorpusError(
-            f"A dataset needs at least {splits.SMALLEST_CORPUS} bytes of text; this corpus has {total}"
+            f"A dataset needs at least {splits.SMALLEST_CORPUS} bytes of text; this corpus has {total}{copies}"
         )
     assignment = splits.assign_splits(documents.keys, documents.lengths)
     if assignment is not None:

@@ -41,6 +41,7 @@ class SpoolWriter:
         index = path.with_suffix(".index")
         records = np.fromfile(index, RECORD, documents) if documents else np.empty(0, RECORD)
         self.size = int(records["length"].sum())
+        self.duplicates: int = state.get("duplicates", 0)  # documents that were not added
         self._seen: set[int] = set(records["key"].tolist())
         self._pending: list[tuple[int, int, int, int, int]] = []
         self._documents = documents
@@ -62,6 +63,7 @@ class SpoolWriter:
             self.has_split_character = len(text) < max_bytes
         key = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
         if not text or key in self._seen:
+            self.duplicates += bool(text)
             return 0
         self._seen.add(key)
         name = document.id.encode()
@@ -81,7 +83,7 @@ class SpoolWriter:
             stream.flush()
             os.fsync(stream.fileno())
         state = {"documents": self._documents, "end": self._end, "position": position, "complete": complete}
-        write_file(self._state_path, json.dumps(state).encode())
+        write_file(self._state_path, json.dumps({**state, "duplicates": self.duplicates}).encode())
 
 
 def _open_at(path: Path, size: int) -> Any:
@@ -100,6 +102,7 @@ class Spool:
         self.path = path
         self._records = np.memmap(index, RECORD, "r") if index.stat().st_size else np.empty(0, RECORD)
         self._stream = path.open("rb")
+        self.duplicates: int = json.loads(path.with_suffix(".json").read_bytes()).get("duplicates", 0)
 
     def __enter__(self) -> Spool:
         return self

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -25,15 +26,20 @@ from trainer.data.errors import TokenizerError, describe_exception
 from trainer.data.fast_encoder import build_fast_encoder
 from trainer.data.shards import write_file
 from trainer.data.tokenizer_names import check_vocabulary_size
+from trainer.protocol.text import decode_text
 
 WORLD_PREFIX = b'{"model": {"type": "World"}'  # the first bytes of a saved `trainer.data.world.WorldTokenizer`
 END_OF_TEXT = "<|endoftext|>"
 # Names in other model families, in order of preference.
-END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>")
+END_OF_TEXT_NAMES = (
+    *(END_OF_TEXT, "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>"),
+    *("<|im_end|>", "<|eot_id|>", "<|return|>", "<|end|>"),  # of chats
+)
 NOT_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 # Longer texts are encoded in pieces of about this size, so that all cores share a book and memory stays bounded.
 PIECE_CHARACTERS = 1 << 16
 GROUP_CHARACTERS = 1 << 21  # characters passed to the library at once
+LONGEST_WORD = 256  # characters that a word of a training text may have
 
 
 class Tokenizer:
@@ -44,7 +50,7 @@ class Tokenizer:
 
     def __init__(self, content: bytes, name: str = "The tokenizer") -> None:
         try:
-            self._backend = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+            self._backend = tokenizers.Tokenizer.from_str(decode_text(content))
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(f"{name} is not a tokenizer: {describe_exception(error)}") from error
         self._backend.encode_special_tokens = True
@@ -129,8 +135,26 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int, progress: bool = False
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=progress,
     )
-    backend.train_from_iterator((piece for text in texts for piece in _split_text(text)), trainer)
+    pieces = (part for text in texts for piece in _split_text(text) for part in _split_long_words(piece))
+    run_interruptibly(lambda: backend.train_from_iterator(pieces, trainer))
     return Tokenizer(backend.to_str().encode())
+
+
+def run_interruptibly(work: Callable[[], None]) -> None:
+    """Run work of a library that does not return to Python, so that signals are handled meanwhile."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # it ends with the process
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def build_byte_level(model: models.Model) -> tokenizers.Tokenizer:
@@ -138,6 +162,19 @@ def build_byte_level(model: models.Model) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _split_long_words(text: str) -> Iterator[str]:
+    """Yield the text, cut inside runs of more than `LONGEST_WORD` characters without a space, or of spaces.
+
+    Training takes time in proportion to the length of the words times their number of pairs: 3 MB of base64 would take
+    40 minutes.
+    """
+    start = 0
+    for run in _LONG_RUN.finditer(text):
+        yield text[start : run.end()]
+        start = run.end()
+    yield text[start:]
 
 
 def _split_text(text: str) -> list[str]:
@@ -157,6 +194,7 @@ def _split_text(text: str) -> list[str]:
     return pieces
 
 
+_LONG_RUN = re.compile(rf"\S{{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}")
 _LETTER_SPACE = re.compile(r"[a-z] (?=[a-z])")
 
 

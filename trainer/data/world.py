@@ -18,6 +18,7 @@ import numpy as np
 
 from trainer.data.errors import TokenizerError
 from trainer.data.tokenizer import WORLD_PREFIX, Tokenizer
+from trainer.protocol.text import TextError, decode_text
 
 VOCABULARY_MULTIPLE = 64
 """The vocabulary size is a multiple of this: 65536 for the published 65529 tokens and the end of text."""
@@ -93,11 +94,11 @@ def build_trie(tokens: dict[int, bytes]) -> TrieNode:
 def load_vocabulary(file: Path) -> WorldTokenizer:
     """Load a vocabulary in the published format."""
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = decode_text(file.read_bytes()).split("\n")
     except OSError as error:
         raise TokenizerError(f"{file} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{file} is not a World vocabulary: it is not UTF-8 text") from error
+    except TextError as error:
+        raise TokenizerError(f"{file} is not a World vocabulary: {error}") from error
     tokens: dict[int, bytes] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():

@@ -28,7 +28,7 @@ def unpack_archive(archive: Path, target: Path, folder: str, max_bytes: int) -> 
             for member in members:
                 if member.isfile():
                     write_member(tar, member, target)
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: of numbers in PAX headers
         raise ArchiveError(f"The archive cannot be opened: {sanitize_line(str(error))}.") from error
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import UserError
+from trainer.protocol.text import TextError, decode_text
 from trainer.rephrase.prompts import STYLES
 
 
@@ -25,12 +26,11 @@ def read_pairs(path: str) -> list[RephrasedPair]:
     if path == "-":
         return _parse_pairs("standard input", sys.stdin)
     try:
-        with Path(path).open(encoding="utf-8") as file:
-            return _parse_pairs(path, file)
+        return _parse_pairs(path, decode_text(Path(path).read_bytes()).split("\n"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text.") from error
+    except TextError as error:
+        raise UserError(f"{path} is not text: {error}.") from error
 
 
 def _parse_pairs(name: str, lines: Iterable[str]) -> list[RephrasedPair]:

@@ -35,6 +35,7 @@ from trainer.accounting.budget import Budget, BudgetError
 from trainer.config.recipe_overrides import flatten_table
 from trainer.errors import UserError
 from trainer.models import check_architecture_name
+from trainer.protocol.text import decode_text
 from trainer.trials.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry
 
 DRAW = "draw "
@@ -160,7 +161,7 @@ def load_space(path: Path) -> SweepSpace:
 
 def read_table(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(decode_text(path.read_bytes()))
     except OSError as error:
         raise SweepError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

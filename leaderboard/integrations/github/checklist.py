@@ -50,8 +50,11 @@ def get_webhook_url() -> str:
 
 
 def check_settings() -> Iterator[CheckItem]:
-    repository = client.get_main_repository()
-    yield CheckItem(bool(repository), f"The repository: {repository or 'none'}", "Set GITHUB_REPOSITORY to owner/name.")
+    repository, configured = client.get_main_repository(), client.get_configured_repository()
+    is_current = bool(repository) and repository.lower() == configured.lower()
+    hint = f"It is now {repository}: set GITHUB_REPOSITORY and MAIN_REPOSITORY." if repository else ""
+    hint = hint or "Set GITHUB_REPOSITORY to owner/name."
+    yield CheckItem(is_current, f"The repository: {configured or 'none'}", hint)
     reachable = settings.SITE_URL.startswith("https://") and not is_local_site()
     hint = "Set SITE_URL to the https address that GitHub can reach."
     yield CheckItem(reachable, f"The site's address: {settings.SITE_URL}", hint)

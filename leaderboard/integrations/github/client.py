@@ -21,7 +21,7 @@ from leaderboard.integrations.github.connection import (
     NotFoundError,
     PlainToken,
 )
-from leaderboard.models import Installation
+from leaderboard.models import GitHubRepository, Installation
 
 Permission = Literal["admin", "maintain", "write", "triage", "read", "none"]
 LEVELS: tuple[Permission, ...] = ("admin", "maintain", "write", "triage", "read", "none")
@@ -192,7 +192,18 @@ def fetch_installation(repository: str) -> Installation:
 
 
 def get_main_repository() -> str:
-    """Return `owner/name` of the repository whose pull requests become entries; empty if it is not on GitHub."""
+    """Return the current `owner/name` of the repository whose pull requests become entries; empty if not on GitHub."""
+    configured = get_configured_repository()
+    known = find_known_repository(configured)
+    return known.name if known else configured
+
+
+def find_known_repository(configured: str) -> GitHubRepository | None:
+    return GitHubRepository.objects.filter(configured=configured.lower()).first() if configured else None
+
+
+def get_configured_repository() -> str:
+    """Return `owner/name` from the settings, which may be an earlier name of the repository."""
     if settings.GITHUB_REPOSITORY:
         return settings.GITHUB_REPOSITORY
     address = settings.MAIN_REPOSITORY.replace("git@github.com:", "https://github.com/")

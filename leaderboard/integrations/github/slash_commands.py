@@ -118,7 +118,7 @@ def enqueue_commands(
 ) -> str | None:
     """Enqueue the commands of a comment, or return why there are none."""
     repository = as_text(get_nested(payload, "repository", "full_name"))
-    if reason := sync.explain_foreign(repository):
+    if reason := sync.explain_foreign(repository, as_number(get_nested(payload, "repository", "id"))):
         return reason
     if not command_parser.parse_comment(body):
         return "It has no command."

@@ -19,7 +19,7 @@ from leaderboard.integrations.github import client, front_matter
 from leaderboard.integrations.github.comments import enqueue_comment
 from leaderboard.integrations.github.deliveries import as_number, as_text, get_nested
 from leaderboard.integrations.github.front_matter import FrontMatter
-from leaderboard.models import Entry, Installation, OutboxMessage, PullRequest, Track
+from leaderboard.models import Entry, GitHubRepository, Installation, OutboxMessage, PullRequest, Track
 from leaderboard.outbox import PermanentError, RetryLater
 from leaderboard.submissions import intake, notebook_series, smoke_tests
 from leaderboard.submissions.intake import IntakeError
@@ -79,7 +79,7 @@ def parse_time(value: Any) -> datetime | None:
 def handle_pull_request(payload: dict[str, Any], installation: int | None) -> str | None:
     """Handle `pull_request`. https://docs.github.com/en/webhooks/webhook-events-and-payloads#pull_request"""
     repository = as_text(get_nested(payload, "repository", "full_name"))
-    if reason := explain_foreign(repository):
+    if reason := explain_foreign(repository, as_number(get_nested(payload, "repository", "id"))):
         return reason
     shown = parse_pull_request(payload.get("pull_request"))
     if shown is None:
@@ -91,15 +91,38 @@ def handle_pull_request(payload: dict[str, Any], installation: int | None) -> st
     return None if is_updated else "Something newer came before it."
 
 
-def explain_foreign(repository: str) -> str:
+def explain_foreign(repository: str, number: int | None) -> str:
     """Return why pull requests of a repository are ignored; empty for the main repository.
 
-    Writers of the repository may approve entries here, so it cannot be any repository with the App.
+    Writers of the repository may approve entries here, so it cannot be any repository with the App. `number`: GitHub's
+    id. The first delivery of the configured name stores it; from then on it decides, since a name can be changed, and
+    then be taken by others.
     """
-    ours = client.get_main_repository()
-    if not ours:
+    configured = client.get_configured_repository()
+    if not configured:
         return "The site's repository is not on GitHub: set GITHUB_REPOSITORY."
-    return "" if repository.casefold() == ours.casefold() else f"Entries come from pull requests of {ours} only."
+    known = client.find_known_repository(configured)
+    foreign = f"Entries come from pull requests of {known or configured} only."
+    if known is None or number is None:
+        if repository.lower() != (known.name if known else configured).lower():
+            return foreign
+        if number is not None:
+            defaults = {"number": number, "name": repository}
+            GitHubRepository.objects.get_or_create(configured=configured.lower(), defaults=defaults)
+        return ""
+    if number != known.number:
+        is_namesake = repository.lower() in (known.name.lower(), known.configured)
+        hint = f"{repository} is another repository on GitHub now: its id was {known.number} and is {number}."
+        return f"{hint} If that is right, delete its row in the admin." if is_namesake else foreign
+    if repository != known.name:
+        rename_repository(known, repository)
+    return ""
+
+
+@transaction.atomic
+def rename_repository(known: GitHubRepository, name: str) -> None:
+    PullRequest.objects.filter(repository=known.name).update(repository=name)
+    GitHubRepository.objects.filter(pk=known.pk).update(name=name)
 
 
 def get_pull_request(repository: str, number: int, installation: int | None) -> PullRequest:

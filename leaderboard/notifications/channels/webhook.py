@@ -19,7 +19,7 @@ from django.utils import timezone
 from leaderboard.models import Subscription
 from leaderboard.notifications.channels.base import Channel
 from leaderboard.notifications.message import DeliveryError, Message
-from leaderboard.public_hosts import HostError, resolve_host, resolve_public_host
+from leaderboard.public_hosts import HostError, build_pinned_request, resolve_host, resolve_public_host
 
 VERSION = 1
 TIMEOUT_SECONDS = 10.0
@@ -99,18 +99,12 @@ def post_payload(address: str, body: bytes, headers: dict[str, str]) -> int:
     parts = urlsplit(address)
     assert parts.hostname, "checked by clean_address"
     ip = resolve_address(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
-    host = f"[{ip}]" if ":" in ip else ip
-    target = urlunsplit(parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host))
+    request = build_pinned_request(address, ip)
+    request["headers"] |= headers
     try:
         with (
             httpx.Client(trust_env=False, follow_redirects=False, timeout=TIMEOUT_SECONDS) as http,
-            http.stream(
-                "POST",
-                target,
-                content=body,
-                headers={**headers, "Host": parts.netloc},
-                extensions={"sni_hostname": parts.hostname},
-            ) as response,
+            http.stream("POST", content=body, **request) as response,
         ):
             return response.status_code
     except httpx.HTTPError as error:

@@ -5,14 +5,20 @@ import os
 import socket
 import tarfile
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leaderboard.submissions import repositories
-from leaderboard.submissions.repositories import RepositoryError
+from leaderboard.submissions import intake, repositories
+from leaderboard.submissions.repositories import RepositoryError, UnreachableError
 from tests.leaderboard.conftest import FILES, Repository
+from tests.support import certificates
+from tests.support.git_objects import commit_tree, write_object
 from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("site")]
@@ -77,7 +83,7 @@ def test_submodule_is_refused(main_repository: Repository) -> None:
 
 
 def test_binary_model_file_is_refused(main_repository: Repository) -> None:
-    for contents in (b"\x7fELF\x00\x01", b"\xff\xfe not utf-8"):
+    for contents in (b"\x7fELF\x00\x01", b"\xff\xfe not utf-8", "# é".encode("latin-1")):
         sha = main_repository.commit("A binary", {"trainer/models/kernel.so": contents})
         with pytest.raises(RepositoryError, match=r"kernel\.so is not a text file"):
             fetch_mirror(main_repository).read_model_files(sha)
@@ -256,3 +262,215 @@ def test_malformed_address_is_refused_with_message(address: str) -> None:
     for check in (repositories.normalize_address, repositories.check_public):
         with pytest.raises(RepositoryError, match=r"is (no|not the) address of a repository"):
             check(address)
+
+
+# --- repositories that are large or odd -------------------------------------------------------------------------------
+
+
+def commit_tree_bomb(repository: Repository) -> str:
+    """Commit ten levels of ten equal trees under `trainer/models/`: a few hundred bytes, ten billion files."""
+    entry, mode = bytes.fromhex(write_object(repository, "blob", b"x = 1\n")), "100644"
+    for _ in range(10):
+        content = b"".join(f"{mode} {number}".encode() + b"\0" + entry for number in range(10))
+        entry, mode = bytes.fromhex(write_object(repository, "tree", content)), "40000"
+    for name in (b"models", b"trainer"):
+        entry = bytes.fromhex(write_object(repository, "tree", b"40000 " + name + b"\0" + entry))
+    return commit_tree(repository, entry.hex())
+
+
+def test_tree_of_ten_billion_files_is_refused_within_limits(
+    main_repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, sha = main_repository.git("rev-parse", "HEAD"), commit_tree_bomb(main_repository)
+    mirror = fetch_mirror(main_repository)
+    monkeypatch.setattr(repositories, "READ_MEMORY", 2**16)
+    for read in (
+        lambda: mirror.list_model_files(sha),
+        lambda: mirror.list_changed_files(sha, None),
+        lambda: mirror.list_changed_files(sha, base),
+        lambda: mirror.read_diff(sha, base),
+    ):
+        with pytest.raises(RepositoryError, match=r"too many files|too much memory") as caught:
+            read()
+        assert not isinstance(caught.value, UnreachableError)
+
+
+def test_git_is_limited_in_memory_and_file_size(
+    main_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = fetch_mirror(main_repository)
+    fake_git = tmp_path / "bin" / "git"
+    fake_git.parent.mkdir()
+    fake_git.write_text("#!/bin/sh\nulimit -f; ulimit -d\n")
+    fake_git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake_git.parent}:{os.environ['PATH']}")
+    assert mirror.run_git("show").split() == [b"4194304", b"524288"]
+    assert mirror.run_git("fetch", "--", mirror.url).split() == [b"4194304", b"1048576"]
+
+
+@pytest.mark.parametrize("zone", ["+051800", "-7", "UTC", "+99999"])
+def test_commit_with_invalid_time_zone_in_history_is_accepted(main_repository: Repository, zone: str) -> None:
+    tree, parent = main_repository.git("rev-parse", "HEAD^{tree}"), main_repository.git("rev-parse", "HEAD")
+    who = f"Ada <ada@example.org> 1500000000 {zone}"
+    content = f"tree {tree}\nparent {parent}\nauthor {who}\ncommitter {who}\n\nOld\n"
+    odd = write_object(main_repository, "commit", content.encode())
+    main_repository.git("reset", "--quiet", "--hard", odd)
+    sha = main_repository.commit("Newer", {"trainer/models/idea.py": "x = 1\n"})
+    mirror = fetch_mirror(main_repository)
+    assert mirror.read_author_and_subject(odd) == ("Ada", "Old")
+    assert mirror.find_merge_base(sha) == sha
+    assert mirror.list_changed_files(sha, odd) == ["trainer/models/idea.py"]
+
+
+def test_tree_with_padded_modes_is_accepted(main_repository: Repository) -> None:
+    models = bytes.fromhex(main_repository.git("rev-parse", "HEAD:trainer/models"))
+    trainer = write_object(main_repository, "tree", b"040000 models\0" + models)
+    sha = commit_tree(
+        main_repository, write_object(main_repository, "tree", b"040000 trainer\0" + bytes.fromhex(trainer))
+    )
+    assert len(fetch_mirror(main_repository).list_model_files(sha)) == 3
+
+
+def fetch_commit(mirror: repositories.Mirror, sha: str) -> None:
+    mirror.fetch()
+    mirror.resolve_revision(sha)
+
+
+@pytest.mark.parametrize("is_on_branch", [True, False])
+def test_tree_with_two_files_of_one_name_is_refused_for_good(main_repository: Repository, is_on_branch: bool) -> None:
+    mirror = fetch_mirror(main_repository)
+    first = main_repository.git("rev-parse", "HEAD")
+    blob = bytes.fromhex(main_repository.git("rev-parse", "HEAD:README.md"))
+    sha = commit_tree(main_repository, write_object(main_repository, "tree", 2 * (b"100644 README.md\0" + blob)))
+    if not is_on_branch:
+        main_repository.git("update-ref", "refs/heads/main", first)
+    with pytest.raises(RepositoryError, match="duplicateEntries") as caught:
+        fetch_commit(mirror, sha)
+    assert not isinstance(caught.value, UnreachableError)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "is_permanent"),
+    [
+        ("fatal: repository 'https://github.com/a/b.git/' not found", True),
+        ("fatal: could not read Username for 'https://github.com': terminal prompts disabled", True),
+        ("fatal: unable to access 'https://a.org/b/': The requested URL returned error: 403", True),
+        ("error: index-pack died of signal 25\nfatal: fetch-pack: invalid index-pack output", True),
+        ("fatal: Out of memory, malloc failed (tried to allocate 5000000000 bytes)", True),
+        ("fatal: unable to access 'https://a.org/b/': The requested URL returned error: 429", False),
+        ("fatal: unable to access 'https://a.org/b/': The requested URL returned error: 503", False),
+        ("fatal: unable to access 'https://a.org/b/': Could not resolve host: a.org", False),
+        ("fatal: the remote end hung up unexpectedly\nfatal: early EOF", False),
+        ("error: Server does not allow request for unadvertised object 1234", False),
+    ],
+)
+def test_reason_of_git_is_temporary_only_where_a_retry_can_help(stderr: str, is_permanent: bool) -> None:
+    assert repositories.GitError(stderr).is_permanent is is_permanent
+
+
+def test_mirrors_are_deleted_when_unused_or_too_large_together(
+    main_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["main", "old", "large", "new"]
+    sources = [main_repository, *(main_repository.fork(tmp_path / name) for name in names[1:])]
+    mirrors = {name: fetch_mirror(source) for name, source in zip(names, sources, strict=True)}
+    for name, days in {"main": 1000, "old": 181, "large": 2, "new": 1}.items():
+        at = time.time() - days * 86400
+        os.utime(mirrors[name].folder.with_suffix(".lock"), (at, at))
+    assert repositories.delete_old_mirrors() == 1
+    assert [name for name in names if mirrors[name].folder.exists()] == ["main", "large", "new"]
+    monkeypatch.setattr(repositories, "MIRRORS_BYTES", 50_000)
+    (mirrors["large"].folder / "objects" / "more").write_bytes(bytes(50_000))
+    assert repositories.delete_old_mirrors() == 1
+    assert [name for name in names if mirrors[name].folder.exists()] == ["main", "new"]
+    assert fetch_mirror(sources[2]).find_commit("refs/heads/main")
+
+
+# --- renamed repositories ---------------------------------------------------------------------------------------------
+
+
+HOST = "repositories.invalid"
+
+
+@contextmanager
+def serve_repository(repository: Repository, folder: Path, locations: dict[str, str]) -> Iterator[str]:
+    """Serve a repository as `/new.git` over https; paths that begin with a key of `locations` are redirected."""
+    repository.git("clone", "--quiet", "--bare", ".", str(folder / "served" / "new.git"))
+    repository.git("--git-dir", str(folder / "served" / "new.git"), "update-server-info")
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            for old, new in locations.items():
+                if self.path.startswith(old):
+                    self.send_response(301)
+                    self.send_header("Location", self.path.replace(old, new, 1))
+                    self.send_header("Content-Length", "0")
+                    return self.end_headers()
+            return super().do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *arguments: Handler(*arguments, directory=str(folder / "served"))
+    )
+    server.socket = certificates.build_context(folder, HOST).wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"https://{HOST}:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def trusted_host(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the served host is known and its certificate trusted, to git and to the site."""
+    monkeypatch.setattr(repositories, "resolve_public_host", lambda host, port: "127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
+    site.REPOSITORIES.mkdir()
+    (site.REPOSITORIES / "gitconfig").write_text(f"[http]\n\tsslCAInfo = {tmp_path / 'certificate.pem'}\n")
+
+
+@pytest.mark.usefixtures("trusted_host")
+def test_renamed_repository_is_fetched_from_its_new_address(main_repository: Repository, tmp_path: Path) -> None:
+    sha = main_repository.git("rev-parse", "HEAD")
+    with serve_repository(main_repository, tmp_path, {"/old.git": "/new.git"}) as host:
+        mirror = repositories.open_mirror(f"{host}/old.git")
+        mirror.fetch()
+    assert mirror.resolve_revision("main") == sha
+    assert mirror.address == f"{host}/old.git"
+
+
+@pytest.mark.usefixtures("trusted_host")
+def test_redirect_to_another_host_is_not_followed(main_repository: Repository, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as internal:
+        internal.settimeout(0.1)
+        target = f"https://127.0.0.1:{internal.getsockname()[1]}/new.git"
+        with (
+            serve_repository(main_repository, tmp_path, {"/old.git": target}) as host,
+            pytest.raises(RepositoryError, match="301"),
+        ):
+            repositories.open_mirror(f"{host}/old.git").fetch()
+        with pytest.raises(TimeoutError):
+            internal.accept()
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_byte_order_mark_in_dictionary_is_accepted(main_repository: Repository) -> None:
+    dictionary = b"\xef\xbb\xbf" + FILES["trainer/models/__init__.py"].encode()
+    sha = main_repository.commit("Notepad", {"trainer/models/__init__.py": dictionary})
+    assert intake.fetch_commit(str(main_repository.path), sha).architectures == {
+        "gpt": "trainer.models.gpt",
+        "smear": "trainer.models.smear",
+    }
+
+
+@pytest.mark.parametrize("encoding", ["utf-7", "latin-1", "nonsense"])
+def test_source_that_declares_another_encoding_is_refused(main_repository: Repository, encoding: str) -> None:
+    source = f"# coding: {encoding}\n# +AAo-import os\n"  # a line of code in UTF-7, a comment for everyone else
+    sha = main_repository.commit("Hidden", {"trainer/models/gpt.py": source})
+    with pytest.raises(RepositoryError, match=r"gpt\.py declares an? "):
+        fetch_mirror(main_repository).read_model_files(sha)

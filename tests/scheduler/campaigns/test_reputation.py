@@ -298,6 +298,12 @@ def test_anonymous_machine_gets_packets_only(campaign: Campaign, client: Any) ->
     assert agent.claim_job().spec.order.kind == "rephrase"
 
 
+@pytest.mark.parametrize(("name", "shown"), [("", "volunteer"), (HARDWARE.hostname, "volunteer"), ("Ada's", "Ada's")])
+def test_anonymous_machine_is_not_named_after_its_host(campaign: Campaign, client: Any, name: str, shown: str) -> None:
+    reply = protocol.RegisterReply.model_validate_json(register_volunteer(client, name).content)
+    assert Node.objects.get(pk=reply.node).name == shown
+
+
 @pytest.mark.usefixtures("rate_limit_clock")
 def test_registration_over_address_limit_is_refused(db: None, client: Any) -> None:
     responses = [register_volunteer(client, f"laptop-{number}").status_code for number in range(21)]

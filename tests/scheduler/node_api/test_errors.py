@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 from pytest_django import Settings
 
@@ -13,8 +14,10 @@ from scheduler import lease_sweeper, node_tokens, pool, rate_limits
 from scheduler.models import Job, Lease, Node
 from tests.support.pool import (
     HARDWARE,
+    ROOT,
     Agent,
     ClaimedJob,
+    build_bearer_header,
     build_file_reference,
     create_job,
     create_node,
@@ -116,6 +119,14 @@ def test_metrics_sequence_that_no_database_stores_is_refused(claimed_job: Claime
     response = claimed_job.send_metrics(sequence)
     assert response.status_code == 422
     assert "sequence" in read_error_detail(response)
+
+
+def test_only_the_token_of_the_lease_authorizes_uploads(claimed_job: ClaimedJob) -> None:
+    path = f"{ROOT}/leases/{claimed_job.lease.lease}/authorization"
+    tokens = (claimed_job.lease.token, claimed_job.agent.token, "dtn_lease_" + "x" * 43)
+    statuses = [Client().get(path, headers=build_bearer_header(token)).status_code for token in tokens]
+    assert statuses == [204, 403, 401]
+    assert Client().get(path).status_code == 401
 
 
 def test_poll_with_lease_token_is_forbidden(claimed_job: ClaimedJob) -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from django.conf import settings
 
+from dailytrain import asgi
 from dailytrain.asgi import choose_application, django_application, file_application
 from scheduler import uploads
 from tests.support.pool import Agent, create_job, create_node
@@ -69,6 +70,27 @@ def test_page_is_answered_while_uploads_hold_all_threads_for_files(
             connection.sendall(CONTENT)
         replies = [connection.recv(4096) for connection in slow]
     assert all(reply.startswith(b"HTTP/1.1 200") for reply in replies)
+
+
+@pytest.mark.parametrize("path", ["/github/webhook", "/api/node/v1/volunteer", "/api/v1/runs"])
+def test_page_is_answered_while_slow_clients_send_bodies(site_url: str, path: str) -> None:
+    url = httpx.URL(site_url)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{"
+    )
+    with ExitStack() as stack:
+        for _ in range(settings.WEB_THREADS + 1):
+            connection = socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS)
+            stack.enter_context(connection).sendall(head.encode())
+        assert httpx.get(f"{site_url}/healthz", timeout=WAIT_SECONDS).status_code == 200
+
+
+def test_body_that_does_not_arrive_in_time_is_refused(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "BODY_SECONDS", 0.1)
+    url = httpx.URL(site_url)
+    with socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS) as connection:
+        connection.sendall(b"POST /github/webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
 
 
 def start_upload(site_url: str, lease: protocol.Lease) -> socket.socket:

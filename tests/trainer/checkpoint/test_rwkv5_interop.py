@@ -8,10 +8,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import get_checkpoint_path, load_model, write_checkpoint
@@ -117,7 +119,19 @@ def test_import_takes_fitting_tokenizer(
         (lambda tensors: tensors.update({"head.weight": torch.ones(40, 128)}), "head.weight is (40, 128) instead of"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41, 100)}), "must be a multiple of 64"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41)}), "emb.weight is no matrix"),
-        (lambda tensors: tensors.update({"note": "hello"}), "does not hold one table of tensors"),
+        (lambda tensors: tensors.update({"note": "hello"}), "one table of tensors: 'note' is of the type str"),
+        (lambda tensors: tensors["head.weight"][3].fill_(torch.nan), "head.weight has NaN or infinite numbers"),
+        (lambda tensors: tensors["head.weight"][3, 5].fill_(-torch.inf), "head.weight has NaN or infinite numbers"),
+        (
+            lambda tensors: tensors.update({"emb.weight": torch.full((41, 128), 1e300, dtype=torch.float64)}),
+            "emb.weight has NaN or",
+        ),
+        (lambda tensors: tensors.update({"emb.weight": torch.ones(41, 128).to(torch.int8)}), "emb.weight is int8"),
+        (lambda tensors: tensors.update({"_orig_mod.head.weight": torch.ones(41, 128)}), "differ only in the prefix"),
+        (
+            lambda tensors: [tensors.pop(name) for name in ("head.weight", "ln_out.bias")],
+            "lacks head.weight and 1 more",
+        ),
     ],
 )
 def test_import_misfit_prints_one_line(
@@ -132,6 +146,72 @@ def test_import_misfit_prints_one_line(
     assert sentence in error_text
     assert error_text.count("\n") == 1
     assert not (tmp_path / "back").exists()
+
+
+def split_into_shards(tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    names = sorted(tensors)
+    return [{name: tensors[name] for name in names[number::3]} for number in range(3)]
+
+
+def save_shards(tensors: dict[str, torch.Tensor], folder: Path, *, ending: str) -> None:
+    folder.mkdir()
+    for number, shard in enumerate(split_into_shards(tensors), start=1):
+        path = folder / f"weights-{number:05d}-of-00003.{ending}"
+        save_file(shard, path) if ending == "safetensors" else torch.save(shard, path)
+
+
+def add_prefix(tensors: dict[str, torch.Tensor], *prefixes: str) -> dict[str, torch.Tensor]:
+    for prefix in prefixes:
+        tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda tensors, path: torch.save(add_prefix(tensors, "module."), path),
+        lambda tensors, path: torch.save(add_prefix(tensors, "_orig_mod.", "module."), path),
+        lambda tensors, path: torch.save(add_prefix(tensors, "module.", "_orig_mod."), path),
+        lambda tensors, path: torch.save({"state_dict": add_prefix(tensors, "model."), "epoch": 3}, path),
+        lambda tensors, path: torch.save({"model": tensors, "optimizer": {"state": {}}, "step": 7}, path),
+        lambda tensors, path: torch.save({"model_state_dict": tensors, "loss": 2.5}, path),
+        lambda tensors, path: torch.save(
+            {name.replace("blocks.0.", "blocks.0._checkpoint_wrapped_module."): t for name, t in tensors.items()}, path
+        ),
+        lambda tensors, path: torch.save({**tensors, "blocks.0.rotary.inv_freq": torch.ones(4)}, path),
+        lambda tensors, path: torch.save({name: tensor.double() for name, tensor in tensors.items()}, path),
+        lambda tensors, path: save_file(tensors, path),
+        lambda tensors, path: save_shards(tensors, path, ending="safetensors"),
+        lambda tensors, path: save_shards(tensors, path, ending="bin"),
+    ],
+)
+def test_import_reads_weights_as_people_save_them(
+    save: Callable[[dict[str, torch.Tensor], Path], None], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run")
+    tensors = torch.load(export_run(run, tmp_path / "x.pth"), weights_only=True)
+    save(tensors, tmp_path / "theirs")
+    assert main(["import", "--format", "rwkv", str(tmp_path / "theirs"), "--out", str(tmp_path / "back")]) == 0
+    assert torch.equal(compute_logits(tmp_path / "back"), compute_logits(run))
+
+
+def test_import_restores_tied_weights_of_safetensors(tmp_path: Path) -> None:
+    tensors = torch.load(export_run(write_run(tmp_path / "run"), tmp_path / "x.pth"), weights_only=True)
+    tensors["head.weight"] = tensors["emb.weight"].clone()
+    torch.save(tensors, tmp_path / "both.pth")
+    del tensors["head.weight"]
+    save_file(tensors, tmp_path / "one.safetensors", metadata={"head.weight": "emb.weight", "format": "pt"})
+    for name in ("both.pth", "one.safetensors"):
+        assert main(["import", "--format", "rwkv", str(tmp_path / name), "--out", str(tmp_path / name[:3])]) == 0
+    assert torch.equal(compute_logits(tmp_path / "bot"), compute_logits(tmp_path / "one"))
+
+
+def test_import_of_folder_without_all_shards_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = torch.load(export_run(write_run(tmp_path / "run"), tmp_path / "x.pth"), weights_only=True)
+    save_shards(tensors, tmp_path / "theirs", ending="bin")
+    (tmp_path / "theirs" / "weights-00002-of-00003.bin").unlink()
+    assert main(["import", "--format", "rwkv", str(tmp_path / "theirs"), "--out", str(tmp_path / "back")]) == 2
+    assert "theirs lacks a shard of its weights" in capsys.readouterr().err
 
 
 def test_import_executes_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

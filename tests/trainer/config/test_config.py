@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainer.accounting.budget import Budget
-from trainer.config.parsing import parse_config
+from trainer.config.parsing import parse_config, read_config_file
 from trainer.config.resolve import choose_gpu_batch, choose_gpu_depth, choose_text_limit, is_short, resolve_config
 from trainer.config.train_config import ConfigError, TrainArgs, TrainConfig
 
@@ -63,6 +63,13 @@ def test_invalid_config_raises_one_line_error(flags: list[str], sentence: str) -
     with pytest.raises(ValueError, match=sentence) as refusal:
         parse_config(flags)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(("name", "content"), [("c.toml", "arch = 'gpt'\n"), ("c.json", '{"arch": "gpt"}')])
+def test_config_file_with_byte_order_mark_is_read(tmp_path: Path, name: str, content: str, encoding: str) -> None:
+    (tmp_path / name).write_text(content, encoding=encoding)
+    assert read_config_file(tmp_path / name) == {"arch": "gpt"}
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.toml", "arch ="), ("a.json", "{"), ("a.json", "[1]")])

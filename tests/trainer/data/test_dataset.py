@@ -173,6 +173,12 @@ def test_unsplittable_corpus_raises_one_line(tmp_path: Path, text: str) -> None:
     assert not list(get_cache_folder().iterdir())
 
 
+def test_corpus_of_equal_documents_error_counts_copies(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "word " * 200}) + "\n") * 400)
+    with pytest.raises(DatasetError, match="this corpus has 1000, without 399 copies of documents"):
+        prepare_dataset(f"files:{tmp_path}/a.jsonl", "bpe:300")
+
+
 @pytest.mark.parametrize("alphabet", ["abcdefgh ij\n", "äöüßéèçñ жя\n", "字漢語文書本語\n", "x"])
 def test_single_small_text_is_cut_for_all_splits(tmp_path: Path, alphabet: str) -> None:
     digits = np.random.default_rng(1).integers(0, len(alphabet), 9000)

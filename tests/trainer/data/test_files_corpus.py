@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import lzma
 import os
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from trainer.data.corpora import Document, find_corpus, open_corpus
-from trainer.data.corpora import files as files_corpus
+from trainer.data.corpora import Document, file_formats, find_corpus, open_corpus
 from trainer.data.errors import CorpusError
 
 
@@ -40,6 +42,114 @@ def test_jsonl_line_is_a_document(tmp_path: Path, ending: str, pack: object) -> 
     assert found == {f"x.jsonl{ending}:1": "first\nlines", f"x.jsonl{ending}:3": "third"}
 
 
+def compress_zstd(data: bytes) -> bytes:
+    """Return two frames, as parallel compressors write them."""
+    half = len(data) // 2
+    return b"".join(bytes(pyarrow.compress(part, "zstd", asbytes=True)) for part in (data[:half], data[half:]))
+
+
+def pretty(*records: object) -> bytes:
+    return b"\n".join(json.dumps(record, indent=2).encode() for record in records)
+
+
+def pack_gzip(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)  # the names of tests contain it
+
+
+TWO = ({"text": "one"}, {"text": "two", "id": 7})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("c4-train.00000-of-01024.json.gz", pack_gzip(lines(*TWO))),
+        ("v1_5r2_sample-0.json.gz", pack_gzip(lines({"text": "one", "source": "dolma"}, TWO[1]))),
+        ("wiki_00", lines(*TWO)),
+        ("x.txt", lines(*TWO)),
+        ("x.txt", pack_gzip(lines(*TWO))),
+        ("x.jsonl.zst", compress_zstd(lines(*TWO))),
+        ("x.ndjson.bz2", bz2.compress(lines(*TWO))),
+        ("x.json", json.dumps(TWO).encode()),
+        ("x.json", b"\xef\xbb\xbf\n" + pretty(TWO)),
+        ("x.json", pretty(*TWO)),
+        ("x.json", b'["one", "two"]'),
+        ("x.json.xz", lzma.compress(json.dumps([*TWO, {"text": None}, {"text": ""}]).encode())),
+        (
+            "x.jsonl",
+            json.dumps(TWO[0]).encode("utf-16") + "\n".encode("utf-16-le") + json.dumps(TWO[1]).encode("utf-16-le"),
+        ),
+    ],
+)
+def test_file_is_what_its_content_says(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert list(texts(f"files:{tmp_path}/{name}").values()) == ["one", "two"]
+
+
+def test_parquet_rows_are_documents(tmp_path: Path) -> None:
+    table = pyarrow.table({"id": [1, 2, 3], "text": ["one", None, "two"]})
+    parquet.write_table(table, tmp_path / "train-00000.parquet")
+    assert texts(f"files:{tmp_path}") == {"train-00000.parquet:1": "one", "train-00000.parquet:3": "two"}
+    parquet.write_table(pyarrow.table({"content": ["one"]}), tmp_path / "train-00001.parquet")
+    with pytest.raises(CorpusError, match=r"train-00001\.parquet has no column text: its columns are content"):
+        texts(f"files:{tmp_path}")
+
+
+@pytest.mark.parametrize("size", [7, 64, 1 << 20])
+def test_json_array_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    records = [{"text": f"é{number} " * number, "meta": {"list": [1, "]"]}} for number in range(1, 60)]
+    (tmp_path / "x.json").write_bytes(json.dumps(records, ensure_ascii=False, indent=1).encode())
+    monkeypatch.setattr(file_formats, "HEAD_BYTES", max(size, 1200))
+    found = texts(f"files:{tmp_path}/x.json")
+    assert found == {f"x.json:{number}": record["text"] for number, record in enumerate(records, start=1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("x.json", b'{"data": [1]}', r"is JSON without a \"text\".*its keys are data"),
+        ("package.json", pretty({"name": "x", "version": "1"}), "its keys are name, version"),
+        ("x.json", b"[1, 2, 3]", "is not JSON with documents"),
+        ("x.json", b"", "is not JSON with documents"),
+        ("x.json", b'[{"text": "one"}, {"text": "tw', "item 2, is not JSON, or the file is cut short"),
+        ("x.json", b'[{"text": "one"}, {"text": "two"}', "item 3, is not JSON, or the file is cut short"),
+        ("x.txt", b"PK\x03\x04" + bytes(40), "is a ZIP archive"),
+        ("x.txt", b"%PDF-1.7\n", "is a PDF document"),
+        ("x.tar.gz", pack_gzip(b"name" + bytes(253) + b"ustar" + bytes(250)), "is a tar archive"),
+        ("x.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
+        ("x.bin", b"ab\0cd", "has NUL bytes"),
+        ("x.csv", b"id,text\n1,one\n", "is a table"),
+        ("x.jsonl.gz", b"<html>not found</html>", "is damaged or cut short"),
+        ("x.jsonl.zst", compress_zstd(lines(*TWO) * 99)[:-9], "is damaged or cut short|cannot be read"),
+        ("x.parquet", b"PAR1" + bytes(40), "is damaged or cut short"),
+    ],
+)
+def test_file_without_documents_is_refused_and_named(tmp_path: Path, name: str, content: bytes, found: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match=f"^{name}.*({found})"):
+        texts(f"files:{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize(
+    "text", ["{x} is a set.\n", "[1] A. Author\n", "{}\n", '{"a": 1}\n', "[]", "[section]\nx = 1\n"]
+)
+def test_text_that_begins_like_json_stays_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.md").write_text(text)
+    assert texts(f"files:{tmp_path}") == {"x.md": text}
+
+
+def test_text_with_utf16_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes("Grüße\r\n".encode("utf-16"))
+    assert texts(f"files:{tmp_path}") == {"x.txt": "Grüße\r\n"}
+
+
+def test_name_that_is_not_utf8_becomes_an_escape(tmp_path: Path) -> None:
+    for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
+        (tmp_path / os.fsdecode(name)).write_text("text")
+    found = texts(f"files:{tmp_path}")
+    assert list(found) == ["caf\\udce8.txt", "caf\\udce9.txt"]
+    json.dumps(find_corpus(f"files:{tmp_path}").fingerprint(), ensure_ascii=False).encode()
+
+
 def test_overlapping_globs_read_each_file_once(tmp_path: Path) -> None:
     for name in ("one/a.txt", "two/a.txt", "two/b.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -56,7 +166,7 @@ def test_file_name_may_contain_a_comma(tmp_path: Path) -> None:
 def test_folder_yields_text_files_only(tmp_path: Path) -> None:
     for name in ("deep/er/a.txt", "b.JSONL.gz", "picture.png", ".hidden/c.txt", ".d.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(gzip.compress(lines({"text": "j"})) if name.endswith("gz") else b"t")
+        (tmp_path / name).write_bytes(pack_gzip(lines({"text": "j"})) if name.endswith("gz") else b"t")
     assert texts(f"files:{tmp_path}") == {"b.JSONL.gz:1": "j", "deep/er/a.txt": "t"}
 
 
@@ -117,7 +227,7 @@ def test_unknown_kind_error_lists_kinds() -> None:
 
 @pytest.mark.parametrize("text", ["word line\n" * 40, "aé€😀" * 40, "\n" + "x" * 300, "x" * 64])
 def test_large_file_is_split_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(files_corpus, "LARGEST_DOCUMENT", 64)
+    monkeypatch.setattr(file_formats, "LARGEST_DOCUMENT", 64)
     (tmp_path / "a.txt").write_text(text)
     documents = list(open_corpus(f"files:{tmp_path}/a.txt"))
     assert "".join(document.text for document in documents) == text

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import _thread
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,14 @@ from hypothesis import strategies as st
 from tests.support.paths import DATA, REPOSITORY
 from trainer.data.corpora import open_corpus
 from trainer.data.errors import TokenizerError
-from trainer.data.tokenizer import PIECE_CHARACTERS, Tokenizer, train_bpe
+from trainer.data.tokenizer import (
+    LONGEST_WORD,
+    PIECE_CHARACTERS,
+    Tokenizer,
+    _split_long_words,
+    run_interruptibly,
+    train_bpe,
+)
 from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 
 pytestmark = pytest.mark.processes
@@ -67,6 +77,34 @@ def test_long_text_has_same_tokens_as_unsplit(tokenizer: Tokenizer) -> None:
 def test_long_text_without_spaces_is_encoded(bpe_tokenizer: Tokenizer) -> None:
     text = "ab" * PIECE_CHARACTERS
     assert bpe_tokenizer.decode(bpe_tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "short words only", "x" * 5000 + " y" + "z" * 257, " " * 5000 + "x", "é" * 256])
+def test_long_words_are_cut_for_training_without_loss(text: str) -> None:
+    parts = list(_split_long_words(text))
+    assert "".join(parts) == text
+    assert not any(re.search(rf"\S{{{LONGEST_WORD + 1}}}|\s{{{LONGEST_WORD + 1}}}", part) for part in parts)
+
+
+def test_work_of_a_library_is_interrupted_by_a_signal() -> None:
+    started, never = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        never.wait()
+
+    def interrupt() -> None:
+        started.wait()
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptibly(work)
+
+
+def test_error_of_interruptible_work_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_interruptibly(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
 
 
 def test_encode_batch_equals_encode(tokenizer: Tokenizer) -> None:
@@ -153,6 +191,14 @@ def test_normalization_is_removed_on_load(bpe_tokenizer: Tokenizer, tmp_path: Pa
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     path = save_changed(bpe_tokenizer, tmp_path / "t.json", normalizer={"type": "Lowercase"}, pre_tokenizer=byte_level)
     assert load_tokenizer(path).encode(HARD) == bpe_tokenizer.encode(HARD)
+
+
+@pytest.mark.parametrize("name", ["<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"])
+def test_end_of_text_of_other_families_is_known(bpe_tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": bpe_tokenizer.vocabulary_size, "content": name, "special": True, **flags}]
+    tokenizer = load_tokenizer(save_changed(bpe_tokenizer, tmp_path / "t.json", added_tokens=added))
+    assert tokenizer.end_of_text == bpe_tokenizer.vocabulary_size
 
 
 def test_inexact_vocabulary_is_rejected(bpe_tokenizer: Tokenizer, tmp_path: Path) -> None:

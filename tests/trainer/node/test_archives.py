@@ -85,11 +85,18 @@ def build_sparse_tar() -> bytes:
     return sparse.tobuf(tarfile.PAX_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
 
 
+def build_malformed_sparse_tar() -> bytes:
+    sparse = member("trainer/models/gpt.py")
+    sparse.pax_headers = {"GNU.sparse.map": "1,none"}
+    return sparse.tobuf(tarfile.PAX_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
+
+
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     # A fixed time in the header: with one in 400 of the others the first block passes for a member without a name.
     "gzip": (lambda: gzip.compress(build_large_tar(), mtime=0), "cannot be opened"),
     "xz": (lambda: lzma.compress(build_large_tar()), "cannot be opened"),
     "zip": (build_zip, "cannot be opened"),
+    "malformed sparse map": (build_malformed_sparse_tar, "cannot be opened"),
     "sparse": (build_sparse_tar, "larger than 256,000 bytes together"),
     "many files": (
         lambda: stdlib_release.build_tar({}, tuple(member(f"trainer/models/{n}") for n in range(MAX_FILES + 1))),

@@ -24,6 +24,7 @@ from trainer.rephrase.backends import (
     BackendContext,
     BackendError,
     BackendUnavailableError,
+    Completion,
     PromptRejectedError,
     PromptTooLongError,
     endpoint,
@@ -105,6 +106,9 @@ def fake_server() -> Iterator[tuple[str, list[tuple[int, str]]]]:
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def do_GET(self) -> None:
             status, body = replies.pop(0)
             self.send_response(status)
             self.end_headers()
@@ -133,6 +137,21 @@ def fake_server() -> Iterator[tuple[str, list[tuple[int, str]]]]:
         (200, '{"choices": []}', BackendUnavailableError),
         (200, "[]", BackendUnavailableError),
         (200, '{"choices": [{"message": "text"}]}', BackendUnavailableError),
+        (200, '{"choices": null}', BackendUnavailableError),
+        (200, '{"choices": [null]}', BackendUnavailableError),
+        (200, '{"error": "Model is still loading, try again later"}', BackendUnavailableError),  # LM Studio
+        (
+            200,
+            '{"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}',
+            BackendUnavailableError,
+        ),
+        (200, '{"error": "Model is overloaded", "error_type": "overloaded"}', BackendUnavailableError),  # TGI
+        (200, '{"object": "error", "message": "The model `x` does not exist.", "code": 404}', PromptRejectedError),
+        (200, '{"object": "error", "message": "maximum context length is 4096", "code": 400}', PromptTooLongError),
+        (200, '{"error": {"message": "Unexpected endpoint or method."}}', PromptRejectedError),
+        (200, '{"choices": [{"message": {"content": null, "refusal": "No."}}]}', PromptRejectedError),
+        (200, '{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}', PromptRejectedError),
+        (200, '{"choices": [{"message": {"content": "A"}, "finish_reason": "abort"}]}', BackendUnavailableError),
     ],
 )
 def test_server_error_maps_to_exception(
@@ -144,6 +163,76 @@ def test_server_error_maps_to_exception(
     with pytest.raises(kind):
         client.complete(easy_prompt(), SAMPLING, 1)
     client.close()
+
+
+def build_reply(message: object, reason: object = "stop", **fields: object) -> str:
+    return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": reason}], **fields})
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("body", "completion"),
+    [
+        # vLLM, SGLang and llama.cpp with a parser of reasoning; the last token limit was reached within it.
+        (build_reply({"content": "A.", "reasoning_content": "Hm."}, usage=USAGE), Completion("A.", "stop", 7)),
+        (
+            build_reply({"content": "A.", "reasoning": "Hm.", "tool_calls": []}, usage=USAGE),
+            Completion("A.", "stop", 7),
+        ),
+        (build_reply({"content": None, "reasoning_content": "Hm"}, "length", usage=USAGE), Completion("", "length", 7)),
+        (build_reply({"role": "assistant", "reasoning": "Hm"}, "length"), Completion("", "length", 0)),
+        # Mistral, and proxies of Anthropic's API.
+        (
+            build_reply(
+                {"content": [{"type": "thinking", "thinking": [{"text": "Hm."}]}, {"type": "text", "text": "A."}]}
+            ),
+            Completion("A.", "stop", 0),
+        ),
+        (build_reply({"content": [{"text": "A"}, "."]}, "model_length"), Completion("A.", "length", 0)),
+        # llama.cpp, Ollama, TGI.
+        (build_reply({"content": "A."}, None, usage=None), Completion("A.", "stop", 0)),
+        (build_reply({"content": "A."}, "eos_token", usage={"completion_tokens": None}), Completion("A.", "stop", 0)),
+        (
+            build_reply({"content": "A."}, "stop_sequence", usage={"completion_tokens": 7.0}),
+            Completion("A.", "stop", 7),
+        ),
+        (build_reply({"content": "A"}, "max_tokens", error=None), Completion("A", "length", 0)),
+        ('{"choices": [{"text": "A.", "finish_reason": "stop"}]}', Completion("A.", "stop", 0)),
+    ],
+)
+def test_completions_of_servers_are_read(
+    fake_server: tuple[str, list[tuple[int, str]]], body: str, completion: Completion
+) -> None:
+    address, replies = fake_server
+    replies.append((200, body))
+    client = EndpointClient(address, NAME)
+    assert client.complete(easy_prompt(), SAMPLING, 1) == completion
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"object": "list", "data": [{"id": "m", "object": "model"}, null, {"id": null}]}',
+        '{"models": [{"name": "m"}], "object": "list", "data": [{"id": "m"}]}',
+        '{"data": null, "models": [{"name": "m"}]}',
+        '[{"id": "m"}]',
+    ],
+)
+def test_models_of_servers_are_listed(fake_server: tuple[str, list[tuple[int, str]]], body: str) -> None:
+    address, replies = fake_server
+    replies.append((200, body))
+    assert endpoint.list_models(BackendConfig("endpoint", url=address)) == ("m",)
+
+
+@pytest.mark.parametrize("body", ['{"object": "list", "data": null}', "{}", '{"error": "not found"}', "[]"])
+def test_endpoint_without_models_is_one_line(fake_server: tuple[str, list[tuple[int, str]]], body: str) -> None:
+    address, replies = fake_server
+    replies.append((200, body))
+    with pytest.raises(BackendError, match=r"name (it|its model) with --model"):
+        endpoint.list_models(BackendConfig("endpoint", url=address))
 
 
 def test_unreachable_endpoint_raises_unavailable() -> None:

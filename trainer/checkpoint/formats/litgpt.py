@@ -15,11 +15,12 @@ from litgpt import Config as LitGPTConfig
 from torch import Tensor
 
 from trainer.checkpoint.formats import FormatError
-from trainer.checkpoint.formats.imported_run import check_is_new, read_tensors, write_imported_run
+from trainer.checkpoint.formats.imported_run import check_fit, check_is_new, read_tensors, write_imported_run
 from trainer.checkpoint.store import load_model, read_run
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.errors import to_one_line
 from trainer.models import litgpt
+from trainer.protocol.text import decode_text
 
 WEIGHTS, DESCRIPTION = "lit_model.pth", "model_config.yaml"
 PREFIXES = {"lm_head.": "head.", "transformer.": "gpt.transformer."}  # of tensor names: litgpt's -> ours
@@ -33,7 +34,7 @@ def load_config(folder: Path, vocabulary_size: int = 0, sequence_length: int | N
     """
     file = folder / DESCRIPTION
     try:
-        config = LitGPTConfig(**yaml.safe_load(file.read_text(encoding="utf-8")))
+        config = LitGPTConfig(**yaml.safe_load(decode_text(file.read_bytes())))
     except OSError as error:
         raise FormatError(f"cannot read {file}: {error.strerror}") from error
     except (TypeError, ValueError, AssertionError, ZeroDivisionError, yaml.YAMLError) as error:
@@ -67,10 +68,8 @@ def import_run(folder: Path, out: Path, sequence_length: int, tokenizer: Path | 
     check_is_new(out)
     loaded_tokenizer = load_tokenizer(tokenizer or folder / "tokenizer.json")
     model = litgpt.Model(load_config(folder, loaded_tokenizer.vocabulary_size, sequence_length))
-    try:
-        model.load_state_dict(load_tensors(folder))
-    except RuntimeError as error:
-        raise FormatError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {to_one_line(error)[:200]}") from error
+    misfit = f"{folder / WEIGHTS} does not fit {DESCRIPTION}"
+    model.load_state_dict(check_fit(load_tensors(folder), model.state_dict(), misfit))
     write_imported_run(out, "litgpt", model, loaded_tokenizer, "litgpt", folder / WEIGHTS)
 
 

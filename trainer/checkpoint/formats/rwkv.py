@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.formats import FormatError
-from trainer.checkpoint.formats.imported_run import check_is_new, read_tensors, write_imported_run
+from trainer.checkpoint.formats.imported_run import check_fit, check_is_new, read_tensors, write_imported_run
 from trainer.checkpoint.store import load_model, read_run
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
@@ -48,7 +48,8 @@ def import_run(file: Path, out: Path, sequence_length: int, tokenizer: Path | No
     loaded_tokenizer = None if tokenizer is None else load_fitting_tokenizer(tokenizer, config)
     with torch.device("meta"):
         model = rwkv5.Model(config)
-    assign_weights(model, tensors)
+    misfit = f"an RWKV-{config.version} of this size does not fit"
+    model.load_state_dict(check_fit(tensors, model.state_dict(), misfit), assign=True)
     write_imported_run(out, "rwkv5", model, loaded_tokenizer, "rwkv", file)
 
 
@@ -70,21 +71,6 @@ def infer_config(tensors: dict[str, Tensor], sequence_length: int) -> rwkv5.Conf
         return rwkv5.Config(vocabulary_size, sequence_length, depth=depth, width=width, version=version)
     except ValueError as error:
         raise FormatError(to_one_line(error)) from error
-
-
-def assign_weights(model: rwkv5.Model, tensors: dict[str, Tensor]) -> None:
-    """Assign the tensors to the model. Dimensions of size 1 may differ: they did between releases."""
-    expected, misfit = model.state_dict(), f"an RWKV-{model.config.version} of this size does not fit"
-    unmatched = sorted(expected.keys() ^ tensors.keys())
-    if unmatched:
-        problem = "lacks" if unmatched[0] in expected else "has a surplus"
-        raise FormatError(f"{misfit}: the file {problem} {unmatched[0]}")
-    for name, tensor in tensors.items():
-        if tensor.squeeze().shape != expected[name].squeeze().shape:
-            shapes = f"{tuple(tensor.shape)} instead of {tuple(expected[name].shape)}"
-            raise FormatError(f"{misfit}: {name} is {shapes}")
-    shaped = {name: tensor.view(expected[name].shape) for name, tensor in tensors.items()}
-    model.load_state_dict(shaped, assign=True)
 
 
 def load_fitting_tokenizer(file: Path, config: rwkv5.Config) -> Tokenizer:

@@ -1,16 +1,18 @@
-"""Client of any server with OpenAI's chat API: vLLM, llama.cpp's server, a paid service.
+"""Client of any server with OpenAI's chat API: vLLM, SGLang, llama.cpp, Ollama, LM Studio, TGI, a paid service.
 
+Replies are read as these servers write them, which differs from the documentation.
 Context-length errors are recognized by their text: vLLM "maximum context length", llama.cpp
 `exceed_context_size_error`, OpenAI `context_length_exceeded`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
@@ -34,6 +36,11 @@ TOO_LONG_PATTERN = re.compile(
     r"|max_model_len|longer than the maximum",
     re.IGNORECASE,
 )
+BUSY_PATTERN = re.compile(r"overload|busy|queue|loading|try again|rate.?limit|timed? ?out", re.IGNORECASE)
+LENGTH_REASONS = {"length", "max_tokens", "model_length", "max_length"}
+REFUSED_REASONS = {"content_filter", "refusal", "safety", "tool_calls", "function_call"}
+ABORTED_REASONS = {"abort", "aborted", "cancelled", "canceled", "error"}
+MAX_TOKENS = 2**31
 BUSY_STATUSES = {408, 409, 425, 429}
 MAX_ERROR_CHARS = 200  # of a server's error message in ours
 
@@ -55,9 +62,12 @@ def list_models(config: BackendConfig) -> tuple[str, ...] | None:
         return (config.model,)
     with open_client(config, "", "", None) as client:
         try:
-            return tuple(client.list_models())
-        except BackendUnavailableError as error:
+            models = tuple(client.list_models())
+        except (BackendUnavailableError, PromptRejectedError) as error:
             raise BackendError(f"{error} Start it first, or name its model with --model.") from error
+    if not models:
+        raise BackendError(f"The back end at {config.url} names no model: load one, or name it with --model.")
+    return models
 
 
 def open_client(
@@ -90,7 +100,9 @@ class EndpointClient:
     def list_models(self) -> list[str]:
         """Return the server's model names. Raise `BackendUnavailableError` or `PromptRejectedError`."""
         reply = self._request("GET", "/models", timeout=REQUEST_SECONDS)
-        return [str(model.get("id", "")) for model in reply.get("data", []) if isinstance(model, dict)]
+        models = reply.get("data") or reply.get("models") or []
+        names = (model.get("id") or model.get("name") for model in models if isinstance(model, dict))
+        return [str(name) for name in names if name]
 
     def complete(self, prompt: str, sampling: Mapping[str, float], seed: int) -> Completion:
         messages = [{"role": "user", "content": prompt}]
@@ -108,35 +120,77 @@ class EndpointClient:
             ) from error
         except ValueError as error:
             raise BackendUnavailableError(f"The reply of the back end at {self._url} is not JSON.") from error
+        if isinstance(reply, list) and path == "/models":  # of Together's API
+            reply = {"data": reply}
         if not isinstance(reply, dict):
             raise BackendUnavailableError(f"The reply of the back end at {self._url} is not a JSON object.")
+        check_reply(reply)
         return reply
 
 
 def check_response(response: httpx.Response) -> None:
     """Raise the error that an unsuccessful response stands for."""
-    status = response.status_code
-    if status < 300:
-        return
-    message = response.text[:10_000]
+    if response.status_code >= 300:
+        raise_error(response.status_code, response.text[:10_000])
+
+
+def raise_error(status: int, message: str) -> NoReturn:
+    """`status` 0: unknown."""
     if TOO_LONG_PATTERN.search(message):
         raise PromptTooLongError
-    if status >= 500 or status in BUSY_STATUSES:
-        raise BackendUnavailableError(f"The back end is busy or broken (status {status}).")
+    if status >= 500 or status in BUSY_STATUSES or (status == 0 and BUSY_PATTERN.search(message)):
+        raise BackendUnavailableError(f"The back end is busy or broken (status {status or 200}).")
     raise PromptRejectedError(
-        f"The back end rejected the request (status {status}): {to_one_line(message)[:MAX_ERROR_CHARS]}"
+        f"The back end rejected the request (status {status or 200}): {to_one_line(message)[:MAX_ERROR_CHARS]}"
     )
 
 
 def parse_completion(reply: Mapping[str, Any]) -> Completion:
-    """Parse a chat completion. Raise `BackendUnavailableError` if it is malformed."""
-    try:
-        choice = reply["choices"][0]
-        text = choice["message"].get("content") or ""
-        tokens = int((reply.get("usage") or {}).get("completion_tokens") or 0)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise BackendUnavailableError("The back end's reply is not a chat completion.") from error
-    return Completion(str(text), "length" if choice.get("finish_reason") == "length" else "stop", max(0, tokens))
+    """Parse a chat completion. Raise `BackendUnavailableError` if it is malformed, `PromptRejectedError` if refused.
+
+    Reasoning that the server separates from the answer (`reasoning_content`, `reasoning`) is left out. What it does not
+    separate is removed by `checks.clean_output`.
+    """
+    choices = reply.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message", {}) if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise BackendUnavailableError("The back end's reply is not a chat completion.")
+    reason = str(choice.get("finish_reason") or "stop").lower()
+    text = join_parts(message.get("content", choice.get("text")))
+    if reason in REFUSED_REASONS or (message.get("refusal") and not text):
+        raise PromptRejectedError(
+            f"The back end declined the prompt ({to_one_line(message.get('refusal') or reason)})."
+        )
+    if reason in ABORTED_REASONS:
+        raise BackendUnavailableError(f"The back end aborted the completion ({reason}).")
+    usage = reply.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    count = int(tokens) if isinstance(tokens, int | float) and 0 < tokens < MAX_TOKENS else 0
+    return Completion(text, "length" if reason in LENGTH_REASONS else "stop", count)
+
+
+def join_parts(content: object) -> str:
+    """Return the text of a message: a string, null, or a list of parts of which some may be reasoning."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [
+        part if isinstance(part, str) else part.get("text")
+        for part in parts
+        if isinstance(part, str) or (isinstance(part, dict) and part.get("type", "text") in ("text", "output_text"))
+    ]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def check_reply(reply: Mapping[str, Any]) -> None:
+    """Raise the error that a reply with status 200 may stand for: several servers report errors that way."""
+    error = reply if reply.get("object") == "error" else reply.get("error")
+    if not error or "choices" in reply:
+        return
+    fields = error if isinstance(error, dict) else {"message": error}
+    code = next((fields[key] for key in ("code", "status", "http_code") if isinstance(fields.get(key), int)), 0)
+    raise_error(code, json.dumps(error, ensure_ascii=False))
 
 
 def wait_until_ready(

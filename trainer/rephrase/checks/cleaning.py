@@ -1,7 +1,8 @@
-"""Removes introductions that models write before the text, such as "Sure! Here's a paraphrase of the text:".
+"""Removes what models and servers add to the text: reasoning, tokens of chat templates, and talk around it.
 
-Only at the start, only up to a colon or an empty line, at most a short sentence, and not if the source itself begins
-that way.
+Talk is an introduction such as "Sure! Here's a paraphrase of the text:", or a closing such as "I hope this helps!". An
+introduction ends at a colon or an empty line and is at most a short sentence; a closing is one of the last paragraphs.
+Nothing is removed that the source itself has: it may be about language models.
 """
 
 from __future__ import annotations
@@ -9,36 +10,132 @@ from __future__ import annotations
 import re
 
 MAX_INTRODUCTION_CHARS = 200  # of a removed introduction
+MAX_CLOSING_CHARS = 500  # of a removed closing
+MAX_TALK = 3  # introductions, and closings, that are removed
 
 YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem)(?: thing)?"
 MADE = (
     r"(?:(?:para|re)phras\w*|rewrit\w*|rewrote|reword\w*|restat\w*|simplif\w*|summar\w*|version|rendition|rendering"
     r"|conver\w*|translat\w*|(?:the|a|an|new|your) (?:new )?(?:text|passage|dialogue)|question\w*(?: and|-)answer\w*)"
 )
-HERE = r"(?:here(?:'s|’s| is| are)|this is|below is|below are|the following is|the following are|i(?:'ve|’ve| have)?)"
+HERE = (
+    r"(?:here(?:'s|’s| is| are)|this is|below is|below are|the following is|the following are"
+    r"|i(?:'ve|’ve| have)?(?= (?:para|re[pws]|simpl|summ|conver|transl|creat|made|writ)))"
+)
 LABEL = (
     r"(?:the )?(?:para|re)phrased?(?: (?:text|version|passage|paragraph|article))?"
     r"|(?:the )?(?:rewritten|reworded|restated|simplified|new|easy|medium|hard|terse|erudite|scholarly)"
     r" (?:text|version|passage|paragraph|article)|paraphrase|rephrasing|conversation"
 )
+REPHRASE = r"(?:(?:para|re)phras|rewrit|reword|restat|simplif|summari)"
+OFFER = r"(?:let me|let(?:'s|’s)|i(?:'ll|’ll| will| can|(?:'d|’d| would) be (?:happy|glad) to))"
 FORMS = (
     # The end is looked for before `MADE`: once for each `MADE` would take quadratic time.
     rf"(?:{YES}[\s,.!]+)?{HERE}\b(?=[^\n:]*:)[^\n:]*?\b{MADE}\b[^\n:]*:",
     rf"(?:{YES}[\s,.!]+)?{HERE}\b(?=[^\n]*\n\s*\n)[^\n:]*?\b{MADE}\b[^\n]*",
-    rf"(?:{LABEL})\s*:",
+    rf"(?:{YES}[\s,.!]+)?{OFFER}\b[^\n]{{0,40}}?\b{REPHRASE}[^\n]*(?=\n)",
+    rf"(?:{LABEL})[*_]*\s*:",
+    rf"(?:{LABEL})[*_]*[ \t]*(?=\n)",
     rf"{YES}[.!](?=\s*\n)",
+    r"-{3,}[ \t]*(?=\n)",
 )
 INTRODUCTION = re.compile(rf"[*_#>\s]*(?:{'|'.join(FORMS)})[*_\s]*", re.IGNORECASE)
+KEEPS = r"(?:keeps?|retains?|maintains?|preserves?|conveys?|captures?|aims?|uses?|simplifies|stays|is written)"
+I_DID = r"i(?:'ve|’ve| have| tried| kept| used| changed| aimed)"
+CLOSINGS = (
+    r"(?:i )?hope (?:this|that|it|these)\b.*\b(?:help\w*|meets?|works|satisf\w+|suits|useful|what you)\b.*",
+    r"(?:please )?(?:let me know|feel free)\b.*",
+    r"(?:is there anything|would you like|do you (?:want|need)|shall i|should i)\b.*\?",
+    rf"(?:please )?note(?: that)?\b[:\s].*\b(?:{MADE}|original|{I_DID})\b.*",
+    rf"(?:this|the|my) (?:\w+ )?{MADE}(?: \w+)? {KEEPS}\b.*",
+    r"(?:word count|tokens?)\s*:?\s*~?\d+.*|~?\d+ words",
+    r"-{3,}|\*{3,}|end of (?:the )?\w+",
+)
+CLOSING = re.compile(rf"[*_#(\[\s]*(?:{'|'.join(CLOSINGS)})[*_)\]\s]*", re.IGNORECASE)
+EXPLANATION = re.compile(
+    r"\n[*_#> \t]*(?:(?:key|main) )?(?:changes|improvements|notes|explanation)(?: (?:made|of|on)[^\n:]{0,60})?"
+    r"[*_]*:[*_]*[ \t]*\n.*",
+    re.IGNORECASE | re.DOTALL,
+)
 QUOTED = re.compile(r'"([^"]*)"|“([^“”]*)”')
+FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
+THOUGHT = r"(?:think|thinking|thoughts?|reasoning|reflection|scratchpad|seed:think)"
+REASONING = re.compile(rf"<(?P<open>{THOUGHT})>|\[THINK\]|◁think▷|</{THOUGHT}>|\[/THINK\]|◁/think▷", re.IGNORECASE)
+FINAL = "<|channel|>final<|message|>"  # of gpt-oss, as tokens
+PLAIN_FINAL = re.compile(r"analysis.*assistantfinal", re.DOTALL)  # the same without tokens
+TEMPLATE = re.compile(
+    r"<[|｜][^|｜<>\n]{1,40}[|｜]>(?:(?:system|user|assistant)\b)?|</?s>|<(?:bos|eos|pad)>|\[/?INST\]|<</?SYS>>"
+    r"|<(?:start|end)_of_turn>(?:(?:user|model)\b)?"
+)
 
 
 def clean_output(output: str, source: str = "") -> str:
-    """Return the output without introduction, surrounding space and quotation marks around the whole text."""
-    text = output.replace("\r\n", "\n").strip()
-    introduction = INTRODUCTION.match(text)
-    if introduction and introduction.end() <= MAX_INTRODUCTION_CHARS and not INTRODUCTION.match(source):
+    """Return the output without reasoning, talk around the text, and quotation marks or a fence around all of it."""
+    text = remove_template(remove_reasoning(output.replace("\r\n", "\n"), source), source).strip()
+    for _ in range(MAX_TALK):
+        introduction = INTRODUCTION.match(text)
+        if not introduction or introduction.end() > MAX_INTRODUCTION_CHARS or INTRODUCTION.match(source):
+            break
         text = text[introduction.end() :].strip()
+    text = remove_closings(text, source)
+    fenced = FENCED.fullmatch(text)
+    if fenced and "```" not in source:
+        text = fenced[1].strip()
     quoted = QUOTED.fullmatch(text)
     if quoted and not source.strip().startswith(('"', "“")):
         return (quoted[1] or quoted[2] or "").strip()
+    return text
+
+
+def remove_reasoning(text: str, source: str) -> str:
+    """Return the text outside of reasoning.
+
+    Servers leave out the opening mark if it is part of the prompt, and the closing one if the tokens end before it.
+    """
+    if FINAL in text:
+        text = text.rpartition(FINAL)[2]
+    elif "<|channel|>" in text and "<|channel|>" not in source:
+        return ""
+    elif PLAIN_FINAL.match(text):
+        text = text.rpartition("assistantfinal")[2]
+    if REASONING.search(source):
+        return text
+    kept, depth, start = [], 0, 0
+    for mark in REASONING.finditer(text):
+        is_opening = mark["open"] is not None or mark[0].upper() == "[THINK]" or mark[0] == "◁think▷"
+        if depth == 0 and is_opening:
+            kept.append(text[start : mark.start()])
+        elif depth == 0:
+            kept.clear()
+        depth = depth + 1 if is_opening else max(depth - 1, 0)
+        start = mark.end()
+    return "".join([*kept, text[start:] if depth == 0 else ""])
+
+
+def remove_template(text: str, source: str) -> str:
+    """Return the text up to the first token of a chat template, without such tokens before it."""
+    if TEMPLATE.search(source):
+        return text
+    text = text.lstrip()
+    while leading := TEMPLATE.match(text):
+        text = text[leading.end() :].lstrip()
+    following = TEMPLATE.search(text)
+    return text[: following.start()] if following else text
+
+
+def remove_closings(text: str, source: str) -> str:
+    """Return the text without an explanation of the changes at its end, and without up to `MAX_TALK` closings."""
+    if not EXPLANATION.search(source):
+        text = EXPLANATION.sub("", text).rstrip()
+    for _ in range(MAX_TALK):
+        before, _, last = text.rpartition("\n")
+        ending = source.strip().rpartition("\n")[2]
+        if (
+            not before.strip()
+            or len(last) > MAX_CLOSING_CHARS
+            or not CLOSING.fullmatch(last)
+            or CLOSING.fullmatch(ending)
+        ):
+            break
+        text = before.rstrip()
     return text

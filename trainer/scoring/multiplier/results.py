@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from trainer.errors import UserError, to_one_line
+from trainer.protocol.text import decode_text
 
 Axis = Literal["flops", "seconds"]
 AXES: tuple[Axis, ...] = ("flops", "seconds")
@@ -43,10 +44,10 @@ class RunResult:
 def load_results(path: Path) -> list[RunResult]:
     """Read a JSON file: a list of results, or an object whose `runs` is that list. Raise `ResultsError`."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(decode_text(path.read_bytes()))
     except OSError as error:
         raise ResultsError(f"{path} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (RecursionError, ValueError) as error:
         detail = "the file is empty" if path.stat().st_size == 0 else to_one_line(error)
         raise ResultsError(f"{path} is not JSON: {detail}.") from error
     try:

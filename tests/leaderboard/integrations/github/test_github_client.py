@@ -334,7 +334,7 @@ def test_app_token_with_clock_ahead_is_rejected_until_clock_is_right(
 )
 def test_main_repository_name_is_parsed_from_url(settings: Any, address: str, name: str) -> None:
     settings.GITHUB_REPOSITORY, settings.MAIN_REPOSITORY = "", address
-    assert client.get_main_repository() == name
+    assert client.get_configured_repository() == name
 
 
 def test_cached_response_is_not_shared_between_identities(app_client: Client, github: GitHub, settings: Any) -> None:

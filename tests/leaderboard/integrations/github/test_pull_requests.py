@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.core.cache import caches
 
 from leaderboard.integrations.github import sync
-from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
+from leaderboard.models import Delivery, Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.submissions import intake
 from scheduler import transitions
 from scheduler.markdown import escape_markdown
@@ -19,6 +19,7 @@ from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.support import github_payloads as payloads
 from tests.support import github_server
+from tests.support.git_objects import commit_tree, write_object
 from tests.support.github_server import GitHub
 from tests.support.pull_request_author import BODY, PullRequestAuthor
 
@@ -110,6 +111,39 @@ def test_pull_request_of_other_repository_is_ignored(pull: PullRequestAuthor, se
     pull.open()
     assert not PullRequest.objects.exists()
     assert list_entries() == []
+
+
+def test_renamed_repository_goes_on(pull: PullRequestAuthor, maintainer: User) -> None:
+    pull.open()
+    pull.rename_repository("trains/railway")
+    pull.push({"trainer/models/smear.py": "x = 2\n"})
+    pull.post_comment("mara", f"/approve {pull.sha[:8]}")
+    assert [(entry.sha, entry.state) for entry in Entry.objects.order_by("-pk")[:1]] == [(pull.sha, "approved")]
+    assert PullRequest.objects.get().repository == "trains/railway"
+    assert len([body for body in pull.comments if body.startswith("<!-- dailytrain:pull:")]) == 1
+
+
+def test_other_repository_with_the_old_name_is_refused(pull: PullRequestAuthor) -> None:
+    pull.open()
+    pull.rename_repository("trains/railway")
+    pull.change("edited", body="Just look.")
+    squatter = payloads.repository("trains/daily", number=666)
+    pull.process_delivery("pull_request", payloads.pull_request("opened", payloads.pull(squatter, 8, "c" * 40)))
+    assert PullRequest.objects.get().number == 7
+    problem = Delivery.objects.get(subject="trains/daily#8").problem
+    assert "trains/daily is another repository on GitHub now" in problem
+
+
+def test_commit_that_git_refuses_is_not_tried_again(pull: PullRequestAuthor) -> None:
+    blob = bytes.fromhex(pull.fork.git("rev-parse", "HEAD:README.md"))
+    tree = write_object(pull.fork, "tree", 2 * (b"100644 README.md\0" + blob))
+    pull.sha = commit_tree(pull.fork, tree)
+    pull.fork.git("update-ref", "refs/heads/idea", pull.sha)
+    pull.open(process_now=False)
+    pull.process_pending_work(once=True)
+    assert "duplicateEntries" in pull.comment
+    assert "tried again" not in pull.comment
+    assert OutboxMessage.objects.get(kind=sync.SYNC).state == OutboxMessage.State.DONE
 
 
 # --- pushes, closing, order ------------------------------------------------------------------------------------------
