@@ -167,7 +167,8 @@ def train_step(
     # The step's only synchronization with the device: the loss is needed to detect divergence.
     loss, norm_value = torch.stack([total, norm.to(total)]).tolist()
     check_finite(loss, norm_value, step, fraction)
-    if spike_filter.accept(norm_value, step):
+    # A clipped update is no longer than the clip, whatever its gradient was.
+    if spike_filter.accept(norm_value if clip is None else min(norm_value, clip), step):
         with attribute_to_model("in an optimizer step", micro_batch):
             update_weights(parameters, optimizers, norm_value, clip)
     for optimizer in optimizers:
