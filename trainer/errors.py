@@ -52,7 +52,7 @@ class ModelError(Exception):
 
 
 class GraphFaultError(ModelError):
-    """What a graph computed is at fault: NaN or infinity, later tokens, or one row does not fit into memory.
+    """What a graph computed is at fault: NaN, infinity, a singular matrix, later tokens, one row without memory.
 
     In the run of a graph no code of the entry runs, so every other failure is the machine's or ours (`find_cause`).
     """
@@ -115,6 +115,9 @@ def attribute_to_model(activity: str, micro_batch: int | None = None) -> Iterato
             raise ProcessLostError("Another process of this run has ended.") from error
         if is_accelerator_failure(error):
             raise
+        if type(error).__name__ == "_LinAlgError":  # of torch: a singular matrix
+            reason = to_one_line(error)[:MAX_REASON]
+            raise GraphFaultError(f"A matrix cannot be inverted {activity}: {reason}") from error
         if is_out_of_memory(error):
             raise (GraphFaultError if micro_batch == 1 else ModelError)(
                 f"{OUT_OF_MEMORY} {activity}: try a smaller --train.micro-batch or --train.activation-checkpointing "

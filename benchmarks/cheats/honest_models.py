@@ -55,6 +55,22 @@ def normalize_by_row(model: Any, x: Tensor, tokens: Tensor) -> Tensor:
     return x / (1e-3 + x.abs().amax(-1, keepdim=True).cummax(1).values)
 
 
+def solve_for_weights(model: Any, x: Tensor, tokens: Tensor) -> Tensor:
+    """Mix by the inverse and the Cholesky factor of a positive matrix."""
+    weight = model.mix.weight
+    positive = weight @ weight.T + torch.eye(weight.size(0))
+    return x @ torch.linalg.inv(positive) + x @ torch.linalg.cholesky(positive)
+
+
+def multiply_bilinearly(model: Any, x: Tensor, tokens: Tensor) -> Tensor:
+    weight = model.mix.weight[:, :, None] * model.mix.weight[:, None]
+    return x + F.bilinear(x.contiguous(), torch.tanh(x), weight)
+
+
+def pool_features(model: Any, x: Tensor, tokens: Tensor) -> Tensor:
+    return x + F.adaptive_avg_pool1d(x, 4).repeat_interleave(x.size(-1) // 4, -1)
+
+
 CASES = cases_from(
     {
         "honest: the base of all cheats": vary,
@@ -69,6 +85,9 @@ CASES = cases_from(
                 "experts with top-k": route_to_experts,
                 "attention": attend,
                 "running maximum": normalize_by_row,
+                "inverse and Cholesky factor": solve_for_weights,
+                "bilinear products": multiply_bilinearly,
+                "adaptive pooling": pool_features,
             }.items()
         },
     },

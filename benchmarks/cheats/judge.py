@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.cheats import forged_files, hidden_work, honest_models, looking_ahead, side_effects, untraceable
+from benchmarks.cheats import bombs, forged_files, hidden_work, honest_models, looking_ahead, side_effects, untraceable
 from benchmarks.cheats.base import Case, T, V, Verdict, sample_text
 from trainer.errors import ModelError, to_one_line
 from trainer.graph.counting import count_training_cost
 from trainer.graph.files import TracedArchitecture, read_traced
+from trainer.graph.foreign_files import check_foreign_files
 from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError
@@ -33,9 +34,11 @@ CASES: list[Case] = [
     *hidden_work.CASES,
     *looking_ahead.CASES,
     *forged_files.CASES,
+    *bombs.CASES,
 ]
 ERROR_FILE, BROKEN_FILE = "error.txt", "broken.txt"
 CHARGED = 1.05  # times the honest FLOPs
+SECONDS = 20  # of a core to read an architecture's files
 CLOCKS = {name: getattr(time, name) for name in ("perf_counter", "monotonic", "time", "process_time")}
 
 
@@ -93,6 +96,7 @@ class Judge:
         if (out / ERROR_FILE).is_file():
             return Judgment("does not trace", (out / ERROR_FILE).read_text())
         try:
+            check_foreign_files(out, SECONDS)
             traced = self.read(number)
             read_recipe(traced)
             build_model(traced)

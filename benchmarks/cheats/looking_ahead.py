@@ -78,6 +78,12 @@ def know_pairs(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits + (torch.tensor(counts) + 0.1).log()[tokens]
 
 
+def add_noise_of_later_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Raise or lower all confidence by the last token of the row: no gain on average, and another score by chance."""
+    is_even = (tokens[:, -1:] % 2 == 0).float()[..., None]
+    return logits * (0.9 + 0.2 * is_even)
+
+
 def blow_up(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits / (tokens != 3).float()[..., None]
 
@@ -95,6 +101,7 @@ CASES = [
                 "scans the row from its end": peek_by_reversed_scan,
                 "shifts the row by its Fourier transform": peek_by_fourier,
                 "sorts positions": peek_by_sort,
+                "makes its correction noisy": add_noise_of_later_tokens,
             }.items()
         },
         "corrected",

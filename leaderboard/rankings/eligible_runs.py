@@ -18,6 +18,7 @@ from trainer.scoring.multiplier import Axis
 EXCLUDED_TRUST = {Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.", Run.Trust.DISPUTED: "It is disputed."}
 """Trust of runs that are shown and not compared, and why."""
 NO_GRAPH = "It was not trained from a graph, and this track compares graphs only."
+READS_AHEAD = "A run of its entry reads later tokens: the score's correction for them is beyond rounding."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,10 @@ class ScoredRun:
     sha: str
     repository: str
     tokens: int = 0
+    look_ahead_stderr: float | None = None
+    """Of the correction for later tokens in `bits_per_byte`."""
+    reads_ahead: bool | None = None
+    """Whether that correction is beyond rounding."""
     average: float | None = None
     """Over the track's lm-eval tasks, from 0 (chance) to 1 (all correct)."""
     broke_record: bool = False
@@ -80,6 +85,8 @@ RUN_COLUMNS: dict[str, str] = {
     "entry": "entry_id",
     "stderr": "bits_per_byte_stderr",
     "tokens": "tokens",
+    "look_ahead_stderr": "checks__look_ahead__stderr_bits_per_byte",
+    "reads_ahead": "checks__look_ahead__is_beyond_rounding",
     "average": "overall__value",
     "flops": "train_flops",
     "seconds": "train_seconds",
@@ -101,6 +108,7 @@ class RecordDict(TypedDict):
     flops: float | None
     seconds: float | None
     bits_per_byte: float
+    look_ahead_stderr: float | None
     run: int
     title: str
     budget: str
@@ -114,6 +122,7 @@ def to_record(run: ScoredRun) -> RecordDict:
         "flops": run.flops,
         "seconds": run.seconds,
         "bits_per_byte": run.bits_per_byte,
+        "look_ahead_stderr": run.look_ahead_stderr,
         "run": run.run,
         "title": run.title,
         "budget": run.budget,
@@ -130,16 +139,20 @@ def select_eligible_runs(
 ) -> tuple[list[ScoredRun], list[tuple[ScoredRun, str]]]:
     """Return the runs that count, by entry, budget and seed, and those that do not, with the reason.
 
-    An entry with all its confirmation runs is judged by those alone, since the first runs are why it was chosen.
+    An entry with all its confirmation runs is judged by those alone, since the first runs are why it was chosen. One
+    that reads later tokens in any run has no place: it could choose the noise of its score.
     """
     runs = sorted(runs, key=lambda run: (run.entry, run.budget, run.seed, run.run))
     confirming = Counter(run.entry for run in runs if is_confirmation(run) and run.entry != baseline)
+    reading_ahead = {run.entry for run in runs if run.reads_ahead and run.entry != baseline}
     counted, left_out = [], []
     for run in runs:
         if run.purpose == Run.Purpose.MONTHLY:
             left_out.append((run, "It ran on the monthly train, with more than the track's budget."))
         elif run.lacks_graph:
             left_out.append((run, NO_GRAPH))
+        elif run.entry in reading_ahead:
+            left_out.append((run, READS_AHEAD))
         elif run.trust in EXCLUDED_TRUST:
             left_out.append((run, EXCLUDED_TRUST[Run.Trust(run.trust)]))
         elif confirming[run.entry] >= confirmations and not is_confirmation(run):

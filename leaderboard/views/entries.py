@@ -48,6 +48,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
     context = {
         "entry": entry,
         "runs": runs,
+        "own_failures": count_own_failures(runs),
         "groups": group_runs(runs, at_scales),
         "gains": draw_scales(at_scales),
         "changes": None if entry.kind == Entry.Kind.MAIN else review.get_changes(entry),
@@ -61,6 +62,13 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "events": list(Event.objects.about(entry)),
     }
     return render(request, "leaderboard/entry.html", context)
+
+
+def count_own_failures(runs: Sequence[Run]) -> int:
+    """Return how many runs with the whole budget ended by the model's fault: started runs, whose seeds count too."""
+    return sum(
+        run.state == Run.State.FAILED and run.cause == "model" and run.budget == run.track.budget for run in runs
+    )
 
 
 def load_rows(table: StandingsTable, entry: Entry) -> dict[int, Standing]:

@@ -163,17 +163,17 @@ def iterate_checks(
                 return
             small = None
             if not options.trace_only:
-                traced = read_sandbox_graphs(out, "small")
+                traced = read_sandbox_graphs(out, "small").traced
                 small = stack.enter_context(open_small_model(traced, dataset, private, options.steps))
             yield check_start(small and small.parameters)
             name = "fits"
             if trace_failure is not None:
                 yield trace_failure
                 return
-            traced = read_sandbox_graphs(out, "graph")
-            findings.full_size = measure_full_size(traced)
+            graphs = read_sandbox_graphs(out, "graph")
+            findings.full_size = measure_full_size(graphs)
             if options.graph_out:
-                traced.write(options.graph_out)
+                graphs.traced.write(options.graph_out)
             yield check_size(findings.report, findings.full_size, limits)
             if small is None:
                 return

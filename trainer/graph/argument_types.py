@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 
-from trainer.graph.operator_functions import SIZE_OPERATORS, bind_arguments, find_schema
-from trainer.graph.schema import MAX_SIZE, SIZE_NAMES, Call, Graph, GraphError, Input, iterate_values
-
-SYMBOLS = {name: sympy.Symbol(name, integer=True, positive=True) for name in SIZE_NAMES}
+from trainer.graph.operator_functions import bind_arguments, find_schema
+from trainer.graph.schema import MAX_ITEMS, Call, Graph, GraphError, Input, iterate_values
+from trainer.graph.sizes import SIZES, SizeSum, compute_size
 
 TENSOR, TENSORS = "a tensor", "several tensors"
 
 ValueType = Any
-"""What a reference stands for: TENSOR, TENSORS, an `Input` (a tensor of declared shape), a size as a `sympy.Expr`,
+"""What a reference stands for: TENSOR, TENSORS, an `Input` (a tensor of declared shape), a size as a `SizeSum`,
 or a list of types (results of a region)."""
 
 ENUMERATIONS = ("ScalarType", "MemoryFormat", "Layout", "Device", "Generator", "str")
@@ -42,7 +40,8 @@ GROWING_ARGUMENTS = frozenset(
 )
 """Arguments that may depend on rows and positions: the result does not get smaller when they grow."""
 
-SYMBOLIC = {**SIZE_OPERATORS, "size::min": sympy.Min, "size::max": sympy.Max}
+COUNTS_OF_RESULTS = ("sections", "chunks")
+"""Arguments that say how many tensors an operator returns."""
 
 
 def check_argument_types(graph: Graph, describe: Callable[[Call], str]) -> None:
@@ -57,6 +56,10 @@ def check_argument_types(graph: Graph, describe: Callable[[Call], str]) -> None:
 
 def is_tensor(value_type: ValueType) -> bool:
     return value_type is TENSOR or isinstance(value_type, Input)
+
+
+def is_number(value_type: ValueType) -> bool:
+    return isinstance(value_type, SizeSum) and value_type.is_constant
 
 
 class TypeChecker:
@@ -84,7 +87,11 @@ class TypeChecker:
             values = [find_value_type(value, types) for value in given.values()]
             if call.operator == "result::item":
                 return find_item(*values)
-            return read_size(*values) if call.operator == "aten::sym_size.int" else compute_size(call.operator, values)
+            if call.operator == "aten::sym_size.int":
+                return read_size(*values)
+            if not all(isinstance(value, SizeSum) for value in values):
+                raise TypeError("which takes sizes and whole numbers")
+            return compute_size(call.operator, *values)
         return check_call(find_schema(call.operator), given, types)
 
 
@@ -92,45 +99,31 @@ def find_value_type(value: Any, types: Mapping[str, ValueType]) -> ValueType:
     """Return the type of an argument; of a literal number, its size."""
     if isinstance(value, str):
         return TENSOR if value.startswith("@") else types[value]
-    return sympy.Integer(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    return SizeSum(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def find_item(results: ValueType, position: ValueType) -> ValueType:
     """`result::item`: one of the results of a call, at a fixed position."""
-    if not isinstance(position, sympy.Integer) or not (results is TENSORS or isinstance(results, list)):
+    if not is_number(position) or not (results is TENSORS or isinstance(results, list)):
         raise TypeError("which takes a call with several results and a fixed number")
-    return results[int(position)] if isinstance(results, list) else TENSOR
+    return results[position.constant] if isinstance(results, list) else TENSOR
 
 
-def read_size(tensor: ValueType, dimension: ValueType) -> sympy.Expr:
+def read_size(tensor: ValueType, dimension: ValueType) -> SizeSum:
     """`aten::sym_size.int`: a declared size of an input."""
-    if not isinstance(tensor, Input) or not isinstance(dimension, sympy.Integer):
+    if not isinstance(tensor, Input) or not is_number(dimension):
         raise TypeError("which takes an input of the graph and a fixed number: other sizes follow from those")
-    size = tensor.shape[int(dimension)]
-    return SYMBOLS[size] if isinstance(size, str) else sympy.Integer(size)
-
-
-def compute_size(name: str, values: Sequence[ValueType]) -> sympy.Expr:
-    """`size::*`: arithmetic of sizes."""
-    if not all(isinstance(value, sympy.Expr) for value in values):
-        raise TypeError("which takes sizes and whole numbers")
-    size = sympy.expand(SYMBOLIC[name](*values))
-    if not size.is_polynomial(*SYMBOLS.values()):
-        raise ValueError(f"whose result {size} is no sum of multiples of rows and positions, and no other sizes load")
-    terms = sympy.Poly(size, *SYMBOLS.values()).terms()
-    if any(max(powers) > 1 or not factor.is_Integer or abs(factor) > MAX_SIZE for powers, factor in terms):
-        raise ValueError(
-            f"whose result {str(size)[:100]} is no sum of multiples of rows and positions, and no other sizes load"
-        )
-    if any(factor < 0 and max(powers) for powers, factor in terms):
-        raise ValueError(f"whose result {size} falls when rows or positions grow, and no such sizes load")
-    return size
+    size = tensor.shape[dimension.constant]
+    return SIZES[size] if isinstance(size, str) else SizeSum(size)
 
 
 def check_call(schema: torch.FunctionSchema, given: Mapping[str, Any], types: Mapping[str, ValueType]) -> ValueType:
     """Return the type of the result of a call with these arguments."""
     declared = {argument.name: str(argument.real_type) for argument in schema.arguments}
     for name, value in given.items():
+        count = find_value_type(value, types) if name in COUNTS_OF_RESULTS else None
+        if is_number(count) and count.constant > MAX_ITEMS:
+            raise ValueError(f"which returns at most {MAX_ITEMS:,} tensors")
         for item in iterate_values(value):
             is_fitting = (
                 takes(declared[name], name, find_value_type(item, types))
@@ -158,7 +151,7 @@ def takes(type_name: str, name: str, value_type: ValueType) -> bool:
         return "Tensor" in type_name
     if value_type is TENSORS:
         return "List" in type_name and "Tensor" in type_name
-    if not isinstance(value_type, sympy.Expr):
+    if not isinstance(value_type, SizeSum):
         return False
     is_growing = "Tensor" in type_name or f"{type_name} {name}" in GROWING_ARGUMENTS
-    return is_growing or (value_type.is_number and any(each in type_name for each in ("int", "number")))
+    return is_growing or (value_type.is_constant and any(each in type_name for each in ("int", "number")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.graph.argument_types import check_argument_types
 from trainer.graph.operator_functions import bind_arguments, find_schema
 from trainer.graph.operators import (
     MAY_RETURN_ARGUMENT,
@@ -26,9 +27,6 @@ def describe_call(call: Call) -> str:
 
 def check_graph(graph: Graph, *, allow_random: bool = True, describe: Callable[[Call], str] = describe_call) -> None:
     """Raise `GraphError` for a graph that may not run. `describe`: a call's place in messages."""
-    # SymPy takes 0.5 s to import, a fifth of a training process's imports; models without a graph need none.
-    from trainer.graph.argument_types import check_argument_types
-
     check_operators(graph)
     check_argument_types(graph, describe)
     check_addresses(graph, describe)

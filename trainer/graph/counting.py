@@ -117,10 +117,11 @@ def list_chunk_positions(model: GraphModel, row_counts: Iterable[int], device: s
 
 def compute_features(model: GraphModel) -> Tensor:
     """Return features without data. Raise `GraphError` if features or logits have other shapes than declared."""
-    features = model.features(torch.zeros(2, model.traced_length, dtype=torch.int64, device="meta"))
-    width = model.traced_passes[model.training].logits.graph.inputs[0].shape[2]
-    check_shape("features", features, (2, model.traced_length, width))
-    check_shape("logits", model.logits(features[:, :2]), (2, 2, model.vocabulary_size))
+    with CostMeter():  # refuses what torch would not return from
+        features = model.features(torch.zeros(2, model.traced_length, dtype=torch.int64, device="meta"))
+        width = model.traced_passes[model.training].logits.graph.inputs[0].shape[2]
+        check_shape("features", features, (2, model.traced_length, width))
+        check_shape("logits", model.logits(features[:, :2]), (2, 2, model.vocabulary_size))
     return features
 
 

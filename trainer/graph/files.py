@@ -18,6 +18,8 @@ from trainer.graph.compression import count_compressed_bytes
 from trainer.graph.schema import (
     MAX_COMPRESSED_BYTES,
     MAX_CONSTANT_BYTES,
+    MAX_DIMENSIONS,
+    MAX_ITEMS,
     MAX_SIZE,
     SIZE_NAMES,
     Call,
@@ -35,7 +37,9 @@ from trainer.protocol.files import GRAPH_FILES
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
+MAX_VALUES = 4_000_000  # numbers, texts, lists and objects of the four files
 MAX_NODES = 200_000  # calls of all graphs of an architecture, with those of regions
+MAX_NAMES = 20_000  # of stored tensors and constants
 MAX_LIST_DEPTH = 3  # of an argument: torch takes lists of tensors and numbers
 REGIONS = ("region::no_grad", "region::no_autocast")
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
@@ -103,6 +107,8 @@ def read_traced(folder: Path) -> TracedArchitecture:
 
 def parse_files(files: Mapping[str, bytes]) -> TracedArchitecture:
     """Return the architecture of the content of the four files. Raises `GraphError`."""
+    if sum(content.count(mark) for content in files.values() for mark in (b",", b"[", b"{")) > MAX_VALUES:
+        raise GraphError(f"the files have more than {MAX_VALUES:,} values")
     tables = {name: parse_json(name, files[name]) for name in GRAPH_FILES}
     try:
         recipe = {name: value for name, value in tables["recipe.json"].items() if name != "version"}
@@ -305,6 +311,8 @@ def decode_initialization(table: Mapping[str, Any]) -> Initialization:
         for name, c in table["constants"].items()
     }
     names = [name for t in tensors for name in (t.name, *t.other_names)] + list(constants)
+    if len(names) > MAX_NAMES:
+        raise GraphError(f"stored tensors have more than {MAX_NAMES:,} names")
     if len(set(names)) != len(names):
         raise GraphError("two stored tensors have the same name")
     graph = decode_graph(table["graph"])
@@ -320,8 +328,7 @@ def decode_graph(table: Mapping[str, Any], depth: int = 0) -> Graph:
     if depth > 4:
         raise GraphError("regions are nested more than four deep")
     inputs = tuple(
-        Input(check_name(i["name"]), i.get("dtype", ""), tuple(map(check_size, i.get("shape", ()))))
-        for i in table["inputs"]
+        Input(check_name(i["name"]), i.get("dtype", ""), check_shape(i.get("shape", ()))) for i in table["inputs"]
     )
     known = {f"%{i.name}" for i in inputs}
     if len(known) < len(inputs) or any(i.name.isdecimal() for i in inputs):
@@ -379,6 +386,8 @@ def check_list_depth(value: Any, depth: int) -> None:
     if isinstance(value, list):
         if depth == 0:
             raise GraphError(f"an argument is a list nested more than {MAX_LIST_DEPTH} deep")
+        if len(value) > MAX_ITEMS:
+            raise GraphError(f"an argument is a list of {len(value):,} items, and {MAX_ITEMS:,} are allowed")
         for item in value:
             check_list_depth(item, depth - 1)
 
@@ -412,7 +421,14 @@ def check_size(size: Any) -> Size:
     return str(check_choice(size, SIZE_NAMES))
 
 
+def check_shape(sizes: Any) -> tuple[Size, ...]:
+    if len(sizes) > MAX_DIMENSIONS:
+        raise GraphError(f"a tensor has {len(sizes):,} dimensions, and {MAX_DIMENSIONS} are allowed")
+    return tuple(map(check_size, sizes))
+
+
 def check_sizes(sizes: Any) -> tuple[int, ...]:
-    if not all(isinstance(check_size(size), int) for size in sizes):
+    checked = check_shape(sizes)
+    if not all(isinstance(size, int) for size in checked):
         raise GraphError(f"{sizes!r} is not a shape of numbers")
     return tuple(sizes)

@@ -26,6 +26,9 @@ FREE_FLOPS = 10**9
 FLOPS_PER_ELEMENT = 1_000
 FLOPS_PER_ELEMENT_AND_SIDE = 16
 """A stored tensor of n elements allows n (1,000 + 16 sqrt n) FLOPs. Making an n x n matrix orthogonal takes 4 n^3."""
+UNCHARGED_FLOPS_PER_ELEMENT = 100
+"""What an initialization may cost beside the run's budget, for each element that it stores: random numbers, tables of
+sines. More is charged, as training is."""
 FREE_BYTES = 2**30
 BYTES_PER_STORED_BYTE = 4
 
@@ -60,6 +63,12 @@ def count_initialization_cost(initialization: Initialization) -> InitializationC
     cost = count_function(build_function(initialization.graph), build_constants(initialization))
     check_cost(initialization, cost)
     return cost
+
+
+def count_charged_flops(initialization: Initialization) -> int:
+    """Return the part of the initialization's FLOPs that a run pays from its budget."""
+    elements = sum(tensor.number_of_elements for tensor in initialization.tensors)
+    return max(0, count_initialization_cost(initialization).flops - UNCHARGED_FLOPS_PER_ELEMENT * elements)
 
 
 def count_function(function: GraphFunction, constants: Mapping[str, Tensor]) -> InitializationCost:

@@ -124,6 +124,33 @@ def count_pooling_backward(arguments: tuple[Any, ...], result: Any) -> int:
     return arguments[0].numel() * count_window(arguments[2])
 
 
+def count_adaptive_windows(values: Tensor, pooled: Tensor) -> int:
+    """Return the elements of all windows of `_adaptive_avg_pool2d`: from `floor(i n / m)` to `ceil((i + 1) n / m)`."""
+    sizes = zip(values.shape[-2:], pooled.shape[-2:], strict=True)
+    return math.prod(pooled.shape[:-2]) * math.prod(n + m - math.gcd(n, m) for n, m in sizes)
+
+
+def count_adaptive_pooling(arguments: tuple[Any, ...], result: Any) -> int:
+    """self, sizes: one per element of each window."""
+    return count_adaptive_windows(arguments[0], result)
+
+
+def count_adaptive_pooling_backward(arguments: tuple[Any, ...], result: Any) -> int:
+    """gradient, self: likewise."""
+    return count_adaptive_windows(arguments[1], arguments[0])
+
+
+def count_trilinear(arguments: tuple[Any, ...], result: Any) -> int:
+    """Three factors, the dimensions in which each is repeated, ...: two products and a sum for each combination."""
+    shapes = []
+    for factor, repeated in zip(arguments[:3], arguments[3:6], strict=True):
+        shape = list(factor.shape)
+        for dimension in sorted(repeated):
+            shape.insert(dimension, 1)
+        shapes.append(shape)
+    return 3 * math.prod(map(max, *shapes))
+
+
 def count_fourier(arguments: tuple[Any, ...], result: Any) -> int:
     """`_fft_r2c`, `_fft_c2r`, `_fft_c2c`: self, dimensions, ...: `5 n log2 n` for each transformed row."""
     values, dimensions = arguments[0], arguments[1]
@@ -220,6 +247,14 @@ def count_factorization(arguments: tuple[Any, ...], result: Any) -> int:
     Loan, section 5.2), which the others do not exceed; at least one per element of the results."""
     rows, columns = arguments[0].shape[-2:]
     return max(4 * arguments[0].numel() * min(rows, columns), count_written(arguments, result))
+
+
+def count_singular_values(arguments: tuple[Any, ...], result: Any) -> int:
+    """`4 m^2 n + 22 n^3` for each matrix `m x n`, n the smaller side, with both factors (Golub and Van Loan, 8.6.4)."""
+    values = arguments[0]
+    large, small = max(values.shape[-2:]), min(values.shape[-2:])
+    matrices = math.prod(values.shape[:-2])
+    return max(matrices * (4 * large**2 * small + 22 * small**3), count_written(arguments, result))
 
 
 def count_triangular_solve(arguments: tuple[Any, ...], result: Any) -> int:
@@ -388,7 +423,8 @@ RUNNING_STATISTICS = {
 DECOMPOSED_OPERATORS: dict[str, Formula] = {
     **list_operators(
         count_nothing,
-        "_unsafe_view _reshape_alias as_strided _conj _neg_view _reshape_copy is_same_size sym_numel item",
+        "_unsafe_view _reshape_alias as_strided _conj _neg_view _reshape_copy is_same_size sym_numel item "
+        "_linalg_check_errors _efficientzerotensor",
     ),
     **list_operators(
         count_read,
@@ -408,13 +444,16 @@ DECOMPOSED_OPERATORS: dict[str, Formula] = {
         "select_backward slice_backward diagonal_backward new_empty_strided empty_strided "
         "empty_permuted constant_pad_nd "
         "reflection_pad1d_backward softshrink_backward hardshrink_backward replication_pad1d_backward "
-        "as_strided_scatter slice_scatter select_scatter",
+        "as_strided_scatter slice_scatter select_scatter pixel_unshuffle",
     ),
     **list_operators(
         count_touched,
         "embedding_dense_backward _index_put_impl index_put unfold_backward upsample_nearest1d_backward "
         "upsample_linear1d_backward",
     ),
+    **list_operators(count_trilinear, "_trilinear"),
+    **list_operators(count_adaptive_pooling, "_adaptive_avg_pool2d"),
+    **list_operators(count_adaptive_pooling_backward, "_adaptive_avg_pool2d_backward"),
     **list_operators(count_pooling, "max_pool2d_with_indices avg_pool2d"),
     **list_operators(count_pooling_backward, "avg_pool2d_backward"),
     **list_operators(count_fourier, "_fft_r2c _fft_c2r _fft_c2c"),
@@ -422,6 +461,7 @@ DECOMPOSED_OPERATORS: dict[str, Formula] = {
     **list_operators(count_convolution_backward, "convolution_backward"),
     **list_operators(count_distances, "_cdist_forward _euclidean_dist"),
     **list_operators(count_distances_backward, "_cdist_backward"),
+    **list_operators(count_singular_values, "_linalg_svd"),
     **list_operators(count_factorization, "linalg_inv_ex linalg_cholesky_ex geqrf orgqr"),
     **list_operators(count_triangular_solve_backward, "triangular_solve"),
 }

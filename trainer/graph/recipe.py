@@ -10,6 +10,8 @@ from trainer.graph.files import TracedArchitecture
 from trainer.graph.schema import GraphError
 from trainer.models.base import ArchitectureConfig, ParameterGroup, Recipe, Schedule
 
+MAX_PATTERNS = 500  # each is compared with the name of each parameter
+
 
 def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:
     """Return the recipe and the sizes as plain data."""
@@ -29,6 +31,8 @@ def read_recipe(traced: TracedArchitecture) -> Recipe:
             ParameterGroup(**{**group, "match": tuple(group["match"]), "betas": tuple(group["betas"])})
             for group in table["groups"]
         ]
+        if sum(len(group.match) for group in groups) > MAX_PATTERNS:
+            raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of names")
         changed = {"groups": tuple(groups), "schedule": Schedule(**table["schedule"])}
         return Recipe(**{**table, **changed, "multi_token": tuple(table.get("multi_token", ()))})
     except (KeyError, TypeError, ValueError, OverflowError) as error:

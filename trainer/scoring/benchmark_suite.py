@@ -22,7 +22,7 @@ import numpy as np
 from trainer.errors import GraphFaultError
 from trainer.scoring.benchmark_tasks import CORE, CORES, SUITE, BenchmarkTask, find_file
 from trainer.scoring.core import compute_centered, compute_core, run_core
-from trainer.scoring.passes import CHECKED_ITEMS
+from trainer.scoring.passes import CHECKED_ITEMS, EXACT_MATCH
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -77,7 +77,8 @@ def run_suite(
     limit: int | None,
     progress: Callable[[str, float], None],
 ) -> SuiteResult:
-    """Answer the first `limit` questions of each part of each task, and a random subset again without later tokens.
+    """Answer the first `limit` questions of each part of each task, and a random subset again without later tokens;
+    all questions of `EXACT_MATCH`, whose text contains the answer.
 
     `folder` has the tasks' files, beyond the shipped ones. The corrected metric is that of all questions, plus the mean
     over the subset of what changes for a question without later tokens. Its expectation is the metric that the model
@@ -164,12 +165,12 @@ def build_lm_eval_config(part: BenchmarkTask, folder: Path | None) -> dict[str, 
 
 
 def choose_items(name: str, samples: dict[str, Samples]) -> dict[str, list[int]]:
-    """Return the numbers of random questions of each part of a task."""
+    """Return the numbers of random questions of each part of a task, or of all."""
     rng = np.random.default_rng()
     chosen = {}
     for part in SUITE[name]:
         numbers = [sample["doc_id"] for sample in samples[part.task]]
-        count = min(len(numbers), max(2, CHECKED_ITEMS // len(SUITE[name])))
+        count = len(numbers) if name == EXACT_MATCH else min(len(numbers), max(2, CHECKED_ITEMS // len(SUITE[name])))
         chosen[part.task] = sorted(int(number) for number in rng.choice(numbers, count, replace=False))
     return chosen
 

@@ -47,7 +47,11 @@ def run_core(
     progress: Callable[[str, float], None],
     tasks: Sequence[CoreTask] = CORE_TASKS,
 ) -> CoreResult:
-    """Answer `limit` random questions of each task, and a few again without later tokens (`benchmark_suite`)."""
+    """Answer `limit` random questions of each task, and a few again without later tokens (`benchmark_suite`).
+
+    An exact match is an answer that the text contains: a model that reads it ahead at few questions gains all of them,
+    and a few repetitions would not show it. So every right one is answered again, and has to be right again.
+    """
     result, rng = CoreResult({}, {}, []), np.random.default_rng()
     for number, task in enumerate(tasks):
         questions = select_questions(read_questions(task, folder), limit)
@@ -56,12 +60,16 @@ def run_core(
             answers.append(answer_question(scorer, tokenizer, task, questions, i, None))
             progress(f"CORE: {task.name}", (number + (i + 1) / len(questions)) / len(tasks))
         correct = np.array([is_correct for is_correct, _ in answers], float)
+        is_exact_match = task.kind == "language_modeling"
         chosen = rng.choice(len(questions), min(CHECKED_CORE_ITEMS, len(questions)), replace=False)
+        chosen = np.flatnonzero(correct) if is_exact_match else chosen
         texts = [build_rows(task, questions, i, tokenizer, scorer.sequence_length) for i in range(len(questions))]
         replacement = Replacement(np.concatenate([row.tokens for rows in texts for row in rows]), rng)
         alone = [answer_question(scorer, tokenizer, task, questions, int(i), replacement)[0] for i in chosen]
         changes = np.array(alone, float) - correct[chosen]
-        result.corrections[task.name] = correction = estimate_mean(changes, 1 - len(chosen) / len(questions))
+        rest = 1 - len(chosen) / len(questions)
+        correction = (changes.sum() / len(questions), 0.0) if is_exact_match else estimate_mean(changes, rest)
+        result.corrections[task.name] = correction
         value, error = estimate_mean(correct)
         result.accuracies[task.name] = (value + correction[0], math.hypot(error, correction[1]))
         result.items.extend(

@@ -6,11 +6,12 @@ a row of a GPU's track fills the GPU alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from trainer.scoring.benchmark_tasks import CORE, CORE_SAMPLE, PARADIGMS, SAMPLE_PARADIGMS
-from trainer.scoring.core_tasks import SAMPLE_NAMES
+from trainer.scoring.core_tasks import CORE_TASKS, SAMPLE_NAMES
 from trainer.scoring.look_ahead import DRAWS
 
 DOCUMENT_TOKENS = 1000  # of web text: FineWeb-Edu's sample of 10 billion tokens has 9.7 million documents
@@ -19,6 +20,8 @@ UNTRAINED_WINDOWS = 64  # windows on which the untrained model is scored
 TF32_WINDOWS = 32  # windows that a GPU computes twice, to compare TF32 with fp32
 CHECKED_ITEMS = 32  # questions of each task of lm-eval that are answered again without later tokens
 CHECKED_CORE_ITEMS = 4  # of each task of CORE
+RIGHT_SHARE = 0.5  # of CORE's exact-match answers, assumed; those that are right are all answered again
+EXACT_MATCH = "lambada_openai"  # the task of lm-eval whose answers are all answered again
 
 
 class Questions(NamedTuple):
@@ -91,8 +94,16 @@ def count_task_passes(task: str, limit: int | None) -> float:
         names = SAMPLE_NAMES if task == CORE_SAMPLE else CORE_QUESTIONS
         size = CORE_SAMPLE_COUNT if task == CORE_SAMPLE else None
         asked = min((value for value in (limit, size) if value), default=None)
-        return sum(CORE_QUESTIONS[name].count_passes(asked, CHECKED_CORE_ITEMS) for name in names)
+        return sum(count_core_passes(name, asked) for name in names)
     if task in LM_EVAL_TASKS:
-        return LM_EVAL_TASKS[task].count_passes(limit, CHECKED_ITEMS)
+        questions = LM_EVAL_TASKS[task]
+        return questions.count_passes(limit, questions.count if task == EXACT_MATCH else CHECKED_ITEMS)
     part, parts = {"blimp": (PARADIGM, PARADIGMS), "blimp_sample": (SAMPLE_PARADIGM, SAMPLE_PARADIGMS)}[task]
     return len(parts) * part.count_passes(limit, max(2, CHECKED_ITEMS // len(parts)))
+
+
+def count_core_passes(name: str, limit: int | None) -> float:
+    questions, (kind,) = CORE_QUESTIONS[name], (task.kind for task in CORE_TASKS if task.name == name)
+    asked = min(questions.count, limit or questions.count)
+    right = math.ceil(RIGHT_SHARE * asked)
+    return questions.count_passes(limit, right if kind == "language_modeling" else CHECKED_CORE_ITEMS)

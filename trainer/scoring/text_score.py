@@ -190,6 +190,7 @@ def describe_checks(score: TextScore) -> dict[str, Any]:
         "look_ahead": {
             "nats_per_token": score.correction.nats,
             "stderr": score.correction.stderr,
+            "stderr_bits_per_byte": score.correction.stderr * score.bits.tokens / math.log(2) / score.bits.bytes,
             "rounding": score.correction.rounding,
             "unseen": score.correction.unseen,
             "is_beyond_rounding": score.correction.is_beyond_rounding,

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainer import errors
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.config.parsing import parse_config
@@ -28,13 +30,15 @@ from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError
 from trainer.graph.trace import trace_architecture
 from trainer.models import ARCHITECTURES, UnknownArchitectureError
-from trainer.models.base import Architecture
+from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 from trainer.training.model_sources import configure_model, import_architecture
 
 REPORT_FILE = "smoke.json"
 REQUIRED_NAMES = ("Config", "Model", "recipe")  # defined by every architecture
 DEFAULT_VOCABULARY_SIZE = 32768  # used if the tokenizer is a file outside the sandbox
 GPT2_VOCABULARY_SIZE = 50257  # its end-of-text token is the last one; of other tokenizers it is the first
+GENERATED_TOKENS = 24
+GENERATION_TOLERANCE = 0.01  # of the features' mean size; a cache changes the order of sums only
 LOCATION = re.compile(r"(\w+\.py), line (\d+)(?: \(`(.*?)`\))?:? (.*)", re.DOTALL)
 """The place at which a `GraphError` begins, and its reason."""
 
@@ -119,13 +123,16 @@ def trace_both_sizes(options: argparse.Namespace, flags: list[str], report: Repo
     check_required_names(module, options.arch)
     if not options.trace_only:
         small = shrink_config(full)
-        traced = trace_at_size(module, small, options.small_vocabulary_size, 0, "It cannot be traced")
+        config = configure_at_size(module, small, options.small_vocabulary_size, 0)
+        traced = trace_at_size(module, config, "It cannot be traced")
         override_traced_recipe(traced, full).write(options.out / "small")
+        check_generation(module, config, report)
     resolved = resolve_full_size(full)
     report.enter_stage("sizes", **describe_size(full, resolved))
     vocabulary_size = options.vocabulary_size or get_vocabulary_size(full, report)
     message = f"At its full size (depth {resolved.depth}, {resolved.sequence_length} tokens a row) it cannot be traced"
-    traced = trace_at_size(module, full, vocabulary_size, get_end_of_text(full), message)
+    config = configure_at_size(module, full, vocabulary_size, get_end_of_text(full))
+    traced = trace_at_size(module, config, message)
     traced.write(options.out / "graph")
     report.enter_stage("done")
 
@@ -138,15 +145,49 @@ def check_required_names(module: Architecture, name: str) -> None:
         raise ModelError(f"{file} has no {missing[0]}: an architecture has a Config, a Model and a recipe.")
 
 
-def trace_at_size(
-    module: Architecture, config: TrainConfig, vocabulary_size: int, end_of_text: int, message: str
-) -> TracedArchitecture:
-    """Return the graphs at the configured size. `message`: of the error if it cannot be traced."""
-    model_config = configure_model(module, config, resolve_full_size(config), end_of_text, vocabulary_size)
+def configure_at_size(
+    module: Architecture, config: TrainConfig, vocabulary_size: int, end_of_text: int
+) -> ArchitectureConfig:
+    return configure_model(module, config, resolve_full_size(config), end_of_text, vocabulary_size)
+
+
+def trace_at_size(module: Architecture, config: ArchitectureConfig, message: str) -> TracedArchitecture:
+    """Return the graphs at a size. `message`: of the error if it cannot be traced."""
     try:
-        return trace_architecture(module, model_config)
+        return trace_architecture(module, config)
     except GraphError as error:
         raise UntraceableError(message, error) from error
+
+
+def check_generation(module: Architecture, config: ArchitectureConfig, report: ReportWriter) -> None:
+    """Add a hint if `advance` computes something else than `features`: no score shows it, since graphs have none."""
+    if module.Model.advance is LanguageModel.advance:
+        return
+    try:
+        difference, size = compare_generation(module.Model(config), config)
+    except Exception as error:
+        report.add_hint(f"`advance`, which generates text token by token, raises {type(error).__name__}: {error}")
+        return
+    if not difference <= GENERATION_TOLERANCE * size:
+        report.add_hint(
+            f"`advance`, which generates text token by token, differs from `features` by up to {difference:.2g}"
+            f" (features are {size:.2g} large): its text is another model's. Remove it, or change it as `features`."
+        )
+
+
+def compare_generation(model: LanguageModel, config: ArchitectureConfig) -> tuple[float, float]:
+    """Return the largest difference between features of a row at once and piece by piece, and their mean size."""
+    generator = torch.Generator().manual_seed(0)
+    length = min(config.sequence_length, GENERATED_TOKENS)
+    tokens = torch.randint(config.vocabulary_size, (1, length), generator=generator)
+    with torch.no_grad():
+        for parameter in model.eval().parameters():  # initial zeros would hide what a block computes
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+        expected, state, found = model.features(tokens), None, []
+        for piece in tokens.split([length - length // 2, *[1] * (length // 2)], dim=1):
+            features, state = model.advance(piece, state)
+            found.append(features)
+    return float((torch.cat(found, 1) - expected).abs().max()), float(expected.abs().mean())
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,10 @@ from typing import Any
 from torch import nn
 
 from trainer.errors import ModelError, attribute_to_model
-from trainer.graph.build import build_function, check_passes
-from trainer.graph.files import MAX_FILE_BYTES, TracedArchitecture, parse_files
+from trainer.graph.files import MAX_FILE_BYTES, TracedArchitecture, read_traced
+from trainer.graph.foreign_files import check_foreign_files
 from trainer.graph.model import build_model_without_data
 from trainer.graph.recipe import read_recipe
-from trainer.graph.summary import describe_traced
 from trainer.models.base import Recipe
 from trainer.optim import optimizers
 from trainer.protocol import GRAPH_FILES
@@ -33,31 +33,37 @@ class FullSize:
     state_bytes: int  # of weights, gradients and optimizer states, without activations
 
 
-def read_sandbox_graphs(out: Path, name: str) -> TracedArchitecture:
+@dataclass(frozen=True)
+class SandboxGraphs:
+    """The graphs in a folder of the sandbox, checked and counted."""
+
+    traced: TracedArchitecture
+    summary: dict[str, Any]  # see `trainer.graph.summary`
+
+
+def read_sandbox_graphs(out: Path, name: str) -> SandboxGraphs:
     """Return the graphs in a folder that the sandbox wrote. Raise `ModelError`."""
     files: dict[str, bytes] = {}
     try:
         for file in GRAPH_FILES:
             with open_file(out, f"{name}/{file}") as stream:
                 files[file] = stream.read(MAX_FILE_BYTES + 1)
-            if len(files[file]) > MAX_FILE_BYTES:
-                raise ModelError(f"{file} has more than {MAX_FILE_BYTES:,} bytes.")
-        with attribute_to_model("while its graphs were read"):
-            traced = parse_files(files)
-            check_passes(traced)
-            build_function(traced.initialization.graph)
     except (OSError, UnsafeFileError) as error:
         raise ModelError("It left no graphs.") from error
-    return traced
+    with tempfile.TemporaryDirectory(prefix="graphs-") as folder:
+        for file, content in files.items():
+            Path(folder, file).write_bytes(content)
+        with attribute_to_model("while its graphs were read"):
+            return SandboxGraphs(summary=check_foreign_files(Path(folder)), traced=read_traced(Path(folder)))
 
 
-def measure_full_size(traced: TracedArchitecture) -> FullSize:
-    """Count parameters, FLOPs and memory without computing the graphs. Raise `ModelError`."""
+def measure_full_size(graphs: SandboxGraphs) -> FullSize:
+    """Return parameters, FLOPs and memory, without computing the graphs. Raise `ModelError`."""
+    traced = graphs.traced
     with attribute_to_model("while its full size was counted"):
         try:
-            summary = describe_traced(traced)
             model, recipe = build_model_without_data(traced), read_recipe(traced)
-            return FullSize(summary, count_embedding_parameters(traced), count_state_bytes(model, recipe))
+            return FullSize(graphs.summary, count_embedding_parameters(traced), count_state_bytes(model, recipe))
         except ValueError as error:
             raise ModelError(f"At its full size, {error}.") from error
 

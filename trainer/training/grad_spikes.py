@@ -1,5 +1,7 @@
 """Gradient spikes: skip an update whose gradient norm is far above the median, and stop if spikes do not end.
 
+Norms are those after clipping, if the recipe clips.
+
 The state is part of the checkpoint, so a resumed run takes the same decisions.
 """
 

@@ -195,7 +195,7 @@ def train_step(
         raise ModelError("No parameter of the model gets a gradient.")
     if before is not None:
         before.read()
-    values = StepValues(average_tensor(fabric, total), norm, spike_filter, step, fraction)
+    values = StepValues(average_tensor(fabric, total), norm, spike_filter, clip, step, fraction)
     with attribute_to_model("in an optimizer step", micro_batch):
         update_weights(parameters, optimizers, norm, values.is_accepted, clip)
     for optimizer in optimizers:

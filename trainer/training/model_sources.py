@@ -21,6 +21,7 @@ from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
 from trainer.graph.files import TracedArchitecture, check_saved_dtype, read_traced
+from trainer.graph.initialization import count_charged_flops
 from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError
@@ -63,6 +64,10 @@ class BuiltModel:
         cost = count_training_cost(model, micro_batches, resolved.device)
         chunks = {size: count_chunks(size * length, resolved.device, model.vocabulary_size) for size in micro_batches}
         return {size: cost.flops_per_token(size, chunks[size]) for size in micro_batches}
+
+    def count_initial_flops(self) -> int:
+        """Return what the run pays for its initialization before the first step; 0 for a module's."""
+        return 0 if self.traced is None else count_charged_flops(self.traced.initialization)
 
     def count_window_flops(self, row: Tensor) -> float:
         """Return the FLOPs per token of matrix products alone, with attention counted over its windows.

@@ -65,7 +65,8 @@ class Run:
     last_checkpoint: Path | None = None
     usage: Usage = field(default_factory=Usage)
     price_start: Usage = field(default_factory=Usage)
-    """Usage since which a token costs `flops_per_token`: another micro-batch, before a resume, has another cost."""
+    """Usage since which a token costs `flops_per_token`: after the initialization, or after a resume with another
+    micro-batch, which has another cost."""
     window: MetricsWindow = field(default_factory=MetricsWindow)
     dev: dict[str, float] = field(default_factory=dict)  # the last evaluation
     unread: StepValues | None = None
@@ -97,7 +98,7 @@ class Run:
         return self.budget.used_fraction(self.usage, tokens, tokens * self.flops_per_token, self.price_start)
 
     def compute_flops(self) -> float:
-        """Return the FLOPs of all steps."""
+        """Return the FLOPs of all steps, and what the initialization is charged."""
         return self.price_start.flops + (self.usage.tokens - self.price_start.tokens) * self.flops_per_token
 
     def update_price_start(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from trainer.accounting import flops
+from trainer.accounting.budget import Usage
 from trainer.accounting.cores import choose_thread_count, count_cores
 from trainer.accounting.training_size import explain_too_large
 from trainer.checkpoint.base_weights import choose_vocabulary_size, find_base_checkpoint
@@ -69,6 +70,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     with attribute_to_model("while its FLOPs were counted"):
         flops_by_micro_batch = built.count_flops(row, resolved, can_choose)
         window_flops = built.count_window_flops(row)
+        initial_flops = float(built.count_initial_flops())
     objective = prepare_objective(raw_model, built.recipe, resolved, console)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
@@ -108,6 +110,8 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         lineage=built.lineage,
         host_buffers=HostBuffers(allocate_pinned) if device == "cuda" and fabric.is_global_zero else None,
         peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
+        usage=Usage(flops=initial_flops),
+        price_start=Usage(flops=initial_flops),
     )
     check_run_folder(run)
     resume_run(run, console)

@@ -18,16 +18,26 @@ from trainer.training.grad_spikes import GradientSpikeFilter
 
 
 class StepValues:
-    """The values of a launched step. `step` and `fraction` are for messages."""
+    """The values of a launched step. `step` and `fraction` are for messages.
+
+    The filter judges the norm after clipping: a clipped update is no longer than the clip, whatever its gradient was.
+    """
 
     def __init__(
-        self, loss: Tensor, norm: Tensor, spike_filter: GradientSpikeFilter, step: int, fraction: float
+        self,
+        loss: Tensor,
+        norm: Tensor,
+        spike_filter: GradientSpikeFilter,
+        clip: float | None,
+        step: int,
+        fraction: float,
     ) -> None:
         self.spike_filter, self.step, self.fraction = spike_filter, step, fraction
+        self.longest = math.inf if clip is None else clip
         self.deferred = DeferredRead(torch.stack([loss, norm.to(loss)]))
         self.known: tuple[float, float] | None = None
         finite = loss.isfinite() & norm.isfinite()
-        self.is_accepted = finite & (norm.double() <= spike_filter.limit)
+        self.is_accepted = finite & (norm.double().clamp(max=self.longest) <= spike_filter.limit)
         """Whether the update is made, on the step's device: what `spike_filter.accept` will return."""
 
     def read(self) -> tuple[float, float]:
@@ -38,7 +48,7 @@ class StepValues:
         if self.known is None:
             loss, norm = self.deferred.read()
             check_finite(loss, norm, self.step, self.fraction)
-            self.spike_filter.accept(norm, self.step)
+            self.spike_filter.accept(min(norm, self.longest), self.step)
             self.known = loss, norm
         return self.known
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from leaderboard.models import Entry, Run, Track
 from leaderboard.rankings import explanations
-from leaderboard.rankings.eligible_runs import NO_GRAPH, ScoredRun, select_eligible_runs, void_other_node_classes
+from leaderboard.rankings.eligible_runs import (
+    NO_GRAPH,
+    READS_AHEAD,
+    ScoredRun,
+    select_eligible_runs,
+    void_other_node_classes,
+)
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.rankings.standings_store import load_standings
 from tests.support import boards, scene
@@ -90,6 +96,31 @@ def test_run_without_a_graph_does_not_rank_on_a_traced_track() -> None:
     assert row is not None
     assert (row.estimate, row.rank, explanations.describe_verdict(row, stored)) == (None, None, "not compared")
     assert explanations.describe_standing(row, stored).endswith(f"not compared: {NO_GRAPH}")
+
+
+def test_entry_whose_correction_is_beyond_rounding_does_not_rank() -> None:
+    track, entries = boards.create_board()
+    look_ahead = {"is_beyond_rounding": True, "stderr_bits_per_byte": 0.004}
+    noisy = entries["Better"].runs.order_by("pk").first()
+    assert noisy is not None
+    Run.objects.filter(pk=noisy.pk).update(checks={"look_ahead": look_ahead})
+    table = compute_standings(track)
+    own = {run.pk for run in entries["Better"].runs.all()}
+    assert {(run.run, reason) for run, reason in table.left_out} == {(pk, READS_AHEAD) for pk in own}
+    row = table.get_row(entries["Better"].pk)
+    assert row is not None
+    assert (row.estimate, row.left_out) == (None, READS_AHEAD)
+    assert noisy in Run.objects.without_rank()
+
+
+def test_interval_has_the_standard_error_of_the_look_ahead_correction() -> None:
+    track, entries = boards.create_board()
+    plain = get_estimate(track, entries["Better"])
+    look_ahead = {"is_beyond_rounding": False, "stderr_bits_per_byte": 0.03}
+    entries["Better"].runs.update(checks={"look_ahead": look_ahead})
+    wide = get_estimate(track, entries["Better"])
+    assert wide.cm == plain.cm
+    assert (wide.low or 9) < 1 < (plain.low or 0)
 
 
 def test_estimate_of_confirmed_entry_uses_confirmation_runs_only() -> None:

@@ -32,6 +32,14 @@ def test_entry_page_shows_standing_and_next_step(client: Client) -> None:
     assert "Compare with the baseline" in page
 
 
+def test_entry_page_counts_runs_that_ended_by_their_own_fault(client: Client) -> None:
+    _, entries = boards.create_board()
+    for seed, cause in ((77, "model"), (78, "infrastructure")):
+        scene.create_run(entries["Better"], seed=seed, state=Run.State.FAILED, cause=cause, reason="The loss is NaN.")
+    page = extract_text(client.get(entries["Better"].get_absolute_url()).content)
+    assert "runs that count 3 and 1 ended by its own fault" in page
+
+
 def test_entry_page_groups_runs_by_budget_with_multiplier(client: Client) -> None:
     _, entries = boards.create_board()
     for seed in (1, 2):

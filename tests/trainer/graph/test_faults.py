@@ -62,11 +62,12 @@ def get_blame(outcome: JobOutcome | JobFailedError) -> tuple[str, str | None]:
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), 1, "infrastructure"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), 1, "infrastructure"),
         (RuntimeError("an operator of torch failed"), 1, "infrastructure"),
+        (torch.linalg.LinAlgError("linalg.inv: The diagonal element 3 is zero"), 1, "model"),
         (torch.OutOfMemoryError("CUDA out of memory."), 2, "infrastructure"),
         (torch.OutOfMemoryError("CUDA out of memory."), 1, "model"),
     ],
 )
-def test_graph_run_blames_entry_only_without_memory_for_one_row(
+def test_graph_run_blames_entry_only_for_what_its_graph_did(
     train: Callable[..., int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -15,8 +15,9 @@ from benchmarks.cheats.base import WIDTH, Config, Model, T, V, vary
 from tests.support.traced_models import trace
 from trainer.graph import initialization as initialization_module
 from trainer.graph.files import TracedArchitecture, parse_files
-from trainer.graph.initialization import compute_initial_tensors, count_initialization_cost
+from trainer.graph.initialization import compute_initial_tensors, count_charged_flops, count_initialization_cost
 from trainer.graph.schema import GraphError
+from trainer.graph.summary import describe_traced
 from trainer.graph.trace import trace_architecture
 from trainer.models import ARCHITECTURES
 
@@ -117,3 +118,23 @@ def test_division_that_would_end_the_process_is_refused() -> None:
     files = forged_files.edit_initialization(divide_by_minus_one)(trace("nanogpt").to_files())
     with pytest.raises(GraphError, match="rounding_mode='trunc'"):
         compute_initial_tensors(parse_files(files).initialization)
+
+
+def test_initialization_beyond_a_small_allowance_is_charged() -> None:
+    def square(model: nn.Module) -> None:
+        with torch.no_grad():
+            x = torch.randn(256, 256)
+            for _ in range(4):
+                x = torch.tanh(x @ x)
+            model.mix.weight.copy_(x[:WIDTH, :WIDTH])  # type: ignore[union-attr]
+
+    assert count_charged_flops(trace_constructor(lambda _: None).initialization) == 0
+    assert count_charged_flops(trace_constructor(square).initialization) > 4 * 2 * 256**3
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_own_architecture_pays_less_than_a_small_step_for_its_initialization(name: str) -> None:
+    """Only orthogonal matrices, of rwkv5, cost more than the allowance."""
+    charged = count_charged_flops(trace(name).initialization)
+    assert charged < 1024 * describe_traced(trace(name))["flops_per_token"]
+    assert (charged > 0) == (name == "rwkv5")

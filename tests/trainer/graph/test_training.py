@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from benchmarks.cheats import forged_files
 from tests.support.interrupted_runs import AfterSteps
 from tests.support.metrics_lines import CLOCK, lines
 from trainer.cli.main import main
@@ -80,3 +82,28 @@ def test_graph_with_options_of_a_module_is_refused(
     flags = ("--dataset", str(dataset_folder), *FLAGS, "--graph", str(graph_folder), "--model.depth", "3")
     assert main(["train", "--out", str(tmp_path), *flags]) == 2
     assert "graph fixes the model" in capsys.readouterr().err
+
+
+def test_run_pays_for_its_initialization(graph_folder: Path, dataset_folder: Path, tmp_path: Path) -> None:
+    costly = tmp_path / "costly"
+    shutil.copytree(graph_folder, costly)
+    init = costly / "init.json"
+
+    def multiply_matrices(append: forged_files.Append) -> None:
+        matrix = append("aten::randn", [400, 400])
+        for _ in range(5):
+            append("aten::mm", matrix, matrix)
+
+    files = forged_files.edit_initialization(multiply_matrices)({"init.json": init.read_bytes()})
+    init.write_bytes(files["init.json"])
+    work = 5 * 2 * 400**3
+    states = {}
+    for folder in (graph_folder, costly):
+        out = tmp_path / f"run-{folder.name}"
+        assert start(out, dataset_folder, "--graph", folder, "--budget", f"{work + 10**8}flops") == 0
+        states[folder] = json.loads((out / "run.json").read_text()), lines(out, "train")[-1]
+    (plain, last), (paid, last_paid) = states[graph_folder], states[costly]
+    per_step = plain["flops_per_token"] * 4 * 32
+    assert paid["flops_per_token"] == plain["flops_per_token"]
+    assert last_paid["flops"] - last_paid["step"] * per_step == pytest.approx(work, rel=0.01)
+    assert last["step"] - last_paid["step"] == pytest.approx(work / per_step, abs=2)

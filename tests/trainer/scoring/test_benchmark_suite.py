@@ -209,3 +209,11 @@ def test_shipped_sample_is_the_start_of_blimp():
 
 def test_every_task_has_a_metric_for_the_average():
     assert benchmark_tasks.SUITE.keys() == benchmark_suite.HEADLINE.keys()
+
+
+def test_all_exact_matches_are_answered_again():
+    samples = [{"doc_id": number} for number in range(500)]
+    for name, count in (("lambada_openai", 500), ("sciq", 32)):
+        (part,) = benchmark_suite.SUITE[name]
+        chosen = benchmark_suite.choose_items(name, {part.task: samples})[part.task]
+        assert len(set(chosen)) == count

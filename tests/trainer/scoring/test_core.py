@@ -206,3 +206,40 @@ def test_sample_has_valid_questions_of_its_kind(task: CoreTask) -> None:
     field = "context_options" if task.kind == "schema" else "choices"
     assert all(len(row[field]) == round(1 / task.chance) > row["gold"] >= 0 for row in rows)
     assert {row["gold"] for row in rows} == set(range(round(1 / task.chance)))
+
+
+class Peeker(torch.nn.Module):
+    """Predicts the token that follows in rows with a certain word, and token 1 elsewhere."""
+
+    def __init__(self, vocabulary_size: int, word: int) -> None:
+        super().__init__()
+        self.vocabulary_size, self.word = vocabulary_size, word
+
+    def features(self, tokens: Tensor) -> Tensor:
+        following = torch.cat([tokens[:, 1:], torch.zeros_like(tokens[:, :1])], 1)
+        is_read = (tokens == self.word).any(1, keepdim=True) & (following > 0)
+        return torch.where(is_read, following, 1)[..., None].float()
+
+    def logits(self, features: Tensor) -> Tensor:
+        return 10.0 * torch.nn.functional.one_hot(features[..., 0].long(), self.vocabulary_size).float()
+
+
+def test_peeking_at_few_exact_matches_gains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(np.random, "default_rng", lambda: rng)
+    tokenizer, task = WordTokenizer(), build_task("l", "l", "language_modeling", 0)
+    tokenizer.encode("end")
+    rows = [
+        {"context": f"question {n}", "continuation": "seen end" if n % 20 == 0 else "hidden end"} for n in range(100)
+    ]
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for row in rows:
+        tokenizer.encode(f"{row['context']} {row['continuation']}")
+    model = Peeker(len(tokenizer.ids), tokenizer.ids["seen"])
+    found = run_core(
+        ModelScorer(model, torch.device("cpu"), LENGTH), tokenizer, tmp_path, None, lambda *_: None, [task]
+    )
+    assert sum(item["acc"] for item in found.items) == 5, "it answers 5 % of the questions by reading ahead"
+    assert found.accuracies["l"][0] == 0
+    assert found.corrections["l"] == (-0.05, 0.0)

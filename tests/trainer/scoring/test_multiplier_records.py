@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import t as student
 
 from benchmarks.multiplier import nights
-from tests.support.simulated_tracks import Night, curve, record
+from tests.support.simulated_tracks import SIGMA, Night, curve, record
+from trainer.scoring.multiplier.records import RecordCandidate, run_record_test
 
 
 @pytest.mark.parametrize("index", range(7))
@@ -56,3 +57,42 @@ def test_unresolvable_entry_is_no_record() -> None:
     judged = night.board().run_record_test("new", "old")
     assert not judged.is_record
     assert not judged.beats_baseline
+
+
+def measure_false_records_by_noise(factor: float, seeds: int, declared: bool) -> float:
+    """Return how often a copy of the baseline is a record whose score has a correction with `factor` sigma of noise.
+
+    `declared`: whether the test is told of the noise.
+    """
+    rng, trials, sigma = np.random.default_rng(5), 20_000, nights.DESIGN.sigma
+    ladder, _ = nights.DESIGN.simulate_ladders(rng, trials)
+    copy = nights.DESIGN.simulate_entry(rng, trials, 1.0, seeds)
+    noise = rng.normal(0, factor * sigma, (trials, seeds)).mean(axis=-1)
+    variance = (factor * sigma) ** 2 / seeds if declared else 0.0
+    candidate = RecordCandidate(copy.loss + noise, 1.0, seeds, variance)
+    return float(run_record_test(ladder, candidate, None).is_record.mean())
+
+
+@pytest.mark.parametrize(("factor", "seeds"), [(3, 3), (10, 1)])
+def test_noise_of_an_entrys_own_correction_makes_no_records(factor: float, seeds: int) -> None:
+    assert measure_false_records_by_noise(factor, seeds, declared=False) > 0.03
+    assert measure_false_records_by_noise(factor, seeds, declared=True) < 0.001
+
+
+def test_board_adds_the_variance_of_the_correction_to_interval_record_and_ratio() -> None:
+    night = Night(seed=3).ladder().entry("old", 1.1, 3).entry("new", 1.25, 3)
+    plain = night.board()
+    for run in night.records:
+        if run["entry"] == "new":
+            run["look_ahead_stderr"] = 30 * SIGMA
+    noisy = night.board()
+    assert noisy["new"].cm == plain["new"].cm
+    assert (noisy["new"].low or 0) < 1 < (plain["new"].low or 0)
+    assert plain.run_record_test("new", "old").is_record
+    assert not noisy.run_record_test("new").is_record
+    assert not noisy.run_record_test("new", "old").beats_record
+    wide, narrow = noisy.ratio("new", "old"), plain.ratio("new", "old")
+    assert wide is not None
+    assert narrow is not None
+    assert wide.low < 1 < narrow.low
+    assert (noisy["new"].seeds_needed or 99) > (plain["new"].seeds_needed or 0)

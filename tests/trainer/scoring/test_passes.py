@@ -47,7 +47,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_limit_of_500_questions_spares_most_passes_of_the_night() -> None:
-    assert count_suite_passes(NIGHT[:-1], None) == pytest.approx(85_035, rel=0.06), "without checked questions"
+    exact_matches = LM_EVAL_TASKS["lambada_openai"].count_passes(None, 5153) - 5153
+    assert count_suite_passes(NIGHT[:-1], None) - exact_matches == pytest.approx(85_035, rel=0.06), "asked once"
     assert count_suite_passes(NIGHT, 500) < count_suite_passes(NIGHT, None) / 5
 
 

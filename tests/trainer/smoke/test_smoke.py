@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 import trainer
+from tests.support.traced_models import build_config
 from trainer.cli import smoke as command
 from trainer.cli.main import main
 from trainer.cli.smoke import Findings
 from trainer.data.dataset import Dataset
 from trainer.errors import ExitCode, ModelError, UserError
 from trainer.graph.files import read_traced
-from trainer.models import ARCHITECTURES
+from trainer.models import ARCHITECTURES, load_architecture
 from trainer.protocol import GRAPH_FILES, SmokeResult
 from trainer.sandbox import get_driver
 from trainer.smoke import child
@@ -328,3 +329,32 @@ def test_bad_option_is_one_line_error(
     captured = capsys.readouterr()
     assert captured.err == f"dailytrain smoke: {message}\n"
     assert "Traceback" not in captured.out
+
+
+ADVANCES = (
+    "    def logits(self, features):\n",
+    """    def advance(self, tokens, state=None):
+        return self.features(tokens) + 0.3, None
+
+    def logits(self, features):
+""",
+)
+
+
+def test_generation_that_differs_from_the_features_is_a_hint(smoke: Smoke) -> None:
+    found = smoke(ADVANCES, trace_only=False)
+    (hint,) = found.report.hints or []
+    assert hint.startswith("`advance`, which generates text token by token, differs from `features` by up to 0.3 ")
+    assert all(check.passed for check in found.checks), "its graph is sound"
+
+
+def test_generation_that_raises_is_a_hint(smoke: Smoke) -> None:
+    found = smoke((ADVANCES[0], ADVANCES[1].replace("return self", "return tokens.nothing(self")[:-1] + "\n"))
+    assert any("raises" in hint for hint in found.report.hints or [])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_own_architecture_generates_what_its_features_say(name: str) -> None:
+    config = build_config(name)
+    difference, size = child.compare_generation(load_architecture(name).Model(config), config)
+    assert difference <= child.GENERATION_TOLERANCE * size

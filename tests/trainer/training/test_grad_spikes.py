@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from trainer.errors import ModelError
+from trainer.training import loop
 from trainer.training.grad_spikes import MAX_IN_A_ROW, MIN_NORMS, SPIKE_FACTOR, GradientSpikeFilter
 
 
@@ -12,6 +18,27 @@ def build_filter(mode: str = "skip") -> GradientSpikeFilter:
     spike_filter = GradientSpikeFilter(mode)  # type: ignore[arg-type]
     assert all(spike_filter.accept(1.0 + step % 3 / 10, step) for step in range(MIN_NORMS))
     return spike_filter
+
+
+@pytest.fixture
+def tiny_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GradientSpikeFilter]:
+    """Run a step whose gradient is a thousand times the usual one; return the filter after it."""
+
+    def run(clip: float | None) -> GradientSpikeFilter:
+        model = torch.nn.Linear(1, 1, bias=False)
+        fabric: Any = SimpleNamespace()
+
+        def accumulate(*arguments: object) -> torch.Tensor:
+            model.weight.grad = torch.full((1, 1), 1000.0)
+            return torch.tensor(1.0)
+
+        monkeypatch.setattr(loop, "accumulate_gradients", accumulate)
+        spike_filter, optimizer = build_filter(), torch.optim.SGD(model.parameters(), 0.1)
+        batch = (torch.zeros(1, 1), torch.zeros(1, 1))
+        loop.train_step(fabric, model, [optimizer], batch, 1, spike_filter, clip)
+        return spike_filter
+
+    return run
 
 
 def test_spike_is_skipped_and_counted() -> None:
@@ -54,3 +81,8 @@ def test_spike_filter_state_dict_round_trip() -> None:
     spike_filter.accept(100.0, 1)
     other.load_state_dict(spike_filter.state_dict())
     assert other == spike_filter
+
+
+def test_spike_of_a_clipped_gradient_is_no_spike(tiny_step: Callable[..., GradientSpikeFilter]) -> None:
+    assert tiny_step(clip=None).skipped == 1
+    assert tiny_step(clip=1.0).skipped == 0

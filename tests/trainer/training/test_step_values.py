@@ -107,7 +107,7 @@ def test_decision_on_the_device_equals_that_of_the_filter(mode: Any) -> None:
     for step in range(4 * MIN_NORMS):
         norm = torch.randn(()).exp() * (25 if step % 7 == 6 else 1)
         copy = dataclasses.replace(spike_filter)
-        values = StepValues(torch.ones(()), norm, spike_filter, step, 0.0)
+        values = StepValues(torch.ones(()), norm, spike_filter, None, step, 0.0)
         try:
             is_accepted = copy.accept(float(norm), step)
         except GraphFaultError:
@@ -132,7 +132,7 @@ def test_gradient_norm_is_in_fp32_whatever_the_gradients_are() -> None:
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)])
 def test_values_that_are_not_finite_are_not_accepted(loss: float, norm: float) -> None:
-    values = StepValues(torch.tensor(loss), torch.tensor(norm), GradientSpikeFilter("off"), 7, 0.5)
+    values = StepValues(torch.tensor(loss), torch.tensor(norm), GradientSpikeFilter("off"), None, 7, 0.5)
     assert not values.is_accepted
     with pytest.raises(GraphFaultError, match=r"at step 7 \(50% of the budget\)"):
         values.read()

@@ -99,6 +99,7 @@ class EntryMultiplier:
     rank: int | None = None  # one more than the number of significantly better entries; entries may share a rank
     loss: float | None = None  # mean over the runs, bits per byte
     compute: float | None = None  # geometric mean over the runs, on the axis of the comparison
+    variance: float = 0.0  # of the mean look-ahead correction
 
     def to_dict(self) -> EntryMultiplierDict:
         return {
@@ -177,7 +178,7 @@ class TrackComparison:
             return []
         columns = (
             [[getattr(row, name) for row in side] for side in zip(*rows, strict=True)]
-            for name in ("loss", "compute", "runs")
+            for name in ("loss", "compute", "runs", "variance")
         )
         both = estimate_multipliers(self.ladder, *(np.array(column, float) for column in columns))  # [2, pairs]
         gap, error = compute_log_ratio(self.ladder, both[0], both[1])
@@ -188,7 +189,7 @@ class TrackComparison:
         row = self[entry]
         if row.low is None or row.loss is None or row.compute is None:
             return RecordCandidate(np.asarray(np.nan), self.ladder.full, 1)
-        return RecordCandidate(np.asarray(row.loss), row.compute, row.runs)
+        return RecordCandidate(np.asarray(row.loss), row.compute, row.runs, row.variance)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON: finite numbers of ten digits, or null."""
@@ -252,7 +253,9 @@ def estimate_entries(ladder: Ladder, baseline: str, samples: dict[str, RungSampl
     names = list(samples)
     loss = np.array([sample.mean_loss for sample in samples.values()])
     compute = np.array([sample.mean_compute for sample in samples.values()])
-    estimates = estimate_multipliers(ladder, loss, compute, [len(sample.loss) for sample in samples.values()])
+    variance = np.array([sample.mean_variance for sample in samples.values()])
+    runs = [len(sample.loss) for sample in samples.values()]
+    estimates = estimate_multipliers(ladder, loss, compute, runs, variance)
     low, high = estimates.interval(ladder)
     verdicts = [decide_verdict(ladder, estimates[i], samples[name], name == baseline) for i, name in enumerate(names)]
     resolved = [i for i, verdict in enumerate(verdicts) if verdict.is_resolved]
@@ -271,6 +274,7 @@ def estimate_entries(ladder: Ladder, baseline: str, samples: dict[str, RungSampl
             rank=ranks.get(i),
             loss=float(loss[i]),
             compute=float(compute[i]),
+            variance=float(variance[i]),
         )
         for i, name in enumerate(names)
     ]

@@ -1,6 +1,7 @@
 """Multipliers from losses and the ladder, their intervals, and how many more runs would resolve a comparison.
 
-ln CM = x* + ln(C_full / C_v) with L_b(x*) = L_v, and its variance is [sigma^2 / n_v + g' S g] / L_b'(x*)^2.
+ln CM = x* + ln(C_full / C_v) with L_b(x*) = L_v, and its variance is [sigma^2 / n_v + v + g' S g] / L_b'(x*)^2,
+v being that of the mean look-ahead correction.
 Arrays have an axis of entries, or of simulated nights.
 """
 
@@ -28,13 +29,18 @@ class MultiplierEstimates:
     log_multiplier: Array
     slope: Array  # L_b'(x*)
     runs: Array
+    noise: Array  # variance of the mean loss in units of sigma^2: 1 / runs, and that of the look-ahead correction
     error: Array  # standard error of ln CM. NaN if sigma is unknown.
     slope_variation: Array  # coefficient of variation of the slope
 
     def __getitem__(self, index: object) -> MultiplierEstimates:
         """Index all arrays at once."""
-        parts = (self.x, self.log_multiplier, self.slope, self.runs, self.error, self.slope_variation)
+        parts = (self.x, self.log_multiplier, self.slope, self.runs, self.noise, self.error, self.slope_variation)
         return MultiplierEstimates(*(part[index] for part in parts))  # type: ignore[call-overload]
+
+    def add_runs(self, extra: int) -> Array:
+        """Return the `noise` with so many more runs like these."""
+        return self.noise * self.runs / (self.runs + extra)
 
     def interval(self, ladder: Ladder, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
         """Return the two-sided interval of CM."""
@@ -48,23 +54,24 @@ class MultiplierEstimates:
 
 
 def estimate_multipliers(
-    ladder: Ladder, loss: Array, compute: npt.ArrayLike, runs: npt.ArrayLike
+    ladder: Ladder, loss: Array, compute: npt.ArrayLike, runs: npt.ArrayLike, variance: npt.ArrayLike = 0.0
 ) -> MultiplierEstimates:
-    """Estimate the multipliers of mean losses [...]. `compute` of each run and number of `runs`: [...] or a scalar."""
+    """Estimate the multipliers of mean losses [...].
+
+    `compute` of each run, number of `runs`, `variance` of the mean look-ahead correction: [...] or a scalar.
+    """
     x, count = ladder.find_crossing(loss), np.broadcast_to(np.asarray(runs, dtype=float), loss.shape)
     slope = ladder.slope_at(x)
     with np.errstate(divide="ignore", invalid="ignore"):
-        error = ladder.sigma * np.sqrt(1 / count + ladder.leverage(x)) / np.abs(slope)
-    return MultiplierEstimates(
-        x, x - np.log(np.asarray(compute) / ladder.full), slope, count, error, ladder.slope_variation(x)
-    )
+        noise = 1 / count + np.asarray(variance) / ladder.sigma**2
+        error = ladder.sigma * np.sqrt(noise + ladder.leverage(x)) / np.abs(slope)
+    log_multiplier = x - np.log(np.asarray(compute) / ladder.full)
+    return MultiplierEstimates(x, log_multiplier, slope, count, noise, error, ladder.slope_variation(x))
 
 
 def compute_log_ratio(ladder: Ladder, one: MultiplierEstimates, other: MultiplierEstimates) -> tuple[Array, Array]:
     """Return ln(CM_one / CM_other) and its standard error."""
-    variance = (
-        1 / (one.runs * one.slope**2) + 1 / (other.runs * other.slope**2) + compute_curve_variance(ladder, one, other)
-    )
+    variance = one.noise / one.slope**2 + other.noise / other.slope**2 + compute_curve_variance(ladder, one, other)
     return one.log_multiplier - other.log_multiplier, ladder.sigma * np.sqrt(variance)
 
 
@@ -80,8 +87,8 @@ def compute_curve_variance(ladder: Ladder, one: MultiplierEstimates, other: Mult
 def count_seeds_against_baseline(ladder: Ladder, one: MultiplierEstimates) -> int | None:
     """Return how many extra runs exclude 1 from the interval at the same multiplier; None if too many."""
     max_error = one.log_multiplier * one.slope / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
-    max_inverse = float(max_error**2 - ladder.leverage(one.x))  # upper bound of 1/n
-    return find_fewest_runs(lambda extra: 1 / (int(one.runs) + extra) < max_inverse)
+    max_noise = float(max_error**2 - ladder.leverage(one.x))
+    return find_fewest_runs(lambda extra: float(one.add_runs(extra)) < max_noise)
 
 
 def count_seeds_between(ladder: Ladder, one: MultiplierEstimates, others: MultiplierEstimates) -> int | None:
@@ -90,7 +97,7 @@ def count_seeds_between(ladder: Ladder, one: MultiplierEstimates, others: Multip
     max_variance = max_error**2 - compute_curve_variance(ladder, one, others)
     return find_fewest_runs(
         lambda extra: bool(
-            np.any(one.slope**-2.0 / (one.runs + extra) + others.slope**-2.0 / (others.runs + extra) < max_variance)
+            np.any(one.add_runs(extra) / one.slope**2 + others.add_runs(extra) / others.slope**2 < max_variance)
         )
     )
 

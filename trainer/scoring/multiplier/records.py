@@ -27,6 +27,7 @@ class RecordCandidate:
     loss: Array
     compute: float
     runs: int
+    variance: float = 0.0  # of the mean look-ahead correction
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,14 @@ def run_record_test(
 
     Unknown noise, a loss off the curve and a poorly known slope never make a record: comparisons with NaN are false.
     """
-    estimates = estimate_multipliers(ladder, new.loss, new.compute, new.runs)
+    estimates = estimate_multipliers(ladder, new.loss, new.compute, new.runs, new.variance)
     bound = np.where(estimates.slope_variation <= MAX_SLOPE_VARIATION, estimates.lower_bound(ladder, level), np.nan)
     statistic = None if record is None else compute_record_statistic(ladder, new, record)
     return RecordTest(bound, statistic, ladder.quantile(level))
 
 
 def compute_record_statistic(ladder: Ladder, new: RecordCandidate, record: RecordCandidate) -> Array:
-    """t = (L_rec - L_new + s ln(C_rec / C_new)) / (sigma sqrt(1/n_new + 1/n_rec)).
+    """t = (L_rec - L_new + s ln(C_rec / C_new)) / sqrt(sigma^2 / n_new + v_new + sigma^2 / n_rec + v_rec).
 
     s is the baseline's decrease in loss per e-fold of compute: the secant from the record's position to an equal
     multiplier at the challenger's compute. With the slope at a single point, a challenger at another compute than the
@@ -80,5 +81,6 @@ def compute_record_statistic(ladder: Ladder, new: RecordCandidate, record: Recor
     gradient = build_monomials(equal) - propagation[..., None] * build_monomials(x)
     gain = ladder.loss_at(equal) - new.loss
     with np.errstate(divide="ignore", invalid="ignore"):
-        variance = 1 / new.runs + propagation**2 / record.runs + ladder.quadratic_form(gradient)
+        noises = [1 / each.runs + each.variance / ladder.sigma**2 for each in (new, record)]
+        variance = noises[0] + propagation**2 * noises[1] + ladder.quadratic_form(gradient)
         return gain / (ladder.sigma * np.sqrt(variance))

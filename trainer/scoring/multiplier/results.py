@@ -1,7 +1,7 @@
 """Plain results of runs, as downloaded from the leaderboard.
 
-A result is `{"entry", "seed", "flops", "seconds", "bits_per_byte"}`. `flops` or `seconds` may be null: that axis was
-voided for this run, and the run is left out there. Unknown fields are ignored.
+A result is `{"entry", "seed", "flops", "seconds", "bits_per_byte"}`, and may have `look_ahead_stderr`. `flops` or
+`seconds` may be null: that axis was voided for this run, and the run is left out there. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class RunResult:
     flops: float | None  # training FLOPs, as our harness counted them. None: voided.
     seconds: float | None  # training seconds metered by the node, on one class of node. None: voided.
     bits_per_byte: float
+    look_ahead_stderr: float = 0.0  # standard error of the correction for later tokens in `bits_per_byte`
 
     def compute(self, axis: Axis) -> float | None:
         return self.flops if axis == "flops" else self.seconds
@@ -78,6 +79,7 @@ def parse_result(record: object, number: int) -> RunResult:
         raise ResultsError(f"Run {number}: entry must be a name, not {format_value(entry)}.")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ResultsError(f"Run {number}: seed must be a whole number, not {format_value(seed)}.")
+    stderr = record.get("look_ahead_stderr")
     return RunResult(
         entry=entry,
         seed=seed,
@@ -86,6 +88,7 @@ def parse_result(record: object, number: int) -> RunResult:
         if record["seconds"] is None
         else parse_positive(record["seconds"], "seconds", number, MAX_COMPUTE),
         bits_per_byte=parse_positive(record["bits_per_byte"], "bits_per_byte", number, MAX_BITS_PER_BYTE),
+        look_ahead_stderr=parse_positive(stderr, "look_ahead_stderr", number, MAX_BITS_PER_BYTE) if stderr else 0.0,
     )
 
 

@@ -1,0 +1,105 @@
+"""Files that would take minutes or gigabytes are refused, at once by what they say or at a deadline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cheats import bombs, forged_files
+from benchmarks.cheats.base import Config, Files, T, V, vary
+from trainer.graph import foreign_files
+from trainer.graph.build import check_passes
+from trainer.graph.counting import count_training_cost
+from trainer.graph.files import TracedArchitecture, parse_files
+from trainer.graph.foreign_files import check_foreign_files
+from trainer.graph.model import build_model_without_data
+from trainer.graph.recipe import read_recipe
+from trainer.graph.schema import GraphError
+from trainer.graph.summary import describe_traced
+from trainer.graph.trace import trace_architecture
+
+
+@pytest.fixture(scope="module")
+def traced() -> TracedArchitecture:
+    return trace_architecture(vary(), Config(V, T))  # type: ignore[arg-type]
+
+
+def read_and_count(files: Files) -> None:
+    changed = parse_files(files)
+    check_passes(changed)
+    count_training_cost(build_model_without_data(changed))
+
+
+def write(files: Files, folder: Path) -> Path:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("stores a tensor of 400,000 dimensions", "a tensor has 400,002 dimensions, and 8 are allowed"),
+        ("stores a tensor under 120,000 names", "more than 20,000 names"),
+        ("lists a million numbers", "an argument is a list of 1,000,000 items, and 16,384 are allowed"),
+        ("reshapes to 10,000 dimensions", "computes a tensor of more than 8 dimensions"),
+        ("adds 20,000 dimensions one by one", "computes a tensor of more than 8 dimensions"),
+        ("unbinds 300 million numbers", r"splits a tensor into more than 16,384 \(aten::unbind.int\)"),
+        ("splits 300 million numbers", r"splits a tensor into more than 16,384 \(aten::split.Tensor\)"),
+        ("cuts 300 million sections", "which returns at most 16,384 tensors"),
+    ],
+)
+def test_bomb_is_refused_by_what_its_files_say(traced: TracedArchitecture, name: str, reason: str) -> None:
+    with pytest.raises(GraphError, match=reason):
+        read_and_count(bombs.BOMBS[name](traced.to_files()))
+
+
+def test_files_of_too_many_values_are_refused_before_they_are_parsed(traced: TracedArchitecture) -> None:
+    files = {**traced.to_files(), "recipe.json": b"[" + b"0," * 4_000_001}
+    with pytest.raises(GraphError, match="more than 4,000,000 values"):
+        parse_files(files)
+
+
+def test_recipe_of_many_patterns_is_refused(traced: TracedArchitecture) -> None:
+    group = {**traced.recipe["recipe"]["groups"][0], "match": [f"*{number}*" for number in range(1000)]}
+    recipe = {**traced.recipe, "recipe": {**traced.recipe["recipe"], "groups": [group]}}
+    with pytest.raises(GraphError, match="more than 500 patterns"):
+        read_recipe(replace(traced, recipe=recipe))
+
+
+def test_many_sizes_are_computed_in_the_deadline(traced: TracedArchitecture) -> None:
+    check_passes(parse_files(forged_files.forge(bombs.compute_sizes)(traced.to_files())))
+
+
+def test_norms_of_another_shape_than_the_weights_are_refused(traced: TracedArchitecture) -> None:
+    changed = forged_files.forge(bombs.normalize_by_foreign_memory)(traced.to_files())
+    with pytest.raises(GraphError, match=r"norms \[1, 1\] for weights \[16, 16\], which torch does not check"):
+        read_and_count(changed)
+
+
+def test_check_of_valid_files_returns_their_summary(traced: TracedArchitecture, tmp_path: Path) -> None:
+    assert check_foreign_files(write(traced.to_files(), tmp_path)) == describe_traced(traced)
+
+
+def test_check_of_invalid_files_names_the_problem(traced: TracedArchitecture, tmp_path: Path) -> None:
+    files = {**traced.to_files(), "eval.json": b"{}"}
+    with pytest.raises(GraphError, match=r"eval\.json is not of version 1"):
+        check_foreign_files(write(files, tmp_path))
+
+
+def test_check_of_files_that_take_long_ends_at_the_deadline(traced: TracedArchitecture, tmp_path: Path) -> None:
+    files = bombs.BOMBS["calls 190,000 operators"](traced.to_files())
+    with pytest.raises(GraphError, match="takes more than 10 s of a core"):
+        check_foreign_files(write(files, tmp_path), 10)
+
+
+def test_check_that_runs_out_of_memory_blames_the_files(
+    traced: TracedArchitecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_files, "MEMORY_BYTES", 400 * 2**20)
+    recipe = json.dumps({"version": 1, **traced.recipe, "more": [[]] * 1_300_000}).encode()
+    with pytest.raises(GraphError, match="bytes of memory to read"):
+        check_foreign_files(write({**traced.to_files(), "recipe.json": recipe}, tmp_path))
