@@ -129,6 +129,34 @@ def test_forked_process_whose_client_is_killed_ends(release: Path, fork_server: 
     assert fork_server.list_forked() == []
 
 
+NODE = """
+import os, subprocess, sys
+from pathlib import Path
+from tests.support.fork_server import select_start_variables
+from trainer.sandbox import ResourceLimits, SandboxSpec, get_driver
+limits, folder = ResourceLimits(600, 2**40, 2**30, 8), Path(sys.argv[2])
+environment = {"PYTHONPATH": str(folder), **select_start_variables(os.environ)}
+spec = SandboxSpec([sys.executable, "-s", "-P", "-m", "trainer.wait"], environment, [], folder, limits)
+started = [get_driver(name).start(spec, subprocess.DEVNULL, 2) for name in ("none", "bubblewrap")]
+print(*(process.pid for process in started), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_node_with_the_servers_environment_forks_the_jobs_of_each_sandbox(
+    release: Path, fork_server: ForkServer
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", NODE, "node", release], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, **fork_server.environment},
+    ) as node:  # fmt: skip
+        assert node.stdout
+        assert {*map(int, node.stdout.readline().split())} == {*fork_server.list_forked()}
+        assert len(fork_server.list_forked()) == 2
+        node.kill()
+    wait_until(lambda: not fork_server.list_forked())
+
+
 def test_fork_server_refuses_what_is_read_when_a_process_starts(
     release: Path, forked_python: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
