@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fork_server import ForkServer
 from tests.support.live_site import LiveSite, live_site, make_repository
 from tests.support.waits import WAIT_SECONDS
 
@@ -31,7 +32,9 @@ def read_runs_in(site: LiveSite, *states: str) -> dict[str, dict[str, Any]] | No
 
 
 @pytest.mark.timeout(3600)
-def test_node_without_sandbox_trains_and_scores_entries_traced_elsewhere(tmp_path: Path) -> None:
+def test_node_without_sandbox_trains_and_scores_entries_traced_elsewhere(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
     with live_site(tmp_path, BUDGET, is_traced=True, needs_labels=(LABEL,)) as site:
         sha = make_repository(site.repository)
         site.start_web()
@@ -46,7 +49,8 @@ def test_node_without_sandbox_trains_and_scores_entries_traced_elsewhere(tmp_pat
         site.wait(lambda: read_runs_in(site, "queued"), "both entries to be traced")
         site.processes["intake"].send_signal(signal.SIGTERM)
         site.processes.pop("intake").wait(WAIT_SECONDS)
-        site.start_node(lent, "--sandbox", "none", "--label", LABEL, part="lent", name="lent")
+        options = ("--sandbox", "none", "--label", LABEL)
+        site.start_node(lent, *options, part="lent", name="lent", **fork_server.environment)
         runs = site.wait(lambda: read_runs_in(site, "finished"), "both runs to be scored")
 
         assert all(0.5 < run["bits_per_byte"] < 8 and run["graph"] for run in runs.values())

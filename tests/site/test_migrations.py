@@ -31,6 +31,10 @@ def test_rows_of_the_first_release_survive_all_migrations(tmp_path: Path) -> Non
         },
         "checkpoints": [[100, False], [200, False]],
         "graphs": [["d", None], ["e", "d"]],
+        "lease": {"job__kind": "train", "node__name": "cellar", "node__owner__username": "ada"},
+        "point": {"step": 1, "loss": 3.0, "run__entry__requested_by__username": "ada"},
+        "events": ["An event."],
         "same step as milestone": True,
         "same step again": False,
+        "pages": [200, 200, 200, 200],
     }  # fmt: skip

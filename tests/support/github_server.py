@@ -58,7 +58,6 @@ class Repository:
 
     payload: dict[str, Any]
     pulls: dict[int, dict[str, Any]] = field(default_factory=dict)
-    files: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     comments: dict[int, dict[str, Any]] = field(default_factory=dict)
     reactions: list[tuple[int, str]] = field(default_factory=list)
     checks: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -389,13 +388,6 @@ def create_delivery_attempt(request: Request, number: str) -> Reply:
     return 202, {}
 
 
-@route("GET", "/app/installations")
-def list_installations(request: Request) -> Reply:
-    require_app(request)
-    rows = [build_installation(request.github, owner) for owner in request.github.installed]
-    return 200, request.paginate(rows)
-
-
 @route("GET", "{repo}/installation")
 def get_repository_installation(request: Request, full_name: str) -> Reply:
     require_app(request)
@@ -485,11 +477,6 @@ def find_comment(request: Request, full_name: str, number: str) -> dict[str, Any
     return comment
 
 
-@route("GET", r"{repo}/issues/comments/(\d+)")
-def get_comment(request: Request, full_name: str, number: str) -> Reply:
-    return 200, find_comment(request, full_name, number)
-
-
 @route("PATCH", r"{repo}/issues/comments/(\d+)")
 def edit_comment(request: Request, full_name: str, number: str) -> Reply:
     request.require_permission("issues")
@@ -498,13 +485,6 @@ def edit_comment(request: Request, full_name: str, number: str) -> Reply:
         raise ApiError(403, "Resource not accessible by integration")
     comment.update(body=read_comment_body(request), updated_at=add_second(comment["updated_at"]))
     return 200, comment
-
-
-@route("DELETE", r"{repo}/issues/comments/(\d+)")
-def delete_comment(request: Request, full_name: str, number: str) -> Reply:
-    find_comment(request, full_name, number)
-    del request.get_repository(full_name).comments[int(number)]
-    return 204, None
 
 
 @route("POST", r"{repo}/issues/comments/(\d+)/reactions")
@@ -614,13 +594,6 @@ def get_permission(request: Request, full_name: str, login: str) -> Reply:
     }
 
 
-@route("GET", "{repo}/pulls")
-def list_pulls(request: Request, full_name: str) -> Reply:
-    state = request.query.get("state", "open")
-    rows = [row for row in request.get_repository(full_name).pulls.values() if state in ("all", row["state"])]
-    return 200, request.paginate(rows)
-
-
 @route("GET", r"{repo}/pulls/(\d+)")
 def get_pull(request: Request, full_name: str, number: str) -> Reply:
     pull = request.get_repository(full_name).pulls.get(int(number))
@@ -629,28 +602,12 @@ def get_pull(request: Request, full_name: str, number: str) -> Reply:
     return 200, pull
 
 
-@route("GET", r"{repo}/pulls/(\d+)/files")
-def list_pull_files(request: Request, full_name: str, number: str) -> Reply:
-    get_pull(request, full_name, number)
-    return 200, request.paginate(request.get_repository(full_name).files.get(int(number), []))
-
-
 @route("GET", "{repo}/hooks")
 def list_hooks(request: Request, full_name: str) -> Reply:
     repository = request.get_repository(full_name)
     if request.authenticated_as != "token" or repository.roles.get("mara") != "admin":
         raise ApiError(404, "Not Found")
     return 200, request.paginate(list(repository.hooks.values()))
-
-
-@route("POST", r"{repo}/hooks/(\d+)/pings")
-def ping_hook(request: Request, full_name: str, number: str) -> Reply:
-    hook = request.get_repository(full_name).hooks.get(int(number))
-    if hook is None:
-        raise ApiError(404, "Not Found")
-    payload = {"zen": "Approachable is better than simple.", "hook_id": int(number), "hook": hook}
-    request.github.deliver("ping", payload)
-    return 204, None
 
 
 # --- HTTP server ------------------------------------------------------------------------------------------------------

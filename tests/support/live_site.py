@@ -115,10 +115,13 @@ class LiveSite:
         )
         self.start("worker", sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B", *options)
 
-    def start_node(self, token: str = "", *options: str, part: str = "node", name: str = "night") -> None:
+    def start_node(
+        self, token: str = "", *options: str, part: str = "node", name: str = "night", **environment: str
+    ) -> None:
         home = str(self.folder / part)
         command = (sys.executable, "-m", "trainer.cli", "node", "--server", self.url, "--home", home, "--name", name)
-        self.start(part, *command, *options, **({"DAILYTRAIN_JOIN_TOKEN": token} if token else {}))
+        environment |= {"DAILYTRAIN_JOIN_TOKEN": token} if token else {}
+        self.start(part, *command, *options, **environment)
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to a part and the processes that it started, such as Celery beat."""

@@ -218,12 +218,6 @@ def count_multi_latent_attention() -> int:
     return D * (projections + scores_and_values + linear(T, W, W) + mlp(T, W)) + HEAD
 
 
-def count_grouped_query_attention() -> int:
-    """One head of keys and values. The MLP has two products of 2 W columns and one back."""
-    projections = linear(T, W, W + 2 * SIZE) + linear(T, W, W)
-    return D * (projections + attend(T, W) + linear(T, W, 4 * W) + linear(T, 2 * W, W)) + HEAD
-
-
 def count_mixture_of_experts() -> int:
     """Every place of every expert costs the same, whether it is taken or not."""
     experts, hidden, places = 8, 128 * D, math.ceil(2.0 * 2 * T / 8)

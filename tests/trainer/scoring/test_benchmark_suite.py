@@ -72,6 +72,7 @@ def score_suite(run: Path, data: Path | None, names: str, limit: int) -> subproc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
     run, data = write_run(tmp_path / "run"), write_data(tmp_path / "data")
     (data / "lambada_openai" / "test.jsonl.gz").unlink()
@@ -161,6 +162,7 @@ def test_corrected_metric_is_unbiased_and_its_error_honest():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_real_benchmarks_are_read_from_local_files(tmp_path):
     data = DATA / "eval"
     if not data.is_dir():
@@ -182,6 +184,7 @@ def test_average_subtracts_chance():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_shipped_sample_is_scored_without_evaluation_data(tmp_path):
     done = score_suite(write_run(tmp_path / "run"), None, "blimp_sample,blimp,core_sample", 5)
     assert done.returncode == 0, done.stderr

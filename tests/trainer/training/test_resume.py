@@ -19,7 +19,7 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("forked_python")]
 
 STEPS = 400
 
