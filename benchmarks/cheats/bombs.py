@@ -97,5 +97,4 @@ CASES = [
     Case(
         "reads foreign memory through the norms of weights", "does not load", vary, forge(normalize_by_foreign_memory)
     ),
-    Case("computes 40,000 sizes", "no effect", vary, forge(compute_sizes)),
 ]

@@ -80,6 +80,7 @@ def test_track_results_list_runs_with_provenance(client: Client) -> None:
     results = client.get("/tracks/small/results.json").json()
     (record,) = (record for record in results["runs"] if record["run"] == void_run.pk)
     assert record == {
+        "look_ahead_stderr": None,
         "entry": f"entry-{void_run.entry_id}",
         "seed": 7,
         "flops": void_run.train_flops,
