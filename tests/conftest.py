@@ -19,7 +19,6 @@ import django
 import hypothesis
 import pytest
 from django.conf import settings
-from whitenoise.middleware import WhiteNoiseMiddleware
 
 from tests.support.fork_server import ForkedPopen, ForkServer, run_fork_server
 from tests.support.waits import WAIT_SECONDS
@@ -53,24 +52,6 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 # Not the Redis of REDIS_URL, which other processes use too: a fixture clears the cache.
 settings.CACHES["default"] = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the default takes 0.4 s a password
-
-
-def share_static_files() -> None:
-    """List the static files once: each test client has a WhiteNoise of its own, which would list them."""
-    list_files = WhiteNoiseMiddleware.add_files_from_finders
-    found: dict[str, Any] = {}
-
-    def add_listed_files(middleware: WhiteNoiseMiddleware) -> None:
-        if not found:
-            others = {*middleware.files}
-            list_files(middleware)
-            found.update((url, file) for url, file in middleware.files.items() if url not in others)
-        middleware.files.update(found)
-
-    WhiteNoiseMiddleware.add_files_from_finders = add_listed_files
-
-
-share_static_files()
 
 
 def pytest_collection_finish() -> None:
