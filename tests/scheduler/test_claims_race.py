@@ -93,8 +93,8 @@ def test_concurrent_polls_of_one_node_get_one_job() -> None:
 
 def test_concurrent_finish_and_sweep_end_lease_once() -> None:
     job = create_job()
-    node, _ = create_node()
-    for _ in range(4):
+    for number in range(4):
+        node, _ = create_node(f"loco-{number}")
         assert leases.claim_job(node)
         Lease.objects.filter(state=Lease.State.ACTIVE).update(expires_at="2020-01-01T00:00:00Z")
         lease = Lease.objects.select_related("job", "node").get(state=Lease.State.ACTIVE)

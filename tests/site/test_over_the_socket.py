@@ -60,6 +60,7 @@ def test_openapi_of_node_api_lists_all_paths(site_url: str) -> None:
     assert {path.removeprefix("/api/node/v1") for path in paths} == {
         "/register",
         "/poll",
+        "/leases/{lease_id}/authorization",
         "/leases/{lease_id}/heartbeat",
         "/leases/{lease_id}/metrics",
         "/leases/{lease_id}/log",

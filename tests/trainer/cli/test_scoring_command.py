@@ -47,7 +47,7 @@ def test_score_prints_one_json_object(tmp_path, capsys):
     bits = record["nats_per_token"] * record["tokens"] / math.log(2) / record["bytes"]
     assert record["bits_per_byte"] == pytest.approx(bits)
     assert 0 < record["stderr"] < record["bits_per_byte"]
-    assert set(record["checks"]) == {"look_ahead", "untrained", "suite"}
+    assert set(record["checks"]) == {"look_ahead", "untrained", "products", "suite"}
     assert (record["suite"], record["suite_missing"]) == ({}, [])
 
 
