@@ -27,7 +27,7 @@ from scheduler import storage
 from scheduler.models import SITE_ACTOR, Event
 from scheduler.transitions import transition
 from trainer.accounting.budget import Budget
-from trainer.protocol.text import decode_text
+from trainer.text_files import decode_text
 
 DICTIONARY, CONTRACT = f"{MODELS}__init__.py", f"{MODELS}base.py"
 DICTS = ("ARCHITECTURES", "PRESETS")  # what an architecture entry may change in the dictionary's file

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from trainer.cli.parser import Parser
 from trainer.cli.site_api import SiteApi, add_site_flags
 from trainer.errors import ExitCode, UserError
-from trainer.protocol.text import decode_text
+from trainer.text_files import decode_text
 
 COMMAND = "dailytrain submit"
 GITHUB_REMOTE = re.compile(

@@ -20,7 +20,7 @@ from trainer.checkpoint.base_weights import find_base_checkpoint
 from trainer.config.presets import get_preset_values
 from trainer.config.recipe_overrides import flatten_table
 from trainer.config.train_config import ConfigError, TrainConfig
-from trainer.protocol.text import decode_text
+from trainer.text_files import decode_text
 
 if TYPE_CHECKING:
     import jsonargparse

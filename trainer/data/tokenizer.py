@@ -26,7 +26,7 @@ from trainer.data.errors import TokenizerError, describe_exception
 from trainer.data.fast_encoder import build_fast_encoder
 from trainer.data.shards import write_file
 from trainer.data.tokenizer_names import check_vocabulary_size
-from trainer.protocol.text import decode_text
+from trainer.text_files import decode_text
 
 WORLD_PREFIX = b'{"model": {"type": "World"}'  # the first bytes of a saved `trainer.data.world.WorldTokenizer`
 END_OF_TEXT = "<|endoftext|>"

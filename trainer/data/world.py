@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer.data.errors import TokenizerError
 from trainer.data.tokenizer import WORLD_PREFIX, Tokenizer
-from trainer.protocol.text import TextError, decode_text
+from trainer.text_files import TextError, decode_text
 
 VOCABULARY_MULTIPLE = 64
 """The vocabulary size is a multiple of this: 65536 for the published 65529 tokens and the end of text."""

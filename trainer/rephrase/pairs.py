@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import UserError
-from trainer.protocol.text import TextError, decode_text
 from trainer.rephrase.prompts import STYLES
+from trainer.text_files import TextError, decode_text
 
 
 @dataclass(frozen=True)

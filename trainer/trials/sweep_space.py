@@ -35,7 +35,7 @@ from trainer.accounting.budget import Budget, BudgetError
 from trainer.config.recipe_overrides import flatten_table
 from trainer.errors import UserError
 from trainer.models import check_architecture_name
-from trainer.protocol.text import decode_text
+from trainer.text_files import decode_text
 from trainer.trials.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry
 
 DRAW = "draw "

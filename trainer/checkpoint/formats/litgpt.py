@@ -20,7 +20,7 @@ from trainer.checkpoint.store import load_model, read_run
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.errors import to_one_line
 from trainer.models import litgpt
-from trainer.protocol.text import decode_text
+from trainer.text_files import decode_text
 
 WEIGHTS, DESCRIPTION = "lit_model.pth", "model_config.yaml"
 PREFIXES = {"lm_head.": "head.", "transformer.": "gpt.transformer."}  # of tensor names: litgpt's -> ours

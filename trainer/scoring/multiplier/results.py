@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from trainer.errors import UserError, to_one_line
-from trainer.protocol.text import decode_text
+from trainer.text_files import decode_text
 
 Axis = Literal["flops", "seconds"]
 AXES: tuple[Axis, ...] = ("flops", "seconds")
