@@ -26,7 +26,7 @@ def tiny_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GradientSpikeFil
 
     def run(clip: float | None) -> GradientSpikeFilter:
         model = torch.nn.Linear(1, 1, bias=False)
-        fabric: Any = SimpleNamespace()
+        fabric: Any = SimpleNamespace(world_size=1)
 
         def accumulate(*arguments: object) -> torch.Tensor:
             model.weight.grad = torch.full((1, 1), 1000.0)
@@ -35,7 +35,7 @@ def tiny_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GradientSpikeFil
         monkeypatch.setattr(loop, "accumulate_gradients", accumulate)
         spike_filter, optimizer = build_filter(), torch.optim.SGD(model.parameters(), 0.1)
         batch = (torch.zeros(1, 1), torch.zeros(1, 1))
-        loop.train_step(fabric, model, [optimizer], batch, 1, spike_filter, clip)
+        loop.train_step(fabric, model, [optimizer], batch, 1, spike_filter, clip).read()
         return spike_filter
 
     return run
