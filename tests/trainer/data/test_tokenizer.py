@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -87,19 +87,27 @@ def test_long_words_are_cut_for_training_without_loss(text: str) -> None:
 
 
 def test_work_of_a_library_is_interrupted_by_a_signal() -> None:
-    started, never = threading.Event(), threading.Event()
+    started, ended = threading.Event(), threading.Event()
 
     def work() -> None:
         started.set()
-        never.wait()
+        ended.wait()
+
+    def raise_interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
 
     def interrupt() -> None:
         started.wait()
-        _thread.interrupt_main()
+        signal.pthread_kill(main_thread, signal.SIGUSR1)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        run_interruptibly(work)
+    main_thread, before = threading.get_ident(), signal.signal(signal.SIGUSR1, raise_interrupt)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            run_interruptibly(work)
+    finally:
+        ended.set()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_error_of_interruptible_work_is_raised() -> None:
