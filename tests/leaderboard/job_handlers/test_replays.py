@@ -150,7 +150,8 @@ def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
         if worker == untrusted_node:
             requeue_job(lease)
     assert run.job.checkpoints.count() == 12
-    assert run.job.checkpoints.with_files().count() <= 7  # the newest two, that of the other node, both ends of two stretches
+    # The newest two, the newest of the other node, and both ends of two stretches.
+    assert run.job.checkpoints.with_files().count() <= 7
     create_checkpoint(run.job, 13)
     get_job_kind(run.job).handle_done(run.job, {"step": 12})
     replay = run.replays.get()
