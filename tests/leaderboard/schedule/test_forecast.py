@@ -60,6 +60,7 @@ def test_forecast_without_work_ends(db: None) -> None:
     assert (found.nights_due, found.nights_started, found.ladder_full_day) == (0, 0, None)
 
 
+@pytest.mark.self_test
 @pytest.mark.django_db
 def test_forecast_agrees_with_the_sites_own_schedule_and_leases() -> None:
     days = 9  # two free nights, an interruption, every way of yielding
