@@ -26,7 +26,7 @@ from benchmarks.gpu.stage import FOLDER, REHEARSAL, RESULTS, STAGE, write_line
 from benchmarks.gpu.stages import STAGES, Stage
 
 STATE = Path("benchmarks/out/gpu")
-MAX_PROCESSES = 7  # stages that compile or wait for their turn at once
+MAX_PROCESSES = 9  # stages that compile or wait for their turn at once
 MIN_SECONDS = 45  # a stage starts only if so much time is left, or its limit
 ENDING = 6.0  # seconds reserved for the summary
 LARGE_GIB = 120  # a card of this size holds the largest stage beside others
@@ -52,7 +52,6 @@ class Driver:
         self.ended = {stage.name for stage in STAGES} - names  # also those that were not chosen
         self.order = {stage.name: number for number, stage in enumerate(stages)}
         self.live: dict[str, Process] = {}
-        self.holder: str | None = None
         self.codes: dict[str, int] = {}
         self.is_large = read_memory_gib() > LARGE_GIB
 
@@ -99,15 +98,24 @@ class Driver:
         return (self.folder / f"{name}.ready").exists()
 
     def grant_turn(self) -> None:
-        """Give the GPU to the first stage that is ready. One that needs the whole memory waits for others to end."""
-        if self.holder is not None:
+        """Give the GPU to the first stage that is ready, or to all that may share it while no other waits.
+
+        One that needs the whole memory waits for others to end.
+        """
+        ready = sorted(filter(self.is_ready, self.live), key=self.order.__getitem__)
+        holders = [name for name in ready if (self.folder / f"{name}.go").exists()]
+        timed = [name for name in ready if not self.live[name].stage.shares_gpu]
+        if not set(timed).isdisjoint(holders):
             return
-        for name in sorted(filter(self.is_ready, self.live), key=self.order.__getitem__):
-            if self.live[name].stage.needs_whole_memory and len(self.live) > 1 and not self.is_large:
-                continue
-            self.holder = name
+        if not timed:
+            chosen = ready
+        elif holders:
+            chosen = []
+        else:
+            is_whole_free = self.is_large or len(self.live) == 1
+            chosen = [name for name in timed if is_whole_free or not self.live[name].stage.needs_whole_memory][:1]
+        for name in chosen:
             (self.folder / f"{name}.go").touch()
-            return
 
     def collect(self) -> None:
         for name, live in list(self.live.items()):
@@ -132,8 +140,6 @@ class Driver:
             live.process.wait()
         self.codes[name] = code
         self.ended.add(name)
-        if self.holder == name:
-            self.holder = None
         write_line(self.folder, {"stage": name, "code": code, "seconds": round(time.monotonic() - live.started, 1)})
 
 

@@ -16,7 +16,7 @@ from benchmarks.gpu.stage import emit, is_rehearsal, wait_for_turn
 from trainer.sandbox import get_driver
 
 COMMAND = (sys.executable, "manage.py", "rehearse_night")
-SECONDS, STOP_SECONDS = 160, 20
+SECONDS, STOP_SECONDS = 200, 20
 SCALE = "1e-4"  # 160 steps
 IDENTITY = ("-c", "user.name=GPU", "-c", "user.email=gpu@example.org")
 

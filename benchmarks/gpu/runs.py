@@ -43,7 +43,7 @@ def train() -> None:
     wait_for_turn()
     out = get_folder() / "runs/train"
     shutil.rmtree(out, ignore_errors=True)
-    budget = "6steps" if is_rehearsal() else "80s"
+    budget = "6steps" if is_rehearsal() else "60s"
     flags = [*build_flags(12, 128, 32), "--budget", budget, "--train.evaluations", "5", "--checkpoint-every", "30s"]
     code, _, seconds = run_python(*CLI, "train", *flags, "--out", str(out), seconds=230)
     emit(code=code, wall_s=round(seconds, 1))
@@ -168,7 +168,8 @@ def run_gpu_tests() -> None:
     """The trainer's tests that need a GPU, without the site's plugins, which the machine may lack."""
     wait_for_turn()
     marker = "not gpu and not slow" if is_rehearsal() else "gpu"
-    files = ["tests/trainer/ops/test_attention.py", "tests/trainer/distributed/test_devices.py"]
+    names = ("ops/test_attention", "distributed/test_devices", "checkpoint/test_host_buffers")
+    files = [f"tests/trainer/{name}.py" for name in names]
     settings = ("-c", "benchmarks/gpu/pytest.ini", "--rootdir", ".", "--confcutdir", "tests/trainer")
     plugins = ("-p", "no:cacheprovider", "-p", "no:django")
     code, text, seconds = run_python("-m", "pytest", "-q", *plugins, *settings, "-m", marker, *files, seconds=110)

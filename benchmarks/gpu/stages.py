@@ -18,6 +18,7 @@ class Stage:
     expected: str
     after: tuple[str, ...] = ()  # stages that must have ended before this one starts
     needs_whole_memory: bool = False  # of an H100: no other process may hold any while it runs
+    shares_gpu: bool = False  # compares results: others that do may run at once, in gaps between those that are timed
 
 
 SLICE = ("--model.width", "1536", "--model.heads", "12")  # layers of depth 24 that compile in a third of the time
@@ -31,6 +32,7 @@ STAGES = (
         "bf16 550-750 TFLOP/s, fp8 tensorwise > 1,000; copy 3.0 TB/s; full attention 0.45 / 1.3 ms, windows of 512 with"
         " FA2 0.3 / 0.9; every error below 0.02; expandable_segments True",
     ),
+    Stage("train", 240, runs.train, "no spike, the dev loss falls; tokens/s as d12", ("dataset", "card")),
     Stage("d12", 200, measure_steps(12, 128, 32, 6), "450-540k tokens/s, MFU .35-.42, peak 28-32 GiB", DATA),
     Stage("nanochat-d12", 200, measure_nanochat(12, 128, 32, 6), "about 530k tokens/s with FA3", DATA),
     Stage(
@@ -38,6 +40,22 @@ STAGES = (
         420,
         measure_steps(24, 256, 16, 3),
         "95-108k tokens/s, MFU .46-.52, peak 72-75 GiB",
+        DATA,
+        needs_whole_memory=True,
+    ),
+    Stage(
+        "d24-fp8",
+        420,
+        measure_steps(24, 256, 16, 3, "--train.precision", "fp8"),
+        "110-125k tokens/s, peak 62-66 GiB",
+        DATA,
+        needs_whole_memory=True,
+    ),
+    Stage(
+        "nanochat-d24",
+        260,
+        measure_nanochat(24, 256, 16, 3),
+        "about 100k tokens/s with FA3, 90-95k without",
         DATA,
         needs_whole_memory=True,
     ),
@@ -56,16 +74,32 @@ STAGES = (
         "0.98-1.0 x slice with embeddings in fp32, its loss within 0.01",
         ("dataset", "slice"),
     ),
-    Stage("agree", 200, runs.compare_with_cpu, "loss within 0.02 of the CPU's", ("dataset", "d24")),
+    Stage("rwkv5", 220, measure_steps(4, 32, 16, 4, "--arch", "rwkv5"), "no prediction", DATA),
+    Stage("agree", 240, runs.compare_with_cpu, "loss within 0.02 of the CPU's", DATA, shares_gpu=True),
+    Stage("tests", 120, runs.run_gpu_tests, "all pass", shares_gpu=True),
     Stage(
-        "nanochat-d24",
-        260,
-        measure_nanochat(24, 256, 16, 3),
-        "about 100k tokens/s with FA3, 90-95k without",
-        ("dataset", "d24"),
-        needs_whole_memory=True,
+        "replays",
+        240,
+        runs.measure_replays,
+        "0 on the machine itself, below 0.1 between CPU and GPU in fp32; more in bf16",
+        DATA,
+        shares_gpu=True,
     ),
-    Stage("train", 240, runs.train, "no spike, the dev loss falls; tokens/s as d12", ("dataset", "nanochat-d24")),
+    Stage("score", 140, runs.score, "> 20k tokens/s", ("train",), shares_gpu=True),
+    Stage("resume", 240, runs.resume, "deviations below 0.1", ("dataset", "train"), shares_gpu=True),
+    Stage("night", 230, night.rehearse_night, "main is scored and on the board", ("train",), shares_gpu=True),
+    Stage(
+        "quantized", 120, quantized.measure_quantized, "error 0.01 with 8 bits, 0.1 with 4", ("train",), shares_gpu=True
+    ),
+    Stage(
+        "two-processes",
+        300,
+        two_processes.compare_strategies,
+        "losses of one process within 0.001; a compiled graph stays one graph",
+        ("dataset", "train"),
+        shares_gpu=True,
+    ),
+    Stage("torch-d12", 150, measure_plain_torch(12, 16, 6), "no prediction", ("train",)),
     Stage(
         "slice-fused",
         200,
@@ -80,34 +114,5 @@ STAGES = (
         "0.97-1.0 x slice",
         ("dataset", "slice"),
     ),
-    Stage("score", 140, runs.score, "> 20k tokens/s", ("train",)),
-    Stage("resume", 240, runs.resume, "deviations below 0.1", ("dataset", "train")),
-    Stage("tests", 120, runs.run_gpu_tests, "all pass", ("slice-fused",)),
-    Stage("torch-d12", 150, measure_plain_torch(12, 16, 6), "no prediction", ("slice-full",)),
-    Stage("rwkv5", 220, measure_steps(4, 32, 16, 4, "--arch", "rwkv5"), "no prediction", ("score",)),
     Stage("d20", 300, measure_steps(20, 256, 16, 3), "130-150k tokens/s", ("dataset", "nanochat-d24")),
-    Stage(
-        "d24-fp8",
-        420,
-        measure_steps(24, 256, 16, 3, "--train.precision", "fp8"),
-        "110-125k tokens/s, peak 62-66 GiB",
-        ("dataset", "slice-fp8", "nanochat-d24"),
-        needs_whole_memory=True,
-    ),
-    Stage(
-        "replays",
-        200,
-        runs.measure_replays,
-        "0 on the machine itself, below 0.1 between CPU and GPU in fp32; more in bf16",
-        ("dataset", "agree"),
-    ),
-    Stage("quantized", 120, quantized.measure_quantized, "error 0.01 with 8 bits, 0.1 with 4", ("score",)),
-    Stage(
-        "two-processes",
-        240,
-        two_processes.compare_strategies,
-        "losses of one process within 0.001; a compiled graph stays one graph",
-        ("dataset", "resume"),
-    ),
-    Stage("night", 180, night.rehearse_night, "main is scored and on the board", ("d20", "d24-fp8")),
 )

@@ -26,7 +26,15 @@ class ScriptedDriver(gpu.Driver):
     def __init__(self, folder: Path, scripts: dict[str, str], **limits: float) -> None:
         self.scripts = scripts
         stages = [
-            Stage(name, limits.get(name, 60), lambda: None, "", needs_whole_memory=name == "whole") for name in scripts
+            Stage(
+                name,
+                limits.get(name, 60),
+                lambda: None,
+                "",
+                needs_whole_memory=name == "whole",
+                shares_gpu=name.startswith("shared"),
+            )
+            for name in scripts
         ]
         super().__init__(folder, stages, seconds=120, is_rehearsal=False)
         self.is_large = False
@@ -63,6 +71,17 @@ def test_stages_hold_the_gpu_one_at_a_time(tmp_path: Path) -> None:
     hold = "TURN; lock = folder / 'lock'; lock.touch(exist_ok=False); time.sleep(.5); lock.unlink()"
     ScriptedDriver(tmp_path, dict.fromkeys(("a", "b", "whole", "c"), hold)).run()
     assert list_ends(tmp_path) == dict.fromkeys(("a", "b", "whole", "c"), 0)
+
+
+def test_stages_that_share_the_gpu_run_together_and_never_beside_a_timed_one(tmp_path: Path) -> None:
+    timed = "TURN; assert not list(folder.glob('*.running')); time.sleep(.5); (folder / 'timed').touch()"
+    meet = "TURN; mine = folder / f'{name}.running'; mine.touch(); "
+    meet += (
+        'exec(\'while len(list(folder.glob("*.met"))) + len(list(folder.glob("*.running"))) < 2: time.sleep(.01)\'); '
+    )
+    meet += "(folder / f'{name}.met').touch(); time.sleep(.3); mine.unlink()"
+    ScriptedDriver(tmp_path, {"shared-a": meet, "timed": timed, "shared-b": meet, "timed-b": timed}).run()
+    assert list_ends(tmp_path) == {"shared-a": 0, "timed": 0, "shared-b": 0, "timed-b": 0}
 
 
 def test_list_names_every_stage_and_what_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
