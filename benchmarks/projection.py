@@ -44,17 +44,21 @@ class Input:
         return math.log(self.high / self.low) / 2
 
 
-PREDICTED = "[predicted](cuda-predicted.md)"
+MEASURED = "[measured](gpu.md) on an H200, less what a slower memory may cost"
 RECIPE = "multiplier of our recipe over nanochat's"
 SLOPE = Input(
     "bits per byte for a factor e of compute", 0.034, 0.028, 0.041, "public runs of nanochat; interval assumed"
 )
 CORE_SLOPE = Input("CORE for a factor e of compute", 0.034, 0.028, 0.041, "public runs of nanochat; interval assumed")
 CORE_NOISE = Input("compute that CORE's noise is worth", 1.0, 0.86, 1.16, "0.005 of CORE, public runs of nanochat")
-BF16_SPEED = Input(
-    "tokens/s at d24, bf16", 100_400, 80_000, 123_000, f"{PREDICTED}; high: nanochat, measured; low: assumed"
+BF16_SPEED = Input("tokens/s at d24, bf16", 106_000, 98_000, 112_000, f"{MEASURED}: assumed; high: as measured")
+FP8_SPEED = Input(
+    "tokens/s at d24, fp8",
+    127_000,
+    110_000,
+    134_000,
+    "that times 1.195, [measured](gpu.md) with 8 layers; interval assumed",
 )
-FP8_SPEED = Input("tokens/s at d24, fp8", 120_300, 94_000, 144_000, f"{PREDICTED}; interval assumed")
 FP8_QUALITY = Input(
     "multiplier of fp8",
     0.90,

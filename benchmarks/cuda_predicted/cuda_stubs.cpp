@@ -1,4 +1,4 @@
-// A CUDA device that does nothing, for a torch that is built without CUDA: tensors without data can be "on" it.
+// A CUDA device that does nothing, for a machine without a GPU: tensors without data can be "on" it.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -25,14 +25,12 @@ struct SingleDeviceGuard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
 };
 
-C10_REGISTER_GUARD_IMPL(CUDA, SingleDeviceGuard)
-
 }  // namespace
 
 namespace at {
 
-struct CUDAHooks : CUDAHooksInterface {
-  explicit CUDAHooks(CUDAHooksArgs) {}
+struct IdleHooks : CUDAHooksInterface {
+  explicit IdleHooks(CUDAHooksArgs) {}
   void init() const override {}
   bool hasCUDA() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -45,6 +43,11 @@ struct CUDAHooks : CUDAHooksInterface {
   bool isPinnedPtr(const void*) const override { return false; }
 };
 
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, CUDAHooks)
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, ::c10::REGISTRY_PREFERRED, IdleHooks)
 
 }  // namespace at
+
+// Called after torch is loaded, which registers a guard of its own if it is built with CUDA.
+extern "C" void register_guard() {
+  static const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, new SingleDeviceGuard());
+}

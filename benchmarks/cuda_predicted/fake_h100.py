@@ -1,8 +1,9 @@
-"""An H100 that computes nothing, for torch without CUDA: tensors without data are on it, and torch.compile generates
+"""An H100 that computes nothing, for a machine without one: tensors without data are on it, and torch.compile generates
 Triton code for sm_90.
 
-It replaces functions inside torch 2.13, so it belongs into a process of its own, which must not have imported torch
-before. Needs g++ and triton. Not covered: kernels' speed, and memory that libraries allocate themselves.
+It replaces functions inside torch 2.11 to 2.13, built with CUDA or without, so it belongs into a process of its own,
+which must not have imported torch before. Needs g++ and triton. Not covered: kernels' speed, and memory that libraries
+allocate themselves.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ def install_fake_h100() -> None:
     folder = Path(str(importlib.util.find_spec("torch").origin)).parent
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(build_stubs(folder)), mode=ctypes.RTLD_GLOBAL)
+    stubs = ctypes.CDLL(str(build_stubs(folder)), mode=ctypes.RTLD_GLOBAL)
     replace_device_queries()
+    stubs.register_guard()
     replace_compiler_queries()
     choose_flash_attention()
 
@@ -110,6 +112,7 @@ def build_stubs(folder: Path) -> Path:
 def replace_device_queries() -> None:
     """Replace what torch asks about the device."""
     import torch
+    import torch._subclasses.fake_tensor as fake_tensor
     import torch.cuda.random
     from torch._dynamo.device_interface import CudaInterface
 
@@ -133,6 +136,7 @@ def replace_device_queries() -> None:
     }
     for name, function in replacements.items():
         setattr(torch.cuda, name, function)
+    fake_tensor.init_gpu_context = lambda *_: None
     for module in (torch.cuda, torch.cuda.random):
         module.get_rng_state = lambda *_, **__: torch.zeros(16, dtype=torch.uint8)
         module.set_rng_state = lambda *_, **__: None

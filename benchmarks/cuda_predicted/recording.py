@@ -17,7 +17,7 @@ TRITON_SOURCE = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DO
 class Operation:
     """A kernel, or a call of a library."""
 
-    kind: str  # `triton`, `triton product`, `mm`, `attention`, `attention backward`, or another library function's name
+    kind: str  # `triton`, `mm`, `attention`, `attention backward`, or another library function's name
     bytes: int  # read and written
     flops: int
     shape: tuple[int, ...] = ()  # of its first result
@@ -25,7 +25,7 @@ class Operation:
 
     @property
     def is_product(self) -> bool:
-        return self.kind in ("mm", "bmm", "addmm", "baddbmm", "triton product") or "_scaled_mm" in self.kind
+        return self.kind in ("mm", "bmm", "addmm", "baddbmm") or "_scaled_mm" in self.kind
 
 
 @dataclass
@@ -146,17 +146,11 @@ def count_accessed_bytes(node: Any) -> int:
 
 
 def describe_own_kernel(inner: Any) -> Operation:
-    """Return the operation of a kernel of `trainer.ops`, which reads or writes each of its tensors once.
-
-    FLOPs are those of `trainer.ops.triton_mlp`; the recurrence is estimated by its bytes alone.
-    """
+    """Return the operation of a kernel of the recurrence, which reads or writes each of its tensors once."""
     tensors = [value for value in inner.kwargs.values() if hasattr(value, "get_size")]
     sizes = [tuple(int(size) for size in tensor.get_size()) for tensor in tensors]
     moved = sum(math.prod(size) * tensor.get_dtype().itemsize for size, tensor in zip(sizes, tensors, strict=True))
-    if "columns" not in inner.kwargs:
-        return Operation("recurrence", moved, 0, max(sizes, key=math.prod))
-    rows, columns, inside = (int(inner.kwargs[name]) for name in ("count", "columns", "inner"))
-    return Operation("triton product", moved, 2 * rows * columns * inside, (rows, columns))
+    return Operation("recurrence", moved, 0, max(sizes, key=math.prod))
 
 
 def describe_attention(inner: Any, name: str, moved: int) -> Operation:

@@ -21,7 +21,7 @@ from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture
 from trainer.ops.losses import count_chunks
 from trainer.optim.optimizers import build_optimizers, compile_steps
-from trainer.training.compilation import choose_optimizer_backend, compile_objective, fuse_supported_mlps
+from trainer.training.compilation import choose_optimizer_backend, compile_objective
 from trainer.training.model_sources import configure_model
 from trainer.training.objective import Objective
 from trainer.training.precision import convert_tables, convert_to_fp8
@@ -41,9 +41,6 @@ class TracedStep:
     muon: tuple[CompiledGraph, ...]  # a step of each shape of matrices
     table_steps: tuple[CompiledGraph, ...]  # of one table in bf16, of each shape
     tables: int  # in bf16
-    table_parameters: int
-    adamw_parameters: int  # without those
-    is_clipped: bool  # the gradient's norm
     feature_dtype: str
     parameters: int
     width: int
@@ -89,7 +86,6 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
             convert_to_fp8(model)
         if resolved.table_precision == "bf16":
             convert_tables(model, recipe)
-        fuse_supported_mlps(model, resolved)
         objective = Objective(model.train())
         compile_objective(objective, resolved)
         shape = (resolved.micro_batch, resolved.sequence_length)
@@ -101,7 +97,6 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
         passes = pair_graphs(records)
         optimizers = build_optimizers(model, recipe, "bf16", choose_optimizer_backend(resolved))
         compile_steps(optimizers)
-    others = [group for each in optimizers if isinstance(each, torch.optim.AdamW) for group in each.param_groups]
     updates = records[len(passes) * 2 :]
     tables = [parameter for parameter in model.parameters() if parameter.dtype == torch.bfloat16]
     return TracedStep(
@@ -110,9 +105,6 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
         muon=tuple(graph for graph in updates if graph.flops),
         table_steps=tuple(graph for graph in updates if not graph.flops),
         tables=len(tables),
-        table_parameters=sum(table.numel() for table in tables),
-        adamw_parameters=sum(parameter.numel() for group in others for parameter in group["params"]),
-        is_clipped=recipe.clip is not None,
         loss_chunks=count_chunks(tokens.numel(), "cuda", VOCABULARY),
         feature_dtype=str(features.dtype).removeprefix("torch."),
         parameters=sum(parameter.numel() for parameter in model.parameters()),

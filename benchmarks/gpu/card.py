@@ -23,7 +23,6 @@ from benchmarks.gpu.stage import (
     wait_for_turn,
 )
 from trainer.ops import attention as kernels
-from trainer.ops.elementwise import squared_relu
 from trainer.ops.recurrence import chunked_recurrence, compute_recurrence
 from trainer.optim.muon import orthogonalize
 from trainer.training.precision import choose_precision
@@ -66,7 +65,6 @@ def measure_card() -> None:
         time_copies,
         time_attention,
         time_muon,
-        check_mlp,
         check_recurrence,
     ):
         with report_failure(part.__name__):
@@ -179,33 +177,6 @@ def time_muon(device: torch.device) -> None:
             muon_ms=[count, rows, width],
             ms=round(measure_ms(lambda s=stack, kind=precision: orthogonalize(s, precision=kind), 5), 2),
         )
-
-
-def check_mlp(device: torch.device) -> None:
-    """The fused MLP beside the plain one: error and time."""
-    if device.type == "cpu":
-        return
-    from trainer.ops.fused_mlp import compute_mlp
-
-    x = torch.randn(16, 2048, WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
-    up = (torch.randn(4 * WIDTH, WIDTH, device=device) * 0.025).requires_grad_()
-    down = (torch.randn(WIDTH, 4 * WIDTH, device=device) * 0.0128).requires_grad_()
-    direction = torch.randn_like(x)
-    results = {}
-    for name, function in (
-        ("plain", lambda x, up, down: F.linear(squared_relu(F.linear(x, up)), down)),
-        ("fused", compute_mlp),
-    ):
-        compiled = torch.compile(function, dynamic=False)
-        with torch.autocast("cuda", torch.bfloat16):
-            out = compiled(x, up, down)
-            forward = measure_ms(lambda compiled=compiled: compiled(x, up, down))
-        gradients = torch.autograd.grad(out, (x, up, down), direction, retain_graph=True)
-        backward = measure_ms(lambda out=out: torch.autograd.grad(out, (x, up, down), direction, retain_graph=True))
-        results[name] = (out, *gradients)
-        emit(mlp_ms=name, forward=round(forward, 3), backward=round(backward, 3))
-    errors = [compute_error(*pair) for pair in zip(results["fused"], results["plain"], strict=True)]
-    emit(check="fused MLP", error=max(errors))
 
 
 def check_recurrence(device: torch.device) -> None:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gpu.stage import emit, is_rehearsal, wait_for_turn
+from benchmarks.gpu.stage import emit, get_folder, is_rehearsal, wait_for_turn
 from trainer.sandbox import get_driver
 
 COMMAND = (sys.executable, "manage.py", "rehearse_night")
@@ -34,7 +34,6 @@ def rehearse_night() -> None:
         environment = {"MAIN_REPOSITORY": str(main), "MAIN_BRANCH": "main", "DAILYTRAIN_HOME": str(folder / "own")}
         flags = ["--main-only", "--scale", "1e-9"] if is_rehearsal() else ["--gpu", "--scale", SCALE]
         code, printed, seconds = run_rehearsal(["night-h100", *flags, "--home", str(folder / "site")], environment)
-        sys.stderr.write(printed)
         for path in (folder / "site/log").glob("*.log"):
             sys.stderr.write(f"\n----- {path.name}\n{path.read_text(errors='replace')[-6000:]}")
     steps = {step: int(each) for step, each in re.findall(r"(\w+): done in (\d+) s", printed)}
@@ -62,20 +61,23 @@ def commit_trainer(folder: Path) -> Path:
 
 
 def run_rehearsal(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, float]:
-    """Return exit code (124: out of time), output and seconds. Interrupted, it ends its processes."""
+    """Return exit code (124: out of time), output and seconds. Interrupted, it ends its processes.
+
+    What it prints is also in a log of its own, which is there if this process is killed.
+    """
     started, limit = time.monotonic(), SECONDS * (3 if is_rehearsal() else 1)
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], env={**os.environ, **environment, "COLUMNS": "160"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    log = get_folder() / "night-output.log"
+    environment = {**os.environ, **environment, "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as file:
+        process = subprocess.Popen([*COMMAND, *arguments], env=environment, stdout=file, stderr=file)
     try:
-        printed, code = process.communicate(timeout=limit)[0], process.returncode
+        code = process.wait(limit)
     except subprocess.TimeoutExpired:
+        code = 124
         process.send_signal(signal.SIGINT)
         try:
-            printed = process.communicate(timeout=STOP_SECONDS)[0]
+            process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            printed = process.communicate()[0]
-        code = 124
-    return code, printed, time.monotonic() - started
+            process.wait()
+    return code, log.read_text(errors="replace"), time.monotonic() - started

@@ -24,6 +24,7 @@ from trainer.checkpoint.weight_files import open_weights
 from trainer.scoring.compare_replay import compare_weights
 
 CLI = ("-m", "trainer.cli")
+FEW_EVALUATIONS = ("--train.evaluations", "1", "--train.dev-tokens", "8192")
 REPLAYED_PRECISIONS = ("fp32", "bf16")  # a replay has the run's own
 
 
@@ -65,10 +66,10 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
 def score() -> None:
     """The scorer on that run: tokens per second, and its check for later tokens."""
     wait_for_turn()
-    limit = "1000" if is_rehearsal() else "400000"
+    limit = "1000" if is_rehearsal() else "100000"
     command = [*CLI, "score", "--json", str(get_folder() / "runs/train"), "--dataset", str(get_dataset())]
     code, text, seconds = run_python(
-        *command, "--limit-tokens", limit, "--device", get_device().type, seconds=120 if not is_rehearsal() else 400
+        *command, "--limit-tokens", limit, "--device", get_device().type, seconds=180 if not is_rehearsal() else 400
     )
     record = json.loads(text) if code == 0 else {}
     look_ahead = (record.get("checks") or {}).get("look_ahead")
@@ -155,7 +156,7 @@ def resume() -> None:
     """A run, its second half replayed, and one that is killed and resumed: `benchmarks.gpu.repeats`."""
     wait_for_turn()
     steps = "8" if is_rehearsal() else "24"
-    flags = build_flags(4, 16, 16, "--model.width", "768", "--model.heads", "6")
+    flags = build_flags(4, 16, 16, "--model.width", "768", "--model.heads", "6", *FEW_EVALUATIONS)
     out = str(get_folder() / "runs/resume")
     code, text, seconds = run_python(
         "-m", "benchmarks.gpu.repeats", "--out", out, "--steps", steps, *flags, seconds=230

@@ -43,13 +43,14 @@ def share_card() -> None:
 
 def compare_strategies() -> None:
     """The losses of the same steps by one process and by two with each strategy, compiled on a GPU."""
-    from benchmarks.gpu.runs import read_metrics
+    from benchmarks.gpu.runs import FEW_EVALUATIONS, read_metrics
     from benchmarks.gpu.stage import emit, get_device, get_folder, is_rehearsal, wait_for_turn
     from benchmarks.gpu.steps import build_flags
 
     wait_for_turn()
     device = get_device().type
-    flags = [*build_flags(4, 16, 4, "--model.width", "768", "--model.heads", "6"), "--device", device]
+    size = ("--model.width", "768", "--model.heads", "6")
+    flags = [*build_flags(4, 16, 4, *size, *FEW_EVALUATIONS), "--device", device]
     flags += ["--train.precision", "fp32", "--train.micro-batch", "2" if is_rehearsal() else "4"]
     flags += ["--budget", "4steps" if is_rehearsal() else "12steps", "--train.muon-precision", "fp32"]
     losses: dict[str, float] = {}

@@ -24,7 +24,7 @@ weights. Measured on a CPU with saved_tensors_hooks at depths 4 to 12, without t
 """
 COMPILED_ACTIVATIONS = {"gpt": (43, 16)}
 """The same of a graph in bf16 that torch.compile plans for an H100, at its peak in the backward pass, and what is
-outside the blocks: from depths 4 and 24 of width 1,536 (benchmarks/results/cuda-predicted.md)."""
+outside the blocks: from depths 4 and 24 of width 1,536 (benchmarks/results/gpu.md)."""
 BLOCK_BACKWARD = 40
 """Bytes beyond that of one block's own backward pass, in the same unit (measured for RWKV-5: 38)."""
 RESIDUAL_STREAMS = 6

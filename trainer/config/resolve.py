@@ -18,7 +18,7 @@ from trainer.models.scaling import batch_tokens
 
 MACHINE_FIELDS = ("precision", "muon_precision", "compile", "micro_batch")
 """Fields whose defaults depend on the machine. Chosen once for a run and saved with it."""
-RESUMABLE_FIELDS = ("devices", "strategy", "micro_batch", "activation_checkpointing", "fused_mlp")
+RESUMABLE_FIELDS = ("device", "devices", "strategy", "micro_batch", "activation_checkpointing")
 """Fields that may change when a run is resumed. They change the order of sums: last digits differ."""
 
 
@@ -43,7 +43,6 @@ class ResolvedConfig:
     dev_tokens: int
     sample_tokens: int
     table_precision: Literal["fp32", "bf16"] = "fp32"
-    fused_mlp: bool = False
     chunk: int = 0  # tokens; 0 for whole rows
     chunk_gradients: Literal["truncated", "through"] = "truncated"
 
@@ -101,7 +100,6 @@ def resolve_config(
         dev_tokens=args.dev_tokens or choose_dev_tokens(budget, on_cpu),
         sample_tokens=args.sample_tokens,
         table_precision="fp32" if precision == "fp32" else args.table_precision,
-        fused_mlp=args.fused_mlp,
         chunk=args.chunk or 0,
         chunk_gradients=args.chunk_gradients,
     )

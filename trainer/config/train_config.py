@@ -69,9 +69,6 @@ class TrainArgs:
     of 16 bytes a weight. No effect in fp32."""
     compile: bool | None = None
     """Compile the model with torch.compile. Computed: on a GPU, and on a CPU with a C++ compiler from 10 minutes up."""
-    fused_mlp: bool = False
-    """Compute MLPs with ReLU^2 by our own Triton kernels (`trainer.ops.fused_mlp`), in compiled graphs in bf16 on a
-    Hopper GPU. Off until a GPU has measured them."""
     activation_checkpointing: bool = False
     """Store only the input of each block and recompute it in the backward pass: less memory, a third more work."""
     chunk: int | None = None

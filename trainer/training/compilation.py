@@ -11,7 +11,6 @@ jobs do not share it: it holds machine code, and one entry could replace another
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -22,10 +21,7 @@ import torch
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.dataset import get_cache_folder
 from trainer.graph.blocks import count_calls, has_split_blocks, split_blocks
-from trainer.graph.mlps import fuse_mlps
 from trainer.graph.model import GraphModel
-from trainer.models.base import LanguageModel
-from trainer.ops import devices
 from trainer.ops.compiler import raise_recompile_limit
 from trainer.training.objective import Objective
 
@@ -83,21 +79,6 @@ def choose_optimizer_backend(resolved: ResolvedConfig) -> str | None:
     """Return torch.compile's backend for the steps of Muon and of tables; None on CPUs and for sharded weights, where
     they are not compiled."""
     return BACKEND if resolved.compile and resolved.device == "cuda" and not resolved.is_sharded else None
-
-
-def fuse_supported_mlps(model: LanguageModel, resolved: ResolvedConfig) -> int:
-    """With `fused_mlp`, let MLPs of graphs with ReLU^2 be computed by `trainer.ops.fused_mlp`; return their number.
-
-    Only compiled, in bf16 and on a Hopper GPU, for which the blocks of its kernels are chosen.
-    """
-    can_fuse = resolved.fused_mlp and resolved.compile and resolved.device == "cuda" and resolved.precision == "bf16"
-    if not can_fuse or not isinstance(model, GraphModel):
-        return 0
-    if devices.get_generation() != HOPPER or importlib.util.find_spec("triton") is None:
-        return 0
-    from trainer.ops.fused_mlp import compute_mlp
-
-    return fuse_mlps(model, compute_mlp)
 
 
 def is_graph_break(error: BaseException) -> bool:

@@ -48,9 +48,9 @@ def comparable_identity(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_identity(run_folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise `ConfigError` if the folder holds a different run. Missing fields of `train` count as equal."""
+    """Raise `ConfigError` if the folder holds a different run. Fields of `train` that one of them lacks are equal."""
     old, new = comparable_identity(saved), comparable_identity(current)
-    old["train"] = {**new["train"], **old["train"]}
+    old["train"] = {name: old["train"].get(name, value) for name, value in new["train"].items()}
     different = [name for name, value in new.items() if old.get(name) != value]
     if different:
         names = " and ".join(different)

@@ -181,10 +181,6 @@ def prepare_objective(
         converted = precision.convert_tables(model, recipe)
         if console is not None:
             console.print(f"{converted} embeddings are kept in bf16", highlight=False)
-    fused = compilation.fuse_supported_mlps(model, resolved)
-    if resolved.fused_mlp and console is not None:
-        none = "fused_mlp has no effect here: it needs a compiled graph in bf16 on a Hopper GPU"
-        console.print(f"{fused} MLPs are fused" if fused else none, highlight=False, soft_wrap=True)
     if resolved.activation_checkpointing:
         enable_activation_checkpointing(model)
     is_through = resolved.chunk_gradients == "through"

@@ -96,10 +96,3 @@ def test_milestone_passed_in_the_last_step_is_not_averaged(train: Train, tmp_pat
     assert train(tmp_path / "tail", *flags, "--recipe.tail_average", "1.0") == 0
     plain, tail = (load_weights(tmp_path / name / "milestones" / "step-00000003") for name in ("plain", "tail"))
     assert all(torch.equal(tail[name], tensor) for name, tensor in plain.items())
-
-
-def test_fused_mlp_without_hopper_says_that_it_has_no_effect(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(tmp_path / "run", "--budget", "1steps", "--train.fused_mlp", "true") == 0
-    assert "fused_mlp has no effect here" in capsys.readouterr().err

@@ -13,9 +13,10 @@ from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import lines, numbers
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import find_latest_checkpoint
+from trainer.errors import ConfigError
 from trainer.optim import muon
 from trainer.training import compilation, precision, setup
-from trainer.training.identity import describe_identity
+from trainer.training.identity import check_identity, describe_identity
 
 pytestmark = pytest.mark.processes
 
@@ -154,3 +155,10 @@ def test_run_of_older_release_resumes(dataset_folder: Path, tmp_path: Path, monk
         older.setattr(setup, "describe_identity", drop_new_fields)
         assert train(tmp_path, *flags, stop_after=3) == 130
     assert train(tmp_path, *flags) == 0
+
+
+def test_run_may_go_on_on_another_device_but_not_in_another_precision(tmp_path: Path) -> None:
+    saved = {"seed": 1, "train": {"device": "cuda", "precision": "fp32", "removed_option": True}}
+    check_identity(tmp_path, saved, {"seed": 1, "train": {"device": "cpu", "precision": "fp32"}})
+    with pytest.raises(ConfigError, match="another train"):
+        check_identity(tmp_path, saved, {"seed": 1, "train": {"device": "cpu", "precision": "bf16"}})
