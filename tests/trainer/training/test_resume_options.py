@@ -13,7 +13,7 @@ from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import lines, numbers
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import find_latest_checkpoint
-from trainer.errors import ConfigError
+from trainer.config.train_config import ConfigError
 from trainer.optim import muon
 from trainer.training import compilation, precision, setup
 from trainer.training.identity import check_identity, describe_identity
