@@ -34,8 +34,7 @@ class OurGPT:
         self.steps = count_steps(plan, self.flops_per_token)
         self.rows = plan.tokens_per_step // SEQUENCE_LENGTH
         self.fabric = build_fabric("cpu", 1, "single", "fp32", None)
-        objective = Objective(model, self.recipe.l2wrap, later_tokens=len(self.recipe.multi_token))
-        self.objective = objective
+        objective = Objective(model, self.recipe.l2wrap)
         if plan.is_compiled:
             objective.features, objective.chunk_loss = map(torch.compile, (objective.features, objective.chunk_loss))
         self.model = self.fabric.setup_module(objective)
@@ -46,13 +45,9 @@ class OurGPT:
     def train_step(self, inputs: Tensor, targets: Tensor, step: int) -> float:
         fraction = step / self.steps
         optimizers.apply_schedule(self.optimizers, self.recipe, fraction, step)
-        self.objective.set_later_weights(self.recipe.compute_multi_token(fraction))
         batch = (inputs, targets)
         settings = (self.rows, self.spikes, self.recipe.clip, step + 1, fraction)
-        loss = train_step(self.fabric, self.model, self.optimizers, batch, *settings).read()[0]
-        if step + 1 == self.steps:
-            optimizers.load_tail_average(self.optimizers)
-        return loss
+        return train_step(self.fabric, self.model, self.optimizers, batch, *settings).read()[0]
 
     def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.model(inputs, targets, per_position=True)

@@ -299,7 +299,6 @@ def build_model(config: SwarmConfig) -> LanguageModel:
 def partition_blocks(config: SwarmConfig, model: LanguageModel) -> tuple[range, ...]:
     """Return each stage's blocks of a whole model, balanced by the matrix parameters."""
     partition = get_partition(config.arch)
-    partition.check(model)
     _, behind = partition.get_end_parts(model)
     head = sum(count_matrix_parameters(getattr(holder, name), (nn.Linear, nn.Embedding)) for holder, name in behind)
     costs = tuple(count_matrix_parameters(block) for block in partition.get_blocks(model))

@@ -15,7 +15,7 @@
 
     [space]
     recipe.matrices.learning_rate = { low = 0.005, high = 0.05, log = true }
-    model.mlp = { values = ["relu2", "swiglu"] }
+    model.windows = { values = ["L", "SL"] }
 
 Options are those of `dailytrain train` in the tables `model`, `recipe` and `train`, and `arch`.
 """

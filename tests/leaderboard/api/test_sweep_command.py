@@ -20,8 +20,8 @@ pytestmark = pytest.mark.processes
 SPACE = """
 [ablations."final rate 5 %"]
 recipe.schedule.final = 0.05
-[ablations.swiglu]
-model.mlp = "swiglu"
+[ablations.windows]
+model.windows = "SL"
 [ablations.smear]
 arch = "smear"
 """
@@ -52,7 +52,7 @@ def test_ablations_become_runs_of_a_site_once(
     assert dailytrain([*flags, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in answer["entries"]}
-    assert list(rows) == ["final rate 5 %", "swiglu", "smear"]
+    assert list(rows) == ["final rate 5 %", "windows", "smear"]
     runs = [row["run"] for row in rows.values()]
     assert len(set(runs)) == Run.objects.count() == 3
     assert answer["comparisons"] == [f"{live_server.url}/compare/?runs={','.join(map(str, runs))}"]
@@ -64,7 +64,7 @@ def test_ablations_become_runs_of_a_site_once(
     # The same commit and options: no new runs. Other options of the same name: a new one.
     assert dailytrain(flags) == 0
     output = capsys.readouterr()
-    assert "swiglu" in output.out
+    assert "windows" in output.out
     assert output.err.startswith("ignored, since the site's track decides: budget, rungs, ")
     assert Run.objects.count() == 3
     space.write_text(SPACE.replace("0.05", "0.1"))
@@ -106,7 +106,7 @@ def test_multiplier_of_the_site_is_read_back(
         (SPACE, (), "needs a token"),
         (SPACE, ("--token", "x"), "did not answer"),
         ("[base]\nmodel.depth = 2\n" + SPACE, ("--token", "x"), "baseline stands for [base]"),
-        ("search = 'random'\n[space]\nmodel.mlp = {values = ['relu2']}", ("--token", "x"), "runs ablations only"),
+        ("search = 'random'\n[space]\nmodel.windows = {values = ['L']}", ("--token", "x"), "runs ablations only"),
     ],
 )
 def test_impossible_sweep_at_a_site_prints_one_line(
@@ -126,8 +126,8 @@ def test_impossible_sweep_at_a_site_prints_one_line(
 
 
 def test_options_become_tables_and_long_sweeps_several_comparisons() -> None:
-    options = {"model.mlp": "swiglu", "recipe.matrices.momentum": 0.9, "recipe.clip": 1.0}
-    assert nest_options(options) == {"model": {"mlp": "swiglu"}, "recipe": {"matrices": {"momentum": 0.9}, "clip": 1.0}}
+    options = {"model.windows": "SL", "recipe.matrices.momentum": 0.9, "recipe.clip": 1.0}
+    assert nest_options(options) == {"model": {"windows": "SL"}, "recipe": {"matrices": {"momentum": 0.9}, "clip": 1.0}}
     assert [page.partition("=")[2] for page in list_comparison_pages("http://x/", range(1, 13))] == [
         "1,2,3,4,5,6,7,8,9,10",
         "11,12",

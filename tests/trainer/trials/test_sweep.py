@@ -43,7 +43,7 @@ levels = 2
 SPACE = """
 [space]
 recipe.matrices.learning_rate = { low = 0.005, high = 0.05, log = true }
-model.mlp = { values = ["relu2", "swiglu"] }
+model.windows = { values = ["L", "SL"] }
 """
 ABLATION = """
 [ablations."final rate 5 %".recipe.schedule]
@@ -232,12 +232,12 @@ def test_table_picture_and_json_show_multipliers(
 
 
 def test_space_extends_another_and_changes_its_tables(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text(BASE + ABLATION + "[ablations.swiglu]\nmodel.mlp = 'swiglu'\n")
-    changes = "extends = 'small.toml'\nseeds = 3\n[base]\nmodel.depth = 2\n[ablations.swiglu]\nmodel.mlp_init = 0.4\n"
+    (tmp_path / "small.toml").write_text(BASE + ABLATION + "[ablations.windows]\nmodel.windows = 'SL'\n")
+    changes = "extends = 'small.toml'\nseeds = 3\n[base]\nmodel.depth = 2\n[ablations.windows]\nmodel.mlp_init = 0.4\n"
     space, small = read_space(tmp_path, changes), load_space(tmp_path / "small.toml")
     assert (space.seeds, space.budget, space.rungs) == (3, small.budget, small.rungs)
     assert space.base == {**small.base, "model.depth": 2}
-    assert space.ablations == {**small.ablations, "swiglu": {"model.mlp": "swiglu", "model.mlp_init": 0.4}}
+    assert space.ablations == {**small.ablations, "windows": {"model.windows": "SL", "model.mlp_init": 0.4}}
 
 
 @pytest.mark.slow

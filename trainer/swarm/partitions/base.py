@@ -34,9 +34,6 @@ class Partition(Protocol):
     `hidden` are those after `cache`, which `run_blocks` extends. Without a cache they start a row.
     """
 
-    def check(self, model: LanguageModel) -> None:
-        """Raise `PartitionError` for a model that cannot be partitioned into any number of stages."""
-
     def get_blocks(self, model: LanguageModel) -> nn.ModuleList:
         """Return the blocks in order."""
 
