@@ -21,12 +21,13 @@ EMBEDDINGS = ("embedding", "value embeddings", "head")
 
 
 class OurGPT:
-    """`gpt`, or an architecture that extends it, at a size, with a table of `bigram_rows` hashed bigrams."""
+    """One of our architectures at a size, with a table of `bigram_rows` hashed bigrams."""
 
     def __init__(self, plan: Plan, bigram_rows: int = 0, arch: str = "gpt") -> None:
         size, module = plan.size, load_architecture(arch)
         sized = module.Config.sized(size.depth, plan.vocabulary_size, SEQUENCE_LENGTH)
-        config = dataclasses.replace(sized, width=size.width, heads=size.heads, bigram_rows=bigram_rows)
+        fields = {"width": size.width, "heads": size.heads} | ({"bigram_rows": bigram_rows} if bigram_rows else {})
+        config = dataclasses.replace(sized, **fields)
         self.recipe = scale_recipe(module.recipe(config), plan.factors)
         model = module.Model(config)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -26,7 +26,7 @@ def test_shared_flags_take_the_same_values_in_all_commands() -> None:
     assert meanings["--device"] == {"auto,cpu,cuda"}
     assert all(
         len(meanings[flag]) == 1
-        for flag in ("--device", "--batch", "--label", "--json", "--home", "--tokens", "--keep")
+        for flag in ("--device", "--label", "--json", "--home", "--tokens", "--keep")
     )
 
 
