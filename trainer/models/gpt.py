@@ -4,8 +4,8 @@ Fixed: no biases, RMSNorm without parameters before each block and at the end (a
 else is a field of `Config`, described there with its source. Depth determines all other sizes: width is 64 x depth.
 
 The figures behind the defaults are nanochat's (https://github.com/karpathy/nanochat) and modded-nanogpt's
-(https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in public; the sweeps in
-`benchmarks/spaces` measure ours. From top to bottom: `Config`, block inputs and KV cache, attention, MLP, block,
+(https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in public; the lists in
+`benchmarks/settings` measure ours. From top to bottom: `Config`, block inputs and KV cache, attention, MLP, block,
 model, recipe.
 
 Not covered: dropout, fewer heads for keys than for queries.
