@@ -40,7 +40,7 @@ class Partition(Protocol):
     def get_end_parts(self, model: LanguageModel) -> tuple[Parts, Parts]:
         """Return the parts that only the first stage needs, and those that only the last needs.
 
-        A part in both lists is a head that is tied to the embedding: both stages have a copy of its one parameter.
+        A part in both lists is a head that is tied to the embedding, which several stages cannot share.
         """
 
     def count_streams(self, config: Any, done: int) -> int:

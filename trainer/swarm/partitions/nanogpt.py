@@ -1,4 +1,4 @@
-"""Partition of GPT-2: stages send the residual stream only. A tied head is at both ends (`trainer.swarm.tied`)."""
+"""Partition of GPT-2: stages send the residual stream only."""
 
 from __future__ import annotations
 
