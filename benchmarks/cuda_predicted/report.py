@@ -6,14 +6,12 @@ import math
 from typing import Any
 
 from benchmarks.cuda_predicted.recording import CompiledGraph
-from benchmarks.cuda_predicted.speed import estimate_parts, estimate_tokens_per_second
 from benchmarks.cuda_predicted.trace import TracedStep
 
 GRAPHS = ("features", "features backward", "loss", "loss backward")
 
 
 def build_report(step: TracedStep) -> dict[str, Any]:
-    parts = estimate_parts(step)
     return {
         "rows": step.resolved.micro_batch,
         "depth": step.resolved.depth,
@@ -29,8 +27,6 @@ def build_report(step: TracedStep) -> dict[str, Any]:
         "gigabytes_moved": sum(graph.bytes for graph in step.graphs) / 1e9,
         "product_flops_per_token": step.product_flops_per_token,
         "counted_flops_per_token": step.counted_flops_per_token,
-        "milliseconds_of_step": {name: 1e3 * seconds for name, seconds in parts.items()},
-        "tokens_per_second": estimate_tokens_per_second(step),
         "graphs": {
             name: describe_graph(graph, step.stream_size) for name, graph in zip(GRAPHS, step.graphs, strict=True)
         },

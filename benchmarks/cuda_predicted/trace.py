@@ -41,9 +41,6 @@ class TracedStep:
     muon: tuple[CompiledGraph, ...]  # a step of each shape of matrices
     table_steps: tuple[CompiledGraph, ...]  # of one table in bf16, of each shape
     tables: int  # in bf16
-    table_parameters: int
-    adamw_parameters: int  # without those
-    is_clipped: bool  # the gradient's norm
     feature_dtype: str
     parameters: int
     width: int
@@ -101,7 +98,6 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
         passes = pair_graphs(records)
         optimizers = build_optimizers(model, recipe, "bf16", choose_optimizer_backend(resolved))
         compile_steps(optimizers)
-    others = [group for each in optimizers if isinstance(each, torch.optim.AdamW) for group in each.param_groups]
     updates = records[len(passes) * 2 :]
     tables = [parameter for parameter in model.parameters() if parameter.dtype == torch.bfloat16]
     return TracedStep(
@@ -110,9 +106,6 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
         muon=tuple(graph for graph in updates if graph.flops),
         table_steps=tuple(graph for graph in updates if not graph.flops),
         tables=len(tables),
-        table_parameters=sum(table.numel() for table in tables),
-        adamw_parameters=sum(parameter.numel() for group in others for parameter in group["params"]),
-        is_clipped=recipe.clip is not None,
         loss_chunks=count_chunks(tokens.numel(), "cuda", VOCABULARY),
         feature_dtype=str(features.dtype).removeprefix("torch."),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
