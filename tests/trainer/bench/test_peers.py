@@ -195,11 +195,6 @@ def test_main_without_text_says_what_to_set(checkout: Path, monkeypatch: pytest.
         peers.main(["--nanochat", str(checkout)])
 
 
-def test_modded_path_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="asserts a CUDA device"):
-        peers.main(["--nanochat", str(tmp_path), "--modded", str(tmp_path)])
-
-
 def test_trainer_does_not_repeat_a_finished_run(dataset_folder: Path, tmp_path: Path) -> None:
     reported: list[str] = []
     trainer = Trainer(tmp_path / "results.json", Dataset.open(dataset_folder), reported.append)
