@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -28,10 +29,11 @@ from scipy.special import stdtrit
 
 from benchmarks.contenders import nanochat, ours
 from benchmarks.contenders.base import ROWS, SEQUENCE_LENGTH, Factors, Size
-from benchmarks.contenders.command_line import build_parser, exit_with, prepare_text
 from benchmarks.contenders.results import Entry, Row, Trainer, hash_files, select_runs
 from benchmarks.contenders.search import replace_none, tune_factors
 from benchmarks.contenders.speed import measure_cpu_seconds
+from trainer.data.dataset import prepare_dataset
+from trainer.data.sizes import parse_size
 from trainer.errors import UserError
 from trainer.scoring.multiplier import Axis, ResultsError, compare_entries, parse_results
 from trainer.trials.plan import list_shared_sources
@@ -44,20 +46,18 @@ SEEDS = (1, 2, 3)
 LADDER = {0.5: SEEDS, 1.0: SEEDS, 2.0: SEEDS[:1]}
 """Seeds of the peer's runs at each share of the budget. The first number of each size is the budget of a full run."""
 RESULTS = Path(__file__).parent / "results" / "peers.json"
+TEXT = "text/gutenberg/train-*.jsonl.xz"  # in $DAILYTRAIN_DATA
 FORMS = {"eager": False, "compiled": True}  # of the models
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
     torch.set_num_threads(1)
-    if options.modded:
-        raise UserError(
-            "modded-nanogpt cannot be compared on a CPU: its train_gpt.py trains when it is imported, asserts a CUDA "
-            "device, and computes its MLP, loss, optimizer and attention in Triton and FlashAttention 3 kernels"
-        )
     entries = build_entries(options.nanochat)
     console = Console(stderr=True)
-    dataset = prepare_text(options)
+    if options.corpus is None:
+        raise UserError(f"set DAILYTRAIN_DATA to the folder of {TEXT}, or name other text with --corpus")
+    dataset = prepare_dataset(options.corpus, options.tokenizer, limit_bytes=parse_size(options.limit_bytes))
     sizes = [Size(size.depth, size.width, size.budget * options.scale) for size in SIZES[: options.sizes]]
     trainer = Trainer(options.out, dataset, lambda line: console.print(line, highlight=False, soft_wrap=True))
     if options.report:
@@ -219,9 +219,14 @@ def format_estimate(found: dict[str, Any] | None) -> str:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = build_parser(__doc__, RESULTS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    folder = os.environ.get("DAILYTRAIN_DATA")
+    parser.add_argument("--corpus", default=folder and f"files:{folder}/{TEXT}", help="as for `dailytrain train`")
+    parser.add_argument("--tokenizer", default="bpe:4096")
+    parser.add_argument("--limit-bytes", default="48MiB")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all budgets")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--nanochat", type=Path, required=True, help="a checkout")
-    parser.add_argument("--modded", type=Path, help="a checkout of modded-nanogpt, which needs a GPU: refused")
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many sizes, the smallest first")
     parser.add_argument("--rows", type=int, default=ROWS, help="of a step, 256 tokens each")
     parser.add_argument("--trials", type=int, default=16, help="of each side's search")
@@ -231,4 +236,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    try:
+        raise SystemExit(main())
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; the same command goes on with the runs that are not finished") from None

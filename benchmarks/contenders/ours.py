@@ -21,12 +21,13 @@ EMBEDDINGS = ("embedding", "value embeddings", "head")
 
 
 class OurGPT:
-    """`gpt`, or an architecture that extends it, at a size, with a table of `bigram_rows` hashed bigrams."""
+    """One of our architectures at a size, with a table of `bigram_rows` hashed bigrams."""
 
     def __init__(self, plan: Plan, bigram_rows: int = 0, arch: str = "gpt") -> None:
         size, module = plan.size, load_architecture(arch)
         sized = module.Config.sized(size.depth, plan.vocabulary_size, SEQUENCE_LENGTH)
-        config = dataclasses.replace(sized, width=size.width, heads=size.heads, bigram_rows=bigram_rows)
+        fields = {"width": size.width, "heads": size.heads} | ({"bigram_rows": bigram_rows} if bigram_rows else {})
+        config = dataclasses.replace(sized, **fields)
         self.recipe = scale_recipe(module.recipe(config), plan.factors)
         model = module.Model(config)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -34,8 +35,7 @@ class OurGPT:
         self.steps = count_steps(plan, self.flops_per_token)
         self.rows = plan.tokens_per_step // SEQUENCE_LENGTH
         self.fabric = build_fabric("cpu", 1, "single", "fp32", None)
-        objective = Objective(model, self.recipe.l2wrap, later_tokens=len(self.recipe.multi_token))
-        self.objective = objective
+        objective = Objective(model, self.recipe.l2wrap)
         if plan.is_compiled:
             objective.features, objective.chunk_loss = map(torch.compile, (objective.features, objective.chunk_loss))
         self.model = self.fabric.setup_module(objective)
@@ -46,13 +46,9 @@ class OurGPT:
     def train_step(self, inputs: Tensor, targets: Tensor, step: int) -> float:
         fraction = step / self.steps
         optimizers.apply_schedule(self.optimizers, self.recipe, fraction, step)
-        self.objective.set_later_weights(self.recipe.compute_multi_token(fraction))
         batch = (inputs, targets)
         settings = (self.rows, self.spikes, self.recipe.clip, step + 1, fraction)
-        loss = train_step(self.fabric, self.model, self.optimizers, batch, *settings).read()[0]
-        if step + 1 == self.steps:
-            optimizers.load_tail_average(self.optimizers)
-        return loss
+        return train_step(self.fabric, self.model, self.optimizers, batch, *settings).read()[0]
 
     def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.model(inputs, targets, per_position=True)

@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.contenders.nanochat import import_classes
+from benchmarks.contenders.plain_gpt import PeerWithLoss, PlainGPT, Shape
 from benchmarks.gpu.stage import (
     STAGE,
     Turn,
@@ -28,10 +29,7 @@ from benchmarks.gpu.stage import (
     report_failure,
 )
 from trainer.accounting.training_size import COMPILED_ACTIVATIONS
-from trainer.bench.contender import PeerWithLoss
-from trainer.bench.peers import PlainGPT
-from trainer.bench.profiling import time_steps
-from trainer.bench.spec import Shape
+from trainer.cli.bench import time_steps
 from trainer.config.parsing import parse_config
 from trainer.ops import attention as kernels
 from trainer.optim.optimizers import compile_steps

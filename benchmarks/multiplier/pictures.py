@@ -1,4 +1,4 @@
-"""Charts and tables of the multiplier's simulation.
+"""The picture of a ladder and the tables of the multiplier's simulation.
 
 Plain SVG with a style for light and dark; colors are safe for the color-blind.
 """
@@ -88,68 +88,6 @@ def draw_ladder(rng: np.random.Generator, setting: Setting) -> str:
     ]
     parts += [draw_text(380, 358, "training compute", "small middle")]
     return build_svg(710, 368, "Reading a compute multiplier off the baseline's ladder", parts)
-
-
-def draw_coverage(found: Sequence[Coverage]) -> str:
-    """Draw coverage with two standard errors over the nominal band, and the half-widths."""
-
-    def scale_x(rate: float) -> float:
-        return 210 + (rate - 0.92) / 0.06 * 340
-
-    parts = [
-        f'<rect class="band" x="{scale_x(0.93):.1f}" y="40" width="{scale_x(0.97) - scale_x(0.93):.1f}" height="276"/>'
-    ]
-    parts += [draw_line(scale_x(0.95), 40, scale_x(0.95), 316, "hair")]
-    parts += [draw_text(scale_x(rate), 334, f"{rate:.0%}", "small middle") for rate in (0.93, 0.94, 0.95, 0.96, 0.97)]
-    parts += [
-        draw_text(16, 28, "true CM"),
-        draw_text(110, 28, "runs"),
-        draw_text(scale_x(0.95), 28, "nights whose interval held the truth", "middle"),
-    ]
-    parts += [draw_text(694, 28, "half-width", "end")]
-    for index, row in enumerate(found):
-        y = 60 + 30 * index
-        if row.runs == 1:
-            parts += [draw_line(16, y - 16, 694, y - 16, "faint"), draw_text(16, y + 4, f"{row.multiplier:.2f}")]
-        parts += [draw_text(122, y + 4, str(row.runs), "middle")]
-        parts += [draw_line(scale_x(row.rate - 2 * row.error), y, scale_x(row.rate + 2 * row.error), y, "curve")]
-        parts += [draw_dot(scale_x(row.rate), y, "dot"), draw_text(620, y + 4, f"{row.rate:.1%}", "end")]
-        parts += [draw_text(694, y + 4, f"±{row.half_width:.2%}", "end")]
-    parts += [
-        draw_text(
-            16,
-            358,
-            f"{found[0].trials:,} nights a row; the band is what we promise, bars are two standard errors",
-            "small",
-        )
-    ]
-    return build_svg(710, 370, "Coverage of the 95 % interval", parts)
-
-
-def draw_records(rates: Sequence[tuple[Challenger, float, float]]) -> str:
-    """Draw false records in 1,000 by the plain rule and by ours, against the limit."""
-    top = 0.0038
-
-    def scale_x(rate: float) -> float:
-        return 430 + rate / top * 250
-
-    bottom = 56 + 30 * len(rates)
-    parts = [
-        draw_line(scale_x(0.001), 40, scale_x(0.001), bottom - 14, "hair"),
-        draw_line(430, 40, 430, bottom - 14, "faint"),
-    ]
-    parts += [draw_text(scale_x(0.001), 28, "1 in 1,000", "middle")]
-    for index, (challenger, plain, ours) in enumerate(rates):
-        y = 60 + 30 * index
-        parts += [
-            draw_text(16, y + 4, challenger.name),
-            draw_line(430, y, scale_x(ours), y, "curve"),
-            draw_dot(scale_x(ours), y, "dot"),
-        ]
-        parts += [draw_dot(scale_x(plain), y, "open", 3.5)]
-    parts += [draw_dot(22, bottom + 6, "dot"), draw_text(32, bottom + 10, "our rule (one-sided 99.95 %)", "small")]
-    parts += [draw_dot(232, bottom + 6, "open", 3.5), draw_text(242, bottom + 10, "the same at 99.9 %", "small")]
-    return build_svg(710, bottom + 24, "False records in 1,000 challenges by entries that are no better", parts)
 
 
 def format_tables(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.multiplier.simulation
 
-simulates, draws docs/explanation/ladder.svg and the pictures in benchmarks/results, and rewrites the tables of
-benchmarks/results/multiplier.md. It takes a minute on one core.
+simulates, draws docs/explanation/ladder.svg, and rewrites the tables of benchmarks/results/multiplier.md. It takes a
+minute on one core.
 The code under test is the board's own: thousands of ladders are fitted at once along a leading axis.
 """
 
@@ -44,8 +44,6 @@ def main() -> None:
     ]
     separations = measure_false_separations(rng, 1.05, (1, 3), TRIALS)
     LADDER.write_text(pictures.draw_ladder(np.random.default_rng(2), DESIGN), encoding="utf-8")
-    (RESULTS / "multiplier-coverage.svg").write_text(pictures.draw_coverage(found), encoding="utf-8")
-    (RESULTS / "multiplier-records.svg").write_text(pictures.draw_records(rates), encoding="utf-8")
     pictures.replace_tables(
         RESULTS / "multiplier.md", pictures.format_tables(found, stressed, strained, rates, separations, RECORD_TRIALS)
     )

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.swarm.churn_best import COSTS, compute_slowest_rate, find_best_fixed_stages, place_evenly
-from benchmarks.swarm.churn_plot import plot_churn, save_svg
 from benchmarks.swarm.churn_trace import HOUR, Visit, generate_visits
 from trainer.swarm.rebalance import REBALANCE_SECONDS, choose_stage, propose_move
 from trainer.swarm.router import NoPeersError, Router
@@ -267,13 +266,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=32.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="file for the results, JSON")
-    parser.add_argument("--picture", type=Path, help="file for the plot, SVG")
     options = parser.parse_args(argv)
     story = simulate_policies(options.hours, options.seed)
     if options.out:
         options.out.write_text(json.dumps(story, indent=1))
-    if options.picture:
-        save_svg(plot_churn(story), options.picture)
     for policy in POLICIES:
         result = story[policy]
         sys.stdout.write(

@@ -1,7 +1,7 @@
 """Efficiency of a swarm against one process that does the same work, by width, shape and link.
 
     python -m benchmarks.swarm.efficiency --corpus files:PATH --widths 256,512,1024 --out story.json
-    python -m benchmarks.swarm.efficiency --story story.json --picture benchmarks/results/swarm-efficiency.svg
+    python -m benchmarks.swarm.efficiency --story story.json
 
 Measured on two cores: one process on one thread, and a swarm of two stages of one worker each, one thread each, over
 real sockets and `benchmarks.swarm.link`. Steps of few and of many micro-batches separate the cost of a micro-batch from
@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.swarm.churn_plot import save_svg
 from benchmarks.swarm.efficiency_model import (
     BLOCKS,
     FEW,
@@ -34,7 +33,6 @@ from benchmarks.swarm.efficiency_model import (
     estimate_efficiency,
     measured_efficiency,
 )
-from benchmarks.swarm.efficiency_plot import plot_efficiency
 from benchmarks.swarm.link import Links, LinkShape
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.ops.heap import keep_freed_memory
@@ -122,15 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("story.json"), help="file for the results, JSON; results in it are reused"
     )
-    parser.add_argument("--picture", type=Path, help="file for the plot, SVG")
     args = parser.parse_args(argv)
     if args.story:
         story = json.loads(args.story.read_text())
     else:
         widths, links = args.widths.split(","), args.links.split(";")
         story = measure(args.corpus, [int(width) for width in widths], [link for link in links if link], args.out)
-    if args.picture:
-        save_svg(plot_efficiency(story), args.picture)
     sys.stdout.write(json.dumps(summarize(story), indent=1) + "\n")
     return 0
 

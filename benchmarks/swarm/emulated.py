@@ -3,8 +3,6 @@
     python -m benchmarks.swarm.emulated --corpus files:PATH --width 1024 --wires bf16,fp8 --micro-batches 16,64
 
 Prints a line for each step size and encoding. A busy machine disturbs this less than a measurement of computation.
-`--message-width` sends fewer numbers for each token than the width, as stages in a subspace do
-(`benchmarks.swarm.subspace`).
 """
 
 from __future__ import annotations
@@ -27,11 +25,10 @@ MODULE = "benchmarks.swarm.emulated_worker"
 SLOW_LINKS = {"10 Mbit/s, 50 ms": LinkShape(megabits=10, milliseconds=50)}
 
 
-def build_config(width: int, message_width: int, wire: str, micro_batches: int, vocabulary: int) -> SwarmConfig:
-    """Return a configuration whose computation has one width, and whose messages have another. The matrices are narrow,
-    since their work is emulated."""
-    heads = max(1, message_width // 64)
-    fields = {"n_layer": emulated_worker.STAGES, "n_head": heads, "n_embd": message_width, "intermediate_size": 64}
+def build_config(width: int, wire: str, micro_batches: int, vocabulary: int) -> SwarmConfig:
+    """Return a configuration whose matrices are narrow, since their work is emulated."""
+    heads = max(1, width // 64)
+    fields = {"n_layer": emulated_worker.STAGES, "n_head": heads, "n_embd": width, "intermediate_size": 64}
     model = {"name": str(width), "fields": {**fields, "rotary_percentage": 1.0}}
     return SwarmConfig(
         arch="litgpt",
@@ -63,12 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.swarm.emulated", description="Efficiency with emulated computation.")
     parser.add_argument("--corpus", default="files:../shared/data/text/tinyshakespeare/input.txt")
     parser.add_argument("--width", type=int, default=1024, choices=sorted(emulated_worker.ALONE))
-    parser.add_argument("--message-width", type=int, help="numbers sent for a token (the width)")
     parser.add_argument("--wires", default="fp32,bf16,fp8")
     parser.add_argument("--micro-batches", default="16,64")
     parser.add_argument("--link", default="100 Mbit/s, 50 ms", choices=LINKS | SLOW_LINKS)
     args = parser.parse_args(argv)
-    message_width, shape = args.message_width or args.width, (LINKS | SLOW_LINKS)[args.link]
+    shape = (LINKS | SLOW_LINKS)[args.link]
     forward, backward = emulated_worker.get_pass_seconds(args.width)
     update = emulated_worker.UPDATE * emulated_worker.PARAMETERS[args.width]
     with tempfile.TemporaryDirectory() as folder:
@@ -76,17 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         vocabulary = prepare_dataset(args.corpus, "bpe:320", dataset, 2**20).tokenizer.vocabulary_size
         for count in map(int, args.micro_batches.split(",")):
             for wire in args.wires.split(","):
-                config = build_config(args.width, message_width, wire, count, vocabulary)
+                config = build_config(args.width, wire, count, vocabulary)
                 seconds, size = measure_steps(config, dataset, shape)
                 alone = (forward + backward) * emulated_worker.STAGES * count + update
                 efficiency = alone / emulated_worker.STAGES / min(seconds[1:])
-                row = {
-                    "width": args.width,
-                    "message_width": message_width,
-                    "link": args.link,
-                    "wire": wire,
-                    "micro_batches": count,
-                }
+                row = {"width": args.width, "link": args.link, "wire": wire, "micro_batches": count}
                 row |= {"seconds": seconds, "alone": round(alone, 2), "efficiency": round(efficiency, 3), "bytes": size}
                 sys.stdout.write(json.dumps(row) + "\n")
                 sys.stdout.flush()

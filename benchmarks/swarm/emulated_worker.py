@@ -1,7 +1,7 @@
 """A worker that sleeps instead of computing, for measurements of the protocol and the link on a busy machine.
 
 Forward and backward passes take the seconds that were measured on a quiet machine (`ALONE`,
-benchmarks/results/swarm-efficiency.md), and so do the vote and the update. Messages have their real sizes and take the
+benchmarks/results/swarm.md), and so do the vote and the update. Messages have their real sizes and take the
 real way. Gradients are zero.
 """
 
@@ -37,7 +37,7 @@ def get_pass_seconds(width: int) -> tuple[float, float]:
 class EmulatedState(WorkerState):
     @property
     def width(self) -> int:
-        return int(self.config.model["name"])  # the messages may be narrower
+        return int(self.config.model["name"])
 
     def run_forward(
         self, request: RunRequest, tokens: Tensor, hidden: Tensor | None, targets: Tensor | None

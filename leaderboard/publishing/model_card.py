@@ -16,12 +16,6 @@ from scheduler.markdown import escape_markdown, sanitize_code
 BITS = "bits_per_byte"
 SAMPLES = 2
 SAMPLE_LETTERS = 1200
-TRANSFORMERS_EXAMPLE = """```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-```"""
 CLI_EXAMPLE = """```sh
 {source}
 pip install '.[training]'
@@ -30,7 +24,7 @@ dailytrain sample weights/dailytrain --prompt 'The train'
 ```"""
 
 
-def build_card(publication: Publication, name: str, for_transformers: bool) -> str:
+def build_card(publication: Publication, name: str) -> str:
     """Return the card of the repository `name`, in Markdown with the Hub's own header."""
     run = publication.run
     scores = get_scores(publication)
@@ -43,21 +37,21 @@ def build_card(publication: Publication, name: str, for_transformers: bool) -> s
         format_samples(publication),
         format_table("## Where it comes from", ("", ""), list_provenance(publication)),
         "## How to load it",
-        *describe_loading(run.entry, name, for_transformers),
+        *describe_loading(run.entry, name),
         f"## License\n\n{settings.HUB_LICENSE}. {format_hypothesis(run)}".rstrip(),
     ]
-    return "\n\n".join([build_metadata(publication, scores, for_transformers), *filter(None, parts)]) + "\n"
+    return "\n\n".join([build_metadata(publication, scores), *filter(None, parts)]) + "\n"
 
 
 # --- for machines -----------------------------------------------------------------------------------------------------
 
 
-def build_metadata(publication: Publication, scores: list[Score], for_transformers: bool) -> str:
+def build_metadata(publication: Publication, scores: list[Score]) -> str:
     """Return the metadata that the Hub reads: YAML, each value of it JSON."""
     run = publication.run
     fields = {
         "license": settings.HUB_LICENSE,
-        "library_name": "transformers" if for_transformers else "dailytrain",
+        "library_name": "dailytrain",
         "pipeline_tag": "text-generation",
         "tags": ["the-daily-train", f"architecture-{run.entry.architecture}", f"track-{run.track.slug}"],
         "model-index": [{"name": f"run-{run.pk}", "results": list(list_results(run, scores))}],
@@ -156,13 +150,10 @@ def list_provenance(publication: Publication) -> Iterator[tuple[str, str]]:
         yield "Tokens", f"{run.tokens:,}"
 
 
-def describe_loading(entry: Entry, name: str, for_transformers: bool) -> Iterator[str]:
+def describe_loading(entry: Entry, name: str) -> Iterator[str]:
     if entry.kind == Entry.Kind.NOTEBOOK:
         yield "`dailytrain/model/` holds the files that the notebook left. They are unchecked: load only safe formats."
         return
-    if for_transformers:
-        yield TRANSFORMERS_EXAMPLE.format(name=name)
-        yield "Or as the run's own folder, with the code that trained it:"
     source = "cd daily-train  # a checkout of the site's repository"
     if entry.public_repository:
         repository = sanitize_code(entry.public_repository)

@@ -159,7 +159,7 @@ def ensure_commit(publication: Publication, repository: hub.Repository, own: str
     commit, title = find_final_commit(publication, own, earlier), build_commit_title(publication)
     if commit is None and any(has_mark(commit, own) for commit in earlier):
         # The weights are there, and they never change: what is said of them may have.
-        files = hub_files.build_descriptions(publication, repository.name, "config.json" in repository.list_files())
+        files = hub_files.build_descriptions(publication, repository.name)
         commit = repository.publish(files, title, own, earlier)
     elif commit is None:
         if is_later_published(publication):

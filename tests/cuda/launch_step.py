@@ -68,7 +68,7 @@ def main() -> int:
     module = load_architecture("gpt")
     config = dataclasses.replace(module.Config.sized(2, VOCABULARY, LENGTH), width=256, heads=2)
     traced, recipe = trace_architecture(module, config), module.recipe(config)
-    recipe = dataclasses.replace(recipe, clip=1.0, multi_token=(0.5,))
+    recipe = dataclasses.replace(recipe, clip=1.0)
     fabric: Any = SimpleNamespace(
         device=torch.device("cuda", 0),
         world_size=1,
@@ -83,15 +83,13 @@ def main() -> int:
         constants = build_constants(traced.initialization)
         model = GraphModel(traced, stored | {name: torch.empty_like(c, device="cuda") for name, c in constants.items()})
         tables = convert_tables(model, recipe)
-        objective = Objective(model.train(), later_tokens=1)
-        objective.later_weights = torch.zeros(1, device="cuda")
+        objective = Objective(model.train())
         optimizers = build_optimizers(model, recipe, "bf16", "eager")
         spike_filter = GradientSpikeFilter("skip", norms=[1.0] * 50)
     batch = tuple(torch.zeros(ROWS, LENGTH, dtype=torch.int64) for _ in range(2))
     # The compiler does not work below a recorder. What it compiles reads nothing, which its graphs prove.
     with torch.compiler.set_stance("force_eager"), FakeTensorMode(allow_non_fake_inputs=True), WaitRecorder():
         apply_schedule(optimizers, recipe, 0.5, 7)
-        objective.set_later_weights(recipe.compute_multi_token(0.5))
         train_step(fabric, AutocastModel(objective), optimizers, batch, ROWS // 2, spike_filter, clip=1.0)
     kinds = [type(optimizer).__name__ for optimizer in optimizers]
     json.dump({"waits": waits, "optimizers": kinds, "tables": tables}, sys.stdout)

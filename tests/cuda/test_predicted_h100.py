@@ -43,7 +43,6 @@ PINNED = {  # operations, Triton kernels, gigabytes
     "loss": (4, 3, 1.250),
     "loss backward": (4, 2, 2.450),
 }
-TABLE_BYTES = 22  # for each weight of a table in bf16 with the rest of its weights: gradient, weight and two momenta
 SDPA, WINDOWED = ("sdpa attention", None), ("varlen attention", LENGTH // 4)
 
 
@@ -77,10 +76,10 @@ def test_gpt_graph_costs_the_pinned_kernels_and_bytes(name: str) -> None:
     assert graph["gigabytes"] == pytest.approx(gigabytes, rel=2e-3)
 
 
-def test_step_of_a_table_in_bf16_costs_the_assumed_bytes() -> None:
+def test_step_of_a_table_in_bf16_costs_22_bytes_a_parameter() -> None:
     report = predict("gpt")
     assert report["bf16_tables"] == 1 + DEPTH // 2
-    assert report["table_step_gigabytes"] == pytest.approx(TABLE_BYTES * 32_768 * WIDTH / 1e9, rel=0.01)
+    assert report["table_step_gigabytes"] == pytest.approx(22 * 32_768 * WIDTH / 1e9, rel=0.01)
 
 
 def test_gpt_planned_peak_memory_is_pinned() -> None:

@@ -17,25 +17,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all defaults": {},
     **{f"{name} the other way": {name: not getattr(gpt.Config(V, T), name)} for name in SWITCHES},
     "nothing": {**dict.fromkeys(SWITCHES, False), "softcap": 0.0},
-    "everything": {**dict.fromkeys(SWITCHES, True), "windows": "SSSL", "short_window": 6, "mlp": "swiglu"},
-    "swiglu": {"mlp": "swiglu"},
+    "everything": {**dict.fromkeys(SWITCHES, True), "windows": "SSSL", "short_window": 6},
     "no cap": {"softcap": 0.0},
     "windows": {"windows": "SL", "short_window": 5},
     "one block": {"depth": 1},
     "bigrams": {"bigram_rows": 40},
     "bigrams of documents": {"bigram_rows": 40, "document_mask": True},
-    "paired heads with windows": {"paired_heads": True, "windows": "SL", "short_window": 5},
-    "paired heads with documents": {"paired_heads": True, "document_mask": True},
-    "dense": {"dense_every": 1},
-    "dense, every second block": {"dense_every": 2},
-    "lambdas, gates and positions of nanochat": {
-        "residual_lambda_first": 1.15,
-        "residual_lambda_last": 1.05,
-        "x0_lambda_first": 0.2,
-        "x0_lambda_last": 0.05,
-        "value_gate_range": 3.0,
-        "rope_base": 100_000.0,
-    },
+    "positions of nanochat": {"rope_base": 100_000.0},
 }
 
 

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.stage import ForwardRecord, Stage
-from trainer.swarm.tied import add_means
+from trainer.swarm.stage import ForwardRecord, Stage, squared_norm
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "nanogpt": {"depth": 4, "width": 32, "heads": 2},
+    "nanogpt": {"depth": 4, "width": 32, "heads": 2, "tied_head": False},
     "gpt": {"depth": 4, "width": 32, "heads": 2},
     "smear": {"depth": 3, "width": 32, "heads": 2},
     "litgpt": {
@@ -61,12 +59,7 @@ def run_backward(stages: list[Stage], records: list[ForwardRecord]) -> None:
 def apply_update(stages: list[Stage], step: int) -> None:
     config = stages[0].config
     means = [stage.gradient_sum * (1 / config.micro_batches) for stage in stages]
-    first, last = stages[0].tied_range, stages[-1].tied_range
-    if first:
-        tied = add_means(means[0][first.start : first.stop], means[-1][last.start : last.stop], torch.float32)
-        means[0][first.start : first.stop] = means[-1][last.start : last.stop] = tied
-    norms = (stage.compute_squared_norm(mean) for stage, mean in zip(stages, means, strict=True))
-    scale = config.compute_clip_scale(sum(norms))
+    scale = config.compute_clip_scale(sum(map(squared_norm, means)))
     for stage, mean in zip(stages, means, strict=True):
         stage.apply_update(mean, config.get_rate_factor(step), scale)
 

@@ -41,8 +41,6 @@ class LyingSumExchange(SumExchange):
 
     def get_own_part(self, which: str, part: messages.SumPart) -> Tensor:
         tensor = super().get_own_part(which, part)
-        if which == "tied":
-            return -tensor if self.get_lie(part.step) == "tied mean" else tensor
         change = SUM_LIES.get(self.get_lie(part.step))
         before = self.last_part if self.last_part is not None else torch.zeros_like(tensor)
         if change is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, MutableMapping
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Variables of libgomp, torch's OpenMP library on Linux, that say how long a thread spins before it sleeps."""
 SPIN_COUNT = "1000"
-"""Instead of libgomp's 300,000. What it costs and gains: benchmarks/results/everyday.md."""
+"""Instead of libgomp's 300,000. What it costs and gains: benchmarks/results/training-speed.md."""
 MEASURE_SECONDS = 0.5
 PARTLY_IDLE = 0.25  # a core that is idle for more than this counts: a thread too many costs less than one too few
 

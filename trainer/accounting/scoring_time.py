@@ -48,7 +48,8 @@ FP32_FLOPS = {
 WITHOUT_TF32 = ("V100", "T4", "TITAN RTX", "RTX 2080 Ti")
 
 CPU_FLOPS = 50e9
-"""FLOP/s of a slow CPU. Two cores of the development machine reach 180e9 in fp32 (benchmarks/results/everyday.md)."""
+"""FLOP/s of a slow CPU. Two cores of the development machine reach 180e9 in fp32
+(benchmarks/results/training-speed.md)."""
 SLOWEST_SCORERS = ((18e9, "RTX 4060 Ti"), (26e9, "RTX 3090"), (50e9, "RTX A6000"))
 """Memory that a score needs at most, and the GPU whose time is then its limit. Above: an A100."""
 FP32_SHARE, TF32_SHARE = 0.5, 0.25

@@ -1,145 +1,212 @@
-"""`dailytrain bench`: tokens per second of our implementation and of others, on one shape."""
+"""`dailytrain bench`: tokens per second, MFU and the parts of a training step on this machine.
+
+Takes the flags of `dailytrain train` and makes a few steps of that run. `--out` keeps `bench.json` and `trace.json.gz`
+(for chrome://tracing or ui.perfetto.dev).
+"""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import json
-import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from rich.table import Column, Table
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from trainer.bench import machine
-from trainer.bench.results import build_results, print_results
-from trainer.bench.round_robin import RoundRobin, run_repeats
-from trainer.bench.spec import GPU_SHAPE, PEERS, ContenderSpec, Shape, ShapeError
-from trainer.cli.parser import Parser, add_device_flag
-from trainer.errors import ExitCode, UserError, print_error
+from trainer.checkpoint.json_files import atomic_write_json
+from trainer.cli.parser import Parser, parse_positive_integer
+from trainer.config.parsing import parse_config
+from trainer.distributed.devices import get_peak_memory_bytes
+from trainer.errors import ExitCode, ModelError, print_error
+from trainer.ops.devices import get_gpu_name, synchronize
+from trainer.training.loop import run_step
+from trainer.training.run import Run
+from trainer.training.setup import build_run
 
-SHAPE_HELP = {
-    "depth": "blocks",
-    "width": "size of the residual stream",
-    "heads": "attention heads",
-    "sequence_length": "tokens in a row",
-    "batch": "rows in a step",
-    "vocabulary_size": "tokens of the vocabulary",
-    "threads": "CPU threads of torch",
-}
-
-OURS = ("nanogpt", "gpt")
-"""GPT-2's architecture in our implementation, and the baseline, which does more element-wise work."""
-SECONDS = {"cpu": 40.0, "cuda": 120.0}  # default duration of the whole benchmark
-PEAK_SOURCES = {
-    "cpu": "the fastest fp32 product of two matrices of 1024 x 1024 in this run",
-    "cuda": "dense bf16, from the vendor's data sheet",
-}
-ENDING = 2.0  # seconds reserved for the reports and the end of the processes
+PARTS = ("data", "forward", "backward", "optimizer")
+"""The chunked loss (`trainer.ops.losses`) computes the head's gradient in the forward pass."""
+WARM_UP = 3  # steps before the measurement
+SHOWN_OPERATORS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table or JSON; return 1 if all contenders failed. Raise `UserError` for an impossible shape."""
-    started = time.monotonic()
-    options = parse_arguments(argv)
-    content = run_benchmark(build_specs(options, build_shape(options)), options, started)
+    """Print tables, or JSON. Raise `UserError` for an impossible run."""
+    options, flags = parse_arguments(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        out = options.out or Path(temporary)
+        config = parse_config([*flags, "--out", str(out), "--budget", f"{WARM_UP + 2 * options.steps}steps"])
+        try:
+            run = build_run(config, Console(stderr=True))
+            try:
+                content = {**describe_run(run), **measure_run(run, options.steps, out / "trace.json.gz")}
+            finally:
+                run.loader.close()
+        except ModelError as error:
+            return print_error("dailytrain bench", error, ExitCode.MODEL_ERROR)
+        atomic_write_json(out / "bench.json", content)
     if options.json:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:
-        print_results(content, Console())
-    for row in content["contenders"]:
-        if row["error"]:
-            print_error("dailytrain bench", f"{row['name']}: {row['error']}", ExitCode.INFRASTRUCTURE)
-    succeeded = any(row["tokens_per_second"] for row in content["contenders"])
-    return ExitCode.OK if succeeded else ExitCode.INFRASTRUCTURE
+        print_tables(content, Console())
+    return 0
 
 
-def run_benchmark(specs: Sequence[ContenderSpec], options: argparse.Namespace, started: float) -> dict[str, Any]:
-    """Start the contenders, run repeats until the time is over, and return all results as plain values."""
-    shape = specs[0].shape
-    seconds = options.seconds or SECONDS[shape.device] * (4 if options.compile else 1)
-    with RoundRobin(specs) as round_robin:
-        deadline = started + seconds - ENDING
-        repeats = run_repeats(round_robin, steps=options.steps, repeats=options.repeats, deadline=deadline)
-        round_robin.report()
-    device = next((row.facts["device"] for row in round_robin.results if "device" in row.facts), shape.device)
-    peak = max((row.facts["peak"] for row in round_robin.results if row.facts.get("peak")), default=None)
+def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return our own options and the flags of the run."""
+    description = "Measure a training step on this machine. Other options are those of dailytrain train."
+    parser = Parser(prog="dailytrain bench", description=description, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write: the results and the trace")
+    parser.add_argument(
+        "--steps", type=parse_positive_integer, default=8, help="steps of each measurement (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_known_args(argv)
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    device, resolved = run.fabric.device, run.resolved
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe_machine(device, shape.threads),
-        "versions": machine.find_versions(),
-        "shape": dataclasses.asdict(shape),
-        "described": shape.describe(),
-        "steps_per_repeat": options.steps,
-        "repeats": repeats,
-        "peak_flops": peak,
-        "peak_source": PEAK_SOURCES["cpu" if device == "cpu" else "cuda"],
-        **build_results(round_robin, peak),
-        "seconds": time.monotonic() - started,
+        "device": "cpu" if device.type == "cpu" else get_gpu_name(device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "arch": run.config.arch,
+        "model": run.identity["model"],
+        "precision": resolved.precision,
+        "compiled": resolved.compile,
+        "rows": resolved.batch,
+        "rows_at_once": resolved.micro_batch,
+        "sequence_length": resolved.sequence_length,
+        "flops_per_token": run.flops_per_token,
+        "peak_flops": run.peak_flops,
     }
 
 
-def build_shape(options: argparse.Namespace) -> Shape:
-    """Return the default shape of the device, changed by the options."""
-    device = options.device
-    if device == "auto":
-        device = "cuda" if shutil.which("nvidia-smi") else "cpu"
-    start = GPU_SHAPE if device == "cuda" else Shape()
-    names = [field.name for field in dataclasses.fields(Shape) if field.name != "device"]
-    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if options.shape:
-        changes = {**parse_shape(options.shape), **changes}
-    return dataclasses.replace(start, **changes)
+def measure_run(run: Run, steps: int, trace: Path) -> dict[str, Any]:
+    """Train `steps` twice: for the speed, then under the profiler for the parts. Write the trace.
+
+    `idle` is the share of a step in which the GPU had no work; None on a CPU.
+    """
+    device = run.fabric.device
+    time_steps(run, WARM_UP)
+    wall = time_steps(run, steps) / steps
+    memory = get_peak_memory_bytes(device)
+    label_parts(run)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities, acc_events=True) as profiler:
+        profiled_wall = time_steps(run, steps)
+    profiler.export_chrome_trace(str(trace))
+    rows = profiler.key_averages()
+    shares = {part: sum(row.cpu_time_total for row in rows if row.key == part) / 1e6 / profiled_wall for part in PARTS}
+    tokens_per_second = run.resolved.tokens_per_step / wall
+    return {
+        "steps": steps,
+        "seconds_per_step": wall,
+        "tokens_per_second": tokens_per_second,
+        **run.compute_mfu(tokens_per_second),
+        "shares": {**shares, "other": 1 - sum(shares.values())},
+        "peak_memory_bytes": memory,
+        "idle": compute_idle_share(profiler, steps * wall) if device.type == "cuda" else None,
+        "operators": list_operators([row for row in rows if row.key not in PARTS], steps),
+    }
 
 
-def parse_shape(text: str) -> dict[str, int]:
-    """Parse `LAYERSxWIDTH`; the size of heads is 64."""
-    depth, _, width = text.partition("x")
-    if not (depth.isdigit() and width.isdigit()):
-        raise ShapeError(f"--shape is LAYERSxWIDTH, such as 12x768, not {text!r}")
-    return {"depth": int(depth), "width": int(width), "heads": max(1, int(width) // 64)}
+def time_steps(run: Run, steps: int) -> float:
+    """Train some steps in the middle of the schedule and return the seconds."""
+    synchronize(run.fabric.device)
+    started = time.perf_counter()
+    for _ in range(steps):
+        run_step(run, 0.5)
+    synchronize(run.fabric.device)
+    return time.perf_counter() - started
 
 
-def build_specs(options: argparse.Namespace, shape: Shape) -> list[ContenderSpec]:
-    """Return the contenders in the order of their turns."""
-    from trainer.models import ARCHITECTURES
+def label_parts(run: Run) -> None:
+    """Give everything that a step calls a range in the profile, which ends when the GPU has computed it."""
 
-    names = options.only.split(",") if options.only else [*OURS, *PEERS]
-    unknown = next((name for name in names if name not in (*ARCHITECTURES, *PEERS)), None)
-    if unknown is not None:
-        known = ", ".join(dict.fromkeys((*OURS, *PEERS, *ARCHITECTURES)))
-        raise UserError(f"there is no contender {unknown!r}; they are {known}")
-    forms = [*([] if options.compiled_only else [False]), *([True] if options.compile or options.compiled_only else [])]
-    return [ContenderSpec(name, compiled, shape) for compiled in forms for name in names]
+    def label(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call_in_range(*arguments: Any, **options: Any) -> Any:
+            with record_function(part):
+                result = function(*arguments, **options)
+                synchronize(run.fabric.device)
+                return result
 
+        return call_in_range
 
-def build_parser() -> Parser:
-    parser = Parser(prog="dailytrain bench", description="Compare our speed with litgpt and plain torch.")
-    parser.add_argument("--shape", help="LAYERSxWIDTH (4x256; on a GPU 12x768)")
-    for field in dataclasses.fields(Shape):
-        if field.name != "device":
-            parser.add_argument(
-                f"--{field.name.replace('_', '-')}",
-                type=int,
-                help=f"{SHAPE_HELP[field.name]} (on a CPU {field.default})",
-            )
-    add_device_flag(parser)
-    parser.add_argument("--compile", action="store_true", help="also compiled by torch.compile")
-    parser.add_argument("--compiled-only", action="store_true", help="only the compiled forms")
-    parser.add_argument("--only", help="contenders, separated by commas")
-    parser.add_argument("--steps", type=int, default=2, help="timed steps of a turn (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=10, help="turns of each, at most (%(default)s)")
-    parser.add_argument("--seconds", type=float, help="end by then (40; on a GPU 120; x4 compiled)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+    target: Any
+    for target, name, part in (
+        (run.loader, "next_batch", "data"),
+        (run.objective, "forward", "forward"),
+        (run.fabric, "backward", "backward"),
+        *((optimizer, name, "optimizer") for optimizer in run.optimizers for name in ("step", "zero_grad")),
+    ):
+        setattr(target, name, label(part, getattr(target, name)))
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = build_parser()
-    options = parser.parse_args(argv)
-    if options.steps < 1 or options.repeats < 1:
-        parser.error("--steps and --repeats must be at least 1")
-    return options
+def compute_idle_share(profiler: profile, wall: float) -> float:
+    """Return the share of `wall` seconds without a kernel. The profiler does not slow down kernels."""
+    kernels = [
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == DeviceType.CUDA and event.name not in PARTS
+    ]
+    return max(0.0, 1 - compute_union_length(kernels) / 1e6 / wall)
+
+
+def compute_union_length(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of spans."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def list_operators(rows: Sequence[Any], steps: int) -> list[dict[str, Any]]:
+    """Return the operators with the largest self time, on the GPU if there is one."""
+    on_gpu = any(row.self_device_time_total for row in rows)
+    self_time = {row.key: row.self_device_time_total if on_gpu else row.self_cpu_time_total for row in rows}
+    total = sum(self_time.values()) or 1.0
+    return [
+        {
+            "name": row.key,
+            "calls_per_step": row.count / steps,
+            "seconds_per_step": self_time[row.key] / 1e6 / steps,
+            "share": self_time[row.key] / total,
+        }
+        for row in sorted(rows, key=lambda row: self_time[row.key], reverse=True)[:SHOWN_OPERATORS]
+    ]
+
+
+def print_tables(content: dict[str, Any], console: Console) -> None:
+    mfu = ""
+    if content["mfu"]:
+        mfu = f", MFU {content['mfu']:.1%} ({content['mfu_windowed']:.1%} with windows, as nanochat counts)"
+    console.print(
+        f"{content['arch']}, {content['rows']} rows of {content['sequence_length']} tokens: "
+        f"{content['seconds_per_step'] * 1e3:.1f} ms a step, {content['tokens_per_second']:,.0f} tokens/s{mfu}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    parts = Table("part of a step", Column("share", justify="right"))
+    for name, share in content["shares"].items():
+        parts.add_row(name, f"{share:.1%}")
+    if content["idle"] is not None:
+        parts.add_row("GPU idle", f"{content['idle']:.1%}")
+    console.print(parts)
+    operators = Table("operator", *(Column(name, justify="right") for name in ("share", "ms a step", "calls")))
+    for row in content["operators"]:
+        milliseconds = f"{row['seconds_per_step'] * 1e3:.2f}"
+        operators.add_row(row["name"], f"{row['share']:.1%}", milliseconds, f"{row['calls_per_step']:.0f}")
+    console.print(operators)

@@ -20,7 +20,7 @@ FLAGS_HEADER = """## Flags
 
 - `--out` names the file or folder that a command writes, `--home` the folder where it keeps files between calls.
 - `--device` is `auto`, `cpu` or `cuda`; `CUDA_VISIBLE_DEVICES` chooses among several GPUs.
-- `--batch` counts rows (sequences) in a step, `--label` marks a node for matching jobs, `--name` is only displayed.
+- `--label` marks a node for matching jobs, `--name` is only displayed.
 - `--tokens` is a list of token ids, `--max-tokens` limits the length of generated text, `--keep` counts checkpoints.
 - `train` also takes every field of its configuration, see [configuration](configuration.md).
 

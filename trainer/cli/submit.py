@@ -7,6 +7,7 @@ its form with both filled in. With `--server` it requests a run with a token of 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import subprocess
@@ -135,6 +136,8 @@ def request_run(options: argparse.Namespace, config: dict[str, Any], sha: str, t
         "track": options.track,
         "hypothesis": options.hypothesis,
         "config": config,
+        # Entries of one commit with different settings.
+        "variant": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16] if config else "",
     }
     reply = api.post("runs", payload)
     return {**reply, "status": f"{options.server.rstrip('/')}/api/v1/entries/{reply['entry']}/summary"}

@@ -1,7 +1,8 @@
-"""`dailytrain try ARCH`: train an idea and a small ladder of the baseline on this machine, and compare them.
+"""`dailytrain try IDEA`: train an idea and a small ladder of the baseline on this machine, and compare them.
 
 The baseline's ladder is trained once and reused; each further idea costs only its own runs. Flags of `dailytrain train`
-for the model and the recipe (`--model.depth=3`) are part of the idea.
+for the model and the recipe (`--model.depth=3`) are part of the idea. A file of settings (`trainer.trials.plan`) names
+several ideas.
 """
 
 from __future__ import annotations
@@ -22,10 +23,22 @@ from trainer.config.train_config import COMPARISON_CORPUS, DEFAULT_TOKENIZER, SH
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.errors import ExitCode, print_error
 from trainer.scoring.multiplier import Axis, TrackComparison, compare_entries, parse_results
-from trainer.trials.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry, TrialPlan, plan_trials
+from trainer.trials.plan import (
+    BASELINE,
+    BUDGET,
+    RUNGS,
+    SEEDS,
+    Entry,
+    PlanError,
+    Trial,
+    TrialPlan,
+    load_ideas,
+    plan_trials,
+)
 from trainer.trials.plot import LossPlot
 from trainer.trials.trial_runner import TrialError, TrialRunner
 
+COMMAND = "dailytrain try"
 PRESET = "cpu-ladder"
 ENTRY_FLAGS = ("--model.", "--recipe.")
 
@@ -34,20 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdict on standard output, everything else on standard error. Raise `UserError` for bad input."""
     options, flags = parse_arguments(argv)
     try:
-        return try_idea(options, flags)
+        return try_ideas(options, flags)
     except TrialError as error:
         message = f"{error} (finished runs are kept: repeat the command to continue)"
-        return print_error("dailytrain try", message, ExitCode.INFRASTRUCTURE)
+        return print_error(COMMAND, message, ExitCode.INFRASTRUCTURE)
     except KeyboardInterrupt:
         message = "interrupted; finished runs are kept: repeat the command to continue"
-        return print_error("dailytrain try", message, ExitCode.INTERRUPTED)
+        return print_error(COMMAND, message, ExitCode.INTERRUPTED)
 
 
-def try_idea(options: argparse.Namespace, flags: Sequence[str]) -> int:
-    idea = Entry(arch=options.arch, flags=tuple(flags))
+def try_ideas(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    baseline, ideas, title = parse_ideas(options.idea, flags)
     dataset = open_dataset(options)
     plan = plan_trials(
-        idea,
+        baseline,
+        ideas,
+        title=title,
         budget=options.budget,
         rungs=options.rungs,
         seeds=options.seeds,
@@ -56,8 +71,13 @@ def try_idea(options: argparse.Namespace, flags: Sequence[str]) -> int:
         folder=options.home,
         eager=options.eager,
     )
-    records = run_plan(plan, TrialRunner(dataset.folder, PRESET, options.jobs, options.eager))
-    comparison = compare_records(plan, records, options.axis)
+    runner = TrialRunner(dataset.folder, PRESET, options.jobs, options.eager, uses_dev=options.score == "dev")
+    rows = run_plan(plan, runner)
+    for trial, record in rows:
+        if "failed" in record and (trial.entry == baseline or len(ideas) == 1):
+            return print_error(COMMAND, f"{trial}: {record['failed']}", ExitCode.MODEL_ERROR)
+    records = [record for _, record in rows if "failed" not in record]
+    comparison = compare_records(plan, rows, options.axis)
     plot = LossPlot.from_comparison(comparison, parse_results(records))
     picture = save_results(plan, records, comparison, plot, options.home)
     if options.json:
@@ -67,10 +87,20 @@ def try_idea(options: argparse.Namespace, flags: Sequence[str]) -> int:
     print_table(comparison)
     sys.stdout.write(
         f"\n{plot.to_text()}\n"
-        f"bits per byte over training {UNITS[comparison.axis]}: o {plan.baseline.name}, x {plan.idea.name}\n"
+        f"bits per byte over training {UNITS[comparison.axis]}: o {plan.baseline.name}, x {plan.title}\n"
         f"Picture: {picture}\n"
     )
     return ExitCode.OK
+
+
+def parse_ideas(name: str, flags: Sequence[str]) -> tuple[Entry, list[Entry], str]:
+    """Return the baseline, the ideas, and a title for all of them."""
+    if name.endswith(".toml"):
+        if flags:
+            raise PlanError(f"{flags[0]} belongs into {name}, in the table of an idea")
+        return *load_ideas(Path(name)), Path(name).stem
+    baseline, idea = Entry(arch=BASELINE), Entry(arch=name, flags=tuple(flags))
+    return baseline, [] if idea == baseline else [idea], idea.name
 
 
 def open_dataset(options: argparse.Namespace) -> Dataset:
@@ -79,51 +109,49 @@ def open_dataset(options: argparse.Namespace) -> Dataset:
     return prepare_dataset(options.corpus, options.tokenizer, limit_bytes=SHORT_TEXT, progress=True)
 
 
-def run_plan(plan: TrialPlan, runner: TrialRunner) -> list[dict[str, Any]]:
-    """Return a record for each trial in the plan's order. Print each one when it is ready."""
+def run_plan(plan: TrialPlan, runner: TrialRunner) -> list[tuple[Trial, dict[str, Any]]]:
+    """Return the trials in the plan's order with their records. Print each one when it is ready."""
     console, total = Console(stderr=True), len(plan.trials)
     records: dict[Path, dict[str, Any]] = {}
     with console.status(f"0 of {total} runs") as status:
         for trial, record in runner.run_trials(plan.trials):
             records[trial.folder] = record
             status.update(f"{len(records)} of {total} runs")
-            line = f"{len(records):3} of {total}  {trial}: {record['bits_per_byte']:.4f} bits per byte"
-            console.print(line, highlight=False, markup=False)
-    return [records[trial.folder] for trial in plan.trials]
+            result = record.get("failed") or f"{record['bits_per_byte']:.4f} bits per byte"
+            console.print(f"{len(records):3} of {total}  {trial}: {result}", highlight=False, markup=False)
+    return [(trial, records[trial.folder]) for trial in plan.trials]
 
 
-def compare_records(plan: TrialPlan, records: Sequence[dict[str, Any]], axis: Axis) -> TrackComparison:
-    """Compare the idea with the ladder. The full budget is the mean compute of the baseline's runs at rung 1."""
+def compare_records(plan: TrialPlan, rows: Sequence[tuple[Trial, dict[str, Any]]], axis: Axis) -> TrackComparison:
+    """Compare the ideas with the ladder. The full budget is the mean compute of the baseline's runs at rung 1."""
     full = [
-        record[axis]
-        for trial, record in zip(plan.trials, records, strict=True)
-        if trial.entry == plan.baseline and trial.share == 1 and record[axis]
+        record[axis] for trial, record in rows if trial.entry == plan.baseline and trial.share == 1 and record[axis]
     ]
-    return compare_entries(
-        parse_results(list(records)), plan.baseline.name, axis, sum(full) / len(full) if full else None
-    )
+    records = [record for _, record in rows if "failed" not in record]
+    return compare_entries(parse_results(records), plan.baseline.name, axis, sum(full) / len(full) if full else None)
 
 
 def save_results(
     plan: TrialPlan, records: Sequence[dict[str, Any]], comparison: TrackComparison, plot: LossPlot, folder: Path
 ) -> Path:
     """Write the records and the picture; return the picture's path."""
-    name = "".join(letter if letter.isalnum() else "-" for letter in plan.idea.name)[:80]
-    (folder / f"{name}.json").write_text(json.dumps({"runs": list(records)}, indent=1))
+    name = "".join(letter if letter.isalnum() else "-" for letter in plan.title)[:80]
+    flags = {trial.entry.name: [f"--arch={trial.entry.arch}", *trial.entry.flags] for trial in plan.trials}
+    (folder / f"{name}.json").write_text(json.dumps({"entries": flags, "runs": list(records)}, indent=1))
     picture = folder / f"{name}.svg"
-    title = f"{plan.idea.name} and {plan.baseline.name}"
-    plot.save_svg(picture, title, plan.baseline.name, plan.idea.name, UNITS[comparison.axis])
+    title = f"{plan.title} and {plan.baseline.name}"
+    plot.save_svg(picture, title, plan.baseline.name, plan.title, UNITS[comparison.axis])
     return picture
 
 
 def build_parser() -> Parser:
     parser = Parser(
-        prog="dailytrain try",
+        prog=COMMAND,
         description="Train an idea and a small ladder of the baseline here, and print its compute multiplier.",
         epilog="Flags like --model.depth=3 or --recipe.matrices.learning_rate=0.01 are part of the idea.",
     )
     add = parser.add_argument
-    add("arch", help=f"a name from `dailytrain arch list`; {BASELINE} alone trains only the ladder")
+    add("idea", help=f"a name from `dailytrain arch list`, or a file of settings; {BASELINE} trains only the ladder")
     add("--budget", default=BUDGET, help="of the idea's runs, which is rung 1 of the ladder (%(default)s)")
     add("--rungs", type=parse_shares, default=RUNGS, help="of the ladder, as shares of the budget (0.25,0.5,1,2)")
     add("--seeds", type=int, default=SEEDS, help="runs at each rung and of the idea (%(default)s)")
@@ -139,6 +167,7 @@ def build_parser() -> Parser:
         metavar="DIR",
         help="where it keeps its files (%(default)s)",
     )
+    add("--score", choices=("test", "dev"), default="test", help="text of the score; dev costs less (%(default)s)")
     add("--eager", action="store_true", help="train Python modules, for debugging, instead of traced graphs")
     add("--json", action="store_true", help="print JSON")
     return parser

@@ -85,7 +85,7 @@ def convert_value(path: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple:
         kinds = options[:1] * len(value) if options[-1] is ... and isinstance(value, list) else options
         if not isinstance(value, list) or len(value) != len(kinds):
-            expected = "names" if options[0] is str else f"{'' if options[-1] is ... else f'{len(options)} '}numbers"
+            expected = "names" if options[0] is str else f"{len(options)} numbers"
             raise ConfigError(f"{path} cannot be {value!r}: it is a list of {expected}")
         return tuple(convert_value(path, each, kind) for each, kind in zip(value, kinds, strict=True))
     if hint is float and type(value) in (int, float) and math.isfinite(value):

@@ -35,7 +35,7 @@ from trainer.errors import UserError
 from trainer.optim.lora_args import LoraArgs
 
 DEFAULT_CORPUS = "python-docs"  # part of the package
-COMPARISON_CORPUS = "python-packages"  # of `try` and `sweep`: more text, and recorded results rest on it
+COMPARISON_CORPUS = "python-packages"  # of `try`: more text, and recorded results rest on it
 DEFAULT_TOKENIZER = "bpe:8192"
 SHORT_TEXT = 16 * 2**20  # default bytes of text for a CPU run of less than ten minutes
 SHARDED = ("fsdp", "zero2")  # strategies that shard the weights

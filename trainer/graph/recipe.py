@@ -33,7 +33,6 @@ def read_recipe(traced: TracedArchitecture) -> Recipe:
         ]
         if sum(len(group.match) for group in groups) > MAX_PATTERNS:
             raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of names")
-        changed = {"groups": tuple(groups), "schedule": Schedule(**table["schedule"])}
-        return Recipe(**{**table, **changed, "multi_token": tuple(table.get("multi_token", ()))})
+        return Recipe(**{**table, "groups": tuple(groups), "schedule": Schedule(**table["schedule"])})
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise GraphError(f"recipe.json is not a recipe: {to_one_line(error)}") from error

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 
 OptimizerKind = Literal["muon", "adamw", "adamw8bit"]
-Renormalization = Literal["none", "frobenius", "columns_rows"]
 ScheduleShape = Literal["trapezoid", "cosine"]
-WeightDecayShape = Literal["constant", "cosine"]
 
 
 def check_literal(name: str, value: Any, literal: Any) -> None:
@@ -117,9 +115,6 @@ class ParameterGroup:
     momentum: float = 0.95  # Muon only
     normalized: bool = False  # Muon only: divide each neuron's update by the root of its running mean square (NorMuon)
     variance_momentum: float = 0.95  # Muon only: decay of that running mean
-    renormalize: Renormalization = "none"
-    """Muon only: scale what the polynomials return, which is not quite orthogonal, to the norms of an orthogonal matrix
-    (Muon+, arXiv 2602.21545). `frobenius`: of the whole (nanochat). `columns_rows`: of each column, then each row."""
     cautious: bool = False  # decay a weight only where the update also moves it towards zero (cautious weight decay)
     betas: tuple[float, float] = (0.9, 0.95)  # AdamW only
     epsilon: float = 1e-10  # AdamW only. Small, since zero-initialized projections see tiny gradients at first.
@@ -136,11 +131,8 @@ class ParameterGroup:
             if not 0 <= value < 1:
                 raise ValueError(f"{self.name}.{name} must be at least 0 and below 1, not {value}")
         check_literal(f"{self.name}.optimizer", self.optimizer, OptimizerKind)
-        check_literal(f"{self.name}.renormalize", self.renormalize, Renormalization)
         if self.normalized and self.optimizer != "muon":
             raise ValueError(f"{self.name}.normalized is for muon, not for {self.optimizer}")
-        if self.renormalize != "none" and self.optimizer != "muon":
-            raise ValueError(f"{self.name}.renormalize is for muon, not for {self.optimizer}")
 
 
 @dataclass(frozen=True)
@@ -163,12 +155,9 @@ class Schedule:
     momentum_warmup: float = 0.1  # fraction of the budget in which the momentum rises
     momentum_end: float | None = None
     """Muon's momentum at the end, reached in step with the rate (nanochat: 0.90). None: the group's to the end."""
-    decay: WeightDecayShape = "constant"
-    """Weight decay over the budget, beside the rate that multiplies it. `cosine`: down to 0 (nanochat)."""
 
     def __post_init__(self) -> None:
         check_literal("a schedule's shape", self.shape, ScheduleShape)
-        check_literal("a schedule's decay", self.decay, WeightDecayShape)
         down = self.warmdown if self.shape == "trapezoid" else 0.0
         if self.warmup < 0 or self.warmdown < 0 or self.warmup + down > 1:
             raise ValueError(f"a schedule's warmup {self.warmup} and warmdown {self.warmdown} must fit into the budget")
@@ -194,10 +183,6 @@ class Schedule:
             return top * max(fraction / self.warmup, 0.005)
         return top * (self.final + (1 - self.final) * self.get_decay_factor(min(fraction, 1.0)))
 
-    @property
-    def changes_momentum_or_decay(self) -> bool:
-        return self.decay != "constant" or (self.momentum_start, self.momentum_end) != (None, None)
-
     def compute_momentum(self, peak: float, fraction: float) -> float:
         """Return Muon's momentum at a used budget fraction; `peak` is the group's."""
         if self.momentum_start is not None and fraction < self.momentum_warmup:
@@ -205,10 +190,6 @@ class Schedule:
         if self.momentum_end is None or fraction < self.warmup:
             return peak
         return self.momentum_end + (peak - self.momentum_end) * self.get_decay_factor(min(fraction, 1.0))
-
-    def scale_weight_decay(self, fraction: float) -> float:
-        """Return the factor on every weight decay at a used budget fraction."""
-        return (1 + math.cos(math.pi * min(fraction, 1.0))) / 2 if self.decay == "cosine" else 1.0
 
     def get_decay_factor(self, fraction: float) -> float:
         """Return the rate after the warmup, scaled so that its peak is 1 and its end 0."""
@@ -229,30 +210,9 @@ class Recipe:
     l2wrap: float = 0.0
     """Adds this many times each position's largest logit to that logit's gradient, which keeps logits near zero
     (RWKV-LM uses 1e-4). The reported loss does not include it."""
-    multi_token: tuple[float, ...] = ()
-    """Weights of the losses for the tokens after the next one, which the same logits predict, too: (0.5, 0.25) for the
-    second and the third (modded-nanogpt; with a head for each: arXiv 2404.19737). The reported loss does not include
-    them. A model that reads rows in chunks predicts within a chunk."""
-    multi_token_end: float = 0.67
-    """Fraction of the budget at which these weights, falling evenly from the start, are 0 (modded-nanogpt: 2/3)."""
-    tail_average: float = 0.0
-    """Fraction of the budget, at its end, over which weights are averaged, each step with equal weight. The average
-    becomes the final weights (tail averaging, arXiv 1610.03774; of language models: LAWA, arXiv 2306.03241). 0: the
-    last step's. Costs memory for one more copy of the weights. Until the end, evaluations and milestones are of the
-    weights in training."""
 
     def __post_init__(self) -> None:
-        if any(not 0 <= weight < math.inf for weight in self.multi_token):
-            raise ValueError(f"multi_token must be weights of at least 0, not {self.multi_token}")
-        for name in ("multi_token_end", "tail_average"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip must be above 0, not {self.clip}")
         if not 0 <= self.l2wrap < math.inf:
             raise ValueError(f"l2wrap must be at least 0, not {self.l2wrap}")
-
-    def compute_multi_token(self, fraction: float) -> tuple[float, ...]:
-        """Return the weights of later tokens at a used budget fraction."""
-        left = max(1 - fraction / self.multi_token_end, 0.0) if self.multi_token_end else 0.0
-        return tuple(weight * left for weight in self.multi_token)

@@ -4,8 +4,8 @@ Fixed: no biases, RMSNorm without parameters before each block and at the end (a
 else is a field of `Config`, described there with its source. Depth determines all other sizes: width is 64 x depth.
 
 The figures behind the defaults are nanochat's (https://github.com/karpathy/nanochat) and modded-nanogpt's
-(https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in public; the sweeps in
-`benchmarks/spaces` measure ours. From top to bottom: `Config`, block inputs and KV cache, attention, MLP, block,
+(https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in public; the lists in
+`benchmarks/settings` measure ours. From top to bottom: `Config`, block inputs and KV cache, attention, MLP, block,
 model, recipe.
 
 Not covered: dropout, fewer heads for keys than for queries.
@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary
 from trainer.models.scaling import weight_decay
 from trainer.ops.attention import attention
-from trainer.ops.dense import build_dense_lambdas, mix_streams
 from trainer.ops.elementwise import cast_for_autocast, norm, rotate, softcap, squared_relu
-from trainer.ops.paired_heads import pair_documents, pair_heads, unpair_heads
 
 BIGRAM_FACTOR, BIGRAM_PRIME = 1_000_003, 2**31 - 1
 GATE_CHANNELS = 32  # input channels that a gate reads: enough, and cheap
+VALUE_GATE_RANGE = 3.0  # upper bound of the value gate, which starts at half of it (as in nanochat)
 
 
 @dataclass(frozen=True)
@@ -64,19 +63,9 @@ class Config:
     qk_gain: float = 1.44
     """Initial gain of the queries under `qk_norm`: above 1, attention starts sharper (nanochat: 1.2 on queries and on
     keys)."""
-    paired_heads: bool = False
-    """Two heads attend as one, to the keys of both (modded-nanogpt; see `trainer.ops.paired_heads`). Attention then
-    costs twice as much."""
     value_embeddings: bool = True
     """Every second block, the last among them, adds to its values an embedding of the token, through a gate per head
     (value residual learning, arXiv 2410.17897, section 3; as tables in modded-nanogpt, gated in nanochat)."""
-    value_gate_range: float = 3.0
-    """Upper bound of the value gate, which starts at half of it (as in nanochat)."""
-
-    mlp: str = "relu2"
-    """`relu2`: ReLU^2, 4 x width inside (Primer, arXiv 2109.08668, section 4.2). `swiglu`: a gated SiLU of as many
-    parameters (arXiv 2002.05202, eq. 6). Which is better is disputed."""
-
     mlp_init: float = 0.4
     """Factor on the initial scale of the MLP's input projection (as in nanochat)."""
 
@@ -93,19 +82,8 @@ class Config:
     (modded-nanogpt; hashed n-grams: arXiv 2412.09871, section 3.2.1). They count as parameters. 0: none."""
     residual_lambdas: bool = True
     """Each block's input is the residual stream times a learned number (modded-nanogpt)."""
-    residual_lambda_first: float = 1.0
-    """Initial value in the first block. Blocks in between are interpolated linearly (nanochat: 1.15)."""
-    residual_lambda_last: float = 1.0
-    """Likewise in the last block (nanochat: 1.05)."""
     x0_lambdas: bool = True
     """Each block's input has a learned multiple of the embedding added (modded-nanogpt)."""
-    x0_lambda_first: float = 0.1
-    """That multiple at the start, as `residual_lambda_first` (nanochat: 0.2)."""
-    x0_lambda_last: float = 0.1
-    """Likewise in the last block (nanochat: 0.05)."""
-    dense_every: int = 0
-    """After every so many blocks, the residual stream is a learned sum of the outputs of all earlier blocks
-    (DenseFormer; see `trainer.ops.dense`). 0: none."""
     backout: bool = True
     """A learned multiple of the residual stream at half depth is subtracted at the end, so that what only the upper
     blocks need does not reach the head (modded-nanogpt)."""
@@ -129,14 +107,8 @@ class Config:
             raise ValueError(f"gpt: bigram_rows must be at least 0, not {self.bigram_rows}")
         if self.short_window < 1 or self.rope_base <= 0 or self.softcap < 0:
             raise ValueError("gpt: short_window and rope_base must be positive, softcap at least 0")
-        if self.qk_gain <= 0 or self.mlp_init <= 0 or self.value_gate_range <= 0:
-            raise ValueError("gpt: qk_gain, mlp_init and value_gate_range must be positive")
-        if self.paired_heads and self.heads % 2:
-            raise ValueError(f"gpt: paired_heads needs an even number of heads, not {self.heads}")
-        if self.dense_every < 0:
-            raise ValueError(f"gpt: dense_every must be at least 0, not {self.dense_every}")
-        if self.mlp not in ("relu2", "swiglu"):
-            raise ValueError(f"gpt: mlp is relu2 or swiglu, not {self.mlp!r}")
+        if self.qk_gain <= 0 or self.mlp_init <= 0:
+            raise ValueError("gpt: qk_gain and mlp_init must be positive")
 
     @classmethod
     def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
@@ -157,11 +129,6 @@ class Config:
     def padded_vocabulary_size(self) -> int:
         return pad_vocabulary(self.vocabulary_size)
 
-    @property
-    def hidden(self) -> int:
-        """Width inside the MLP."""
-        return 4 * self.width if self.mlp == "relu2" else math.ceil(8 * self.width / 3 / 64) * 64
-
     def window(self, block: int) -> int | None:
         """Return how many tokens a block sees, None for all."""
         last = block == self.depth - 1
@@ -169,10 +136,6 @@ class Config:
 
     def has_value_embedding(self, block: int) -> bool:
         return self.value_embeddings and (self.depth - 1 - block) % 2 == 0
-
-    def interpolate(self, first: float, last: float, block: int) -> float:
-        """Return a block's value on the line from the first block's to the last's."""
-        return first + (last - first) * block / max(self.depth - 1, 1)
 
 
 # --- block inputs and the KV cache ------------------------------------------------------------------------------------
@@ -267,7 +230,7 @@ class GPTAttention(nn.Module):
         if self.value_embedding is None:
             return value
         gate = torch.sigmoid(F.linear(x[..., : self.value_gate.size(1)], self.value_gate))
-        gate = self.config.value_gate_range * gate
+        gate = VALUE_GATE_RANGE * gate
         return value + gate[..., None] * self.split_heads(cast_for_autocast(self.value_embedding(tokens)))
 
     def forward(self, x: Tensor, inputs: BlockInputs, cache: KVCache | None = None) -> Tensor:
@@ -276,40 +239,34 @@ class GPTAttention(nn.Module):
             query, key = norm(query, self.gain), norm(key)
         if self.config.rotary:
             query, key = (rotate(each, inputs.cosine, inputs.sine) for each in (query, key))
-        value, documents, window = self.compute_values(x, inputs.tokens), inputs.documents, self.window
-        if self.config.paired_heads:
-            query, key, value = pair_heads(query), pair_heads(key), pair_heads(value)
-            documents, window = pair_documents(documents), window and 2 * window
+        value = self.compute_values(x, inputs.tokens)
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         if cache:
-            key, value = cache.extend(x, key, value, window)
-        documents = None if documents is None else documents[:, -key.size(2) :]
-        mixed = attention(query, key, value, window=window, documents=documents).transpose(1, 2)
-        return self.output((unpair_heads(mixed) if self.config.paired_heads else mixed).flatten(-2))
+            key, value = cache.extend(x, key, value, self.window)
+        documents = None if inputs.documents is None else inputs.documents[:, -key.size(2) :]
+        mixed = attention(query, key, value, window=self.window, documents=documents)
+        return self.output(mixed.transpose(1, 2).flatten(-2))
 
 
 class GPTMLP(nn.Module):
+    """ReLU^2, 4 x width inside (Primer, arXiv 2109.08668, section 4.2)."""
+
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.up = linear(config.width, config.hidden)
-        self.gate = linear(config.width, config.hidden) if config.mlp == "swiglu" else None
-        self.down = linear(config.hidden, config.width)
+        self.up = linear(config.width, 4 * config.width)
+        self.down = linear(4 * config.width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gate is not None:
-            return self.down(F.silu(self.gate(x)) * self.up(x))
         return self.down(squared_relu(self.up(x)))
 
 
 class GPTBlock(nn.Module):
-    def __init__(self, config: Config, attention: GPTAttention, mlp: nn.Module, block: int) -> None:
+    def __init__(self, config: Config, attention: GPTAttention, mlp: nn.Module) -> None:
         super().__init__()
         self.attention = attention
         self.mlp = mlp
-        residual = config.interpolate(config.residual_lambda_first, config.residual_lambda_last, block)
-        x0 = config.interpolate(config.x0_lambda_first, config.x0_lambda_last, block)
-        self.residual_lambda = nn.Parameter(torch.full((1,), residual)) if config.residual_lambdas else None
-        self.x0_lambda = nn.Parameter(torch.full((1,), x0)) if config.x0_lambdas else None
+        self.residual_lambda = nn.Parameter(torch.ones(1)) if config.residual_lambdas else None
+        self.x0_lambda = nn.Parameter(torch.full((1,), 0.1)) if config.x0_lambdas else None
 
     def forward(self, x: Tensor, x0: Tensor, inputs: BlockInputs, cache: KVCache | None = None) -> Tensor:
         """`x, x0 [B, T, width]`: the residual stream here and at the first block.
@@ -337,10 +294,8 @@ class Model(LanguageModel):
         if config.bigram_rows:
             self.bigrams = nn.Embedding(config.bigram_rows, config.width)
         self.blocks = nn.ModuleList(
-            GPTBlock(config, self.attention_class(config, n), self.mlp_class(config), n) for n in range(config.depth)
+            GPTBlock(config, self.attention_class(config, n), self.mlp_class(config)) for n in range(config.depth)
         )
-        if config.dense_every:
-            self.dense_lambda = build_dense_lambdas(config.depth)
         if config.embedding_smear:
             self.smear_gate = nn.Parameter(torch.zeros(1, min(GATE_CHANNELS, config.width)))
             self.smear_lambda = nn.Parameter(torch.full((1,), float(config.smear_init)))
@@ -403,15 +358,10 @@ class Model(LanguageModel):
         """Run blocks start to stop - 1; return the residual stream and the one at half depth, for `finish`.
 
         `x`, `x0` and `middle` are `[B, T, width]`: the residual stream before block `start`, before the first block,
-        and after the first half of the blocks (ignored if `start` is in that half). With `dense_every`, `start` is 0.
+        and after the first half of the blocks (ignored if `start` is in that half).
         """
-        every, streams = self.config.dense_every, [x]
         for number in range(start, stop):
             x = self.blocks[number](x, x0, inputs, state.caches[number] if state else None)
-            if every:
-                streams.append(x)
-                if (number + 1) % every == 0:
-                    x = mix_streams(streams, self.dense_lambda[number])
             if number == self.config.depth // 2 - 1:
                 middle = x
         return x, middle

@@ -45,8 +45,6 @@ class Config(gpt.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mlp != "relu2":
-            raise ValueError("moe: experts have ReLU^2 only, so mlp must be relu2")
         if not 1 <= self.chosen <= self.experts:
             raise ValueError(f"moe: chosen {self.chosen} must be from 1 to experts {self.experts}")
         if self.expert_width < 1 or self.shared_width < 1 or self.capacity <= 0:

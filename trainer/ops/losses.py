@@ -5,7 +5,7 @@ chunk's part of the gradients of the features and of the head is kept (Liger Ker
 arXiv 2410.10989, section 3.2; here for any head). The sums equal those of plain cross-entropy, in another order.
 
 torch's `F.linear_cross_entropy` is faster with the same chunks, but computes the cross-entropy of a linear head and
-nothing else: no soft cap, no L2Wrap, no traced head. So it is not used (`benchmarks/results/loss-cpu.md`).
+nothing else: no soft cap, no L2Wrap, no traced head. So it is not used (`benchmarks/results/training-speed.md`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ head, which half a gigabyte of logits makes up for."""
 CHUNKS = 4  # of a micro-batch, between these limits
 MIN_CHUNK_POSITIONS = 256
 """For large vocabularies: each chunk adds to the whole gradient of the head, which for fewer positions takes longer
-than their logits (measured: benchmarks/results/loss-cpu.md)."""
+than their logits (measured: benchmarks/results/training-speed.md)."""
 
 ChunkLoss = Callable[..., Tensor]
 """Takes features `[1, N, D]`, targets `[N]`, a reduction and the head's matrices that are cast; returns nats."""

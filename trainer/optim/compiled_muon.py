@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Renormalization
 from trainer.ops.compiler import raise_recompile_limit
 from trainer.ops.devices import build_on_device
 from trainer.optim.muon import (
@@ -22,7 +21,6 @@ from trainer.optim.muon import (
     choose_precision,
     normalize_neurons,
     orthogonalize,
-    renormalize,
 )
 
 MAX_SHAPES = 64  # of a model's matrices; torch's own limit is 8
@@ -65,7 +63,7 @@ class CompiledMuon(Muon):
         rates = build_on_device(numbers, device)
         skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
         precision = self.precision or choose_precision(device.type)
-        settings = (self.coefficients, precision, group.get("renormalize", "none"), group["cautious"])
+        settings = (self.coefficients, precision, group["cautious"])
         self.step_matrices(parameters, gradients, momenta, variances, rates, skipped, *settings)
 
     @torch.no_grad()
@@ -88,7 +86,6 @@ def step_matrices(
     skipped: Tensor,
     coefficients: Coefficients,
     precision: Precision,
-    renormalization: Renormalization,
     cautious: bool,
 ) -> None:
     """Step parameters of one shape, and update momenta and, unless there are none, variances.
@@ -104,7 +101,6 @@ def step_matrices(
     for momentum, value in zip(momenta, new_momenta, strict=True):
         momentum.copy_(torch.where(is_made, value, momentum))
     directions = orthogonalize(stack.flatten(0, -3), coefficients, precision)
-    directions = renormalize(directions, renormalization)
     if variances:
         stacked = torch.stack(variances)
         directions = normalize_neurons(directions, stacked.flatten(0, -3), new_variance)

@@ -2,8 +2,8 @@
 
 From Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). Unlike torch's, this one processes all matrices
 of a shape at once and uses the coefficients of Polar Express (Amsel et al., arXiv 2505.16932), fitted step by step.
-Options: variance normalization (NorMuon: Li et al., arXiv 2510.05491, algorithm 1), cautious weight decay (Chen et
-al., arXiv 2510.12402, algorithm 1) and renormalization (Muon+: Zhang et al., arXiv 2602.21545).
+Options: variance normalization (NorMuon: Li et al., arXiv 2510.05491, algorithm 1) and cautious weight decay (Chen et
+al., arXiv 2510.12402, algorithm 1).
 
 Not covered: sharing the work between devices; each computes all updates, also of parameters that are sharded.
 """
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.distributed.sharding import gather_tensor, shard_like
-from trainer.models.base import Renormalization
 
 Coefficients = Sequence[tuple[float, float, float]]
 
@@ -116,20 +115,6 @@ def normalize_neurons(directions: Tensor, variances: Tensor, new_share: float | 
     return directions * (scale * before / (after + 1e-8))
 
 
-def renormalize(directions: Tensor, kind: Renormalization) -> Tensor:
-    """Scale `[N, rows, columns]` to norms of semi-orthogonal matrices, whose squares sum to min(rows, columns)."""
-    if kind == "none":
-        return directions
-    rows, columns = directions.shape[-2:]
-    smaller = min(rows, columns)
-    if kind == "frobenius":
-        return directions * (smaller**0.5 / (directions.norm(dim=(-2, -1), keepdim=True) + 1e-8))
-    for dimension, number in ((-2, columns), (-1, rows)):
-        sizes = torch.linalg.vector_norm(directions, dim=dimension, keepdim=True)
-        directions = directions * ((smaller / number) ** 0.5 / (sizes + 1e-8))
-    return directions
-
-
 class Muon(Optimizer):
     """Steps along the orthogonalized momentum, for matrices or stacks of matrices (more than two dimensions).
 
@@ -147,13 +132,12 @@ class Muon(Optimizer):
         normalized: bool = False,
         variance_momentum: float = 0.95,
         cautious: bool = False,
-        renormalize: Renormalization = "none",
         coefficients: Coefficients = POLAR_EXPRESS,
         precision: Precision | None = None,
     ) -> None:
         """`precision`: of the polynomials. None: see `choose_precision`."""
         settings: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "cautious": cautious}
-        settings |= {"normalized": normalized, "variance_momentum": variance_momentum, "renormalize": renormalize}
+        settings |= {"normalized": normalized, "variance_momentum": variance_momentum}
         super().__init__(params, settings)
         self.coefficients = coefficients
         self.precision = precision
@@ -202,7 +186,6 @@ class Muon(Optimizer):
         stack = torch.stack([gather_tensor(each) for each in ahead])
         precision = self.precision or choose_precision(stack.device.type)
         directions = orthogonalize(stack.flatten(0, -3), self.coefficients, precision)
-        directions = renormalize(directions, group.get("renormalize", "none"))
         if group["normalized"]:
             means = [self.get_state(p, "variance", each[..., :1]) for p, each in zip(parameters, stack, strict=True)]
             variances = torch.stack(means)

@@ -15,7 +15,6 @@ from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim.compiled_muon import CompiledMuon
 from trainer.optim.muon import Muon, Precision
 from trainer.optim.table_adamw import TableAdamW
-from trainer.optim.tail_average import TailAverage
 
 
 class OptimizerNotInstalledError(UserError):
@@ -47,8 +46,8 @@ def build_optimizers(
 ) -> list[Optimizer]:
     """Return the recipe's optimizers, one per kind in use. The schedule scales each group's `top_rate`.
 
-    AdamW's parameters in bf16 have an optimizer of their own, see `table_adamw`. With `tail_average` the last one is a
-    `TailAverage`. `backend`: of torch.compile; None: no step is compiled.
+    AdamW's parameters in bf16 have an optimizer of their own, see `table_adamw`. `backend` is torch.compile's;
+    with None no step is compiled.
     """
     kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "tables": [], "adamw8bit": []}
     for group, parameters in assign_parameters(model, recipe):
@@ -67,8 +66,6 @@ def build_optimizers(
         optimizers.append(TableAdamW(kinds["tables"], backend=backend))
     if kinds["adamw8bit"]:
         optimizers.append(CautiousDecay.attach(import_adamw8bit()(kinds["adamw8bit"])))
-    if recipe.tail_average:
-        optimizers.append(TailAverage([group["params"] for groups in kinds.values() for group in groups]))
     return optimizers
 
 
@@ -82,7 +79,7 @@ def build_group_settings(group: ParameterGroup) -> dict[str, Any]:
     """Return a group's settings under its optimizer's names."""
     common = {"name": group.name, "lr": group.learning_rate, "top_rate": group.learning_rate}
     if group.optimizer == "muon":
-        names = ("weight_decay", "momentum", "normalized", "variance_momentum", "cautious", "renormalize")
+        names = ("weight_decay", "momentum", "normalized", "variance_momentum", "cautious")
         return {**common, **{name: getattr(group, name) for name in names}}
     decay = {"weight_decay": group.weight_decay, "cautious_decay": 0.0}
     if group.cautious:
@@ -162,23 +159,12 @@ def set_skipped(optimizers: Sequence[Optimizer], is_skipped: Tensor) -> bool:
 
 
 def apply_schedule(optimizers: Sequence[Optimizer], recipe: Recipe, fraction: float, steps: int) -> None:
-    """Set rates, momenta and weight decays for a used budget fraction and after `steps` steps."""
-    for optimizer in optimizers:
-        if isinstance(optimizer, TailAverage):
-            optimizer.set_active(fraction >= 1 - recipe.tail_average)
-    optimizers = [optimizer for optimizer in optimizers if not isinstance(optimizer, TailAverage)]
-    schedule = recipe.schedule
-    set_learning_rates(optimizers, schedule.scale(fraction, steps))
-    if not schedule.changes_momentum_or_decay:
-        return
-    declared = {group.name: group for group in recipe.groups}
+    """Set rates and momenta for a used budget fraction and after `steps` steps."""
+    set_learning_rates(optimizers, recipe.schedule.scale(fraction, steps))
+    peaks = {group.name: group.momentum for group in recipe.groups if group.optimizer == "muon"}
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        settings = declared[group["name"]]
-        decay = settings.weight_decay * schedule.scale_weight_decay(fraction)
-        if settings.optimizer == "muon":
-            group |= {"momentum": schedule.compute_momentum(settings.momentum, fraction), "weight_decay": decay}
-        else:
-            group["cautious_decay" if settings.cautious else "weight_decay"] = decay
+        if group["name"] in peaks:
+            group["momentum"] = recipe.schedule.compute_momentum(peaks[group["name"]], fraction)
 
 
 def set_learning_rates(optimizers: Iterable[Optimizer], scale: float) -> None:
@@ -186,10 +172,3 @@ def set_learning_rates(optimizers: Iterable[Optimizer], scale: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["top_rate"] * scale
-
-
-def load_tail_average(optimizers: Iterable[Optimizer]) -> None:
-    """Replace the weights by their average over the budget's end, if the recipe asks for it."""
-    for optimizer in optimizers:
-        if isinstance(optimizer, TailAverage):
-            optimizer.copy_to_parameters()

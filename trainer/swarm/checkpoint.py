@@ -150,10 +150,7 @@ def join_stages(run_folder: Path, config: SwarmConfig, version: int) -> Language
     weights: dict[str, Tensor] = {}
     for stage in range(config.stages):
         state = load_stage(run_folder, config, stage, version)
-        for name in (name for name in state if name.startswith(prefix)):
-            first = weights.setdefault(name.removeprefix(prefix), state[name])
-            if not torch.equal(first, state[name]):
-                raise CheckpointError(f"version {version} has two different copies of {name}: use an earlier version")
+        weights |= {name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)}
     parameters = dict(model.named_parameters())
     if parameters.keys() != weights.keys():
         raise CheckpointError(f"version {version} does not have the parameters of {config.arch}")

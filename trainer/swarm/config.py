@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trainer.protocol import Message
 
-Wire = Literal["fp32", "bf16", "fp16", "fp8", "fp8-feedback"]
+Wire = Literal["fp32", "bf16", "fp16", "fp8"]
 WIRES = get_args(Wire)
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

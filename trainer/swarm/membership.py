@@ -18,7 +18,6 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.frames import CallError, CallRefusedError, PeerUnreachableError, RpcFrame
 from trainer.swarm.journal import Journal, JournalLine, read_journal
-from trainer.swarm.tied import list_tied_stages
 from trainer.swarm.transport import Transport, get_loop_time, shorten
 
 HELLO_SECONDS = 10.0  # A worker may join a stage for this long after its last hello
@@ -74,7 +73,6 @@ class Membership:
         self.generation, self.attempts = 1, 0
         self.published: frozenset[tuple[str, int]] = frozenset()
         self.finished = False
-        self.tied_stages = list_tied_stages(config)
         lines = read_journal(journal.path.parent)
         self.banned: set[str] = {line["peer"] for line in lines if line["kind"] == "ban"}
         self.first_strikes: set[str] = {line["peer"] for line in lines if line["kind"] == "first_strike"}
@@ -124,9 +122,7 @@ class Membership:
 
     def get_reduce_seconds(self) -> float:
         """Return how long reading all gradient sums of a stage may take, beyond the usual timeout."""
-        stages = self.list_stages()
-        extra = len(self.tied_stages) // 2  # the other end's mean is one more to read
-        sums = (4 * (len(peers) + extra) * max(member.parameters for member in peers) for peers in stages)
+        sums = (4 * len(peers) * max(member.parameters for member in peers) for peers in self.list_stages())
         return max(sums) / MIN_BANDWIDTH
 
     def estimate_speeds(self) -> dict[int, dict[str, float]]:
@@ -136,11 +132,6 @@ class Membership:
             stage: {m.name: m.throughput or default for m in members}
             for stage, members in enumerate(self.list_stages())
         }
-
-    def list_other_end(self, stage: int) -> list[SwarmMember]:
-        """Return the members of the stage that has the other copy of a stage's tied matrix; none without a copy."""
-        others = [other for other in self.tied_stages if other != stage]
-        return self.get_stage_members(others[0]) if stage in self.tied_stages else []
 
     # --- changes ---
 
@@ -245,16 +236,18 @@ class Membership:
     ) -> None:
         """Let guests join, between two steps: each reads its stage's state from a peer that has it.
 
-        If no peer has a stage's state, the first guest creates it and the others read it from there. A stage with a
-        copy of a tied matrix gets that from the other end, if that is there already. `get_sources` returns the peers
-        that have a stage's state.
+        If no peer has a stage's state, the first guest creates it and the others read it from there. `get_sources`
+        returns the peers that have a stage's state.
         """
         assigned = self.assign_stages(requests)
         while assigned:
             batch = self.choose_batch(assigned, get_sources)
             assigned = {n: s for n, s in assigned.items() if n not in batch}
             batch = {n: batch[n] for n in await self.publish(batch)}
-            loads = {n: self.build_load(s, step, get_sources(s)) for n, s in batch.items()}
+            loads = {
+                name: messages.Load(attempt=self.next_attempt(), stage=stage, step=step, sources=get_sources(stage))
+                for name, stage in batch.items()
+            }
             for name, reply in (await self.call_members(loads, "load", LOAD_SECONDS)).items():
                 await self.finish_join(name, batch[name], step, reply)
         await self.publish()
@@ -262,20 +255,9 @@ class Membership:
     def choose_batch(
         self, assigned: Mapping[str, int], get_sources: Callable[[int], tuple[messages.Peer, ...]]
     ) -> dict[str, int]:
-        """Return those that can load their stage now: all whose stage has sources, and a first guest of any other.
-
-        With a tied head, the last stage is created after the first, so that it can read the matrix.
-        """
+        """Return those that can load their stage now: all whose stage has sources, and a first guest of any other."""
         first = {stage: name for name, stage in reversed(assigned.items()) if not get_sources(stage)}
-        if len([stage for stage in self.tied_stages if stage in first]) > 1:
-            del first[self.tied_stages[-1]]
         return {n: s for n, s in assigned.items() if get_sources(s) or first.get(s) == n}
-
-    def build_load(self, stage: int, step: int, sources: tuple[messages.Peer, ...]) -> messages.Load:
-        tied_sources = () if sources else tuple(member.peer for member in self.list_other_end(stage))
-        return messages.Load(
-            attempt=self.next_attempt(), stage=stage, step=step, sources=sources, tied_sources=tied_sources
-        )
 
     async def finish_join(self, name: str, stage: int, step: int, reply: RpcFrame | CallError) -> None:
         guest = self.guests[name]

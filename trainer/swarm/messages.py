@@ -13,7 +13,6 @@ Methods, served by `trainer.swarm.worker` and `coordinator`:
     compare_replay   the same           return the distance of a peer's sum from a replay
     commit     coordinator -> worker    make the update
     snapshot   worker -> worker         a part of a worker's own sum; `reduced`: a part of the reduced sum
-    tied       worker -> worker         a part of a stage's mean gradient of the tied matrix, for the other end
     state      -> worker, coordinator   weights and optimizer state of a stage
     shutdown   coordinator -> worker    the run is over
     sample     anyone -> coordinator    continue a text; the reply is a stream of `SampledText`
@@ -91,8 +90,6 @@ class Members(Message):
 class Load(StepRequest):
     stage: StageIndex
     sources: tuple[Peer, ...] = ()  # Peers that have the state, best first. Empty: build the stage from the seed
-    tied_sources: tuple[Peer, ...] = ()
-    """For a stage built from the seed: peers of the other end, whose copy of the tied matrix counts."""
 
 
 class Loaded(Message):
@@ -180,22 +177,12 @@ class Position(Message):
 class Prepare(StepRequest):
     held: tuple[Number, ...]  # The expected ledger, sorted
     peers: tuple[PeerName, ...]  # All peers of its stage including itself, in the order of the reduction
-    other_end: tuple[PeerName, ...] = ()  # With a tied head, at the first and last stage: the peers of the other one
     timeout: Timeout
-
-
-class TiedDigests(Message):
-    """Digests of this peer's weights of the tied matrix, followed by a stage's mean gradient of it."""
-
-    own: Sha256  # This stage's mean
-    read: Sha256  # The other end's mean, as `source` sent it
-    source: PeerName
 
 
 class Vote(Message):
     digest: Sha256  # Digest of the weights and the mean gradient
     squared_norm: SquaredNorm  # Squared norm of this stage's mean gradient
-    tied: TiedDigests | None = None
     norms: Annotated[tuple[tuple[PeerName, SquaredNorm], ...], Field(max_length=4096)] = ()
     """Squared norm of what the voter read of each peer's sum, including its own."""
 
@@ -231,7 +218,6 @@ class SumPart(StepRequest):
 class StateRequest(Message):
     stage: StageIndex
     step: Number
-    tied: bool = False  # Only the weights of the tied matrix
 
 
 class StateTensor(Message):

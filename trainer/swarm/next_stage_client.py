@@ -20,7 +20,7 @@ from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameErro
 from trainer.swarm.stage import ForwardRecord
 from trainer.swarm.stage_client import DIVERGED, ReplyCheck, StageClient
 from trainer.swarm.transport import Transport, get_loop_time
-from trainer.swarm.wire import decode_tensor, encode_hidden
+from trainer.swarm.wire import decode_tensor, encode_tensor
 
 MAX_CONFIRMATIONS = 3  # Peers that compute one gradient: two, and a third if these disagree
 
@@ -85,7 +85,7 @@ class NextStageClient:
         All peers of this stage refuse if the model has diverged. The next stage reports peers that send such a state.
         """
         tokens, wire = record.tokens, self.config.wire
-        hidden = encode_hidden(record.output, wire)
+        hidden = encode_tensor(record.output, wire)
         if describe_non_finite(decode_tensor(hidden, wire, record.output.shape)):
             raise CallRefusedError(DIVERGED, f"stage {self.stage}: the hidden state is not finite")
         inputs = (tokens,) if targets is None else (tokens, targets)

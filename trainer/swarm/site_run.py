@@ -42,7 +42,7 @@ from trainer.swarm.journal import JournalLine
 from trainer.swarm.messages import Hello, SampleRequest
 from trainer.swarm.metrics_reporter import MetricsReporter
 from trainer.swarm.partitions import get_partition
-from trainer.swarm.stage import build_model
+from trainer.swarm.stage import build_model, partition_blocks
 from trainer.swarm.stage_client import StageClient
 from trainer.swarm.transaction import DivergedError
 from trainer.swarm.transport import Transport
@@ -88,7 +88,7 @@ def build_config(order: SwarmOrder, dataset: Dataset) -> SwarmConfig:
     }
     config = SwarmConfig.model_validate(swarm | fields)
     with torch.device("meta"):
-        get_partition(config.arch).check(build_model(config))
+        partition_blocks(config, build_model(config))  # raises PartitionError for too few blocks
     return config
 
 

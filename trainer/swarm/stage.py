@@ -67,7 +67,7 @@ class Stage:
         self.config, self.index, self.device = config, index, torch.device(device)
         self.partition, model = get_partition(config.arch), build_model(config)
         self.block_range = partition_blocks(config, model)[index]
-        decayed, tied = get_decayed_names(config, model), find_tied_parameter(self.partition, model)
+        decayed = get_decayed_names(config, model)
         remove_other_stages(self.partition, model, self.block_range)
         self.model = model.to(self.device)
         self.objective = Objective(self.model)
@@ -76,18 +76,6 @@ class Stage:
         self.version = 0  # Number of updates, which is the current step
         self.gradient_sum = torch.zeros(sum(p.numel() for p in self.parameters.values()), device=self.device)
         """`[P]`, fp32: the sum of accumulated gradients, in the order of the parameters."""
-        self.tied_name = tied if config.stages > 1 and tied in self.parameters else None
-        """The parameter of which the stage at the other end has a copy (`trainer.swarm.tied`)."""
-        self.tied_range = self.find_range(self.tied_name)
-
-    def find_range(self, wanted: str | None) -> range:
-        """Return the positions of a parameter in `[P]`, none for None."""
-        start = 0
-        for name, parameter in self.parameters.items():
-            if name == wanted:
-                return range(start, start + parameter.numel())
-            start += parameter.numel()
-        return range(0)
 
     @property
     def is_first(self) -> bool:
@@ -206,12 +194,6 @@ class Stage:
         parts = flat.split([p.numel() for p in self.parameters.values()])
         return [part.view_as(p) for part, p in zip(parts, self.parameters.values(), strict=True)]
 
-    def compute_squared_norm(self, mean: Tensor) -> float:
-        """Return the squared norm of a mean gradient `[P]`. The first stage counts a tied matrix, the last doesn't."""
-        if not (self.is_last and self.tied_range):
-            return squared_norm(mean)
-        return squared_norm(mean[: self.tied_range.start]) + squared_norm(mean[self.tied_range.stop :])
-
     # --- update ---
 
     def apply_update(self, mean: Tensor, factor: float, clip_scale: float = 1.0) -> None:
@@ -247,18 +229,6 @@ class Stage:
             tensor.copy_(state[name])
         self.version = version
         self.clear_gradients()
-
-    def get_tied_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the tied matrix by their name; empty without one."""
-        return {} if self.tied_name is None else {self.tied_name: self.parameters[self.tied_name].detach()}
-
-    @torch.no_grad()
-    def load_tied_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the other end's copy of the tied matrix; raise `StateError` for another tensor."""
-        for name, tensor in self.get_tied_weights().items():
-            if name not in weights or weights[name].shape != tensor.shape or weights[name].dtype != tensor.dtype:
-                raise StateError(f"the other end's weights have no {name} of the shape {tuple(tensor.shape)}")
-            tensor.copy_(weights[name])
 
     def compute_digest(self, *more: Tensor) -> str:
         """Return the sha256 of the weights followed by more tensors."""
@@ -299,27 +269,18 @@ def build_model(config: SwarmConfig) -> LanguageModel:
 def partition_blocks(config: SwarmConfig, model: LanguageModel) -> tuple[range, ...]:
     """Return each stage's blocks of a whole model, balanced by the matrix parameters."""
     partition = get_partition(config.arch)
-    partition.check(model)
-    _, behind = partition.get_end_parts(model)
-    head = sum(count_matrix_parameters(getattr(holder, name), (nn.Linear, nn.Embedding)) for holder, name in behind)
+    before, behind = partition.get_end_parts(model)
+    if config.stages > 1 and set(before) & set(behind):
+        raise PartitionError("the first and the last stage cannot share a tied head: set model.tied_head to false")
+    head = sum(count_matrix_parameters(getattr(holder, name)) for holder, name in behind)
     costs = tuple(count_matrix_parameters(block) for block in partition.get_blocks(model))
     return balance_blocks(costs, head, config.stages)
 
 
-def count_matrix_parameters(
-    part: nn.Module | nn.Parameter, kinds: tuple[type[nn.Linear | nn.Embedding], ...] = (nn.Linear,)
-) -> int:
-    """Return the number of parameters in a part's matrices, at least 1. An embedding is one only as a tied head."""
+def count_matrix_parameters(part: nn.Module | nn.Parameter) -> int:
+    """Return the number of parameters in a part's matrices, at least 1."""
     modules = part.modules() if isinstance(part, nn.Module) else ()
-    return max(1, sum(module.weight.numel() for module in modules if isinstance(module, kinds)))
-
-
-def find_tied_parameter(partition: Partition, model: LanguageModel) -> str | None:
-    """Return the name of the parameter that a whole model's embedding and head share; None if they are separate."""
-    before, behind = partition.get_end_parts(model)
-    tied = [getattr(holder, name) for holder, name in before if (holder, name) in behind]
-    names = [name for part in tied for name, p in model.named_parameters() if any(p is q for q in part.parameters())]
-    return names[0] if names else None
+    return max(1, sum(module.weight.numel() for module in modules if isinstance(module, nn.Linear)))
 
 
 def remove_other_stages(partition: Partition, model: LanguageModel, span: range) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from trainer.swarm import messages, reduce, tied
+from trainer.swarm import messages, reduce
 from trainer.swarm.frames import (
     DTYPES,
     CallError,
@@ -34,8 +33,7 @@ class SumExchange:
         self.changed = asyncio.Condition()
         """Notified when the worker has frozen or unfrozen, or a reduced part is available."""
         self.published: dict[str, tuple[int, Tensor]] = {}
-        """The attempt and a tensor. "reduced": `[P]` with this worker's part of the mean gradient; "tied": the stage's
-        mean gradient of the tied matrix."""
+        """The attempt and a tensor. "reduced": `[P]` with this worker's part of the mean gradient."""
 
     async def notify(self) -> None:
         async with self.changed:
@@ -60,41 +58,8 @@ class SumExchange:
         )
         hashing = self.run_in_thread(state.hash_weights, request)
         mean, _ = await reduce.gather_or_cancel([reduction, hashing])
-        mean, digests = await self.add_other_end(request, mean)
         vote = await self.run_in_thread(state.vote, request, mean)
-        return vote.model_copy(update={"norms": tuple(norms.items()), "tied": digests})
-
-    async def add_other_end(
-        self, request: messages.Prepare, mean: Tensor
-    ) -> tuple[Tensor, messages.TiedDigests | None]:
-        """Add the other end's mean of the tied matrix to the stage's `mean [P]`; return it, and digests for the vote.
-
-        See `trainer.swarm.tied`. At stages without a copy, return `mean` itself and None. Raise `CallRefusedError` with
-        the code "other_end" if the peer that was chosen there doesn't send its part.
-        """
-        state, dtype = self.state, DTYPES[self.state.config.sums]
-        span = state.get_stage(request.step).tied_range
-        if not span:
-            return mean, None
-        if not request.other_end:
-            raise CallRefusedError("mismatch", "no peers of the other end, which has a copy of the tied matrix")
-        own, read = mean[span.start : span.stop].to(dtype, copy=True), torch.empty(len(span), dtype=dtype)
-        await self.publish("tied", request.attempt, own)
-        source = tied.choose_source(request, self.transport.peer)
-        semaphore = asyncio.Semaphore(reduce.MAX_CONCURRENT_READS)
-
-        async def read_chunk(chunk: range) -> None:
-            async with semaphore:
-                read[chunk.start : chunk.stop] = await self.read_part(source, "tied", request, chunk)
-
-        try:
-            await reduce.gather_or_cancel(read_chunk(chunk) for chunk in reduce.split_chunks(range(len(span))))
-        except CallRefusedError as error:
-            raise CallRefusedError("other_end", error.message) from error
-        mean = mean.clone()  # peers of this stage may be reading their parts of it
-        mean[span.start : span.stop] = tied.add_means(own, read, dtype)
-        digests: tuple[str, str] = await self.run_in_thread(state.digest_tied, request, own, read)
-        return mean, messages.TiedDigests(own=digests[0], read=digests[1], source=source)
+        return vote.model_copy(update={"norms": tuple(norms.items())})
 
     async def compare_replay(self, request: messages.CompareReplay) -> messages.ReplayDistance:
         """Return the distance of a peer's gradient sum from the one that this worker recomputed."""

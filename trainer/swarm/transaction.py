@@ -15,7 +15,7 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median_low
 from typing import TypeVar
 
@@ -190,12 +190,10 @@ class Transaction:
         timeout = self.timeout + self.membership.get_reduce_seconds()
         order = messages.Prepare(attempt=attempt, step=self.version, held=(), peers=(), timeout=timeout)
         orders = {}
-        for stage, peers in ledgers.items():
-            other_end = tuple(member.name for member in self.membership.list_other_end(stage))
+        for peers in ledgers.values():
             for name, ledger in peers.items():
                 held = tuple(sorted(get_held(ledger)))
-                update = {"held": held, "peers": tuple(sorted(peers)), "other_end": other_end}
-                orders[name] = order.model_copy(update=update)
+                orders[name] = order.model_copy(update={"held": held, "peers": tuple(sorted(peers))})
         replies = await self.membership.call_members(orders, "prepare", timeout + self.timeout / 2)
         votes, errors = dict[str, messages.Vote](), dict[str, CallError]()
         for name, reply in replies.items():
@@ -204,20 +202,15 @@ class Transaction:
             except CallError as error:
                 errors[name] = error
         for name, error in errors.items():
-            self.assign_blame(name, error, votes)
-        is_valid = not errors and self.check_tied(votes)
-        return votes if is_valid and not self.evict_outvoted(ledgers, votes, is_same_result) else None
+            self.assign_blame(name, error)
+        return votes if not errors and not self.evict_outvoted(ledgers, votes, is_same_result) else None
 
-    def assign_blame(self, name: str, error: CallError, votes: Collection[str]) -> None:
-        """Record why a member did not vote, and evict the cause: itself, or the peer whose sum it could not read.
-
-        A peer of the other end that could not vote itself had no mean to send, so it is not the cause.
-        """
+    def assign_blame(self, name: str, error: CallError) -> None:
+        """Record why a member did not vote, and evict the cause: itself, or the peer whose sum it could not read."""
         code, culprit = error.code if isinstance(error, CallRefusedError) else "", name
-        if isinstance(error, CallRefusedError) and code in ("unreadable", "other_end"):
+        if isinstance(error, CallRefusedError) and code == "unreadable":
             culprit = error.message.partition(":")[0]
-        is_outdated = code in ("stale", "mismatch") or (code == "other_end" and culprit not in votes)
-        if not is_outdated:
+        if code not in ("stale", "mismatch"):
             self.add_blame(culprit, f"no vote: {error}", 1 if isinstance(error, CallRefusedError) else MAX_BLAMES)
 
     def add_blame(self, name: str, reason: str, count: int = 1) -> None:
@@ -246,29 +239,6 @@ class Transaction:
         candidates = [oldest, *(peer for peer in peers if peer is not oldest)]
         winner = max(candidates, key=lambda one: sum(is_equal(results[one.name], results[m.name]) for m in peers))
         return [member.name for member in peers if not is_equal(results[winner.name], results[member.name])]
-
-    def check_tied(self, votes: Mapping[str, messages.Vote]) -> bool:
-        """Return whether both copies of a tied matrix are equal and get the same update (`trainer.swarm.tied`).
-
-        If not, evict members in the minority of their stage. If a member read something else than the other end has,
-        it or its source is wrong: both are blamed, and the next attempt chooses other sources.
-        """
-        stages = self.membership.tied_stages
-        names = {stage: [member.name for member in self.membership.get_stage_members(stage)] for stage in stages}
-        tied = {name: votes[name].tied for peers in names.values() for name in peers}
-        digests = {name: each for name, each in tied.items() if each is not None}
-        for name in tied.keys() - digests.keys():
-            self.membership.evict(name, "it has no digests of the tied matrix")
-        if len(digests) < len(tied) or self.evict_outvoted(stages, {n: d.own for n, d in digests.items()}):
-            return False
-        is_equal = True
-        for stage, other in zip(stages, reversed(stages), strict=True):
-            expected = digests[names[other][0]].own
-            for name in (name for name in names[stage] if digests[name].read != expected):
-                is_equal = False
-                for culprit in {name, digests[name].source} & {name, *names[other]}:
-                    self.add_blame(culprit, "the two ends differ in the tied matrix")
-        return is_equal
 
     # --- commit ---
 

@@ -21,7 +21,7 @@ WARMUP_GRADIENTS = 4  # Gradients needed before the median is meaningful. Until 
 STRIKE_WARMUP_GRADIENTS = 32  # The same for a peer whose gradient sum was wrong once
 SUM_OUTLIER_FACTOR = 10.0
 """A gradient sum this many times the others' norm per micro-batch is an outlier: another peer recomputes it."""
-TOLERANCES = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1, "fp8": 0.1, "fp8-feedback": 0.1}
+TOLERANCES = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1, "fp8": 0.1}
 """Largest relative distance between two computations of one gradient, by the dtype of computation or transport."""
 
 

@@ -29,7 +29,7 @@ from trainer.swarm.stage_client import MAX_HIDDEN_BYTES
 from trainer.swarm.state_transfer import fetch_state, send_state
 from trainer.swarm.sum_exchange import SumExchange
 from trainer.swarm.transport import Handler, Route, Transport, get_loop_time
-from trainer.swarm.wire import decode_tensor, encode_gradient
+from trainer.swarm.wire import decode_tensor, encode_tensor
 from trainer.swarm.worker_state import WorkerState
 
 GIVE_UP_SECONDS = 900.0  # A worker stops if the coordinator does not reply for this long
@@ -84,7 +84,7 @@ class Worker:
         routes = {name: Route(h, self.is_coordinator, MAX_MESSAGE_BYTES) for name, h in handlers.items()}
         routes["run"] = Route(self.on_run, self.may_run, MAX_HIDDEN_BYTES)
         routes["state"] = Route(self.on_state, self.may_load, MAX_MESSAGE_BYTES)
-        for which in ("snapshot", "reduced", "tied"):
+        for which in ("snapshot", "reduced"):
             routes[which] = Route(partial(self.serve_sum, which), self.is_member, MAX_MESSAGE_BYTES)
         await self.transport.serve(routes)
         await self.send_hellos()
@@ -178,23 +178,17 @@ class Worker:
 
     async def on_load(self, order: messages.Load) -> messages.Loaded:
         worker = self.get_state()
-        request, other_end = messages.StateRequest(stage=order.stage, step=order.step), self.find_other_end(order.stage)
-        tied_request = request.model_copy(update={"stage": other_end, "tied": True})
+        request = messages.StateRequest(stage=order.stage, step=order.step)
         state = await self.fetch_first_state(order.sources, request) if order.sources else None
-        tied = await self.fetch_first_state(order.tied_sources, tied_request) if order.tied_sources else None
         try:
-            stage = await self.run_in_thread(worker.load_stage, order.attempt, order.stage, order.step, state, tied)
+            stage = await self.run_in_thread(worker.load_stage, order.attempt, order.stage, order.step, state)
         except StateError as error:
-            raise CallRefusedError("unreadable", f"{(order.sources or order.tied_sources)[0].name}: {error}") from error
+            raise CallRefusedError("unreadable", f"{order.sources[0].name}: {error}") from error
         slots = await self.run_in_thread(worker.plan_memory)
         self.slots, self.next_stage = asyncio.Semaphore(slots), None
         self.get_exchange().published.clear()
         log.info("stage %d of %d at step %d", order.stage, worker.config.stages, order.step)
         return messages.Loaded(parameters=stage.gradient_sum.numel(), slots=slots)
-
-    def find_other_end(self, stage: int) -> int:
-        """Return the last stage for the first, and the first for any other."""
-        return self.get_state().config.stages - 1 if stage == 0 else 0
 
     async def fetch_first_state(
         self, sources: Sequence[messages.Peer], request: messages.StateRequest
@@ -278,7 +272,7 @@ class Worker:
         input_gradient = await self.run_in_thread(run_backward)
         await self.faults.trigger("added", request.step)
         result = result.model_copy(update={"path": (self.transport.peer, *result.path)})
-        tensors = () if input_gradient is None else encode_gradient(input_gradient, state.config.wire)
+        tensors = () if input_gradient is None else encode_tensor(input_gradient, state.config.wire)
         return messages.to_frame(result, *tensors)
 
     # --- the end of a step ---

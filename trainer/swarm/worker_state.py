@@ -9,7 +9,6 @@ ledgers until each micro-batch is held once. Then the worker freezes (`freeze`),
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +34,7 @@ from trainer.swarm.messages import (
     Vote,
 )
 from trainer.swarm.router import SMOOTHING
-from trainer.swarm.stage import ForwardRecord, HashObject, Stage, update_hash
+from trainer.swarm.stage import ForwardRecord, HashObject, Stage, squared_norm, update_hash
 
 
 class WorkerState:
@@ -58,18 +57,8 @@ class WorkerState:
 
     # --- the stage ---
 
-    def load_stage(
-        self,
-        attempt: int,
-        index: int,
-        step: int,
-        state: Mapping[str, Tensor] | None,
-        tied: Mapping[str, Tensor] | None = None,
-    ) -> Stage:
-        """Load a stage with this state, or build it from the seed without one. Raise `StateError` for a wrong state.
-
-        `tied`: the other end's weights of the tied matrix. Weights from the seed may differ in their last bits there.
-        """
+    def load_stage(self, attempt: int, index: int, step: int, state: Mapping[str, Tensor] | None) -> Stage:
+        """Load a stage with this state, or build it from the seed without one. Raise `StateError` for a wrong state."""
         self.check_attempt(attempt)
         self.reset_step()
         self.caches.clear()
@@ -79,8 +68,6 @@ class WorkerState:
             self.stage = Stage(self.config, index, self.device)
         if state is not None:
             self.stage.load_state(state, step)
-        if tied is not None:
-            self.stage.load_tied_weights(tied)
         return self.get_stage(step)
 
     def plan_memory(self) -> int:
@@ -110,12 +97,10 @@ class WorkerState:
         return self.stage
 
     def copy_state(self, request: StateRequest) -> dict[str, Tensor]:
-        """Return a copy of weights and momenta, or of the tied matrix."""
+        """Return a copy of weights and momenta."""
         stage = self.get_stage(request.step)
         if stage.index != request.stage:
             raise CallRefusedError("stale", f"requested stage {request.stage}, this worker has {stage.index}")
-        if request.tied:
-            return {name: tensor.to("cpu", copy=True) for name, tensor in stage.get_tied_weights().items()}
         return stage.copy_state()
 
     # --- a micro-batch ---
@@ -236,18 +221,13 @@ class WorkerState:
         if self.frozen_attempt == request.attempt:
             self.weights_hash = (request.attempt, self.get_stage(request.step).hash_weights())
 
-    def digest_tied(self, request: Prepare, *means: Tensor) -> tuple[str, ...]:
-        """Return, for each mean of the tied matrix, the digest of the matrix's weights followed by it."""
-        weights = update_hash(hashlib.sha256(), self.get_stage(request.step).get_tied_weights().values())
-        return tuple(update_hash(weights.copy(), [mean]).hexdigest() for mean in means)
-
     def vote(self, request: Prepare, mean: Tensor) -> Vote:
-        stage = self.get_stage(request.step)
+        self.get_stage(request.step)
         is_frozen = self.frozen_attempt == request.attempt
         if not is_frozen or self.weights_hash is None or self.weights_hash[0] != request.attempt:
             raise CallRefusedError("stale", "this worker has been unfrozen")
         digest = update_hash(self.weights_hash[1].copy(), [mean]).hexdigest()
-        vote = Vote(digest=digest, squared_norm=stage.compute_squared_norm(mean))
+        vote = Vote(digest=digest, squared_norm=squared_norm(mean))
         self.mean = mean
         return vote
 

@@ -89,9 +89,7 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
             norm, waited = read_last_step(run)
             charge_seconds(run, charged, seconds + waited)
             if milestone := find_passed_milestone(before, run.fraction, run.config.milestones):
-                save_milestone(run, milestone)  # before averaging: of the weights in training
-            if run.fraction >= 1:
-                optim.load_tail_average(run.optimizers)
+                save_milestone(run, milestone)
             if crosses_interval(before, run.fraction, TRAIN_LINES):
                 write_train_line(run, norm, metrics, progress)
             if crosses_interval(before, run.fraction, run.resolved.evaluations):
@@ -139,7 +137,6 @@ def run_step(run: Run, fraction: float) -> StepValues:
     `fraction`: the used part of the budget.
     """
     optim.apply_schedule(run.optimizers, run.recipe, fraction, run.usage.steps)
-    run.objective.set_later_weights(run.recipe.compute_multi_token(fraction))
     before = run.unread
     run.unread = train_step(
         run.fabric,

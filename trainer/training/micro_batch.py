@@ -72,15 +72,15 @@ def measure_saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor
     return sum(saved.values())
 
 
-def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int, copies: int = 3) -> int:
-    """Return how many of `rows` fit into the memory at once: a divisor of them. `copies`: of the weights, see below."""
+def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int) -> int:
+    """Return how many of `rows` fit into the memory at once: a divisor of them."""
     free = get_free_memory_bytes()
-    # Gradients, momenta and an average are allocated later, each as large as the weights.
+    # Gradients and two momenta are allocated later, each as large as the weights.
     weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
     with torch.no_grad():
         vocabulary_size = objective.model(row[:, :1]).size(-1)
     logits = LOGIT_COPIES * 4 * limit_chunk_positions("cpu", vocabulary_size, 0) * vocabulary_size
-    available = MEMORY_SHARE * free - copies * weights - logits
+    available = MEMORY_SHARE * free - 3 * weights - logits
     return find_largest_divisor(rows, max(1, int(available / max(1, measure_row_bytes(objective, row)))))
 
 
@@ -123,8 +123,7 @@ def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:
             with torch.no_grad():
                 run.model(row, row)  # FSDP initializes itself in the first call of the whole model
         with gather_weights(run.objective):
-            copies = 3 + bool(run.recipe.tail_average)
-            rows = choose_cpu_micro_batch(run.objective, row, run.resolved.rows_per_device, copies)
+            rows = choose_cpu_micro_batch(run.objective, row, run.resolved.rows_per_device)
     return int(run.fabric.broadcast(rows))
 
 
@@ -135,9 +134,8 @@ def try_pass(run: Run, is_searching: bool) -> bool:
     weights = sum(4 * weight.numel() for weight in run.raw_model.parameters() if weight.requires_grad)
     fits = True
     try:
-        # In training there are momenta, too: at most two for each weight, and its average.
-        copies = 2 + bool(run.recipe.tail_average)
-        momenta = torch.empty(copies * weights * is_searching, dtype=torch.uint8, device=run.fabric.device)
+        # In training there are momenta, too: at most two for each weight.
+        momenta = torch.empty(2 * weights * is_searching, dtype=torch.uint8, device=run.fabric.device)
         with attribute_to_model("in its first pass", run.resolved.micro_batch):
             run_pass(run, rows)
         del momenta

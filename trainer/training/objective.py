@@ -34,45 +34,22 @@ class Objective(nn.Module):
 
     `features` and `chunk_loss` are the two functions that torch.compile compiles; the loop over chunks stays Python.
     Rows longer than `chunk` tokens are read in chunks; `full_gradients`: across chunks (`chunked_bptt`).
-    `later_tokens`: how many tokens after the next one the same logits also predict in training, with weights from
-    `set_later_weights`.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        l2wrap: float = 0.0,
-        chunk: int = 0,
-        full_gradients: bool = False,
-        later_tokens: int = 0,
-    ) -> None:
+    def __init__(self, model: LanguageModel, l2wrap: float = 0.0, chunk: int = 0, full_gradients: bool = False) -> None:
         super().__init__()
         self.model = model
         self.l2wrap = l2wrap
-        self.later_tokens = later_tokens
-        # A buffer, so that a compiled loss reads its values instead of being compiled for each.
-        self.register_buffer("later_weights", torch.zeros(later_tokens), persistent=False)
         self.chunk, self.full_gradients = chunk, full_gradients
         self.features: Callable[[Tensor], Tensor] = model.features
         self.chunk_loss: ChunkLoss = self.compute_chunk_loss
         self.vocabulary_size = 0
         self.head_matrices = model.list_head_matrices() if isinstance(model, GraphModel) else []
 
-    def set_later_weights(self, weights: Sequence[float]) -> None:
-        """Set the weights of the losses of later tokens, as many as `later_tokens`."""
-        for number in range(self.later_tokens):
-            self.later_weights[number].fill_(weights[number])  # a copy from main memory would wait for the GPU
-
     def compute_chunk_loss(self, features: Tensor, targets: Tensor, reduction: str, *matrices: Tensor) -> Tensor:
-        """Return the nats of features `[1, N, D]` and targets `[N]`, or `[N, 1 + later_tokens]` in training.
-
-        `matrices`: in place of `head_matrices`.
-        """
+        """Return the nats of features `[1, N, D]` and targets `[N]`. `matrices`: in place of `head_matrices`."""
         logits = self.compute_logits(features, matrices).flatten(0, 1).float()
-        later, targets = (targets[:, 1:], targets[:, 0]) if targets.dim() == 2 else (None, targets)
         nats = F.cross_entropy(logits, targets, reduction=reduction)
-        if later is not None:
-            nats = nats + self.compute_later_loss(logits, later)
         return nats + self.compute_l2wrap(logits, targets) if self.l2wrap and torch.is_grad_enabled() else nats
 
     def compute_logits(self, features: Tensor, matrices: Sequence[Tensor]) -> Tensor:
@@ -80,12 +57,6 @@ class Objective(nn.Module):
             return self.model.logits(features)
         assert isinstance(self.model, GraphModel)
         return self.model.compute_logits(features, dict(zip(self.head_matrices, matrices, strict=True)))
-
-    def compute_later_loss(self, logits: Tensor, later: Tensor) -> Tensor:
-        """Return zero, with the gradient of the weighted losses of later tokens `[N, later_tokens]`."""
-        losses = [F.cross_entropy(logits, later[:, number], reduction="sum") for number in range(self.later_tokens)]
-        extra = (torch.stack(losses) * self.later_weights).sum()
-        return extra - extra.detach()
 
     def compute_l2wrap(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return zero, with the gradient of L2Wrap: `l2wrap` times each learned position's largest logit.
@@ -124,12 +95,9 @@ class Objective(nn.Module):
 
     def compute_loss(self, features: Tensor, targets: Tensor, per_position: bool = False) -> Tensor:
         """Return the loss as `forward` does, from features `[B, T, D]`."""
-        is_training = not per_position and torch.is_grad_enabled()
-        if self.later_tokens and is_training:
-            targets = add_later_targets(targets, self.later_tokens)
         features, targets = features.flatten(0, 1), targets.flatten(0, 1)
         positions = self.count_chunk_positions(features)
-        if not is_training:
+        if per_position or not torch.is_grad_enabled():
             reduction = "none" if per_position else "sum"
             parts = [self.chunk_loss(x, y, reduction) for x, y in iterate_chunks(features, targets, positions)]
             return torch.cat(parts) if per_position else torch.stack(parts).sum()
@@ -157,15 +125,3 @@ class Objective(nn.Module):
                 self.vocabulary_size = self.model.logits(features[None, :1]).size(-1)
         number = len(features)
         return choose_chunk_positions(number, limit_chunk_positions(features.device.type, self.vocabulary_size, number))
-
-
-def add_later_targets(targets: Tensor, number: int) -> Tensor:
-    """Return `[B, T, 1 + number]`: for each position its target `[B, T]` and the following ones of its row.
-
-    At the end of a row, and from an ignored target on, there is nothing to predict: these are ignored.
-    """
-    columns = [targets]
-    for _ in range(number):
-        following = F.pad(columns[-1][:, 1:], (0, 1), value=IGNORE_INDEX)
-        columns.append(following.masked_fill(columns[-1] == IGNORE_INDEX, IGNORE_INDEX))
-    return torch.stack(columns, dim=-1)

@@ -30,7 +30,6 @@ from trainer.config.resolve import MACHINE_FIELDS, resolve_config
 from trainer.config.train_config import ConfigError, TrainArgs, TrainConfig
 from trainer.distributed.devices import select_device
 from trainer.errors import ModelError, UserError
-from trainer.optim.optimizers import load_tail_average
 from trainer.training.checkpointing import save_checkpoint
 from trainer.training.loop import charge_step, read_last_step, run_step
 from trainer.training.run import Run
@@ -114,8 +113,6 @@ def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:
         charge_step(run, clock[run.usage.steps] / 1e6 if is_timed else 0.0)
     if run.unread is not None:
         read_last_step(run)
-    if run.fraction >= 1:
-        load_tail_average(run.optimizers)
 
 
 if __name__ == "__main__":

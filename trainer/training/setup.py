@@ -183,8 +183,7 @@ def prepare_objective(
             console.print(f"{converted} embeddings are kept in bf16", highlight=False)
     if resolved.activation_checkpointing:
         enable_activation_checkpointing(model)
-    is_through = resolved.chunk_gradients == "through"
-    objective = Objective(model, recipe.l2wrap, resolved.chunk, is_through, len(recipe.multi_token))
+    objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
     if resolved.compile:
         compilation.compile_objective(objective, resolved)
     return objective

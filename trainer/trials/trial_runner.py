@@ -40,7 +40,6 @@ class TrialRunner:
     jobs: int  # runs at a time, one thread each: for small models faster than one run on all cores
     eager: bool = False  # train Python modules instead of graphs
     uses_dev: bool = False  # a run's last evaluation on dev instead of its score on test
-    keep_failures: bool = False  # return `{"failed": REASON}` for a model that cannot be trained, instead of raising
     is_stopping: bool = False
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -49,7 +48,7 @@ class TrialRunner:
         """Yield each trial with its record when it is ready, finished ones first. Raises `TrialError`."""
         unfinished = []
         for trial in trials:
-            if (record := self.load_finished(trial)) is None:
+            if (record := load_record(trial)) is None:
                 unfinished.append(trial)
             else:
                 yield trial, record
@@ -64,21 +63,14 @@ class TrialRunner:
                 raise
 
     def run_trial(self, trial: Trial) -> dict[str, Any]:
-        """Train and score one trial, or resume it."""
+        """Train and score one trial, or resume it. A model that cannot be trained has the record `{"failed": REASON}`,
+        which is kept."""
         try:
             return self.train_and_score(trial)
         except TrialModelError as error:
-            if not self.keep_failures:
-                raise
             trial.folder.mkdir(parents=True, exist_ok=True)
             atomic_write_json(trial.folder / FAILED, {"failed": str(error)})
             return {"failed": str(error)}
-
-    def load_finished(self, trial: Trial) -> dict[str, Any] | None:
-        """Return a finished trial's record, or its failure if those are kept."""
-        if self.keep_failures and (trial.folder / FAILED).is_file():
-            return dict(json.loads((trial.folder / FAILED).read_text()))
-        return load_record(trial)
 
     def train_and_score(self, trial: Trial) -> dict[str, Any]:
         if not (trial.folder / "result.json").is_file():
@@ -137,6 +129,8 @@ class TrialRunner:
 
 def load_record(trial: Trial) -> dict[str, Any] | None:
     """Return a finished trial as a record of `dailytrain multiplier`, None if it is not finished."""
+    if (trial.folder / FAILED).is_file():
+        return dict(json.loads((trial.folder / FAILED).read_text()))
     try:
         score = json.loads((trial.folder / SCORE).read_text())
     except (FileNotFoundError, ValueError):

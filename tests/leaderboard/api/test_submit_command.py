@@ -108,6 +108,17 @@ def test_submit_to_server_requests_run_and_explains_errors(
     run, entry = Run.objects.get(), Entry.objects.get()
     assert (reply["run"], reply["entry"], reply["state"]) == (run.pk, entry.pk, "waiting")
     assert (entry.hypothesis, entry.author, entry.sha) == (HYPOTHESIS, "carol", checkout.git("rev-parse", "HEAD"))
+    # Settings of one commit are entries, each requested once.
+    for final in (0.05, 0.1, 0.05):
+        (checkout.path.parent / "config.json").write_text(json.dumps({"recipe": {"schedule": {"final": final}}}))
+        config = ("--config", str(checkout.path.parent / "config.json"))
+        assert dailytrain([*flags, *config, "--architecture", "smear", "--token", secret]) == 0
+    entries = Entry.objects.order_by("pk")
+    assert [each.config.get("recipe", {}).get("schedule") for each in entries] == [
+        None,
+        {"final": 0.05},
+        {"final": 0.1},
+    ]
     assert dailytrain([*flags, "--architecture", "nothing", "--token", secret]) == 2
     assert "no architecture 'nothing'" in capsys.readouterr().err
     assert dailytrain([*flags, "--architecture", "smear", "--token", "wrong"]) == 2

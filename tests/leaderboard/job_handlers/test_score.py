@@ -67,7 +67,7 @@ def test_release_score_is_stored_on_release_not_on_run(
     run = Run.objects.get(pk=released_publication.run_id)
     assert (publication.bits_per_byte, run.bits_per_byte, run.state) == (2.5, None, Run.State.TRAINING)
     assert not run.scores.exists()
-    assert "| bits per byte, held-out text | 2.5000 | 0.0100 |" in model_card.build_card(publication, "a/b", False)
+    assert "| bits per byte, held-out text | 2.5000 | 0.0100 |" in model_card.build_card(publication, "a/b")
     assert "<strong>2.5000</strong>" in client.get(run.get_absolute_url()).content.decode()
     assert (
         get_job_kind(release_score_job).describe_jobs([release_score_job])[release_score_job.pk].outcome
@@ -76,7 +76,7 @@ def test_release_score_is_stored_on_release_not_on_run(
 
 
 def test_model_card_of_release_has_samples_of_its_step(released_publication: Publication) -> None:
-    card = model_card.build_card(released_publication, "a/b", False)
+    card = model_card.build_card(released_publication, "a/b")
     assert "At step 10, the first words given:\n\n    The train\n    # left <b>on</b> time\n" in card
     assert "later one" not in card
     assert "## Scores" not in card

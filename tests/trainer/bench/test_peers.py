@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.contenders import base, nanochat, ours
+from benchmarks.contenders import base, nanochat, ours, plain_gpt
 from benchmarks.contenders.base import SEQUENCE_LENGTH, Factors, Plan, Size, train_contender
 from benchmarks.contenders.results import Entry, Trainer
 from benchmarks.contenders.search import SECOND, tune_factors
@@ -123,15 +123,24 @@ def test_train_ours_with_a_table_learns_more_from_it(dataset_folder: Path) -> No
     assert outcome.bits_per_byte < frozen.bits_per_byte
 
 
-@pytest.mark.parametrize("option", [{"l2wrap": 1e-2}, {"multi_token": (0.5,)}, {"tail_average": 0.9}])
-def test_train_ours_follows_options_of_the_recipe(
-    dataset_folder: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
-) -> None:
+def test_train_ours_follows_l2wrap_of_the_recipe(dataset_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "DEV_ROWS", 8)
     dataset, plan = Dataset.open(dataset_folder), dataclasses.replace(make_plan(), total_flops=1.0)
     plain, build_recipe = train_contender(ours.OurGPT, plan, dataset), gpt.recipe
-    monkeypatch.setattr(gpt, "recipe", lambda config: dataclasses.replace(build_recipe(config), **option))
+    monkeypatch.setattr(gpt, "recipe", lambda config: dataclasses.replace(build_recipe(config), l2wrap=1e-2))
     assert train_contender(ours.OurGPT, plan, dataset).bits_per_byte != plain.bits_per_byte
+
+
+@pytest.mark.parametrize("name", ["nanogpt", *plain_gpt.PEERS])
+def test_contender_of_gpt2_trains_and_counts_its_products(name: str, dataset_folder: Path) -> None:
+    build = plain_gpt.PEERS.get(name) or partial(ours.OurGPT, arch=name)
+    plan = dataclasses.replace(make_plan(), total_flops=1.0)
+    outcome = train_contender(build, plan, Dataset.open(dataset_folder))
+    width, depth = SIZE.width, SIZE.depth
+    # 6 FLOPs a weight of the matrices (12 x width x width a block, and the head), and attention's two products.
+    expected = 6 * (12 * depth * width**2 + 320 * width) + 12 * depth * SEQUENCE_LENGTH * width
+    assert outcome.flops / outcome.tokens == pytest.approx(expected, rel=0.1)
+    assert 0 < outcome.bits_per_byte < 8
 
 
 def test_scale_recipe_multiplies_rates_and_decay() -> None:
@@ -184,11 +193,6 @@ def test_main_without_text_says_what_to_set(checkout: Path, monkeypatch: pytest.
     monkeypatch.delenv("DAILYTRAIN_DATA", raising=False)
     with pytest.raises(UserError, match="set DAILYTRAIN_DATA to the folder of text/gutenberg/"):
         peers.main(["--nanochat", str(checkout)])
-
-
-def test_modded_path_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="asserts a CUDA device"):
-        peers.main(["--nanochat", str(tmp_path), "--modded", str(tmp_path)])
 
 
 def test_trainer_does_not_repeat_a_finished_run(dataset_folder: Path, tmp_path: Path) -> None:

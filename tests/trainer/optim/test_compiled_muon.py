@@ -19,8 +19,6 @@ SHAPES = [(24, 24), (24, 24), (24, 48), (40, 8), (40, 8), (3, 8, 40)]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"weight_decay": 0.1},
-    {"renormalize": "frobenius"},
-    {"renormalize": "columns_rows"},
     {"weight_decay": 0.1, "cautious": True, "normalized": True},
 ]
 
@@ -58,7 +56,7 @@ def assert_equal_steps(backend: Any, **options: Any) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "decay", "frobenius", "columns_rows", "normuon"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "decay", "normuon"])
 def test_compiled_muon_equals_muon_to_rounding(options: dict[str, Any]) -> None:
     assert_equal_steps("eager", **options, precision="fp32")
 

@@ -20,7 +20,6 @@ from trainer.optim.muon import (
     iterate_polynomials,
     normalize_neurons,
     orthogonalize,
-    renormalize,
 )
 
 SHAPES = [(3, 32, 32), (2, 16, 64), (2, 64, 16), (2, 24, 40), (1, 128, 128)]
@@ -220,25 +219,3 @@ def test_sharded_step_equals_unsharded(options: dict[str, float]) -> None:
     theirs = [[distribute_tensor(gradient, mesh, [Shard(0)])] for (gradient,) in gradients]
     some_steps([sharded], Muon([sharded], **options), theirs)
     assert torch.equal(whole, sharded.full_tensor())  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_renormalization_gives_norms_of_orthogonal_matrices(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    rows, columns = shape[1:]
-    raw = orthogonalize(torch.randn(shape), QUINTIC)
-    whole, both = renormalize(raw, "frobenius"), renormalize(raw, "columns_rows")
-    for found in (whole, both):
-        norms = found.norm(dim=(-2, -1))
-        torch.testing.assert_close(norms, torch.full_like(norms, min(rows, columns) ** 0.5))
-    torch.testing.assert_close(both.norm(dim=-1), torch.full(shape[:2], (min(rows, columns) / rows) ** 0.5))
-    assert renormalize(raw, "none") is raw
-
-
-def test_renormalized_step_has_the_length_of_the_rate() -> None:
-    parameter = nn.Parameter(torch.randn(4, 16))
-    optimizer = Muon([parameter], lr=0.1, momentum=0.0, coefficients=QUINTIC, renormalize="frobenius")
-    before = parameter.detach().clone()
-    parameter.grad = torch.randn(4, 16)
-    optimizer.step()
-    assert (parameter - before).norm().item() == pytest.approx(0.1 * 2, rel=1e-4)

@@ -63,7 +63,6 @@ def build_worker(transport: Transport, coordinator: Transport, stage: int) -> Wo
 
 @pytest.fixture(params=["gpt", "nanogpt"])
 def batches(dataset_folder: Path, request: pytest.FixtureRequest) -> Batches:
-    """Batches of a model with separate embedding and head, and of one with a tied head."""
     dataset = Dataset.open(dataset_folder)
     return Batches(dataset, build_tiny_config(dataset, request.param, steps=STEPS))
 

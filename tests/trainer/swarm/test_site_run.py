@@ -73,7 +73,7 @@ def test_order_becomes_a_configuration(dataset: Dataset) -> None:
     ("change", "words"),
     [
         ({"budget": "60s"}, "number of steps"),
-        ({"model": {"depth": 2, "dense_every": 1}}, "set model.dense_every to 0"),
+        ({"model": {"depth": 1}}, "1 blocks cannot be partitioned into 2"),
         ({"model": {"depth": 2, "wideness": 3}}, "wideness"),
         ({"swarm": {"learning_rate": -1}}, "learning_rate"),
     ],

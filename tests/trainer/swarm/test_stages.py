@@ -25,7 +25,6 @@ from trainer.swarm import single_process
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.partitions import PartitionError, balance_blocks
-from trainer.swarm.single_process import SingleProcessRun
 from trainer.swarm.stage import Stage, StateError, build_model, partition_blocks
 
 
@@ -40,9 +39,7 @@ def test_stages_partition_the_whole_models_parameters(dataset: Dataset, arch: st
     whole = dict(build_model(config).named_parameters())
     stages = build_stages(config)
     parts = [(name, p) for stage in stages for name, p in stage.parameters.items()]
-    tied = [stage.tied_name for stage in stages if stage.tied_name]
-    assert tied == (["embedding.weight"] * 2 if arch == "nanogpt" else [])
-    assert sorted(name for name, _ in parts) == sorted([*whole, *tied[1:]])
+    assert sorted(name for name, _ in parts) == sorted(whole)
     assert all(torch.equal(parameter, whole[name]) for name, parameter in parts)
 
 
@@ -67,43 +64,6 @@ def test_gpt_options_train_like_the_whole_model(dataset: Dataset, option: str) -
     batches = Batches(dataset, config)
     losses = list(train_stages(build_stages(config), batches, 3))
     assert losses == pytest.approx(list(single_process.iter_losses(config, batches, 3)), abs=1e-6)
-
-
-@pytest.mark.parametrize(("arch", "tied"), [("gpt", True), ("nanogpt", False)])
-def test_other_choice_of_head_trains_like_the_whole_model(dataset: Dataset, arch: str, tied: bool) -> None:
-    base = build_tiny_config(dataset, arch, stages=4)
-    config = build_tiny_config(dataset, arch, stages=4, model=base.model | {"tied_head": tied})
-    batches, stages = Batches(dataset, config), build_stages(config)
-    assert [bool(stage.tied_range) for stage in stages] == [tied, False, False, tied]
-    losses = list(train_stages(stages, batches, 4))
-    assert losses == pytest.approx(list(single_process.iter_losses(config, batches, 4)), abs=1e-6)
-    check_cached_logits(dataset, config)
-
-
-def test_tied_matrix_gets_both_gradients_and_counts_once(dataset: Dataset) -> None:
-    """Against one process: its weights after four steps, and the norm that determines the clipping."""
-    config = build_tiny_config(dataset, "nanogpt", stages=3, clip=0.05)
-    batches, stages = Batches(dataset, config), build_stages(config)
-    whole = SingleProcessRun(config, batches)
-    for _ in train_stages(stages, batches, 4):
-        whole.run_step()
-    first, last = (stage.get_state_tensors() for stage in (stages[0], stages[2]))
-    for kind in ("weight", "average", "square"):
-        assert torch.equal(first[f"{kind}.embedding.weight"], last[f"{kind}.embedding.weight"])
-    for stage in stages:
-        for name, parameter in stage.parameters.items():
-            assert torch.allclose(parameter, whole.parameters[name], atol=1e-6), name
-            average, expected = stage.optimizer.averages[name], whole.optimizer.averages[name]
-            assert torch.allclose(average, expected, rtol=1e-3, atol=1e-8), name
-
-
-def test_tied_matrix_of_another_shape_is_refused(dataset: Dataset) -> None:
-    first, last = build_stages(build_tiny_config(dataset, "nanogpt"))
-    weights = {name: tensor + 1 for name, tensor in first.get_tied_weights().items()}
-    last.load_tied_weights(weights)
-    assert torch.equal(last.parameters["embedding.weight"], weights["embedding.weight"])
-    with pytest.raises(StateError, match=r"no embedding\.weight of the shape"):
-        last.load_tied_weights({name: tensor[1:] for name, tensor in weights.items()})
 
 
 def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
@@ -223,9 +183,9 @@ def test_repeated_step_is_memorized(dataset: Dataset) -> None:
 
 
 def test_unpartitionable_model_is_refused_with_reason(dataset: Dataset) -> None:
-    base = build_tiny_config(dataset)
-    with pytest.raises(PartitionError, match=r"set model\.dense_every to 0"):
-        Stage(build_tiny_config(dataset, model={**base.model, "dense_every": 1}), 0)
+    base = build_tiny_config(dataset, "nanogpt")
+    with pytest.raises(PartitionError, match="cannot share a tied head"):
+        Stage(build_tiny_config(dataset, "nanogpt", model=base.model | {"tied_head": True}), 0)
     with pytest.raises(PartitionError, match="4 blocks cannot be partitioned into 5"):
         Stage(build_tiny_config(dataset, stages=5), 0)
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import traced_models
-from trainer.data.loader import IGNORE_INDEX
 from trainer.graph.files import parse_files
 from trainer.graph.model import build_model
-from trainer.models.base import LanguageModel, Recipe
+from trainer.models.base import LanguageModel
 from trainer.ops import losses
 from trainer.ops.losses import MIN_CHUNK_POSITIONS, choose_chunk_positions, limit_chunk_positions
 from trainer.training.objective import Objective
@@ -248,73 +247,3 @@ def test_chunks_divide_evenly_if_possible() -> None:
     assert choose_chunk_positions(97, 50) == 50  # a prime: the last chunk is shorter
     assert choose_chunk_positions(10, 1000) == 10
     assert choose_chunk_positions(10, 0) == 1
-
-
-def test_multi_token_gradient_is_that_of_weighted_losses(
-    text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, (inputs, targets) = Tied(), text
-    targets = targets.clone()
-    targets[0, 5] = IGNORE_INDEX
-    objective = Objective(model, later_tokens=2)
-    objective.set_later_weights((0.5, 0.25))
-    with set_chunk_rows(7, monkeypatch):
-        loss = objective(inputs, targets)
-        loss.backward()
-        found = gradients(model)
-        with torch.no_grad():
-            torch.testing.assert_close(objective(inputs, targets, per_position=True).sum(), loss)
-    logits = model(inputs)
-    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(loss, plain)
-    expected = plain
-    for weight, ahead in ((0.5, 1), (0.25, 2)):
-        for row in range(len(targets)):
-            for position in range(targets.size(1) - ahead):
-                window = targets[row, position : position + ahead + 1]
-                if (window != IGNORE_INDEX).all():
-                    expected = expected + weight * F.cross_entropy(logits[row, position], window[-1])
-    expected.backward()
-    for name, gradient in gradients(model).items():
-        assert gradient is None or torch.allclose(found[name], gradient, atol=1e-4), name
-
-
-def test_multi_token_weights_fall_to_zero_and_then_change_nothing(text: tuple[Tensor, Tensor]) -> None:
-    recipe = Recipe((), multi_token=(0.5, 0.25), multi_token_end=0.5)
-    assert [recipe.compute_multi_token(fraction) for fraction in (0, 0.25, 0.5, 1)] == [
-        (0.5, 0.25),
-        (0.25, 0.125),
-        *[(0.0, 0.0)] * 2,
-    ]
-    assert Recipe(()).compute_multi_token(0.3) == ()
-    model, plain = Tied(), []
-    for later in (0, 2):
-        Objective(model, later_tokens=later)(*text).backward()
-        plain.append(gradients(model))
-    for name, gradient in plain[0].items():
-        assert gradient is None or torch.allclose(plain[1][name], gradient, atol=1e-6), name
-
-
-def test_compiled_multi_token_loss_follows_its_weights(text: tuple[Tensor, Tensor]) -> None:
-    """New weights are new values of a buffer, so the loss is not compiled again."""
-    torch.compiler.reset()
-    model, compiled = Tied(), []
-    objective = Objective(model, later_tokens=1)
-    objective.chunk_loss = torch.compile(objective.compute_chunk_loss, backend="aot_eager", fullgraph=True)
-    for weight in (0.5, 0.1):
-        objective.set_later_weights((weight,))
-        with torch.compiler.set_stance("default" if not compiled else "fail_on_recompile"):
-            objective(*text).backward()
-        compiled.append(gradients(model))
-    objective.chunk_loss = objective.compute_chunk_loss
-    for weight, found in zip((0.5, 0.1), compiled, strict=True):
-        objective.set_later_weights((weight,))
-        objective(*text).backward()
-        for name, gradient in gradients(model).items():
-            assert gradient is None or torch.allclose(found[name], gradient, atol=1e-4), name
-
-
-@pytest.mark.parametrize("wrong", [{"multi_token": (-1.0,)}, {"multi_token_end": 2.0}, {"tail_average": 1.5}])
-def test_recipe_impossible_ingredient_raises_value_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Recipe((), **wrong)

@@ -87,12 +87,3 @@ def test_milestones_without_spacing_are_none() -> None:
     assert find_passed_milestone(0.05, 0.95, 0) is None
     assert find_passed_milestone(0.05, 0.35, 10) == 30, "of several the last"
     assert find_passed_milestone(0.95, 1.0, 10) is None
-
-
-@pytest.mark.slow
-def test_milestone_passed_in_the_last_step_is_not_averaged(train: Train, tmp_path: Path) -> None:
-    flags = ("--budget", "3steps", "--milestones", "20")
-    assert train(tmp_path / "plain", *flags) == 0
-    assert train(tmp_path / "tail", *flags, "--recipe.tail_average", "1.0") == 0
-    plain, tail = (load_weights(tmp_path / name / "milestones" / "step-00000003") for name in ("plain", "tail"))
-    assert all(torch.equal(tail[name], tensor) for name, tensor in plain.items())

@@ -39,13 +39,7 @@ OPTIONS = {
         *("--recipe.matrices.optimizer", "adamw", "--recipe.matrices.normalized", "false"),
         *("--recipe.schedule.warmup_steps", "2", "--recipe.schedule.shape", "cosine"),
     ),
-    "schedules of momentum and decay": (
-        *("--recipe.schedule.momentum_start", "0.85", "--recipe.schedule.momentum_end", "0.9"),
-        *("--recipe.schedule.decay", "cosine"),
-    ),
-    "tail averaging": ("--recipe.tail_average", "0.7"),
-    "multi-token prediction": ("--recipe.multi_token", "[0.5, 0.25]"),
-    "Muon+": ("--recipe.matrices.renormalize", "columns_rows"),
+    "another momentum": ("--recipe.schedule.momentum_start", "0.8", "--recipe.schedule.momentum_end", "0.7"),
     "nanogpt": ("--arch", "nanogpt"),
     "variance normalization and cautious decay": (
         *("--recipe.matrices.normalized", "true", "--recipe.matrices.cautious", "true"),

@@ -84,22 +84,6 @@ def test_run_with_tables_in_bf16_learns_and_is_resumed_and_replayed_exactly(
     assert torch.equal(table, theirs["embedding.weight"].float())
 
 
-@pytest.mark.slow
-def test_average_of_tables_in_bf16_is_resumed_exactly(train: Callable[..., int], tmp_path: Path) -> None:
-    flags = (*TABLES, "--recipe.tail-average", "0.8")
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    assert train(whole, *flags) == 0
-    second = list_checkpoints(whole)[1]
-    optimizers = torch.load(second / "optimizer.pt", weights_only=True)
-    assert {values["mean"].dtype for values in optimizers[-1]["state"].values()} == {torch.float32}
-    shutil.copytree(second, again / "checkpoints" / second.name)
-    shutil.copytree(whole / "graph", again / "graph")
-    for name in ("metrics.jsonl", "run.json"):
-        shutil.copyfile(whole / name, again / name)
-    assert train(again, *flags) == 0
-    assert numbers(again) == numbers(whole)
-
-
 @pytest.mark.parametrize(("precision", "resolved"), [("fp32", "fp32"), ("bf16", "bf16")])
 def test_tables_are_in_bf16_only_beside_products_in_bf16(precision: str, resolved: str, tmp_path: Path) -> None:
     from trainer.config.parsing import parse_config

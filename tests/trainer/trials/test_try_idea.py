@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.in_process_trials import InProcessTrialRunner
+from tests.support.paths import REPOSITORY
 from trainer.cli.main import main
+from trainer.cli.try_idea import PRESET
 from trainer.models import UnknownArchitectureError
 from trainer.scoring.multiplier import compare_entries, parse_results
-from trainer.trials.plan import Entry, PlanError, TrialPlan, list_shared_sources, plan_trials
+from trainer.trials.plan import (
+    Entry,
+    PlanError,
+    Trial,
+    TrialPlan,
+    check_options,
+    list_shared_sources,
+    load_ideas,
+    plan_trials,
+)
 from trainer.trials.plot import LossPlot
 from trainer.trials.trial_runner import SCORE, TrialError, TrialRunner, load_record
 
@@ -21,7 +36,8 @@ IDEA = Entry(arch="smear", flags=("--model.depth=3",))
 
 def build_plan(folder: Path, idea: Entry = IDEA, **changes: object) -> TrialPlan:
     settings = {"budget": "8steps", "rungs": (0.5, 1.0), "seeds": 2, "dataset": "d", "preset": "cpu-ladder"}
-    return plan_trials(idea, folder=folder, **{**settings, **changes})  # type: ignore[arg-type]
+    baseline, ideas = Entry(arch="gpt"), [] if idea == Entry(arch="gpt") else [idea]
+    return plan_trials(baseline, ideas, title=idea.name, folder=folder, **{**settings, **changes})  # type: ignore[arg-type]
 
 
 def write_scores(plan: TrialPlan) -> None:
@@ -45,7 +61,7 @@ def test_plan_starts_with_full_budget_and_separate_folders(tmp_path: Path) -> No
         ("smear", "8steps", 2),
     ]
     assert len({trial.folder for trial in plan.trials}) == 6
-    assert plan.idea.name == "smear, depth 3"
+    assert plan.title == "smear, depth 3"
 
 
 def test_ladder_is_reused_and_edited_idea_is_retrained(tmp_path: Path) -> None:
@@ -115,6 +131,8 @@ def test_terminal_plot_marks_the_runs(tmp_path: Path) -> None:
         (["gpt", "--rungs", "a,b"], "must be numbers"),
         (["gpt", "--modle.depth=3"], "no option --modle.depth=3"),
         (["nope"], "no architecture"),
+        (["nowhere.toml"], "cannot read nowhere.toml"),
+        (["x.toml", "--model.depth=3"], "--model.depth=3 belongs into x.toml"),
     ],
 )
 def test_bad_input_prints_one_line(
@@ -139,6 +157,133 @@ def test_run_is_trained_and_scored_and_failure_is_reported(dataset_folder: Path,
     assert trial == fine
     assert 0 < record["bits_per_byte"] < 9
     assert record["flops"] > 0
-    broken = build_plan(tmp_path, Entry(arch="gpt", flags=("--model.heads=7",))).trials[-1]
+    broken = dataclasses.replace(fine, entry=Entry(arch="gpt", flags=("--model.heads=7",)), folder=tmp_path / "broken")
     with pytest.raises(TrialError, match="heads"):
         list(TrialRunner(dataset_folder, "cpu-ladder", jobs=1).run_trials([broken]))
+
+
+# --- lists of settings ------------------------------------------------------------------------------------------------
+
+BASE = """
+[gpt]
+model.depth = 1
+model.width = 32
+model.heads = 2
+train.sequence_length = 32
+train.batch = 2
+train.dev_tokens = 64
+"""
+FINAL = """
+["final rate 5 %".recipe.schedule]
+final = 0.05
+"""
+
+
+def write_list(folder: Path, text: str) -> Path:
+    file = folder / "list.toml"
+    file.write_text(text)
+    return file
+
+
+def plan_list(folder: Path, text: str) -> TrialPlan:
+    baseline, ideas = load_ideas(write_list(folder, text))
+    settings = {"budget": "4steps", "rungs": (0.5, 1.0), "seeds": 2, "dataset": "d", "preset": "tiny"}
+    return plan_trials(baseline, ideas, title="list", folder=folder / "trials", eager=True, **settings)  # type: ignore[arg-type]
+
+
+def test_list_has_the_options_of_the_baseline_in_each_entry(tmp_path: Path) -> None:
+    baseline, ideas = load_ideas(write_list(tmp_path, BASE + FINAL + '[smear]\narch = "smear"\nmodel.depth = 3\n'))
+    assert (baseline.name, baseline.arch) == ("gpt", "gpt")
+    assert [(idea.name, idea.arch) for idea in ideas] == [("final rate 5 %", "gpt"), ("smear", "smear")]
+    assert set(ideas[0].flags) == {*baseline.flags, "--recipe.schedule.final=0.05"}
+    assert set(ideas[1].flags) == {*baseline.flags, "--model.depth=3"} - {"--model.depth=1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("final = ", "is not TOML"),
+        ("budget = '4steps'", "budget must be a table"),
+        (BASE, "must have a table [NAME] for each idea"),
+        ("[gpt]\narch = 'smear'" + FINAL, "no arch in [gpt]"),
+        ("[other]\ndepth = 3", "options are arch, model.NAME"),
+        ("[other]\narch = 'gtp'", "no architecture 'gtp'"),
+        ("[other]\nmodel.dpeth = 3", "no option 'dpeth'"),
+        ("[other]\nmodel.depth = 2026-11-24", "model.depth must be a whole number"),
+        ("[other]\nrecipe.matrices.rate = 0.1", "no 'rate'"),
+        ("[other]\ntrain.bach = 4", "no option"),
+        ("[other]\nrecipe.schedule.final = 2", "final must be from 0 to 1"),
+        (BASE + "[other]\nmodel.depth = 1", "changes nothing"),
+        (FINAL + FINAL.replace("5 %", "0.05"), "two ideas are equal"),
+    ],
+)
+def test_bad_list_prints_one_line_before_training(
+    dataset_folder: Path, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_list(tmp_path, text)
+    assert main(["try", str(file), "--dataset", str(dataset_folder), "--home", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_interrupted_list_resumes_exactly_and_failed_models_are_kept(dataset_folder: Path, tmp_path: Path) -> None:
+    text = BASE + FINAL + '["rate too high"]\nrecipe.schedule.top = 1e30\n'
+    found = []
+    for name, stops in (("whole", (None,)), ("stopped", (5, None))):
+        (tmp_path / name).mkdir()
+        plan, trained = plan_list(tmp_path / name, text), 0
+        for stop in stops:
+            runner = InProcessTrialRunner(dataset_folder, "tiny", 1, eager=True, uses_dev=True, stop_before=stop)
+            with pytest.raises(KeyboardInterrupt) if stop else nullcontext():
+                rows = [(str(trial), record) for trial, record in runner.run_trials(plan.trials)]
+            trained += runner.trained
+        records = sorted(((title, {**record, "seconds": 0}) for title, record in rows), key=str)
+        weights = [file.read_bytes() for file in sorted((tmp_path / name).rglob("*.safetensors"))]
+        found.append((trained, records, weights))
+    assert found[0] == found[1]
+    # The ladder 2 x 2, and two seeds of two ideas.
+    assert found[0][0] == 8
+    failed = [name for name, record in found[0][1] if "failed" in record]
+    assert failed == ["rate too high, seed 1", "rate too high, seed 2"]
+    results = [json.loads(file.read_text()) for file in (tmp_path / "whole").rglob("result.json")]
+    losses = [record["bits_per_byte"] for _, record in found[0][1] if "failed" not in record]
+    assert sorted(losses) == sorted(each["bits_per_byte"] for each in results)
+
+
+def test_list_prints_a_row_for_each_idea(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write_score(runner: TrialRunner, trial: Trial) -> dict[str, Any]:
+        if trial.entry.name == "broken":
+            return {"failed": "the loss is not finite"}
+        multiplier = 1.5 if trial.entry.name == "final rate 5 %" else 1.0
+        loss = 2 - 0.2 * math.log(trial.share * multiplier) + 0.001 * (-1) ** trial.seed
+        trial.folder.mkdir(parents=True)
+        score = {"train_flops": 1e12 * trial.share, "train_seconds": 9.0 * trial.share, "bits_per_byte": loss}
+        (trial.folder / SCORE).write_text(json.dumps(score))
+        return load_record(trial) or {}
+
+    monkeypatch.setattr(TrialRunner, "run_trial", write_score)
+    file = write_list(tmp_path, BASE + FINAL + '["no cap"]\nmodel.softcap = 0.0\n[broken]\nmodel.depth = 2\n')
+    flags = ["try", str(file), "--dataset", str(dataset_folder), "--home", str(tmp_path / "home"), "--rungs", "0.5,1,2"]
+    assert main([*flags, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    rows = {row["entry"]: row for row in answer["entries"]}
+    assert {"final rate 5 %", "no cap"} <= set(rows)
+    assert "broken" not in rows
+    assert rows["final rate 5 %"]["low"] < 1.5 < rows["final rate 5 %"]["high"]
+    saved = json.loads((tmp_path / "home" / "list.json").read_text())
+    assert "--recipe.schedule.final=0.05" in saved["entries"]["final rate 5 %"]
+    assert main(flags) == 0
+    assert "better than the baseline" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "file", sorted((REPOSITORY / "benchmarks/settings").glob("*.toml")), ids=lambda file: file.stem
+)
+def test_lists_of_the_benchmarks_have_options_that_exist(file: Path, tmp_path: Path) -> None:
+    baseline, ideas = load_ideas(file)
+    for entry in (baseline, *ideas):
+        check_options(entry, PRESET, tmp_path)

@@ -34,16 +34,13 @@ class Partition(Protocol):
     `hidden` are those after `cache`, which `run_blocks` extends. Without a cache they start a row.
     """
 
-    def check(self, model: LanguageModel) -> None:
-        """Raise `PartitionError` for a model that cannot be partitioned into any number of stages."""
-
     def get_blocks(self, model: LanguageModel) -> nn.ModuleList:
         """Return the blocks in order."""
 
     def get_end_parts(self, model: LanguageModel) -> tuple[Parts, Parts]:
         """Return the parts that only the first stage needs, and those that only the last needs.
 
-        A part in both lists is a head that is tied to the embedding: both stages have a copy of its one parameter.
+        A part in both lists is a head that is tied to the embedding, which several stages cannot share.
         """
 
     def count_streams(self, config: Any, done: int) -> int:

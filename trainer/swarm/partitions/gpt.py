@@ -11,14 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.gpt import Config, GPTState, KVCache, Model
-from trainer.swarm.partitions.base import PartitionError, Parts
-
-
-def check(model: Model) -> None:
-    if model.config.dense_every:
-        raise PartitionError(
-            "every block reads the outputs of all earlier ones, which other stages hold: set model.dense_every to 0"
-        )
+from trainer.swarm.partitions.base import Parts
 
 
 def get_blocks(model: Model) -> nn.ModuleList:

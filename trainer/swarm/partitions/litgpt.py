@@ -7,12 +7,7 @@ from litgpt.model import build_mask_cache
 from torch import Tensor, nn
 
 from trainer.models.litgpt import Config, Model
-from trainer.swarm.partitions.base import PartitionError, Parts, StageCache
-
-
-def check(model: Model) -> None:
-    if model.head.weight is model.gpt.transformer.wte.weight:
-        raise PartitionError("the head is tied to the embedding, which belongs to another stage")
+from trainer.swarm.partitions.base import Parts, StageCache
 
 
 def get_blocks(model: Model) -> nn.ModuleList:

@@ -1,4 +1,4 @@
-"""Partition of GPT-2: stages send the residual stream only. A tied head is at both ends (`trainer.swarm.tied`)."""
+"""Partition of GPT-2: stages send the residual stream only."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from torch import Tensor, nn
 
 from trainer.models.nanogpt import Config, Model
 from trainer.swarm.partitions.base import Parts, StageCache
-
-
-def check(model: Model) -> None:
-    """Accept every size."""
 
 
 def get_blocks(model: Model) -> nn.ModuleList:

@@ -8,10 +8,6 @@ from trainer.models.rwkv5 import Config, Model
 from trainer.swarm.partitions.base import Parts, StageCache
 
 
-def check(model: Model) -> None:
-    """Accept every size."""
-
-
 def get_blocks(model: Model) -> nn.ModuleList:
     return model.blocks
 
