@@ -79,6 +79,7 @@ def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], con
         return save_checkpoint(run)
     finally:
         run.loader.close()
+        run.writer.close()
 
 
 def apply_recorded_fields(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
