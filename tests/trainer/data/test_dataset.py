@@ -235,7 +235,7 @@ def test_stream_of_more_shards_than_open_files_is_read(tmp_path: Path) -> None:
     tokens, limits = np.arange(500, dtype="<u2"), resource.getrlimit(resource.RLIMIT_NOFILE)
     for number, part in enumerate(np.split(tokens, 250)):
         (tmp_path / f"{number}.bin").write_bytes(part.tobytes())
-    is_open = len(os.listdir("/proc/self/fd"))
+    is_open = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (is_open + 50, limits[1]))
     try:
         parts = [shards.Shard(tmp_path / f"{number}.bin", tokens.dtype, 2) for number in range(250)]
