@@ -49,7 +49,7 @@ def link_weights(job: Job, file: FileRef, folder: Path) -> None:
     """Hard-link a file from the cache of weights, which downloads it once and verifies its hash each time."""
     target = folder / parse_relative_path(file.path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.link(job.context.weights.get(file, job.download), target)
+    os.link(job.download_to_cache(job.context.weights, file), target)
 
 
 def build_spec(job: Job, checkpoint: Path) -> SandboxSpec:

@@ -121,7 +121,7 @@ def collect_evaluation_data(job: Job, files: Sequence[FileRef]) -> Path:
     for file in files:
         target = folder / parse_relative_path(file.path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(job.context.evaluation_data.get(file, job.download), target)
+        shutil.copyfile(job.download_to_cache(job.context.evaluation_data, file), target)
     return folder
 
 
