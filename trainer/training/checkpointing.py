@@ -37,7 +37,6 @@ from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.training.finetune import describe_lineage
 from trainer.training.identity import check_identity
 from trainer.training.metrics import MetricsWriter
-from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import MetricsWindow, Run
 
 
@@ -59,7 +58,6 @@ def save_checkpoint(run: Run, *, wait: bool = True, is_final: bool = False) -> P
         **run.compute_mfu(run.usage.tokens / run.usage.seconds if run.usage.seconds else 0.0),
         "spikes": run.spike_filter.state_dict(),
         "loader": run.loader.state_dict(),
-        "random": get_random_state(),
         "threads": torch.get_num_threads(),
         "identity": run.identity,
     }
@@ -135,7 +133,6 @@ def restore_run(run: Run, folder: Path) -> dict[str, Any]:
     run.compile_seconds = state["compile_seconds"]
     run.spike_filter.load_state_dict(state["spikes"])
     run.loader.load_state_dict(state["loader"])
-    restore_random_state(state["random"])
     return saved
 
 

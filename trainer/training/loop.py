@@ -34,6 +34,7 @@ from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.interruption import StopRequest
 from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
+from trainer.training.random_state import seed_step
 from trainer.training.run import MetricsWindow, Run
 from trainer.training.step_values import StepValues
 
@@ -141,6 +142,7 @@ def run_step(run: Run, fraction: float) -> StepValues:
     optim.apply_schedule(run.optimizers, run.recipe, fraction, run.usage.steps)
     run.objective.set_later_weights(run.recipe.compute_multi_token(fraction))
     before = run.unread
+    seed_step(run.config.seed, run.usage.steps, run.fabric.global_rank)
     run.unread = train_step(
         run.fabric,
         run.model,

@@ -35,7 +35,6 @@ from trainer.ops.losses import limit_chunk_positions
 from trainer.optim.optimizers import compile_steps
 from trainer.training import compilation
 from trainer.training.objective import Objective
-from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import Run
 
 MEMORY_SHARE = 0.6  # of the free memory; the rest is for what is not counted here and for other processes
@@ -92,7 +91,6 @@ def warm_up(run: Run, console: Console, row: Tensor, can_choose: bool) -> None:
     is_searching = can_choose and run.resolved.device == "cuda"
     if run.fraction >= 1:
         return
-    before = get_random_state()
     if can_choose and not is_searching:
         set_micro_batch(run, measure_cpu_micro_batch(run, row))
     if run.resolved.compile or is_searching:
@@ -107,7 +105,6 @@ def warm_up(run: Run, console: Console, row: Tensor, can_choose: bool) -> None:
             check_compiled_gradients(run, row)
         if run.resolved.compile:
             run.compile_seconds += time.perf_counter() - started
-    restore_random_state(before)
 
 
 def set_micro_batch(run: Run, rows: int) -> None:

@@ -35,7 +35,6 @@ from trainer.training.metrics import build_logger
 from trainer.training.micro_batch import warm_up
 from trainer.training.model_sources import build_model_source
 from trainer.training.objective import Objective
-from trainer.training.random_state import seed_everything
 from trainer.training.run import Run
 
 
@@ -72,7 +71,6 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         window_flops = built.count_window_flops(row)
         initial_flops = float(built.count_initial_flops())
     objective = prepare_objective(raw_model, built.recipe, resolved, console)
-    seed_everything(config.seed)
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
         # After `setup_module`, which may replace the weights by shards.

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 
+from tests.support import failing_models
 from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import lines, numbers
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, TINY_TRAINING
 from trainer.checkpoint.store import find_latest_checkpoint
+from trainer.models import ARCHITECTURES
 from trainer.optim import muon
 from trainer.training import compilation, precision, setup
 from trainer.training.identity import describe_identity
+from trainer.training.random_state import seed_step
 
 pytestmark = pytest.mark.processes
 
@@ -64,6 +69,34 @@ def test_stopped_run_with_option_resumes_exactly(option: str, dataset_folder: Pa
     last = [find_latest_checkpoint(tmp_path / run) for run in ("stopped", "whole")]
     stopped, whole = ((folder / "model.safetensors").read_bytes() for folder in last if folder is not None)
     assert stopped == whole
+
+
+def test_run_with_dropout_resumes_exactly_where_other_gpus_are_visible(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
+    monkeypatch.setattr(failing_models, "WAY", "dropout")
+
+    def find_no_gpu(states: object) -> NoReturn:  # torch raises it for the state of a GPU that is not visible
+        raise IndexError("tuple index out of range")
+
+    flags, tiny = (*FLAGS, "--dataset", dataset_folder, "--arch", "failing"), TINY_TRAINING
+    assert train(tmp_path / "whole", *flags, tiny=tiny) == 0
+    with monkeypatch.context() as two_gpus:
+        two_gpus.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8)] * 2)
+        assert train(tmp_path / "stopped", *flags, tiny=tiny, stop_after=2) == 130
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", find_no_gpu)
+    assert train(tmp_path / "stopped", *flags, tiny=tiny) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+
+
+def test_processes_and_steps_draw_different_random_numbers() -> None:
+    draws = []
+    for step, rank in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        seed_step(1, step, rank)
+        draws.append((float(torch.rand(())), float(np.random.rand()), random.random()))
+    assert draws[0] == draws[3]
+    assert len({number for draw in draws for number in draw}) == 9
 
 
 @pytest.mark.slow
