@@ -16,7 +16,7 @@ from trainer.cli.parser import Parser, add_device_flag, parse_positive_integer, 
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.errors import ExitCode, GraphFaultError, ModelError, UnusableCheckpointError, UserError, print_error
+from trainer.errors import ExitCode, ModelError, UnusableCheckpointError, UserError, find_fault, print_error
 from trainer.scoring import benchmark_tasks, heldout_text
 from trainer.scoring.progress import show_progress
 from trainer.scoring.run_folder import RunFolder, RunFolderError
@@ -30,14 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # standard output is the record's alone
             record = score(options)
-    except ModelError as failure:
+    except (ModelError, RunFolderError, UnusableCheckpointError) as failure:
         if options.json:
-            print(json.dumps({"failed": str(failure), "by_graph": isinstance(failure, GraphFaultError)}))  # noqa: T201 (the command's output)
+            fault = find_fault(failure, is_graph=(options.run / "graph").is_dir())
+            fault = "checkpoint" if isinstance(failure, RunFolderError) else fault
+            # `by_graph`: for agents that know no fault of the model.
+            report = {"failed": str(failure), "fault": fault, "by_graph": fault == "model"}
+            print(json.dumps(report))  # noqa: T201 (the command's output)
+        if not isinstance(failure, ModelError):
+            raise
         return print_error(COMMAND, failure, ExitCode.MODEL_ERROR)
-    except (RunFolderError, UnusableCheckpointError) as failure:
-        if options.json:
-            print(json.dumps({"failed": str(failure), "fault": "checkpoint"}))  # noqa: T201 (the command's output)
-        raise
     print(json.dumps(record)) if options.json else print_record(record)  # noqa: T201 (the command's output)
     return ExitCode.OK
 

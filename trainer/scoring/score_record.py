@@ -13,7 +13,7 @@ import torch
 
 from trainer.accounting.flops import count_parameters
 from trainer.data.tokenizer import Tokenizer
-from trainer.errors import GraphFaultError, UserError, attribute_to_model
+from trainer.errors import LookAheadError, UserError, attribute_to_model
 from trainer.graph.files import read_traced
 from trainer.graph.summary import describe_traced
 from trainer.scoring import benchmark_suite, items
@@ -60,7 +60,7 @@ def score_run(
         untrained = ModelScorer(models.untrained, device, run.sequence_length)
         result = score_text(trained, untrained, texts, lengths, end_of_text, progress, reference)
     if result.untrained.is_better:
-        raise GraphFaultError(
+        raise LookAheadError(
             "The untrained model predicts the held-out text better than the text's own token frequencies do:"
             " it holds knowledge that was not trained. Remove tables that were computed from text, and read no later"
             " tokens."

@@ -163,7 +163,7 @@ def run_step(run: Run, fraction: float) -> StepValues:
 def read_last_step(run: Run) -> tuple[float, float]:
     """Return the last step's gradient norm and the seconds that it took to wait for it.
 
-    Raise `GraphFaultError` if training diverged.
+    Raise `DivergenceError` if training diverged.
     """
     assert run.unread is not None, "each step is read once"
     started = time.perf_counter()

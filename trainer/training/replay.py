@@ -49,8 +49,9 @@ def main(argv: Sequence[str]) -> int:
         replay_run(config, options.until, recorded, Console(stderr=True))
     except ModelError as error:
         traceback.print_exception(error)
-        cause, _ = errors.find_cause(error, is_graph=config.graph is not None)
-        return errors.ExitCode.MODEL_ERROR if cause == "model" else errors.ExitCode.INFRASTRUCTURE
+        fault = errors.find_fault(error, is_graph=config.graph is not None)
+        errors.write_failure(config.out, fault, str(error))
+        return errors.ExitCode.MODEL_ERROR if fault == "model" else errors.ExitCode.INFRASTRUCTURE
     except (UserError, OSError) as error:
         return errors.print_error("trainer.training.replay", error, errors.ExitCode.USER_ERROR)
     return errors.ExitCode.OK

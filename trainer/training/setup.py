@@ -20,7 +20,7 @@ from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
 from trainer.data.prefetch import build_loader
 from trainer.distributed.devices import build_fabric, select_device
-from trainer.errors import GraphFaultError, ModelError, attribute_to_model
+from trainer.errors import DivergenceError, ModelError, attribute_to_model
 from trainer.models.base import LanguageModel, Recipe
 from trainer.ops.devices import allocate_pinned, get_gpu_memory_bytes
 from trainer.optim import muon
@@ -202,4 +202,4 @@ def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_siz
     if tuple(logits.shape) != expected:
         raise ModelError(f"The model returns logits of the shape {tuple(logits.shape)} instead of {expected}.")
     if not logits.isfinite().all():
-        raise GraphFaultError("The model's first logits, before any training, are not finite.")
+        raise DivergenceError("The model's first logits, before any training, are not finite.")
