@@ -97,7 +97,6 @@ print(json.dumps({
     "bits_per_byte": 1.5, "files": sorted(path.name for path in run.glob("checkpoints/*/*")),
     "architecture": gpt.NAME, "graph": sorted(path.name for path in run.glob("graph/*")),
     "reference": reference, "suite": options.get("--suite"), "limit": options.get("--limit-tokens"),
-    "micro_batch": options.get("--micro-batch"),
     "evaluation": {
         str(path.relative_to(options["--eval-data"])): path.read_text()
         for path in sorted(Path(options["--eval-data"]).rglob("*")) if path.is_file()

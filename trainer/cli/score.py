@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
 import time
@@ -59,7 +58,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--items", type=Path, help="write each document's bits and each item's answer there, and losses.npy beside it")
     add("--reference", type=Path, help="losses.npy of another run on the same text, for a more exact look-ahead check")
     add("--suite-limit", type=parse_positive_integer, help="only this many items of each benchmark")
-    add("--micro-batch", type=parse_positive_integer, metavar="ROWS", help="of training (default: run.json's)")
     add_device_flag(parser)
     add("--json", action="store_true", help="print JSON")
     return parser.parse_args(argv)
@@ -73,8 +71,6 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     names = [name.strip() for name in options.suite.split(",") if name.strip()]
     tasks, missing = benchmark_tasks.split_by_available_data(names, options.eval_data)
     run = RunFolder.open(options.run, options.checkpoint)
-    if options.micro_batch:
-        run = dataclasses.replace(run, micro_batch=options.micro_batch)
     with show_progress() as progress:
         progress("reading the text", 0)
         tokenizer, texts = load_text(run, options)

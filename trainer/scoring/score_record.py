@@ -84,7 +84,7 @@ def load_models(run: RunFolder) -> tuple[ScoredModels, dict[str, Any]]:
     if (run.folder / "graph").is_dir():
         with attribute_to_model("while its graphs were loaded"):
             traced = read_traced(run.folder / "graph")
-            summary = describe_traced(traced, run.micro_batch, run.device)
+            summary = describe_traced(traced)
             return load_graph_models(traced, run), {
                 "graph": summary["hash"],
                 "flops_per_token": summary["flops_per_token"],

@@ -62,12 +62,11 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     source.print_choice(built, console)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
-    can_choose = config.train.micro_batch is None and "micro_batch" not in saved_fields
     raw_model = built.model.to(fabric.device)
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        flops_by_micro_batch = built.count_flops(row, resolved, can_choose)
+        flops_per_token = built.count_flops(row, resolved)
         window_flops = built.count_window_flops(row)
         initial_flops = float(built.count_initial_flops())
     objective = prepare_objective(raw_model, built.recipe, resolved, console)
@@ -87,7 +86,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         model=model,
         optimizers=optimizers,
         recipe=built.recipe,
-        flops_by_micro_batch=flops_by_micro_batch,
+        flops_per_token=flops_per_token,
         window_flops_per_token=window_flops,
         spike_filter=GradientSpikeFilter(resolved.spikes),
         loader=build_loader(
@@ -109,13 +108,13 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         host_buffers=HostBuffers(allocate_pinned) if device == "cuda" and fabric.is_global_zero else None,
         peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
         usage=Usage(flops=initial_flops),
-        price_start=Usage(flops=initial_flops),
+        initial_flops=initial_flops,
     )
     check_run_folder(run)
     resume_run(run, console)
-    warm_up(run, console, row, can_choose)
+    warm_up(run, console, row)
     write_run_json(run)
-    log_run_summary(run, console)
+    log_run_summary(run, saved_fields, console)
     return run
 
 

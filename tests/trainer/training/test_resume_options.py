@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.support.tiny import TINY, TINY_TRAINING
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.models import ARCHITECTURES
 from trainer.optim import muon
-from trainer.training import compilation, precision, setup
+from trainer.training import compilation, micro_batch, precision, setup
 from trainer.training.identity import describe_identity
 from trainer.training.random_state import seed_step
 
@@ -134,22 +135,35 @@ def test_resumable_fields_may_change(dataset_folder: Path, tmp_path: Path) -> No
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
-def test_flops_before_a_resume_with_another_micro_batch_stay(dataset_folder: Path, tmp_path: Path) -> None:
-    """Tables and chunks of logits cost a graph as much for one row as for four."""
+def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass costs a graph's tables as much for one row as for four. A larger machine takes more rows again."""
     tiny = tuple(flag for flag in TINY if flag != "--eager")
-    flags = (*FLAGS, "--dataset", dataset_folder, "--budget", "1.8e8flops")
-    prices = []
-    for others, stop_after in (((), 2), (("--train.micro-batch", "1"), 2), ((), None)):
-        assert train(tmp_path, *flags, *others, tiny=tiny, stop_after=stop_after) == (130 if stop_after else 0)
-        prices.append(json.loads((tmp_path / "run.json").read_text())["flops_per_token"])
-    assert prices[0] < prices[1] == prices[2], "the micro-batch stays with the run"
-    rows = {row["step"]: row for row in lines(tmp_path, "train")}
-    tokens, first = 4 * 32, rows[2]["flops"]
-    assert first == 2 * tokens * prices[0]
-    later = [row["flops"] for step, row in rows.items() if step > 2]
-    assert later == [first + number * tokens * prices[1] for number in range(1, len(later) + 1)]
-    assert [row["fraction"] for row in rows.values()] == pytest.approx([step / 6 for step in rows], rel=0.03)
-    assert list(rows.values())[-1]["fraction"] == 1
+    flags = (*FLAGS, "--dataset", dataset_folder, "--budget", "2.3e8flops", "--train.micro-batch", "4")
+    prices, rows = set(), []
+    for fitting, stop_after in ((99, 2), (1, 2), (99, None)):
+        monkeypatch.setattr(micro_batch, "choose_cpu_micro_batch", lambda *arguments, fitting=fitting: fitting)
+        assert train(tmp_path, *flags, tiny=tiny, stop_after=stop_after) == (130 if stop_after else 0)
+        run = json.loads((tmp_path / "run.json").read_text())
+        prices.add(run["flops_per_token"])
+        rows.append(run["identity"]["train"]["micro_batch"])
+    assert rows == [4, 1, 4]
+    (price,) = prices
+    found = lines(tmp_path, "train")
+    assert [row["flops"] for row in found] == [row["tokens"] * price for row in found]
+    assert [row["fraction"] for row in found] == pytest.approx([row["step"] / found[-1]["step"] for row in found])
+    assert found[-1]["step"] > 4
+
+
+def test_search_reserves_what_optimizers_will_allocate_and_no_more_when_it_resumes() -> None:
+    model = torch.nn.Linear(10, 10)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run: Any = SimpleNamespace(raw_model=model, optimizers=[optimizer], recipe=SimpleNamespace(tail_average=None))
+    assert micro_batch.count_missing_state_bytes(run) == 2 * 4 * 110
+    model(torch.ones(1, 10)).sum().backward()
+    optimizer.step()
+    assert micro_batch.count_missing_state_bytes(run) == 0
 
 
 def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,6 @@ def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:
         flags += ["--suite", ",".join(order.suite)]
     if order.suite_limit:
         flags += ["--suite-limit", str(order.suite_limit)]
-    if order.micro_batch:
-        flags += ["--micro-batch", str(order.micro_batch)]
     if order.suite_files:
         flags += ["--eval-data", str(collect_evaluation_data(job, order.suite_files))]
     return flags
