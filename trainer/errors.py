@@ -31,7 +31,7 @@ ACCELERATOR_FAILURES = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CU
 KERNEL_FAILURES = ("device-side assert", "illegal memory access", "misaligned address")
 """CUDA errors that a kernel of an entry's own Python can cause."""
 LOST_PROCESS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "imed out", "timeout")
-GLOO_FAILURE = "gloo/transport/"  # in a path in the messages of `RuntimeError`s of gloo
+"""What gloo, NCCL and torch's store say of a process that no longer answers."""
 Fault = Literal["model", "machine", "checkpoint", "order"]
 """What is at fault, by the node: the entry's model, this machine, the checkpoint to resume from, which cannot be used,
 or the order, which no machine can carry out. All but "machine" are claims that the site checks."""
@@ -123,15 +123,11 @@ def attribute_to_model(activity: str, micro_batch: int | None = None) -> Iterato
     """
     try:
         yield
-    except (ModelError, ProcessLostError, CompilationError, UnusableCheckpointError):
-        raise
     except Exception as error:
+        if isinstance(error, ModelError) or find_failure(error) in FAILURES_OF_MACHINES:
+            raise
         if is_compiler_missing(error):
             raise CompilerMissingError from error
-        if is_process_lost(error):
-            raise ProcessLostError("Another process of this run has ended.") from error
-        if is_accelerator_failure(error):
-            raise
         if type(error).__name__ == "_LinAlgError":  # of torch: a singular matrix
             reason = to_one_line(error)[:MAX_REASON]
             raise DivergenceError(f"A matrix cannot be inverted {activity}: {reason}") from error
@@ -152,50 +148,43 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     )
 
 
-def is_accelerator_failure(error: BaseException | None) -> bool:
-    """Return whether a GPU, its driver or a library of the driver failed, and not a kernel that was given bad values.
+def is_raised_by_torch(error: object) -> bool:
+    """Return whether the type is that of errors of an accelerator or, as those of NCCL, of torch's processes."""
+    return isinstance(error, RuntimeError) and type(error).__name__.startswith(("AcceleratorError", "Dist"))
+
+
+def is_accelerator_failure(error: object) -> bool:
+    """Return whether a GPU, its driver or a library of the driver failed, or a kernel that was given bad values.
 
     Running out of memory raises another type in torch; "CUDA error: out of memory" means that other processes use it.
     """
-    message = str(error)
-    return (
-        isinstance(error, RuntimeError)
-        and (is_raised_by_torch(error) or any(text in message for text in ACCELERATOR_FAILURES))
-        and not is_kernel_failure(error)
-        and not is_process_lost(error)
-    )
+    is_named = isinstance(error, RuntimeError) and any(text in str(error) for text in ACCELERATOR_FAILURES)
+    return is_named or is_raised_by_torch(error)
 
 
-def is_raised_by_torch(error: BaseException) -> bool:
-    """Return whether the type is that of errors of an accelerator or, as those of NCCL, of torch's processes."""
-    return type(error).__name__.startswith(("AcceleratorError", "Dist"))
+def is_kernel_failure(error: object) -> bool:
+    return is_accelerator_failure(error) and any(text in str(error) for text in KERNEL_FAILURES)
 
 
-def is_kernel_failure(error: BaseException | None) -> bool:
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in KERNEL_FAILURES)
+def is_process_lost(error: object) -> bool:
+    """Return whether gloo or NCCL reports that another process no longer answers. That one reports the reason."""
+    is_of_torch = is_raised_by_torch(error) or (isinstance(error, RuntimeError) and "gloo/transport/" in str(error))
+    return isinstance(error, ProcessLostError) or (is_of_torch and any(text in str(error) for text in LOST_PROCESS))
 
 
-def is_disk_full(error: BaseException | None) -> bool:
+def is_disk_full(error: object) -> bool:
     """Return whether a file system, a quota or a limit on file sizes refused a write."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def is_disk_failure(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+def is_disk_failure(error: object) -> bool:
+    is_broken = isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS, errno.ESTALE, errno.EMFILE)
+    return is_broken or is_disk_full(error)
 
 
-def is_thread_limit(error: BaseException | None) -> bool:
+def is_thread_limit(error: object) -> bool:
     """Return whether the machine, or one of its limits, lets no more threads start."""
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-
-
-def is_process_lost(error: BaseException | None) -> bool:
-    """Return whether gloo or NCCL reports that another process no longer answers. That one reports the reason."""
-    message = str(error)
-    is_of_torch = GLOO_FAILURE in message or (error is not None and is_raised_by_torch(error))
-    return isinstance(error, ProcessLostError) or (
-        isinstance(error, RuntimeError) and is_of_torch and any(text in message for text in LOST_PROCESS)
-    )
 
 
 def is_compiler_missing(error: BaseException | None) -> bool:
@@ -219,38 +208,25 @@ def is_backend_failure(error: BaseException | None) -> bool:
     return False
 
 
-def is_expected(error: Exception) -> bool:
-    """Return whether the message explains everything, so that no traceback is needed."""
-    cause = error.__cause__
-    if isinstance(error, ModelError):
-        return cause is None or is_out_of_memory(cause)
-    return (
-        isinstance(error, UserError | CompilationError)
-        or is_disk_full(error)
-        or is_out_of_memory(error)
-        or is_thread_limit(error)
-        or is_process_lost(error)
-    )
+def explain_error(error: Exception) -> str | None:
+    """Return one line that says what broke and what to do; None if only a traceback does.
 
-
-def describe_error(error: Exception) -> str:
-    """Return one line for a failure that was not the model's fault: what broke and what to do."""
+    The line is empty if another process, or the launcher, reports the reason.
+    """
     message = to_one_line(error)
+    if isinstance(error, ModelError):
+        return str(error) if error.__cause__ is None or is_out_of_memory(error.__cause__) else None
     if is_disk_full(error):
-        where = f" at {error.filename}" if isinstance(error, OSError) and error.filename else ""
-        full = error.strerror if isinstance(error, OSError) else message
-        return f"The disk is full{where} ({full}): free some space. {RESUME_HINT}"
+        assert isinstance(error, OSError)
+        where = f" at {error.filename}" if error.filename else ""
+        return f"The disk is full{where} ({error.strerror}): free some space. {RESUME_HINT}"
     if is_out_of_memory(error):
         return f"Out of memory: free some memory. {RESUME_HINT}"
     if is_thread_limit(error):
         return f"No thread could be started: raise the limit on processes. {RESUME_HINT}"
-    if isinstance(error, CompilationError):
-        return f"{message} {RESUME_HINT}"
-    if isinstance(error, UserError):
-        return f"{message}. {RESUME_HINT}"
-    if is_process_lost(error):
-        return ""  # the other process, or the launcher, reports the reason
-    return f"The training process broke: {type(error).__name__}: {message}"
+    if isinstance(error, CompilationError | UserError):
+        return f"{message.rstrip('.')}. {RESUME_HINT}"
+    return "" if is_process_lost(error) else None
 
 
 # --- whose fault a failure is -----------------------------------------------------------------------------------------
@@ -317,6 +293,7 @@ FAILURES = (
     Failure("another exit code, or no result", "machine", "model", lambda end: isinstance(end, ProcessEnd)),
 )
 """The first one that matches decides."""
+FAILURES_OF_MACHINES = [row for row in FAILURES if row.graph == row.python == "machine" and row not in OTHER_EXCEPTIONS]
 
 
 def find_failure(failed: Exception | ProcessEnd) -> Failure:
@@ -328,9 +305,11 @@ def find_failure(failed: Exception | ProcessEnd) -> Failure:
     return found or next(row for row in FAILURES if row.matches(failed))
 
 
-def is_machine_failure(error: BaseException | None) -> bool:
+def is_machine_failure(error: Exception) -> bool:
     """Return whether it is known that memory, a disk, a thread, another process or a GPU of this machine failed."""
-    return any(row.matches(error) for row in FAILURES if row.graph == "machine" and row not in OTHER_EXCEPTIONS)
+    is_system_error = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    failure = find_failure(error)
+    return is_system_error or (failure.graph == "machine" and failure not in OTHER_EXCEPTIONS)
 
 
 def find_fault(failed: Exception | ProcessEnd, is_graph: bool) -> Fault:

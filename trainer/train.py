@@ -59,13 +59,15 @@ def report_failure(config: TrainConfig, error: Exception) -> int:
 
     A `UserError` is raised again, except that of a damaged dataset.
     """
-    if not errors.is_expected(error):
+    reason = errors.explain_error(error)
+    if reason is None:
         traceback.print_exception(error.__cause__ or error)
+        what = "" if isinstance(error, ModelError) else f"The training process broke: {type(error).__name__}: "
+        reason = f"{what}{errors.to_one_line(error)}"
     fault, is_user_error = errors.find_fault(error, config.graph is not None), isinstance(error, UserError)
     is_user_error = is_user_error and not isinstance(error, DamagedDatasetError)
-    reason = str(error) if isinstance(error, ModelError) or is_user_error else errors.describe_error(error)
     if reason:
-        errors.write_failure(config.out, fault, errors.to_one_line(reason))
+        errors.write_failure(config.out, fault, errors.to_one_line(error) if is_user_error else reason)
     if is_user_error:
         raise error
     return report_error(reason, errors.ExitCode.MODEL_ERROR if fault == "model" else errors.ExitCode.INFRASTRUCTURE)

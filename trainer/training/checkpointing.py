@@ -103,7 +103,9 @@ def resume_run(run: Run, console: Console) -> None:
     try:
         restore_run(run, folder)
     except Exception as error:
-        if is_machine_failure(error) or is_machine_failure(error.__cause__):
+        if is_machine_failure(error) or (
+            isinstance(error.__cause__, Exception) and is_machine_failure(error.__cause__)
+        ):
             raise
         message = to_one_line(error) if isinstance(error, UserError) else f"{folder} is damaged: {error!r}"
         raise UnusableCheckpointError(message) from error

@@ -255,7 +255,7 @@ def charge_step(run: Run, seconds: float) -> None:
     """Charge a step to the budget and to the next train line."""
     run.usage.steps += 1
     run.usage.tokens += run.resolved.tokens_per_step
-    run.usage.flops = run.compute_flops()
+    run.usage.flops = run.initial_flops + run.usage.tokens * run.flops_per_token
     run.window.steps += 1
     if run.budget.kind == "seconds":
         run.step_microseconds.append(0)

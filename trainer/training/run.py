@@ -90,10 +90,6 @@ class Run:
         tokens = self.resolved.tokens_per_step
         return self.budget.used_fraction(self.usage, tokens, tokens * self.flops_per_token, self.initial_flops)
 
-    def compute_flops(self) -> float:
-        """Return the FLOPs of all steps, and what the initialization is charged."""
-        return self.initial_flops + self.usage.tokens * self.flops_per_token
-
     @property
     def metrics_path(self) -> Path:
         """The run's `metrics.jsonl`; /dev/null in all processes but the first."""
