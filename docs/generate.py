@@ -151,8 +151,8 @@ def build_faults_page() -> str:
 
     page = """# Faults
 
-A node reports what failed as one of these faults (`trainer/errors.py`). In the run of a graph no code of the entry
-runs, so the entry is at fault only for the first three lines. An open entry's Python can cause more.
+What each failure is (`trainer/errors.py`). No code of an entry runs with its graph, so only the first three lines are
+its fault. The Python of an open entry can cause more.
 
 |failure|fault in the run of a graph|with an entry's Python|
 |---|---|---|
@@ -162,9 +162,9 @@ runs, so the entry is at fault only for the first three lines. An open entry's P
     page += """
 ## What follows
 
-A claim is what a node says of anything but itself. It counts once a node of another owner, or a trusted one, says the
-same; until then the job goes on elsewhere, without the node and its owner (`scheduler/failure_reports.py`). A silent
-node stopped sending heartbeats; a limit is one of the site's.
+A claim counts once a node of another owner, or a trusted one, says the same. Until then the job goes on elsewhere,
+without the node and its owner (`scheduler/failure_reports.py`). If a vetted node goes on past that step, the claim
+becomes a fault of the machine.
 
 |fault|claim|the job|the node|the entry|
 |---|---|---|---|---|

@@ -218,46 +218,41 @@ def drop_read_checkpoint(report: FailureReport) -> None:
 
 @dataclass(frozen=True)
 class Consequence:
-    """What a failure of one kind means. The sentences are those of the documentation."""
+    """What a failure of one kind means, also in the words of the documentation."""
 
     apply: Callable[[FailureReport], None]
     job: str
-    node: str
-    entry: str = "nothing"
+    node: str = ""
+    entry: str = ""
     claim: str = ""
     """What the node says. It is applied once another one says the same; empty: at once."""
 
 
-UNCHARGED = "nothing; if a node goes on past that step, as for a fault of the machine"
 CONSEQUENCES: Mapping[Fault, Consequence] = {
     Fault.MACHINE: Consequence(
         requeue_after_machine_fault,
-        "goes on from its last checkpoint on another node; given up after its `max_attempts` without a new checkpoint",
+        "goes on elsewhere from its last checkpoint; fails after `max_attempts` without a new one",
         "gets no job until it passes a self-test, after three faults in a row until its owner answers; never this job",
     ),
     Fault.SILENCE: Consequence(
         requeue_after_silence,
-        "as above, on any node",
-        "nothing; the third time in a row without a checkpoint, as for a fault of the machine",
+        "likewise, on any node",
+        "the third time without a checkpoint as for a fault of the machine",
     ),
     Fault.MODEL: Consequence(
         fail_model,
-        "fails for good, and the same seed cannot run again",
-        UNCHARGED,
-        "an attempt that used more than a tenth of its budget counts",
+        "fails for good: its seed cannot run again",
+        entry="an attempt that used more than a tenth of its budget counts",
         claim="that the model failed",
     ),
-    Fault.ORDER: Consequence(fail_order, "fails, and can be retried", UNCHARGED, claim="that no machine can run this"),
+    Fault.ORDER: Consequence(fail_order, "fails, and can be retried", claim="that no machine can run this"),
     Fault.LIMIT: Consequence(
-        hold_job,
-        "is held until a maintainer raises the limit and resumes it",
-        UNCHARGED,
-        claim="that a limit of this site is too low",
+        hold_job, "is held until a maintainer raises the limit", claim="that a limit of this site is too low"
     ),
     Fault.CHECKPOINT: Consequence(
         drop_read_checkpoint,
         "goes on from the checkpoint before",
-        "the one that uploaded it is charged as for a fault of the machine",
+        "the one that uploaded it as for the machine",
         claim="that it cannot resume from the checkpoint of step {step}",
     ),
 }
