@@ -56,7 +56,7 @@ def classify_failure(lease: Lease, message: protocol.FinishLease) -> tuple[Fault
         return Fault.MODEL, f"Its files are too large. {message.reason}"
     if lease.rejected_bytes is not None:  # a node may declare any size
         return Fault.LIMIT, message.reason
-    if message.fault == Fault.CHECKPOINT and find_checkpoint(lease) is None:
+    if message.fault == "checkpoint" and find_checkpoint(lease) is None:
         return Fault.ORDER, reason
     return Fault(message.fault or Fault.MACHINE), reason
 
