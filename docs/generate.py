@@ -1,4 +1,5 @@
-"""Generate the reference pages of settings, configuration, endpoints and states of runs: `python -m docs.generate`.
+"""Generate the reference pages of settings, configuration, endpoints, faults and states of runs:
+`python -m docs.generate`.
 
 `trainer.cli.reference` generates the page of commands. Tests compare all of them with the code.
 """
@@ -100,10 +101,7 @@ request takes the sections `model`, `recipe` and `train`. "Computed" means that 
 
 def build_endpoints_page() -> str:
     """Return the table of the public API's endpoints, from its OpenAPI document."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
-    import django
-
-    django.setup()
+    set_up_django()
     from leaderboard.api import api
 
     page = """# Endpoints of the API
@@ -143,6 +141,44 @@ changes nothing. A run and its jobs change together (`leaderboard/run_states.py`
         cells = (event.value, event.label, ", ".join(state.value for state in step.since), step.to.value, jobs)
         page += f"|{'|'.join(cells)}|\n"
     return page
+
+
+def build_faults_page() -> str:
+    """Return the tables of whose fault a failure is and of what follows."""
+    set_up_django()
+    from scheduler.failure_reports import CONSEQUENCES
+    from trainer.errors import FAILURES
+
+    page = """# Faults
+
+What each failure is (`trainer/errors.py`). No code of an entry runs with its graph, so only the first three lines are
+its fault. The Python of an open entry can cause more.
+
+|failure|fault in the run of a graph|with an entry's Python|
+|---|---|---|
+"""
+    for failure in FAILURES:
+        page += f"|{failure.label}|{failure.graph}|{failure.python}|\n"
+    page += """
+## What follows
+
+A claim counts once a node of another owner, or a trusted one, says the same. Until then the job goes on elsewhere,
+without the node and its owner (`scheduler/failure_reports.py`). If a vetted node goes on past that step, the claim
+becomes a fault of the machine.
+
+|fault|claim|the job|the node|the entry|
+|---|---|---|---|---|
+"""
+    for fault, follows in CONSEQUENCES.items():
+        page += f"|{fault.value}|{'yes' if follows.claim else ''}|{follows.job}|{follows.node}|{follows.entry}|\n"
+    return page
+
+
+def set_up_django() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
+    import django
+
+    django.setup()
 
 
 STATE_POSITIONS = {
@@ -189,6 +225,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings": build_settings_page,
     "configuration": build_configuration_page,
     "endpoints": build_endpoints_page,
+    "faults": build_faults_page,
     "run-states": build_run_states_page,
 }
 

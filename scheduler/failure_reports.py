@@ -1,12 +1,16 @@
-"""Failures that nodes report: whose fault they are, and which nodes may not try the job again.
+"""Failures that nodes report: what each kind does to the job, the node and the entry, and who may not try it again.
 
-A fault of the machine excludes its node from the job. What a node says of the entry, of a checkpoint or of the order is
-a claim: the job goes on elsewhere, without the node and its owner, until a node of a second owner or a trusted one says
-the same. A claim is refuted when a node whose results are accepted goes on past its step; then the node was at fault.
+`trainer.errors.FAILURES` says which failure is of which kind, and `CONSEQUENCES` what happens then;
+`docs/reference/faults.md` is made of both. A fault of the machine excludes its node from the job. What a node says of
+the entry, of a checkpoint or of the order is a claim: the job goes on elsewhere, without the node and its owner, until
+a node of a second owner or a trusted one says the same. A claim is refuted when a node whose results are accepted goes
+on past its step; then the node was at fault.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
@@ -15,7 +19,7 @@ from django.utils import timezone
 
 from scheduler import checkpoints, node_health, node_vetting, pool, transitions
 from scheduler.job_kinds import get_job_kind
-from scheduler.matching import PACKETS_KIND, SEAT_KIND
+from scheduler.matching import PACKETS_KIND, SEAT_KIND, SELF_TEST_KIND
 from scheduler.models import SITE_ACTOR, Checkpoint, Event, FailureReport, Job, Lease, Node
 from trainer import protocol
 
@@ -30,12 +34,6 @@ FRUITLESS = f"It fell silent or handed the job back {FRUITLESS_LEASES} times wit
 SHARED_KINDS = (PACKETS_KIND, SEAT_KIND)
 """Kinds whose jobs are alike: a node that failed one rests instead of being excluded from each."""
 SITE_LIMIT = "A limit of this site stopped it; raise it in the track's limits, then resume the run."
-CLAIMS = {
-    Fault.MODEL: "that the model failed",
-    Fault.ORDER: "that no machine can run this",
-    Fault.LIMIT: "that a limit of this site is too low",
-    Fault.CHECKPOINT: "that it cannot resume from the checkpoint of step {step}",
-}
 
 
 def find_checkpoint(lease: Lease) -> Checkpoint | None:
@@ -47,21 +45,30 @@ def find_checkpoint(lease: Lease) -> Checkpoint | None:
     return get_job_kind(lease.job).find_read_checkpoint(lease.job)
 
 
+def classify_failure(lease: Lease, message: protocol.FinishLease) -> tuple[Fault, str]:
+    """Return what is at fault for a reported failure, by the node's word, and the reason."""
+    job, reason = lease.job, message.reason or "The node could not go on."
+    if job.kind == SELF_TEST_KIND:  # whatever it says: it tests the machine
+        return Fault.MACHINE, reason
+    if "model" in (message.fault, message.cause):
+        return Fault.MODEL, message.reason or "The model failed; its log says more."
+    if lease.rejected_bytes is not None and job.entry_id and job.needs_sandbox:  # an entry's own code wrote the file
+        return Fault.MODEL, f"Its files are too large. {message.reason}"
+    if lease.rejected_bytes is not None:  # a node may declare any size
+        return Fault.LIMIT, message.reason
+    if message.fault == "checkpoint" and find_checkpoint(lease) is None:
+        return Fault.ORDER, reason
+    return Fault(message.fault or Fault.MACHINE), reason
+
+
 def process_failure(lease: Lease, fault: Fault, reason: str) -> None:
     """Record a failure that ended a lease, and end or requeue its job. Requires a transaction."""
-    job, node = lease.job, lease.node
     report = record_report(lease, fault, reason)
-    if fault == Fault.MACHINE:
-        node_health.record_machine_fault(lease, reason)
-        transitions.requeue_job(
-            job, pool.get_actor(node), reason, counts=counts_as_attempt(report), **build_exclusions(report)
-        )
-    elif fault == Fault.CHECKPOINT:
-        process_failed_resume(report, find_checkpoint(lease))
-    elif is_agreed(report):
-        confirm_claim(report)
-    else:
+    consequence = CONSEQUENCES[fault]
+    if consequence.claim and not is_agreed(report):
         requeue_after_claim(report)
+    else:
+        consequence.apply(report)
 
 
 def record_report(lease: Lease, fault: Fault, reason: str) -> FailureReport:
@@ -117,31 +124,25 @@ def find_open_claims(report: FailureReport) -> QuerySet[FailureReport]:
 
 def is_agreed(report: FailureReport) -> bool:
     """Whether a trusted node, or nodes of two owners, say the same. Nodes without an owner count as one owner's."""
-    owners = set(find_open_claims(report).values_list("owner", flat=True))
-    return report.node.trusted or len(owners) > 1
+    claims = list(find_open_claims(report).select_related("node"))
+    if report.fault == Fault.CHECKPOINT:  # the file may have been damaged on the way even to a trusted node
+        owners = {claim.owner_id for claim in claims if not claim.node.trusted}
+        return len(owners) + sum(claim.node.trusted for claim in claims) >= FAILED_RESUMES
+    return report.node.trusted or len({claim.owner_id for claim in claims}) > 1
 
 
 def requeue_after_claim(report: FailureReport) -> None:
-    claim = CLAIMS[Fault(report.fault)].format(step=report.step)
+    claim = CONSEQUENCES[Fault(report.fault)].claim.format(step=report.step)
     agreement = "This counts once a node of another owner, or a trusted one, says the same."
     message = f"{report.node.name} says {claim}. {agreement} It said: {report.reason}"
-    exclusions = build_exclusions(report, with_owner=True)
+    may_retry = report.fault == Fault.CHECKPOINT and report.node.trusted
+    exclusions = {} if may_retry else build_exclusions(report, with_owner=True)
     transitions.requeue_job(report.job, pool.get_actor(report.node), message, counts=False, **exclusions)
 
 
-def confirm_claim(report: FailureReport) -> None:
-    """Apply what several nodes, or a trusted one, have said."""
-    job, actor, reason = report.job, pool.get_actor(report.node), report.reason
+def credit_claims(report: FailureReport) -> None:
     for claim in close_claims(report):
-        node_health.record_success(claim.node, job)
-    if report.fault == Fault.MODEL:
-        transitions.fail_job(job, actor, "model", reason or "The model failed; its log says more.")
-    elif report.fault == Fault.ORDER:
-        transitions.fail_job(job, actor, "infrastructure", f"No machine can run this: {reason}")
-        remove_exclusions(job.pk)
-    else:
-        transitions.requeue_job(job, actor, f"{SITE_LIMIT} {reason}", counts=False, hold=True)
-        remove_exclusions(job.pk)
+        node_health.record_success(claim.node, report.job)
 
 
 def close_claims(report: FailureReport) -> list[FailureReport]:
@@ -161,25 +162,46 @@ def refute_claims(lease: Lease, step: int | None = None) -> None:
         claims = claims.filter(step__lt=step)
     for claim in claims.select_related("lease__node", "lease__job"):
         if FailureReport.objects.filter(pk=claim.pk, state=State.OPEN).update(state=State.REFUTED):
-            said = CLAIMS[Fault(claim.fault)].format(step=claim.step)
+            said = CONSEQUENCES[Fault(claim.fault)].claim.format(step=claim.step)
             reason = f"It said {said}; {lease.node.name} has gone on past that point."
             node_health.record_machine_fault(claim.lease, reason)
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
+# --- consequences -----------------------------------------------------------------------------------------------------
 
 
-def process_failed_resume(report: FailureReport, checkpoint: Checkpoint | None) -> None:
-    """Requeue a job whose node could not use a checkpoint; drop the checkpoint after the second time."""
-    job = report.job
-    claims = find_open_claims(report).select_related("node")
-    trusted = [claim for claim in claims if claim.node.trusted]
-    owners = {claim.owner_id for claim in claims if not claim.node.trusted}
-    if len(trusted) + len(owners) < FAILED_RESUMES:
-        exclusions = {} if report.node.trusted else build_exclusions(report, with_owner=True)
-        message = f"{report.node.name} could not resume from the checkpoint of step {report.step}: {report.reason}"
-        transitions.requeue_job(job, pool.get_actor(report.node), message, counts=False, **exclusions)
-        return
+def requeue_after_machine_fault(report: FailureReport) -> None:
+    actor = pool.get_actor(report.node)
+    node_health.record_machine_fault(report.lease, report.reason)
+    exclusions = build_exclusions(report)
+    transitions.requeue_job(report.job, actor, report.reason, counts=counts_as_attempt(report), **exclusions)
+
+
+def requeue_after_silence(report: FailureReport) -> None:
+    transitions.requeue_job(report.job, SITE_ACTOR, report.reason, counts=counts_as_attempt(report))
+
+
+def fail_model(report: FailureReport) -> None:
+    credit_claims(report)
+    transitions.fail_job(report.job, pool.get_actor(report.node), "model", report.reason)
+
+
+def fail_order(report: FailureReport) -> None:
+    credit_claims(report)
+    reason = f"No machine can run this: {report.reason}"
+    transitions.fail_job(report.job, pool.get_actor(report.node), "infrastructure", reason)
+    remove_exclusions(report.job_id)
+
+
+def hold_job(report: FailureReport) -> None:
+    credit_claims(report)
+    actor, reason = pool.get_actor(report.node), f"{SITE_LIMIT} {report.reason}"
+    transitions.requeue_job(report.job, actor, reason, counts=False, hold=True)
+    remove_exclusions(report.job_id)
+
+
+def drop_read_checkpoint(report: FailureReport) -> None:
+    job, checkpoint = report.job, find_checkpoint(report.lease)
     assert checkpoint is not None, "nothing else has dropped it: the job had a lease"
     exclusions = drop_checkpoint(checkpoint, report)
     close_claims(report)
@@ -192,6 +214,52 @@ def process_failed_resume(report: FailureReport, checkpoint: Checkpoint | None) 
     message += f"The one of step {last.step} is used instead." if last else "There is no earlier one."
     transitions.requeue_job(job, SITE_ACTOR, message, counts=False, **exclusions)
     remove_exclusions(job.pk)
+
+
+@dataclass(frozen=True)
+class Consequence:
+    """What a failure of one kind means, also in the words of the documentation."""
+
+    apply: Callable[[FailureReport], None]
+    job: str
+    node: str = ""
+    entry: str = ""
+    claim: str = ""
+    """What the node says. It is applied once another one says the same; empty: at once."""
+
+
+CONSEQUENCES: Mapping[Fault, Consequence] = {
+    Fault.MACHINE: Consequence(
+        requeue_after_machine_fault,
+        "goes on elsewhere from its last checkpoint; fails after `max_attempts` without a new one",
+        "gets no job until it passes a self-test, after three faults in a row until its owner answers; never this job",
+    ),
+    Fault.SILENCE: Consequence(
+        requeue_after_silence,
+        "likewise, on any node",
+        "the third time without a checkpoint as for a fault of the machine",
+    ),
+    Fault.MODEL: Consequence(
+        fail_model,
+        "fails for good: its seed cannot run again",
+        entry="an attempt that used more than a tenth of its budget counts",
+        claim="that the model failed",
+    ),
+    Fault.ORDER: Consequence(fail_order, "fails, and can be retried", claim="that no machine can run this"),
+    Fault.LIMIT: Consequence(
+        hold_job, "is held until a maintainer raises the limit", claim="that a limit of this site is too low"
+    ),
+    Fault.CHECKPOINT: Consequence(
+        drop_read_checkpoint,
+        "goes on from the checkpoint before",
+        "the one that uploaded it as for the machine",
+        claim="that it cannot resume from the checkpoint of step {step}",
+    ),
+}
+CLAIMS = [fault for fault, consequence in CONSEQUENCES.items() if consequence.claim]
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def drop_checkpoint(dropped: Checkpoint, report: FailureReport) -> dict[str, Any]:
@@ -295,6 +363,5 @@ def process_silence(lease: Lease, reason: str) -> None:
     """Requeue the job of a lost lease. Requires a transaction."""
     if is_fruitless(lease):
         process_failure(lease, Fault.MACHINE, f"{FRUITLESS} {reason}")
-        return
-    report = record_report(lease, Fault.SILENCE, reason)
-    transitions.requeue_job(lease.job, SITE_ACTOR, reason, counts=counts_as_attempt(report))
+    else:
+        process_failure(lease, Fault.SILENCE, reason)

@@ -222,26 +222,10 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
         if job.kind == matching.SELF_TEST_KIND:
             failure_reports.readmit_node(lease.node)
     else:
-        fault, reason = classify_failure(lease, message)
+        fault, reason = failure_reports.classify_failure(lease, message)
         if fault == Fault.MODEL:
             uploads.attach_files(lease, message.files)
         failure_reports.process_failure(lease, fault, reason)
-
-
-def classify_failure(lease: Lease, message: protocol.FinishLease) -> tuple[Fault, str]:
-    """Return whose fault a reported failure is, by the node's word, and the reason."""
-    job, reason = lease.job, message.reason or "The node could not go on."
-    if job.kind == matching.SELF_TEST_KIND:  # whatever it says: it tests the machine
-        return Fault.MACHINE, reason
-    if message.cause == "model":
-        return Fault.MODEL, message.reason or "The model failed; its log says more."
-    if lease.rejected_bytes is not None and job.entry_id and job.needs_sandbox:  # an entry's own code wrote the file
-        return Fault.MODEL, f"Its files are too large. {message.reason}"
-    if lease.rejected_bytes is not None:  # a node may declare any size
-        return Fault.LIMIT, message.reason
-    if message.fault == "checkpoint":
-        return (Fault.CHECKPOINT if failure_reports.find_checkpoint(lease) else Fault.ORDER), reason
-    return (Fault.ORDER if message.fault == "order" else Fault.MACHINE), reason
 
 
 @transaction.atomic

@@ -1,5 +1,7 @@
 """Errors that every package may raise, exit codes, and whose fault a failure is.
 
+`FAILURES` alone decides whose fault an exception or the end of a process is; `docs/reference/faults.md` is made of it.
+
 A command reports a `UserError` in one line and exits with `ExitCode.USER_ERROR`. Any other exception is a bug or a
 broken machine and keeps its traceback.
 """
@@ -9,11 +11,11 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 RESUME_HINT = "Run the same command again to resume from the last checkpoint."
 MAX_REASON = 400  # characters of a reason: a sentence, not a traceback
@@ -28,9 +30,11 @@ CRASH_SIGNALS = {
 ACCELERATOR_FAILURES = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN error")
 KERNEL_FAILURES = ("device-side assert", "illegal memory access", "misaligned address")
 """CUDA errors that a kernel of an entry's own Python can cause."""
-Cause = Literal["model", "infrastructure"]
-Fault = Literal["machine", "checkpoint", "order"]
-"""What failed if the cause is the infrastructure: `trainer.protocol.Fault`."""
+LOST_PROCESS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "imed out", "timeout")
+"""What gloo, NCCL and torch's store say of a process that no longer answers."""
+Fault = Literal["model", "machine", "checkpoint", "order"]
+"""What is at fault, by the node: the entry's model, this machine, the checkpoint to resume from, which cannot be used,
+or the order, which no machine can carry out. All but "machine" are claims that the site checks."""
 
 
 class ExitCode(IntEnum):
@@ -52,10 +56,23 @@ class ModelError(Exception):
 
 
 class GraphFaultError(ModelError):
-    """What a graph computed is at fault: NaN, infinity, a singular matrix, later tokens, one row without memory.
+    """What a graph computed is at fault. In the run of a graph no code of the entry runs, so nothing else is."""
 
-    In the run of a graph no code of the entry runs, so every other failure is the machine's or ours (`find_cause`).
-    """
+
+class DivergenceError(GraphFaultError):
+    """A graph computed NaN or infinity, or its gradients do not come down again."""
+
+
+class LookAheadError(GraphFaultError):
+    """A graph predicts text with what it cannot have learned."""
+
+
+class RowMemoryError(GraphFaultError):
+    """One row of a graph does not fit into the machine's memory."""
+
+
+class MachineError(UserError):
+    """This machine lacks something, or a file on it is damaged."""
 
 
 class UnusableCheckpointError(UserError):
@@ -106,20 +123,16 @@ def attribute_to_model(activity: str, micro_batch: int | None = None) -> Iterato
     """
     try:
         yield
-    except (ModelError, ProcessLostError, CompilationError, UnusableCheckpointError):
-        raise
     except Exception as error:
+        if isinstance(error, ModelError) or find_failure(error) in FAILURES_OF_MACHINES:
+            raise
         if is_compiler_missing(error):
             raise CompilerMissingError from error
-        if is_process_lost(error):
-            raise ProcessLostError("Another process of this run has ended.") from error
-        if is_accelerator_failure(error):
-            raise
         if type(error).__name__ == "_LinAlgError":  # of torch: a singular matrix
             reason = to_one_line(error)[:MAX_REASON]
-            raise GraphFaultError(f"A matrix cannot be inverted {activity}: {reason}") from error
+            raise DivergenceError(f"A matrix cannot be inverted {activity}: {reason}") from error
         if is_out_of_memory(error):
-            raise (GraphFaultError if micro_batch == 1 else ModelError)(
+            raise (RowMemoryError if micro_batch == 1 else ModelError)(
                 f"{OUT_OF_MEMORY} {activity}: try a smaller --train.micro-batch or --train.activation-checkpointing "
                 "true. The run resumes from its last checkpoint."
             ) from error
@@ -135,43 +148,43 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     )
 
 
-def is_accelerator_failure(error: BaseException | None) -> bool:
-    """Return whether a GPU, its driver or a library of the driver failed, and not a kernel that was given bad values.
+def is_raised_by_torch(error: object) -> bool:
+    """Return whether the type is that of errors of an accelerator or, as those of NCCL, of torch's processes."""
+    return isinstance(error, RuntimeError) and type(error).__name__.startswith(("AcceleratorError", "Dist"))
+
+
+def is_accelerator_failure(error: object) -> bool:
+    """Return whether a GPU, its driver or a library of the driver failed, or a kernel that was given bad values.
 
     Running out of memory raises another type in torch; "CUDA error: out of memory" means that other processes use it.
     """
-    message = str(error)
-    return (
-        isinstance(error, RuntimeError)
-        and any(text in message for text in ACCELERATOR_FAILURES)
-        and not any(text in message for text in KERNEL_FAILURES)
-    )
+    is_named = isinstance(error, RuntimeError) and any(text in str(error) for text in ACCELERATOR_FAILURES)
+    return is_named or is_raised_by_torch(error)
 
 
-def is_disk_full(error: BaseException | None) -> bool:
+def is_kernel_failure(error: object) -> bool:
+    return is_accelerator_failure(error) and any(text in str(error) for text in KERNEL_FAILURES)
+
+
+def is_process_lost(error: object) -> bool:
+    """Return whether gloo or NCCL reports that another process no longer answers. That one reports the reason."""
+    is_of_torch = is_raised_by_torch(error) or (isinstance(error, RuntimeError) and "gloo/transport/" in str(error))
+    return isinstance(error, ProcessLostError) or (is_of_torch and any(text in str(error) for text in LOST_PROCESS))
+
+
+def is_disk_full(error: object) -> bool:
     """Return whether a file system, a quota or a limit on file sizes refused a write."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def is_machine_failure(error: BaseException | None) -> bool:
-    """Return whether memory, a disk, a thread, another process or a GPU of this machine failed."""
-    is_disk_failure = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-    is_memory_failure = is_out_of_memory(error) or is_thread_limit(error)
-    return is_disk_failure or is_memory_failure or is_process_lost(error) or is_accelerator_failure(error)
+def is_disk_failure(error: object) -> bool:
+    is_broken = isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS, errno.ESTALE, errno.EMFILE)
+    return is_broken or is_disk_full(error)
 
 
-def is_thread_limit(error: BaseException | None) -> bool:
+def is_thread_limit(error: object) -> bool:
     """Return whether the machine, or one of its limits, lets no more threads start."""
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-
-
-def is_process_lost(error: BaseException | None) -> bool:
-    """Return whether gloo or NCCL reports that another process no longer answers."""
-    message = str(error)
-    return type(error).__name__.startswith("Dist") or (
-        isinstance(error, RuntimeError)
-        and any(word in message for word in ("gloo", "NCCL", "Connection closed by peer"))
-    )
 
 
 def is_compiler_missing(error: BaseException | None) -> bool:
@@ -195,54 +208,121 @@ def is_backend_failure(error: BaseException | None) -> bool:
     return False
 
 
-def is_expected(error: Exception) -> bool:
-    """Return whether the message explains everything, so that no traceback is needed."""
-    cause = error.__cause__
-    if isinstance(error, ModelError):
-        return cause is None or is_out_of_memory(cause)
-    return (
-        isinstance(error, UserError | ProcessLostError | CompilationError)
-        or is_disk_full(error)
-        or is_out_of_memory(error)
-        or is_thread_limit(error)
-        or is_process_lost(error)
-    )
+def explain_error(error: Exception) -> str | None:
+    """Return one line that says what broke and what to do; None if only a traceback does.
 
-
-def describe_error(error: Exception) -> str:
-    """Return one line for a failure that was not the model's fault: what broke and what to do."""
+    The line is empty if another process, or the launcher, reports the reason.
+    """
     message = to_one_line(error)
+    if isinstance(error, ModelError):
+        return str(error) if error.__cause__ is None or is_out_of_memory(error.__cause__) else None
     if is_disk_full(error):
-        where = f" at {error.filename}" if isinstance(error, OSError) and error.filename else ""
-        full = error.strerror if isinstance(error, OSError) else message
-        return f"The disk is full{where} ({full}): free some space. {RESUME_HINT}"
+        assert isinstance(error, OSError)
+        where = f" at {error.filename}" if error.filename else ""
+        return f"The disk is full{where} ({error.strerror}): free some space. {RESUME_HINT}"
     if is_out_of_memory(error):
         return f"Out of memory: free some memory. {RESUME_HINT}"
     if is_thread_limit(error):
         return f"No thread could be started: raise the limit on processes. {RESUME_HINT}"
-    if isinstance(error, CompilationError):
-        return f"{message} {RESUME_HINT}"
-    if isinstance(error, UserError):
-        return f"{message}. {RESUME_HINT}"
-    if isinstance(error, ProcessLostError) or is_process_lost(error):
-        return ""  # the other process, or the launcher, reports the reason
-    return f"The training process broke: {type(error).__name__}: {message}"
+    if isinstance(error, CompilationError | UserError):
+        return f"{message.rstrip('.')}. {RESUME_HINT}"
+    return "" if is_process_lost(error) else None
 
 
-def find_cause(error: Exception, is_graph: bool) -> tuple[Cause, Fault]:
-    """Return whose fault a run's failure is. `is_graph`: the run trains a graph, without any code of the entry."""
-    if isinstance(error, GraphFaultError) or (isinstance(error, ModelError) and not is_graph):
-        return "model", "machine"
-    if isinstance(error, UnusableCheckpointError):
-        return "infrastructure", "checkpoint"
-    is_ours = isinstance(error, UserError) or (isinstance(error, ModelError) and error.__cause__ is None)
-    return "infrastructure", "order" if is_graph and is_ours else "machine"
+# --- whose fault a failure is -----------------------------------------------------------------------------------------
 
 
-def write_failure(run_folder: Path, cause: Cause, reason: str, fault: Fault = "machine") -> None:
+class ProcessEnd(NamedTuple):
+    """How a process ended, as its sandbox saw it, without a report of its own."""
+
+    code: int | None = None
+    limit: Literal["", "time", "other"] = ""  # that it exceeded and was killed for
+
+
+class Failure(NamedTuple):
+    """A kind of failure, and what is at fault."""
+
+    label: str
+    graph: Fault
+    """Where no code of an entry runs, as in the run of a graph: training, scoring, generation, replay."""
+    python: Fault  # where the Python of an entry runs
+    matches: Callable[[Any], bool]  # takes an exception or a `ProcessEnd`
+
+
+def is_a(*types: type[BaseException]) -> Callable[[Any], bool]:
+    return lambda error: isinstance(error, types)
+
+
+def has_code(*codes: int) -> Callable[[Any], bool]:
+    return lambda end: isinstance(end, ProcessEnd) and not end.limit and end.code in codes
+
+
+def has_limit(limit: str) -> Callable[[Any], bool]:
+    return lambda end: isinstance(end, ProcessEnd) and end.limit == limit
+
+
+def is_bad_input(error: object) -> bool:
+    return isinstance(error, UserError) or (isinstance(error, ModelError) and error.__cause__ is None)
+
+
+OTHER_EXCEPTIONS = (
+    Failure("any other exception while the model computes", "machine", "model", is_a(ModelError)),
+    Failure("any other exception", "machine", "machine", is_a(Exception)),
+)
+FAILURES = (
+    Failure("NaN or infinity, a singular matrix, gradient spikes without end", "model", "model", is_a(DivergenceError)),
+    Failure("later tokens, or knowledge that was not trained", "model", "model", is_a(LookAheadError)),
+    Failure("one row does not fit into memory", "model", "model", is_a(RowMemoryError)),
+    Failure("several rows do not fit into memory", "machine", "model", is_out_of_memory),
+    Failure("a kernel was given bad values (`device-side assert`)", "machine", "model", is_kernel_failure),
+    Failure("another process of the run is lost", "machine", "machine", is_process_lost),
+    Failure("a GPU, its driver, cuBLAS, cuDNN or NCCL failed", "machine", "machine", is_accelerator_failure),
+    Failure("torch.compile failed or computes wrong gradients", "machine", "machine", is_a(CompilationError)),
+    Failure("a disk is full or failed", "machine", "machine", is_disk_failure),
+    Failure("no thread could be started", "machine", "machine", is_thread_limit),
+    Failure("a GPU is missing, a dataset is damaged", "machine", "machine", is_a(MachineError)),
+    Failure("the checkpoint to resume from is unusable", "checkpoint", "machine", is_a(UnusableCheckpointError)),
+    Failure("a configuration or a model that nothing can train", "order", "model", is_bad_input),
+    *OTHER_EXCEPTIONS,
+    Failure("the limit of wall time", "machine", "machine", has_limit("time")),
+    Failure("a limit of memory, disk or processes", "machine", "model", has_limit("other")),
+    Failure("SIGILL, SIGABRT, SIGBUS, SIGFPE or SIGSEGV", "machine", "model", has_code(*CRASH_SIGNALS)),
+    Failure("SIGKILL or another signal", "machine", "machine", has_code(*range(129, 193))),
+    Failure("it could not run (exit code 1)", "machine", "machine", has_code(ExitCode.INFRASTRUCTURE)),
+    Failure("bad input without a report (exit code 2)", "order", "model", has_code(ExitCode.USER_ERROR)),
+    Failure("another exit code, or no result", "machine", "model", lambda end: isinstance(end, ProcessEnd)),
+)
+"""The first one that matches decides."""
+FAILURES_OF_MACHINES = [row for row in FAILURES if row.graph == row.python == "machine" and row not in OTHER_EXCEPTIONS]
+
+
+def find_failure(failed: Exception | ProcessEnd) -> Failure:
+    """Return the kind of a failure. A `ModelError` is judged by its cause, if that says more."""
+    is_wrapped = isinstance(failed, ModelError) and not isinstance(failed, GraphFaultError)
+    cause = failed.__cause__ if is_wrapped else None
+    known = (row for row in FAILURES if row not in OTHER_EXCEPTIONS)
+    found = next((row for row in known if cause is not None and row.matches(cause)), None)
+    return found or next(row for row in FAILURES if row.matches(failed))
+
+
+def is_machine_failure(error: Exception) -> bool:
+    """Return whether it is known that memory, a disk, a thread, another process or a GPU of this machine failed."""
+    is_system_error = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    failure = find_failure(error)
+    return is_system_error or (failure.graph == "machine" and failure not in OTHER_EXCEPTIONS)
+
+
+def find_fault(failed: Exception | ProcessEnd, is_graph: bool) -> Fault:
+    """Return what is at fault. `is_graph`: no code of an entry runs."""
+    failure = find_failure(failed)
+    return failure.graph if is_graph else failure.python
+
+
+def write_failure(run_folder: Path, fault: Fault, reason: str) -> None:
     """Write `failure.json`, which the node reads."""
     with suppress(OSError):  # the failure may be a full disk
         run_folder.mkdir(parents=True, exist_ok=True)
-        content = {"cause": cause, "reason": reason[: MAX_REASON + 100]}
-        content |= {"fault": fault} if cause == "infrastructure" else {}
+        # `cause`: for agents that know no fault of the model.
+        cause = "model" if fault == "model" else "infrastructure"
+        content = {"cause": cause, "fault": fault, "reason": reason[: MAX_REASON + 100]}
         (run_folder / "failure.json").write_text(json.dumps(content))

@@ -20,7 +20,6 @@ from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DamagedDatasetError
 from trainer.distributed import launch
-from trainer.distributed.devices import DeviceError
 from trainer.errors import ModelError, UserError
 from trainer.training.interruption import StopRequest
 from trainer.training.loop import fit_and_finish
@@ -52,26 +51,26 @@ def run_training(config: TrainConfig, console: Console, stop: StopRequest) -> in
             run.loader.close()
             run.writer.close()
     except Exception as error:
-        is_user_error = isinstance(error, UserError) and not isinstance(error, DamagedDatasetError)
-        cause, fault = errors.find_cause(error, is_graph=config.graph is not None)
-        if isinstance(error, DeviceError | DamagedDatasetError):
-            fault = "machine"
-        if is_user_error and (fault != "machine" or isinstance(error, DeviceError)):
-            errors.write_failure(config.out, cause, errors.to_one_line(error), fault)
-        if is_user_error:
-            raise
-        return report_failure(config, error, cause, fault)
+        return report_failure(config, error)
 
 
-def report_failure(config: TrainConfig, error: Exception, cause: errors.Cause, fault: errors.Fault) -> int:
-    """Write `failure.json`, print one line, after a traceback for unexpected errors; return the exit code."""
-    if not errors.is_expected(error):
+def report_failure(config: TrainConfig, error: Exception) -> int:
+    """Write `failure.json` and print one line, after a traceback for unexpected errors; return the exit code.
+
+    A `UserError` is raised again, except that of a damaged dataset.
+    """
+    reason = errors.explain_error(error)
+    if reason is None:
         traceback.print_exception(error.__cause__ or error)
-    reason = str(error) if isinstance(error, ModelError) else errors.describe_error(error)
+        what = "" if isinstance(error, ModelError) else f"The training process broke: {type(error).__name__}: "
+        reason = f"{what}{errors.to_one_line(error)}"
+    fault, is_user_error = errors.find_fault(error, config.graph is not None), isinstance(error, UserError)
+    is_user_error = is_user_error and not isinstance(error, DamagedDatasetError)
     if reason:
-        errors.write_failure(config.out, cause, reason, fault)
-    is_model_error = cause == "model"
-    return report_error(reason, errors.ExitCode.MODEL_ERROR if is_model_error else errors.ExitCode.INFRASTRUCTURE)
+        errors.write_failure(config.out, fault, errors.to_one_line(error) if is_user_error else reason)
+    if is_user_error:
+        raise error
+    return report_error(reason, errors.ExitCode.MODEL_ERROR if fault == "model" else errors.ExitCode.INFRASTRUCTURE)
 
 
 def report_error(reason: str, code: int) -> int:

@@ -114,9 +114,8 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
 
 
 def count_product_flops(traced: TracedArchitecture, resolved: ResolvedConfig) -> float:
-    rows = resolved.micro_batch
-    cost = count_training_cost(build_model_without_data(traced), [rows], "cuda")
-    return cost.product_flops_per_token(rows, count_chunks(rows * resolved.sequence_length, "cuda", VOCABULARY))
+    cost = count_training_cost(build_model_without_data(traced), [resolved.micro_batch], "cuda")
+    return cost.product_flops_per_token
 
 
 def pair_graphs(records: list[CompiledGraph]) -> dict[str, Any]:

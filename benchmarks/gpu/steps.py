@@ -60,7 +60,7 @@ def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
     """Build a run as training does. All graphs are compiled before the turn is taken."""
     warm_up = setup.warm_up
 
-    def compile_then_warm_up(run: Any, console: Console, row: Tensor, can_choose: bool) -> None:
+    def compile_then_warm_up(run: Any, console: Console, row: Tensor) -> None:
         if run.resolved.compile:
             with report_failure("compiling the loss and the optimizer"):
                 rows, length = run.resolved.micro_batch, run.resolved.sequence_length
@@ -74,7 +74,7 @@ def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
                 del features, targets
                 run.raw_model.zero_grad(set_to_none=True)
         turn.arm()
-        warm_up(run, console, row, can_choose)
+        warm_up(run, console, row)
 
     setup.warm_up = compile_then_warm_up
     micro_batch.run_pass = micro_batch.run_forward_backward  # evaluation is not timed: do not compile it

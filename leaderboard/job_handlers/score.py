@@ -29,12 +29,6 @@ LOSSES_FILE = "losses.npy"
 """File of a score job with the loss of each token."""
 
 
-def find_micro_batch(run: Run) -> int | None:
-    """Return the micro-batch of the run's configuration; None if it is open."""
-    micro_batch = run_jobs.get_configuration(run).get("train", {}).get("micro_batch")
-    return micro_batch if type(micro_batch) is int else None
-
-
 def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) -> protocol.ScoreOrder:
     file = run.get_run_file()
     assert file is not None, f"checked before scoring: run {run.pk} has sent its {RUN_FILE}"
@@ -48,7 +42,6 @@ def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) 
         suite=tuple(suite),
         suite_files=run.season.get_evaluation_files(suite) or None,
         suite_limit=run.track.suite_limit,
-        micro_batch=find_micro_batch(run),
     )
 
 

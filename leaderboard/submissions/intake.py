@@ -35,7 +35,7 @@ DICTS = ("ARCHITECTURES", "PRESETS")  # what an architecture entry may change in
 ALLOWED_SECTIONS: dict[str, frozenset[str] | None] = {
     "model": None,
     "recipe": None,
-    "train": frozenset({"batch", "micro_batch"}),
+    "train": frozenset({"batch"}),
 }
 CONFIG_LENGTH = 10_000
 OPTION_NAME = re.compile(r"[A-Za-z0-9_-]+")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe
@@ -44,7 +45,8 @@ class Model(LanguageModel):
             torch.empty(2**50)
         if WAY == "counting" and int(tokens.max()) > 9:
             self.steps += 1
-        return self.embedding(tokens)
+        dropped = 0.5 if WAY == "dropout" else 0.0
+        return functional.dropout(self.embedding(tokens), dropped, self.training)
 
     def logits(self, features: Tensor) -> Tensor:
         if WAY == "forward" and self.steps == 4:

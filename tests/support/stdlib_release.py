@@ -16,8 +16,8 @@ data, out = Path(options["--dataset"]), Path(options["--out"])
 stopping = []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
 
-def fail(code, cause, reason):
-    (out / "failure.json").write_text(json.dumps({"cause": cause, "reason": reason}))
+def fail(code, fault, reason):
+    (out / "failure.json").write_text(json.dumps({"fault": fault, "reason": reason}))
     raise SystemExit(code)
 
 def save(step):
@@ -86,7 +86,7 @@ sys.stderr.write("scoring" + chr(10))
 if json.loads((run / "run.json").read_text()).get("sleeps"):
     time.sleep(60)
 if json.loads((run / "run.json").read_text()).get("cheats"):
-    print(json.dumps({"failed": "The model looks ahead."}))
+    print(json.dumps({"failed": "The model looks ahead.", "fault": "model"}))
     raise SystemExit(3)
 reference = None
 if "--items" in options:
@@ -97,7 +97,6 @@ print(json.dumps({
     "bits_per_byte": 1.5, "files": sorted(path.name for path in run.glob("checkpoints/*/*")),
     "architecture": gpt.NAME, "graph": sorted(path.name for path in run.glob("graph/*")),
     "reference": reference, "suite": options.get("--suite"), "limit": options.get("--limit-tokens"),
-    "micro_batch": options.get("--micro-batch"),
     "evaluation": {
         str(path.relative_to(options["--eval-data"])): path.read_text()
         for path in sorted(Path(options["--eval-data"]).rglob("*")) if path.is_file()
@@ -184,7 +183,7 @@ print("part", os.environ["DAILYTRAIN_PART"], "of", os.environ["DAILYTRAIN_PARTS"
 try:
     exec(code)
 except ValueError as error:
-    Path("failure.json").write_text(json.dumps({"cause": "model", "reason": str(error)}))
+    Path("failure.json").write_text(json.dumps({"fault": "model", "reason": str(error)}))
     raise SystemExit(3)
 Path("result.json").write_text(json.dumps({"cells": 2, "seconds": 0.5, "left": 99}))
 """

@@ -47,7 +47,8 @@ def test_sound_notebook_leaves_model_and_result(tmp_path: Path) -> None:
 def test_failing_cell_is_named_and_earlier_cells_are_kept(tmp_path: Path) -> None:
     assert run(tmp_path, "print('so far')", "nowhere + 1") == 3
     failure = json.loads((tmp_path / "failure.json").read_text())
-    assert failure == {"cause": "model", "reason": "Cell 2 ended with NameError: name 'nowhere' is not defined"}
+    assert failure["fault"] == "model"
+    assert failure["reason"] == "Cell 2 ended with NameError: name 'nowhere' is not defined"
     assert "so far" in read_executed(tmp_path)
     assert not (tmp_path / "result.json").exists()
 

@@ -113,15 +113,15 @@ class Budget:
         return max(1, math.ceil(self.amount / price))
 
     def used_fraction(
-        self, spent: Usage, tokens_per_step: int, flops_per_step: float, price_start: Usage | None = None
+        self, spent: Usage, tokens_per_step: int, flops_per_step: float, initial_flops: float = 0.0
     ) -> float:
         """Return the used fraction in [0, 1]. A budget whose steps are known is used up after exactly that many.
 
-        `price_start`: the usage since which a step costs `flops_per_step`, if it had another cost before.
+        `initial_flops`: charged before the first step.
         """
-        if self.kind == "flops" and price_start is not None and price_start.flops:
-            used = min(1.0, price_start.flops / self.amount)
-            left = max(1, math.ceil((self.amount - price_start.flops) / flops_per_step))
-            return min(1.0, used + (1 - used) * ((spent.steps - price_start.steps) / left))
+        if self.kind == "flops":
+            used = min(1.0, initial_flops / self.amount)
+            left = max(1, math.ceil((self.amount - initial_flops) / flops_per_step))
+            return min(1.0, used + (1 - used) * (spent.steps / left))
         steps = self.steps(tokens_per_step, flops_per_step)
         return min(1.0, spent.seconds / self.amount if steps is None else spent.steps / steps)

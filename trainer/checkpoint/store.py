@@ -16,6 +16,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,21 @@ def write_snapshot(
     (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1, exclude_none=True))
     fsync_path(partial / MANIFEST)
     fsync_path(partial)
-    shutil.rmtree(folder, ignore_errors=True)
+    replaced = hide_folder(folder)
     partial.rename(folder)
     fsync_path(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     return manifest
+
+
+def hide_folder(folder: Path) -> Path:
+    """Give a folder the name of one that may be deleted, if it exists. Deleting takes longer than renaming, and what is
+    left when the process is killed meanwhile must not look complete."""
+    hidden = folder.with_name(f".{folder.name}.deleted")
+    shutil.rmtree(hidden, ignore_errors=True)
+    with suppress(FileNotFoundError):  # the node also deletes uploaded checkpoints
+        folder.rename(hidden)
+    return hidden
 
 
 def find_os_error(error: Exception, folder: Path) -> Exception:
@@ -168,22 +180,18 @@ def find_os_error(error: Exception, folder: Path) -> Exception:
 
 
 def prune_checkpoints(run_folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, and what killed processes left. Not while one is being written.
-
-    Manifests go first: no partial one looks complete.
-    """
+    """Delete all but the newest `keep` checkpoints, and what killed processes left. Not while one is being written."""
     for folder in list_checkpoints(run_folder)[:-keep]:
-        (folder / MANIFEST).unlink(missing_ok=True)  # the node also deletes uploaded checkpoints
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(hide_folder(folder), ignore_errors=True)
     for kind in (CHECKPOINTS_FOLDER, MILESTONES_FOLDER):
         for folder in list_incomplete_folders(run_folder / kind):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def list_incomplete_folders(parent: Path) -> list[Path]:
-    """Return folders of interrupted writes, and those without a manifest, whose deletion was interrupted."""
+    """Return folders of interrupted writes and deletions. The node deletes without renaming."""
     deleted = (f for f in parent.glob("step-*") if NAME_PATTERN.fullmatch(f.name) and not (f / MANIFEST).exists())
-    return [*parent.glob(".step-*.partial"), *deleted]
+    return [*parent.glob(".step-*"), *deleted]
 
 
 def verify_checkpoint(folder: Path, *, weights: bool = True, optimizer: bool = True) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
 import time
@@ -16,7 +15,7 @@ from trainer.cli.parser import Parser, add_device_flag, parse_positive_integer, 
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.errors import ExitCode, GraphFaultError, ModelError, UnusableCheckpointError, UserError, print_error
+from trainer.errors import ExitCode, ModelError, UnusableCheckpointError, UserError, find_fault, print_error
 from trainer.scoring import benchmark_tasks, heldout_text
 from trainer.scoring.progress import show_progress
 from trainer.scoring.run_folder import RunFolder, RunFolderError
@@ -30,14 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # standard output is the record's alone
             record = score(options)
-    except ModelError as failure:
+    except (ModelError, RunFolderError, UnusableCheckpointError) as failure:
         if options.json:
-            print(json.dumps({"failed": str(failure), "by_graph": isinstance(failure, GraphFaultError)}))  # noqa: T201 (the command's output)
+            fault = find_fault(failure, is_graph=(options.run / "graph").is_dir())
+            fault = "checkpoint" if isinstance(failure, RunFolderError) else fault
+            # `by_graph`: for agents that know no fault of the model.
+            report = {"failed": str(failure), "fault": fault, "by_graph": fault == "model"}
+            print(json.dumps(report))  # noqa: T201 (the command's output)
+        if not isinstance(failure, ModelError):
+            raise
         return print_error(COMMAND, failure, ExitCode.MODEL_ERROR)
-    except (RunFolderError, UnusableCheckpointError) as failure:
-        if options.json:
-            print(json.dumps({"failed": str(failure), "fault": "checkpoint"}))  # noqa: T201 (the command's output)
-        raise
     print(json.dumps(record)) if options.json else print_record(record)  # noqa: T201 (the command's output)
     return ExitCode.OK
 
@@ -57,7 +58,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--items", type=Path, help="write each document's bits and each item's answer there, and losses.npy beside it")
     add("--reference", type=Path, help="losses.npy of another run on the same text, for a more exact look-ahead check")
     add("--suite-limit", type=parse_positive_integer, help="only this many items of each benchmark")
-    add("--micro-batch", type=parse_positive_integer, metavar="ROWS", help="of training (default: run.json's)")
     add_device_flag(parser)
     add("--json", action="store_true", help="print JSON")
     return parser.parse_args(argv)
@@ -71,8 +71,6 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     names = [name.strip() for name in options.suite.split(",") if name.strip()]
     tasks, missing = benchmark_tasks.split_by_available_data(names, options.eval_data)
     run = RunFolder.open(options.run, options.checkpoint)
-    if options.micro_batch:
-        run = dataclasses.replace(run, micro_batch=options.micro_batch)
     with show_progress() as progress:
         progress("reading the text", 0)
         tokenizer, texts = load_text(run, options)

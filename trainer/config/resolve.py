@@ -16,7 +16,7 @@ from trainer.config.train_config import SHARDED, SHORT_TEXT, ConfigError, TrainC
 from trainer.data.sizes import parse_size
 from trainer.models.scaling import batch_tokens
 
-MACHINE_FIELDS = ("precision", "muon_precision", "compile", "micro_batch")
+MACHINE_FIELDS = ("precision", "muon_precision", "compile")
 """Fields whose defaults depend on the machine. Chosen once for a run and saved with it."""
 RESUMABLE_FIELDS = ("device", "devices", "strategy", "micro_batch", "activation_checkpointing")
 """Fields that may change when a run is resumed. They change the order of sums: last digits differ."""
@@ -31,7 +31,7 @@ class ResolvedConfig:
     depth: int  # default of the model's sizes
     sequence_length: int
     batch: int
-    micro_batch: int  # if not configured, the upper limit for `trainer.training.micro_batch`
+    micro_batch: int  # at first the upper limit for `trainer.training.micro_batch`
     packing: Literal["blocks", "documents"]
     precision: Literal["fp32", "bf16", "fp8"]
     muon_precision: Literal["fp32", "bf16"]
@@ -75,7 +75,6 @@ def resolve_config(
     if batch % config.devices:
         raise ConfigError(f"{config.devices} devices cannot share {batch} rows evenly: change train.batch")
     computed = {
-        "micro_batch": find_largest_divisor(batch // config.devices, batch if on_cpu else 32),
         "precision": "fp32" if on_cpu else "bf16",
         "muon_precision": "fp32" if on_cpu else "bf16",
         "compile": not on_cpu or not is_short(budget),
@@ -88,7 +87,7 @@ def resolve_config(
         depth=get_configured_depth(config) or (choose_cpu_depth(budget) if on_cpu else choose_gpu_depth(budget)),
         sequence_length=args.sequence_length or (256 if on_cpu else 2048),
         batch=batch,
-        micro_batch=args.micro_batch or computed["micro_batch"],
+        micro_batch=args.micro_batch or find_largest_divisor(batch // config.devices, batch if on_cpu else 32),
         packing=args.packing,
         precision=precision,
         muon_precision=computed["muon_precision"] if args.muon_precision == "auto" else args.muon_precision,

@@ -54,7 +54,7 @@ class TrainArgs:
     batch: int | None = None
     """Rows in one optimizer step. Computed: 8 on a CPU; on a GPU it grows with the budget."""
     micro_batch: int | None = None
-    """Rows of one forward pass on each device. Computed: as many as fit into the memory, at most 32 on a GPU."""
+    """The most rows of one forward pass on each device, fewer where memory is short. Computed: at most 32 on a GPU."""
     packing: Literal["blocks", "documents"] = "blocks"
     """How rows are cut from the text: `blocks` anywhere, using all tokens; `documents` at the start of a document,
     dropping some tokens (how many is printed)."""

@@ -75,7 +75,7 @@ class Dataset:
         return load_tokenizer(self.folder / "tokenizer.json")
 
     def open_shards(self, split: str) -> list[Shard]:
-        """Open the token files of train or dev."""
+        """Return the token files of train or dev."""
         assert split in ("train", "dev"), f"the {split} split has no tokens on disk"
         self._check_sizes(split)
         has_prompts = self.manifest["format"] == FORMAT_WITH_PROMPTS

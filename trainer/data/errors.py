@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.errors import UserError, to_one_line
+from trainer.errors import MachineError, UserError, to_one_line
 
 
 class CorpusError(UserError):
@@ -23,8 +23,8 @@ class UnsuitableCorpusError(DatasetError):
     """No dataset can be made of the corpus."""
 
 
-class DamagedDatasetError(DatasetError):
-    """A file differs from the manifest: a fault of this machine, so a training run reports it as infrastructure."""
+class DamagedDatasetError(DatasetError, MachineError):
+    """A file differs from the manifest."""
 
     def __init__(self, path: Path, problem: str) -> None:
         """`path` is a file in a split's folder of the dataset."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,16 +62,12 @@ class Shard:
     """The tokens of one file, read on demand: `shard[start:stop]` returns an array.
 
     Not a memory map: reading a map of a truncated file or from a failing disk kills the process (SIGBUS), while `pread`
-    raises DamagedDatasetError. Both take a few microseconds a row.
+    raises DamagedDatasetError. The file is opened for each read, which takes a few microseconds: a large corpus has
+    more files than a process may have open.
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any], tokens: int) -> None:
         self._path, self.dtype, self._tokens = path, dtype, tokens
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise DamagedDatasetError(path, f"cannot be opened ({error.strerror or error})") from error
-        weakref.finalize(self, os.close, self._descriptor)
 
     def __len__(self) -> int:
         return self._tokens
@@ -82,7 +77,8 @@ class Shard:
         assert step == 1
         size = max(0, stop - start) * self.dtype.itemsize
         try:
-            data = os.pread(self._descriptor, size, start * self.dtype.itemsize)
+            with self._path.open("rb", buffering=0) as file:
+                data = os.pread(file.fileno(), size, start * self.dtype.itemsize)
         except OSError as error:
             raise DamagedDatasetError(self._path, f"cannot be read ({error.strerror or error})") from error
         if len(data) != size:

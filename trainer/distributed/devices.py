@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 import torch
 
-from trainer.errors import UserError
+from trainer.errors import MachineError
 from trainer.ops.attention import activate_flash_attention
 from trainer.ops.devices import count_gpus, get_peak_gpu_memory_bytes, is_gpu_available
 from trainer.ops.heap import keep_freed_memory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_fabric.loggers import Logger
 
 
-class DeviceError(UserError):
+class DeviceError(MachineError):
     """The requested devices do not exist here."""
 
 

@@ -71,8 +71,9 @@ def launch_processes(argv: Sequence[str], devices: int, run_folder: Path) -> int
         if not failures:
             return ExitCode.OK
         reason, code = explain_failures(failures, devices)
-    if code in (ExitCode.MODEL_ERROR, ExitCode.INFRASTRUCTURE):
-        write_failure(run_folder, "model" if code == ExitCode.MODEL_ERROR else "infrastructure", reason)
+        is_reported = any(Path(failure.error_file).is_file() for failure in failures.values())
+    if code == ExitCode.INFRASTRUCTURE and not is_reported:  # otherwise that process has written `failure.json`
+        write_failure(run_folder, "machine", reason)
     return print_error("dailytrain train", reason, code) if reason else code
 
 

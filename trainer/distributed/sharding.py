@@ -27,6 +27,11 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
+def count_local_bytes(tensor: Tensor) -> int:
+    """Return the bytes that this process holds of a tensor."""
+    return tensor.to_local().nbytes if is_sharded(tensor) else tensor.nbytes
+
+
 def gather_tensor(tensor: Tensor) -> Tensor:
     """Return the whole tensor."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor

@@ -10,7 +10,8 @@ Features are computed for the rows of a micro-batch. They cost a part that does 
 needs fewer copies, since its layout is that of no batch. Logits are computed on chunks of positions
 (`trainer.ops.losses`), so they are counted on `[1, n]`: a part for each chunk and a part for each position.
 
-A forged graph could cost more at other numbers than the counted ones, so every number of rows and positions that a run
+A run is charged for every row as if it were a micro-batch of its own, so that its charge depends on no machine. A
+forged graph could cost more at other numbers than the counted ones, so every number of rows and positions that a run
 may have is counted, too. Optimizer and the sums of gradients over chunks and micro-batches are the trainer's own work.
 """
 
@@ -35,7 +36,7 @@ from trainer.graph.model import GraphModel, get_stored_tensors
 from trainer.graph.operators import iterate_tensors
 from trainer.graph.schema import GraphError
 from trainer.ops.attention import force_reference
-from trainer.ops.losses import choose_chunk_positions, limit_chunk_positions
+from trainer.ops.losses import choose_chunk_positions, count_chunks, limit_chunk_positions
 
 CHECKED_COUNT = 1021
 """Cost is measured at 2 and 3 rows or positions, and has to hold at this number, which is not a round one."""
@@ -56,17 +57,24 @@ class TrainingCost:
     by_operator: dict[str, Cost]  # of a micro-batch of one row and one chunk
     by_module: dict[str, Cost]  # likewise, by the module that made the forward call
     forward_per_row: Cost  # of evaluation, forward only
+    chunks_per_row: int  # of logits, on a GPU
 
-    def flops_per_token(self, rows: int = 1, chunks: int = 1) -> float:
-        """Return the FLOPs of a micro-batch of `rows`, whose logits are computed in `chunks`, divided by its tokens."""
-        return self.sum_per_token("flops", rows, chunks)
+    @property
+    def total_per_row(self) -> Cost:
+        """What a run is charged for a row: the cost of a micro-batch of one row on a GPU.
 
-    def product_flops_per_token(self, rows: int = 1, chunks: int = 1) -> float:
-        return self.sum_per_token("product_flops", rows, chunks)
+        A machine computes as many rows at once as fit, so what they share costs less. It is charged for each row, so
+        that the charge depends on the graph alone.
+        """
+        return self.per_row + self.per_pass + self.per_chunk * self.chunks_per_row
 
-    def sum_per_token(self, name: str, rows: int, chunks: int) -> float:
-        per_row, per_pass, per_chunk = (getattr(c, name) for c in (self.per_row, self.per_pass, self.per_chunk))
-        return float((per_row + (per_pass + chunks * per_chunk) / rows) / self.tokens_per_row)
+    @property
+    def flops_per_token(self) -> float:
+        return self.total_per_row.flops / self.tokens_per_row
+
+    @property
+    def product_flops_per_token(self) -> float:
+        return self.total_per_row.product_flops / self.tokens_per_row
 
 
 def count_training_cost(model: GraphModel, row_counts: Iterable[int] = (), device: str = "cuda") -> TrainingCost:
@@ -104,6 +112,7 @@ def count_training_cost(model: GraphModel, row_counts: Iterable[int] = (), devic
         by_operator=add_costs(extrapolate(features, "by_operator"), logits[length].by_operator),
         by_module=add_costs(extrapolate(features, "by_module"), logits[length].by_module),
         forward_per_row=one_row.total + scored[length].total,
+        chunks_per_row=count_chunks(length, "cuda", model.vocabulary_size),
     )
 
 

@@ -17,24 +17,21 @@ from trainer.graph.files import TracedArchitecture, count_constant_bytes
 from trainer.graph.initialization import count_initialization_cost
 from trainer.graph.model import build_model_without_data
 from trainer.graph.schema import Graph
-from trainer.ops.losses import count_chunks
 
 ROWS = 20  # of a printed table
 
 
-def describe_traced(traced: TracedArchitecture, rows: int = 1, device: str = "cuda") -> dict[str, Any]:
+def describe_traced(traced: TracedArchitecture) -> dict[str, Any]:
     """Return what `dailytrain graph --json` prints and the site shows.
 
     FLOPs are per token: of training, but for `scoring_flops_per_token`. Those of the initialization are once for a run.
     A parameter of 64 bits, such as a complex number, counts as two, one of 128 bits as four.
 
-    `rows`: of a micro-batch, which share what is computed once for it. `device`: of the run, on which the size of a
-    chunk of logits depends. Costs of operators and modules are those of a micro-batch of one row.
+    Costs are those of a micro-batch of one row.
     """
     cost = count_training_cost(build_model_without_data(traced))
     initialization = count_initialization_cost(traced.initialization)
     tokens = cost.tokens_per_row
-    chunks = count_chunks(rows * tokens, device, traced.recipe["vocabulary_size"])
     tensors = traced.initialization.tensors
     elements = {
         kind: sum(t.number_of_elements * max(1, get_item_size(t.dtype) // 4) for t in tensors if t.kind == kind)
@@ -48,8 +45,8 @@ def describe_traced(traced: TracedArchitecture, rows: int = 1, device: str = "cu
         "buffer_elements": elements["buffer"] + elements["non_persistent_buffer"],
         "stored_bytes": sum(t.number_of_elements * get_item_size(t.dtype) for t in tensors),
         "constant_bytes": count_constant_bytes(traced),
-        "flops_per_token": cost.flops_per_token(rows, chunks),
-        "product_flops_per_token": cost.product_flops_per_token(rows, chunks),
+        "flops_per_token": cost.flops_per_token,
+        "product_flops_per_token": cost.product_flops_per_token,
         "scoring_flops_per_token": cost.forward_per_row.flops / tokens,
         "initialization_flops": initialization.flops,
         "initialization_bytes": initialization.peak_bytes,

@@ -35,14 +35,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with errors.attribute_to_model("while it generated text"):
             result = run_generate_order(options.run, options.checkpoint, options.out)
-    except errors.UnusableCheckpointError as error:
-        errors.write_failure(options.out, "infrastructure", str(error), "checkpoint")
-        return errors.ExitCode.INFRASTRUCTURE
-    except errors.ModelError as error:
+    except (errors.ModelError, errors.UnusableCheckpointError) as error:
         traceback.print_exc()
+        fault = errors.find_fault(error, is_graph=(options.run / "graph").is_dir())
         reason = OUT_OF_MEMORY if errors.is_out_of_memory(error.__cause__) else str(error)
-        errors.write_failure(options.out, "model", reason)
-        return errors.ExitCode.MODEL_ERROR
+        errors.write_failure(options.out, fault, reason)
+        return errors.ExitCode.MODEL_ERROR if fault == "model" else errors.ExitCode.INFRASTRUCTURE
     (options.out / "result.json").write_text(result.model_dump_json())
     return errors.ExitCode.OK
 

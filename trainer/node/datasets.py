@@ -27,7 +27,6 @@ PREPARATION_LIMITS = ResourceLimits(wall_seconds=24 * 3600, memory_bytes=1 << 50
 """Limits of a preparation, which is trusted code: only the time is really limited."""
 MAX_COMPILE_WORKERS = 32  # torch's default
 PROCESSES_OF_COMPILE_WORKER = 3  # itself, gcc and what gcc starts
-LOCK_SECONDS = 0.2  # interval between two checks of the stop signal while waiting for the lock
 SECRET_VARIABLES = ("DAILYTRAIN_JOIN_TOKEN", "SECRET_KEY", "DATABASE_URL", "GITHUB_WEBHOOK_SECRET")
 
 
@@ -37,19 +36,14 @@ def ensure_dataset(job: Job, pin: DatasetPin) -> Path:
     Raise `JobFailedError` if it cannot be prepared or its hash differs.
     """
     folder = job.context.home / "datasets" / pin.hash
-    lock = job.context.dataset_lock  # another slot may be preparing the same dataset
-    while not lock.acquire(timeout=LOCK_SECONDS):
-        job.check_stop()
-    try:
+    with job.context.dataset_locks.hold(pin.hash, job.check_stop):  # another slot may be preparing it
         missing = [file for file in pin.files or () if not is_complete(file, folder / parse_relative_path(file.path))]
         with job.context.quota.use_dataset(job.lease, pin.hash, sum(file.size for file in missing)):
             if pin.files:
                 download_dataset(job, pin.hash, missing, folder)
             elif read_dataset_hash(folder) != pin.hash:
                 prepare_and_verify(job, pin, folder)
-        return folder
-    finally:
-        lock.release()
+    return folder
 
 
 def download_dataset(job: Job, dataset_hash: str, missing: Sequence[FileRef], folder: Path) -> None:
@@ -76,7 +70,7 @@ def is_complete(file: FileRef, target: Path) -> bool:
 
 def prepare_and_verify(job: Job, pin: DatasetPin, folder: Path) -> None:
     job.log(f"preparing its data ({pin.corpus}); this happens once.")
-    partial = folder.with_name(PREPARING)
+    partial = folder.with_name(f"{PREPARING}-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:

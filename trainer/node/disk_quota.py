@@ -20,7 +20,7 @@ from trainer.node.outcome import JobFailedError
 
 DATASETS, RELEASES, WORK = "datasets", "blobs", "work"
 PREPARING = ".preparing"
-"""Folder of the dataset that this machine prepares. The agent removes it when it starts."""
+"""First part of the names of folders in which this machine prepares datasets. The agent removes them when it starts."""
 EVICTABLE_FILES = ("weights", "evaluation")  # folders of `BlobCache`s whose files jobs link or copy
 GB = 10**9
 FRESH_SECONDS = 600  # a cached file that was requested so recently may not have been linked yet

@@ -13,6 +13,7 @@ from typing import IO, Literal
 from trainer import protocol
 from trainer.node.archives import ENTRY_BYTES, RELEASE_BYTES, ArchiveError, unpack_archive
 from trainer.node.background_sender import BackgroundSender
+from trainer.node.blobs import BlobCache
 from trainer.node.client import SiteClient
 from trainer.node.console import log
 from trainer.node.downloads import download_file
@@ -96,13 +97,17 @@ class Job:
         for file in files:
             self.download(file, folder / parse_relative_path(file.path))
 
+    def download_to_cache(self, cache: BlobCache, file: protocol.FileRef) -> Path:
+        """Return a file of a cache, which downloads it unless it is there."""
+        return cache.get(file, self.download, self.check_stop)
+
     def unpack_source(self, entry_folder: str = "trainer/models", max_bytes: int = ENTRY_BYTES) -> None:
         """Unpack into the workspace's `release` and `source`; the entry may only have files in `entry_folder`.
 
         Raise `ArchiveError` if the release is refused, `JobFailedError` if the entry is.
         """
-        release = self.context.blobs.get(self.spec.release, self.download)
-        entry = self.context.blobs.get(self.spec.entry, self.download) if self.spec.entry else None
+        release = self.download_to_cache(self.context.blobs, self.spec.release)
+        entry = self.download_to_cache(self.context.blobs, self.spec.entry) if self.spec.entry else None
         self.check_stop()
         unpack_archive(release, self.workspace.release, "trainer", RELEASE_BYTES)
         unpack_archive(release, self.workspace.source, "trainer", RELEASE_BYTES)

@@ -56,7 +56,7 @@ def run_job(context: SlotContext, lease: protocol.Lease, client: SiteClient, spo
             is_known = is_reported or stop_signal.server_level is StopLevel.LOST
             job.workspace.remove(keep_folder=not is_known)
         context.quota.release(lease.lease)
-    is_sound = outcome.outcome == "done" or outcome.cause == "model" or outcome.fault in ("checkpoint", "order")
+    is_sound = outcome.outcome == "done" or outcome.fault != "machine"
     return is_sound or stop_signal.level > StopLevel.NONE
 
 
@@ -74,7 +74,7 @@ def run_handler(job: Job) -> JobOutcome:
     except (JobInterruptedError, GaveUpError):
         return describe_interruption(job.stop_signal)
     except JobFailedError as error:
-        return JobOutcome("failed", str(error), error.cause, error.fault)
+        return JobOutcome("failed", str(error), error.fault)
     except (ArchiveError, DamagedFileError, UnsafeFileError) as error:  # in the order's files: nothing has started
         return JobOutcome("failed", f"{error} Nothing was run.")
     except RequestRefusedError as error:

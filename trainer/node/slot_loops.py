@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 from trainer.node.agent import CHECK_SECONDS, Agent, AgentStoppedError
-from trainer.node.blobs import BlobCache
+from trainer.node.blobs import BlobCache, KeyedLocks
 from trainer.node.console import log
 from trainer.node.disk_quota import DATASETS, PREPARING
 from trainer.node.hardware import list_processors
@@ -28,14 +28,14 @@ def run_slots(agent: Agent, identity: Identity, once: bool) -> None:
     """Work until the sponsor or the server stops it; raise `RequestRefusedError` if the server rejects the node."""
     agent.client = agent.client.with_token(identity.token)
     abandoned = remove_leftovers(agent)
-    blobs, dataset_lock = BlobCache(agent.home / "blobs"), threading.Lock()
+    blobs, dataset_locks = BlobCache(agent.home / "blobs"), KeyedLocks()
     weights = BlobCache(agent.home / "weights", max_bytes=WEIGHTS_BYTES)
     evaluation_data = BlobCache(agent.home / "evaluation")
     while True:
         reader = agent.gpu_monitor.reader
         slots = split_into_slots(reader.gpus, list_processors(), agent.slot_count, bool(reader.unusable_gpus))
         shared = (agent.home, identity, agent.sandbox, blobs, weights, evaluation_data, agent.quota, agent.gpu_monitor)
-        contexts = [SlotContext(*shared, slot, dataset_lock, agent.offer, agent.network) for slot in slots]
+        contexts = [SlotContext(*shared, slot, dataset_locks, agent.offer, agent.network) for slot in slots]
         run_loops(agent, [PollLoop(agent, context, abandoned, once) for context in contexts])
         if not agent.is_changing_slots or agent.sponsor.level > StopLevel.NONE:
             return
@@ -68,7 +68,8 @@ def remove_leftovers(agent: Agent) -> tuple[int, ...]:
     if isinstance(agent.sandbox, DockerDriver):
         agent.sandbox.remove_stale_containers()
     kill_marked_processes(f"{agent.home}:")
-    remove_folder(agent.home / DATASETS / PREPARING)
+    for folder in (agent.home / DATASETS).glob(f"{PREPARING}*"):
+        remove_folder(folder)
     leases = find_abandoned_leases(agent.home)
     for lease in leases:
         remove_folder(agent.home / "work" / str(lease))

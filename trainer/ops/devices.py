@@ -102,12 +102,3 @@ def release_cached_memory(device: torch.device) -> None:
     """Return memory that torch keeps for itself to the GPU."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def get_gpu_random_states() -> list[Tensor]:
-    """Return the state of each GPU's generator, uint8; empty without GPUs."""
-    return torch.cuda.get_rng_state_all()
-
-
-def set_gpu_random_states(states: Sequence[Tensor]) -> None:
-    torch.cuda.set_rng_state_all(states)

@@ -72,7 +72,8 @@ class ChunkedLossFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        feature_gradient, *others = (None if g is None else g.mul_(scale.to(g.dtype)) for g in ctx.gradients)
+        # With a dimension the scale stays in fp32; in bf16 all gradients would be too long or short, by up to 0.4 %.
+        feature_gradient, *others = (None if g is None else g.mul_(scale[None]) for g in ctx.gradients)
         del ctx.gradients
         return None, None, feature_gradient, None, None, *others
 

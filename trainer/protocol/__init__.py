@@ -59,7 +59,6 @@ from trainer.protocol.rephrase import (
 )
 from trainer.protocol.results import (
     Cause,
-    Fault,
     GenerateResult,
     NotebookResult,
     ProbeReading,
@@ -84,7 +83,6 @@ __all__ = [
     "Chunk",
     "DatasetPin",
     "ErrorDetail",
-    "Fault",
     "FileRef",
     "FinishLease",
     "GenerateOrder",

@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from trainer.errors import Fault
 from trainer.protocol.bounds import Count, JsonObject, Seconds, Sentence
 from trainer.protocol.files import Checkpoint, FileRef, Sha256
 from trainer.protocol.node import Health
-from trainer.protocol.results import Cause, Fault
+from trainer.protocol.results import Cause
 from trainer.protocol.version import Message
 
 
@@ -75,8 +76,8 @@ class FinishLease(Message):
 
     outcome: Literal["done", "failed", "released"]
     """"released": neither done nor failed; the job returns to the queue and resumes from its last checkpoint."""
-    cause: Cause = "infrastructure"
-    fault: Fault | None = None  # of a failure with the cause "infrastructure"; None: the machine
+    cause: Cause = "infrastructure"  # "model" with the fault "model", which older agents do not send
+    fault: Fault | None = None  # of a failure; None: of the machine
     reason: str = Field(default="", max_length=500)  # a sentence for the contributor
     result: JsonObject = {}
     """By kind of job: `result.json` of a training run with its `ProbeResults`, the JSON of `dailytrain score`,

@@ -53,8 +53,6 @@ class ScoreOrder(Message):
     suite_files: tuple[FileRef, ...] | None = Field(default=None, max_length=500)  # the season's evaluation data
     suite_limit: int | None = Field(default=None, ge=1, lt=2**31)
     """Use only the first so many items of each task. None: all."""
-    micro_batch: int | None = Field(default=None, ge=1, lt=2**31)
-    """Of the run's configuration; FLOPs per token depend on it. None: as in `run`, the training node chose it."""
 
 
 class ReplayOrder(Message):

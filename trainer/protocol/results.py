@@ -10,11 +10,7 @@ from trainer.protocol.bounds import Count, JsonObject, Label, Name, Seconds, Sen
 from trainer.protocol.version import Message
 
 Cause = Literal["model", "infrastructure"]
-"""Cause of a failure: the entry ("model", a claim that the server checks), or the server or node ("infrastructure",
-retried)."""
-Fault = Literal["machine", "checkpoint", "order"]
-"""What failed if the cause is "infrastructure": this machine, the checkpoint to resume from, which the node could not
-use, or the order, which no machine can carry out."""
+"""Cause of a job's final failure, by the site: the entry's model, or the server, a node or an order."""
 
 
 class ProbeReading(Message):

@@ -84,8 +84,14 @@ class BubblewrapProcess(SandboxProcess):
             raise
         finally:
             os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            self._open_init(pipe.read())
+        try:
+            with os.fdopen(reading, "rb") as pipe:
+                self._open_init(pipe.read())
+        except OSError as error:  # such as too many open files: nothing may run that cannot be ended
+            popen.kill()
+            popen.wait()
+            self._remove_group()
+            raise SandboxError(f"The sandbox's first process cannot be watched: {error.strerror}.") from error
         return popen
 
     def _open_init(self, info: bytes) -> None:

@@ -19,7 +19,7 @@ from unittest import mock
 
 import numpy as np
 
-from trainer.errors import GraphFaultError
+from trainer.errors import DivergenceError
 from trainer.scoring.benchmark_tasks import CORE, CORES, SUITE, BenchmarkTask, find_file
 from trainer.scoring.core import compute_centered, compute_core, run_core
 from trainer.scoring.passes import CHECKED_ITEMS, EXACT_MATCH
@@ -103,7 +103,7 @@ def run_suite(
                 else:
                     run_task(name, manager, LmEvalModel(scorer, tokenizer, progress), folder, limit, result)
             except OverflowError:
-                raise GraphFaultError(
+                raise DivergenceError(
                     "The model finds a benchmark's answers so unlikely that the benchmark's metrics overflow."
                 ) from None
             result.seconds[name] = time.monotonic() - started

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.errors import GraphFaultError, ModelError
+from trainer.errors import DivergenceError, ModelError
 from trainer.models.base import LanguageModel
 from trainer.scoring.look_ahead import Losses
 from trainer.scoring.windows import pad_rows
@@ -114,7 +114,7 @@ class ModelScorer:
         logits, expected = logits.float(), self.copy_to_device(targets)
         nats = F.cross_entropy(logits, expected, reduction="none")
         if not nats.isfinite().all():
-            raise GraphFaultError(
+            raise DivergenceError(
                 "The model returned NaN or infinite logits. If its training loss was finite, look for operators that"
                 " overflow on new text, such as `exp` or a division by zero."
             )

@@ -21,7 +21,6 @@ from trainer.sandbox.safe_files import parse_json_object
 
 MAX_SEQUENCE_LENGTH = 2**16  # tokens in a row
 MAX_VOCABULARY_SIZE = 2**20
-MAX_MICRO_BATCH = 2**20
 
 
 class RunFolderError(UserError):
@@ -37,8 +36,6 @@ class RunFolder:
     arch: str
     step: int
     sequence_length: int  # tokens in a row of the full pass, as in training
-    micro_batch: int  # rows of a forward pass of training; 1 if unknown
-    device: str  # kind of the training device
     vocabulary_size: int  # logits in each position
     tokenizer_sha256: str  # from `run.json`; the caller compares it with the tokenizer it uses
     checkpoint_floats: int  # elements of the checkpoint's floating-point tensors: parameters and stored buffers
@@ -65,8 +62,6 @@ class RunFolder:
             arch=parse_name(run, "arch"),
             step=parse_integer(manifest, "step", 0, 2**62),
             sequence_length=parse_integer(model, "sequence_length", 1, MAX_SEQUENCE_LENGTH),
-            micro_batch=read_micro_batch(run),
-            device=read_device(run),
             vocabulary_size=parse_integer(model, "vocabulary_size", 2, MAX_VOCABULARY_SIZE),
             tokenizer_sha256=str(dataset.get("tokenizer_sha256", "")) if isinstance(dataset, dict) else "",
             checkpoint_floats=count_checkpoint_floats(checkpoint),
@@ -98,22 +93,6 @@ def parse_integer(record: dict[str, Any], key: str, minimum: int, maximum: int) 
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise RunFolderError(f"The run's {key!r} must be an integer from {minimum} to {maximum}, not {value!r:.50}.")
     return value
-
-
-def read_train_settings(run: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved settings of training in `run.json`; empty if it has none."""
-    identity = run.get("identity")
-    settings = identity.get("train") if isinstance(identity, dict) else None
-    return settings if isinstance(settings, dict) else {}
-
-
-def read_micro_batch(run: dict[str, Any]) -> int:
-    settings = read_train_settings(run)
-    return parse_integer(settings, "micro_batch", 1, MAX_MICRO_BATCH) if "micro_batch" in settings else 1
-
-
-def read_device(run: dict[str, Any]) -> str:
-    return "cpu" if read_train_settings(run).get("device") == "cpu" else "cuda"
 
 
 def find_checkpoint_to_score(folder: Path) -> Path:

@@ -13,7 +13,7 @@ import torch
 
 from trainer.accounting.flops import count_parameters
 from trainer.data.tokenizer import Tokenizer
-from trainer.errors import GraphFaultError, UserError, attribute_to_model
+from trainer.errors import LookAheadError, UserError, attribute_to_model
 from trainer.graph.files import read_traced
 from trainer.graph.summary import describe_traced
 from trainer.scoring import benchmark_suite, items
@@ -60,7 +60,7 @@ def score_run(
         untrained = ModelScorer(models.untrained, device, run.sequence_length)
         result = score_text(trained, untrained, texts, lengths, end_of_text, progress, reference)
     if result.untrained.is_better:
-        raise GraphFaultError(
+        raise LookAheadError(
             "The untrained model predicts the held-out text better than the text's own token frequencies do:"
             " it holds knowledge that was not trained. Remove tables that were computed from text, and read no later"
             " tokens."
@@ -84,7 +84,7 @@ def load_models(run: RunFolder) -> tuple[ScoredModels, dict[str, Any]]:
     if (run.folder / "graph").is_dir():
         with attribute_to_model("while its graphs were loaded"):
             traced = read_traced(run.folder / "graph")
-            summary = describe_traced(traced, run.micro_batch, run.device)
+            summary = describe_traced(traced)
             return load_graph_models(traced, run), {
                 "graph": summary["hash"],
                 "flops_per_token": summary["flops_per_token"],

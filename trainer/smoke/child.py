@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         report.set_trace_failure(failure)
         return errors.ExitCode.MODEL_ERROR
     except ModelError as failure:
-        if not errors.is_expected(failure):
+        if errors.explain_error(failure) is None:
             traceback.print_exception(failure.__cause__ or failure)
         report.set_failure(str(failure), failure.__cause__)
         return errors.ExitCode.MODEL_ERROR

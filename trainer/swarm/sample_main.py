@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = asyncio.run(run_order(order, args.out))
     except UserError as error:
-        write_failure(args.out, "model", str(error))
+        write_failure(args.out, "order", str(error))
         print(error, file=sys.stderr)  # noqa: T201
         return ExitCode.USER_ERROR
     (args.out / "result.json").write_text(result.model_dump_json())

@@ -29,7 +29,7 @@ from trainer.checkpoint.folders import MANIFEST
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.checkpoint.store import describe_file, get_checkpoint_path
 from trainer.data.dataset import Dataset
-from trainer.errors import ExitCode, UserError, to_one_line
+from trainer.errors import DivergenceError, ExitCode, UserError, print_error, to_one_line, write_failure
 from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, SwarmOrder, encode_message
 from trainer.swarm import checkpoint
@@ -44,7 +44,6 @@ from trainer.swarm.metrics_reporter import MetricsReporter
 from trainer.swarm.partitions import get_partition
 from trainer.swarm.stage import build_model, partition_blocks
 from trainer.swarm.stage_client import StageClient
-from trainer.swarm.transaction import DivergedError
 from trainer.swarm.transport import Transport
 from trainer.training.metrics import MetricsLogger, MetricsWriter, build_logger
 
@@ -194,16 +193,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     order = SwarmOrder.model_validate_json(args.order.read_bytes())
     try:
         return asyncio.run(SiteRun(order, args.out, Dataset.open(args.dataset)).run(args))
-    except DivergedError as error:
-        return report_failure(args.out, str(error), ExitCode.MODEL_ERROR)
+    except DivergenceError as error:
+        write_failure(args.out, "model", str(error))
+        return print_error("trainer.swarm.site_run", error, ExitCode.MODEL_ERROR)
     except UserError as error:
-        return report_failure(args.out, str(error), ExitCode.USER_ERROR)
-
-
-def report_failure(out: Path, reason: str, code: int) -> int:
-    atomic_write_json(out / "failure.json", {"cause": "model", "reason": reason})
-    print(reason, file=sys.stderr)  # noqa: T201
-    return code
+        write_failure(args.out, "order", str(error))
+        return print_error("trainer.swarm.site_run", error, ExitCode.USER_ERROR)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import median_low
 from typing import TypeVar
 
-from trainer.errors import ModelError
+from trainer.errors import DivergenceError
 from trainer.swarm import buffers, cover, messages, trust
 from trainer.swarm.audit import Audit
 from trainer.swarm.data import Batches
@@ -42,7 +42,7 @@ class StageLostError(Exception):
     """A stage has no members, so its weights are lost."""
 
 
-class DivergedError(ModelError):
+class DivergedError(DivergenceError):
     """The gradient or a hidden state is not finite."""
 
     def __init__(self, step: int, what: str) -> None:

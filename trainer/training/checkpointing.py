@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.training.finetune import describe_lineage
 from trainer.training.identity import check_identity
 from trainer.training.metrics import MetricsWriter
-from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import MetricsWindow, Run
 
 
@@ -51,7 +50,6 @@ def save_checkpoint(run: Run, *, wait: bool = True, is_final: bool = False) -> P
     state = {
         "step": run.usage.steps,
         "spent": dataclasses.asdict(run.usage),
-        "price_start": dataclasses.asdict(run.price_start),
         "window": dataclasses.asdict(run.window),
         "dev": run.dev,
         "clock": list(run.step_microseconds),
@@ -59,7 +57,6 @@ def save_checkpoint(run: Run, *, wait: bool = True, is_final: bool = False) -> P
         **run.compute_mfu(run.usage.tokens / run.usage.seconds if run.usage.seconds else 0.0),
         "spikes": run.spike_filter.state_dict(),
         "loader": run.loader.state_dict(),
-        "random": get_random_state(),
         "threads": torch.get_num_threads(),
         "identity": run.identity,
     }
@@ -104,28 +101,24 @@ def resume_run(run: Run, console: Console) -> None:
         metrics.truncate(-1)
         return
     try:
-        saved = restore_run(run, folder)
+        restore_run(run, folder)
     except Exception as error:
-        if is_machine_failure(error) or is_machine_failure(error.__cause__):
+        if is_machine_failure(error) or (
+            isinstance(error.__cause__, Exception) and is_machine_failure(error.__cause__)
+        ):
             raise
         message = to_one_line(error) if isinstance(error, UserError) else f"{folder} is damaged: {error!r}"
         raise UnusableCheckpointError(message) from error
     metrics.truncate(run.usage.steps)
     console.print(f"resuming from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
-    changed = [name for name in RESUMABLE_FIELDS if saved["train"].get(name) != run.identity["train"][name]]
-    if changed:
-        console.print(f"{' and '.join(changed)} changed: the last digits of results will differ", highlight=False)
 
 
-def restore_run(run: Run, folder: Path) -> dict[str, Any]:
-    """Load a checkpoint into the run; return the identity that was saved with it."""
+def restore_run(run: Run, folder: Path) -> None:
+    """Load a checkpoint into the run."""
     state = verify_checkpoint(folder)
-    saved: dict[str, Any] = state.get("identity", {})
-    check_identity(run.config.out, saved, run.identity)
+    check_identity(run.config.out, state.get("identity", {}), run.identity)
     restore_checkpoint(folder, run.raw_model, run.optimizers)
     run.usage = Usage(**state["spent"])
-    run.price_start = Usage(**state.get("price_start", {}))
-    run.update_price_start()
     if run.fraction < 1 and not (folder / OPTIMIZER_FILE).is_file():
         raise CheckpointError(f"{folder} has no {OPTIMIZER_FILE} to resume with: start a new run --from it")
     run.window = MetricsWindow(**state["window"])
@@ -135,8 +128,6 @@ def restore_run(run: Run, folder: Path) -> dict[str, Any]:
     run.compile_seconds = state["compile_seconds"]
     run.spike_filter.load_state_dict(state["spikes"])
     run.loader.load_state_dict(state["loader"])
-    restore_random_state(state["random"])
-    return saved
 
 
 def check_run_folder(run: Run) -> None:
@@ -145,8 +136,8 @@ def check_run_folder(run: Run) -> None:
         check_identity(run.config.out, read_run(run.config.out).get("identity", {}), run.identity)
 
 
-def log_run_summary(run: Run, console: Console) -> None:
-    """Print the computed configuration, wasted tokens and lineage."""
+def log_run_summary(run: Run, saved: Mapping[str, Any], console: Console) -> None:
+    """Print the computed configuration, wasted tokens and lineage. `saved`: settings of the run that is resumed."""
     total = count_parameters(run.raw_model)["total"]
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
     size = f"{total:,} parameters, {run.flops_per_token:.3g} FLOPs a token"
@@ -157,6 +148,9 @@ def log_run_summary(run: Run, console: Console) -> None:
         lines.append(f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away")
     if run.lineage is not None:
         lines.append(describe_lineage(run.lineage))
+    changed = [name for name in RESUMABLE_FIELDS if saved and saved.get(name) != run.identity["train"][name]]
+    if changed:
+        lines.append(f"{' and '.join(changed)} changed: the last digits of results will differ")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 

@@ -95,7 +95,7 @@ class ChunkedBPTT(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = (None if g is None else g.mul_(scale.to(g.dtype)) for g in ctx.gradients)
+        gradients = (None if g is None else g.mul_(scale[None]) for g in ctx.gradients)
         del ctx.gradients
         return None, None, None, *gradients
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.sharding import gather_weights
-from trainer.errors import GraphFaultError, attribute_to_model
+from trainer.errors import DivergenceError, attribute_to_model
 from trainer.inference.sampling import PROMPTS, complete_prompt
 from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
@@ -22,7 +22,7 @@ def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> No
     run.dev = compute_dev_loss(run)
     run.raw_model.train()
     if not math.isfinite(run.dev["loss"]):
-        raise GraphFaultError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
+        raise DivergenceError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
     metrics.write("dev", run.usage.steps, **run.get_progress_metrics(), **run.dev)
     text = f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
     progress.print_line(f"{run.fraction:4.0%}  step {run.usage.steps}, {text}")

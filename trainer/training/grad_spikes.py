@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.errors import GraphFaultError
+from trainer.errors import DivergenceError
 
 SPIKE_FACTOR = 20.0  # a norm this many times the median of the last `WINDOW` is a spike; a cautious guess
 WINDOW = 100
@@ -37,7 +37,7 @@ class GradientSpikeFilter:
         return SPIKE_FACTOR * statistics.median(self.norms)
 
     def accept(self, norm: float, step: int) -> bool:
-        """Return whether to make the update of a gradient with this norm. Raise `GraphFaultError` to end the run."""
+        """Return whether to make the update of a gradient with this norm. Raise `DivergenceError` to end the run."""
         if norm <= self.limit:
             self.norms = [*self.norms[1 - WINDOW :], norm]
             self.in_a_row = 0
@@ -46,7 +46,7 @@ class GradientSpikeFilter:
         self.in_a_row += 1
         if self.mode == "stop" or self.in_a_row >= MAX_IN_A_ROW:
             times = "" if self.mode == "stop" else f", {self.in_a_row} times in a row"
-            raise GraphFaultError(
+            raise DivergenceError(
                 f"The gradient's norm at step {step} is {norm:.3g}, the median {self.limit / SPIKE_FACTOR:.3g}{times}: "
                 "training diverged. "
                 "A lower learning rate, a longer warmup or a clipped gradient may help."

@@ -34,6 +34,7 @@ from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.interruption import StopRequest
 from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
+from trainer.training.random_state import seed_step
 from trainer.training.run import MetricsWindow, Run
 from trainer.training.step_values import StepValues
 
@@ -138,6 +139,7 @@ def run_step(run: Run, fraction: float) -> StepValues:
     """
     optim.apply_schedule(run.optimizers, run.recipe, fraction, run.usage.steps)
     before = run.unread
+    seed_step(run.config.seed, run.usage.steps, run.fabric.global_rank)
     run.unread = train_step(
         run.fabric,
         run.model,
@@ -158,7 +160,7 @@ def run_step(run: Run, fraction: float) -> StepValues:
 def read_last_step(run: Run) -> tuple[float, float]:
     """Return the last step's gradient norm and the seconds that it took to wait for it.
 
-    Raise `GraphFaultError` if training diverged.
+    Raise `DivergenceError` if training diverged.
     """
     assert run.unread is not None, "each step is read once"
     started = time.perf_counter()
@@ -250,7 +252,7 @@ def charge_step(run: Run, seconds: float) -> None:
     """Charge a step to the budget and to the next train line."""
     run.usage.steps += 1
     run.usage.tokens += run.resolved.tokens_per_step
-    run.usage.flops = run.compute_flops()
+    run.usage.flops = run.initial_flops + run.usage.tokens * run.flops_per_token
     run.window.steps += 1
     if run.budget.kind == "seconds":
         run.step_microseconds.append(0)

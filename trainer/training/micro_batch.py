@@ -1,8 +1,9 @@
 """Choose the micro-batch (the rows of one forward pass) and compile the model, before the budget's clock starts.
 
-The micro-batch is the configured one, the one saved with the run, or the largest divisor of a device's rows that fits
-into the memory. On a GPU that is found by trying smaller and smaller ones. On a CPU, where the kernel would kill the
-process, it is computed from the free memory and the bytes that one row saves for the backward pass.
+The micro-batch is no part of the model: it is the largest divisor of a device's rows, up to the configured one, that
+fits into this machine's memory, whatever an earlier machine of the run chose. On a GPU that is found by trying smaller
+and smaller ones. On a CPU, where the kernel would kill the process, it is computed from the free memory and the bytes
+that one row saves for the backward pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from trainer.config.resolve import find_largest_divisor
 from trainer.distributed.devices import get_free_memory_bytes
-from trainer.distributed.sharding import gather_weights
+from trainer.distributed.sharding import count_local_bytes, gather_weights
 from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
 from trainer.errors import (
     MAX_REASON,
@@ -35,7 +36,6 @@ from trainer.ops.losses import limit_chunk_positions
 from trainer.optim.optimizers import compile_steps
 from trainer.training import compilation
 from trainer.training.objective import Objective
-from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import Run
 
 MEMORY_SHARE = 0.6  # of the free memory; the rest is for what is not counted here and for other processes
@@ -72,8 +72,8 @@ def measure_saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor
     return sum(saved.values())
 
 
-def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int) -> int:
-    """Return how many of `rows` fit into the memory at once: a divisor of them."""
+def choose_cpu_micro_batch(objective: Objective, row: Tensor) -> int:
+    """Return how many rows fit into the memory at once, at least 1."""
     free = get_free_memory_bytes()
     # Gradients and two momenta are allocated later, each as large as the weights.
     weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
@@ -81,49 +81,45 @@ def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int) -> int:
         vocabulary_size = objective.model(row[:, :1]).size(-1)
     logits = LOGIT_COPIES * 4 * limit_chunk_positions("cpu", vocabulary_size, 0) * vocabulary_size
     available = MEMORY_SHARE * free - 3 * weights - logits
-    return find_largest_divisor(rows, max(1, int(available / max(1, measure_row_bytes(objective, row)))))
+    return max(1, int(available / max(1, measure_row_bytes(objective, row))))
 
 
-def warm_up(run: Run, console: Console, row: Tensor, can_choose: bool) -> None:
-    """Choose the run's micro-batch if allowed, and compile the model. Changes nothing else.
-
-    `row`: tokens `[1, T]`; `can_choose`: the micro-batch is neither configured nor saved with the run.
-    """
-    is_searching = can_choose and run.resolved.device == "cuda"
+def warm_up(run: Run, console: Console, row: Tensor) -> None:
+    """Choose the run's micro-batch and compile the model. Changes nothing else. `row`: tokens `[1, T]`."""
+    is_searching = run.resolved.device == "cuda"
     if run.fraction >= 1:
         return
-    before = get_random_state()
-    if can_choose and not is_searching:
-        set_micro_batch(run, measure_cpu_micro_batch(run, row))
+    if not is_searching and run.resolved.micro_batch > 1:
+        set_micro_batch(run, min(run.resolved.micro_batch, measure_cpu_micro_batch(run, row)))
     if run.resolved.compile or is_searching:
         started = time.perf_counter()
         if run.resolved.compile:
             console.print("compiling the model with torch.compile; this is not charged", highlight=False)
         while not try_pass(run, is_searching):
-            set_micro_batch(run, find_largest_divisor(run.resolved.rows_per_device, run.resolved.micro_batch - 1))
+            set_micro_batch(run, run.resolved.micro_batch - 1)
         run.raw_model.zero_grad(set_to_none=True)
         compile_steps(run.optimizers)
         if run.resolved.compile and not run.resolved.is_sharded:
             check_compiled_gradients(run, row)
         if run.resolved.compile:
             run.compile_seconds += time.perf_counter() - started
-    restore_random_state(before)
 
 
-def set_micro_batch(run: Run, rows: int) -> None:
+def set_micro_batch(run: Run, limit: int) -> None:
+    """Set the largest one up to a limit."""
+    rows = find_largest_divisor(run.resolved.rows_per_device, limit)
     run.resolved = dataclasses.replace(run.resolved, micro_batch=rows)
     run.identity["train"]["micro_batch"] = rows
-    run.update_price_start()
 
 
 def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:
-    """Return the micro-batch for a CPU, the same in all processes."""
+    """Return how many rows fit into the memory of a CPU, the same in all processes."""
     with attribute_to_model("in a forward pass", 1), torch.compiler.set_stance("force_eager"):
         if run.resolved.is_sharded:
             with torch.no_grad():
                 run.model(row, row)  # FSDP initializes itself in the first call of the whole model
         with gather_weights(run.objective):
-            rows = choose_cpu_micro_batch(run.objective, row, run.resolved.rows_per_device)
+            rows = choose_cpu_micro_batch(run.objective, row)
     return int(run.fabric.broadcast(rows))
 
 
@@ -131,11 +127,10 @@ def try_pass(run: Run, is_searching: bool) -> bool:
     """Run a pass over a micro-batch; return False if memory ran out and a smaller one can be tried."""
     rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
     rows = rows.to(run.fabric.device)
-    weights = sum(4 * weight.numel() for weight in run.raw_model.parameters() if weight.requires_grad)
     fits = True
     try:
-        # In training there are momenta, too: at most two for each weight.
-        momenta = torch.empty(2 * weights * is_searching, dtype=torch.uint8, device=run.fabric.device)
+        missing = count_missing_state_bytes(run) if is_searching else 0
+        momenta = torch.empty(missing, dtype=torch.uint8, device=run.fabric.device)
         with attribute_to_model("in its first pass", run.resolved.micro_batch):
             run_pass(run, rows)
         del momenta
@@ -149,6 +144,15 @@ def try_pass(run: Run, is_searching: bool) -> bool:
         run.raw_model.zero_grad(set_to_none=True)
         release_cached_memory(run.fabric.device)
     return fits
+
+
+def count_missing_state_bytes(run: Run) -> int:
+    """Return the bytes that optimizers will allocate in training: momenta, at most two for each weight. A resumed run
+    has them already."""
+    weights = sum(4 * count_local_bytes(w) // w.itemsize for w in run.raw_model.parameters() if w.requires_grad)
+    values = (value for each in run.optimizers for state in each.state.values() for value in state.values())
+    state = sum(count_local_bytes(value) for value in values if isinstance(value, Tensor))
+    return max(0, 2 * weights - state)
 
 
 def run_pass(run: Run, rows: torch.Tensor) -> None:

@@ -27,7 +27,6 @@ from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError
 from trainer.models import PRESETS, check_architecture_name, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
-from trainer.ops.losses import count_chunks
 from trainer.optim import lora
 from trainer.optim import optimizers as optim
 from trainer.training.finetune import load_base_weights
@@ -50,20 +49,15 @@ class BuiltModel:
     def graph_hash(self) -> str | None:
         return self.traced and self.traced.compute_hash()
 
-    def count_flops(self, row: Tensor, resolved: ResolvedConfig, can_choose: bool) -> dict[int, float]:
-        """Return the FLOPs per token of a forward and backward pass for each micro-batch that the run may have.
+    def count_flops(self, row: Tensor, resolved: ResolvedConfig) -> float:
+        """Return the FLOPs per token of a forward and backward pass: of a module, counted over `row [1, T]`.
 
-        `can_choose`: the micro-batch will be searched, and `resolved` has its upper limit. Those of a module are
-        counted over `row [1, T]` for any micro-batch.
+        Those of a graph are checked for each micro-batch that the run may have. `resolved` has the upper limit.
         """
-        rows, length, limit = resolved.rows_per_device, resolved.sequence_length, resolved.micro_batch
-        micro_batches = [size for size in range(1, limit + 1) if rows % size == 0] if can_choose else [limit]
         if self.traced is None:
-            return dict.fromkeys(micro_batches, flops.count_flops(self.model, row))
-        model = build_model_without_data(self.traced)
-        cost = count_training_cost(model, micro_batches, resolved.device)
-        chunks = {size: count_chunks(size * length, resolved.device, model.vocabulary_size) for size in micro_batches}
-        return {size: cost.flops_per_token(size, chunks[size]) for size in micro_batches}
+            return flops.count_flops(self.model, row)
+        sizes = [size for size in range(1, resolved.micro_batch + 1) if resolved.rows_per_device % size == 0]
+        return count_training_cost(build_model_without_data(self.traced), sizes, resolved.device).flops_per_token
 
     def count_initial_flops(self) -> int:
         """Return what the run pays for its initialization before the first step; 0 for a module's."""

@@ -26,7 +26,6 @@ from trainer.graph.tables import convert_tables_to_bf16
 from trainer.models.base import LanguageModel, Recipe
 from trainer.ops import devices
 from trainer.optim.optimizers import assign_parameters
-from trainer.training.random_state import get_random_state, restore_random_state
 
 MIN_SPEEDUP = 1.5  # of bf16: on a CPU the element-wise part of a model does not get faster
 WIDTH, POSITIONS, REPEATS = 256, 512, 4
@@ -37,10 +36,8 @@ def choose_precision(device: torch.device, threads: int) -> Literal["fp32", "bf1
     """Return the precision to train in on this device. `threads` (torch's) only separates cached measurements."""
     if device.type == "cuda":
         return "bf16" if devices.has_bf16() else "fp32"
-    before = get_random_state()
     up, down = (nn.Linear(*shape, bias=False, device=device) for shape in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)))
     x = torch.randn(POSITIONS, WIDTH, device=device, requires_grad=True)
-    restore_random_state(before)
 
     def run_pass(bf16: bool) -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):

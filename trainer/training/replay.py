@@ -5,7 +5,7 @@
 The configuration is that of `trainer.train`. The replay starts at the checkpoint in `--out`, or at step 0, whose
 checkpoint it then writes. It writes a checkpoint at its end and evaluates nothing. `--recorded-state` holds what
 depended on the original machine, from the `state.json` of a later checkpoint: the time charged for each step, which
-the schedule of a budget in seconds follows, and `MACHINE_FIELDS`.
+the schedule of a budget in seconds follows, and `RECORDED_FIELDS`.
 
 It does not see what `trainer.scoring.compare_replay` compares its weights with.
 """
@@ -35,6 +35,8 @@ from trainer.training.loop import charge_step, read_last_step, run_step
 from trainer.training.run import Run
 from trainer.training.setup import build_run
 
+RECORDED_FIELDS = (*MACHINE_FIELDS, "micro_batch")
+
 
 def main(argv: Sequence[str]) -> int:
     """Return the exit code, as `trainer.train` does. Errors are printed on standard error."""
@@ -48,8 +50,9 @@ def main(argv: Sequence[str]) -> int:
         replay_run(config, options.until, recorded, Console(stderr=True))
     except ModelError as error:
         traceback.print_exception(error)
-        cause, _ = errors.find_cause(error, is_graph=config.graph is not None)
-        return errors.ExitCode.MODEL_ERROR if cause == "model" else errors.ExitCode.INFRASTRUCTURE
+        fault = errors.find_fault(error, is_graph=config.graph is not None)
+        errors.write_failure(config.out, fault, str(error))
+        return errors.ExitCode.MODEL_ERROR if fault == "model" else errors.ExitCode.INFRASTRUCTURE
     except (UserError, OSError) as error:
         return errors.print_error("trainer.training.replay", error, errors.ExitCode.USER_ERROR)
     return errors.ExitCode.OK
@@ -69,8 +72,7 @@ def read_recorded_state(path: Path) -> dict[str, Any]:
 def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], console: Console) -> Path:
     """Train to step `until`, or to the end of the budget if that comes first; return the last checkpoint's folder.
 
-    `recorded`: "clock", the microseconds charged for each step of the run, and "train", values of `MACHINE_FIELDS` that
-    are not configured.
+    `recorded`: "clock", the microseconds charged for each step of the run, and "train", values of `RECORDED_FIELDS`.
     """
     run = build_run(apply_recorded_fields(config, recorded.get("train", {})), console)
     try:
@@ -78,16 +80,18 @@ def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], con
         return save_checkpoint(run)
     finally:
         run.loader.close()
+        run.writer.close()
 
 
 def apply_recorded_fields(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration with the recorded values of fields that are not configured.
+    """Return the configuration with the recorded values of fields that are not configured, and the micro-batch.
 
     The machine that is checked recorded them: impossible ones are ignored, so that they cannot prevent the replay.
     """
     device, hints = select_device(config.device, config.devices), get_type_hints(TrainArgs)
-    for name in MACHINE_FIELDS:
-        if name not in train or getattr(config.train, name) not in (None, "auto"):
+    for name in RECORDED_FIELDS:
+        is_configured = name in MACHINE_FIELDS and getattr(config.train, name) not in (None, "auto")
+        if name not in train or is_configured:
             continue
         try:
             value = convert_value(name, train[name], hints[name])

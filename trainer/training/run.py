@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +49,9 @@ class Run:
     model: nn.Module  # the objective as wrapped by Fabric: what training and evaluation call
     optimizers: list[Optimizer]
     recipe: Recipe
-    flops_by_micro_batch: Mapping[int, float]  # per token, for each micro-batch that the run may have
+    flops_per_token: float  # that a run is charged, see `trainer.graph.counting`
     window_flops_per_token: float  # of products, attention over its windows: for the MFU that nanochat prints
+    initial_flops: float  # charged for the initialization
     spike_filter: GradientSpikeFilter
     loader: PrefetchLoader
     identity: dict[str, Any]  # see `trainer.training.identity`
@@ -64,9 +64,6 @@ class Run:
     host_buffers: HostBuffers | None = None  # for checkpoints; None: of a CPU
     last_checkpoint: Path | None = None
     usage: Usage = field(default_factory=Usage)
-    price_start: Usage = field(default_factory=Usage)
-    """Usage since which a token costs `flops_per_token`: after the initialization, or after a resume with another
-    micro-batch, which has another cost."""
     window: MetricsWindow = field(default_factory=MetricsWindow)
     dev: dict[str, float] = field(default_factory=dict)  # the last evaluation
     unread: StepValues | None = None
@@ -77,10 +74,6 @@ class Run:
     @property
     def budget(self) -> Budget:
         return self.config.parsed_budget
-
-    @property
-    def flops_per_token(self) -> float:
-        return self.flops_by_micro_batch[self.resolved.micro_batch]
 
     def compute_mfu(self, tokens_per_second: float) -> dict[str, float | None]:
         """Return the shares of the devices' peak at a speed, by both counts of FLOPs; None if the peak is unknown.
@@ -95,16 +88,7 @@ class Run:
     def fraction(self) -> float:
         """The used part of the budget."""
         tokens = self.resolved.tokens_per_step
-        return self.budget.used_fraction(self.usage, tokens, tokens * self.flops_per_token, self.price_start)
-
-    def compute_flops(self) -> float:
-        """Return the FLOPs of all steps, and what the initialization is charged."""
-        return self.price_start.flops + (self.usage.tokens - self.price_start.tokens) * self.flops_per_token
-
-    def update_price_start(self) -> None:
-        """Keep the FLOPs of earlier steps if a token has another cost now."""
-        if self.compute_flops() != self.usage.flops:
-            self.price_start = replace(self.usage)
+        return self.budget.used_fraction(self.usage, tokens, tokens * self.flops_per_token, self.initial_flops)
 
     @property
     def metrics_path(self) -> Path:

@@ -20,7 +20,7 @@ from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
 from trainer.data.prefetch import build_loader
 from trainer.distributed.devices import build_fabric, select_device
-from trainer.errors import GraphFaultError, ModelError, attribute_to_model
+from trainer.errors import DivergenceError, ModelError, attribute_to_model
 from trainer.models.base import LanguageModel, Recipe
 from trainer.ops.devices import allocate_pinned, get_gpu_memory_bytes
 from trainer.optim import muon
@@ -35,7 +35,6 @@ from trainer.training.metrics import build_logger
 from trainer.training.micro_batch import warm_up
 from trainer.training.model_sources import build_model_source
 from trainer.training.objective import Objective
-from trainer.training.random_state import seed_everything
 from trainer.training.run import Run
 
 
@@ -63,16 +62,14 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     source.print_choice(built, console)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
-    can_choose = config.train.micro_batch is None and "micro_batch" not in saved_fields
     raw_model = built.model.to(fabric.device)
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        flops_by_micro_batch = built.count_flops(row, resolved, can_choose)
+        flops_per_token = built.count_flops(row, resolved)
         window_flops = built.count_window_flops(row)
         initial_flops = float(built.count_initial_flops())
     objective = prepare_objective(raw_model, built.recipe, resolved, console)
-    seed_everything(config.seed)
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
         # After `setup_module`, which may replace the weights by shards.
@@ -89,7 +86,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         model=model,
         optimizers=optimizers,
         recipe=built.recipe,
-        flops_by_micro_batch=flops_by_micro_batch,
+        flops_per_token=flops_per_token,
         window_flops_per_token=window_flops,
         spike_filter=GradientSpikeFilter(resolved.spikes),
         loader=build_loader(
@@ -111,13 +108,13 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         host_buffers=HostBuffers(allocate_pinned) if device == "cuda" and fabric.is_global_zero else None,
         peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
         usage=Usage(flops=initial_flops),
-        price_start=Usage(flops=initial_flops),
+        initial_flops=initial_flops,
     )
     check_run_folder(run)
     resume_run(run, console)
-    warm_up(run, console, row, can_choose)
+    warm_up(run, console, row)
     write_run_json(run)
-    log_run_summary(run, console)
+    log_run_summary(run, saved_fields, console)
     return run
 
 
@@ -199,4 +196,4 @@ def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_siz
     if tuple(logits.shape) != expected:
         raise ModelError(f"The model returns logits of the shape {tuple(logits.shape)} instead of {expected}.")
     if not logits.isfinite().all():
-        raise GraphFaultError("The model's first logits, before any training, are not finite.")
+        raise DivergenceError("The model's first logits, before any training, are not finite.")

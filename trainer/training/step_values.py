@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from trainer.errors import GraphFaultError
+from trainer.errors import DivergenceError
 from trainer.ops.devices import DeferredRead
 from trainer.training.grad_spikes import GradientSpikeFilter
 
@@ -43,7 +43,7 @@ class StepValues:
     def read(self) -> tuple[float, float]:
         """Return loss and norm, and tell the filter the first time. Before the next step's values are made.
 
-        Raise `GraphFaultError` if training diverged.
+        Raise `DivergenceError` if training diverged.
         """
         if self.known is None:
             loss, norm = self.deferred.read()
@@ -54,10 +54,10 @@ class StepValues:
 
 
 def check_finite(loss: float, norm: float, step: int, fraction: float) -> None:
-    """Raise `GraphFaultError` if the loss or the gradient's norm is not finite."""
+    """Raise `DivergenceError` if the loss or the gradient's norm is not finite."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
         name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
-        raise GraphFaultError(
+        raise DivergenceError(
             f"The {name} became {value} at step {step} ({fraction:.0%} of the budget): training diverged. "
             "A lower learning rate or a longer warmup may help."
         )

@@ -9,7 +9,7 @@ from django.test import Client
 
 from leaderboard import runs
 from leaderboard.job_handlers import train
-from leaderboard.models import Entry, Run
+from leaderboard.models import Run
 from leaderboard.run_states import RunError, RunEvent, apply_event
 from scheduler import storage
 from scheduler.job_kinds import get_job_kind
@@ -79,12 +79,6 @@ def test_score_order_has_the_final_checkpoint(run: Run, node: Node) -> None:
     run.track.season.files.create(kind="evaluation", path="piqa/validation.jsonl.gz", blob=storage.store_bytes(b"y"))
     order = get_job_kind(run.score_job).build_order(run.score_job, None)
     assert [file.path for file in order.suite_files] == ["blimp/passive_1.jsonl.gz"]
-    assert order.micro_batch is None
-    Entry.objects.filter(pk=run.entry_id).update(config={"train": {"micro_batch": 2}})
-    order = get_job_kind(run.score_job).build_order(run.score_job, None)
-    assert order.micro_batch == 2
-    Entry.objects.filter(pk=run.entry_id).update(config={"train": {"micro_batch": "0x8"}})  # of an older site
-    assert get_job_kind(run.score_job).build_order(run.score_job, None).micro_batch is None
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,11 @@ def test_used_fraction_stays_between_zero_and_one(budget: Budget, steps: int, se
     assert 0 <= budget.used_fraction(Usage(steps=steps, seconds=seconds), 2048, 1e9) <= 1
 
 
-def test_used_fraction_of_flops_after_another_price_goes_on() -> None:
-    budget, start = Budget.parse("1e9flops"), Usage(steps=6, tokens=600, flops=6e8)
-    fractions = [budget.used_fraction(Usage(steps=steps), 100, 2e8, start) for steps in (6, 7, 8)]
+def test_used_fraction_of_flops_begins_with_the_initialization() -> None:
+    budget = Budget.parse("1e9flops")
+    fractions = [budget.used_fraction(Usage(steps=steps), 100, 2e8, 6e8) for steps in (0, 1, 2)]
     assert fractions == [0.6, 0.8, 1.0]
-    finished = Usage(steps=10, tokens=1000, flops=1e9)
-    assert budget.used_fraction(finished, 100, 5e7, finished) == 1
+    assert budget.used_fraction(Usage(), 100, 5e7, 1e9) == 1
 
 
 def test_used_fraction_of_seconds_ignores_steps_and_tokens() -> None:

@@ -143,6 +143,32 @@ def test_weights_of_other_shape_are_rejected(run_copy: Path) -> None:
         load_model(run_copy)
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_checkpoint_is_complete_or_hidden_while_one_is_deleted(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill leaves at that moment: `step` 1 is pruned, and 2 is written again."""
+    model, optimizers = parts()
+    for each in (1, 2):
+        write_checkpoint(get_checkpoint_path(tmp_path, each), model, optimizers, {"step": each})
+    delete, found = shutil.rmtree, set()
+
+    def look(path: Path, **options: bool) -> None:
+        is_there = path.is_dir()
+        for change in (lambda: None, lambda: delete(path, **options)):
+            change()
+            folders = sorted((tmp_path / "checkpoints").glob("step-*"))
+            if is_there:
+                found.add(tuple(folder.name for folder in folders if verify_checkpoint(folder)))
+
+    monkeypatch.setattr(shutil, "rmtree", look)
+    if step == 1:
+        prune_checkpoints(tmp_path, 1)
+    else:
+        write_checkpoint(get_checkpoint_path(tmp_path, 2), model, optimizers, {"step": 2})
+    assert found == {("step-00000002",) if step == 1 else ("step-00000001", "step-00000002")}
+
+
 def test_prune_deletes_oldest(tmp_path: Path) -> None:
     model, optimizers = parts()
     for step in (1, 2, 30, 100_000_000):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -227,6 +228,20 @@ def test_shards_have_whole_documents_and_are_read_as_one(
         cut.open_stream("train").read_tokens(start, 2010).tolist()
         == whole.open_stream("train").read_tokens(start, 2010).tolist()
     )
+
+
+def test_stream_of_more_shards_than_open_files_is_read(tmp_path: Path) -> None:
+    """SlimPajama has about 10,000; a sandbox allows 4,096 files."""
+    tokens, limits = np.arange(500, dtype="<u2"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    for number, part in enumerate(np.split(tokens, 250)):
+        (tmp_path / f"{number}.bin").write_bytes(part.tobytes())
+    is_open = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (is_open + 50, limits[1]))
+    try:
+        parts = [shards.Shard(tmp_path / f"{number}.bin", tokens.dtype, 2) for number in range(250)]
+        assert shards.TokenStream(parts).read_tokens(0, 500).tolist() == tokens.tolist()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_large_vocabulary_uses_four_bytes_per_token() -> None:

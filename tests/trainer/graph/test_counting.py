@@ -119,7 +119,7 @@ def test_costs_of_modules_and_operators_add_up() -> None:
 def test_flops_per_token_share_the_cost_of_a_pass() -> None:
     cost = count("rwkv5")
     assert cost.per_pass.flops > 0  # the tables of decay powers
-    assert cost.flops_per_token(8) == (cost.per_row.flops + (cost.per_pass.flops + cost.per_chunk.flops) / 8) / T
+    assert cost.flops_per_token == (cost.per_row.flops + cost.per_pass.flops + cost.per_chunk.flops) / T
 
 
 def test_summary_has_hash_sizes_and_costs() -> None:
@@ -139,27 +139,22 @@ def test_lists_of_operators_name_no_overloads() -> None:
     assert {strip_variant(name) for name in listed} == listed, "entries that are never found"
 
 
-def test_run_charges_constant_work_once_for_each_micro_batch() -> None:
+def test_run_charges_constant_work_for_each_row_whatever_its_micro_batch() -> None:
     built = BuiltModel(build_model(trace("rwkv5")), Recipe(()), {}, traced=trace("rwkv5"))
-    resolved: Any = SimpleNamespace(rows_per_device=4, micro_batch=4, sequence_length=T, device="cpu")
-    charged, cost = built.count_flops(torch.zeros(1, T), resolved, can_choose=True), count("rwkv5")
-    assert charged == {rows: cost.flops_per_token(rows) for rows in (1, 2, 4)}
-    assert charged[1] > charged[2] > charged[4]
-    resolved.micro_batch = 2
-    assert built.count_flops(torch.zeros(1, T), resolved, can_choose=False) == {2: charged[2]}
+    charged = set()
+    for micro_batch, device in ((4, "cpu"), (2, "cpu"), (4, "cuda")):
+        resolved: Any = SimpleNamespace(rows_per_device=4, micro_batch=micro_batch, sequence_length=T, device=device)
+        charged.add(built.count_flops(torch.zeros(1, T), resolved))
+    cost = count("rwkv5")
+    assert cost.per_pass.flops > 0
+    assert charged == {cost.flops_per_token} == {describe_traced(trace("rwkv5"))["flops_per_token"]}
 
 
 def test_logits_cost_a_part_for_each_chunk() -> None:
     cost = count("nanogpt")
     # The gradient of the loss, and the two numbers that its backward pass reads.
     assert cost.per_chunk.flops == 3
-    assert cost.flops_per_token(8, chunks=4) - cost.flops_per_token(8) == pytest.approx(3 * 3 / 8 / T)
-
-
-def test_summary_for_a_micro_batch_is_what_training_counts() -> None:
-    content = describe_traced(trace("rwkv5"), rows=8)
-    assert content["flops_per_token"] == count("rwkv5").flops_per_token(8)
-    assert content["flops_per_token"] < describe_traced(trace("rwkv5"))["flops_per_token"]
+    assert replace(cost, chunks_per_row=4).flops_per_token - cost.flops_per_token == pytest.approx(3 * 3 / T)
 
 
 def test_count_of_tensors_with_other_shapes_raises_graph_error() -> None:
@@ -199,7 +194,7 @@ def test_constant_work_in_logits_is_charged_for_each_chunk() -> None:
     files = forged_files.forge(forged_files.work_in_each_chunk, "logits")(trace("nanogpt").to_files())
     cost = count_training_cost(build_model_without_data(parse_files(files)))
     assert cost.per_chunk.flops > forged_files.WORK
-    assert cost.flops_per_token(1, chunks=8) > 8 * forged_files.WORK / T
+    assert replace(cost, chunks_per_row=8).flops_per_token > 8 * forged_files.WORK / T
 
 
 def test_positions_of_the_chunks_of_a_run_are_counted() -> None:

@@ -1,10 +1,14 @@
-"""Whose fault a failure of a graph's run is: no code of an entry runs there, so the entry's faults are a short list."""
+"""Whose fault each kind of failure is (`trainer.errors.FAILURES`): real exceptions in real runs, and real processes."""
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +17,26 @@ import pytest
 import torch
 
 from tests.support.tiny import TINY
+from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli.main import main as run_command
-from trainer.node.job_handlers import generate, score
+from trainer.config.train_config import ConfigError
+from trainer.data.errors import DamagedDatasetError
+from trainer.distributed.devices import DeviceError
+from trainer.errors import (
+    FAILURES,
+    CompilationError,
+    DivergenceError,
+    LookAheadError,
+    ModelError,
+    UnusableCheckpointError,
+    find_failure,
+)
+from trainer.node.job_handlers import score
 from trainer.node.job_handlers.train import download_checkpoint, read_outcome
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.outcome import JobFailedError
 from trainer.protocol import Checkpoint, FileRef
+from trainer.sandbox import ResourceLimits, SandboxProcess, SandboxSpec, get_driver
 from trainer.train import main
 from trainer.training import loop
 
@@ -28,7 +46,6 @@ FLAGS = (
     *("--device", "cpu", "--threads", "1", "--train.precision", "fp32", "--budget", "4steps"),
     *("--checkpoint-every", "1steps", "--keep", "9"),
 )
-CRASHES = [128 + number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV, signal.SIGKILL, signal.SIGFPE)]
 
 
 @pytest.fixture(scope="module")
@@ -47,41 +64,141 @@ def train(dataset_folder: Path, graph_folder: Path, tmp_path: Path) -> Callable[
     return start
 
 
-def end_process(code: int, limit_error: str | None = None) -> Any:
-    return SimpleNamespace(poll=lambda: code, limit_error=limit_error, is_out_of_time=False)
+def run_process(code: str, **limits: float) -> SandboxProcess:
+    """Run Python code as a job's process, to its end."""
+    usual: dict[str, Any] = {"wall_seconds": WAIT_SECONDS, "memory_bytes": 1 << 40, "disk_bytes": 1 << 40}
+    spec = SandboxSpec(
+        [sys.executable, "-I", "-S", "-c", code], {}, [], Path("/"), ResourceLimits(**usual | limits, processes=99)
+    )
+    process = get_driver("none").start(spec, subprocess.DEVNULL, subprocess.DEVNULL)
+    process.wait(WAIT_SECONDS)
+    return process
 
 
-def get_blame(outcome: JobOutcome | JobFailedError) -> tuple[str, str | None]:
-    return outcome.cause, outcome.fault
+def end_with(code: int) -> SandboxProcess:
+    return run_process(f"import sys; sys.exit({code})")
 
 
-@pytest.mark.parametrize(
-    ("error", "micro_batch", "cause"),
-    [
-        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), 1, "infrastructure"),
-        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), 1, "infrastructure"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), 1, "infrastructure"),
-        (RuntimeError("an operator of torch failed"), 1, "infrastructure"),
-        (torch.linalg.LinAlgError("linalg.inv: The diagonal element 3 is zero"), 1, "model"),
-        (torch.OutOfMemoryError("CUDA out of memory."), 2, "infrastructure"),
-        (torch.OutOfMemoryError("CUDA out of memory."), 1, "model"),
+def end_by(number: signal.Signals) -> SandboxProcess:
+    return run_process(f"import os; os.kill(os.getpid(), {number:d})")
+
+
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690, {}, NCCL version 2.27.5\nnccl{}"
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/{}"
+EXCEPTIONS: dict[str, list[Exception]] = {
+    "NaN or infinity, a singular matrix, gradient spikes without end": [
+        DivergenceError("The loss became nan at step 2."),
+        torch.linalg.LinAlgError("linalg.inv: The diagonal element 3 is zero, the inversion could not be completed"),
     ],
+    "later tokens, or knowledge that was not trained": [LookAheadError("The untrained model predicts the text.")],
+    "one row does not fit into memory": [torch.cuda.OutOfMemoryError("CUDA out of memory."), MemoryError()],
+    "several rows do not fit into memory": [
+        torch.cuda.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1099511627776 bytes."),
+    ],
+    "a kernel was given bad values (`device-side assert`)": [
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    ],
+    "another process of the run is lost": [
+        torch.distributed.DistBackendError(
+            NCCL.format("remote process exited or there was a network error", "RemoteError: A call failed possibly")
+        ),
+        torch.distributed.DistStoreError("wait timeout after 300000ms, keys: /default_pg/0//cpu//0/rank_0"),
+        RuntimeError(GLOO.format("pair.cc:553] Connection closed by peer [127.0.0.1]:11468.")),
+        RuntimeError(GLOO.format("unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete")),
+    ],
+    "a GPU, its driver, cuBLAS, cuDNN or NCCL failed": [
+        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+        torch.AcceleratorError("CUDA error: unspecified launch failure"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m)`"),
+        torch.distributed.DistBackendError(
+            NCCL.format("unhandled cuda error", "UnhandledCudaError: Call to CUDA function failed.")
+        ),
+    ],
+    "torch.compile failed or computes wrong gradients": [
+        CompilationError("torch.compile computes wrong gradients on this machine"),
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+    ],
+    "a disk is full or failed": [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "I/O error")],
+    "no thread could be started": [RuntimeError("can't start new thread")],
+    "a GPU is missing, a dataset is damaged": [
+        DamagedDatasetError(Path("/data/train/00001.bin"), "is damaged"),
+        DeviceError("devices 8: torch finds 1 here"),
+    ],
+    "the checkpoint to resume from is unusable": [UnusableCheckpointError("its manifest cannot be read")],
+    "a configuration or a model that nothing can train": [
+        ConfigError("no group of the recipe matches head.weight"),
+        ModelError("No parameter of the model gets a gradient."),
+    ],
+    "any other exception while the model computes": [
+        RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
+        RuntimeError("NCCL is a library: this is the text of an entry's own exception"),
+        KeyError("width"),
+        ZeroDivisionError("division by zero"),
+    ],
+    "any other exception": [TypeError("a bug of the trainer")],
+}
+ENDS: dict[str, list[Callable[[], SandboxProcess]]] = {
+    "the limit of wall time": [lambda: run_process("import time; time.sleep(60)", wall_seconds=0.2)],
+    "a limit of memory, disk or processes": [
+        lambda: run_process("import time; held = b'x' * 10**8; time.sleep(60)", memory_bytes=5 * 10**7)
+    ],
+    "SIGILL, SIGABRT, SIGBUS, SIGFPE or SIGSEGV": [
+        partial(end_by, getattr(signal, name)) for name in ("SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV")
+    ],
+    "SIGKILL or another signal": [partial(end_by, signal.SIGKILL), partial(end_by, signal.SIGTERM)],
+    "it could not run (exit code 1)": [partial(end_with, 1)],
+    "bad input without a report (exit code 2)": [partial(end_with, 2)],
+    "another exit code, or no result": [partial(end_with, 0), partial(end_with, 3), partial(end_with, 77)],
+}
+ROWS = {row.label: row for row in FAILURES}
+
+
+def test_every_kind_of_failure_has_an_example() -> None:
+    assert [*EXCEPTIONS, *ENDS] == list(ROWS)
+
+
+@pytest.mark.parametrize("is_graph", [True, False], ids=["graph", "python"])
+@pytest.mark.parametrize(
+    ("label", "error"), [(label, error) for label, errors in EXCEPTIONS.items() for error in errors], ids=str
 )
-def test_graph_run_blames_entry_only_for_what_its_graph_did(
+def test_exception_in_a_run_blames_what_its_row_says(
+    label: str,
+    error: Exception,
+    is_graph: bool,
     train: Callable[..., int],
+    dataset_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    micro_batch: int,
-    cause: str,
 ) -> None:
     def fail(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(loop, "update_weights", fail)
-    code = train("--train.micro-batch", str(micro_batch))
-    assert code == (3 if cause == "model" else 1)
-    assert get_blame(read_outcome(end_process(code), tmp_path, is_graph=True))[0] == cause
+    is_outside = label == "any other exception"
+    monkeypatch.setattr(loop, "charge_step" if is_outside else "update_weights", fail)
+    flags = ("--train.micro-batch", "1" if label.startswith("one row") else "2")
+    if is_graph:
+        code = train(*flags)
+    else:
+        code = main(["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY, *FLAGS, *flags])
+    expected = ROWS[label].graph if is_graph else ROWS[label].python
+    if find_failure(error).label == "another process of the run is lost":  # the other process has the reason
+        assert not (tmp_path / "failure.json").exists()
+    assert read_outcome(end_with(code), tmp_path, is_graph).fault == expected
+
+
+@pytest.mark.parametrize("is_graph", [True, False], ids=["graph", "python"])
+@pytest.mark.parametrize("label", ENDS)
+def test_end_of_a_process_blames_what_its_row_says(label: str, is_graph: bool, tmp_path: Path) -> None:
+    expected = ROWS[label].graph if is_graph else ROWS[label].python
+    for end in ENDS[label]:
+        process = end()
+        assert read_outcome(process, tmp_path, is_graph).fault == expected
+        if process.poll() != 0:
+            with pytest.raises(JobFailedError) as failed:
+                score.read_outcome(process, None, is_graph)
+            assert failed.value.fault == expected
 
 
 def test_graph_run_that_diverges_blames_entry(
@@ -89,7 +206,7 @@ def test_graph_run_that_diverges_blames_entry(
 ) -> None:
     monkeypatch.setattr(loop, "compute_gradient_norm", lambda parameters: torch.tensor(float("nan")))
     code = train()
-    assert read_outcome(end_process(code), tmp_path, is_graph=True).cause == "model"
+    assert read_outcome(end_with(code), tmp_path, is_graph=True).fault == "model"
 
 
 def test_graph_run_without_usable_checkpoint_blames_checkpoint(train: Callable[..., int], tmp_path: Path) -> None:
@@ -101,27 +218,12 @@ def test_graph_run_without_usable_checkpoint_blames_checkpoint(train: Callable[.
     (tmp_path / "result.json").unlink()
     (get_checkpoint_path(tmp_path, 4) / "manifest.json").write_bytes(b"\x00" * 700)
     code = train()
-    assert get_blame(read_outcome(end_process(code), tmp_path, is_graph=True)) == ("infrastructure", "checkpoint")
+    assert read_outcome(end_with(code), tmp_path, is_graph=True).fault == "checkpoint"
 
 
 def test_graph_run_with_wrong_configuration_blames_order(train: Callable[..., int], tmp_path: Path) -> None:
     code = train("--recipe.groups.no-such-group.learning-rate", "1")
-    assert get_blame(read_outcome(end_process(code), tmp_path, is_graph=True)) == ("infrastructure", "order")
-
-
-@pytest.mark.parametrize("code", CRASHES)
-def test_signal_in_graph_run_blames_machine(code: int, tmp_path: Path) -> None:
-    assert get_blame(read_outcome(end_process(code), tmp_path, is_graph=True)) == ("infrastructure", None)
-    assert score.read_outcome(code, None, is_graph=True).cause == "infrastructure"
-    if code != 128 + signal.SIGKILL:
-        assert generate.read_outcome(end_process(code), tmp_path, is_graph=True).cause == "infrastructure"
-        assert read_outcome(end_process(code), tmp_path, is_graph=False).cause == "model"
-
-
-def test_limit_in_graph_run_blames_machine(tmp_path: Path) -> None:
-    process = end_process(-9, "It used more than 20.0 MB of disk.")
-    assert get_blame(read_outcome(process, tmp_path, is_graph=True)) == ("infrastructure", None)
-    assert generate.read_outcome(process, tmp_path, is_graph=True).cause == "infrastructure"
+    assert read_outcome(end_with(code), tmp_path, is_graph=True).fault == "order"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +242,7 @@ def test_checkpoint_that_does_not_match_its_manifest_is_not_tried(content: bytes
     job: Any = SimpleNamespace(workspace=work, limits=limits, log=print, download_all=download_all)
     with pytest.raises(JobFailedError, match=f"The checkpoint of step {step} to resume from") as error:
         download_checkpoint(job, Checkpoint(step=step, files=files))
-    assert get_blame(error.value) == ("infrastructure", "checkpoint")
+    assert error.value.fault == "checkpoint"
 
 
 def test_score_of_damaged_checkpoint_blames_checkpoint(
@@ -151,16 +253,19 @@ def test_score_of_damaged_checkpoint_blames_checkpoint(
     capsys.readouterr()
     code = run_command(["score", str(tmp_path), "--dataset", str(dataset_folder), "--json"])
     result = json.loads(capsys.readouterr().out)
-    assert get_blame(score.read_outcome(code, result, is_graph=True)) == ("infrastructure", "checkpoint")
+    with pytest.raises(JobFailedError, match="damaged") as error:
+        score.read_outcome(end_with(code), result, is_graph=True)
+    assert error.value.fault == "checkpoint"
 
 
-def test_score_of_graph_blames_entry_only_for_what_its_graph_computed() -> None:
-    unreadable = {"failed": "The checkpoint has no blocks.0.weight.", "by_graph": False}
-    assert score.read_outcome(3, unreadable, is_graph=True).cause == "infrastructure"
-    assert score.read_outcome(3, {"failed": "It looks ahead.", "by_graph": True}, is_graph=True).cause == "model"
+@pytest.mark.parametrize("fault", ["model", "order"])
+def test_score_of_graph_blames_what_the_scorer_says(fault: str) -> None:
+    with pytest.raises(JobFailedError, match="It looks ahead") as error:
+        score.read_outcome(end_with(3), {"failed": "It looks ahead.", "fault": fault}, is_graph=True)
+    assert error.value.fault == fault
 
 
-def test_code_of_entry_cannot_blame_checkpoint(tmp_path: Path) -> None:
-    failure = {"cause": "infrastructure", "fault": "checkpoint", "reason": "It is damaged."}
-    (tmp_path / "failure.json").write_text(json.dumps(failure))
-    assert get_blame(read_outcome(end_process(1), tmp_path, is_graph=False)) == ("infrastructure", None)
+@pytest.mark.parametrize("fault", ["checkpoint", "order"])
+def test_code_of_entry_can_blame_neither_checkpoint_nor_order(fault: str, tmp_path: Path) -> None:
+    (tmp_path / "failure.json").write_text(json.dumps({"fault": fault, "reason": "It is damaged."}))
+    assert read_outcome(end_with(1), tmp_path, is_graph=False).fault == "machine"

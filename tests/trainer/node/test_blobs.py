@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from trainer.node.blobs import BlobCache
-from trainer.protocol import FileRef
+import pytest
+
+from tests.support.waits import WAIT_SECONDS
+from trainer.node import blobs
+from trainer.node.blobs import BlobCache, KeyedLocks
+from trainer.node.datasets import ensure_dataset
+from trainer.node.disk_quota import FRESH_SECONDS, DiskQuota
+from trainer.protocol import DatasetPin, FileRef
 
 
 class Site:
@@ -24,24 +35,109 @@ class Site:
         target.write_bytes(file.path.encode())
 
 
+def get(cache: BlobCache, file: FileRef, fetch: Callable[[FileRef, Path], None]) -> Path:
+    return cache.get(file, fetch, lambda: None)
+
+
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (path.stat().st_atime, path.stat().st_mtime - seconds))
+
+
 def test_blob_cache_with_a_damaged_file_fetches_it_again(tmp_path: Path) -> None:
     site, cache = Site(), BlobCache(tmp_path / "weights")
     file = site.file(b"weights")
-    path = cache.get(file, site.fetch)
-    assert cache.get(file, site.fetch) == path
+    path = get(cache, file, site.fetch)
+    assert get(cache, file, site.fetch) == path
     assert site.fetched == ["weights"]
     path.write_bytes(b"weighty")
-    assert cache.get(file, site.fetch).read_bytes() == b"weights"
+    assert get(cache, file, site.fetch).read_bytes() == b"weights"
     assert site.fetched == ["weights", "weights"]
 
 
 def test_blob_cache_when_full_removes_the_least_recently_used(tmp_path: Path) -> None:
     site, cache = Site(), BlobCache(tmp_path / "weights", max_bytes=10)
     first, second, third = (site.file(content) for content in (b"first", b"second", b"third"))
-    for age, file in ((30, first), (20, second)):
-        path = cache.get(file, site.fetch)
-        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age))
-    cache.get(third, site.fetch)
+    for number, file in enumerate((first, second)):
+        age(get(cache, file, site.fetch), FRESH_SECONDS + 2 - number)
+    assert get(cache, third, site.fetch).exists()
     assert {path.name for path in (tmp_path / "weights").iterdir()} == {third.sha256}
-    cache.get(site.file(b"more than there is room for"), site.fetch)
-    assert len(list((tmp_path / "weights").iterdir())) == 1, "the file requested last is there in any case"
+
+
+def test_blob_cache_when_full_keeps_files_that_another_slot_may_still_link(tmp_path: Path) -> None:
+    site, cache = Site(), BlobCache(tmp_path / "weights", max_bytes=3)
+    paths = [get(cache, site.file(content), site.fetch) for content in (b"first", b"second")]
+    assert all(path.exists() for path in paths)
+
+
+def test_blob_cache_fetches_a_file_that_is_evicted_while_it_is_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, cache = Site(), BlobCache(tmp_path / "weights")
+    file = site.file(b"weights")
+    path = get(cache, file, site.fetch)
+    age(path, 2 * FRESH_SECONDS)
+    hash_whole_file = blobs.hash_file
+
+    def evict(path: Path) -> str:
+        found = hash_whole_file(path)
+        if time.time() - path.stat().st_mtime > FRESH_SECONDS:  # as `DiskQuota` does
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(blobs, "hash_file", evict)
+    assert get(cache, file, site.fetch).read_bytes() == b"weights"
+
+
+def test_download_of_one_file_does_not_stall_another(tmp_path: Path) -> None:
+    site, cache = Site(), BlobCache(tmp_path / "weights")
+    large, small = site.file(b"large"), site.file(b"small")
+
+    def fetch_both(file: FileRef, target: Path) -> None:
+        other = threading.Thread(target=get, args=(cache, small, site.fetch), daemon=True)
+        other.start()
+        other.join(WAIT_SECONDS)
+        site.fetch(file, target)
+
+    get(cache, large, fetch_both)
+    assert site.fetched == ["small", "large"]
+
+
+def test_slot_that_waits_for_a_download_stops_on_request(tmp_path: Path) -> None:
+    site, cache = Site(), BlobCache(tmp_path / "weights")
+    file = site.file(b"weights")
+
+    def stop() -> None:
+        raise InterruptedError
+
+    def request_again(same: FileRef, target: Path) -> None:
+        with pytest.raises(InterruptedError):
+            cache.get(file, site.fetch, stop)
+        site.fetch(same, target)
+
+    assert get(cache, file, request_again).read_bytes() == b"weights"
+
+
+def test_download_of_one_dataset_does_not_stall_another(tmp_path: Path) -> None:
+    locks, quota, seen = KeyedLocks(), DiskQuota(tmp_path), []
+
+    def prepare(name: str, download: Callable[[FileRef, Path], None]) -> None:
+        manifest = f'{{"hash": "{name * 64}"}}'.encode()
+        file = FileRef(path="manifest.json", sha256=hashlib.sha256(manifest).hexdigest(), size=len(manifest))
+        context = SimpleNamespace(home=tmp_path, dataset_locks=locks, quota=quota)
+        job: Any = SimpleNamespace(context=context, lease=1, log=print, check_stop=lambda: None, download=download)
+        ensure_dataset(job, DatasetPin(corpus="text", tokenizer="bpe:512", hash=name * 64, files=(file,)))
+        seen.append(name)
+
+    def write(name: str, target: Path) -> None:
+        target.parent.mkdir(exist_ok=True, parents=True)
+        target.write_text(f'{{"hash": "{name * 64}"}}')
+
+    def download_both(file: FileRef, target: Path) -> None:
+        arguments = ("b", lambda file, target: write("b", target))
+        other = threading.Thread(target=prepare, args=arguments, daemon=True)
+        other.start()
+        other.join(WAIT_SECONDS)
+        write("a", target)
+
+    prepare("a", download_both)
+    assert seen == ["b", "a"]

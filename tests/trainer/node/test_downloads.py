@@ -156,7 +156,7 @@ def test_download_of_an_empty_file_creates_it(store: Store, client: SiteClient, 
 def test_blob_cache_with_a_partial_file_resumes_the_download(store: Store, client: SiteClient, tmp_path: Path) -> None:
     (tmp_path / f"{FILE.sha256}.partial").write_bytes(CONTENT[:2_000_000])
     path = BlobCache(tmp_path).get(
-        FILE, lambda file, to: download_file(client, "/leases/1/blobs/x", file, to, lambda: False)
+        FILE, lambda file, to: download_file(client, "/leases/1/blobs/x", file, to, lambda: False), lambda: None
     )
     assert path.read_bytes() == CONTENT
     assert store.offsets == [2_000_000]

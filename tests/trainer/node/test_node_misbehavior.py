@@ -22,22 +22,25 @@ CASES = {
         {"misbehave": "fail(3, 'model', '\\x1b[31mred\\n\\n' + 'x' * 1000)"},
         ("model", "[31mred " + "x" * 391 + "…"),
     ),
-    "a reason that is no text": ({"misbehave": "fail(3, 'me', {})"}, ("model", "The model failed; the log says how.")),
+    "a reason that is no text": (
+        {"misbehave": "fail(3, 'me', {})"},
+        ("model", "The training failed: the model failed; the log says how."),
+    ),
     "the machine's fault": (
-        {"misbehave": "fail(1, 'infrastructure', 'The disk is full.')"},
+        {"misbehave": "fail(1, 'machine', 'The disk is full.')"},
         ("infrastructure", "The disk is full."),
     ),
     "a crash": (
         {"misbehave": "os.kill(os.getpid(), 11)"},
-        ("model", "The training process crashed with a segmentation fault."),
+        ("model", "The training's process crashed with a segmentation fault."),
     ),
     "a kill from outside": (
         {"misbehave": "os.kill(os.getpid(), 9)"},
-        ("infrastructure", "The training process was killed from outside (signal 9)."),
+        ("infrastructure", "The training's process was killed from outside (signal 9)."),
     ),
     "an unknown exit code": (
         {"misbehave": "sys.exit(77)"},
-        ("model", "The training ended with the unknown exit code 77."),
+        ("model", "The training's process ended with exit code 77."),
     ),
     "no result": ({"misbehave": "sys.exit(0)"}, ("model", "The training ended without a result.")),
     "a result that is garbage": (
@@ -46,19 +49,19 @@ CASES = {
     ),
     "a full disk quota": (
         {"misbehave": "[(out / str(i)).write_bytes(bytes(1_000_000)) for i in range(1000)]"},
-        ("model", "It used more than 20.0 MB of disk."),
+        ("model", "The training was ended. It used more than 20.0 MB of disk."),
     ),
     "a fork bomb": (
         {"misbehave": "while True:\n  try: os.fork()\n  except OSError: pass"},
-        ("model", "It had more than 8 processes at once."),
+        ("model", "The training was ended. It had more than 8 processes at once."),
     ),
     "too much memory": (
         {"misbehave": "held = b'x' * 300_000_000; time.sleep(30)", "limits": {"memory_bytes": 200_000_000}},
-        ("model", "It used more than 200.0 MB of memory."),
+        ("model", "The training was ended. It used more than 200.0 MB of memory."),
     ),
     "too long": (
         {"misbehave": "time.sleep(60)", "limits": {"wall_seconds": 1.0}},
-        ("infrastructure", f"It ran longer than 1 seconds. {TIME_ADVICE}"),
+        ("infrastructure", f"The training was ended. It ran longer than 1 seconds. {TIME_ADVICE}"),
     ),
 }
 

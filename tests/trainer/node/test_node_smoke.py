@@ -9,8 +9,7 @@ import pytest
 from tests.support.agent_process import Node, build_job, wait_until_finished
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
-from trainer.errors import CRASH_SIGNALS
-from trainer.node.job_handlers import score, smoke
+from trainer.node.job_handlers import smoke
 from trainer.node.outcome import JobFailedError
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
@@ -46,15 +45,6 @@ def test_smoke_job_runs_the_sites_code(site: NodeApiServer, node: Node) -> None:
     assert nonsense.reason == "The smoke run's result is malformed."
     assert site.leases[leases[0]].log == "smoking\n"
     assert [file.path for file in sound.files] == [f"graph/{name}" for name in protocol.GRAPH_FILES]
-
-
-@pytest.mark.parametrize("code", CRASH_SIGNALS)
-def test_graph_that_crashes_the_process_is_the_models_fault(code: int) -> None:
-    with pytest.raises(JobFailedError, match="crashed with") as error:
-        smoke.read_outcome(code, b"")
-    assert error.value.cause == "model"
-    assert score.read_outcome(code, None, is_graph=False).cause == "model"
-    assert score.read_outcome(1, None, is_graph=False).cause == "infrastructure"
 
 
 def test_smoke_job_with_docker_raises() -> None:

@@ -124,14 +124,14 @@ def test_limited_slot_shows_one_of_its_eight_gpus() -> None:
 def test_choose_devices_with_too_few_gpus_raises() -> None:
     with pytest.raises(JobFailedError, match="needs 4 GPUs, and this node has 2 for it") as failed:
         choose_devices({"devices": 4}, 2)
-    assert failed.value.cause == "infrastructure"
+    assert failed.value.fault == "machine"
 
 
 @pytest.mark.parametrize("config", [{"devices": "all"}, {"devices": 0}, {"device": [8]}])
-def test_choose_devices_with_an_invalid_configuration_blames_the_entry(config: dict[str, object]) -> None:
+def test_choose_devices_with_an_invalid_configuration_blames_the_order(config: dict[str, object]) -> None:
     with pytest.raises(JobFailedError, match="configuration is invalid") as failed:
         choose_devices(config, 2)
-    assert failed.value.cause == "model"
+    assert failed.value.fault == "order"
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])

@@ -14,22 +14,23 @@ from trainer.node.outcome import JobFailedError
 
 
 def end_process(code: int, limit_error: str | None = None) -> Any:
-    return SimpleNamespace(poll=lambda: code, limit_error=limit_error)
+    return SimpleNamespace(poll=lambda: code, limit_error=limit_error, is_out_of_time=False)
 
 
 def test_swarm_without_text_does_not_blame_the_node(tmp_path: Path) -> None:
-    write_failure(tmp_path, "model", "no worker is at stage 2")
-    outcome = read_outcome(end_process(ExitCode.USER_ERROR), tmp_path)
-    assert (outcome.outcome, outcome.reason, outcome.cause) == ("failed", "no worker is at stage 2", "model")
+    write_failure(tmp_path, "order", "no worker is at stage 2")
+    with pytest.raises(JobFailedError, match="no worker is at stage 2") as error:
+        read_outcome(end_process(ExitCode.USER_ERROR), tmp_path)
+    assert error.value.fault == "order"
 
 
 def test_sampling_beyond_a_limit_does_not_blame_the_node(tmp_path: Path) -> None:
-    outcome = read_outcome(end_process(-9, "It used too much memory."), tmp_path)
-    assert (outcome.outcome, outcome.cause) == ("failed", "model")
-    assert outcome.reason.endswith("It used too much memory.")
+    with pytest.raises(JobFailedError, match=r"It used too much memory\.$") as error:
+        read_outcome(end_process(-9, "It used too much memory."), tmp_path)
+    assert error.value.fault == "order"
 
 
 def test_crash_of_sampling_is_a_fault_of_the_node(tmp_path: Path) -> None:
     with pytest.raises(JobFailedError, match="Sampling from the swarm failed") as error:
         read_outcome(end_process(1), tmp_path)
-    assert error.value.cause == "infrastructure"
+    assert error.value.fault == "machine"

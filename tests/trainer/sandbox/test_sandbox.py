@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -395,6 +396,16 @@ time.sleep(60)
     finally:
         parent.kill()
         parent.wait()
+    wait_until(lambda: list_processes_of(tmp_path) == [])
+
+
+def test_sandbox_that_cannot_be_watched_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_no_more_files(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", open_no_more_files)
+    with pytest.raises(SandboxError, match="cannot be watched: Too many open files"):
+        start_sandbox(build_spec(tmp_path / "out", "import time; time.sleep(60)"))
     wait_until(lambda: list_processes_of(tmp_path) == [])
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,7 @@ def test_replay_from_first_weights_is_bit_identical(
     train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
     first, _ = get_two_checkpoints(run)
     assert run_replay(None, first, "20steps") == ReplayComparison(exact=True, deviation=0.0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
 @pytest.mark.slow

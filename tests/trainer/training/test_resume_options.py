@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 
+from tests.support import failing_models
 from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import lines, numbers
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, TINY_TRAINING
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.train_config import ConfigError
+from trainer.models import ARCHITECTURES
 from trainer.optim import muon
-from trainer.training import compilation, precision, setup
+from trainer.training import compilation, micro_batch, precision, setup
 from trainer.training.identity import check_identity, describe_identity
+from trainer.training.random_state import seed_step
 
 pytestmark = pytest.mark.processes
 
@@ -61,6 +67,34 @@ def test_stopped_run_with_option_resumes_exactly(option: str, dataset_folder: Pa
     assert stopped == whole
 
 
+def test_run_with_dropout_resumes_exactly_where_other_gpus_are_visible(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
+    monkeypatch.setattr(failing_models, "WAY", "dropout")
+
+    def find_no_gpu(states: object) -> NoReturn:  # torch raises it for the state of a GPU that is not visible
+        raise IndexError("tuple index out of range")
+
+    flags, tiny = (*FLAGS, "--dataset", dataset_folder, "--arch", "failing"), TINY_TRAINING
+    assert train(tmp_path / "whole", *flags, tiny=tiny) == 0
+    with monkeypatch.context() as two_gpus:
+        two_gpus.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8)] * 2)
+        assert train(tmp_path / "stopped", *flags, tiny=tiny, stop_after=2) == 130
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", find_no_gpu)
+    assert train(tmp_path / "stopped", *flags, tiny=tiny) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+
+
+def test_processes_and_steps_draw_different_random_numbers() -> None:
+    draws = []
+    for step, rank in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        seed_step(1, step, rank)
+        draws.append((float(torch.rand(())), float(np.random.rand()), random.random()))
+    assert draws[0] == draws[3]
+    assert len({number for draw in draws for number in draw}) == 9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("adapters", [(), ("--lora.rank", "2")], ids=["all weights", "adapters"])
 def test_finetuning_resumes_exactly(
@@ -96,22 +130,35 @@ def test_resumable_fields_may_change(dataset_folder: Path, tmp_path: Path) -> No
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
-def test_flops_before_a_resume_with_another_micro_batch_stay(dataset_folder: Path, tmp_path: Path) -> None:
-    """Tables and chunks of logits cost a graph as much for one row as for four."""
+def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass costs a graph's tables as much for one row as for four. A larger machine takes more rows again."""
     tiny = tuple(flag for flag in TINY if flag != "--eager")
-    flags = (*FLAGS, "--dataset", dataset_folder, "--budget", "1.8e8flops")
-    prices = []
-    for others, stop_after in (((), 2), (("--train.micro-batch", "1"), 2), ((), None)):
-        assert train(tmp_path, *flags, *others, tiny=tiny, stop_after=stop_after) == (130 if stop_after else 0)
-        prices.append(json.loads((tmp_path / "run.json").read_text())["flops_per_token"])
-    assert prices[0] < prices[1] == prices[2], "the micro-batch stays with the run"
-    rows = {row["step"]: row for row in lines(tmp_path, "train")}
-    tokens, first = 4 * 32, rows[2]["flops"]
-    assert first == 2 * tokens * prices[0]
-    later = [row["flops"] for step, row in rows.items() if step > 2]
-    assert later == [first + number * tokens * prices[1] for number in range(1, len(later) + 1)]
-    assert [row["fraction"] for row in rows.values()] == pytest.approx([step / 6 for step in rows], rel=0.03)
-    assert list(rows.values())[-1]["fraction"] == 1
+    flags = (*FLAGS, "--dataset", dataset_folder, "--budget", "2.3e8flops", "--train.micro-batch", "4")
+    prices, rows = set(), []
+    for fitting, stop_after in ((99, 2), (1, 2), (99, None)):
+        monkeypatch.setattr(micro_batch, "choose_cpu_micro_batch", lambda *arguments, fitting=fitting: fitting)
+        assert train(tmp_path, *flags, tiny=tiny, stop_after=stop_after) == (130 if stop_after else 0)
+        run = json.loads((tmp_path / "run.json").read_text())
+        prices.add(run["flops_per_token"])
+        rows.append(run["identity"]["train"]["micro_batch"])
+    assert rows == [4, 1, 4]
+    (price,) = prices
+    found = lines(tmp_path, "train")
+    assert [row["flops"] for row in found] == [row["tokens"] * price for row in found]
+    assert [row["fraction"] for row in found] == pytest.approx([row["step"] / found[-1]["step"] for row in found])
+    assert found[-1]["step"] > 4
+
+
+def test_search_reserves_what_optimizers_will_allocate_and_no_more_when_it_resumes() -> None:
+    model = torch.nn.Linear(10, 10)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run: Any = SimpleNamespace(raw_model=model, optimizers=[optimizer])
+    assert micro_batch.count_missing_state_bytes(run) == 2 * 4 * 110
+    model(torch.ones(1, 10)).sum().backward()
+    optimizer.step()
+    assert micro_batch.count_missing_state_bytes(run) == 0
 
 
 def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

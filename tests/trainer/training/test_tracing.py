@@ -101,9 +101,10 @@ def test_write_graph_files_interrupted_leaves_the_old_file(
     assert read_traced(tmp_path) == traced
 
 
-def test_flops_of_a_resumed_run_are_counted_for_its_micro_batch_alone(
+def test_graph_is_counted_at_every_micro_batch_that_a_run_may_have(
     traced_run: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also when it resumes: a smaller card takes smaller ones."""
     counted = []
 
     def record_rows(model: GraphModel, row_counts: list[int], device: str) -> TrainingCost:
@@ -113,7 +114,7 @@ def test_flops_of_a_resumed_run_are_counted_for_its_micro_batch_alone(
     copy_first_half(traced_run, tmp_path / "run")
     monkeypatch.setattr(model_sources, "count_training_cost", record_rows)
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
-    assert counted == [[4]]
+    assert counted == [[1, 2, 4]]
     assert lines(tmp_path / "run", "train")[-1]["flops"] == lines(traced_run, "train")[-1]["flops"]
 
 

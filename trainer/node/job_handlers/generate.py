@@ -6,15 +6,15 @@ import os
 import shutil
 from pathlib import Path
 
-from trainer.errors import CRASH_SIGNALS, ExitCode
+from trainer.errors import ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset
 from trainer.node.job import Job
 from trainer.node.metrics_sender import MetricsSender
-from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import Cause, FileRef, GenerateOrder, encode_message
+from trainer.node.outcome import JobOutcome, explain_failure
+from trainer.protocol import FileRef, GenerateOrder, encode_message
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
-from trainer.sandbox.safe_files import parse_relative_path, read_json_object, sanitize_line
+from trainer.sandbox.safe_files import parse_relative_path, read_json_object
 
 ACTIVITY = "writing for a visitor"
 RESULT_BYTES = 10_000
@@ -49,7 +49,7 @@ def link_weights(job: Job, file: FileRef, folder: Path) -> None:
     """Hard-link a file from the cache of weights, which downloads it once and verifies its hash each time."""
     target = folder / parse_relative_path(file.path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.link(job.context.weights.get(file, job.download), target)
+    os.link(job.download_to_cache(job.context.weights, file), target)
 
 
 def build_spec(job: Job, checkpoint: Path) -> SandboxSpec:
@@ -61,19 +61,6 @@ def build_spec(job: Job, checkpoint: Path) -> SandboxSpec:
 
 def read_outcome(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutcome:
     """Return the outcome. `is_graph`: no code of the entry ran."""
-    code = process.poll()
-    cause: Cause = "infrastructure" if is_graph else "model"
-    if process.limit_error is not None:
-        return JobOutcome("failed", f"The model was ended while it wrote. {process.limit_error}", cause)
-    if code == ExitCode.MODEL_ERROR:
-        failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
-        reason = sanitize_line(failure.get("reason")) or "The model failed while it wrote."
-        return JobOutcome("failed", reason, "model")
-    if code in CRASH_SIGNALS:
-        return JobOutcome("failed", f"The model's process crashed with {CRASH_SIGNALS[code]}.", cause)
-    if code != 0:
-        failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
-        if is_graph and failure.get("fault") == "checkpoint":
-            raise JobFailedError(sanitize_line(failure.get("reason")), fault="order")
-        raise JobFailedError(f"The model could not run on this node (exit code {code}); the log says why.")
-    return JobOutcome("done", result=read_json_object(out, "result.json", RESULT_BYTES) or {})
+    if process.limit_error is None and process.poll() == ExitCode.OK:
+        return JobOutcome("done", result=read_json_object(out, "result.json", RESULT_BYTES) or {})
+    raise explain_failure(process, "The writing", is_graph, read_json_object(out, "failure.json", RESULT_BYTES))

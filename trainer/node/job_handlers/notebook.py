@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainer.errors import CRASH_SIGNALS, ExitCode
+from trainer.errors import ExitCode
 from trainer.node.client import build_file_ref
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
 from trainer.node.job import Job
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
 from trainer.protocol import FileRef, NotebookOrder, NotebookResult
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, read_json_object, sanitize_line
@@ -68,19 +68,15 @@ def build_spec(job: Job, order: NotebookOrder, dataset: Path | None) -> SandboxS
 
 
 def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
-    """Return the outcome; the executed notebook is uploaded in any case."""
-    code = process.poll()
+    """Return the outcome; the executed notebook is uploaded in any case. The time of its cells is part of its order."""
     if process.limit_error is not None:
         advice = f" {TIME_ADVICE}" if process.is_out_of_time else ""
         return build_failure(f"The notebook was ended. {process.limit_error}{advice}")
-    if code == ExitCode.MODEL_ERROR:
-        failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
-        return build_failure(sanitize_line(failure.get("reason")) or "The notebook failed; the log says how.")
-    if code in CRASH_SIGNALS:
-        return build_failure(f"The notebook's process crashed with {CRASH_SIGNALS[code]}.")
-    if code != 0:
-        raise JobFailedError(f"The notebook could not run on this node (exit code {code}); the log says why.")
-    return read_result(out)
+    if process.poll() == ExitCode.OK:
+        return read_result(out)
+    report = read_json_object(out, "failure.json", RESULT_BYTES)
+    failure = explain_failure(process, "The notebook", is_graph=False, report=report)
+    return JobOutcome("failed", str(failure), failure.fault, files=(EXECUTED_FILE,))
 
 
 def build_failure(reason: str) -> JobOutcome:

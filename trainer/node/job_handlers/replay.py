@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.accounting.budget import Budget
-from trainer.errors import ExitCode
+from trainer.errors import ExitCode, ProcessEnd, find_fault
 from trainer.node.checkpoint_sender import list_checkpoints
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
 from trainer.node.job import Job
@@ -26,11 +26,11 @@ from trainer.node.job_handlers.train import (
     download_graph,
     write_config,
 )
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
 from trainer.protocol import Checkpoint, FileRef, ReplayOrder, ReplayResult
 from trainer.protocol.files import STATE_FILE, build_checkpoint_path, is_weights_file
 from trainer.sandbox import Mount, get_driver
-from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, parse_json_object
+from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, parse_json_object, read_json_object
 
 ACTIVITY = "replaying"
 OUTPUT_BYTES = 10_000
@@ -54,14 +54,9 @@ def run(job: Job) -> JobOutcome:
     arguments = ("--until", str(order.claimed.step), "--recorded-state", str(recorded))
     spec = build_spec(job, dataset, 1, "trainer.training.replay", *arguments, extra_mounts=[Mount(recorded)])
     process = job.run_process(job.context.sandbox, spec)
-    code = process.poll()
-    if process.limit_error is not None:
-        is_machine = order.graph or process.is_out_of_time
-        raise JobFailedError(process.limit_error, "infrastructure" if is_machine else "model")
-    if code == ExitCode.MODEL_ERROR:
-        raise JobFailedError("The model failed while the stretch was replayed; the log says how.", "model")
-    if code != 0:
-        raise JobFailedError(f"The replay could not run on this node (exit code {code}); the log says why.")
+    if process.limit_error is not None or process.poll() != ExitCode.OK:
+        report = read_json_object(job.workspace.out, "failure.json", OUTPUT_BYTES)
+        raise explain_failure(process, "The replay", order.graph is not None, report)
     return JobOutcome("done", result=compare_weights(job, order).model_dump())
 
 
@@ -103,7 +98,8 @@ def compare_weights(job: Job, order: ReplayOrder) -> ReplayResult:
         if order.start is None:
             copy_weights(job, 0, work.run / "start")
     except (OSError, UnsafeFileError) as error:
-        raise JobFailedError("The replay left no weights to compare.", "model") from error
+        fault = find_fault(ProcessEnd(ExitCode.OK), is_graph=order.graph is not None)
+        raise JobFailedError("The replay left no weights to compare.", fault) from error
     arguments = [str(work.run / name) for name in ("start", "claimed", "replayed")]
     arguments += [] if order.start else ["--start-is-replayed"]
     output = work.scratch / "output.json"

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import CRASH_SIGNALS, ExitCode
+from trainer.errors import ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, build_trusted_spec, ensure_dataset
 from trainer.node.job import Job
-from trainer.node.outcome import JobFailedError, JobOutcome, find_limit_cause
+from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
 from trainer.protocol import FileRef, ScoreOrder
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
-from trainer.sandbox import Mount, SandboxSpec, get_driver
-from trainer.sandbox.safe_files import parse_json_object, parse_relative_path, sanitize_line
+from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
+from trainer.sandbox.safe_files import parse_json_object, parse_relative_path
 
 ACTIVITY = "scoring"
 TOKENIZER_FILE = "tokenizer.json"
@@ -47,25 +47,16 @@ def score_trusted_code(job: Job, order: ScoreOrder, command: list[str]) -> JobOu
     output = job.workspace.scratch / "output.json"
     spec = build_trusted_spec(job, command + build_trusted_flags(job, order), job.limits)
     process = job.run_process(get_driver("none"), spec, output=output)
-    if process.limit_error is not None:
-        # Limits are computed from the model's size, so exceeding one is never the entry's fault.
-        raise JobFailedError(f"The scoring was ended. {process.limit_error}")
-    return read_outcome(process.poll(), read_output(output), is_graph=order.graph is not None)
+    return read_outcome(process, read_output(output), is_graph=order.graph is not None)
 
 
-def read_outcome(code: int | None, result: dict[str, Any] | None, is_graph: bool) -> JobOutcome:
-    """Return the outcome. `is_graph`: no code of the entry ran, so that only what its graph computed is its fault."""
-    if code == ExitCode.OK and result is not None:
+def read_outcome(process: SandboxProcess, result: dict[str, Any] | None, is_graph: bool) -> JobOutcome:
+    """Return the outcome. `is_graph`: no code of the entry ran."""
+    if process.limit_error is None and process.poll() == ExitCode.OK and result is not None:
         return JobOutcome("done", result=result, files=FILES)
-    if is_graph and result is not None and result.get("fault") == "checkpoint":
-        return JobOutcome("failed", sanitize_line(result.get("failed")), fault="checkpoint")
-    if code == ExitCode.MODEL_ERROR and result is not None:
-        reason = sanitize_line(result.get("failed")) or "The model could not be scored."
-        return JobOutcome("failed", reason, "infrastructure" if is_graph and not result.get("by_graph") else "model")
-    if code in CRASH_SIGNALS:
-        reason = f"The model's process crashed with {CRASH_SIGNALS[code]}."
-        return JobOutcome("failed", reason, "infrastructure" if is_graph else "model")
-    return JobOutcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")
+    report = result or {}
+    report = {"reason": report.get("failed"), "fault": report.get("fault")}
+    raise explain_failure(process, "The scoring", is_graph, report)
 
 
 def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:
@@ -78,8 +69,6 @@ def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:
         flags += ["--suite", ",".join(order.suite)]
     if order.suite_limit:
         flags += ["--suite-limit", str(order.suite_limit)]
-    if order.micro_batch:
-        flags += ["--micro-batch", str(order.micro_batch)]
     if order.suite_files:
         flags += ["--eval-data", str(collect_evaluation_data(job, order.suite_files))]
     return flags
@@ -94,11 +83,11 @@ def score_entry_code(job: Job, dataset: Path, command: list[str]) -> JobOutcome:
     output = work.root / "output.json"
     spec = SandboxSpec(silent, environment, mounts, work.scratch, job.limits)
     process = job.run_process(job.context.sandbox, spec, output=output)
-    if process.limit_error is not None:
-        raise JobFailedError(f"The scoring was ended. {process.limit_error}", find_limit_cause(process))
     result = read_output(output)
-    if process.poll() != ExitCode.OK or result is None:
-        return JobOutcome("failed", "The entry's Python could not be scored.", "model")
+    if process.limit_error is not None or process.poll() != ExitCode.OK or result is None:
+        failure = explain_failure(process, "The scoring", is_graph=False)
+        reason = str(failure) if process.limit_error is not None else "The entry's Python could not be scored."
+        raise JobFailedError(reason, failure.fault)
     numbers = {name: value for name, value in result.items() if isinstance(value, int | float)}
     return JobOutcome("done", result=numbers, files=(TOKENIZER_FILE,))
 
@@ -121,7 +110,7 @@ def collect_evaluation_data(job: Job, files: Sequence[FileRef]) -> Path:
     for file in files:
         target = folder / parse_relative_path(file.path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(job.context.evaluation_data.get(file, job.download), target)
+        shutil.copyfile(job.download_to_cache(job.context.evaluation_data, file), target)
     return folder
 
 

@@ -6,12 +6,12 @@ import json
 
 from pydantic import ValidationError
 
-from trainer.errors import CRASH_SIGNALS, ExitCode
+from trainer.errors import ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec
 from trainer.node.job import Job
-from trainer.node.outcome import JobFailedError, JobOutcome, find_limit_cause
+from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
 from trainer.protocol import GRAPH_FILES, SmokeOrder, SmokeResult
-from trainer.sandbox import get_driver
+from trainer.sandbox import SandboxProcess, get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
 ACTIVITY = "smoke run"
@@ -28,9 +28,7 @@ def run(job: Job) -> JobOutcome:
     output = job.workspace.scratch / "output.json"
     spec = build_trusted_spec(job, build_command(job, order), job.limits)
     process = job.run_process(get_driver("none"), spec, output=output)
-    if process.limit_error is not None:
-        raise JobFailedError(f"The smoke run was ended. {process.limit_error}", find_limit_cause(process))
-    return read_outcome(process.poll(), output.read_bytes()[: OUTPUT_BYTES + 1])
+    return read_outcome(process, output.read_bytes()[: OUTPUT_BYTES + 1])
 
 
 def build_command(job: Job, order: SmokeOrder) -> list[str]:
@@ -56,13 +54,11 @@ def get_sandbox_name(job: Job) -> str:
     return name
 
 
-def read_outcome(code: int | None, output: bytes) -> JobOutcome:
+def read_outcome(process: SandboxProcess, output: bytes) -> JobOutcome:
     """Return the outcome. A failed check of the entry is a result, not a failure of the job."""
-    if code in CRASH_SIGNALS:  # an operator of the graph: all else of the process is ours
-        raise JobFailedError(f"The graph's process crashed with {CRASH_SIGNALS[code]}.", "model")
     result = parse_json_object(output, OUTPUT_BYTES)
-    if code not in COMPLETED_CODES or result is None:
-        raise JobFailedError(f"The smoke run could not work on this node (exit code {code}); the log says why.")
+    if process.limit_error is not None or process.poll() not in COMPLETED_CODES or result is None:
+        raise explain_failure(process, "The smoke run", is_graph=True)
     try:
         checked = SmokeResult.model_validate(result).model_dump()
     except ValidationError as error:

@@ -14,12 +14,12 @@ from trainer.errors import ExitCode
 from trainer.node.checkpoint_sender import CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
 from trainer.node.job import Job
-from trainer.node.job_handlers.train import FILES, MODEL_CODES, RESULT_BYTES
+from trainer.node.job_handlers.train import FILES, RESULT_BYTES
 from trainer.node.metrics_sender import MetricsSender
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
 from trainer.protocol import Checkpoint, Message, SwarmOrder, encode_message
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
-from trainer.sandbox.safe_files import read_json_object, sanitize_line
+from trainer.sandbox.safe_files import read_json_object
 
 ACTIVITY = "leading a swarm"
 VERSIONS_FOLDER = "versions"
@@ -63,16 +63,8 @@ def build_spec(job: Job, module: str, order: Message, arguments: list[str]) -> S
 
 
 def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
-    code = process.poll()
-    if process.limit_error is not None:
-        return JobOutcome("failed", process.limit_error)
-    if code == ExitCode.OK:
+    if process.limit_error is None and process.poll() == ExitCode.OK:
         result = read_json_object(out, "result.json", RESULT_BYTES)
-        if result is None:
-            raise JobFailedError("The coordinator ended without a result.")
-        return JobOutcome("done", result=result, files=FILES)
-    failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
-    if code in MODEL_CODES:
-        reason = sanitize_line(failure.get("reason")) or "The run could not be led; its log says why."
-        return JobOutcome("failed", reason, "model")
-    raise JobFailedError(f"The coordinator ended with exit code {code}; its log says why.")
+        if result is not None:
+            return JobOutcome("done", result=result, files=FILES)
+    raise explain_failure(process, "The coordinator", True, read_json_object(out, "failure.json", RESULT_BYTES))

@@ -13,10 +13,10 @@ from trainer.node.job import Job
 from trainer.node.job_handlers.generate import RESULT_BYTES
 from trainer.node.job_handlers.swarm import build_spec, refuse_entry
 from trainer.node.metrics_sender import MetricsSender
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.outcome import JobOutcome, explain_failure
 from trainer.protocol import SwarmSampleOrder
 from trainer.sandbox import SandboxProcess, get_driver
-from trainer.sandbox.safe_files import read_json_object, sanitize_line
+from trainer.sandbox.safe_files import read_json_object
 
 ACTIVITY = "writing for a visitor"
 
@@ -33,13 +33,10 @@ def run(job: Job) -> JobOutcome:
 
 
 def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
-    code = process.poll()
-    if process.limit_error is not None:
-        return JobOutcome("failed", f"Sampling was ended while it ran. {process.limit_error}", "model")
-    if code == ExitCode.OK:
+    if process.limit_error is None and process.poll() == ExitCode.OK:
         return JobOutcome("done", result=read_json_object(out, "result.json", RESULT_BYTES) or {})
-    failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
-    reason = sanitize_line(failure.get("reason"), 300) or "Sampling from the swarm failed; the log says why."
-    if code == ExitCode.USER_ERROR:
-        return JobOutcome("failed", reason, "model")  # the swarm gives no text; the node works
-    raise JobFailedError(reason)
+    report = read_json_object(out, "failure.json", RESULT_BYTES)
+    failure = explain_failure(process, "Sampling from the swarm", is_graph=True, report=report)
+    if process.limit_error is not None:  # the swarm is slow; this node works
+        failure.fault = "order"
+    raise failure

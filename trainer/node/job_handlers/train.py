@@ -6,21 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainer.errors import CRASH_SIGNALS, ExitCode
+from trainer.errors import ExitCode
 from trainer.node import metrics_sender, probes
 from trainer.node.checkpoint_sender import FOLDER_NAME, MANIFEST, MANIFEST_BYTES, CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
 from trainer.node.job import Job
 from trainer.node.metrics_sender import MetricsSender
-from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import BaseWeights, Checkpoint, Fault, GraphFiles, ProbeResults, TrainOrder
+from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
+from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeResults, TrainOrder
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
-from trainer.sandbox.safe_files import read_json_object, sanitize_line
+from trainer.sandbox.safe_files import read_json_object
 
 ACTIVITY = "training"
 FILES = ("run.json",)  # uploaded with the result
@@ -29,13 +29,6 @@ TIME_ADVICE = (
     "It goes on from its last checkpoint. If no node is fast enough: checkpoints more often, a smaller budget, or a "
     "larger wall_seconds in the track's limits."
 )
-DEFAULT_REASONS = {
-    ExitCode.INFRASTRUCTURE: "The training could not run on this node.",
-    ExitCode.USER_ERROR: "The run's configuration is invalid; the log says why.",
-    ExitCode.MODEL_ERROR: "The model failed; the log says how.",
-}
-FAULTS = get_args(Fault)
-MODEL_CODES = (ExitCode.USER_ERROR, ExitCode.MODEL_ERROR)  # exit codes for which the entry is at fault
 
 
 class DeviceSettings(BaseModel):
@@ -76,7 +69,7 @@ def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, Any]:
     try:
         settings = DeviceSettings.model_validate(config)
     except ValidationError as error:
-        raise JobFailedError(DEFAULT_REASONS[ExitCode.USER_ERROR], "model") from error
+        raise JobFailedError("The run's configuration is invalid.", "order") from error
     if 0 < gpus < settings.devices and settings.device != "cpu":
         raise JobFailedError(f"The run needs {settings.devices} GPUs, and this node has {gpus} for it.")
     is_open = gpus and settings.device in (None, "auto")
@@ -159,31 +152,12 @@ def build_spec(
 
 
 def read_outcome(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutcome:
-    """Return the outcome. `is_graph`: no code of the entry ran, so that only what the trainer reports is its fault."""
-    code, is_model = process.poll(), not is_graph
-    if process.limit_error is not None:
-        advice = f" {TIME_ADVICE}" if process.is_out_of_time else ""
-        return build_failure(process.limit_error + advice, is_model and not process.is_out_of_time)
-    if code == ExitCode.OK:
+    """Return the outcome. `is_graph`: no code of the entry ran."""
+    if process.limit_error is None and process.poll() == ExitCode.OK:
         result = read_json_object(out, "result.json", RESULT_BYTES)
-        if result is None:
-            return build_failure("The training ended without a result.", is_model)
-        return JobOutcome("done", result=result, files=FILES)
-    if code in CRASH_SIGNALS:
-        return build_failure(f"The training process crashed with {CRASH_SIGNALS[code]}.", is_model)
-    failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
-    if code in DEFAULT_REASONS:
-        reason = sanitize_line(failure.get("reason")) or DEFAULT_REASONS[ExitCode(code)]
-        cause, fault = failure.get("cause"), failure.get("fault")
-        if cause not in ("model", "infrastructure"):
-            cause = "model" if code in MODEL_CODES and not is_graph else "infrastructure"
-            fault = "order" if code == ExitCode.USER_ERROR else None
-        # An entry's own code may write anything there: its node's faults are decided by the node.
-        return build_failure(reason, cause == "model", fault if is_graph and fault in FAULTS else None)
-    if code is not None and code > 128:
-        return build_failure(f"The training process was killed from outside (signal {code - 128}).", is_model=False)
-    return build_failure(f"The training ended with the unknown exit code {code}.", is_model)
-
-
-def build_failure(reason: str, is_model: bool, fault: Fault | None = None) -> JobOutcome:
-    return JobOutcome("failed", reason, "model" if is_model else "infrastructure", fault, files=FILES)
+        if result is not None:
+            return JobOutcome("done", result=result, files=FILES)
+    report = read_json_object(out, "failure.json", RESULT_BYTES)
+    failure = explain_failure(process, "The training", is_graph, report)
+    advice = f" {TIME_ADVICE}" if process.is_out_of_time else ""
+    return JobOutcome("failed", f"{failure}{advice}", failure.fault, files=FILES)
