@@ -116,10 +116,9 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
     # Tests use a file, because threads and a live server share it.
     DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
-# Connections to PostgreSQL of one web process; eight more are for polls. 0: a new one for each request. Not for Celery,
-# whose workers fork.
+# Connections to PostgreSQL of one web process. 0: a new one for each request. Not for Celery, whose workers fork.
 elif pool := read_integer("DATABASE_POOL", 0):
-    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": pool + 8}
+    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": pool}
 # A connection that PostgreSQL has closed, for example by a restart, is replaced before its next request.
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -277,8 +276,8 @@ REPHRASE_FILES = Path(read_text("REPHRASE_FILES", str(HOME / "sources" / "files"
 REPHRASE_NEW_PER_HOUR = read_integer("REPHRASE_NEW_PER_HOUR", 300)
 # Retention of texts that are in no dataset: rejected, withdrawn, or written for comparison.
 REPHRASE_TEXT_DAYS = read_number("REPHRASE_TEXT_DAYS", 30)
-# Polls in one process share a snapshot of the queue for this long; 0: each poll reads the queue.
-QUEUE_READ_SECONDS = read_number("QUEUE_READ_SECONDS", 1)
+# Seconds between two polls of a node that waits for a job. `manage.py run` sets 2.
+POLL_SECONDS = read_number("POLL_SECONDS", 10)
 
 # --- GitHub (docs/how-to/github.md; manage.py connect_github reports what is missing) --------------------------------
 

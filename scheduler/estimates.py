@@ -195,7 +195,7 @@ class QueueEstimates:
             if group is None:
                 continue
             job, _ = waiting[normalize_group(group)].popleft()
-            queue.reserve_job(group)
+            queue.take_job(group)
             slot.next_at = ends = begins + self.durations.get_duration(job, slot.node_slot.node)
             times[job.pk] = begins, ends
             heappush(free, (ends, number, slot))

@@ -227,12 +227,9 @@ class Simulation:
     def poll(self) -> None:
         if not self.is_online or self.work is not None:
             return
-        session = polls.PollSession(
-            Node.objects.get(pk=self.node.pk), protocol.Poll(hardware=self.hardware, wait_seconds=0, lanes=1)
-        )
-        reply = session.check()
+        reply = polls.answer_poll(Node.objects.get(pk=self.node.pk), protocol.Poll(hardware=self.hardware, lanes=1))
         Node.objects.update(last_seen=VirtualClock.to_datetime(2 * self.horizon))
-        if reply is not None and reply.lease is not None:
+        if reply.lease is not None:
             self.begin(reply.lease.lease)
 
     def begin(self, pk: int) -> None:
@@ -410,7 +407,7 @@ def simulated_site() -> Iterator[Path]:
         with throwaway_database("leaderboard"):
             release = storage.store_bytes(b"a release")
             with (
-                override_settings(**own, CACHES=caches, REPOSITORIES=Path(folder) / "mirrors", QUEUE_READ_SECONDS=0),
+                override_settings(**own, CACHES=caches, REPOSITORIES=Path(folder) / "mirrors"),
                 patch.object(storage, "store_release", lambda: Blob.objects.get(pk=release.pk)),  # reads all sources
             ):
                 cache.set(BROKER_DOWN, True, None)

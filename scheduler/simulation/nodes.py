@@ -107,7 +107,7 @@ def create_simulated_node(number: int, hardware: HardwareModel, days: float, rng
         speed=hardware.speed * rng.lognormvariate(0, 0.1),
         failure_rate=0.5 if rng.random() < 0.01 else 0.005,
         lending_times=draw_lending_times(node, schedule, days, rng),
-        message=protocol.Poll(hardware=found, wait_seconds=0, lanes=1),
+        message=protocol.Poll(hardware=found, lanes=1),
         schedule=schedule,
         max_hours=max_hours,
     )
