@@ -25,6 +25,8 @@ from django.core.cache import cache
 from django.test.utils import override_settings
 from django.utils.module_loading import import_string
 
+from benchmarks.pool_simulation.clock import VirtualClock, virtual_time
+from benchmarks.pool_simulation.database import throwaway_database
 from dailytrain import schedule
 from dailytrain.schedule import CRON_TASKS, INTERVAL_TASKS
 from leaderboard import run_jobs
@@ -45,8 +47,6 @@ from leaderboard.schedule.track_templates import TEMPLATES
 from scheduler import leases, storage, uploads
 from scheduler.models import Blob, Job, Lease, Node, Sweep
 from scheduler.node_api import polls
-from scheduler.simulation.clock import VirtualClock, virtual_time
-from scheduler.simulation.database import throwaway_database
 from trainer import protocol
 from trainer.accounting.budget import Budget
 from trainer.protocol.files import RUN_FILE

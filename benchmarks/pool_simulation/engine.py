@@ -16,15 +16,11 @@ from typing import Any
 
 from django.conf import settings
 
-from scheduler import job_groups, lease_sweeper, leases, node_slots, preemption, storage, uploads
-from scheduler.matching import SELF_TEST_KIND
-from scheduler.models import Job, Lease, Node, Sweep
-from scheduler.node_api import polls
-from scheduler.simulation.clock import VirtualClock, virtual_time
-from scheduler.simulation.database import throwaway_database
-from scheduler.simulation.nodes import DAY, HOUR, SimulatedNode, create_pool, extend_burst
-from scheduler.simulation.statistics import Ledger, Outcome, summarize_outcome
-from scheduler.simulation.workload import (
+from benchmarks.pool_simulation.clock import VirtualClock, virtual_time
+from benchmarks.pool_simulation.database import throwaway_database
+from benchmarks.pool_simulation.nodes import DAY, HOUR, SimulatedNode, create_pool, extend_burst
+from benchmarks.pool_simulation.statistics import Ledger, Outcome, summarize_outcome
+from benchmarks.pool_simulation.workload import (
     NIGHTLY,
     REQUESTED_CLASSES,
     SCORE,
@@ -33,6 +29,10 @@ from scheduler.simulation.workload import (
     JobGenerator,
     SimulatedJob,
 )
+from scheduler import job_groups, lease_sweeper, leases, node_slots, preemption, storage, uploads
+from scheduler.matching import SELF_TEST_KIND
+from scheduler.models import Job, Lease, Node, Sweep
+from scheduler.node_api import polls
 from trainer import protocol
 
 SWEEP_SECONDS = 1200.0

@@ -17,7 +17,7 @@ from django.db.models import Model
 from django.db.utils import load_backend
 from django.test.utils import override_settings
 
-KIND = "scheduler.simulation.job_kind.SimulatedJobKind"
+KIND = "benchmarks.pool_simulation.job_kind.SimulatedJobKind"
 SETTINGS = {
     "JOB_KINDS": {"train": KIND, "score": KIND, "self_test": "scheduler.self_tests.SelfTestHandler"},
     "STORAGES": {"default": {"BACKEND": "django.core.files.storage.InMemoryStorage"}},

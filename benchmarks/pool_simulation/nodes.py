@@ -8,9 +8,9 @@ from datetime import time, timedelta
 
 from django.contrib.auth.models import User
 
+from benchmarks.pool_simulation.clock import START, VirtualClock
 from scheduler import windows
 from scheduler.models import Node, Window
-from scheduler.simulation.clock import START, VirtualClock
 from trainer import protocol
 
 GB = 10**9
