@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import dj_database_url
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
+from kombu import Queue
 
 from dailytrain.environment import (
     load_or_create_secret,
@@ -151,6 +152,18 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "socket_connect_timeout": 2,
     "max_retries": 0,  # a request that sends a task does not wait for a broker that is down
 }
+# Tasks of minutes to hours wait in a queue of their own. A worker without --queues takes both.
+CELERY_TASK_QUEUES = (Queue("short"), Queue("long"))
+CELERY_TASK_DEFAULT_QUEUE = "short"
+CELERY_TASK_ROUTES = {
+    "leaderboard.tasks.prepare_season": {"queue": "long"},
+    "leaderboard.tasks.continue_preparations": {"queue": "long"},
+    "leaderboard.tasks.process_upload": {"queue": "long"},
+    "leaderboard.tasks.process_due_uploads": {"queue": "long"},
+    "scheduler.campaigns.tasks.produce_packets": {"queue": "long"},
+    "scheduler.campaigns.tasks.update_shards": {"queue": "long"},
+}
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1  # a busy process holds no task that another could do
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_TIMEZONE = "UTC"
 

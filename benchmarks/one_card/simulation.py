@@ -54,7 +54,7 @@ from trainer.protocol.files import RUN_FILE
 TEMPLATE = "night-h100"
 TASKS = (
     "scheduler.tasks.expire_leases",
-    "leaderboard.tasks.queue_scores",
+    "leaderboard.tasks.store_configurations",
     "leaderboard.tasks.start_late_nights",
     "leaderboard.tasks.fill_ladders",
     "scheduler.tasks.make_room",
