@@ -73,11 +73,6 @@ class Durations:
         ratio = self.ratios.get((work, node)) or self.ratios.get((work, None)) or 1.0
         return timedelta(seconds=job.expected_seconds * ratio)
 
-    def get_time_left(self, job: Job, seconds_done: float, node: int) -> timedelta:
-        """Return how long a job still runs; 5 % of its duration if it has taken longer than expected."""
-        duration = self.get_duration(job, node).total_seconds()
-        return timedelta(seconds=max(duration - seconds_done, 0.05 * duration))
-
 
 def load_durations(now: datetime, running: Iterable[tuple[Lease, float]]) -> Durations:
     """Return the durations of recent jobs, and of those that run now. One query.
@@ -166,7 +161,9 @@ class QueueEstimates:
         if seconds_left is not None:
             done = self.now + timedelta(seconds=seconds_left)
         elif lease:
-            done = self.now + self.durations.get_time_left(lease.job, lease.seconds, node.pk)
+            duration = self.durations.get_duration(lease.job, node.pk)
+            # 5 % of its duration is left of a job that has taken longer than expected.
+            done = self.now + max(duration - timedelta(seconds=lease.seconds), 0.05 * duration)
         node_slot = replace(node_slots.build_node_slot(node, self.now, slot=slot, windows=windows), seconds_left=None)
         is_lent = node_slots.get_seconds_left(node, done, windows) != 0
         free = done if is_lent else node_slots.find_next_opening(node, done, windows)
@@ -184,7 +181,10 @@ class QueueEstimates:
         self, each: list[tuple[Job, JobGroup]], used: dict[str, float]
     ) -> dict[int, tuple[datetime, datetime]]:
         """Return when each job begins and ends: the first free slot gets its best match."""
-        waiting, times = group_jobs(each), {}
+        waiting: dict[JobGroup, deque[tuple[Job, JobGroup]]] = {}
+        for job, group in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
+            waiting.setdefault(normalize_group(group), deque()).append((job, group))
+        times = {}
         queue = matching.JobQueue((replace(jobs[0][1], jobs=len(jobs)) for jobs in waiting.values()), used, self.now)
         useful = {id(slot): slot for jobs in waiting.values() for slot in self._find_fitting_slots(jobs[0][1])}
         free = [(slot.next_at, number, slot) for number, slot in enumerate(useful.values()) if slot.next_at]
@@ -236,13 +236,6 @@ def format_time(at: datetime, now: datetime) -> str:
 def normalize_group(group: JobGroup) -> JobGroup:
     """Return the group without what differs between equal groups."""
     return replace(group, waiting_since=EARLIEST, jobs=1)
-
-
-def group_jobs(each: Iterable[tuple[Job, JobGroup]]) -> dict[JobGroup, deque[tuple[Job, JobGroup]]]:
-    found: dict[JobGroup, deque[tuple[Job, JobGroup]]] = {}
-    for job, group in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
-        found.setdefault(normalize_group(group), deque()).append((job, group))
-    return found
 
 
 def load_ordered_jobs(now: datetime, used: dict[str, float]) -> list[tuple[Job, JobGroup]]:
