@@ -85,7 +85,6 @@ MIDDLEWARE = [
 ]
 
 ROOT_URLCONF = "dailytrain.urls"
-ASGI_APPLICATION = "dailytrain.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",

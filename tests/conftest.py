@@ -36,7 +36,7 @@ def _clear(maker: int = os.getpid()) -> None:
 atexit.register(_clear)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ["DOCS_FOLDER"] = str(HOME / "docs")  # not built: pages are the same in every checkout
-os.environ.setdefault("POLL_SECONDS", "0.2")
+os.environ.setdefault("POLL_SECONDS", "0.5")
 os.environ.setdefault("PAGE_CACHE_SECONDS", "0")  # a test sees what it has just changed
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # results must not depend on the machine's load

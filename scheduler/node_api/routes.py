@@ -88,6 +88,7 @@ def register(request: NodeRequest, message: protocol.Register) -> protocol.Regis
 @node_api.post("/poll", auth=NodeToken(), response={200: protocol.PollReply, **ERRORS}, exclude_none=True)
 def poll(request: NodeRequest, message: protocol.Poll) -> protocol.PollReply:
     """A free node requests a job. The reply has one, or says when to poll again."""
+    rate_limits.check_rate_limit("poll", f"{request.auth.pk}:{message.lane}")
     return polls.answer_poll(request.auth, message)
 
 
