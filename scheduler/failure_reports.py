@@ -65,21 +65,22 @@ def process_failure(lease: Lease, fault: Fault, reason: str) -> None:
 
 
 def record_report(lease: Lease, fault: Fault, reason: str) -> FailureReport:
-    job, checkpoint = lease.job, find_checkpoint(lease) if fault == Fault.CHECKPOINT else None
-    if checkpoint:
-        step = checkpoint.step
-    else:
-        uploaded = job.checkpoints.uploaded().aggregate(step=Max("step"))["step"]
-        step = max(uploaded or 0, get_job_kind(job).get_reported_step(job))
+    checkpoint = find_checkpoint(lease) if fault == Fault.CHECKPOINT else None
     return FailureReport.objects.create(
         lease=lease,
-        job=job,
+        job=lease.job,
         node=lease.node,
         owner=lease.node.owner,
         fault=fault,
         reason=reason[:500],
-        step=step,
+        step=checkpoint.step if checkpoint else get_newest_step(lease.job),
     )
+
+
+def get_newest_step(job: Job) -> int:
+    """Return the newest step that nodes have reported."""
+    uploaded = job.checkpoints.uploaded().aggregate(step=Max("step"))["step"]
+    return max(uploaded or 0, get_job_kind(job).get_reported_step(job))
 
 
 def build_exclusions(report: FailureReport, *, with_owner: bool = False) -> dict[str, Any]:
