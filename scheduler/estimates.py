@@ -156,7 +156,6 @@ class QueueEstimates:
                 yield self._build_slot(node, slot, lease, seconds_left.get(lease.job_id) if lease else None)
 
     def _build_slot(self, node: Node, slot: int, lease: Lease | None, seconds_left: float | None) -> SlotSchedule:
-        windows = list(node.windows.all())
         done = max(self.now, node.rest_until or self.now)
         if seconds_left is not None:
             done = self.now + timedelta(seconds=seconds_left)
@@ -164,9 +163,9 @@ class QueueEstimates:
             duration = self.durations.get_duration(lease.job, node.pk)
             # 5 % of its duration is left of a job that has taken longer than expected.
             done = self.now + max(duration - timedelta(seconds=lease.seconds), 0.05 * duration)
-        node_slot = replace(node_slots.build_node_slot(node, self.now, slot=slot, windows=windows), seconds_left=None)
-        is_lent = node_slots.get_seconds_left(node, done, windows) != 0
-        free = done if is_lent else node_slots.find_next_opening(node, done, windows)
+        node_slot = replace(node_slots.build_node_slot(node, self.now, slot=slot), seconds_left=None)
+        is_lent = node_slots.get_seconds_left(node, done) != 0
+        free = done if is_lent else node_slots.find_next_opening(node, done)
         return SlotSchedule(node_slot, free, free, busy=lease is not None)
 
     def _estimate_queue(self) -> None:
