@@ -83,18 +83,18 @@ def test_every_scheduled_task_expires_before_it_piles_up() -> None:
     assert expiry["Monthly run"] == schedule.CRON_EXPIRE_SECONDS
 
 
-@pytest.mark.parametrize(
-    ("task", "queue"),
-    [
-        ("leaderboard.tasks.process_upload", "long"),
-        ("leaderboard.tasks.continue_preparations", "long"),
-        ("leaderboard.tasks.process_message", "short"),
-        ("leaderboard.tasks.nightly", "short"),
-        ("scheduler.tasks.expire_leases", "short"),
-    ],
-)
-def test_task_of_hours_has_a_queue_of_its_own(task: str, queue: str) -> None:
-    assert app.amqp.router.route({}, task)["queue"].name == queue
+def test_task_of_hours_waits_in_a_queue_of_its_own() -> None:
+    short = ("leaderboard.tasks.process_message", "leaderboard.tasks.nightly", "scheduler.tasks.expire_leases")
+    long = ("leaderboard.tasks.process_upload", "leaderboard.tasks.continue_preparations")
+    with app.connection("memory://broker") as connection:
+        for task in (*short, *long):
+            app.send_task(task, connection=connection)
+        queues = {name: queue(connection.default_channel) for name, queue in app.amqp.queues.items()}
+        waiting = {}
+        for name, queue in queues.items():
+            messages = iter(lambda queue=queue: queue.get(no_ack=True), None)  # type: ignore[misc]
+            waiting[name] = {message.headers["task"] for message in messages}
+    assert waiting == {"short": set(short), "long": set(long)}
 
 
 def test_routes_name_tasks_that_exist() -> None:
