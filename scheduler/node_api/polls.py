@@ -32,10 +32,10 @@ def answer_poll(node: Node, message: protocol.Poll) -> protocol.PollReply:
     lease_sweeper.sweep_if_due(now)
     if held := lease_sweeper.release_stale_leases(node, message, now):
         return build_idle_reply(f"This node still holds lease {held.pk}. It ends when its heartbeats stop.")
-    return find_obstacle(node, message, now) or assign_job(node, message, now)
+    return build_refusal(node, message, now) or assign_job(node, message, now)
 
 
-def find_obstacle(node: Node, message: protocol.Poll, now: datetime) -> protocol.PollReply | None:
+def build_refusal(node: Node, message: protocol.Poll, now: datetime) -> protocol.PollReply | None:
     """Return the reply to a node that may take no job now, or None. Raises ApiError if it is banned."""
     node_tokens.check_not_banned(node)
     node_tokens.check_not_revoked(node)
