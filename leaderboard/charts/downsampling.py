@@ -10,7 +10,7 @@ from leaderboard.models.curves import MAX_LEVEL
 EXTREMES_OF = ("loss", "gradient_norm")
 OF_A_BUCKET = 2 * len(EXTREMES_OF)
 RADIX = 6
-"""`job_handlers.metrics` selects whole buckets of 2^6, 2^12 and 2^18 steps: a superset in four terms."""
+"""`metrics_queries` selects whole buckets of 2^6, 2^12 and 2^18 steps: a superset in four terms."""
 
 Known = tuple[int, Sequence[float | None]]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from django.db.models import F, Q
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leaderboard import metrics_queries
 from leaderboard.charts import downsampling
-from leaderboard.charts.downsampling import RADIX
+from leaderboard.metrics_queries import StoredPoint
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.sanitize import MAX_INTEGER, sanitize_text
 
@@ -81,11 +80,8 @@ def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float |
     latest = max(
         (point for point in points.values() if point.kind == "train"), key=lambda point: point.step, default=None
     )
-    progress: dict[str, Any] = {}
-    if latest:
-        progress = {name: getattr(latest, name) for name in ("step", "tokens", "seconds", "loss")}
-        progress["fraction"] = bound_fraction(latest.fraction)
-    Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, **progress)
+    progress = {**latest.model_dump(), "fraction": bound_fraction(latest.fraction)} if latest else {}
+    metrics_queries.update_progress(run, progress)
 
 
 def parse_lines(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[PointLine | SampleLine]:
@@ -107,22 +103,12 @@ def store_points(run: Run, points: dict[tuple[str, int], PointLine], temperature
     for series in changed_series:
         fresh = {step: point for (name, step), point in points.items() if name == series}
         levels |= {(series, step): level for step, level in update_levels(run, series, fresh).items()}
-    values = PointLine.model_fields.keys() - {"kind", "fraction", "step"}
-    CurvePoint.objects.bulk_create(
+    metrics_queries.insert_points(
+        run,
         [
-            CurvePoint(
-                run=run,
-                series=series,
-                step=step,
-                temperature_celsius=temperature,
-                level=levels[series, step],
-                **{name: getattr(point, name) for name in values},
-            )
+            {**point.model_dump(), "series": series, "temperature_celsius": temperature, "level": levels[series, step]}
             for (series, step), point in points.items()
         ],
-        update_conflicts=True,
-        unique_fields=["run", "series", "step"],
-        update_fields=[*sorted(values), "temperature_celsius", "level"],
     )
     if level := downsampling.level_for(max(step for _, step in points), MAX_POINTS):
         CurvePoint.objects.filter(run=run, series__in=changed_series, level__lt=level).delete()
@@ -135,36 +121,24 @@ def update_levels(run: Run, series: str, fresh: Mapping[int, PointLine]) -> dict
     """
     if fresh:
         since = min(fresh)
-        stored = load_changeable_points(run, series, since)
+        stored = metrics_queries.load_changeable_points(run, series, since)
         last = max(stored, default=None)  # the end of the curve always has the highest level, so it is among them
         if last is not None and last < downsampling.round_down(since):
-            stored = load_changeable_points(run, series, last)
+            stored = metrics_queries.load_changeable_points(run, series, last)
     else:
         curve = CurvePoint.objects.filter(run=run, series=series).order_by("-step")
         last = curve.values_list("step", flat=True).first()
-        stored = load_changeable_points(run, series, last) if last is not None else {}
-    points: dict[int, PointLine | CurvePoint] = {**stored, **fresh}
+        stored = metrics_queries.load_changeable_points(run, series, last) if last is not None else {}
+    points: dict[int, PointLine | StoredPoint] = {**stored, **fresh}
     if not points:
         return {}
     steps = sorted(points)
     values = [(step, [getattr(points[step], name) for name in downsampling.EXTREMES_OF]) for step in steps]
     levels = dict(zip(steps, downsampling.compute_levels(values), strict=True))
-    changed = defaultdict(list)
-    for step, point in stored.items():
-        if step not in fresh and point.level != levels[step]:
-            changed[levels[step]].append(point.pk)
-    for level, ids in changed.items():
-        CurvePoint.objects.filter(pk__in=ids).update(level=level)
+    metrics_queries.write_levels(
+        [(levels[step], row.id) for step, row in stored.items() if step not in fresh and row.level != levels[step]]
+    )
     return {step: levels[step] for step in fresh}
-
-
-def load_changeable_points(run: Run, series: str, step: int) -> dict[int, CurvePoint]:
-    """Return the points of a series whose level may change when points from this step on arrive, by step."""
-    changeable = Q(step__gte=downsampling.round_down(step)) | Q(level__gte=3 * RADIX)
-    for low in (RADIX, 2 * RADIX):
-        changeable |= Q(level__gte=low, step__gte=step >> low + RADIX << low + RADIX)
-    points = CurvePoint.objects.filter(changeable, run=run, series=series).order_by()
-    return {point.step: point for point in points.only("step", "level", *downsampling.EXTREMES_OF)}
 
 
 def store_samples(run: Run, texts: dict[tuple[int, str], SampleLine]) -> None:

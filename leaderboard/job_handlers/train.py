@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import graphs, initial_weights, run_jobs, run_states, runs
+from leaderboard import graphs, initial_weights, metrics_queries, run_jobs, run_states, runs
 from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
 from leaderboard.publishing import releases
@@ -97,10 +97,9 @@ class TrainHandler(JobKind):
         mark_run_started(run, lease, message)
 
     def handle_metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
-        run = Run.objects.only("state").get(job=job)
+        run, health = metrics_queries.load_run_and_health(job)
         if run.state == Run.State.TRAINING:
-            held = job.leases.filter(state=Lease.State.ACTIVE)
-            metrics.store_metrics(run, rows, get_temperature(held.values_list("node__health", flat=True).last()))
+            metrics.store_metrics(run, rows, get_temperature(health))
 
     def handle_milestone(self, job: Job, milestone: protocol.Checkpoint, blobs: Sequence[Blob]) -> None:
         releases.keep_milestone(Run.objects.select_related("track").get(job=job), milestone, blobs)
