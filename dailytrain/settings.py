@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import dj_database_url
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
-from kombu import Queue
+from kombu import Queue  # type: ignore[attr-defined]
 
 from dailytrain.environment import (
     load_or_create_secret,
@@ -152,7 +152,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "max_retries": 0,  # a request that sends a task does not wait for a broker that is down
 }
 # Tasks of minutes to hours wait in a queue of their own. A worker without --queues takes both.
-CELERY_TASK_QUEUES = (Queue("short"), Queue("long"))
+CELERY_TASK_QUEUES = [Queue(name) for name in ("short", "long")]  # type: ignore[no-untyped-call]
 CELERY_TASK_DEFAULT_QUEUE = "short"
 CELERY_TASK_ROUTES = {
     "leaderboard.tasks.prepare_season": {"queue": "long"},

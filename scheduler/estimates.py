@@ -181,8 +181,8 @@ class QueueEstimates:
     ) -> dict[int, tuple[datetime, datetime]]:
         """Return when each job begins and ends: the first free slot gets its best match."""
         waiting: dict[JobGroup, deque[tuple[Job, JobGroup]]] = {}
-        for job, group in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
-            waiting.setdefault(normalize_group(group), deque()).append((job, group))
+        for pair in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
+            waiting.setdefault(normalize_group(pair[1]), deque()).append(pair)
         times = {}
         queue = matching.JobQueue((replace(jobs[0][1], jobs=len(jobs)) for jobs in waiting.values()), used, self.now)
         useful = {id(slot): slot for jobs in waiting.values() for slot in self._find_fitting_slots(jobs[0][1])}
