@@ -4,8 +4,7 @@ Pages and APIs are synchronous Django, so they run as WSGI in two pools of threa
 arrive, files are sent piece by piece, and a request never changes threads. Few threads answer pages and API calls,
 because they compete for Python's lock: with 1,000 nodes, 16 took 1.5 times the CPU time of 3 for a request
 (benchmarks/results/operations.md). They get a request with its whole body, so a slow client occupies none of them. More
-threads serve files, because those wait for slow clients. Only polls of nodes are asynchronous, because thousands of
-them are held open at a time.
+threads serve files, because those wait for slow clients.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
@@ -26,15 +26,16 @@ from dailytrain.proxies import TrustedProxiesMiddleware
 django_wsgi: Any = get_wsgi_application()
 
 import dailytrain.urls  # noqa: E402, F401 (imports all views before the first request: GitHub waits only 10 s)
-from scheduler.node_api.poll_endpoint import POLL_PATH, PollEndpoint, Receive, Scope, Send  # noqa: E402
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 FILE_PATH = re.compile(
     r"/api/node/v1/leases/\d+/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
 django_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_THREADS)
 file_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_FILE_THREADS)
-poll_endpoint = PollEndpoint()
-
 
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
 
@@ -75,8 +76,6 @@ async def read_whole_body(scope: Scope, receive: Receive) -> Receive:
 def choose_application(scope: Scope) -> Any:
     if scope["type"] != "http":
         return django_application
-    if scope["method"] == "POST" and scope["path"] == POLL_PATH:
-        return poll_endpoint
     return file_application if FILE_PATH.match(scope["path"]) else django_application
 
 

@@ -63,6 +63,7 @@ class LocalSite:
 
     def start_services(self) -> None:
         """Start the web server and the background work."""
+        os.environ.setdefault("POLL_SECONDS", "2")  # few nodes, and somebody watches them
         self.start(build_web_process(self.port))
         self.start(build_worker_process())
 

@@ -11,11 +11,12 @@ INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     # name in the admin: task, seconds
     "Expire leases": ("scheduler.tasks.expire_leases", 5),
     "Preempt jobs for nightlies": ("scheduler.tasks.make_room", 15),
-    "Queue score jobs": ("leaderboard.tasks.queue_scores", 15),
+    "Store configurations of runs": ("leaderboard.tasks.store_configurations", 15),
     "Start late nights": ("leaderboard.tasks.start_late_nights", 60),
     "Queue ladder runs": ("leaderboard.tasks.fill_ladders", 15),
     "Handle events": ("leaderboard.tasks.announce_events", 3),
     "Send the outbox": ("leaderboard.tasks.process_due_messages", 10),
+    "Upload to the Hub": ("leaderboard.tasks.process_due_uploads", 60),
     "Process GitHub webhooks": ("leaderboard.tasks.process_deliveries", 3),
     "Update progress in pull requests": ("leaderboard.tasks.report_progress", 60),
     "Delete old GitHub webhooks": ("leaderboard.tasks.delete_old_payloads", 3600),
@@ -49,8 +50,17 @@ CRON_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 EACH_DAY = {"day_of_week": "*", "day_of_month": "*", "month_of_year": "*", "timezone": "UTC"}
 
-RENAMED = {"Release weights of long runs": "Publish and score releases"}
+RENAMED = {
+    "Release weights of long runs": "Publish and score releases",
+    "Queue score jobs": "Store configurations of runs",
+}
 """Earlier names in the admin."""
+
+MIN_EXPIRE_SECONDS = 60
+"""A task that waits for longer than its interval, and this, is dropped: the next one does its work. The clocks of beat
+and worker may differ by as much."""
+CRON_EXPIRE_SECONDS = 6 * 3600
+"""Longer than all retries of such a task (`leaderboard.tasks.RETRIES`)."""
 
 
 @transaction.atomic
@@ -65,9 +75,11 @@ def install() -> None:
         if not PeriodicTask.objects.filter(name=name).exists():
             PeriodicTask.objects.filter(name=old).update(name=name)
     for name, (task, seconds) in INTERVAL_TASKS.items():
-        ensure_row(name, task, interval=ensure_schedule(IntervalSchedule, every=seconds, period="seconds"))
+        interval = ensure_schedule(IntervalSchedule, every=seconds, period="seconds")
+        ensure_row(name, task, max(seconds, MIN_EXPIRE_SECONDS), interval=interval)
     for name, (task, when) in CRON_TASKS.items():
-        ensure_row(name, task, crontab=ensure_schedule(CrontabSchedule, **{**EACH_DAY, **when}))
+        crontab = ensure_schedule(CrontabSchedule, **{**EACH_DAY, **when})
+        ensure_row(name, task, CRON_EXPIRE_SECONDS, crontab=crontab)
     delete_unknown_tasks()
 
 
@@ -77,13 +89,14 @@ def ensure_schedule(model: type[Model], **fields: Any) -> Model:
     return rows.filter(**fields).first() or rows.create(**fields)
 
 
-def ensure_row(name: str, task: str, **when: Any) -> None:
+def ensure_row(name: str, task: str, expire_seconds: int, **when: Any) -> None:
     from django_celery_beat.models import PeriodicTask
 
-    row, _ = PeriodicTask.objects.get_or_create(name=name, defaults={"task": task, **when})
-    if row.task != task:
-        row.task = task
-        row.save(update_fields=["task"])
+    given = {"task": task, "expire_seconds": expire_seconds}
+    row, _ = PeriodicTask.objects.get_or_create(name=name, defaults={**given, **when})
+    if row.task != task or row.expire_seconds is None:
+        row.task, row.expire_seconds = task, row.expire_seconds or expire_seconds
+        row.save(update_fields=given)
 
 
 def delete_unknown_tasks() -> None:

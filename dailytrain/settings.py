@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import dj_database_url
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
+from kombu import Queue  # type: ignore[attr-defined]
 
 from dailytrain.environment import (
     load_or_create_secret,
@@ -84,7 +85,6 @@ MIDDLEWARE = [
 ]
 
 ROOT_URLCONF = "dailytrain.urls"
-ASGI_APPLICATION = "dailytrain.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -116,10 +116,9 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
     # Tests use a file, because threads and a live server share it.
     DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
-# Connections to PostgreSQL of one web process; eight more are for polls. 0: a new one for each request. Not for Celery,
-# whose workers fork.
+# Connections to PostgreSQL of one web process. 0: a new one for each request. Not for Celery, whose workers fork.
 elif pool := read_integer("DATABASE_POOL", 0):
-    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": pool + 8}
+    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": pool}
 # A connection that PostgreSQL has closed, for example by a restart, is replaced before its next request.
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -152,6 +151,18 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "socket_connect_timeout": 2,
     "max_retries": 0,  # a request that sends a task does not wait for a broker that is down
 }
+# Tasks of minutes to hours wait in a queue of their own. A worker without --queues takes both.
+CELERY_TASK_QUEUES = [Queue(name) for name in ("short", "long")]  # type: ignore[no-untyped-call]
+CELERY_TASK_DEFAULT_QUEUE = "short"
+CELERY_TASK_ROUTES = {
+    "leaderboard.tasks.prepare_season": {"queue": "long"},
+    "leaderboard.tasks.continue_preparations": {"queue": "long"},
+    "leaderboard.tasks.process_upload": {"queue": "long"},
+    "leaderboard.tasks.process_due_uploads": {"queue": "long"},
+    "scheduler.campaigns.tasks.produce_packets": {"queue": "long"},
+    "scheduler.campaigns.tasks.update_shards": {"queue": "long"},
+}
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1  # a busy process holds no task that another could do
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_TIMEZONE = "UTC"
 
@@ -277,8 +288,8 @@ REPHRASE_FILES = Path(read_text("REPHRASE_FILES", str(HOME / "sources" / "files"
 REPHRASE_NEW_PER_HOUR = read_integer("REPHRASE_NEW_PER_HOUR", 300)
 # Retention of texts that are in no dataset: rejected, withdrawn, or written for comparison.
 REPHRASE_TEXT_DAYS = read_number("REPHRASE_TEXT_DAYS", 30)
-# Polls in one process share a snapshot of the queue for this long; 0: each poll reads the queue.
-QUEUE_READ_SECONDS = read_number("QUEUE_READ_SECONDS", 1)
+# Seconds between two polls of a node that waits for a job. `manage.py run` sets 2.
+POLL_SECONDS = read_number("POLL_SECONDS", 10)
 
 # --- GitHub (docs/how-to/github.md; manage.py connect_github reports what is missing) --------------------------------
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from django.db.models import Q
-from django.utils import timezone
 
 from leaderboard.models import Run
 from scheduler import job_groups, matching, node_slots, node_vetting
@@ -25,15 +24,15 @@ def update_night_needs(now: datetime) -> int:
     online = Node.objects.filter(Q(rest_until=None) | Q(rest_until__lte=now), state=Node.State.ONLINE)
     nodes = [node for node in online if node_vetting.is_result_accepted(node) and not node.health.get("trouble")]
     slots = [node_slots.build_node_slot(node, now, slot=slot) for node in nodes for slot in range(max(node.slots, 1))]
-    return sum(set_needs_vetted(job, any(can_run(job, slot) for slot in slots)) for job in jobs)
+    changed = 0
+    for job in jobs:
+        needed = any(can_run(job, slot) for slot in slots)
+        waiting = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED, needs_vetted=not needed)
+        # Free nodes that fit now get the time to poll (`preemption.FREE_SLOT_GRACE`).
+        changed += waiting.update(needs_vetted=needed, state_since=now)
+    return changed
 
 
 def can_run(job: Job, slot: matching.NodeSlot) -> bool:
     group = replace(job_groups.build_group_from_job(job), needs_vetted=True)
     return matching.find_obstacle(group, slot) is None
-
-
-def set_needs_vetted(job: Job, needed: bool) -> int:
-    """Change the column of a queued job. A process that has read the queue reads jobs again whose state is newer."""
-    changed = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED, needs_vetted=not needed)
-    return changed.update(needs_vetted=needed, state_since=timezone.now())

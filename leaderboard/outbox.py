@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 CLAIM_TIME = timedelta(minutes=10)  # of a handler; then another process may retry
 FIRST_RETRY = timedelta(seconds=10)
 MAX_RETRY_WAIT = timedelta(hours=1)
+UPLOAD_KINDS = ("hub", "hub.dataset", "hub.season")
+"""Messages that take minutes to hours: Celery's queue `long` is theirs."""
 
 Handler = Callable[[OutboxMessage], Mapping[str, Any]]  # returns what to store in `OutboxMessage.result`
 
@@ -61,7 +63,7 @@ def enqueue(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Ou
                 attempts=unless_processing("attempts", 0),
                 problem=unless_processing("problem", ""),
             )
-        transaction.on_commit(lambda: notify_worker(message.pk))
+        transaction.on_commit(lambda: notify_worker(message))
     return message
 
 
@@ -78,12 +80,12 @@ def enqueue_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) 
             key=key, defaults={"kind": kind, "payload": dict(payload or {})}
         )
         if created:
-            transaction.on_commit(lambda: notify_worker(message.pk))
+            transaction.on_commit(lambda: notify_worker(message))
     return message
 
 
-def notify_worker(pk: int) -> None:
-    send_task("process_message", pk)
+def notify_worker(message: OutboxMessage) -> None:
+    send_task("process_upload" if message.kind in UPLOAD_KINDS else "process_message", message.pk)
 
 
 def process_message(pk: int) -> None:
@@ -149,7 +151,7 @@ def finish_message(message: OutboxMessage, state: OutboxMessage.State, **fields:
     if claimed.filter(version=message.version).update(state=state, claimed_until=None, **fields):
         return
     if claimed.update(state=OutboxMessage.State.PENDING, not_before=timezone.now(), claimed_until=None, **fields):
-        notify_worker(message.pk)
+        notify_worker(message)
 
 
 def postpone_message(message: OutboxMessage, problem: str, after: timedelta | None) -> None:
@@ -165,9 +167,14 @@ def get_retry_wait(attempts: int) -> timedelta:
     return min(wait, MAX_RETRY_WAIT)
 
 
-def process_due(limit: int = 50) -> int:
-    """Process due messages without a task, for example of a worker that died, and return their number."""
-    due = list(OutboxMessage.objects.due().values_list("pk", flat=True)[:limit])
-    for pk in due:
+def process_due(*, uploads: bool = False, limit: int = 50) -> int:
+    """Process due messages without a task, for example of a worker that died, and return their number.
+
+    `uploads`: those of `UPLOAD_KINDS`; by default all others.
+    """
+    due = OutboxMessage.objects.due()
+    due = due.filter(kind__in=UPLOAD_KINDS) if uploads else due.exclude(kind__in=UPLOAD_KINDS)
+    ids = list(due.values_list("pk", flat=True)[:limit])
+    for pk in ids:
         process_message(pk)
-    return len(due)
+    return len(ids)

@@ -101,8 +101,8 @@ def fill_seats() -> None:
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def queue_scores() -> None:
-    train.recover_unfinished()
+def store_configurations() -> None:
+    train.store_configurations()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -123,6 +123,16 @@ def process_message(message: int) -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def process_due_messages() -> None:
     outbox.process_due()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def process_upload(message: int) -> None:
+    outbox.process_message(message)
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def process_due_uploads() -> None:
+    outbox.process_due(uploads=True)
 
 
 @shared_task  # type: ignore[untyped-decorator]

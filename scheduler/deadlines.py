@@ -27,7 +27,9 @@ MAX_NOTICE_SECONDS = 3600.0
 def find_stop_reason(lease: Lease, now: datetime) -> str:
     """Return why the node has to hand the job back now; empty while there is time."""
     node = lease.node
-    closes, spent = node_slots.get_seconds_left(node, now), get_loan_seconds_left(lease, now)
+    closes, spent = node_slots.get_seconds_left(node, now), None
+    if node.max_hours is not None:
+        spent = node.max_hours * node_slots.HOUR - (now - lease.started_at).total_seconds()
     left = min((seconds for seconds in (closes, spent) if seconds is not None), default=None)
     if left is None or left > MAX_NOTICE_SECONDS or left > estimate_notice_seconds(lease.job, node):
         return ""
@@ -45,13 +47,6 @@ def ends_too_soon(job: Job, node: Node, node_slot: NodeSlot) -> bool:
     if left is None or left > worked + MAX_NOTICE_SECONDS:
         return False
     return left <= worked + estimate_notice_seconds(job, node)
-
-
-def get_loan_seconds_left(lease: Lease, now: datetime) -> float | None:
-    """Return the seconds left of the owner's limit for one run; None without a limit."""
-    if lease.node.max_hours is None:
-        return None
-    return lease.node.max_hours * node_slots.HOUR - (now - lease.started_at).total_seconds()
 
 
 def estimate_notice_seconds(job: Job, node: Node) -> float:

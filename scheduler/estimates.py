@@ -73,11 +73,6 @@ class Durations:
         ratio = self.ratios.get((work, node)) or self.ratios.get((work, None)) or 1.0
         return timedelta(seconds=job.expected_seconds * ratio)
 
-    def get_time_left(self, job: Job, seconds_done: float, node: int) -> timedelta:
-        """Return how long a job still runs; 5 % of its duration if it has taken longer than expected."""
-        duration = self.get_duration(job, node).total_seconds()
-        return timedelta(seconds=max(duration - seconds_done, 0.05 * duration))
-
 
 def load_durations(now: datetime, running: Iterable[tuple[Lease, float]]) -> Durations:
     """Return the durations of recent jobs, and of those that run now. One query.
@@ -161,15 +156,16 @@ class QueueEstimates:
                 yield self._build_slot(node, slot, lease, seconds_left.get(lease.job_id) if lease else None)
 
     def _build_slot(self, node: Node, slot: int, lease: Lease | None, seconds_left: float | None) -> SlotSchedule:
-        windows = list(node.windows.all())
         done = max(self.now, node.rest_until or self.now)
         if seconds_left is not None:
             done = self.now + timedelta(seconds=seconds_left)
         elif lease:
-            done = self.now + self.durations.get_time_left(lease.job, lease.seconds, node.pk)
-        node_slot = replace(node_slots.build_node_slot(node, self.now, slot=slot, windows=windows), seconds_left=None)
-        is_lent = node_slots.get_seconds_left(node, done, windows) != 0
-        free = done if is_lent else node_slots.find_next_opening(node, done, windows)
+            duration = self.durations.get_duration(lease.job, node.pk)
+            # 5 % of its duration is left of a job that has taken longer than expected.
+            done = self.now + max(duration - timedelta(seconds=lease.seconds), 0.05 * duration)
+        node_slot = replace(node_slots.build_node_slot(node, self.now, slot=slot), seconds_left=None)
+        is_lent = node_slots.get_seconds_left(node, done) != 0
+        free = done if is_lent else node_slots.find_next_opening(node, done)
         return SlotSchedule(node_slot, free, free, busy=lease is not None)
 
     def _estimate_queue(self) -> None:
@@ -184,7 +180,10 @@ class QueueEstimates:
         self, each: list[tuple[Job, JobGroup]], used: dict[str, float]
     ) -> dict[int, tuple[datetime, datetime]]:
         """Return when each job begins and ends: the first free slot gets its best match."""
-        waiting, times = group_jobs(each), {}
+        waiting: dict[JobGroup, deque[tuple[Job, JobGroup]]] = {}
+        for pair in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
+            waiting.setdefault(normalize_group(pair[1]), deque()).append(pair)
+        times = {}
         queue = matching.JobQueue((replace(jobs[0][1], jobs=len(jobs)) for jobs in waiting.values()), used, self.now)
         useful = {id(slot): slot for jobs in waiting.values() for slot in self._find_fitting_slots(jobs[0][1])}
         free = [(slot.next_at, number, slot) for number, slot in enumerate(useful.values()) if slot.next_at]
@@ -195,7 +194,7 @@ class QueueEstimates:
             if group is None:
                 continue
             job, _ = waiting[normalize_group(group)].popleft()
-            queue.reserve_job(group)
+            queue.take_job(group)
             slot.next_at = ends = begins + self.durations.get_duration(job, slot.node_slot.node)
             times[job.pk] = begins, ends
             heappush(free, (ends, number, slot))
@@ -236,13 +235,6 @@ def format_time(at: datetime, now: datetime) -> str:
 def normalize_group(group: JobGroup) -> JobGroup:
     """Return the group without what differs between equal groups."""
     return replace(group, waiting_since=EARLIEST, jobs=1)
-
-
-def group_jobs(each: Iterable[tuple[Job, JobGroup]]) -> dict[JobGroup, deque[tuple[Job, JobGroup]]]:
-    found: dict[JobGroup, deque[tuple[Job, JobGroup]]] = {}
-    for job, group in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
-        found.setdefault(normalize_group(group), deque()).append((job, group))
-    return found
 
 
 def load_ordered_jobs(now: datetime, used: dict[str, float]) -> list[tuple[Job, JobGroup]]:

@@ -325,7 +325,7 @@ def remove_exclusions(job_id: int) -> bool:
     if lists == {"excluded_nodes": job.excluded_nodes, "excluded_owners": job.excluded_owners}:
         return False
     Job.objects.filter(pk=job.pk).update(**lists)
-    # A process that has read the queue reads those jobs again whose state is newer.
+    # Free nodes that may try it now get the time to poll (`preemption.FREE_SLOT_GRACE`).
     Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(state_since=timezone.now())
     return True
 

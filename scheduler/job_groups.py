@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from django.conf import settings
 from django.db.models import (
     Case,
     Count,
@@ -34,12 +32,6 @@ FAIR_SHARE_WINDOW = timedelta(days=7)
 """Age of the oldest usage that counts in the fair share of authors."""
 HAND_ON_PERIOD = timedelta(hours=24)
 """A run that hits a node's time limit is not scheduled there again for so long."""
-REFRESH_PER_JOB = timedelta(seconds=0.0006)
-"""Time between two reads of the whole queue, for each waiting job: 100,000 jobs are read once a minute."""
-MAX_STALENESS = timedelta(seconds=10)
-"""A queue of this age is used while another thread refreshes it."""
-MAX_CLOCK_SKEW = timedelta(seconds=2)
-"""Largest clock difference between web processes."""
 GROUP_FIELDS = tuple(field.name for field in fields(matching.JobGroup) if field.name not in ("waiting_since", "jobs"))
 """Columns of `Job` that its group has too."""
 LIST_FIELDS = ("needs_labels", "excluded_nodes", "excluded_owners")
@@ -52,11 +44,9 @@ def is_startable(now: datetime) -> Q:
     return (Q(not_before=None) | Q(not_before__lte=now)) & (Q(not_after=None) | Q(not_after__gt=now))
 
 
-def load_job_groups(now: datetime, since: datetime | None = None) -> list[matching.JobGroup]:
-    """Return the queue in groups; with `since` only of jobs queued later. One query for any length."""
+def load_job_groups(now: datetime) -> list[matching.JobGroup]:
+    """Return the queue in groups. One query for any length."""
     waiting = Job.objects.filter(is_startable(now), state=Job.State.QUEUED)
-    if since is not None:
-        waiting = waiting.filter(state_since__gt=since)
     texts = {f"{name}_text": Cast(name, TextField()) for name in LIST_FIELDS}
     rows = waiting.order_by().annotate(**texts).values(*SCALAR_FIELDS, *texts)
     groups = []
@@ -86,53 +76,6 @@ def sum_author_seconds(now: datetime) -> dict[str, float]:
     )
     recent = Lease.objects.filter(started_at__gt=now - FAIR_SHARE_WINDOW).order_by()
     return dict(recent.values_list("job__author").annotate(total=Sum(used)))
-
-
-# --- the queue as this process last read it ---------------------------------------------------------------------------
-
-
-class QueueCache:
-    """The queue as this process read it last, shared by all polls for `settings.QUEUE_READ_SECONDS`.
-
-    A refresh reads only the jobs queued since the last one. The whole queue is read again after a time that grows with
-    its length. Stale groups do no harm: a job is claimed by a conditional UPDATE, and empty groups are skipped.
-    """
-
-    def __init__(self, refresh_per_job: timedelta = REFRESH_PER_JOB) -> None:
-        self._refresh_per_job = refresh_per_job
-        self._lock = threading.Lock()
-        self._queue: matching.JobQueue | None = None
-        self._loaded_at = datetime.min.replace(tzinfo=UTC)
-
-    def get_queue(self, now: datetime) -> matching.JobQueue:
-        queue, lifetime = self._queue, timedelta(seconds=settings.QUEUE_READ_SECONDS)
-        if queue is not None and timedelta() <= now - queue.read_at < lifetime:
-            return queue
-        # While another thread refreshes it, this one uses the stale queue.
-        is_recent = queue is not None and timedelta() <= now - queue.read_at < MAX_STALENESS
-        if not self._lock.acquire(blocking=not is_recent):
-            assert queue is not None, "a recent queue exists"
-            return queue
-        try:
-            return self._refresh(now)
-        finally:
-            self._lock.release()
-
-    def _refresh(self, now: datetime) -> matching.JobQueue:
-        queue = self._queue  # another thread may have just refreshed it
-        if queue is not None and timedelta() <= now - self._loaded_at < queue.jobs * self._refresh_per_job:
-            queue.add(load_job_groups(now, queue.read_at - MAX_CLOCK_SKEW), now)
-            return queue
-        self._queue, self._loaded_at = load_queue(now), now
-        return self._queue
-
-
-QUEUE_CACHE = QueueCache()
-
-
-def get_queue(now: datetime) -> matching.JobQueue:
-    """Return the queue from this process's cache, if it is enabled."""
-    return QUEUE_CACHE.get_queue(now) if settings.QUEUE_READ_SECONDS else load_queue(now)
 
 
 def load_queue(now: datetime) -> matching.JobQueue:

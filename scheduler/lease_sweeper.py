@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
@@ -25,22 +24,11 @@ LOST_REPLY_AFTER = timedelta(seconds=10)
 """A node that polls this long after it got a lease, and never sent a heartbeat for it, has not received the reply."""
 
 
-class LeaseSweeper:
-    """Sweeps from polls, at most once in `settings.QUEUE_READ_SECONDS` per process, in case Celery is down."""
-
-    def __init__(self) -> None:
-        self._swept_at = datetime.min.replace(tzinfo=UTC)
-
-    def sweep_if_due(self, now: datetime) -> None:
-        if timedelta() <= now - self._swept_at < timedelta(seconds=settings.QUEUE_READ_SECONDS):
-            return
-        self._swept_at = now
-        recent = Sweep.objects.filter(pk=1, at__gt=now - SWEEP_FROM_POLLS_AFTER, at__lte=get_latest_time(now))
-        if not recent.filter(~Exists(Lease.objects.expired(now))).exists():  # one query for both conditions
-            sweep_leases(now)
-
-
-SWEEPER = LeaseSweeper()
+def sweep_if_due(now: datetime) -> None:
+    """Sweep from a poll if Celery is down. One query if it is not."""
+    recent = Sweep.objects.filter(pk=1, at__gt=now - SWEEP_FROM_POLLS_AFTER, at__lte=get_latest_time(now))
+    if not recent.filter(~Exists(Lease.objects.expired(now))).exists():
+        sweep_leases(now)
 
 
 def sweep_leases(now: datetime | None = None) -> int:
@@ -115,12 +103,7 @@ def requeue_orphaned_job(pk: int) -> bool:
 
 
 def release_stale_leases(node: Node, message: protocol.Poll, now: datetime) -> Lease | None:
-    """End the leases that the polling node cannot hold any more; return a lease that the polling slot still holds.
-
-    No query if the node is annotated with `has_lease` false (`node_tokens.get_node_by_token`).
-    """
-    if not vars(node).get("has_lease", True):
-        return None
+    """End the leases that the polling node cannot hold any more; return a lease that the polling slot still holds."""
     for lease in Lease.objects.held_by(node).select_related("job", "node"):
         if lease.pk in message.abandoned:
             leases.lose_lease(lease, f"{node.name} was restarted.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
+from itertools import islice
 
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
@@ -60,38 +61,27 @@ def claim_job(
     `queue` and `node_slot`: pass them if they are at hand; they are loaded otherwise.
     """
     now = timezone.now()
-    queue = queue or job_groups.get_queue(now)
+    queue = queue or job_groups.load_queue(now)
     node_slot = node_slot or node_slots.build_node_slot(node, now, slot=slot)
-    tried: list[matching.JobGroup] = []
-    for _ in range(MAX_GROUPS_TRIED):
-        group = next((group for group in queue.find_fitting(node_slot) if not any(map(group.is_alike, tried))), None)
-        if group is None:
-            break
-        # Reserve before claiming: otherwise concurrent polls would all try the same job, and all but one would fail.
-        if queue.reserve_job(group):
-            if lease := lease_job_of_group(node, group, slot, queue, node_slot):
-                return lease
-            tried.append(group)
+    for group in islice(queue.find_fitting(node_slot), MAX_GROUPS_TRIED):
+        if lease := lease_job_of_group(node, group, slot, node_slot):
+            return lease
     return None
 
 
 def lease_job_of_group(
-    node: Node, group: matching.JobGroup, slot: int, queue: matching.JobQueue, node_slot: matching.NodeSlot
+    node: Node, group: matching.JobGroup, slot: int, node_slot: matching.NodeSlot
 ) -> protocol.Lease | None:
-    """Lease the oldest job of a reserved group; return None if none is left or the slot has a lease."""
+    """Lease the oldest job of a group; return None if none is left or the slot has a lease."""
     job: Job | None = None
     try:
         with transaction.atomic():
             job = claim_oldest_job(group, node)
             if job is None or deadlines.ends_too_soon(job, node, node_slot):
-                queue.cancel_reservation(group)
-                if job is None and node.max_hours is None:  # otherwise there may be some that are not for this node
-                    queue.remove_group(group)
                 transaction.set_rollback(True)
                 return None
             return create_lease(job, node, slot)
     except IntegrityError:
-        queue.cancel_reservation(group)
         return None  # one active lease per slot and per job: this node polled twice at once
     except JobOrderError:
         assert job is not None

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 import re
 from bisect import insort
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from heapq import merge
 from itertools import count
-from threading import Lock
 
 LIFT_PERIOD = timedelta(hours=24)
 """Waiting time worth one priority step: a community run precedes the nightly after four days. An estimate."""
@@ -124,11 +124,6 @@ class JobGroup:
         """Seconds until the first checkpoint or the end."""
         return min(self.checkpoint_seconds or math.inf, self.expected_seconds)
 
-    def is_alike(self, other: JobGroup) -> bool:
-        """Return whether the groups differ at most in `jobs`."""
-        quick = self.waiting_since == other.waiting_since and self.author == other.author
-        return quick and replace(self, jobs=other.jobs) == other
-
     @cached_property
     def capabilities(self) -> LabelNeeds:
         """The needs of its labels and of its columns together."""
@@ -197,96 +192,48 @@ QueueEntry = tuple[Rank, int, JobGroup]
 
 
 class JobQueue:
-    """The ranked groups, by their needs. Obstacles are checked once per set of needs.
-
-    Thread-safe, but a search may miss a group that another thread moves meanwhile.
-    """
+    """The ranked groups, by their needs. Obstacles are checked once per set of needs."""
 
     def __init__(self, groups: Iterable[JobGroup], used: Mapping[str, float], now: datetime) -> None:
         """`used`: recent seconds of each author."""
-        self.read_at = now
-        self.jobs = 0
-        """Total number of jobs added."""
-        self.used = dict(used)
-        self._as_of = now
+        self._used = dict(used)
+        self._now = now
         self._numbers = count()
-        self._entries: dict[tuple[object, ...], list[QueueEntry]] = {}
-        self._lock = Lock()
-        self.add(groups, now)
-
-    def add(self, groups: Iterable[JobGroup], now: datetime) -> None:
-        """Add groups. A group that is in the queue already may be in it twice."""
-        touched = []
-        with self._lock:
-            for group in groups:
-                entries = self._entries.setdefault(group.needs, [])
-                entries.append(self._build_entry(group))
-                touched.append(entries)
-                self.jobs += group.jobs
-            for entries in {id(entries): entries for entries in touched}.values():
-                entries.sort()
-            self.read_at = now
+        self._entries: defaultdict[tuple[object, ...], list[QueueEntry]] = defaultdict(list)
+        for group in groups:
+            self._entries[group.needs].append(self._build_entry(group))
+        for entries in self._entries.values():
+            entries.sort()
 
     def _build_entry(self, group: JobGroup) -> QueueEntry:
-        return rank_group(group, self.used.get(group.author, 0.0), self._as_of), next(self._numbers), group
+        return rank_group(group, self._used.get(group.author, 0.0), self._now), next(self._numbers), group
 
     def find_fitting(self, node: NodeSlot) -> Iterator[JobGroup]:
         """Yield the groups that fit the node, best first."""
         mine = (
-            rank_for_slot(entries, count_idle_gpus(front, node))
-            for entries, front in self._fronts()
-            if find_obstacle(front, node) is None
+            rank_for_slot(entries, count_idle_gpus(entries[0][2], node))
+            for entries in self._entries.values()
+            if entries and find_obstacle(entries[0][2], node) is None
         )
         return (group for _, _, group in merge(*mine))
 
-    def remove_group(self, group: JobGroup) -> None:
-        """Remove a group, or its rest: it has no waiting jobs left."""
-        with self._lock:
-            if not self._remove(group) and (rest := self._find_rest(group)):
-                self._remove(rest)
-
-    def reserve_job(self, group: JobGroup) -> bool:
-        """Reserve a job before claiming it, so that concurrent polls find others; return whether there was one left.
-
-        The job counts as usage of its author at once.
-        """
-        with self._lock:
-            if not self._remove(group):
-                return False
-            self.used[group.author] = self.used.get(group.author, 0.0) + group.expected_seconds
-            if group.jobs > 1:
-                self._insert(replace(group, jobs=group.jobs - 1))
-            return True
-
-    def cancel_reservation(self, group: JobGroup) -> None:
-        """Undo `reserve_job`."""
-        with self._lock:
-            self.used[group.author] -= group.expected_seconds
-            if rest := self._find_rest(group):
-                self._remove(rest)
-            self._insert(replace(group, jobs=1 + (rest.jobs if rest else 0)))
-
-    def _insert(self, group: JobGroup) -> None:
-        insort(self._entries[group.needs], self._build_entry(group))
-
-    def _find_rest(self, group: JobGroup) -> JobGroup | None:
-        return next((found for _, _, found in self._entries[group.needs] if found.is_alike(group)), None)
-
-    def _remove(self, group: JobGroup) -> bool:
+    def take_job(self, group: JobGroup) -> None:
+        """Remove a job of a group from the queue. It counts as usage of its author at once."""
         entries = self._entries[group.needs]
-        index = next((index for index, place in enumerate(entries) if place[2] is group), None)
-        if index is None:
-            return False
-        del entries[index]
-        return True
+        del entries[next(index for index, entry in enumerate(entries) if entry[2] is group)]
+        self._used[group.author] = self._used.get(group.author, 0.0) + group.expected_seconds
+        if group.jobs > 1:
+            insort(entries, self._build_entry(replace(group, jobs=group.jobs - 1)))
 
     def explain_idle(self, node: NodeSlot) -> str:
-        return explain_idle([front for _, front in self._fronts()], node)
-
-    def _fronts(self) -> list[tuple[list[QueueEntry], JobGroup]]:
-        """Return the entries of each set of needs, with their first group."""
-        fronts = ((entries, entries[:1]) for entries in list(self._entries.values()))  # another thread may empty one
-        return [(entries, front[0][2]) for entries, front in fronts if front]
+        """Return why the node gets no job, as a sentence for its owner."""
+        fronts = [entries[0][2] for entries in self._entries.values() if entries]
+        if not fronts:
+            return "The queue is empty."
+        obstacles = sorted({text for group in fronts if (text := find_obstacle(group, node)) is not None})
+        if not obstacles:
+            return "The waiting jobs go to other nodes."
+        return f"The waiting jobs need a node {'; or one '.join(obstacles[:3])}."
 
 
 def rank_for_slot(entries: Iterable[QueueEntry], idle: int) -> Iterator[tuple[tuple[object, ...], int, JobGroup]]:
@@ -399,13 +346,3 @@ def find_time_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
     left = min((seconds for seconds in (node.seconds_left, node.max_seconds) if seconds is not None), default=math.inf)
     needed = group.min_seconds + LEEWAY_SECONDS
     return f"that is free for {math.ceil(needed / 60)} minutes at a stretch" if needed > left else None
-
-
-def explain_idle(groups: Collection[JobGroup], node: NodeSlot) -> str:
-    """Return why the node gets no job, as a sentence for its owner."""
-    if not groups:
-        return "The queue is empty."
-    obstacles = sorted({text for group in groups if (text := find_obstacle(group, node)) is not None})
-    if not obstacles:
-        return "The waiting jobs go to other nodes."
-    return f"The waiting jobs need a node {'; or one '.join(obstacles[:3])}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -15,13 +15,8 @@ from trainer import protocol
 HOUR = 3600.0
 
 
-def build_node_slot(
-    node: Node, now: datetime, *, slot: int = 0, slots: int | None = None, windows: Collection[Window] | None = None
-) -> NodeSlot:
-    """Return one slot of the node.
-
-    `slots`: how many the agent runs; by default as its owner set. `windows`: the node's; loaded by default.
-    """
+def build_node_slot(node: Node, now: datetime, *, slot: int = 0, slots: int | None = None) -> NodeSlot:
+    """Return one slot of the node. `slots`: how many the agent runs; by default as its owner set."""
     facts = node.hardware
     slots = slots or node.slots or 1
     gpus, least = get_slot_gpus(facts, slot, slots)
@@ -44,7 +39,7 @@ def build_node_slot(
         swarm_run=facts.get("swarm_run"),
         serves=node.serves,
         serves_track=node.serves_track,
-        seconds_left=get_seconds_left(node, now, windows),
+        seconds_left=get_seconds_left(node, now),
         max_seconds=None if node.max_hours is None else node.max_hours * HOUR,
         node=node.pk,
         owner=node.owner_id,
@@ -70,16 +65,16 @@ def load_windows(node: Node) -> list[Window]:
     return list(node.windows.all()) if node.available == Node.Available.WINDOWS else []
 
 
-def get_seconds_left(node: Node, now: datetime, windows: Collection[Window] | None = None) -> float | None:
+def get_seconds_left(node: Node, now: datetime) -> float | None:
     """Return the seconds until the owner wants the node back: 0 if it is not lent now, None if no end is near."""
-    windows = load_windows(node) if windows is None else windows
-    return lending_windows.get_seconds_left(windows, node.available, node.available_until, node.timezone, now)
+    return lending_windows.get_seconds_left(
+        load_windows(node), node.available, node.available_until, node.timezone, now
+    )
 
 
-def find_next_opening(node: Node, now: datetime, windows: Collection[Window] | None = None) -> datetime | None:
+def find_next_opening(node: Node, now: datetime) -> datetime | None:
     """Return when a node that is not lent now will be lent again, if that is known."""
-    windows = load_windows(node) if windows is None else windows
-    return lending_windows.find_next_opening(windows, node.available, node.timezone, now)
+    return lending_windows.find_next_opening(load_windows(node), node.available, node.timezone, now)
 
 
 def get_time_zone(node: Node) -> ZoneInfo:

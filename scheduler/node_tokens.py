@@ -18,7 +18,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from scheduler import poll_queries, rate_limits
+from scheduler import rate_limits
 from scheduler.errors import ForbiddenError, UnauthorizedError
 from scheduler.models import SITE_ACTOR, Event, JoinToken, Lease, Node
 from trainer import protocol
@@ -127,15 +127,8 @@ def issue_node_token(node: Node, join: JoinToken, message: protocol.Register) ->
 
 
 def authenticate_node(token: str) -> Node:
-    """Return the node of this token. Raises UnauthorizedError, ForbiddenError, RateLimitError."""
-    node = get_node_by_token(token)
-    rate_limits.check_rate_limit("poll", str(node.pk))
-    return node
-
-
-def get_node_by_token(token: str) -> Node:
-    """Return the node of this token, with the annotation `has_lease`. Raises UnauthorizedError or ForbiddenError."""
-    node = poll_queries.find_node(hash_token(token))
+    """Return the node of this token. Raises UnauthorizedError or ForbiddenError."""
+    node = Node.objects.filter(token_hash=hash_token(token)).first()
     if node is None:
         if token.startswith("dtn_lease_"):
             raise ForbiddenError("This is a lease's token. This call needs the node's token.")
@@ -149,7 +142,7 @@ def get_node_by_token(token: str) -> Node:
 def authenticate_lease(token: str, lease_id: int) -> Lease:
     """Return the lease of this token, active or not. Raises UnauthorizedError, ForbiddenError, RateLimitError."""
     hashed = hash_token(token)
-    lease = poll_queries.find_lease(lease_id)
+    lease = Lease.objects.select_related("node", "job").filter(pk=lease_id).first()
     if lease is None or not compare_digest(lease.token_hash, hashed):
         if token.startswith(("dtn_node_", "dtn_join_")):
             raise ForbiddenError("This call needs the lease's token, not the node's.")

@@ -9,16 +9,16 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from scheduler import last_seen, node_health, poll_queries
+from scheduler import node_health
 from scheduler.models import SITE_ACTOR, Event, Node
 from scheduler.transitions import transition
 from trainer import protocol
 
 OFFLINE_AFTER = timedelta(minutes=2)
-"""Polls last a minute at most, so an online node sends requests more often."""
+"""A node polls or sends a heartbeat every few seconds, and once in `LAST_SEEN_INTERVAL` that is recorded."""
 OFFLINE_EVENT = "offline"
 """Message of the event that a node is offline."""
-LAST_SEEN_INTERVAL = timedelta(seconds=5)
+LAST_SEEN_INTERVAL = timedelta(seconds=30)
 """Minimum time between two updates of a node's `last_seen`."""
 HEALTH_WARNINGS = {
     "throttled": "A GPU of {name} is slowed down by heat or by its power supply.",
@@ -39,32 +39,23 @@ def record_poll(
     hardware: protocol.Hardware,
     health: protocol.Health | None = None,
     slots_requested: int | None = None,
-    buffer: last_seen.LastSeenBuffer | None = None,
 ) -> None:
     """Record the hardware and health of a polling node, and that it is there.
 
-    With `buffer` the columns that change with every poll are saved a moment later. Others are saved at once.
+    The row is written when labels or slots change, and at most once in `LAST_SEEN_INTERVAL` otherwise.
     """
     now = timezone.now()
-    is_back = node.state in (Node.State.NEW, Node.State.OFFLINE)
     is_stale = node.last_seen is None or now - node.last_seen > LAST_SEEN_INTERVAL
-    found = hardware.model_dump(mode="json")
     slots = slots_requested or node.slots
     # Labels that the agent no longer detects go, except the owner's.
     undetected = set(node.hardware.get("found_labels") or ()) - set(node.owner_labels)
     labels = sorted((set(node.labels) - undetected) | set(hardware.found_labels) | set(node.owner_labels))
     is_redivided = (labels, slots) != (node.labels, node.slots)
-    is_changed = found != node.hardware
-    node.hardware, node.labels, node.slots, node.last_seen = found, labels, slots, now
-    if is_stale:
+    node.hardware, node.labels, node.slots, node.last_seen = hardware.model_dump(mode="json"), labels, slots, now
+    if is_stale or is_redivided:
         record_health(node, health)
-    if is_redivided:
-        node.save(update_fields=["last_seen", "hardware", "health", "labels", "slots"])
-    elif is_changed or is_stale:
-        if buffer is None or is_back:
-            poll_queries.update_last_seen([node])
-        else:
-            buffer.add(node)
+        changed = {name: getattr(node, name) for name in ("last_seen", "hardware", "health", "labels", "slots")}
+        Node.objects.filter(pk=node.pk).update(**changed)
     node_health.update_state(node, get_actor(node))
 
 

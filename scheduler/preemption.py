@@ -102,5 +102,5 @@ def load_slots(now: datetime) -> Iterator[OccupiedSlot]:
             continue
         for slot in range(max(node.slots, 1)):
             lease = leases.get((node.pk, slot))
-            node_slot = node_slots.build_node_slot(node, now, slot=slot, windows=list(node.windows.all()))
+            node_slot = node_slots.build_node_slot(node, now, slot=slot)
             yield OccupiedSlot(node, node_slot, lease, saved.get(lease.job_id) if lease else None)

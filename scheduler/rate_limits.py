@@ -15,7 +15,7 @@ from scheduler.errors import RateLimitError
 
 PER_MINUTE = {
     "register": 30,  # of one address
-    "poll": 240,  # of one node
+    "poll": 240,  # of one slot of a node
     "generate-burst": 4,  # prompts of one visitor
     "lease": 3000,  # of one lease: a checkpoint may have many files, and logs come in small pieces
     "log": 60,  # whole logs of runs, read or searched, by one address: each may have megabytes

@@ -80,7 +80,8 @@ def list_intervals_around(
 ) -> list[tuple[datetime, datetime]]:
     """Return the lending times of the weeks around a day. Cached: every call of a node needs them."""
     merged = merge_intervals(sorted(list_local_intervals(windows, today)))
-    found = [convert_interval(begin, end, zone) for begin, end in merged]
+    # Of ambiguous times the later start and the earlier end.
+    found = [(max(convert_local_time(begin, zone)), min(convert_local_time(end, zone))) for begin, end in merged]
     return [(begin, end) for begin, end in found if begin < end]
 
 
@@ -111,11 +112,6 @@ def list_local_intervals(windows: Collection[WeeklyWindow], today: date) -> Iter
             if window.weekday == day.weekday():
                 last = day if window.end > window.start else day + timedelta(days=1)
                 yield datetime.combine(day, window.start), datetime.combine(last, window.end)
-
-
-def convert_interval(begin: datetime, end: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
-    """Return a local interval in UTC; of ambiguous times the later start and the earlier end."""
-    return max(convert_local_time(begin, zone)), min(convert_local_time(end, zone))
 
 
 def convert_local_time(local: datetime, zone: ZoneInfo) -> list[datetime]:

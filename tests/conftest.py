@@ -36,7 +36,7 @@ def _clear(maker: int = os.getpid()) -> None:
 atexit.register(_clear)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ["DOCS_FOLDER"] = str(HOME / "docs")  # not built: pages are the same in every checkout
-os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # the next poll sees what a test has just queued
+os.environ.setdefault("POLL_SECONDS", "0.5")
 os.environ.setdefault("PAGE_CACHE_SECONDS", "0")  # a test sees what it has just changed
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # results must not depend on the machine's load
@@ -200,9 +200,7 @@ def forked_python(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> N
 def site_url(transactional_db: None) -> Iterator[str]:
     """The whole site behind a real socket, as in production: uvicorn, in a thread of this process."""
     from dailytrain.asgi import application
-    from scheduler.node_api import poll_endpoint
     from tests.support.http_server import serve_in_thread
 
     with serve_in_thread(application) as url:
         yield url
-    poll_endpoint.LAST_SEEN.clear()

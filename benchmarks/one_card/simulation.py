@@ -25,6 +25,8 @@ from django.core.cache import cache
 from django.test.utils import override_settings
 from django.utils.module_loading import import_string
 
+from benchmarks.pool_simulation.clock import VirtualClock, virtual_time
+from benchmarks.pool_simulation.database import throwaway_database
 from dailytrain import schedule
 from dailytrain.schedule import CRON_TASKS, INTERVAL_TASKS
 from leaderboard import run_jobs
@@ -45,8 +47,6 @@ from leaderboard.schedule.track_templates import TEMPLATES
 from scheduler import leases, storage, uploads
 from scheduler.models import Blob, Job, Lease, Node, Sweep
 from scheduler.node_api import polls
-from scheduler.simulation.clock import VirtualClock, virtual_time
-from scheduler.simulation.database import throwaway_database
 from trainer import protocol
 from trainer.accounting.budget import Budget
 from trainer.protocol.files import RUN_FILE
@@ -54,7 +54,7 @@ from trainer.protocol.files import RUN_FILE
 TEMPLATE = "night-h100"
 TASKS = (
     "scheduler.tasks.expire_leases",
-    "leaderboard.tasks.queue_scores",
+    "leaderboard.tasks.store_configurations",
     "leaderboard.tasks.start_late_nights",
     "leaderboard.tasks.fill_ladders",
     "scheduler.tasks.make_room",
@@ -227,12 +227,9 @@ class Simulation:
     def poll(self) -> None:
         if not self.is_online or self.work is not None:
             return
-        session = polls.PollSession(
-            Node.objects.get(pk=self.node.pk), protocol.Poll(hardware=self.hardware, wait_seconds=0, lanes=1)
-        )
-        reply = session.check()
+        reply = polls.answer_poll(Node.objects.get(pk=self.node.pk), protocol.Poll(hardware=self.hardware, lanes=1))
         Node.objects.update(last_seen=VirtualClock.to_datetime(2 * self.horizon))
-        if reply is not None and reply.lease is not None:
+        if reply.lease is not None:
             self.begin(reply.lease.lease)
 
     def begin(self, pk: int) -> None:
@@ -410,7 +407,7 @@ def simulated_site() -> Iterator[Path]:
         with throwaway_database("leaderboard"):
             release = storage.store_bytes(b"a release")
             with (
-                override_settings(**own, CACHES=caches, REPOSITORIES=Path(folder) / "mirrors", QUEUE_READ_SECONDS=0),
+                override_settings(**own, CACHES=caches, REPOSITORIES=Path(folder) / "mirrors"),
                 patch.object(storage, "store_release", lambda: Blob.objects.get(pk=release.pk)),  # reads all sources
             ):
                 cache.set(BROKER_DOWN, True, None)

@@ -15,9 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pool.__main__ import ROOT, print_status, run_site
-from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
-from benchmarks.pool.usage import measure_cpu_seconds
+from benchmarks.postgres import PostgresNotFoundError, run_postgres
+from benchmarks.processes import ROOT, measure_cpu_seconds, print_status, run_site
 
 RATE = 400.0
 """Packets a second of the open-loop measurement."""
@@ -42,7 +41,7 @@ def run_load(port: int, processes: dict[str, int], sessions: list[dict[str, Any]
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     with run_postgres() as (address, postmaster), tempfile.TemporaryDirectory() as home:
         environment = {
-            **os.environ, "DATABASE_URL": address, "DAILYTRAIN_HOME": home, "DATABASE_POOL": "8", "LOG_LEVEL": "ERROR",
+            **os.environ, "DATABASE_URL": address, "DAILYTRAIN_HOME": home, "DATABASE_POOL": "20", "LOG_LEVEL": "ERROR",
             "DJANGO_SETTINGS_MODULE": "dailytrain.settings", "LEASE_SECONDS": "10000", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         print_status(f"filling PostgreSQL with {options.packets:,} packets")

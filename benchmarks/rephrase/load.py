@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.pool.load import quantile
+from benchmarks.load.generator import quantile
 from benchmarks.rephrase import texts
 
 FIXED = {"prompt_version": 1, "model": "bench", "revision": "", "back_end": "rules"}

@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pool.__main__ import ROOT, print_status, run_site
-from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
-from benchmarks.pool.usage import measure_cpu_seconds
+from benchmarks.postgres import PostgresNotFoundError, run_postgres
+from benchmarks.processes import ROOT, measure_cpu_seconds, print_status, run_site
 
 
 def run_load(port: int, processes: tuple[int, int], paths: list[str], *words: str) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             str(options.points),
         ]
         filled = json.loads(subprocess.run(fill, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
-        pooled = {**environment, "DATABASE_POOL": "8"}
+        pooled = {**environment, "DATABASE_POOL": "20"}
         with run_site(pooled, options.workers, Path(home) / "site.log") as (port, process):
             processes = process, postmaster
             pages = {}

@@ -19,7 +19,7 @@ from statistics import median
 
 from playwright.sync_api import Browser, sync_playwright
 
-from benchmarks.pool.__main__ import ROOT, print_status, run_site
+from benchmarks.processes import ROOT, print_status, run_site
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 LIVE_STEPS = 12

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.pool.load import quantile
+from benchmarks.load.generator import quantile
 
 LINES = 64
 

@@ -36,7 +36,7 @@ NODES = ("first", "second")
 """Two, since a node that trained an entry may not confirm it."""
 NAMED_BY = "rehearsal"
 BEAT_SECONDS = 2
-HURRIED_TASKS = ("queue_scores", "fill_ladders", "update_confirmations")
+HURRIED_TASKS = ("store_configurations", "fill_ladders", "update_confirmations")
 SILENT_SECONDS = 600
 """Seconds without an event after which the rehearsal fails as stuck."""
 ENTRY_TITLE, ENTRY_ARCHITECTURE = "A narrower model", "smear"

@@ -175,8 +175,8 @@ def mark_run_cancelled(run: Run, reason: str) -> None:
     apply_event(run, RunEvent.CANCEL, actor=SITE_ACTOR, message=f"Cancelled: {reason}", reason=reason)
 
 
-def recover_unfinished() -> None:
-    """Catch up after a crash: store the configurations that nodes resolved."""
+def store_configurations() -> None:
+    """Store the configurations that nodes resolved and that are not stored yet."""
     for run in Run.objects.filter(config={}, trained_at__isnull=False, job__files__path=RUN_FILE).select_related("job"):
         store_configuration(run)
 

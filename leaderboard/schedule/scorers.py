@@ -15,12 +15,12 @@ from scheduler.models import Node
 def describe_missing_scorer(track: Track, now: datetime) -> str:
     """Return what a scorer of the track must have if no trusted node that is online has it; empty if one has.
 
-    One query. The hours in which nodes are lent do not count.
+    Two queries. The hours in which nodes are lent do not count.
     """
     scoring = PlannedNight(track, now, None, ()).scoring
-    for node in Node.objects.filter(state=Node.State.ONLINE, trusted=True):
+    for node in Node.objects.filter(state=Node.State.ONLINE, trusted=True).prefetch_related("windows"):
         for number in range(max(node.slots, 1)):
-            slot = replace(node_slots.build_node_slot(node, now, slot=number, windows=()), seconds_left=None)
+            slot = replace(node_slots.build_node_slot(node, now, slot=number), seconds_left=None)
             if matching.find_obstacle(scoring, slot) is None:
                 return ""
     return matching.describe_needs(scoring)

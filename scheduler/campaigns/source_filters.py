@@ -49,15 +49,11 @@ def build_document(row: SourceRow, campaign: Campaign) -> Document | str:
     return Document(row, text)
 
 
-def split_paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of a text: separated by blank lines if there are any, else its lines."""
-    pieces = BLANK_LINE.split(text) if "\n\n" in text else text.split("\n")
-    return [piece.strip("\n") for piece in pieces if piece.strip()]
-
-
 def hash_paragraphs(text: str) -> list[tuple[str, int]]:
-    """Return the paragraphs of a text, each with its hash."""
-    return [(paragraph, hash_paragraph(paragraph)) for paragraph in split_paragraphs(text)]
+    """Return the paragraphs of a text, each with its hash: separated by blank lines if it has any, else its lines."""
+    pieces = BLANK_LINE.split(text) if "\n\n" in text else text.split("\n")
+    paragraphs = [piece.strip("\n") for piece in pieces if piece.strip()]
+    return [(paragraph, hash_paragraph(paragraph)) for paragraph in paragraphs]
 
 
 def hash_paragraph(paragraph: str) -> int:

@@ -180,7 +180,9 @@ def download_file(campaign: Campaign, name: str, path: Path) -> None:
     try:
         with translate_errors(campaign.dataset, path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            delete_old_parts(path.parent)
+            for part in path.parent.glob(f"{PART_PREFIX}*"):  # of killed processes
+                if part.stat().st_mtime < time.time() - PART_SECONDS:
+                    shutil.rmtree(part, ignore_errors=True)
             # A new name: a concurrent download must not truncate this file.
             with TemporaryDirectory(prefix=PART_PREFIX, dir=path.parent) as temporary:
                 partial = Path(temporary) / path.name
@@ -189,13 +191,6 @@ def download_file(campaign: Campaign, name: str, path: Path) -> None:
                 partial.replace(path)
     except HubError as error:
         raise SourceError(str(error)) from error
-
-
-def delete_old_parts(folder: Path) -> None:
-    """Delete the partial downloads of killed processes."""
-    for part in folder.glob(f"{PART_PREFIX}*"):
-        if part.stat().st_mtime < time.time() - PART_SECONDS:
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def delete_downloads(campaign: Campaign) -> None:

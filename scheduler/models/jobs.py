@@ -124,7 +124,6 @@ class Job(models.Model):
         ordering = ["priority", "-impact", "expected_seconds", "queued_at", "pk"]
         indexes = [
             models.Index(fields=["state", "priority", "-impact", "expected_seconds", "queued_at"]),
-            models.Index(fields=["state", "state_since"]),
             # The jobs of one group, oldest first.
             models.Index(
                 fields=["author", "expected_seconds", "queued_at"],

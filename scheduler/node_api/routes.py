@@ -85,11 +85,11 @@ def register(request: NodeRequest, message: protocol.Register) -> protocol.Regis
     return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())
 
 
-@node_api.post("/poll", auth=NodeToken(), response={200: protocol.PollReply, **ERRORS})
-def poll(request: NodeRequest, message: protocol.Poll) -> HttpResponse:
-    """A free node requests a job. The request may stay open (`poll_endpoint`); this view answers at once."""
-    session = polls.PollSession(request.auth, message)
-    return build_response(session.check() or session.build_no_job_reply(was_held=False))
+@node_api.post("/poll", auth=NodeToken(), response={200: protocol.PollReply, **ERRORS}, exclude_none=True)
+def poll(request: NodeRequest, message: protocol.Poll) -> protocol.PollReply:
+    """A free node requests a job. The reply has one, or says when to poll again."""
+    rate_limits.check_rate_limit("poll", f"{request.auth.pk}:{message.lane}")
+    return polls.answer_poll(request.auth, message)
 
 
 # --- lease -> site ---------------------------------------------------------------------------------------------------
@@ -181,11 +181,6 @@ def finish(request: NodeRequest, lease_id: int, message: protocol.FinishLease) -
     lease: Lease = request.auth
     leases.finish_lease(lease, message)
     return protocol.Acknowledgment(received=lease.metrics_received)
-
-
-def build_response(message: protocol.Message) -> HttpResponse:
-    """Return a message without ninja's second validation."""
-    return HttpResponse(message.model_dump_json(exclude_none=True), content_type="application/json")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -76,7 +76,6 @@ def site(tmp_path: Path, github: GitHub) -> Iterator[LiveSite]:
             "GITHUB_PRIVATE_KEY": github_server.get_private_key(),
             "GITHUB_WEBHOOK_SECRET": "between us",
             "SMOKE_UNAPPROVED": "nobody",
-            "QUEUE_READ_SECONDS": "0",
         }
         github.hook["url"] = f"{live.url}/github/webhook"
         try:
@@ -119,7 +118,7 @@ class ScriptedNode:
 
     def take(self, kind: str) -> protocol.Lease:
         def poll() -> protocol.Lease | None:
-            reply = self.call("/poll", protocol.Poll(hardware=self.hardware, wait_seconds=0))
+            reply = self.call("/poll", protocol.Poll(hardware=self.hardware))
             return protocol.PollReply.model_validate(reply).lease
 
         lease: protocol.Lease = self.site.wait(poll, f"a {kind} job")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pool.postgres import PostgresNotFoundError
+from benchmarks.postgres import PostgresNotFoundError
 from tests.support import github_server, hub_server
 from tests.support.fault_oracle import find_violations
 from tests.support.postgres_server import PostgresServer

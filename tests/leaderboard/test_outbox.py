@@ -213,12 +213,12 @@ def test_unreachable_broker_is_tried_once(
         raise ConnectionRefusedError
 
     monkeypatch.setattr("celery.app.base.Celery.send_task", refuse_connection)
-    outbox.notify_worker(1)
-    outbox.notify_worker(2)
+    outbox.notify_worker(OutboxMessage(pk=1, kind="note"))
+    outbox.notify_worker(OutboxMessage(pk=2, kind="note"))
     assert len(send_attempts) == 1
     assert caplog.text.count("waits for the schedule") == 1
     cache.delete(broker.BROKER_DOWN)
-    outbox.notify_worker(3)
+    outbox.notify_worker(OutboxMessage(pk=3, kind="note"))
     assert len(send_attempts) == 2
 
 

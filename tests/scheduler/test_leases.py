@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import time_machine
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import F
 from django.utils import timezone
@@ -292,7 +293,7 @@ def test_node_holds_one_job(claimed_job: ClaimedJob) -> None:
     create_job()
     claimed_job.send_heartbeat()
     action = claimed_job.agent.request_action()
-    assert (action.action, action.wait_seconds) == ("idle", 5)
+    assert (action.action, action.wait_seconds) == ("idle", settings.POLL_SECONDS)
     assert "still holds" in action.reason
     assert leases.claim_job(claimed_job.row.node) is None  # refused by the claim itself, too
 

@@ -198,10 +198,10 @@ def test_explain_idle_names_needs_of_queue() -> None:
     queue = [replace(JOB_GROUP, needs_labels=("h100",)), replace(JOB_GROUP, needs_trusted=True)]
     idle = NodeSlot(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
     assert (
-        matching.explain_idle(queue, idle)
+        matching.JobQueue(queue, {}, NOW).explain_idle(idle)
         == "The waiting jobs need a node labeled h100; or one that is trusted to score."
     )
-    assert matching.explain_idle([], idle) == "The queue is empty."
+    assert matching.JobQueue([], {}, NOW).explain_idle(idle) == "The queue is empty."
 
 
 def test_matching_excludes_nodes_of_same_owner() -> None:
@@ -269,13 +269,6 @@ def test_matching_skips_job_without_checkpoint_before_window_end() -> None:
     assert matching.find_obstacle(at_once, long) == "that is free for 123 minutes at a stretch"
     assert matching.find_obstacle(hourly, replace(ANY_NODE, max_seconds=3000.0)) is not None
     assert matching.find_obstacle(replace(hourly, expected_seconds=60.0), short) is None
-
-
-def test_claim_skips_empty_group() -> None:
-    queue = matching.JobQueue([JOB_GROUP, replace(JOB_GROUP, author="bob", priority=0)], {}, NOW)
-    first_group = next(queue.find_fitting(ANY_NODE))
-    queue.remove_group(first_group)
-    assert [group.author for group in queue.find_fitting(ANY_NODE)] == ["ada"]
 
 
 def test_describe_needs_names_requirements() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pool.postgres import PostgresNotFoundError, run_postgres
+from benchmarks.postgres import PostgresNotFoundError, run_postgres
 from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 

@@ -45,8 +45,10 @@ def test_schedule_is_installed_beside_another_one_of_the_same_hour() -> None:
 @pytest.mark.django_db
 def test_schedule_after_an_upgrade_names_only_tasks_that_exist() -> None:
     schedule.install()
-    renamed = PeriodicTask.objects.get(name="Queue score jobs")
-    PeriodicTask.objects.filter(pk=renamed.pk).update(task="leaderboard.tasks.queue_scoring", enabled=False)
+    renamed = PeriodicTask.objects.get(name="Store configurations of runs")
+    PeriodicTask.objects.filter(pk=renamed.pk).update(
+        name="Queue score jobs", task="leaderboard.tasks.queue_scores", expire_seconds=None, enabled=False
+    )
     releases = PeriodicTask.objects.get(name="Publish and score releases")
     earlier = {"name": "Release weights of long runs", "task": "leaderboard.tasks.publish_last_releases"}
     PeriodicTask.objects.filter(pk=releases.pk).update(**earlier, enabled=False)
@@ -63,4 +65,42 @@ def test_schedule_after_an_upgrade_names_only_tasks_that_exist() -> None:
         "Publish and score releases", "leaderboard.tasks.publish_and_score_releases", False,
     )  # fmt: skip
     renamed.refresh_from_db()
-    assert (renamed.task, renamed.enabled) == ("leaderboard.tasks.queue_scores", False)
+    assert (renamed.name, renamed.task, renamed.enabled) == (
+        "Store configurations of runs", "leaderboard.tasks.store_configurations", False,
+    )  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_every_scheduled_task_expires_before_it_piles_up() -> None:
+    schedule.install()
+    PeriodicTask.objects.filter(name="Expire leases").update(expire_seconds=None)
+    PeriodicTask.objects.filter(name="Nightly run").update(expire_seconds=900)
+    schedule.install()
+    expiry = dict(PeriodicTask.objects.values_list("name", "expire_seconds"))
+    assert expiry["Nightly run"] == 900, "the admin has set it"
+    assert {expiry[name] for name in ("Expire leases", "Handle events")} == {schedule.MIN_EXPIRE_SECONDS}
+    assert all(expiry[name] >= seconds for name, (_, seconds) in schedule.INTERVAL_TASKS.items())
+    assert expiry["Monthly run"] == schedule.CRON_EXPIRE_SECONDS
+
+
+def test_task_of_hours_waits_in_a_queue_of_its_own() -> None:
+    short = ("leaderboard.tasks.process_message", "leaderboard.tasks.nightly", "scheduler.tasks.expire_leases")
+    long = ("leaderboard.tasks.process_upload", "leaderboard.tasks.continue_preparations")
+    with app.connection("memory://broker") as connection:
+        for task in (*short, *long):
+            app.send_task(task, connection=connection)
+        queues = {name: queue(connection.default_channel) for name, queue in app.amqp.queues.items()}
+        waiting = {}
+        for name, queue in queues.items():
+            messages = iter(lambda queue=queue: queue.get(no_ack=True), None)  # type: ignore[misc]
+            waiting[name] = {message.headers["task"] for message in messages}
+    assert waiting == {"short": set(short), "long": set(long)}
+
+
+def test_routes_name_tasks_that_exist() -> None:
+    app.loader.import_default_modules()
+    assert set(app.conf.task_routes) <= set(app.tasks)
+
+
+def test_worker_without_queues_takes_both() -> None:
+    assert set(app.amqp.queues) == {"short", "long"}

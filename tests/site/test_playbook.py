@@ -22,7 +22,7 @@ from tests.support.clean_environment import build_clean_environment
 from tests.support.paths import REPOSITORY
 
 PLAYBOOK = REPOSITORY / "deploy" / "playbook.yml"
-UNITS = ("dailytrain-migrate", "dailytrain-web", "dailytrain-worker", "dailytrain-beat")
+UNITS = ("dailytrain-migrate", "dailytrain-web", "dailytrain-worker", "dailytrain-long-worker", "dailytrain-beat")
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 pytestmark = [
@@ -159,7 +159,7 @@ def test_unit_of_web_listens_with_the_backlog_of_its_socket() -> None:
     assert f" --backlog {backlog} " in (units / "dailytrain-web.service").read_text()
 
 
-@pytest.mark.parametrize("name", ["worker", "beat"])
+@pytest.mark.parametrize("name", ["worker", "long-worker", "beat"])
 def test_unit_starts_the_command_that_compose_starts(name: str) -> None:
     services = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]
     unit = (REPOSITORY / f"deploy/systemd/dailytrain-{name}.service").read_text()

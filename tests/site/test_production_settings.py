@@ -74,7 +74,7 @@ found, options = build_environment(), settings.DATABASES["default"]["OPTIONS"]
 print(options["sslmode"], options["sslrootcert"], options["pool"]["max_size"])
 print(found["PGSSLMODE"], found["PGSSLROOTCERT"])
 """
-    expected = "verify-full /etc/ca.pem 12\nverify-full /etc/ca.pem"
+    expected = "verify-full /etc/ca.pem 4\nverify-full /etc/ca.pem"
     assert expected in manage(environment, "shell", "--no-imports", "--command", script)
 
 

@@ -91,7 +91,7 @@ class FaultyNode:
                 self.faults["lease lost"] += 1
 
     def _take_job(self) -> None:
-        poll = protocol.Poll(hardware=HARDWARE, wait_seconds=1)
+        poll = protocol.Poll(hardware=HARDWARE)
         answer = protocol.PollReply.model_validate(
             self.send("POST", "/poll", protocol.encode_message(poll).encode(), self.token)
         )

@@ -63,7 +63,7 @@ class Agent:
         )
 
     def poll(self, **fields: Any) -> HttpResponse:
-        return self.call("/poll", protocol.Poll(**{"hardware": self.hardware, "wait_seconds": 0, **fields}))
+        return self.call("/poll", protocol.Poll(**{"hardware": self.hardware, **fields}))
 
     def request_action(self, **fields: Any) -> protocol.PollReply:
         response = self.poll(**fields)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks.pool.postgres import find_programs
+from benchmarks.postgres import find_programs
 from tests.support.full_disk import build_library
 from tests.support.waits import WAIT_SECONDS
 from trainer.distributed.ports import find_free_port

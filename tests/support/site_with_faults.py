@@ -54,7 +54,6 @@ class SiteWithFaults:
             "HUB_ORGANIZATION": hub_server.ORGANIZATION,
             "HF_TOKEN": hub_server.TOKEN,
             "SMOKE_UNAPPROVED": "nobody",
-            "QUEUE_READ_SECONDS": "0",
         }
         github.get_or_create_repository(REPOSITORY_NAME).roles["mara"] = "write"
         github.hook |= {"secret": "between us", "url": f"{self.live.url}/github/webhook"}
@@ -76,7 +75,7 @@ class SiteWithFaults:
         elif name == "web":
             serve: tuple[str, ...] = ("-m", "uvicorn", "dailytrain.asgi:application", "--no-proxy-headers")
             serve += ("--port", str(self.live.port), "--lifespan", "on")
-            self.live.start("web", sys.executable, *serve, DATABASE_POOL="8")
+            self.live.start("web", sys.executable, *serve, DATABASE_POOL="20")
         elif name == "worker":
             self.live.start("worker", sys.executable, *celery, "worker", "--concurrency", "2", "--loglevel", "INFO")
         else:

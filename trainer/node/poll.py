@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 
 from trainer import protocol
 from trainer.node.agent import Agent
-from trainer.node.client import TIMEOUT_SECONDS, GaveUpError, sleep_unless
+from trainer.node.client import GaveUpError, sleep_unless
 from trainer.node.console import log
 from trainer.node.job_handlers import SELF_TEST_KIND
 from trainer.node.job_runner import run_job
@@ -17,8 +16,7 @@ from trainer.node.slot_cleanup import SlotCleanup
 from trainer.node.slot_context import SlotContext
 from trainer.node.stop_signal import StopLevel
 
-POLL_SECONDS = 20.0  # how long the server may hold a poll open
-MIN_POLL_SECONDS = 1.0  # between two polls if the server replied at once without `wait_seconds`
+DEFAULT_POLL_SECONDS = 1.0  # between two polls if a reply has no `wait_seconds`
 MAX_FAILURE_SECONDS = 60.0  # the longest pause after jobs that failed because of this node
 
 
@@ -57,7 +55,7 @@ class PollLoop(threading.Thread):
                 return
             if reply.lease is None:
                 self._log_idle(reply)
-                self._sleep(reply.wait_seconds * random.uniform(1, 1.25))
+                self._sleep((reply.wait_seconds or DEFAULT_POLL_SECONDS) * random.uniform(1, 1.25))
                 continue
             self.agent.quota.set_lent_bytes(reply.disk_bytes)
             is_self_test = f'"kind":"{SELF_TEST_KIND}"' in reply.lease.spec
@@ -90,22 +88,16 @@ class PollLoop(threading.Thread):
         self._set_problem(self._cleanup.clean_up_once())
         message = protocol.Poll(
             hardware=agent.detect_hardware(),
-            wait_seconds=POLL_SECONDS,
             abandoned=self._abandoned,
             lane=slot.number,
             lanes=slot.count,
             lanes_wished=agent.requested_slots,
             health=agent.gpu_monitor.build_health(self._problem),
         )
-        started_at = time.monotonic()
-        reply = agent.retry_until_stopped(
-            lambda: agent.client.post("/poll", message, protocol.PollReply, POLL_SECONDS + TIMEOUT_SECONDS)
-        )
+        reply = agent.retry_until_stopped(lambda: agent.client.post("/poll", message, protocol.PollReply))
         self._abandoned = ()
         if reply.disk_bytes is not None:
             agent.quota.set_lent_bytes(reply.disk_bytes)
-        if reply.action != "job" and reply.wait_seconds == 0 and time.monotonic() - started_at < MIN_POLL_SECONDS:
-            self._sleep(MIN_POLL_SECONDS * random.uniform(0.5, 1))
         return reply
 
     def _set_problem(self, problem: str) -> None:

@@ -111,7 +111,7 @@ class Poll(Message):
     version: int = Field(default=VERSION, ge=0, lt=2**31)
     hardware: Hardware
     wait_seconds: float = Field(default=20, ge=0, le=60)
-    """How long the server may hold the request open before it replies "idle" (long polling)."""
+    """Not used any more. Servers of earlier releases held the request open for so long."""
     abandoned: tuple[Identifier, ...] = Field(default=(), max_length=1024)
     """Leases that this node held before it was restarted. The server requeues their jobs at once."""
     lane: int = Field(default=0, ge=0, lt=64)  # index of the free slot, from 0

@@ -185,7 +185,7 @@ def test_training_reported_done_twice_queues_one_score_job(run: Run, node: Node)
 
 def test_resolved_config_of_node_is_stored(run: Run, node: Node) -> None:
     finish_run(run, node)
-    train.recover_unfinished()
+    train.store_configurations()
     run.refresh_from_db()
     assert run.config == {"format": 1, "arch": "smear"}
 

@@ -194,6 +194,15 @@ def test_node_over_rate_limit_gets_429(agent: Agent, monkeypatch: pytest.MonkeyP
     assert Agent(create_node("calm")[1]).poll().status_code == 200
 
 
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_each_slot_of_a_node_has_its_own_rate_limit(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may have 64 slots, each of which polls every ten seconds."""
+    monkeypatch.setitem(rate_limits.PER_MINUTE, "poll", 2)
+    slots = [slot for slot in range(3) for _ in range(2)]
+    assert {agent.poll(lane=slot, lanes=3).status_code for slot in slots} == {200}
+    assert agent.poll(lane=2, lanes=3).status_code == 429
+
+
 def test_deleted_node_is_unauthorized(agent: Agent) -> None:
     Node.objects.all().delete()
     assert agent.poll().status_code == 401

@@ -16,7 +16,10 @@ from scheduler import node_tokens, resumable_uploads, retention, storage
 from scheduler.models import Blob, Checkpoint, Event, Job, Lease, LogChunk, Node
 from scheduler.sponsors import contributions
 
-FAST_TASKS = ("process_deliveries", "process_due_messages", "announce_events", "queue_scores", "expire_leases")
+FAST_TASKS = (
+    *("process_deliveries", "process_due_messages", "process_due_uploads"),
+    *("announce_events", "store_configurations", "expire_leases"),
+)
 
 
 def create_site(nodes: int) -> list[str]:

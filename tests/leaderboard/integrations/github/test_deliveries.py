@@ -321,7 +321,7 @@ def get_parent(payload: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]
 @pytest.fixture
 def _disabled_outbox_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Disable the worker notification: messages in the outbox are not sent here."""
-    monkeypatch.setattr("leaderboard.outbox.notify_worker", lambda pk: None)
+    monkeypatch.setattr("leaderboard.outbox.notify_worker", lambda message: None)
     return
 
 

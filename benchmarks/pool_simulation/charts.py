@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-from django.template.loader import render_to_string
+from django.template import Context, Template
 
-from scheduler.simulation.statistics import Outcome, compute_fair_shares
-from scheduler.simulation.workload import CLASSES
+from benchmarks.pool_simulation.statistics import Outcome, compute_fair_shares
+from benchmarks.pool_simulation.workload import CLASSES
 
+TEMPLATE = Path(__file__).with_name("outcome.svg")
 # The color-blind safe palette of Okabe and Ito, in the order of `CLASSES`.
 COLORS = ("#d55e00", "#000000", "#cc79a7", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#f0e442", "#999999", "#6a3d9a")
 
@@ -26,7 +28,7 @@ def draw_outcome(outcome: Outcome) -> str:
         "waits": plot_waits(outcome, 320, 270),
         "fairness": plot_fairness(outcome, 340, 270),
     }
-    return render_to_string("scheduler/simulation.svg", {"title": title, **charts})
+    return Template(TEMPLATE.read_text()).render(Context({"title": title, **charts}))
 
 
 def plot_utilization(outcome: Outcome, width: float, height: float) -> dict[str, Any]:

@@ -16,15 +16,11 @@ from typing import Any
 
 from django.conf import settings
 
-from scheduler import job_groups, lease_sweeper, leases, preemption, storage, uploads
-from scheduler.matching import SELF_TEST_KIND
-from scheduler.models import Job, Lease, Node, Sweep
-from scheduler.node_api import polls
-from scheduler.simulation.clock import VirtualClock, virtual_time
-from scheduler.simulation.database import throwaway_database
-from scheduler.simulation.nodes import DAY, HOUR, SimulatedNode, create_pool, extend_burst
-from scheduler.simulation.statistics import Ledger, Outcome, summarize_outcome
-from scheduler.simulation.workload import (
+from benchmarks.pool_simulation.clock import VirtualClock, virtual_time
+from benchmarks.pool_simulation.database import throwaway_database
+from benchmarks.pool_simulation.nodes import DAY, HOUR, SimulatedNode, create_pool, extend_burst
+from benchmarks.pool_simulation.statistics import Ledger, Outcome, summarize_outcome
+from benchmarks.pool_simulation.workload import (
     NIGHTLY,
     REQUESTED_CLASSES,
     SCORE,
@@ -33,10 +29,14 @@ from scheduler.simulation.workload import (
     JobGenerator,
     SimulatedJob,
 )
+from scheduler import job_groups, lease_sweeper, leases, node_slots, preemption, storage, uploads
+from scheduler.matching import SELF_TEST_KIND
+from scheduler.models import Job, Lease, Node, Sweep
+from scheduler.node_api import polls
 from trainer import protocol
 
 SWEEP_SECONDS = 1200.0
-"""Between two sweeps and checks of waiting polls; a real site does both every few seconds."""
+"""Between two sweeps and polls of idle nodes; on a real site both are every few seconds."""
 NIGHTLY_AT = 2 * HOUR
 PREPARE_SECONDS = (60.0, 240.0)
 """Range of the time from the lease to the first step (download, unpacking, start), which does not count as used."""
@@ -81,10 +81,10 @@ class Simulation:
         self.generator = JobGenerator(nodes, self.rng, storage.store_bytes(b"a release"))
         self.runs: dict[int, SimulatedLease] = {}
         """Running jobs by lease id."""
-        self.held_polls: dict[int, polls.PollSession] = {}
-        """Open polls of idle machines, by node id."""
+        self.idle_nodes: set[int] = set()
+        """Ids of nodes that got no job by their last poll."""
         self.has_new_jobs = False
-        """Whether jobs were queued since the waiting polls were last checked."""
+        """Whether jobs were queued since the idle nodes last polled."""
         self._events: list[tuple[float, int, Callback]] = []
         self._number = 0
 
@@ -154,7 +154,7 @@ class Simulation:
         self.poll(machine, abandoned)
 
     def stop_node(self, machine: SimulatedNode) -> None:
-        self.held_polls.pop(machine.node, None)
+        self.idle_nodes.discard(machine.node)
         if machine.is_online:
             machine.is_online = False
             Node.objects.filter(pk=machine.node).update(last_seen=self.clock.now)
@@ -194,15 +194,14 @@ class Simulation:
         return any(begin <= self.clock.seconds < end for begin, end in machine.lending_times)
 
     def poll(self, machine: SimulatedNode, abandoned: tuple[int, ...] = ()) -> None:
-        """Poll as the machine does, and start its job or keep the poll open."""
+        """Poll as the machine does, and start its job if it gets one."""
         if not machine.is_online or machine.lease is not None:
             return
-        self.held_polls.pop(machine.node, None)
+        self.idle_nodes.discard(machine.node)
         node = Node.objects.get(pk=machine.node)
         message = machine.message.model_copy(update={"abandoned": abandoned}) if abandoned else machine.message
-        session = polls.PollSession(node, message)
-        reply = session.check()
-        if reply is not None and reply.lease is not None:
+        reply = polls.answer_poll(node, message)
+        if reply.lease is not None:
             lease = Lease.objects.select_related("job", "node").get(pk=reply.lease.lease)
             if lease.job.kind == SELF_TEST_KIND:  # takes no time here
                 leases.finish_lease(lease, protocol.FinishLease(outcome="done", result=PASSED_SELF_TEST))
@@ -214,17 +213,18 @@ class Simulation:
                 (node.rest_until - VirtualClock.to_datetime(0)).total_seconds() + 1, partial(self.poll, machine)
             )
         else:
-            self.held_polls[machine.node] = session
+            self.idle_nodes.add(machine.node)
 
-    def poll_waiting_nodes(self) -> None:
-        """Repeat the waiting polls that matching can now answer."""
+    def poll_idle_nodes(self) -> None:
+        """Let the idle nodes poll again for which there was a job when this began."""
         self.has_new_jobs = False
-        polls_by_node = list(self.held_polls.items())
-        self.rng.shuffle(polls_by_node)
-        for node, session in polls_by_node:
-            now = self.clock.now
-            if next(job_groups.get_queue(now).find_fitting(session.build_node_slot(now)), None) is not None:
-                self.poll(self.by_node[node])
+        queue, idle = job_groups.load_queue(self.clock.now), sorted(self.idle_nodes)
+        nodes = Node.objects.in_bulk(idle)
+        self.rng.shuffle(idle)
+        for pk in idle:
+            node_slot = node_slots.build_node_slot(nodes[pk], self.clock.now, slots=1)
+            if next(queue.find_fitting(node_slot), None) is not None:
+                self.poll(self.by_node[pk])
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class Simulation:
             if lease is not None and lease.pk in self.runs:
                 self.hand_back(self.runs[lease.pk])  # as after the next heartbeat
         if self.has_new_jobs:
-            self.poll_waiting_nodes()
+            self.poll_idle_nodes()
         self.schedule(self.clock.seconds + SWEEP_SECONDS, self.run_maintenance)
 
     def sweep_leases(self) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from benchmarks.pool_simulation.clock import VirtualClock
+from benchmarks.pool_simulation.nodes import DAY, GB, HOUR
 from scheduler.models import Blob, Job
-from scheduler.simulation.clock import VirtualClock
-from scheduler.simulation.nodes import DAY, GB, HOUR
 
 AUTHORS = 60
 LIMITS = {"wall_seconds": 1e6, "memory_bytes": GB, "disk_bytes": GB, "processes": 64}

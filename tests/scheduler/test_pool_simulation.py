@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.utils import timezone
 
+from benchmarks.pool_simulation.__main__ import main
+from benchmarks.pool_simulation.charts import draw_outcome
+from benchmarks.pool_simulation.clock import START, virtual_time
+from benchmarks.pool_simulation.engine import simulate
+from benchmarks.pool_simulation.nodes import DAY, FLEET, sample_fleet
+from benchmarks.pool_simulation.statistics import Outcome, compute_fair_shares, compute_jain_index
+from benchmarks.pool_simulation.workload import CLASSES
 from scheduler.models import Job, Lease, Node
-from scheduler.simulation.charts import draw_outcome
-from scheduler.simulation.clock import START, virtual_time
-from scheduler.simulation.engine import simulate
-from scheduler.simulation.nodes import DAY, FLEET, sample_fleet
-from scheduler.simulation.statistics import Outcome, compute_fair_shares, compute_jain_index
-from scheduler.simulation.workload import CLASSES
 
 pytestmark = pytest.mark.django_db
 
@@ -91,37 +90,33 @@ def test_virtual_clock_sets_row_timestamps() -> None:
         assert (timezone.now() - START).days == 3
 
 
-def test_simulate_json_prints_only_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    printed = StringIO()
+def test_simulation_json_prints_only_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     chart = tmp_path / "pool.svg"
-    call_command("simulate", nodes=5, days=0.1, seed=3, json=True, picture=chart, stdout=printed)
-    assert set(json.loads(printed.getvalue())) == {
+    assert main(["--nodes", "5", "--days", "0.1", "--seed", "3", "--json", "--picture", str(chart)]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {
         *("utilization", "lost_work", "starved", "wait_p95_hours", "jobs_done")
     }
     assert chart.read_text().startswith("<svg")
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"nodes": 0}, "--nodes is 0"),
-        ({"days": -1.0}, "--days is -1"),
-        ({"days": float("nan")}, "--days is nan"),
-        ({"picture": Path("/nowhere/at/all.svg")}, "there is no such folder"),
+        (["--nodes", "0"], "--nodes is 0"),
+        (["--nodes", "many"], "many"),
+        (["--days", "-1"], "--days is -1"),
+        (["--days", "nan"], "--days is nan"),
+        (["--picture", "/nowhere/at/all.svg"], "there is no such folder"),
     ],
 )
-def test_simulate_wrong_argument_raises_one_line_error(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(CommandError, match=message) as error:
-        call_command("simulate", **arguments)
-    assert error.value.returncode == 2
-    assert "\n" not in str(error.value)
-
-
-def test_simulate_non_numeric_argument_exits_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulation_wrong_argument_exits_with_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
-        call_command("simulate", "--nodes", "many")
-    assert capsys.readouterr().err.count("\n") == 1
+        main(arguments)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_sample_fleet_has_exact_shares() -> None:

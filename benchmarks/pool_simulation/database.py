@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,18 +17,13 @@ from django.db.models import Model
 from django.db.utils import load_backend
 from django.test.utils import override_settings
 
-from scheduler import job_groups, lease_sweeper
-
-KIND = "scheduler.simulation.job_kind.SimulatedJobKind"
+KIND = "benchmarks.pool_simulation.job_kind.SimulatedJobKind"
 SETTINGS = {
     "JOB_KINDS": {"train": KIND, "score": KIND, "self_test": "scheduler.self_tests.SelfTestHandler"},
     "STORAGES": {"default": {"BACKEND": "django.core.files.storage.InMemoryStorage"}},
     "LEASE_SECONDS": 60.0,
-    "QUEUE_READ_SECONDS": 180.0,
 }
-"""Settings of a real site, except the last one, since simulated nodes poll far less often."""
-REFRESH_PER_JOB = timedelta(seconds=5)
-"""See `job_groups.QueueCache`: the whole queue is read about once in a simulated hour."""
+"""Settings of a real site."""
 
 
 @contextmanager
@@ -40,15 +34,12 @@ def throwaway_database(*labels: str) -> Iterator[None]:
     own = connections["default"]
     fresh = load_backend(configured["ENGINE"]).DatabaseWrapper(configured, "default")
     connections["default"] = fresh
-    queue_cache, job_groups.QUEUE_CACHE = job_groups.QUEUE_CACHE, job_groups.QueueCache(REFRESH_PER_JOB)
-    sweeper, lease_sweeper.SWEEPER = lease_sweeper.SWEEPER, lease_sweeper.LeaseSweeper()
     try:
         with TemporaryDirectory() as folder, override_settings(**SETTINGS, SIGNING_KEY=Path(folder) / "signing.key"):
             create_tables(fresh, ("scheduler", "django_celery_beat", *labels))
             yield
     finally:
         connections["default"] = own
-        job_groups.QUEUE_CACHE, lease_sweeper.SWEEPER = queue_cache, sweeper
         fresh.close()
 
 

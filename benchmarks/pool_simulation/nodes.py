@@ -8,9 +8,9 @@ from datetime import time, timedelta
 
 from django.contrib.auth.models import User
 
+from benchmarks.pool_simulation.clock import START, VirtualClock
 from scheduler import windows
 from scheduler.models import Node, Window
-from scheduler.simulation.clock import START, VirtualClock
 from trainer import protocol
 
 GB = 10**9
@@ -107,7 +107,7 @@ def create_simulated_node(number: int, hardware: HardwareModel, days: float, rng
         speed=hardware.speed * rng.lognormvariate(0, 0.1),
         failure_rate=0.5 if rng.random() < 0.01 else 0.005,
         lending_times=draw_lending_times(node, schedule, days, rng),
-        message=protocol.Poll(hardware=found, wait_seconds=0, lanes=1),
+        message=protocol.Poll(hardware=found, lanes=1),
         schedule=schedule,
         max_hours=max_hours,
     )

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.simulation.nodes import DAY, HOUR, SimulatedNode
-from scheduler.simulation.workload import CLASSES, SimulatedJob
+from benchmarks.pool_simulation.nodes import DAY, HOUR, SimulatedNode
+from benchmarks.pool_simulation.workload import CLASSES, SimulatedJob
 
 STARVED = 7 * DAY
 """A job without a lease after so long counts as starved: its age ranks it above a new scoring job by then."""
@@ -85,7 +85,7 @@ class Outcome:
         return compute_quantile(self.waits[name], share)
 
     def build_report(self) -> dict[str, object]:
-        """Return the content of `simulate --json`."""
+        """Return the content of `--json`."""
         return {
             "utilization": round(self.utilization, 4),
             "lost_work": round(self.lost_work, 5),

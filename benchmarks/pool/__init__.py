@@ -1,1 +1,0 @@
-"""Load test of node polls: `python -m benchmarks.pool`."""
