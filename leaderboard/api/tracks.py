@@ -9,9 +9,9 @@ from django.views.decorators.http import condition
 from ninja import Router
 from ninja.decorators import decorate_view
 
+from leaderboard.api.runs import RunWithScores, add_scores
 from leaderboard.models import Run, Track
 from leaderboard.models.reported import ReportedDict
-from leaderboard.models.runs import RunDict
 from leaderboard.models.standings import LATEST_COMPUTATION, EstimateDict
 from leaderboard.models.tracks import TrackDict
 from leaderboard.rankings.standings import ResultsDict
@@ -21,7 +21,7 @@ from trainer.scoring.multiplier import Axis
 router = Router()
 
 
-class BoardRun(RunDict):
+class BoardRun(RunWithScores):
     estimate: EstimateDict | None  # of its entry, over all seeds; null: the track has no multipliers yet
 
 
@@ -53,7 +53,7 @@ def get_board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[Boa
     table = load_standings(track, axis)
     rows = table.rows.all() if table.pk else []
     estimates = {row.entry_id: row.estimate_dict(table) for row in rows}
-    return [{**run.to_dict(), "estimate": estimates.get(run.entry_id)} for run in Run.objects.on_board(track)]
+    return [{**run, "estimate": estimates.get(run["entry"])} for run in add_scores(Run.objects.on_board(track))]
 
 
 @router.get("/tracks/{slug}/results", response=ResultsDict)
