@@ -280,7 +280,7 @@ REPHRASE_TEXT_DAYS = read_number("REPHRASE_TEXT_DAYS", 30)
 # Polls in one process share a snapshot of the queue for this long; 0: each poll reads the queue.
 QUEUE_READ_SECONDS = read_number("QUEUE_READ_SECONDS", 1)
 
-# --- GitHub (docs/how-to/github.md; manage.py connect_github reports what is missing) --------------------------------
+# --- GitHub (docs/how-to/github.md) ---------------------------------------------------------------------------------
 
 # REST API of GitHub; of an Enterprise server: https://its-name/api/v3.
 GITHUB_API_URL = read_text("GITHUB_API_URL", "https://api.github.com").rstrip("/")

@@ -26,7 +26,6 @@ urlpatterns = [
     path("", cache_public(board.board), name="board"),
     path("metrics", metrics, name="metrics"),
     path("tracks/<slug:slug>/", cache_public(board.track), name="track"),
-    path("tracks/<slug:slug>/reported/", board.track_reported, name="track-reported"),
     path("tracks/<slug:slug>/card.png", feeds.track_card, name="track-card"),
     path("tracks/<slug:slug>/badge.svg", feeds.track_badge, {"form": "svg"}, name="track-badge"),
     path("tracks/<slug:slug>/badge.json", feeds.track_badge, {"form": "json"}),

@@ -11,7 +11,6 @@ from ninja.decorators import decorate_view
 
 from leaderboard.api.runs import RunWithScores, add_scores
 from leaderboard.models import Run, Track
-from leaderboard.models.reported import ReportedDict
 from leaderboard.models.standings import LATEST_COMPUTATION, EstimateDict
 from leaderboard.models.tracks import TrackDict
 from leaderboard.rankings.standings import ResultsDict
@@ -61,9 +60,3 @@ def get_board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[Boa
 def results(request: HttpRequest, slug: str, axis: Axis = "flops") -> ResultsDict:
     """The records behind the board's multipliers: input and output of `dailytrain multiplier`."""
     return load_results(get_object_or_404(Track.objects.select_related("season"), slug=slug), axis)
-
-
-@router.get("/tracks/{slug}/reported", response=list[ReportedDict])
-def list_reported_records(request: HttpRequest, slug: str) -> list[ReportedDict]:
-    """Records of other boards, as reported there. They are not verified."""
-    return [record.to_dict() for record in get_object_or_404(Track, slug=slug).reported.all()]

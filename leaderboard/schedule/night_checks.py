@@ -177,8 +177,8 @@ def check_main(night: PlannedNight) -> Finding:
     last = night.track.nights.first()
     if last is None:
         return unknown(
-            f"No night has read {settings.MAIN_BRANCH} of {settings.MAIN_REPOSITORY} yet. manage.py connect_github "
-            "checks the access."
+            f"No night has read {settings.MAIN_BRANCH} of {settings.MAIN_REPOSITORY} yet. docs/how-to/github.md "
+            "lists what to check."
         )
     if last.problem:
         return missing(f"It could not be trained last time: {last.problem} Repair it; the baseline is trained instead.")

@@ -12,7 +12,6 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import reported_records
 from leaderboard.board.query import BoardQuery, load_board_rows, parse_axis
 from leaderboard.board.table import build_board_table
 from leaderboard.charts import curve_svg
@@ -174,14 +173,6 @@ def track_results(request: HttpRequest, slug: str) -> JsonResponse:
 
 def build_results_response(content: dict[str, Any]) -> JsonResponse:
     return JsonResponse(content, json_dumps_params={"indent": 1, "allow_nan": False})
-
-
-@require_safe
-def track_reported(request: HttpRequest, slug: str) -> HttpResponse:
-    """Records that other boards report."""
-    track = get_object_or_404(Track, slug=slug)
-    context = {"track": track, "sources": reported_records.group_by_source(track)}
-    return render(request, "leaderboard/reported.html", context)
 
 
 @require_safe
