@@ -54,6 +54,7 @@ INSTALLED_APPS = [
     "django.contrib.humanize",
     "django.contrib.sitemaps",
     "django_celery_beat",
+    "template_partials",  # parts of a template by name, as in Django 6
     "allauth",
     "allauth.account",
     "allauth.mfa",

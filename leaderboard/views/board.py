@@ -133,7 +133,7 @@ def sort_live_runs(runs: list[Run]) -> list[Run]:
 
 
 def build_train_context(live: list[Run]) -> dict[str, Any]:
-    """Return the context of `parts/train.html`."""
+    """Return the context of the part `train`."""
     if not live:
         return {"run": None}
     return {"run": live[0], "picture": curve_svg.draw_curve(live[0], curve_svg.load_curve(live[0]))}
@@ -153,9 +153,9 @@ def track_etag(request: HttpRequest, slug: str) -> str:
 @cache_by_etag(track_etag)
 def track_live(request: HttpRequest, slug: str) -> JsonResponse:
     context = build_train_context(list(filter_shown_run(slug)))
-    templates = {"train": "train.html"} if context["run"] else {}
+    parts = ["train"] if context["run"] else []
     wait = LIVE_SECONDS if context["run"] else IDLE_SECONDS
-    return render_live(templates, context, revision=get_standings_revision(), wait=wait)
+    return render_live("board.html", parts, context, revision=get_standings_revision(), wait=wait)
 
 
 def results_etag(request: HttpRequest, **where: Any) -> str:
