@@ -1,6 +1,6 @@
-"""Cards for link previews, chats and the Hub (1200 x 630): the page's loss curve with a title and a number.
+"""What other sites show: cards for link previews, chats and the Hub (1200 x 630), and the texts of README badges.
 
-PNG, since link previews do not show SVG.
+A card is the page's loss curve with a title and a number; a PNG, since link previews do not show SVG.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from django.template.loader import render_to_string
 from resvg_py import svg_to_bytes
 
 from leaderboard import formatting
-from leaderboard.badges import format_value
 from leaderboard.charts import curve_svg
-from leaderboard.models import Entry, Run, Standing, Track
+from leaderboard.charts.frontier import get_multiplier, load_records
+from leaderboard.models import Entry, Run, Standing, StandingsTable, Track
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.sanitize import sanitize_text
 
-TITLE_LENGTH, LINE_LENGTH = 48, 90
+TITLE_LENGTH, LINE_LENGTH, BADGE_LENGTH = 48, 90, 40
+NOT_XML = dict.fromkeys((0xFFFE, 0xFFFF))
 
 
 def draw_run_card(run: Run) -> bytes:
@@ -70,4 +71,32 @@ def draw_card(title: str, subtitle: str, number: tuple[str, str], footer: str, r
         "site": settings.SITE_NAME,
     }
     picture = curve_svg.draw_curve(run, curve_svg.load_curve(run)) if run else None
-    return svg_to_bytes(render_to_string("leaderboard/card.svg", {**texts, "run": run, "picture": picture}))
+    svg = render_to_string("leaderboard/card.svg", {**texts, "run": run, "picture": picture})
+    return svg_to_bytes(svg.translate(NOT_XML))
+
+
+# --- badges: label and message ----------------------------------------------------------------------------------------
+
+
+def build_track_badge(table: StandingsTable) -> tuple[str, str]:
+    label, records = f"{settings.SITE_NAME} record", load_records(table)
+    if not records:
+        return label, "none yet"
+    row = records[-1].row
+    return label, f"{row.entry.title[:BADGE_LENGTH]}, {get_multiplier(row):.3f}×"
+
+
+def build_entry_badge(entry: Entry, table: StandingsTable) -> tuple[str, str]:
+    """Return the badge of an entry's multiplier with its interval; before there is one, its state."""
+    row = table.get_row(entry.pk)
+    return "compute multiplier", format_value(row) if row else entry.get_state_display().lower()
+
+
+def format_value(row: Standing) -> str:
+    """1.031 (1.009 to 1.054)"""
+    if row.is_baseline:
+        return "1 (baseline)"
+    if not row.multiplier:
+        return f"{row.bits_per_byte:.4f} bits per byte"
+    low, high = row.multiplier_low, row.multiplier_high
+    return f"{row.multiplier:.3f}" + (f" ({low:.3f} to {high:.3f})" if low and high else "")

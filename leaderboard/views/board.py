@@ -155,7 +155,7 @@ def track_live(request: HttpRequest, slug: str) -> JsonResponse:
     context = build_train_context(list(filter_shown_run(slug)))
     parts = ["train"] if context["run"] else []
     wait = LIVE_SECONDS if context["run"] else IDLE_SECONDS
-    return render_live("board.html", parts, context, revision=get_standings_revision(), wait=wait)
+    return render_live("leaderboard/board.html", parts, context, revision=get_standings_revision(), wait=wait)
 
 
 def results_etag(request: HttpRequest, **where: Any) -> str:

@@ -7,7 +7,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, conditional_page, require_safe
 
-from leaderboard import badges, feeds
+from leaderboard import feeds
 from leaderboard.charts import cards
 from leaderboard.models import Entry, StandingsTable, Track
 from leaderboard.rankings.standings_store import load_standings
@@ -44,14 +44,14 @@ def build_badge_response(label: str, message: str, form: str) -> HttpResponse:
 @conditional_page
 def track_badge(request: HttpRequest, slug: str, form: str) -> HttpResponse:
     table = load_standings(get_object_or_404(Track, slug=slug))
-    return build_badge_response(*badges.build_track_badge(table), form)
+    return build_badge_response(*cards.build_track_badge(table), form)
 
 
 @require_safe
 @conditional_page
 def entry_badge(request: HttpRequest, entry_id: int, form: str) -> HttpResponse:
     entry = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id)
-    return build_badge_response(*badges.build_entry_badge(entry, load_standings(entry.track)), form)
+    return build_badge_response(*cards.build_entry_badge(entry, load_standings(entry.track)), form)
 
 
 # --- cards: the pictures of link previews -----------------------------------------------------------------------------

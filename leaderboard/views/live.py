@@ -35,5 +35,5 @@ def render_live(
 
     `wait` is the polling interval in seconds, 0 when nothing will change any more.
     """
-    rendered = {part: render_to_string(f"leaderboard/{page}#{part}", context) for part in parts}
+    rendered = {part: render_to_string(f"{page}#{part}", context) for part in parts}
     return JsonResponse({"parts": rendered, "revision": revision, "wait": wait, **data})

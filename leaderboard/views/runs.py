@@ -265,7 +265,7 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
         "log": run_logs.get_log(run, request.GET.get("find", "")),
     }
     return render_live(
-        "notebook_run.html" if is_notebook else "run.html",
+        "leaderboard/notebook_run.html" if is_notebook else "leaderboard/run.html",
         ["head", "log"],
         context,
         revision=format_revision(run.latest_event_id, run.latest_standings),

@@ -65,7 +65,7 @@ def test_run_without_points_has_card_and_empty_csv(client: Client) -> None:
 def test_card_with_markup_in_its_title_is_drawn(client: Client) -> None:
     run = scene.create_night_board()["train"]
     blank = client.get(f"/runs/{run.pk}/curve.png").content
-    Entry.objects.filter(pk=run.entry_id).update(title="</text><script>&amp;\x1b]]>")
+    Entry.objects.filter(pk=run.entry_id).update(title="</text><script>&amp;\x1b]]>\uffff")
     Run.objects.filter(pk=run.pk).update(revision=run.revision + 1)
     drawn = client.get(f"/runs/{run.pk}/curve.png")
     assert drawn.content.startswith(b"\x89PNG")
