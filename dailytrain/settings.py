@@ -226,7 +226,7 @@ JOB_KINDS = {
     "swarm_sample": "leaderboard.job_handlers.swarm_sample.SwarmSampleHandler",
     "self_test": "scheduler.self_tests.SelfTestHandler",
 }
-# Authors whose code gets a smoke run before a maintainer has reviewed it, on trusted nodes, in the sandbox:
+# Authors whose code gets a smoke test before a maintainer has reviewed it, on trusted nodes, in the sandbox:
 # "nobody", "known" (signed in, or approved before) or "anyone".
 SMOKE_UNAPPROVED = read_text("SMOKE_UNAPPROVED", "known")
 if SMOKE_UNAPPROVED not in ("nobody", "known", "anyone"):

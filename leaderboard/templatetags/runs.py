@@ -130,7 +130,7 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
 @register.filter
 def decision(entry: Entry) -> str:
     if entry.state == Entry.State.PROPOSED and entry.smoke.get("passed") is False:
-        return "Its smoke run failed. Push a fix: it becomes a new entry with a smoke run of its own."
+        return "Its smoke test failed. Push a fix: it becomes a new entry with a smoke test of its own."
     return entry.reason or NEXT[Entry.State(entry.state)]
 
 

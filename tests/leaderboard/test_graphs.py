@@ -60,7 +60,7 @@ def build_order(job: Job | None) -> Any:
 def test_approved_run_waits_for_its_trace(waiting_run: Run) -> None:
     waiting_run.refresh_from_db()
     assert (waiting_run.state, waiting_run.job) == ("waiting", None)
-    assert waiting_run.reason == "Approved; waits for the smoke run that traces it."
+    assert waiting_run.reason == "Approved; waits for the smoke test that traces it."
     job = Job.objects.get()
     assert (job.kind, job.needs_trusted, job.needs_sandbox) == ("smoke", True, True)
     assert (waiting_run.graph, waiting_run.entry.smoke_job) == (job.traced_graph, job)

@@ -14,7 +14,7 @@ from trainer.protocol import GRAPH_FILES, SmokeOrder, SmokeResult
 from trainer.sandbox import get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
-ACTIVITY = "smoke run"
+ACTIVITY = "smoke test"
 OUTPUT_BYTES = 2_000_000  # of the summary of a graph, mostly
 GRAPH_FOLDER = "graph"  # of the result files
 COMPLETED_CODES = (ExitCode.OK, ExitCode.MODEL_ERROR)  # exit codes of a completed smoke test: passed or failed
@@ -29,7 +29,7 @@ def run(job: Job) -> JobOutcome:
     spec = build_trusted_spec(job, build_command(job, order), job.limits)
     process = job.run_process(get_driver("none"), spec, output=output)
     if process.limit_error is not None:
-        raise JobFailedError(f"The smoke run was ended. {process.limit_error}", find_limit_cause(process))
+        raise JobFailedError(f"The smoke test was ended. {process.limit_error}", find_limit_cause(process))
     return read_outcome(process.poll(), output.read_bytes()[: OUTPUT_BYTES + 1])
 
 
@@ -52,7 +52,7 @@ def get_sandbox_name(job: Job) -> str:
     """Return the node's sandbox; raise `JobFailedError` for docker, which the command does not know."""
     name = job.context.sandbox.name
     if name == "docker":
-        raise JobFailedError("A smoke run needs bubblewrap, and this node uses docker.")
+        raise JobFailedError("A smoke test needs bubblewrap, and this node uses docker.")
     return name
 
 
@@ -62,9 +62,9 @@ def read_outcome(code: int | None, output: bytes) -> JobOutcome:
         raise JobFailedError(f"The graph's process crashed with {CRASH_SIGNALS[code]}.", "model")
     result = parse_json_object(output, OUTPUT_BYTES)
     if code not in COMPLETED_CODES or result is None:
-        raise JobFailedError(f"The smoke run could not work on this node (exit code {code}); the log says why.")
+        raise JobFailedError(f"The smoke test could not work on this node (exit code {code}); the log says why.")
     try:
         checked = SmokeResult.model_validate(result).model_dump()
     except ValidationError as error:
-        raise JobFailedError("The smoke run's result is malformed.") from error
+        raise JobFailedError("The smoke test's result is malformed.") from error
     return JobOutcome("done", result=checked, files=tuple(f"{GRAPH_FOLDER}/{name}" for name in GRAPH_FILES))
