@@ -56,6 +56,10 @@ class Frontier:
     y_ticks: list[Tick]
     summary: str
 
+    @property
+    def standing(self) -> Record | None:
+        return self.records[-1] if self.records else None
+
 
 def build_records(rows: Iterable[Standing]) -> list[Record]:
     holders = [(row.finished_at, row) for row in rows if row.is_record and row.finished_at]
