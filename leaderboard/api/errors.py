@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import urlencode
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.openapi.schema import OpenAPISchema
@@ -38,6 +40,9 @@ class DocumentedAPI(NinjaAPI):
         if response.status_code == 200 and request.method == "GET" and request.GET.get("format") == "csv":
             response.content = write_csv(data).encode()
             response["Content-Type"] = "text/csv; charset=utf-8"
+            if isinstance(data, dict) and (cursor := data.get("cursor")):
+                query = urlencode({**request.GET.dict(), "cursor": cursor})
+                response["Link"] = f'<{settings.SITE_URL}{request.path}?{query}>; rel="next"'
         return response
 
     def get_openapi_schema(self, **kwargs: Any) -> OpenAPISchema:

@@ -45,6 +45,16 @@ def test_csv_has_a_row_for_each_item_of_the_json(client: Client) -> None:
     assert len(items) == 3
 
 
+def test_csv_links_to_the_next_page(client: Client) -> None:
+    boards.create_board()
+    address, rows = "/api/v1/runs?track=small&limit=4&format=csv", []
+    while address:
+        rows += get_csv_rows(client, address)
+        link = client.get(address).headers.get("Link", "")
+        address = link.removeprefix("<http://127.0.0.1:8000").partition(">")[0]
+    assert len({row["id"] for row in rows}) == len(rows) == Run.objects.count()
+
+
 def test_runs_csv_of_ids_lists_these_runs(client: Client) -> None:
     numbers = sorted(Run.objects.filter(entry=boards.create_board()[1]["Better"]).values_list("pk", flat=True))[:2]
     rows = get_csv_rows(client, f"/api/v1/runs?ids={numbers[0]},{numbers[1]},99999999&format=csv")
