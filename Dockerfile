@@ -16,7 +16,7 @@ RUN mkdir -p static && npm ci --no-audit --no-fund
 
 FROM base AS site
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends git postgresql-client \
+    && apt-get install -y --no-install-recommends fonts-dejavu-core git postgresql-client \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 train
 # The site never imports torch: install only its own packages, at the locked versions. What they

@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz help install run test test-all test-sql test-services test-cuda coverage lint check check-nightly node chaos chaos-pool chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
+.PHONY: audit fuzz help install run test test-all test-sql test-services test-cuda coverage lint size check check-nightly node chaos chaos-pool chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -59,7 +59,7 @@ coverage: install  ## lines and branches that the quick tests run; all tests: ma
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-lint: install    ## style, types, import rules, known insecure calls, migrations, settings
+lint: install    ## style, types, import rules, known insecure calls, migrations, settings, size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/djade --target-version 5.2 --check $(TEMPLATES)
@@ -69,6 +69,10 @@ lint: install    ## style, types, import rules, known insecure calls, migrations
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/python manage.py check --fail-level WARNING
+	$(BIN)/python .ci/size.py
+
+size: install    ## lines by package beside their budgets in pyproject.toml, and what a tiny training run loads
+	$(BIN)/python .ci/size.py --loaded
 
 # Triton comes last, since it changes what the environment can compile.
 check: lint      ## what CI runs on each change: lint, quick tests, a night, a journey, PostgreSQL, a compiled model

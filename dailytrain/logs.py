@@ -71,7 +71,9 @@ class RequestLogMiddleware:
         structlog.contextvars.bind_contextvars(request_id=number)
         try:
             response = self.get_response(request)
-            path = get_logged_path(request)
+            # Without the query, or the route where the path has a secret: links of e-mails have secrets in both.
+            match = request.resolver_match
+            path = f"/{match.route}" if match and SECRET_PARAMETERS & match.kwargs.keys() else request.path
             fields = {
                 "method": request.method,
                 "path": path,
@@ -84,12 +86,6 @@ class RequestLogMiddleware:
             return response
         finally:
             structlog.contextvars.clear_contextvars()
-
-
-def get_logged_path(request: HttpRequest) -> str:
-    """Return the path without the query, or its route where it has a secret: links of e-mails have secrets in both."""
-    match = request.resolver_match
-    return f"/{match.route}" if match and SECRET_PARAMETERS & match.kwargs.keys() else request.path
 
 
 def bind_task(task_id: str, task: Any, **options: Any) -> None:

@@ -55,6 +55,7 @@ INSTALLED_APPS = [
     "django.contrib.humanize",
     "django.contrib.sitemaps",
     "django_celery_beat",
+    "template_partials",  # parts of a template by name, as in Django 6
     "allauth",
     "allauth.account",
     "allauth.mfa",
@@ -236,7 +237,7 @@ JOB_KINDS = {
     "swarm_sample": "leaderboard.job_handlers.swarm_sample.SwarmSampleHandler",
     "self_test": "scheduler.self_tests.SelfTestHandler",
 }
-# Authors whose code gets a smoke run before a maintainer has reviewed it, on trusted nodes, in the sandbox:
+# Authors whose code gets a smoke test before a maintainer has reviewed it, on trusted nodes, in the sandbox:
 # "nobody", "known" (signed in, or approved before) or "anyone".
 SMOKE_UNAPPROVED = read_text("SMOKE_UNAPPROVED", "known")
 if SMOKE_UNAPPROVED not in ("nobody", "known", "anyone"):
@@ -291,7 +292,7 @@ REPHRASE_TEXT_DAYS = read_number("REPHRASE_TEXT_DAYS", 30)
 # Seconds between two polls of a node that waits for a job. `manage.py run` sets 2.
 POLL_SECONDS = read_number("POLL_SECONDS", 10)
 
-# --- GitHub (docs/how-to/github.md; manage.py connect_github reports what is missing) --------------------------------
+# --- GitHub (docs/how-to/github.md) ---------------------------------------------------------------------------------
 
 # REST API of GitHub; of an Enterprise server: https://its-name/api/v3.
 GITHUB_API_URL = read_text("GITHUB_API_URL", "https://api.github.com").rstrip("/")

@@ -8,8 +8,8 @@ class LeaderboardConfig(AppConfig):
     name = "leaderboard"
 
     def ready(self) -> None:
-        from leaderboard.integrations.github import checklist
+        from leaderboard.integrations.github import client
         from leaderboard.publishing import publications
 
-        register(checklist.check_github_settings)
+        register(client.check_github_settings)
         register(publications.check_hub_settings)

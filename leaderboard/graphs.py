@@ -26,7 +26,7 @@ EXPECTED_SECONDS = 90.0
 LIMITS = protocol.JobLimits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
 TRACED_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
 FOLDER = "graph"
-NO_GRAPH = "It was not traced, so it cannot be trained on this track. Its smoke run says what to change."
+NO_GRAPH = "It was not traced, so it cannot be trained on this track. Its smoke test says what to change."
 MODEL_SETTINGS = ("arch", "preset", "model", "recipe", "train.sequence_length")
 """Settings of a configuration that change the graph. Its costs are those of a micro-batch of one row, for any batch."""
 SIZES = ("model.depth", "train.sequence_length")

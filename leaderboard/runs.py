@@ -61,7 +61,7 @@ def queue_run(
     """Queue a waiting run of an approved entry, once; return whether this call did.
 
     Without a priority it has that of its purpose. The run waits until the season's dataset is prepared, the entry's
-    smoke run is over and its graph is traced; then `queue_waiting` or the smoke run's handler calls this again.
+    smoke test is over and its graph is traced; then `queue_waiting` or the smoke test's handler calls this again.
     """
     entry = run.entry
     if entry.state != Entry.State.APPROVED:
@@ -100,14 +100,14 @@ def prepare_run(run: Run, release: Blob) -> str:
         run.graph = graphs.request_graph(run, run_jobs.get_configuration(run), release)
         request_baseline_graph(run.graph, release)
         if run.graph.is_pending:
-            return "for the smoke run that traces it"
+            return "for the smoke test that traces it"
         if caps.needs_baseline_graph(run.graph):
             has_baseline = run.season.baseline_id is not None
             return "for the graph of the baseline" if has_baseline else "until the season has a baseline"
         graphs.check_caps(run.graph)  # they may have changed since it was traced
     smoke_job = run.entry.smoke_job
-    is_in_smoke_run = smoke_job is not None and smoke_job.state not in transitions.FINAL_STATES
-    return "for its smoke run" if is_in_smoke_run else ""
+    is_in_smoke_test = smoke_job is not None and smoke_job.state not in transitions.FINAL_STATES
+    return "for its smoke test" if is_in_smoke_test else ""
 
 
 def request_baseline_graph(graph: TracedGraph, release: Blob) -> None:
@@ -134,7 +134,7 @@ def fail_waiting_run(run: Run, cause: protocol.Cause, reason: str) -> None:
 def queue_waiting(season: Season, *, actor: str = SITE_ACTOR) -> int:
     """Queue the approved runs that waited for the season's dataset or baseline; return their number.
 
-    Entries whose smoke run failed still wait for a maintainer.
+    Entries whose smoke test failed still wait for a maintainer.
     """
     waiting = Run.objects.with_entry().filter(season=season, state=Run.State.WAITING, entry__state=Entry.State.APPROVED)
     has_failed = [run.pk for run in waiting if run.entry.smoke.get("passed") is False]

@@ -10,10 +10,8 @@ from leaderboard.views import (
     calendar,
     compare,
     downloads,
-    embeds,
     entries,
     feeds,
-    formats,
     generate,
     learned,
     notifications,
@@ -21,38 +19,26 @@ from leaderboard.views import (
     runs,
     swarms,
 )
-from leaderboard.views.formats import with_formats
 from leaderboard.views.metrics import metrics
 from scheduler.page_cache import cache_public
 
-board_page = with_formats(cache_public(board.board), table=formats.export_board, embed=embeds.embed_board)
-track_page = with_formats(cache_public(board.track), table=formats.export_track, embed=embeds.embed_track)
-entry_page = with_formats(cache_public(entries.entry), table=formats.export_entry)
-run_page = with_formats(cache_public(runs.run), table=formats.export_run, embed=embeds.embed_run)
-compare_page = with_formats(
-    cache_public(compare.compare), table=formats.export_comparison, embed=embeds.embed_comparison
-)
-queue_page = with_formats(cache_public(pool.queue), table=formats.export_queue)
-nodes_page = with_formats(cache_public(pool.nodes), table=formats.export_nodes)
-
 urlpatterns = [
-    path("", board_page, name="board"),
+    path("", cache_public(board.board), name="board"),
     path("metrics", metrics, name="metrics"),
-    path("tracks/<slug:slug>/", track_page, name="track"),
-    path("tracks/<slug:slug>/reported/", board.track_reported, name="track-reported"),
+    path("tracks/<slug:slug>/", cache_public(board.track), name="track"),
     path("tracks/<slug:slug>/card.png", feeds.track_card, name="track-card"),
     path("tracks/<slug:slug>/badge.svg", feeds.track_badge, {"form": "svg"}, name="track-badge"),
     path("tracks/<slug:slug>/badge.json", feeds.track_badge, {"form": "json"}),
     path("tracks/<slug:slug>/live.json", board.track_live, name="track-live"),
     path("tracks/<slug:slug>/results.json", board.track_results, name="track-results"),
-    path("entries/<int:entry_id>/", entry_page, name="entry"),
+    path("entries/<int:entry_id>/", cache_public(entries.entry), name="entry"),
     path("entries/<int:entry_id>/card.png", feeds.entry_card, name="entry-card"),
     path("entries/<int:entry_id>/badge.svg", feeds.entry_badge, {"form": "svg"}, name="entry-badge"),
     path("entries/<int:entry_id>/badge.json", feeds.entry_badge, {"form": "json"}),
     path("entries/<int:entry_id>/feed.atom", feeds.entry_feed, name="entry-feed"),
     path("feeds/records.atom", feeds.records, name="records-feed"),
     path("entries/<int:entry_id>/results.json", entries.entry_results, name="entry-results"),
-    path("runs/<int:run_id>/", run_page, name="run"),
+    path("runs/<int:run_id>/", cache_public(runs.run), name="run"),
     path("runs/<int:run_id>/live.json", runs.run_live, name="run-live"),
     path("runs/<int:run_id>/swarm/", cache_public(swarms.swarm), name="run-swarm"),
     path("runs/<int:run_id>/swarm/write/", swarms.swarm_write, name="run-swarm-write"),
@@ -62,7 +48,7 @@ urlpatterns = [
     path("runs/<int:run_id>/ask/<slug:action>/", runs.perform_action, name="run-ask"),
     path("runs/<int:run_id>/log.txt", downloads.run_log, name="run-log"),
     path("runs/<int:run_id>/config.toml", downloads.run_toml, name="run-toml"),
-    path("compare/", compare_page, name="compare"),
+    path("compare/", cache_public(compare.compare), name="compare"),
     path("compare/curves.json", compare.curves, name="compare-curves"),
     path("calendar/", cache_public(calendar.calendar), name="calendar"),
     path("calendar.ics", calendar.calendar_feed_view, name="calendar-feed"),
@@ -76,9 +62,9 @@ urlpatterns = [
     path("runs/<int:run_id>/weights/<slug:name>/<path:path>", downloads.run_weights, name="run-weights"),
     path("runs/<int:run_id>/parts/<int:part>/<path:path>", downloads.notebook_file, name="notebook-file"),
     path("graphs/<str:graph_hash>/<str:name>", downloads.graph_file, name="graph-file"),
-    path("queue/", queue_page, name="queue"),
+    path("queue/", cache_public(pool.queue), name="queue"),
     path("queue/live.json", pool.queue_live, name="queue-live"),
-    path("nodes/", nodes_page, name="nodes"),
+    path("nodes/", cache_public(pool.nodes), name="nodes"),
     path("try/", generate.try_it, name="try"),
     path("try/<slug:token>/", generate.generation, name="generation"),
     path("try/<slug:token>/live.json", generate.generation_live, name="generation-live"),

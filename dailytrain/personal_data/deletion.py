@@ -26,7 +26,8 @@ def delete_account(user: User) -> None:
     """Delete the user with sign-ins, addresses, tokens and notices, and take the name from all that stays."""
     if user.is_staff or user.is_superuser:
         raise DeletionError("This account has access to the admin. Ask a superuser to revoke its roles first.")
-    logins = list_github_logins(user)
+    accounts = SocialAccount.objects.filter(user=user, provider="github")
+    logins = {str(account.extra_data.get("login", "")) for account in accounts} - {""}
     hide_author(user, logins)
     for node in Node.objects.filter(owner=user):
         hide_node(node)
@@ -34,11 +35,6 @@ def delete_account(user: User) -> None:
         Volunteer.objects.filter(pk=volunteer.pk).update(name=f"Volunteer {volunteer.pk}")
     hide_events(user, logins)
     user.delete()
-
-
-def list_github_logins(user: User) -> set[str]:
-    accounts = SocialAccount.objects.filter(user=user, provider="github")
-    return {str(account.extra_data.get("login", "")) for account in accounts} - {""}
 
 
 def hide_author(user: User, logins: set[str]) -> None:

@@ -15,7 +15,6 @@ from django.utils import timezone
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
 from dailytrain.local_site import LocalSite, TrainingProgress, build_node_process, get_log_path
-from dailytrain.processes import ManagedProcess
 from dailytrain.rehearsal.full_tracks import FullTrack
 from dailytrain.rehearsal.node import ReportedHardware
 from dailytrain.rehearsal.scaled_tracks import SUITE, build_track
@@ -73,7 +72,10 @@ class Rehearsal:
         """Do all steps and return the tracks."""
         with self.name_step("site"):
             self.site.prepare_database()
-            speed_up_beat()
+            # Start the tasks that runs wait for more often: runs take seconds here, not hours.
+            interval, _ = IntervalSchedule.objects.get_or_create(every=BEAT_SECONDS, period=IntervalSchedule.SECONDS)
+            names = [f"leaderboard.tasks.{name}" for name in HURRIED_TASKS]
+            PeriodicTask.objects.filter(task__in=names).update(interval=interval)
         with self.name_step("season"):
             season = self.create_season()
         with self.name_step("track"):
@@ -169,7 +171,7 @@ class Rehearsal:
                 last = time.monotonic()
             self.progress.show_training()
             if exited := self.site.list_exited():
-                raise StepError(describe_exit(exited[0]), exited[0].log)
+                raise StepError(f"{exited[0].name} exited:\n{exited[0].read_last_lines()}", exited[0].log)
             if failed := Run.objects.failed().first():
                 raise StepError(f"Run {failed.pk} {failed.state}: {failed.reason}", write_log(failed))
             if time.monotonic() - last > SILENT_SECONDS:
@@ -180,13 +182,6 @@ class Rehearsal:
 def read_steps() -> list[int]:
     """Return how far each run has trained."""
     return list(Run.objects.order_by("pk").values_list("step", flat=True))
-
-
-def speed_up_beat() -> None:
-    """Start the tasks that runs wait for more often: runs take seconds here, not hours."""
-    interval, _ = IntervalSchedule.objects.get_or_create(every=BEAT_SECONDS, period=IntervalSchedule.SECONDS)
-    names = [f"leaderboard.tasks.{name}" for name in HURRIED_TASKS]
-    PeriodicTask.objects.filter(task__in=names).update(interval=interval)
 
 
 def start_runs(tracks: list[Track]) -> None:
@@ -245,10 +240,6 @@ def list_gpu_names(need: LabelNeeds) -> list[str]:
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
-
-
-def describe_exit(process: ManagedProcess) -> str:
-    return f"{process.name} exited:\n{process.read_last_lines()}"
 
 
 def write_log(run: Run) -> Path:

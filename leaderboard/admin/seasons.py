@@ -112,8 +112,9 @@ class SeasonAdmin(ChangedFieldsAdmin):
         context = get_live_context(season)
         preparation = context["preparation"]
         wait = LIVE_SECONDS if preparation and not preparation.is_over else 0
-        parts = {"preparation-progress": "season_preparation.html"} if preparation else {}
-        return render_live(parts, context, revision=context["revision"], wait=wait)
+        parts = ["preparation-progress"] if preparation else []
+        page = "admin/leaderboard/season/change_form.html"
+        return render_live(page, parts, context, revision=context["revision"], wait=wait)
 
     def prepare(self, request: HttpRequest, season_id: int) -> HttpResponse:
         """Request the preparation, which a worker takes up."""

@@ -56,7 +56,7 @@ def entries(
 
 @router.get("/entries/{entry_id}", response=EntryDetail)
 def get_entry(request: HttpRequest, entry_id: int) -> EntryDetail:
-    """An entry with its runs, its multiplier and the result of its smoke run (a `SmokeResult`; empty: none yet)."""
+    """An entry with its runs, its multiplier and the result of its smoke test (a `SmokeResult`; empty: none yet)."""
     entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
     table = load_standings(entry.track)
     row = table.get_row(entry.pk)

@@ -1,11 +1,16 @@
-"""Errors of the JSON API: their replies, and their part of the OpenAPI schema."""
+"""The JSON API's class: its errors in the OpenAPI schema, and its answers as CSV."""
 
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import urlencode
 
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.openapi.schema import OpenAPISchema
+
+from leaderboard.api.table import write_csv
 
 ERROR_SCHEMA: Final = {
     "title": "ErrorReply",
@@ -29,6 +34,16 @@ class UnavailableError(Exception):
 
 class DocumentedAPI(NinjaAPI):
     """An API whose OpenAPI schema also names the errors that each operation can answer with."""
+
+    def create_response(self, request: HttpRequest, data: Any, **kwargs: Any) -> HttpResponse:
+        response = super().create_response(request, data, **kwargs)
+        if response.status_code == 200 and request.method == "GET" and request.GET.get("format") == "csv":
+            response.content = write_csv(data).encode()
+            response["Content-Type"] = "text/csv; charset=utf-8"
+            if isinstance(data, dict) and (cursor := data.get("cursor")):
+                query = urlencode({**request.GET.dict(), "cursor": cursor})
+                response["Link"] = f'<{settings.SITE_URL}{request.path}?{query}>; rel="next"'
+        return response
 
     def get_openapi_schema(self, **kwargs: Any) -> OpenAPISchema:
         schema = super().get_openapi_schema(**kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from django.conf import settings
@@ -24,7 +25,7 @@ from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, pa
 from leaderboard.charts.curve_svg import MAX_POINTS, load_thinned_points
 from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.lineage import StageDict
-from leaderboard.models import CurvePoint, Entry, Run, Sample, Track
+from leaderboard.models import CurvePoint, Entry, Run, Sample, Score, Track
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
 from leaderboard.models.runs import LiveDict, RunDict
 from leaderboard.sanitize import check_storable
@@ -36,8 +37,17 @@ from scheduler.models import Event
 router = Router()
 
 
+class ScoreValue(TypedDict):
+    value: float
+    stderr: float | None
+
+
+class RunWithScores(RunDict):
+    scores: dict[str, ScoreValue]
+
+
 class RunPage(Page):
-    items: list[RunDict]
+    items: list[RunWithScores]
 
 
 class RunDetail(RunDict):
@@ -78,15 +88,30 @@ def list_runs(
     request: HttpRequest,
     state: str = "",
     track: str = "",
+    entry: int | None = None,
+    ids: Annotated[str, Query(pattern=r"^([0-9]{1,18}(,[0-9]{1,18})*)?$")] = "",
     cursor: Cursor = "",
     before: Before = None,
     limit: Limit = 50,
 ) -> RunPage:
-    """Runs, newest first. `state` takes several states, separated by commas."""
-    filters = {"state__in": parse_states(state, Run.State), "track__slug": track}
+    """Runs, newest first. `state` takes several states and `ids` several ids, separated by commas."""
+    filters = {
+        "state__in": parse_states(state, Run.State),
+        "track__slug": track,
+        "entry": entry,
+        "pk__in": ids.split(",") if ids else [],
+    }
     rows = Run.objects.with_entry().filter(**{name: value for name, value in filters.items() if value})
     page, links = paginate(rows, cursor, before, limit)
-    return {"items": [run.to_dict() for run in page], **links}
+    return {"items": add_scores(page), **links}
+
+
+def add_scores(runs: Iterable[Run]) -> list[RunWithScores]:
+    """Return the runs with their scores by name. One query for all scores."""
+    rows: dict[int, RunWithScores] = {run.pk: {**run.to_dict(), "scores": {}} for run in runs}
+    for score in Score.objects.filter(run__in=list(rows)):
+        rows[score.run_id]["scores"][score.name] = {"value": score.value, "stderr": score.stderr}
+    return list(rows.values())
 
 
 def run_etag(request: HttpRequest, run_id: str) -> str | None:

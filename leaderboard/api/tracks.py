@@ -9,9 +9,8 @@ from django.views.decorators.http import condition
 from ninja import Router
 from ninja.decorators import decorate_view
 
+from leaderboard.api.runs import RunWithScores, add_scores
 from leaderboard.models import Run, Track
-from leaderboard.models.reported import ReportedDict
-from leaderboard.models.runs import RunDict
 from leaderboard.models.standings import LATEST_COMPUTATION, EstimateDict
 from leaderboard.models.tracks import TrackDict
 from leaderboard.rankings.standings import ResultsDict
@@ -21,7 +20,7 @@ from trainer.scoring.multiplier import Axis
 router = Router()
 
 
-class BoardRun(RunDict):
+class BoardRun(RunWithScores):
     estimate: EstimateDict | None  # of its entry, over all seeds; null: the track has no multipliers yet
 
 
@@ -53,7 +52,7 @@ def get_board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[Boa
     table = load_standings(track, axis)
     rows = table.rows.all() if table.pk else []
     estimates = {row.entry_id: row.estimate_dict(table) for row in rows}
-    return [{**run.to_dict(), "estimate": estimates.get(run.entry_id)} for run in Run.objects.on_board(track)]
+    return [{**run, "estimate": estimates.get(run["entry"])} for run in add_scores(Run.objects.on_board(track))]
 
 
 @router.get("/tracks/{slug}/results", response=ResultsDict)
@@ -61,9 +60,3 @@ def get_board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[Boa
 def results(request: HttpRequest, slug: str, axis: Axis = "flops") -> ResultsDict:
     """The records behind the board's multipliers: input and output of `dailytrain multiplier`."""
     return load_results(get_object_or_404(Track.objects.select_related("season"), slug=slug), axis)
-
-
-@router.get("/tracks/{slug}/reported", response=list[ReportedDict])
-def list_reported_records(request: HttpRequest, slug: str) -> list[ReportedDict]:
-    """Records of other boards, as reported there. They are not verified."""
-    return [record.to_dict() for record in get_object_or_404(Track, slug=slug).reported.all()]

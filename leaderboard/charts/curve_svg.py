@@ -235,12 +235,12 @@ def find_last_dot(line: Way) -> Dot:
     return Dot(round(float(x[-1]), 2), round(float(y[-1]), 2))
 
 
-def path(line: Way) -> str:
-    """Return the `d` of an SVG path: relative, in hundredths of a per cent, in a box of 10,000 x 10,000. Whole numbers
-    are half as long as decimals and three times as fast to write."""
+def path(line: Way, aspect: int = 1) -> str:
+    """Return the `d` of an SVG path: relative, in hundredths of a per cent, in a box of `aspect` * 10,000 x 10,000.
+    Whole numbers are half as long as decimals and three times as fast to write."""
     x, y = (np.clip(np.nan_to_num(of), -FAR, FAR) for of in line)
     places = np.empty((len(x), 2), dtype=int)
-    places[:, 0], places[:, 1] = np.rint(100 * x), np.rint(100 * y)
+    places[:, 0], places[:, 1] = np.rint(100 * aspect * x), np.rint(100 * y)
     places[1:] -= places[:-1].copy()
     return "m" + " ".join(map(str, places.ravel().tolist()))
 

@@ -13,7 +13,7 @@ from scheduler.models import Job
 NAMES = {
     "score": ("Scorings", "A trusted node judges what was trained, on text that no model has seen."),
     "replay": ("Spot checks", "A random stretch of a training, done again on another machine."),
-    "smoke": ("Smoke runs", "A few minutes on a CPU that find most mistakes before a GPU is used."),
+    "smoke": ("Smoke tests", "A few minutes on a CPU that find most mistakes before a GPU is used."),
     "generate": ("Prompts", "Visitors who try a model."),
     "swarm_sample": ("Prompts to swarms", "Visitors who try a model that a swarm is training."),
     "rephrase": ("Rephrasing", "Volunteers rewrite texts of a campaign, which become a dataset."),

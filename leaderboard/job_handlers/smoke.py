@@ -21,7 +21,7 @@ from scheduler.models import SITE_ACTOR, Blob, Job
 from scheduler.transitions import transition
 from trainer import protocol
 
-AFTER_FAILURE = "Approved, but its smoke run failed: {} Approve it again to train it anyway."
+AFTER_FAILURE = "Approved, but its smoke test failed: {} Approve it again to train it anyway."
 
 
 class SmokeTestHandler(JobKind):
@@ -44,7 +44,7 @@ class SmokeTestHandler(JobKind):
         try:
             found = protocol.SmokeResult.model_validate(result)
         except ValidationError:
-            record_outcome(job, None, "The smoke run's answer is invalid; it says nothing about this commit.")
+            record_outcome(job, None, "The smoke test's answer is invalid; it says nothing about this commit.")
             return
         numbers = sanitize_json(found.model_dump(mode="json", exclude={"graph"}))
         record_outcome(job, found.passed, found.sentence, numbers, found.graph)
@@ -53,21 +53,21 @@ class SmokeTestHandler(JobKind):
         if cause == "model":
             record_outcome(job, False, reason)
         else:
-            record_outcome(job, None, f"The smoke run could not run, which says nothing about this commit: {reason}")
+            record_outcome(job, None, f"The smoke test could not run, which says nothing about this commit: {reason}")
 
     def handle_cancellation(self, job: Job, reason: str) -> None:
         graph = get_graph(job)
         graphs.lock_season(graph.season_id)
         for run in graph.runs.filter(state=Run.State.WAITING):
             runs.cancel_run(run, reason, SITE_ACTOR)
-        record_outcome(job, None, f"The smoke run was cancelled: {reason}")
+        record_outcome(job, None, f"The smoke test was cancelled: {reason}")
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         summaries = {}
         for graph in TracedGraph.objects.filter(job__in=jobs).select_related("entry"):
             entry = graph.entry
             outcome = entry.smoke_sentence if entry.smoke_job_id == graph.job_id else graph.problem
-            summaries[graph.job_id] = JobSummary(f"Smoke run of {entry.title}", entry.get_absolute_url(), outcome)
+            summaries[graph.job_id] = JobSummary(f"Smoke test of {entry.title}", entry.get_absolute_url(), outcome)
         return summaries
 
 
@@ -130,7 +130,7 @@ def store_smoke_result(entry: Entry, passed: bool | None, message: str, numbers:
         Entry.State.PROPOSED if entry.state == Entry.State.SMOKE else entry.state,
         since=[entry.state],
         actor=SITE_ACTOR,
-        message=f"Smoke run {verdict}: {message}",
+        message=f"Smoke test {verdict}: {message}",
         smoke={**numbers, "passed": passed},
         smoke_sentence=message,
     )
@@ -138,7 +138,7 @@ def store_smoke_result(entry: Entry, passed: bool | None, message: str, numbers:
 
 
 def queue_waiting_runs(entry: Entry, release: Blob) -> None:
-    """Queue the runs that wait for a smoke run. After a failed test they wait until a maintainer approves again."""
+    """Queue the runs that wait for a smoke test. After a failed test they wait until a maintainer approves again."""
     waiting = entry.runs.select_related("entry", "track", "season").filter(state=Run.State.WAITING)
     if entry.smoke.get("passed") is False:
         reason = AFTER_FAILURE.format(entry.smoke_sentence)[:500]

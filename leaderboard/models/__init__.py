@@ -14,7 +14,6 @@ from leaderboard.models.outbox import OutboxMessage
 from leaderboard.models.preparations import SeasonPreparation
 from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
-from leaderboard.models.reported import ReportedRecord
 from leaderboard.models.runs import Run
 from leaderboard.models.seasons import Season, SeasonFile
 from leaderboard.models.standings import Standing, StandingsTable
@@ -40,7 +39,6 @@ __all__ = [
     "Publication",
     "PullRequest",
     "Replay",
-    "ReportedRecord",
     "Run",
     "Sample",
     "Score",

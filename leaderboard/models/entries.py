@@ -113,12 +113,12 @@ class Entry(models.Model):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="+",
-        help_text="Job of the last smoke run.",
+        help_text="Job of the last smoke test.",
     )
     smoke = models.JSONField(
         default=dict,
         blank=True,
-        help_text='Result of the smoke run: "passed" (None: inconclusive), then the fields of `SmokeResult`.',
+        help_text='Result of the smoke test: "passed" (None: inconclusive), then the fields of `SmokeResult`.',
     )
     smoke_sentence = models.CharField(max_length=500, blank=True, help_text="The smoke result in a sentence.")
     impact = models.IntegerField(default=0, help_text="Within a priority, higher goes first.")

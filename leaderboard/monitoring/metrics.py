@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from leaderboard.models import Delivery, OutboxMessage, Run, Track
 from leaderboard.schedule.calendar import list_next_nightlies, list_recent_nights, list_upcoming
-from leaderboard.schedule.night_checks import find_existing_folder, get_last_beat, list_failing_checks
+from leaderboard.schedule.night_checks import get_last_beat, list_failing_checks
 from scheduler.models import Job, Lease, Node
 
 DAY = timedelta(days=1)
@@ -170,5 +170,5 @@ def collect_storage() -> Iterator[GaugeMetricFamily]:
 
 
 def get_used_share(folder: Path) -> float:
-    usage = shutil.disk_usage(find_existing_folder(folder))
+    usage = shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir()))
     return usage.used / usage.total

@@ -59,7 +59,9 @@ def notify_subscribers(topic: str, about: str | int) -> int:
         return 0
     subscriptions = [one for one in Subscription.objects.listening() if topic in one.topics]
     permissions.load_roles([subscription.user for subscription in subscriptions])
-    counts = count_recent_notices(topic)
+    recent = OutboxMessage.objects.filter(kind=KIND, created_at__gt=timezone.now() - timedelta(days=1))
+    keys = recent.filter(key__startswith=f"{KIND}:{topic}:").values_list("key", flat=True)
+    counts = Counter(int(key.rpartition(":")[2]) for key in keys.iterator())
     recipients = [
         subscription
         for subscription in subscriptions
@@ -73,13 +75,6 @@ def notify_subscribers(topic: str, about: str | int) -> int:
 def enqueue_notice(topic: str, about: str, subscription: Subscription) -> OutboxMessage:
     payload = {"topic": topic, "about": about, "subscription": subscription.pk}
     return outbox.enqueue_once(KIND, f"{KIND}:{topic}:{about}:{subscription.pk}", payload)
-
-
-def count_recent_notices(topic: str) -> Counter[int]:
-    """Return the number of the last day's notices of a topic for each subscription's id."""
-    recent = OutboxMessage.objects.filter(kind=KIND, created_at__gt=timezone.now() - timedelta(days=1))
-    keys = recent.filter(key__startswith=f"{KIND}:{topic}:").values_list("key", flat=True)
-    return Counter(int(key.rpartition(":")[2]) for key in keys.iterator())
 
 
 def send_notice(queued: OutboxMessage) -> Mapping[str, Any]:

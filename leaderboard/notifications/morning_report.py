@@ -8,8 +8,8 @@ from django.conf import settings
 from django.urls import reverse
 
 from leaderboard import formatting
+from leaderboard.charts.cards import draw_run_card
 from leaderboard.charts.curve_svg import write_curve_csv
-from leaderboard.charts.images import draw_run_card
 from leaderboard.models import Night, Run, Track
 from leaderboard.notifications.message import Attachment, Message
 from leaderboard.rankings import explanations

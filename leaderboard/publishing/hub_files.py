@@ -15,8 +15,8 @@ from pathlib import Path
 from django.conf import settings
 
 from leaderboard import outbox
+from leaderboard.charts.cards import draw_run_card
 from leaderboard.charts.curve_svg import write_curve_csv
-from leaderboard.charts.images import draw_run_card
 from leaderboard.models import OutboxMessage, Publication
 from leaderboard.publishing import model_card, weights
 from scheduler import storage

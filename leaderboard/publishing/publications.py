@@ -145,7 +145,11 @@ def upload_publication(queued: OutboxMessage) -> Mapping[str, Any]:
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)
     with hub_files.prepare_upload(queued, str(publication.pk)) as folder:
         commit = ensure_commit(publication, repository, build_mark(publication, queued.version), folder)
-    record_upload(publication, name, commit)
+    row = Publication.objects.filter(pk=publication.pk)
+    with transaction.atomic():
+        row.update(repository=name, commit=commit)
+        if row.filter(published_at=None).update(published_at=timezone.now()):
+            Event.record(SITE_ACTOR, publication.run, f"Published as {name} on the Hub.")
     return {"repository": name, "commit": commit, "trust": publication.run.trust}
 
 
@@ -197,14 +201,6 @@ def check_earlier_published(publication: Publication) -> None:
     messages = OutboxMessage.objects.filter(key__in=[get_message_key(publication) for publication in earlier])
     if waiting := messages.exclude(state=OutboxMessage.State.FAILED).first():
         raise outbox.RetryLater(f"Waits for {waiting.key}, which is of an earlier step.", timedelta(minutes=1))
-
-
-def record_upload(publication: Publication, name: str, commit: str) -> None:
-    row = Publication.objects.filter(pk=publication.pk)
-    with transaction.atomic():
-        row.update(repository=name, commit=commit)
-        if row.filter(published_at=None).update(published_at=timezone.now()):
-            Event.record(SITE_ACTOR, publication.run, f"Published as {name} on the Hub.")
 
 
 def get_repository_name(run: Run) -> str:

@@ -170,7 +170,9 @@ def conclude_confirmation(entry: Entry) -> None:
     worse = measure_excess_loss(ladder, first, second)
     with transaction.atomic():
         if worse > ladder.quantile(AGREEMENT):
-            mark_disputed(entry, worse)
+            sentence = f"Disputed: the confirmation on unrelated nodes came out {worse:.1f} standard errors worse."
+            if store_decision(entry, Outcome.WORSE, worse):
+                set_trust(get_first_runs(entry), Run.Trust.DISPUTED, sentence)
         elif would_be_record(standings, entry.pk, record):
             mark_record(entry, confirming, record)
         elif store_decision(entry, Outcome.REPLICATED):
@@ -201,12 +203,6 @@ def store_decision(entry: Entry, outcome: Confirmation.Outcome, standard_errors:
         request_recomputation(entry.track_id)
         Event.record(SITE_ACTOR, entry, outcome.label, RECORD_EVENT if outcome == Outcome.RECORD else "")
     return is_new
-
-
-def mark_disputed(entry: Entry, worse: float) -> None:
-    sentence = f"Disputed: the confirmation on unrelated nodes came out {worse:.1f} standard errors worse."
-    if store_decision(entry, Outcome.WORSE, worse):
-        set_trust(get_first_runs(entry), Run.Trust.DISPUTED, sentence)
 
 
 def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> None:

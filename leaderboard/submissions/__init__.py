@@ -1,1 +1,1 @@
-"""Entries: their repositories, review, smoke runs and estimates."""
+"""Entries: their repositories, review, smoke tests and estimates."""

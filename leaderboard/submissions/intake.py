@@ -447,7 +447,7 @@ def withdraw_entry(entry: Entry, reason: str = "Withdrawn by its author.", actor
 
 
 def reopen_entry(entry: Entry, reason: str, actor: str = SITE_ACTOR) -> bool:
-    """Let a withdrawn entry wait for approval again, and for a smoke run if it has no result; return whether it did."""
+    """Let a withdrawn entry wait for approval again, and for a smoke test without a result; return whether it did."""
     fields: dict[str, Any] = {"reason": "", "approved_by": None, "approved_at": None}
     if entry.smoke.get("passed") is None:
         fields |= {"smoke_job": None, "smoke": {}, "smoke_sentence": ""}
@@ -479,7 +479,7 @@ def close_entry(entry: Entry, to: Entry.State, reason: str, actor: str, since: C
             if entry.state == to:
                 return
             raise IntakeError(f"This entry is {entry.state}, so it cannot be {to}.")
-        entry.refresh_from_db()  # the caller's row may lack a newer smoke run
+        entry.refresh_from_db()  # the caller's row may lack a newer smoke test
         Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
         smoke_tests.cancel_smoke_test(entry, f"The entry was {to}: {reason}", actor)
         for run in entry.runs.filter(state__in=Run.UNFINISHED):

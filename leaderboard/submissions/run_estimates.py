@@ -1,6 +1,6 @@
 """Estimates of an entry's run before it starts: its size, its tokens, and when it ends.
 
-The size comes from the smoke run, the speed from recent runs of the track, the start from the queue.
+The size comes from the smoke test, the speed from recent runs of the track, the start from the queue.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RunEstimate:
 
 
 def estimate_run(entry: Entry, queue_estimates: QueueEstimates | None = None) -> RunEstimate | None:
-    """Estimate the entry's run with the track's full budget; None before a smoke run has measured its size.
+    """Estimate the entry's run with the track's full budget; None before a smoke test has measured its size.
 
     `entry` should have its `track__season`.
     """

@@ -1,7 +1,7 @@
-"""Smoke runs of entries: a few minutes on a CPU that find most mistakes before anything trains on a GPU.
+"""Smoke tests of entries: a few minutes on a CPU that find most mistakes before anything trains on a GPU.
 
 Meanwhile the entry is in the state `smoke`; afterwards it is `proposed` again, with the outcome on its row. An entry
-that was approved before stays approved, and its runs wait for the smoke run to pass.
+that was approved before stays approved, and its runs wait for the smoke test to pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_running(entry: Entry) -> bool:
 
 
 def is_due(entry: Entry) -> bool:
-    """Whether the entry needs a smoke run before it trains: it comes from a pull request and has had none."""
+    """Whether the entry needs a smoke test before it trains: it comes from a pull request and has had none."""
     return entry.pull_request_id is not None and entry.kind in SMOKE_KINDS and entry.smoke_job_id is None
 
 
@@ -47,9 +47,9 @@ def can_run_unapproved(entry: Entry) -> bool:
 def queue_smoke_test(
     entry: Entry, *, actor: str = SITE_ACTOR, is_vouched: bool = False, release: Blob | None = None
 ) -> Job | None:
-    """Queue a smoke run of the entry and return its job, or None if there is nothing to queue.
+    """Queue a smoke test of the entry and return its job, or None if there is nothing to queue.
 
-    There is nothing to queue while a smoke run is unfinished, for `main` and notebooks, for closed entries, and for
+    There is nothing to queue while a smoke test is unfinished, for `main` and notebooks, for closed entries, and for
     code that may not run unapproved, unless a maintainer asked for exactly this commit (`is_vouched`).
     """
     if entry.bundle_id is None or entry.kind not in SMOKE_KINDS or not (is_vouched or can_run_unapproved(entry)):
@@ -70,7 +70,7 @@ def queue_smoke_test(
             Entry.State.SMOKE if entry.state == Entry.State.PROPOSED else entry.state,
             since=[entry.state],
             actor=actor,
-            message=f"Smoke run of commit {entry.sha[:8]} queued.",
+            message=f"Smoke test of commit {entry.sha[:8]} queued.",
             smoke_job=graph.job,
             smoke={},
             smoke_sentence="",

@@ -10,6 +10,7 @@ from typing import Any
 
 from django import template
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from leaderboard import formatting, reproduction, run_jobs
 from leaderboard.job_handlers.generation import can_generate
@@ -63,6 +64,11 @@ def status(run: Run) -> str:
     if run.state == Run.State.WAITING and run.entry.state == Entry.State.APPROVED:
         return "being prepared"
     return STATUS[Run.State(run.state)]
+
+
+@register.filter
+def status_label(run: Run) -> SafeString:
+    return format_html('<span class="status is-{}">{}</span>', run.state, status(run))
 
 
 @register.filter
@@ -124,7 +130,7 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
 @register.filter
 def decision(entry: Entry) -> str:
     if entry.state == Entry.State.PROPOSED and entry.smoke.get("passed") is False:
-        return "Its smoke run failed. Push a fix: it becomes a new entry with a smoke run of its own."
+        return "Its smoke test failed. Push a fix: it becomes a new entry with a smoke test of its own."
     return entry.reason or NEXT[Entry.State(entry.state)]
 
 

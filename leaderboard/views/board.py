@@ -12,7 +12,6 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import reported_records
 from leaderboard.board.query import BoardQuery, load_board_rows, parse_axis
 from leaderboard.board.table import build_board_table
 from leaderboard.charts import curve_svg
@@ -134,7 +133,7 @@ def sort_live_runs(runs: list[Run]) -> list[Run]:
 
 
 def build_train_context(live: list[Run]) -> dict[str, Any]:
-    """Return the context of `parts/train.html`."""
+    """Return the context of the part `train`."""
     if not live:
         return {"run": None}
     return {"run": live[0], "picture": curve_svg.draw_curve(live[0], curve_svg.load_curve(live[0]))}
@@ -154,9 +153,9 @@ def track_etag(request: HttpRequest, slug: str) -> str:
 @cache_by_etag(track_etag)
 def track_live(request: HttpRequest, slug: str) -> JsonResponse:
     context = build_train_context(list(filter_shown_run(slug)))
-    templates = {"train": "train.html"} if context["run"] else {}
+    parts = ["train"] if context["run"] else []
     wait = LIVE_SECONDS if context["run"] else IDLE_SECONDS
-    return render_live(templates, context, revision=get_standings_revision(), wait=wait)
+    return render_live("leaderboard/board.html", parts, context, revision=get_standings_revision(), wait=wait)
 
 
 def results_etag(request: HttpRequest, **where: Any) -> str:
@@ -174,14 +173,6 @@ def track_results(request: HttpRequest, slug: str) -> JsonResponse:
 
 def build_results_response(content: dict[str, Any]) -> JsonResponse:
     return JsonResponse(content, json_dumps_params={"indent": 1, "allow_nan": False})
-
-
-@require_safe
-def track_reported(request: HttpRequest, slug: str) -> HttpResponse:
-    """Records that other boards report."""
-    track = get_object_or_404(Track, slug=slug)
-    context = {"track": track, "sources": reported_records.group_by_source(track)}
-    return render(request, "leaderboard/reported.html", context)
 
 
 @require_safe

@@ -10,8 +10,8 @@ from django.utils.http import content_disposition_header
 from django.views.decorators.http import condition, require_safe
 
 from leaderboard import graphs, reproduction, run_logs
+from leaderboard.charts.cards import draw_run_card
 from leaderboard.charts.curve_svg import write_curve_csv
-from leaderboard.charts.images import draw_run_card
 from leaderboard.models import Entry, Run
 from leaderboard.publishing import weights
 from leaderboard.views.runs import run_etag

@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, conditional_page, require_safe
 
 from leaderboard import feeds
-from leaderboard.charts import images
+from leaderboard.charts import cards
 from leaderboard.models import Entry, StandingsTable, Track
 from leaderboard.rankings.standings_store import load_standings
 from scheduler.sponsors.badges import draw_badge
@@ -44,14 +44,14 @@ def build_badge_response(label: str, message: str, form: str) -> HttpResponse:
 @conditional_page
 def track_badge(request: HttpRequest, slug: str, form: str) -> HttpResponse:
     table = load_standings(get_object_or_404(Track, slug=slug))
-    return build_badge_response(*images.build_track_badge(table), form)
+    return build_badge_response(*cards.build_track_badge(table), form)
 
 
 @require_safe
 @conditional_page
 def entry_badge(request: HttpRequest, entry_id: int, form: str) -> HttpResponse:
     entry = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id)
-    return build_badge_response(*images.build_entry_badge(entry, load_standings(entry.track)), form)
+    return build_badge_response(*cards.build_entry_badge(entry, load_standings(entry.track)), form)
 
 
 # --- cards: the pictures of link previews -----------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def entry_badge(request: HttpRequest, entry_id: int, form: str) -> HttpResponse:
 @conditional_page
 def entry_card(request: HttpRequest, entry_id: int) -> HttpResponse:
     entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    return HttpResponse(images.draw_entry_card(entry), content_type="image/png", headers=CACHE_HEADERS)
+    return HttpResponse(cards.draw_entry_card(entry), content_type="image/png", headers=CACHE_HEADERS)
 
 
 def board_etag(request: HttpRequest, slug: str) -> str:
@@ -73,4 +73,4 @@ def board_etag(request: HttpRequest, slug: str) -> str:
 @condition(etag_func=board_etag)
 def track_card(request: HttpRequest, slug: str) -> HttpResponse:
     track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
-    return HttpResponse(images.draw_track_card(track), content_type="image/png", headers=CACHE_HEADERS)
+    return HttpResponse(cards.draw_track_card(track), content_type="image/png", headers=CACHE_HEADERS)

@@ -180,4 +180,4 @@ def generation_live(request: HttpRequest, token: str) -> JsonResponse:
     waits = found.job.state == Job.State.QUEUED
     context = {"generation": found, "start_estimate": estimate_start(found)}
     wait = 0 if found.is_over else LIVE_SECONDS if waits else WRITING_SECONDS
-    return render_live({"written": "written.html"}, context, revision=found.job.state, wait=wait)
+    return render_live("leaderboard/generation.html", ["written"], context, revision=found.job.state, wait=wait)

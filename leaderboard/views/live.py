@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import Subquery
@@ -29,11 +29,11 @@ def format_revision(event: Any, computed_at: Any) -> str:
 
 
 def render_live(
-    templates: Mapping[str, str], context: dict[str, Any], *, revision: str | int, wait: float, **data: Any
+    page: str, parts: Iterable[str], context: dict[str, Any], *, revision: str | int, wait: float, **data: Any
 ) -> JsonResponse:
-    """Return what `live.js` asks for: the parts of a page by element id, rendered from `templates`, and more data.
+    """Return what `live.js` asks for: the parts of a page's template (`partialdef`) by element id, and more data.
 
     `wait` is the polling interval in seconds, 0 when nothing will change any more.
     """
-    parts = {name: render_to_string(f"leaderboard/parts/{template}", context) for name, template in templates.items()}
-    return JsonResponse({"parts": parts, "revision": revision, "wait": wait, **data})
+    rendered = {part: render_to_string(f"{page}#{part}", context) for part in parts}
+    return JsonResponse({"parts": rendered, "revision": revision, "wait": wait, **data})

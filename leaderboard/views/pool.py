@@ -61,9 +61,9 @@ def queue_etag(request: HttpRequest) -> str:
 @cache_by_etag(queue_etag)
 def queue_live(request: HttpRequest) -> JsonResponse:
     context = build_timetable()
-    templates = {"departures": "timetable.html", "background-jobs": "background_jobs.html"}
+    parts = ["departures", "background-jobs"]
     wait = LIVE_SECONDS if context["live"] else IDLE_SECONDS
-    return render_live(templates, context, revision=Event.get_latest_id(), wait=wait)
+    return render_live("leaderboard/queue.html", parts, context, revision=Event.get_latest_id(), wait=wait)
 
 
 def list_working_nodes() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSummary]]]]:
@@ -84,4 +84,4 @@ def nodes(request: HttpRequest) -> HttpResponse:
 @require_safe
 def nodes_live(request: HttpRequest) -> JsonResponse:
     context = {"nodes": list_working_nodes()}
-    return render_live({"nodes": "nodes.html"}, context, revision=Event.get_latest_id(), wait=IDLE_SECONDS)
+    return render_live("leaderboard/nodes.html", ["nodes"], context, revision=Event.get_latest_id(), wait=IDLE_SECONDS)

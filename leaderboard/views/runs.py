@@ -265,7 +265,8 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
         "log": run_logs.get_log(run, request.GET.get("find", "")),
     }
     return render_live(
-        {"head": "notebook_head.html" if is_notebook else "run_head.html", "log": "log.html"},
+        "leaderboard/notebook_run.html" if is_notebook else "leaderboard/run.html",
+        ["head", "log"],
         context,
         revision=format_revision(run.latest_event_id, run.latest_standings),
         wait=0 if is_settled(run) else LIVE_SECONDS,

@@ -59,10 +59,12 @@ def render_page(request: HttpRequest, swarm: Swarm, form: TextForm, status: int 
 @require_safe
 def swarm_live(request: HttpRequest, run_id: int) -> HttpResponse:
     found = get_swarm(run_id)
-    templates = {name: f"swarm_{name}.html" for name in ("head", "lines", "people", "happened")}
+    parts = ["head", "lines", "people", "happened"]
     wait = 0 if found.run.is_over else LIVE_SECONDS
     last = list_events(found).order_by("-pk").values_list("pk", flat=True).first() or 0
-    return render_live(templates, build_context(found), revision=Event.get_latest_id(), wait=wait, last=last)
+    return render_live(
+        "leaderboard/swarm.html", parts, build_context(found), revision=Event.get_latest_id(), wait=wait, last=last
+    )
 
 
 @require_safe

@@ -34,8 +34,8 @@ LIVE_SECONDS = 3.0
 LIST_SECONDS = 5
 """Refresh interval of the list while a campaign runs, and of the speeds."""
 IDLE_SECONDS = 10
-PARTS = {"progress": "progress", "people": "contributors", "samples": "samples", "refused": "rejections"}
-"""Parts of the page that refresh: element id -> template."""
+PARTS = ("progress", "people", "samples", "refused")
+"""Parts of the page that refresh, by element id."""
 SEGMENT_LABELS = {"done": "done", "aside": "set aside", "held": "in progress", "waiting": "waiting"}
 """Labels of the packets by state: name in `CampaignProgress` -> text."""
 CONTENT_TYPES = {
@@ -69,7 +69,7 @@ def campaigns(request: HttpRequest) -> HttpResponse:
 @require_safe
 def campaigns_live(request: HttpRequest) -> JsonResponse:
     rows = list_campaigns()
-    parts = {"shelf": render_to_string("campaigns/parts/campaign_table.html", {"campaigns": rows})}
+    parts = {"shelf": render_to_string("campaigns/campaigns.html#shelf", {"campaigns": rows})}
     is_running = any(row.state == Campaign.State.RUNNING for row in rows)
     wait = LIST_SECONDS if is_running else 2 * IDLE_SECONDS
     return JsonResponse({"parts": parts, "revision": Event.get_latest_id(), "wait": wait})
@@ -100,7 +100,7 @@ def compute_live_etag(request: HttpRequest, slug: str) -> str:
 def campaign_live(request: HttpRequest, slug: str) -> JsonResponse:
     found = get_started_campaign(slug)
     context = build_live_context(found)
-    parts = {name: render_to_string(f"campaigns/parts/{template}.html", context) for name, template in PARTS.items()}
+    parts = {part: render_to_string(f"campaigns/campaign.html#{part}", context) for part in PARTS}
     is_active = found.state == Campaign.State.RUNNING and context["progress"].volunteers_now
     # The state as revision: events elsewhere on the site change nothing but the parts.
     return JsonResponse({"parts": parts, "revision": found.state, "wait": LIVE_SECONDS if is_active else IDLE_SECONDS})

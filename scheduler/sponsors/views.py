@@ -256,7 +256,7 @@ def node_live(request: HttpRequest, node_id: int) -> JsonResponse:
     context = {"node": node, "now": now, "expected": expected}
     return JsonResponse(
         {
-            "parts": {"now": render_to_string("scheduler/parts/now.html", context)},
+            "parts": {"now": render_to_string("scheduler/node.html#now", context)},
             "revision": get_revision(node),
             "wait": LIVE_SECONDS if now or expected else IDLE_SECONDS,
         }

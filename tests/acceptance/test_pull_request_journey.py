@@ -224,7 +224,7 @@ def test_pull_request_with_site_killed_at_each_step_reaches_its_verdict(site: Li
     site.start_web()
     restart_worker(site)
 
-    # The smoke run, then the training, during which the web process is killed.
+    # The smoke test, then the training, during which the web process is killed.
     smoke = node.take("smoke")
     node.finish(smoke, {"passed": True, "sentence": "It passed.", "checks": [], "seconds": 40})
     training = node.take("train")

@@ -60,7 +60,7 @@ def build_order(job: Job | None) -> Any:
 def test_approved_run_waits_for_its_trace(waiting_run: Run) -> None:
     waiting_run.refresh_from_db()
     assert (waiting_run.state, waiting_run.job) == ("waiting", None)
-    assert waiting_run.reason == "Approved; waits for the smoke run that traces it."
+    assert waiting_run.reason == "Approved; waits for the smoke test that traces it."
     job = Job.objects.get()
     assert (job.kind, job.needs_trusted, job.needs_sandbox) == ("smoke", True, True)
     assert (waiting_run.graph, waiting_run.entry.smoke_job) == (job.traced_graph, job)
@@ -490,10 +490,6 @@ def test_board_row_shows_what_the_season_caps(waiting_run: Run, node: Node, clie
     Run.objects.filter(pk=run.pk).update(**score_fields, finished_at=timezone.now())
     Entry.objects.filter(pk=run.entry_id).update(source_bytes=1500)
     recompute_standings(run.track)
-    (row,) = client.get(f"/tracks/{run.track.slug}/?format=json").json()["rows"]
-    expected = {"parameters": 120_000, "stored_bytes": 482_048, "constant_bytes": 0, "source_bytes": 1500}
-    expected["scoring_flops"] = 250_000.0
-    assert {name: row[name] for name in expected} == expected
     page = extract_text(client.get(f"/tracks/{run.track.slug}/?columns=parameters,constants,source,scoring").content)
     assert "120 k 471 KiB 0 B 1.46 KiB 2.5 × 10⁵" in page
 

@@ -46,4 +46,4 @@ def test_release_of_installation_is_stored_once() -> None:
     assert storage.store_release() == blob
     with tarfile.open(fileobj=io.BytesIO(storage.read_blob(blob))) as archive:
         assert "trainer/protocol/version.py" in archive.getnames()
-        assert f"trainer/data/corpora/{python_docs.FILE.name}" in archive.getnames(), "smoke runs on nodes train on it"
+        assert f"trainer/data/corpora/{python_docs.FILE.name}" in archive.getnames(), "smoke tests on nodes train on it"

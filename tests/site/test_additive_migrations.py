@@ -24,6 +24,7 @@ BEFORE_THE_FIRST_RELEASE = {
     "leaderboard.0007_followed_tracks",
     "leaderboard.0009_entry_variant",
     "leaderboard.0014_confirmation_rows_only",
+    "leaderboard.0016_remove_reported_records",
     "scheduler.0002_milestones",
 }
 """These need the site stopped. A later one is listed only if the release before no longer uses what it removes."""

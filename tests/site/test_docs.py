@@ -48,7 +48,8 @@ def test_tests_that_docs_name_exist() -> None:
 def test_management_commands_of_docs_exist() -> None:
     from django.core.management import get_commands
 
-    named = {command for page in PAGES for command in COMMAND.findall(page.read_text())}
+    pages = [page for page in PAGES if "results" not in page.parts]  # results are what was printed then
+    named = {command for page in pages for command in COMMAND.findall(page.read_text())}
     assert named - get_commands().keys() == set()
 
 

@@ -126,21 +126,6 @@ def test_try_page_with_malformed_run_shows_the_form(client: Client, run: str) ->
     assert client.get("/try/", {"run": run}).status_code == 200
 
 
-@pytest.mark.parametrize("form", ["csv", "json"])
-@pytest.mark.parametrize("runs", [DIGITS, f"1,{DIGITS}", "²", "1,,x"])
-def test_compare_table_with_malformed_runs_leaves_them_out(client: Client, runs: str, form: str) -> None:
-    assert client.get("/compare/", {"format": form, "runs": runs}).status_code == 200
-
-
-def test_compare_table_names_runs_in_order_and_once(client: Client) -> None:
-    night = scene.create_night_board()
-    best, train = night["best"].pk, night["train"].pk
-
-    rows = client.get(f"/compare/?format=json&runs={train},{DIGITS},{best},{train}").json()["rows"]
-
-    assert [row["id"] for row in rows] == [train, best]
-
-
 @pytest.mark.parametrize("path", ["/accounts/github/login/", "/accounts/github/login/callback/"])
 @pytest.mark.parametrize("method", ["get", "post"])
 def test_github_sign_in_where_not_configured_is_not_found(client: Client, path: str, method: str) -> None:

@@ -64,7 +64,6 @@ class Repository:
     statuses: list[dict[str, Any]] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
     """{login: admin, maintain, write, triage, read}; every user can read a public repository."""
-    hooks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def list_comments_on(self, number: int) -> list[dict[str, Any]]:
         """Return the comments on a pull request, oldest first."""
@@ -93,7 +92,7 @@ class GitHub:
         self.installed = {"trains": INSTALLATION}
         self.permissions = dict(PERMISSIONS)
         self.events = list(EVENTS)
-        self.hook: dict[str, str] = {"url": "", "content_type": "json", "insecure_ssl": "0", "secret": ""}
+        self.hook: dict[str, str] = {"url": "", "secret": ""}
         self.tokens: dict[str, float] = {}
         self.remaining, self.reset = 5000, int(time.time()) + 3600
         self.largest_page = 100
@@ -360,34 +359,6 @@ def get_app(request: Request) -> Reply:
     return 200, {**app, "permissions": github.permissions, "events": github.events, "installations_count": 1}
 
 
-@route("GET", "/app/hook/config")
-def get_hook_config(request: Request) -> Reply:
-    require_app(request)
-    hook = request.github.hook
-    return 200, {**hook, "secret": "********"} if hook["secret"] else {k: v for k, v in hook.items() if k != "secret"}
-
-
-@route("PATCH", "/app/hook/config")
-def set_hook_config(request: Request) -> Reply:
-    require_app(request)
-    request.github.hook.update({name: str(value) for name, value in request.body.items()})
-    return get_hook_config(request)
-
-
-@route("GET", "/app/hook/deliveries")
-def list_deliveries(request: Request) -> Reply:
-    require_app(request)
-    rows = [{name: value for name, value in row.items() if name != "payload"} for row in request.github.deliveries]
-    return 200, request.paginate(rows)
-
-
-@route("POST", r"/app/hook/deliveries/(\d+)/attempts")
-def create_delivery_attempt(request: Request, number: str) -> Reply:
-    require_app(request)
-    threading.Thread(target=request.github.redeliver, args=(int(number),), daemon=True).start()
-    return 202, {}
-
-
 @route("GET", "{repo}/installation")
 def get_repository_installation(request: Request, full_name: str) -> Reply:
     require_app(request)
@@ -600,14 +571,6 @@ def get_pull(request: Request, full_name: str, number: str) -> Reply:
     if pull is None:
         raise ApiError(404, "Not Found")
     return 200, pull
-
-
-@route("GET", "{repo}/hooks")
-def list_hooks(request: Request, full_name: str) -> Reply:
-    repository = request.get_repository(full_name)
-    if request.authenticated_as != "token" or repository.roles.get("mara") != "admin":
-        raise ApiError(404, "Not Found")
-    return 200, request.paginate(list(repository.hooks.values()))
 
 
 # --- HTTP server ------------------------------------------------------------------------------------------------------

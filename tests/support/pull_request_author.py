@@ -71,10 +71,10 @@ class PullRequestAuthor:
 
     # --- the node -----------------------------------------------------------------------------------------------------
 
-    def finish_smoke_run(
+    def finish_smoke_test(
         self, passed: bool = True, sentence: str = "It passed: 200 steps on a CPU.", **result: Any
     ) -> None:
-        """Finish the queued smoke run with this result."""
+        """Finish the queued smoke test with this result."""
         job = Job.objects.get(kind="smoke", state=Job.State.QUEUED)
         Job.objects.filter(pk=job.pk).update(state=Job.State.DONE)
         job.refresh_from_db()

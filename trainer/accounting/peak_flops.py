@@ -73,11 +73,6 @@ FORM = re.compile(r"\b(rtx|pcie|nvl)\b| ")
 """Words of GPU names that a node's label omits (`trainer.node.labels`)."""
 
 
-def find_slowest_flops(model: str) -> float | None:
-    """Return the FLOP/s of the slowest GPU with this label: `h100` has three form factors. None if unknown."""
-    return min((PEAK_FLOPS[name] for name in list_form_factors(model)), default=None)
-
-
 def list_form_factors(model: str) -> list[str]:
     """Return the names of the GPUs with this label."""
     return [name for name in PEAK_FLOPS if FORM.sub("", name.lower()) == model]

@@ -28,7 +28,7 @@ def show_checks(options: argparse.Namespace) -> Iterator[Callable[[SmokeCheck], 
         yield lambda check: None
         return
     console = Console()
-    console.print(f"[bold]{options.arch}[/], smoke run on this machine's CPU\n", highlight=False)
+    console.print(f"[bold]{options.arch}[/], smoke test on this machine's CPU\n", highlight=False)
     with console.status(format_activity(CHECKS[0]), spinner="dots") as status:
 
         def print_check(check: SmokeCheck) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from django.conf import settings
 from django.core.cache import caches
+from django.core.checks import CheckMessage, Warning
 
 from leaderboard.integrations.github.connection import (
     AppToken,
@@ -159,7 +160,7 @@ def get_client(repository: str) -> Client:
         return Client(repository, Connection(InstallationToken(get_installation(repository).number)))
     if settings.GITHUB_TOKEN:
         return Client(repository, Connection(PlainToken()))
-    raise NotConnectedError("The site is not connected to GitHub: run manage.py connect_github.")
+    raise NotConnectedError("The site is not connected to GitHub: see docs/how-to/github.md.")
 
 
 def has_app() -> bool:
@@ -210,3 +211,15 @@ def get_configured_repository() -> str:
     parts = urlsplit(address)
     names = parts.path.removesuffix("/").removesuffix(".git").strip("/").split("/")
     return "/".join(names) if parts.hostname == "github.com" and len(names) == 2 else ""
+
+
+def check_github_settings(app_configs: Any, **options: Any) -> list[CheckMessage]:
+    """Warn of settings that do not work, in `manage.py check`."""
+    found: list[CheckMessage] = []
+    if bool(settings.GITHUB_APP_ID) != bool(settings.GITHUB_PRIVATE_KEY):
+        hint = "Set both GITHUB_APP_ID and GITHUB_PRIVATE_KEY, or neither."
+        found.append(Warning("The GitHub App is half configured.", hint=hint, id="github.W001"))
+    if (settings.GITHUB_APP_ID or settings.GITHUB_TOKEN) and not settings.GITHUB_WEBHOOK_SECRET:
+        hint = "Set GITHUB_WEBHOOK_SECRET: without it the site hears of no pull request."
+        found.append(Warning("The webhook has no secret.", hint=hint, id="github.W002"))
+    return found

@@ -37,7 +37,7 @@ class Usage(NamedTuple):
 
 
 USAGES = (
-    Usage("/train smoke", "repeats the smoke run", "author, maintainers"),
+    Usage("/train smoke", "repeats the smoke test", "author, maintainers"),
     Usage("/train TRACK", "enters the commit for another track, too", "author, maintainers"),
     Usage("/train HOURSh", "a run with that part of the track's budget: `/train 0.5h`", "maintainers"),
     Usage("/train seeds N", "N more runs with fresh seeds", "maintainers"),

@@ -55,23 +55,23 @@ def build_comment(pull: PullRequest, commands: Sequence[OutboxMessage], now: dat
         "answers": answers[-SHOWN_COMMANDS:],
         "usages": USAGES,
     }
-    return render_markdown("comment", context)
+    return render_markdown("comment.md", context)
 
 
 def describe_entry(entry: Entry, now: datetime) -> str:
     """Return the status of one entry."""
-    return render_markdown("entry", {"shown": get_entry_context(entry, now)})
+    return render_markdown("comment.md#entry", {"shown": get_entry_context(entry, now)})
 
 
 def build_answer(comment: int | str, login: str, answers: Sequence[tuple[str, str]], *, with_help: bool) -> str:
     mention = login if re.fullmatch(r"[\w-]+", login) else ""
     usages = USAGES if with_help else ()
     mark = get_answer_mark(comment)
-    return render_markdown("answer", {"mark": mark, "mention": mention, "answers": answers, "usages": usages})
+    return render_markdown("answer.md", {"mark": mark, "mention": mention, "answers": answers, "usages": usages})
 
 
 def render_markdown(name: str, context: dict[str, Any]) -> str:
-    text = render_to_string(f"github/{name}.md", {**context, "site_url": settings.SITE_URL})
+    text = render_to_string(f"github/{name}", {**context, "site_url": settings.SITE_URL})
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

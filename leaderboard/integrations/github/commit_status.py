@@ -18,12 +18,6 @@ NAME = "Daily Train, nightly"
 NOT_STARTED_STATES = (Run.State.WAITING, Run.State.QUEUED)
 
 
-def enqueue_status(sha: str) -> None:
-    """Update the commit's check. Requires a transaction."""
-    if sha and client.get_main_repository():
-        outbox.enqueue(KIND, f"{KIND}:{sha}", {"sha": sha})
-
-
 def update_nightly_checks(events: Sequence[Event]) -> None:
     """Listener of Events: of a track when its night begins, of a nightly run afterwards."""
     runs = {event.target_id for event in events if event.target_kind == "run"}
@@ -31,7 +25,8 @@ def update_nightly_checks(events: Sequence[Event]) -> None:
     nightly = Run.objects.filter(pk__in=runs, purpose=Run.Purpose.NIGHTLY)
     nights = [Night.objects.filter(track=track).first() for track in tracks]
     for sha in sorted({*nightly.values_list("entry__sha", flat=True), *(night.sha for night in nights if night)}):
-        enqueue_status(sha)
+        if sha and client.get_main_repository():
+            outbox.enqueue(KIND, f"{KIND}:{sha}", {"sha": sha})
 
 
 def update_status(message: OutboxMessage) -> Mapping[str, Any]:

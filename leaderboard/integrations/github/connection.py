@@ -238,8 +238,8 @@ class Connection:
 
 
 ERROR_MESSAGES = {
-    401: "GitHub rejects the site's credentials: {message}. Run manage.py connect_github.",
-    403: "GitHub denies permission: {message}. Run manage.py connect_github to see which permission is missing.",
+    401: "GitHub rejects the site's credentials: {message}. See docs/how-to/github.md.",
+    403: "GitHub denies permission: {message}. docs/how-to/github.md lists the permissions.",
     422: "GitHub rejected the request: {message}",
     451: "GitHub has closed this repository for legal reasons.",
 }

@@ -51,15 +51,15 @@ def has_result(run: Run) -> bool:
 
 def get_smoke_status(entry: Entry) -> EntryStatus | None:
     if smoke_tests.is_running(entry):
-        message = f"The smoke run of commit `{entry.sha[:8]}` is under way: a few minutes on a CPU, before any GPU."
-        return EntryStatus("Smoke run", message, "nothing, its result comes by itself.", is_started=True)
+        message = f"The smoke test of commit `{entry.sha[:8]}` is under way: a few minutes on a CPU, before any GPU."
+        return EntryStatus("Smoke test", message, "nothing, its result comes by itself.", is_started=True)
     if entry.smoke.get("passed") is False:
         file, line, code = (entry.smoke.get(name) for name in ("file", "line", "code"))
         where = f" It is in `{file}`, line {line}: `{str(code).replace('`', '')}`." if file and line else ""
         hint = f"`dailytrain smoke {entry.architecture}` finds the same on your own machine."
         todo = f"Push a commit that puts it right. {hint}"
-        message = f"The smoke run failed: {entry.smoke_sentence}{where}"
-        return EntryStatus("Smoke run failed", message, todo, conclusion="failure")
+        message = f"The smoke test failed: {entry.smoke_sentence}{where}"
+        return EntryStatus("Smoke test failed", message, todo, conclusion="failure")
     return None
 
 
@@ -68,7 +68,7 @@ def get_approval_status(entry: Entry) -> EntryStatus:
     message = f"Commit `{entry.sha[:8]}` waits for a maintainer to read and approve it.{smoke}"
     todo = f"A maintainer reads the diff, then writes `/approve {entry.sha[:8]}` here or approves it in the admin."
     if entry.kind in smoke_tests.SMOKE_KINDS and not entry.smoke:
-        todo += " Before that, `/train smoke` by a maintainer starts the smoke run."
+        todo += " Before that, `/train smoke` by a maintainer starts the smoke test."
     return EntryStatus("Waits for approval", message, todo)
 
 

@@ -273,10 +273,10 @@ def start_smoke_test(pull: PullRequest, commenter: Commenter, command: Command) 
         is_vouched = commenter.is_allowed("approve", entry)
         queued.append(smoke_tests.queue_smoke_test(entry, actor=commenter.name, is_vouched=is_vouched))
     if any(queued):
-        return "The smoke run is queued."
+        return "The smoke test is queued."
     if any(smoke_tests.is_running(entry) for entry in entries):
-        raise RefusedError("The smoke run is already running.")
-    raise RefusedError("A maintainer starts the first smoke run of a new contributor.")
+        raise RefusedError("The smoke test is already running.")
+    raise RefusedError("A maintainer starts the first smoke test of a new contributor.")
 
 
 def add_track(pull: PullRequest, commenter: Commenter, command: Command) -> str:
@@ -333,7 +333,7 @@ def cancel_entries(pull: PullRequest, commenter: Commenter, command: Command) ->
     for entry in list_allowed_entries(pull, commenter, "cancel", author=True):
         if smoke_tests.is_running(entry):
             smoke_tests.cancel_smoke_test(entry, reason, commenter.name)
-            stopped.append("the smoke run")
+            stopped.append("the smoke test")
         own = {} if commenter.is_allowed("cancel", entry) else {"purpose": Run.Purpose.ENTRY}
         for run in unfinished.filter(entry=entry, **own):
             runs.cancel_run(run, reason, commenter.name)
@@ -353,7 +353,7 @@ def rerun_entries(pull: PullRequest, commenter: Commenter, command: Command) -> 
 
 def rerun_entry(entry: Entry, commenter: Commenter) -> str | RefusedError:
     if entry.state != Entry.State.APPROVED:
-        return RefusedError(f"Commit {entry.sha[:8]} is not approved yet; `/train smoke` repeats the smoke run.")
+        return RefusedError(f"Commit {entry.sha[:8]} is not approved yet; `/train smoke` repeats the smoke test.")
     entry_runs = entry.runs.select_related("entry__bundle", "entry__requested_by", "track__season", "season", "job")
     broken = [run for run in entry_runs if actions.is_infrastructure_failure(run)]
     if broken:

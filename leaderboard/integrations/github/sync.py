@@ -243,7 +243,7 @@ def list_tracks(pull: PullRequest, request: FrontMatter) -> list[Track]:
 
 
 def enter_track(pull: PullRequest, request: FrontMatter, track: Track) -> Entry:
-    """Submit or update the head commit's entry on a track, and queue a smoke run if it may have one."""
+    """Submit or update the head commit's entry on a track, and queue a smoke test if it may have one."""
     actor = f"github:{pull.author}"
     requested_by = permissions.find_github_user(pull.author_id) if pull.author_id else None
     hypothesis = f"{request.hypothesis} Expected effect: {request.expected_effect}"

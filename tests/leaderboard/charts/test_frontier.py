@@ -78,6 +78,7 @@ def test_board_page_shows_the_record(client: Client) -> None:
 
     page = client.get("/").content.decode()
 
+    assert "The record, since " in page
     assert re.search(r'record-number is-better">\s*<strong>1\.[34]\d\d</strong>', page)
     assert f'<a href="{entry.get_absolute_url()}">First</a>' in page
     assert 'class="metro"' in page

@@ -128,7 +128,7 @@ def test_passed_smoke_test_is_stored_on_proposed_entry(proposed_entry: Entry) ->
     assert finish_smoke_test(proposed_entry, PASSED).state == Entry.State.PROPOSED
     assert (proposed_entry.smoke["passed"], proposed_entry.smoke["parameters"]) == (True, 1e6)
     assert proposed_entry.smoke_sentence == PASSED["sentence"]
-    assert f"Smoke run passed: {PASSED['sentence']}" in list_messages(proposed_entry)
+    assert f"Smoke test passed: {PASSED['sentence']}" in list_messages(proposed_entry)
     assert proposed_entry.smoke_job is not None
     assert summarize_jobs([proposed_entry.smoke_job])[proposed_entry.smoke_job.pk].outcome == PASSED["sentence"]
 
@@ -153,7 +153,7 @@ def test_approved_pull_request_waits_for_smoke_test_then_queues(
     proposed_entry: Entry, pull_request: PullRequest, maintainer: User
 ) -> None:
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    assert (run.state, run.reason) == (Run.State.WAITING, "Approved; waits for its smoke run.")
+    assert (run.state, run.reason) == (Run.State.WAITING, "Approved; waits for its smoke test.")
     assert proposed_entry.smoke_job is not None
     assert not proposed_entry.smoke_job.needs_trusted, "approved code needs no trusted node"
     assert finish_smoke_test(proposed_entry, PASSED).state == Entry.State.APPROVED
@@ -168,7 +168,7 @@ def test_second_approval_after_failed_smoke_test_queues_run(
     finish_smoke_test(proposed_entry, FAILED)
     run.refresh_from_db()
     assert run.state == Run.State.WAITING
-    assert run.reason.startswith("Approved, but its smoke run failed: The loss does not fall")
+    assert run.reason.startswith("Approved, but its smoke test failed: The loss does not fall")
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     assert run.state == Run.State.QUEUED
 

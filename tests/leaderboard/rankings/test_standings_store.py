@@ -62,7 +62,11 @@ def test_board_without_computed_standings_is_empty(client: Client) -> None:
 
     assert "The standings have not been computed yet." in page
     assert 'class="board' not in page
-    assert client.get("/?format=csv").status_code == client.get("/feeds/records.atom").status_code == 200
+    assert (
+        client.get("/api/v1/tracks/small/board?format=csv").status_code
+        == client.get("/feeds/records.atom").status_code
+        == 200
+    )
 
 
 def test_recomputation_of_current_standings_changes_nothing(django_assert_num_queries: DjangoAssertNumQueries) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections import namedtuple
 from collections.abc import Iterator
 from datetime import time, timedelta
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -31,17 +28,12 @@ from leaderboard.schedule import evaluation_data, night_checks
 from leaderboard.schedule.night_checks import check_next_night
 from leaderboard.schedule.track_templates import TEMPLATES
 from scheduler import signing, storage
-from scheduler.models import Blob, Node
-from tests.leaderboard.conftest import SCORE_RESULT, finish_run
+from scheduler.models import Node
 from tests.support import scene
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS, wait_until
-from trainer.data.preparation import FORMAT_WITH_PROMPTS
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db]
-OWN_SIZES = {"model": {"width": 64}, "train": {}}
-"""A model configuration whose size cannot be computed by a formula."""
-Usage = namedtuple("Usage", "total used free")
 
 
 def find_check(track: Track, name: str) -> tuple[str, str]:
@@ -49,14 +41,6 @@ def find_check(track: Track, name: str) -> tuple[str, str]:
     reloaded_track = Track.objects.select_related("season__baseline").get(pk=track.pk)
     (check,) = (check for check in check_next_night(reloaded_track, timezone.now()) if check.name == name)
     return check.state, check.advice
-
-
-def train_night(track: Track, node: Node, **score_fields: Any) -> Run:
-    """Train and score a run of main as the season's baseline."""
-    entry = Entry.objects.first() or scene.create_entry(track, "main", kind=Entry.Kind.MAIN)
-    run = finish_run(scene.create_run(entry, state=Run.State.QUEUED), node, {**SCORE_RESULT, **score_fields})
-    Season.objects.update(baseline=entry)
-    return run
 
 
 @pytest.fixture
@@ -135,22 +119,16 @@ def test_worker_check_without_redis_is_missing(broker: Celery, track: Track, tmp
     assert "Redis does not answer" in find_check(track, "Worker")[1]
 
 
-def test_earlier_night_check_names_unfinished_run(track: Track) -> None:
+def test_schedule_check_names_unfinished_run_of_earlier_night(beat_schedule: None, track: Track) -> None:
     entry = scene.create_entry(track, "main", kind=Entry.Kind.MAIN)
     run = scene.create_run(entry, state=Run.State.QUEUED, purpose=Run.Purpose.NIGHTLY)
     Night.objects.create(track=track, date=timezone.now().date(), run=run)
-    state, advice = find_check(track, "Earlier night")
-    assert (state, f"Run {run.pk} " in advice) == ("missing", True)
+    assert (
+        f"It starts when run {run.pk} of an earlier night, which is queued, has ended."
+        in find_check(track, "Schedule")[1]
+    )
     Run.objects.update(state=Run.State.FINISHED)
-    assert find_check(track, "Earlier night")[0] == "ok"
-
-
-def test_main_check_shows_last_problem(track: Track) -> None:
-    assert find_check(track, "Main")[0] == "cannot tell"
-    night = Night.objects.create(track=track, date=timezone.now().date(), sha="a" * 40, problem="It is not Python.")
-    assert "It is not Python." in find_check(track, "Main")[1]
-    Night.objects.filter(pk=night.pk).update(problem="")
-    assert find_check(track, "Main")[0] == "ok"
+    assert "earlier night" not in find_check(track, "Schedule")[1]
 
 
 def test_season_check_without_dataset_is_missing(track: Track) -> None:
@@ -171,72 +149,15 @@ def test_season_check_without_dataset_is_missing(track: Track) -> None:
     assert find_check(track, "Season")[1].startswith("The storage lacks 1 files of Season 0, first train/00000.bin.")
 
 
-def test_text_check_counts_stored_tokens(track: Track) -> None:
-    Track.objects.update(budget="5B-tokens")
-    shard = storage.store_bytes(b"shard")
-    SeasonFile.objects.create(season=track.season, kind="dataset", path="train/00000.bin", blob=shard)
-    Blob.objects.filter(pk=shard.pk).update(size=2 * 10**9)
-    assert find_check(track, "Amount of text")[0] == "missing"
-    Blob.objects.filter(pk=shard.pk).update(size=4 * 10**9)
-    assert find_check(track, "Amount of text") == ("ok", "About 2.0e+09 tokens, for a night that reads 5.0e+09.")
-
-
-def test_text_check_with_prompts_or_large_vocabulary_uses_four_bytes(track: Track) -> None:
-    Track.objects.update(budget="5B-tokens")
-    shard, manifest = storage.store_bytes(b"shard"), storage.store_bytes(json.dumps({"format": 1}).encode())
-    SeasonFile.objects.create(season=track.season, kind="dataset", path="train/00000.bin", blob=shard)
-    file = SeasonFile.objects.create(season=track.season, kind="dataset", path="manifest.json", blob=manifest)
-    Blob.objects.filter(pk=shard.pk).update(size=4 * 10**9)
-    assert find_check(track, "Amount of text")[0] == "ok"
-    Season.objects.update(vocabulary_size=65_537)
-    assert find_check(track, "Amount of text")[0] == "missing"
-    Season.objects.update(vocabulary_size=65_536)
-    assert find_check(track, "Amount of text")[0] == "ok"
-    file.blob = storage.store_bytes(json.dumps({"format": FORMAT_WITH_PROMPTS}).encode())
-    file.save()
-    assert find_check(track, "Amount of text")[0] == "missing"
-
-
-@pytest.mark.parametrize("budget", ["83700s", "1e19flops", "5B-tokens"])
-def test_text_check_of_small_season_for_large_night_is_missing(track: Track, budget: str) -> None:
-    Track.objects.update(budget=budget, needs_labels=["1x80gb"], config=TEMPLATES["night-h100"]["config"])
-    Season.objects.update(limit_bytes=16 * 2**20)
-    assert find_check(track, "Amount of text")[0] == "missing"
-    Season.objects.update(limit_bytes=40 * 10**9)
-    assert find_check(track, "Amount of text")[0] == "ok"
-    Season.objects.update(limit_bytes=None)
-    assert find_check(track, "Amount of text")[0] == "cannot tell"
-
-
-@pytest.mark.parametrize(
-    ("labels", "config", "peak"),
-    [
-        (["1xh100", "1x80gb"], {}, 756e12),  # the slower PCIe card has the same label
-        (["1xh200"], {}, 835e12),
-        (["4x3090", "500gb"], {"devices": 4}, 4 * 71e12),
-        (["8xh100"], {"devices": 2}, 2 * 756e12),
-        (["2x80gb"], {"devices": 2}, 2 * 26e12),
-    ],
-)
-def test_estimated_flops_of_time_budget_use_slowest_gpu_of_labels(
-    track: Track, labels: list[str], config: dict[str, int], peak: float
-) -> None:
-    Track.objects.update(budget="83700s", needs_labels=labels, config=config)
-    track.refresh_from_db()
-    assert night_checks.estimate_flops(track) == pytest.approx(83_700 * 0.4 * peak)
-
-
-def test_ladder_check_follows_its_runs(track: Track, node: Node) -> None:
-    assert "has no ladder" in find_check(track, "Ladder")[1]
+def test_baseline_check_needs_ladder_and_approved_baseline(track: Track) -> None:
+    assert "has no ladder" in find_check(track, "Baseline and ladder")[1]
     Track.objects.update(ladder={"rungs": [1], "seeds": 1}, expected_seconds=7200)
-    assert "has no baseline" in find_check(track, "Ladder")[1]
-    Season.objects.update(baseline=scene.create_entry(track, "main"))
-    state, advice = find_check(track, "Ladder")
-    assert state == "missing"
-    assert advice.startswith("0 of 1 runs are scored.")
-    assert advice.endswith("all of them take 2 hours of such a node, beside its nights.")
-    train_night(track, node)
-    assert find_check(track, "Ladder")[0] == "ok"
+    assert "has no baseline" in find_check(track, "Baseline and ladder")[1]
+    baseline = scene.create_entry(track, "main", state=Entry.State.WITHDRAWN)
+    Season.objects.update(baseline=baseline)
+    assert "is withdrawn. Choose or approve one" in find_check(track, "Baseline and ladder")[1]
+    Entry.objects.update(state=Entry.State.APPROVED)
+    assert find_check(track, "Baseline and ladder") == ("ok", "The baseline of Season 0 is main.")
 
 
 def test_node_check_names_what_online_nodes_lack(track: Track, capable_node: Node) -> None:
@@ -253,24 +174,13 @@ def test_hours_check_compares_lending_hours_with_the_night(
 ) -> None:
     Track.objects.update(expected_seconds=6 * 3600)
     Node.objects.update(max_hours=2)
-    assert "is lent for 2.0 h at most, and the night takes 6.0 h" in find_check(track, "Hours of the node")[1]
+    assert "is lent for 2.0 h at most, and the night takes 6.0 h" in find_check(track, "Node")[1]
     Node.objects.update(max_hours=None, available=Node.Available.WINDOWS)
     for weekday in range(7):
         capable_node.windows.create(weekday=weekday, start=time(18), end=time(22))
-    assert "is lent for 2.0 h" in find_check(track, "Hours of the node")[1], "the night is due at 20:00"
+    assert "is lent for 2.0 h" in find_check(track, "Node")[1], "the night is due at 20:00"
     capable_node.windows.update(end=time(6))
-    assert find_check(track, "Hours of the node")[0] == "ok"
-    Node.objects.update(state=Node.State.OFFLINE)
-    assert find_check(track, "Hours of the node")[0] == "cannot tell"
-
-
-def test_sandbox_check_reads_node(track: Track, capable_node: Node) -> None:
-    capable_node.hardware["sandboxes"] = ["none"]
-    capable_node.save()
-    assert find_check(track, "Sandbox")[0] == "missing"
-    capable_node.hardware["sandboxes"] = ["bubblewrap"]
-    capable_node.save()
-    assert find_check(track, "Sandbox")[0] == "ok"
+    assert find_check(track, "Node")[0] == "ok"
 
 
 def test_scorer_check_needs_trusted_node_that_fits(track: Track, capable_node: Node) -> None:
@@ -321,78 +231,13 @@ def test_suite_check_lists_tasks_without_stored_data(track: Track, node: Node) -
     assert find_check(track, "Evaluation data") == ("ok", "Season 0 has the data of blimp_sample.")
 
 
-@pytest.mark.parametrize(
-    ("setting", "name"),
-    [("BLOB_MAX_BYTES", "The limit of an uploaded file"), ("LEASE_MAX_BYTES", "The limit of a lease's files")],
-)
-def test_limits_check_compares_newest_checkpoint(
-    track: Track, node: Node, settings: Settings, setting: str, name: str
-) -> None:
-    Track.objects.update(config=OWN_SIZES)
-    assert find_check(track, "Limits of uploads")[0] == "cannot tell"
-    train_night(track, node)
-    assert find_check(track, "Limits of uploads")[0] == "ok"
-    setattr(settings, setting, 10)
-    assert find_check(track, "Limits of uploads")[1].startswith(name)
-
-
-@pytest.mark.parametrize(
-    ("limits", "name"),
-    [
-        ({"file_bytes": 10**9}, "The limit of an uploaded file is 1 GB"),
-        ({"lease_bytes": 10**9}, "The limit of a lease's files is 1 GB"),
-        ({"disk_bytes": 10**9}, "disk_bytes in the track's limits is 1 GB"),
-    ],
-)
-def test_limits_check_of_new_track_uses_computed_sizes(track: Track, limits: dict[str, int], name: str) -> None:
-    Track.objects.update(**{field: TEMPLATES["night-h100"][field] for field in ("config", "needs_labels")})
-    state, advice = find_check(track, "Limits of uploads")
-    assert (state, "A GPU needs" in advice) == ("ok", True)
-    Track.objects.update(limits=limits)
-    assert find_check(track, "Limits of uploads")[1].startswith(name)
-    Track.objects.update(limits={}, needs_labels=["1x24gb"])
-    assert find_check(track, "Limits of uploads")[1].startswith("The GPU memory in the track's labels is 24 GB")
-
-
-def test_storage_check_compares_free_space(
-    track: Track, node: Node, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Track.objects.update(config=OWN_SIZES)
-    assert find_check(track, "Storage for 30 nights")[0] == "cannot tell"
-    train_night(track, node)
-    state, advice = find_check(track, "Storage for 30 nights")
-    assert (state, "; entries and ladders need more." in advice) == ("ok", True)
-    monkeypatch.setattr(night_checks.shutil, "disk_usage", lambda path: Usage(100, 50, 50))
-    assert find_check(track, "Storage for 30 nights")[0] == "missing"
-    settings.S3_BUCKET = "nights"
-    assert find_check(track, "Storage for 30 nights")[0] == "cannot tell"
-
-
 def test_key_check_creates_no_key(track: Track, site: Settings) -> None:
-    assert find_check(track, "Signing key")[0] == "cannot tell"
+    assert find_check(track, "Signing key")[0] == "ok"
     scene.create_node()
     assert find_check(track, "Signing key")[0] == "missing"
     assert not Path(site.SIGNING_KEY).exists()
     signing.get_public_key()
     assert find_check(track, "Signing key")[0] == "ok"
-
-
-def test_package_check_without_wheel_is_missing(track: Track, settings: Settings, tmp_path: Path) -> None:
-    settings.WHEELS = tmp_path
-    assert find_check(track, "Package for nodes") == ("missing", "The site has no wheel. Run manage.py build_wheel.")
-    settings.PACKAGE_NAME = "our-train"
-    assert find_check(track, "Package for nodes")[0] == "cannot tell"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_package_check_requests_the_wheel(track: Track, settings: Settings, tmp_path: Path, site_url: str) -> None:
-    settings.SITE_URL, settings.WHEELS = f"{site_url}/elsewhere", tmp_path
-    (tmp_path / "dailytrain-1.2.3-py3-none-any.whl").write_bytes(b"a wheel")
-    assert "answers 404" in find_check(track, "Package for nodes")[1]
-    settings.SITE_URL = site_url
-    assert find_check(track, "Package for nodes")[0] == "ok"
-    settings.SITE_URL = "http://127.0.0.1:1"
-    assert find_check(track, "Package for nodes")[0] == "cannot tell"
 
 
 # --- command, page, calendar -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A node executes smoke runs of the release's code in its sandbox. An entry's mistake is a result, not a failure."""
+"""A node executes smoke tests of the release's code in its sandbox. An entry's mistake is a result, not a failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.node.outcome import JobFailedError
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
 
 
-def queue_smoke_run(site: NodeApiServer, **config: object) -> int:
+def queue_smoke_test(site: NodeApiServer, **config: object) -> int:
     order = protocol.SmokeOrder(
         config={"arch": "waves", **config}, tokenizer="bpe:256", vocabulary_size=256, memory_bytes=8e10
     )
@@ -24,10 +24,10 @@ def queue_smoke_run(site: NodeApiServer, **config: object) -> int:
 
 def test_smoke_job_runs_the_sites_code(site: NodeApiServer, node: Node) -> None:
     leases = [
-        queue_smoke_run(site),
-        queue_smoke_run(site, fails=True),
-        queue_smoke_run(site, breaks=True),
-        queue_smoke_run(site, nonsense={"passed": 7}),
+        queue_smoke_test(site),
+        queue_smoke_test(site, fails=True),
+        queue_smoke_test(site, breaks=True),
+        queue_smoke_test(site, nonsense={"passed": 7}),
     ]
     node.start()
     sound, failing, broken, nonsense = (wait_until_finished(site, lease).finish for lease in leases)
@@ -42,7 +42,7 @@ def test_smoke_job_runs_the_sites_code(site: NodeApiServer, node: Node) -> None:
     assert broken is not None
     assert (broken.outcome, broken.cause) == ("failed", "infrastructure")
     assert nonsense is not None
-    assert nonsense.reason == "The smoke run's result is malformed."
+    assert nonsense.reason == "The smoke test's result is malformed."
     assert site.leases[leases[0]].log == "smoking\n"
     assert [file.path for file in sound.files] == [f"graph/{name}" for name in protocol.GRAPH_FILES]
 

@@ -14,7 +14,7 @@ from trainer.protocol import GRAPH_FILES, SmokeOrder, SmokeResult
 from trainer.sandbox import SandboxProcess, get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
-ACTIVITY = "smoke run"
+ACTIVITY = "smoke test"
 OUTPUT_BYTES = 2_000_000  # of the summary of a graph, mostly
 GRAPH_FOLDER = "graph"  # of the result files
 COMPLETED_CODES = (ExitCode.OK, ExitCode.MODEL_ERROR)  # exit codes of a completed smoke test: passed or failed
@@ -50,7 +50,7 @@ def get_sandbox_name(job: Job) -> str:
     """Return the node's sandbox; raise `JobFailedError` for docker, which the command does not know."""
     name = job.context.sandbox.name
     if name == "docker":
-        raise JobFailedError("A smoke run needs bubblewrap, and this node uses docker.")
+        raise JobFailedError("A smoke test needs bubblewrap, and this node uses docker.")
     return name
 
 
@@ -58,9 +58,9 @@ def read_outcome(process: SandboxProcess, output: bytes) -> JobOutcome:
     """Return the outcome. A failed check of the entry is a result, not a failure of the job."""
     result = parse_json_object(output, OUTPUT_BYTES)
     if process.limit_error is not None or process.poll() not in COMPLETED_CODES or result is None:
-        raise explain_failure(process, "The smoke run", is_graph=True)
+        raise explain_failure(process, "The smoke test", is_graph=True)
     try:
         checked = SmokeResult.model_validate(result).model_dump()
     except ValidationError as error:
-        raise JobFailedError("The smoke run's result is malformed.") from error
+        raise JobFailedError("The smoke test's result is malformed.") from error
     return JobOutcome("done", result=checked, files=tuple(f"{GRAPH_FOLDER}/{name}" for name in GRAPH_FILES))

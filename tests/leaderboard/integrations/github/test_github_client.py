@@ -212,7 +212,7 @@ def test_graphql_rate_limit_is_retried(app_client: Client, github: GitHub) -> No
             401,
             "Bad credentials",
             RetryLater,
-            "rejects the site's credentials: Bad credentials. Run manage.py connect_github",
+            "rejects the site's credentials: Bad credentials. See docs/how-to/github.md",
         ),
         (403, "Resource not accessible by integration", PermanentError, "denies permission: Resource not accessible"),
         (404, "Not Found", NotFoundError, "does not have /repos/trains/daily/issues/7/comments"),
@@ -280,7 +280,7 @@ def test_enterprise_server_uses_its_own_graphql_path(app_client: Client, github:
 
 def test_client_without_credentials_is_not_connected(settings: Any, db: None) -> None:
     settings.GITHUB_APP_ID = settings.GITHUB_TOKEN = ""
-    with pytest.raises(NotConnectedError, match=r"manage\.py connect_github"):
+    with pytest.raises(NotConnectedError, match=r"see docs/how-to/github\.md"):
         client.get_client("trains/daily")
 
 
@@ -343,3 +343,10 @@ def test_cached_response_is_not_shared_between_identities(app_client: Client, gi
     client.get_client("trains/daily").get_pull_request(7)
     assert github.requests[-1] == ("GET", "/repos/trains/daily/pulls/7", 200)
     assert connection.API_VERSION == "2022-11-28"
+
+
+def test_django_check_with_partial_github_settings_warns(settings: Any) -> None:
+    settings.GITHUB_APP_ID, settings.GITHUB_PRIVATE_KEY, settings.GITHUB_WEBHOOK_SECRET = "1", "", ""
+    assert [warning.id for warning in client.check_github_settings(None)] == ["github.W001", "github.W002"]
+    settings.GITHUB_APP_ID = settings.GITHUB_TOKEN = ""
+    assert client.check_github_settings(None) == []

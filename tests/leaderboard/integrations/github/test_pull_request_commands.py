@@ -32,7 +32,7 @@ def pull(github: GitHub, main_repository: Repository, track: Track, tmp_path: Pa
 @pytest.fixture
 def approved_run(pull: PullRequestAuthor) -> Run:
     pull.post_comment("mara", "/approve")
-    pull.finish_smoke_run()
+    pull.finish_smoke_test()
     return Run.objects.get()
 
 
@@ -154,7 +154,7 @@ def test_train_with_hours_scales_budget(pull: PullRequestAuthor) -> None:
     pull.post_comment("mara", "/train 6h")
     assert [(run.budget, run.state) for run in Run.objects.all()] == [("21600s", "waiting")]
     pull.post_comment("mara", "/approve")
-    pull.finish_smoke_run()
+    pull.finish_smoke_test()
     assert [(run.budget, run.state) for run in Run.objects.all()] == [("21600s", "queued")]
     pull.post_comment("mara", "/train 48h")
     assert "Small has 24 h: ask for less, and for 0.38 h at least." in pull.answers[-1]
@@ -195,7 +195,7 @@ def test_approve_by_coordinator_works_on_community_tracks_only(pull: PullRequest
 
 def test_train_smoke_of_new_author_needs_maintainer(pull: PullRequestAuthor) -> None:
     pull.post_comment("ada", "/train smoke")
-    assert "A maintainer starts the first smoke run" in pull.answers[-1]
+    assert "A maintainer starts the first smoke test" in pull.answers[-1]
     pull.post_comment("mara", "/train smoke")
     assert Entry.objects.get().state == "smoke"
     pull.post_comment("mara", "/train smoke")

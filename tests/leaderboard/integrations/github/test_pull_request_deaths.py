@@ -96,7 +96,7 @@ def test_pull_request_with_crashing_workers_gets_one_result(
     pull.push({"trainer/models/smear.py": "x = 3\n"})
     pull.post_comment("mara", f"/approve {pull.sha[:8]}")
     pull.post_comment("eve", "/approve")
-    pull.finish_smoke_run()
+    pull.finish_smoke_test()
     finish_run(Run.objects.get(), capable_node)
     pull.process_pending_work()
 

@@ -281,8 +281,8 @@ def test_comment_and_check_follow_run_to_its_result(
     pull.open()
     (run,) = intake.approve_entry(Entry.objects.get(), pull.sha, maintainer)
     pull.process_pending_work()
-    assert "smoke run of commit" in pull.comment
-    pull.finish_smoke_run()
+    assert "smoke test of commit" in pull.comment
+    pull.finish_smoke_test()
     run.refresh_from_db()
     assert f"Run {run.pk} waits for a node" in pull.comment
     assert pull.check == ("queued", None, "Waits for a node")
@@ -368,10 +368,10 @@ def test_failed_smoke_run_names_line_and_second_approval_overrides_it(
     pull.open()
     intake.approve_entry(Entry.objects.get(), pull.sha, maintainer)
     file = {"file": "trainer/models/smear.py", "line": 1, "code": "x = 1"}
-    pull.finish_smoke_run(passed=False, sentence="Its output has the wrong shape.", **file)
-    assert "The smoke run failed: Its output has the wrong shape." in pull.comment
+    pull.finish_smoke_test(passed=False, sentence="Its output has the wrong shape.", **file)
+    assert "The smoke test failed: Its output has the wrong shape." in pull.comment
     assert "It is in `trainer/models/smear.py`, line 1: `x = 1`." in pull.comment
-    assert pull.check == ("completed", "failure", "Smoke run failed")
+    assert pull.check == ("completed", "failure", "Smoke test failed")
     pull.post_comment("mara", "/approve")
     assert pull.check[2] == "Waits for a node"
 
@@ -380,8 +380,8 @@ def test_smoke_run_of_known_author_starts_before_approval(pull: PullRequestAutho
     settings.SMOKE_UNAPPROVED = "anyone"
     pull.open()
     assert list_entries() == [(pull.sha[:8], "smoke")]
-    assert "The smoke run of commit" in pull.comment
-    assert pull.check == ("in_progress", None, "Smoke run")
+    assert "The smoke test of commit" in pull.comment
+    assert pull.check == ("in_progress", None, "Smoke test")
     pull.change("closed", state="closed")
     job = Job.objects.get(kind="smoke")
     assert job.state in transitions.FINAL_STATES

@@ -9,9 +9,9 @@ import pytest
 from django.test import Client
 from PIL import Image
 
+from leaderboard.charts.cards import draw_run_card
 from leaderboard.charts.curve_svg import write_curve_csv
-from leaderboard.charts.images import draw_run_card, replace_superscripts
-from leaderboard.models import CurvePoint, Run
+from leaderboard.models import CurvePoint, Entry, Run
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
@@ -62,5 +62,11 @@ def test_run_without_points_has_card_and_empty_csv(client: Client) -> None:
     assert client.get("/runs/999999/curve.png").status_code == 404
 
 
-def test_superscripts_are_replaced_for_card_font() -> None:
-    assert replace_superscripts("1.25\u00a0×\u00a010¹² FLOPs") == "1.25 × 10^12 FLOPs"
+def test_card_with_markup_in_its_title_is_drawn(client: Client) -> None:
+    run = scene.create_night_board()["train"]
+    blank = client.get(f"/runs/{run.pk}/curve.png").content
+    Entry.objects.filter(pk=run.entry_id).update(title="</text><script>&amp;\x1b]]>\uffff")
+    Run.objects.filter(pk=run.pk).update(revision=run.revision + 1)
+    drawn = client.get(f"/runs/{run.pk}/curve.png")
+    assert drawn.content.startswith(b"\x89PNG")
+    assert drawn.content != blank

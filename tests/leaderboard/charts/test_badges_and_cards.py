@@ -1,4 +1,4 @@
-"""Badges, link previews and embedded charts for other sites."""
+"""Badges and link previews for other sites."""
 
 from __future__ import annotations
 
@@ -62,36 +62,7 @@ def test_card_has_link_preview_size_and_content(client: Client, record_entry: En
     assert len(response.content) < 200_000
 
 
-def test_only_embedded_chart_may_be_framed(client: Client, record_entry: Entry) -> None:
-    run = Run.objects.filter(entry=record_entry)[0]
-    for address in ("/?", "/tracks/small/?", f"/runs/{run.pk}/?", f"/compare/?runs={run.pk}&"):
-        page, chart = client.get(address), client.get(f"{address}embed=1")
-        assert "frame-ancestors 'none'" in page["Content-Security-Policy"]
-        assert page["X-Frame-Options"] == "DENY"
-        assert "frame-ancestors *" in chart["Content-Security-Policy"]
-        assert "X-Frame-Options" not in chart
-        assert b"<form" not in chart.content
-        assert b"<script" not in chart.content
-        assert chart.status_code == 200
-
-
-def test_embedded_chart_without_points_shows_a_message(client: Client, record_entry: Entry) -> None:
-    run = scene.create_run(record_entry, seed=77)
-    assert "Nothing to draw yet" in client.get(f"/runs/{run.pk}/?embed=1").content.decode()
-    scene.add_curve_points(run, 1, 40)
-    assert "<path" in client.get(f"/runs/{run.pk}/?embed=1").content.decode()
-
-
-def test_embedded_comparison_has_curves_and_link_to_page(client: Client, record_entry: Entry) -> None:
-    runs = [scene.create_run(record_entry, seed=seed) for seed in (77, 78)]
-    address = f"/compare/?runs={runs[0].pk},{runs[1].pk}"
-    assert "Nothing to draw yet" in client.get(f"{address}&embed=1").content.decode()
-    for run in runs:
-        scene.add_curve_points(run, 1, 40)
-
-    chart = client.get(f"{address}&embed=1").content.decode()
-
-    assert chart.count("<path") == 2
-    assert f'href="{address}"' in chart
-    assert "seed 77" in chart
-    assert f"runs={runs[0].pk},{runs[1].pk}&amp;embed=1" in client.get(address).content.decode()
+def test_pages_may_not_be_framed(client: Client, record_entry: Entry) -> None:
+    page = client.get(record_entry.get_absolute_url())
+    assert "frame-ancestors 'none'" in page["Content-Security-Policy"]
+    assert page["X-Frame-Options"] == "DENY"
