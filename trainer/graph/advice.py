@@ -31,7 +31,7 @@ ADVICE = {
     r"does not require grad and does not have a grad_fn": (
         "a gradient is computed inside of the pass, which a graph cannot hold: write its formula"
     ),
-    r"SymIntArrayRef expected": (
+    r"SymIntArrayRef expected|torch\._C\.Generator": (
         "this call takes no size that is unknown while tracing: remove `generator=`, or use `torch.rand_like`"
     ),
 }

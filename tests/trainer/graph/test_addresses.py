@@ -119,6 +119,11 @@ def test_overload_that_takes_sizes_from_a_tensor_is_not_allowed(name: str) -> No
     assert not is_allowed(f"aten::{name}")
 
 
+@pytest.mark.parametrize("name", ["gather.dimname", "softmax.Dimname", "sum.dim_DimnameList", "rand.names"])
+def test_overload_that_takes_names_of_dimensions_is_not_allowed(name: str) -> None:
+    assert not is_allowed(f"aten::{name}")
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_one_length_are_traced_as_reductions(mode: str) -> None:
     def features(self: Model, tokens: Tensor) -> Tensor:
