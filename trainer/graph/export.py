@@ -233,7 +233,8 @@ def skip_compilation(model: Any = None, **_: Any) -> Any:
 
 
 def refuse_own_gradient(function: Any, *args: Any, **kwargs: Any) -> Any:
-    if function.__qualname__ == "_NoopSaveInputs":  # by it torch 2.11's `checkpoint` keeps its inputs; without, it calls
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name == "torch.utils.checkpoint._NoopSaveInputs":  # in torch 2.11: without a gradient `checkpoint` only calls
         return function.forward(*args, **kwargs)
     if function.__module__.startswith("torch."):
         raise TraceError(f"{function.__name__} of torch cannot be held by a graph: {NO_CONTROL_FLOW}")

@@ -99,7 +99,7 @@ def test_check_of_files_that_take_long_ends_at_the_deadline(traced: TracedArchit
 def test_check_that_runs_out_of_memory_blames_the_files(
     traced: TracedArchitecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign_files, "MEMORY_BYTES", 400 * 2**20)
+    monkeypatch.setattr(foreign_files, "MEMORY_BYTES", 128 * 2**20)
     recipe = json.dumps({"version": 1, **traced.recipe, "more": [[]] * 1_300_000}).encode()
     with pytest.raises(GraphError, match="bytes of memory to read"):
         check_foreign_files(write({**traced.to_files(), "recipe.json": recipe}, tmp_path))
