@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ from trainer.training.identity import check_identity
 from trainer.training.metrics import MetricsWriter
 from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import MetricsWindow, Run
+
+CLOCK_ROUNDING = 1e-6
+"""Relative difference of a sum of many steps' seconds from that of their microseconds."""
 
 
 def save_checkpoint(run: Run, *, wait: bool = True, is_final: bool = False) -> Path:
@@ -126,6 +129,7 @@ def restore_run(run: Run, folder: Path) -> dict[str, Any]:
     run.usage = Usage(**state["spent"])
     run.price_start = Usage(**state.get("price_start", {}))
     run.update_price_start()
+    check_usage(run, state)
     if run.fraction < 1 and not (folder / OPTIMIZER_FILE).is_file():
         raise CheckpointError(f"{folder} has no {OPTIMIZER_FILE} to resume with: start a new run --from it")
     run.window = MetricsWindow(**state["window"])
@@ -137,6 +141,20 @@ def restore_run(run: Run, folder: Path) -> dict[str, Any]:
     run.loader.load_state_dict(state["loader"])
     restore_random_state(state["random"])
     return saved
+
+
+def check_usage(run: Run, state: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` unless the used budget follows from the step: a node could train more than it charges."""
+    usage = run.usage
+    is_valid = usage.steps == state["step"] and usage.tokens == usage.steps * run.resolved.tokens_per_step
+    if run.budget.kind == "seconds":
+        clock = state.get("clock", [])
+        is_valid &= len(clock) == usage.steps and min(clock, default=0) >= 0
+        is_valid &= abs(sum(clock) / 1e6 - usage.seconds) <= CLOCK_ROUNDING * max(1.0, usage.seconds)
+    if not is_valid:
+        raise CheckpointError(
+            f"the budget that the checkpoint of step {state['step']} has used is not that of its step"
+        )
 
 
 def check_run_folder(run: Run) -> None:
