@@ -73,8 +73,10 @@ def list_stretches(run: Run) -> list[Stretches]:
         return []
     kept = checkpoints.list_kept(run.job)
     known = {checkpoint.pk: checkpoint for checkpoint in kept}
-    found = [ends for end in kept if (ends := checkpoints.find_stretches(end, known))]
-    return [Stretches(*[None] * (3 - len(ends)), *ends) if len(ends) != 2 else Stretches(None, *ends) for ends in found]
+    found = [ends for end in kept if (ends := checkpoints.find_stretches(end, known)) is not None]
+    return [
+        Stretches(ends[0] if len(ends) == 3 else None, ends[-2] if len(ends) > 1 else None, ends[-1]) for ends in found
+    ]
 
 
 def draw_replay(run: Run) -> Replay | None:
@@ -145,15 +147,17 @@ class ReplayHandler(JobKind):
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ReplayOrder:
         replay = Replay.objects.select_related("run__entry", "run__track", "run__season").get(job=job)
         assert replay.claimed is not None, "kept until the replay is over"
-        names = ("start", "middle", "first")
-        others = {name: row.manifest for name in names if (row := getattr(replay, name)) is not None}
+        ends = (replay.start, replay.middle, replay.first)
+        start, middle, first = (protocol.Checkpoint.model_validate(row.manifest) if row else None for row in ends)
         return protocol.ReplayOrder(
             dataset=replay.run.season.dataset("train", "dev"),
             config=run_jobs.get_configuration(replay.run),
             graph=graphs.build_order_files(replay.run.graph),
+            start=start,
+            middle=middle,
+            first=first,
             base=initial_weights.get_initial_weights(replay.run),
             claimed=protocol.Checkpoint.model_validate(replay.claimed.manifest),
-            **{name: protocol.Checkpoint.model_validate(manifest) for name, manifest in others.items()},
         )
 
     def handle_lease(self, job: Job, lease: Lease) -> None:

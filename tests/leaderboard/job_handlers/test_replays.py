@@ -174,7 +174,7 @@ def test_replay_stretch_without_files_is_not_listed(run: Run, node: Node) -> Non
     ({"state_deviation": 0.8}, "differed"),
 ])  # fmt: skip
 def test_replay_judges_the_state_of_each_checkpoint(
-    run: Run, node: Node, untrusted_node: Node, figures: dict[str, float], state: str
+    run: Run, node: Node, untrusted_node: Node, figures: dict[str, Any], state: str
 ) -> None:
     replay = finish_training(run, untrusted_node, 5, 10).replays.get()
     finish_replay(replay, node, at=list_steps(replay)[0], exact=False, **figures)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.agent_process import Node, build_dataset_pin, build_job, build_training_job, wait_until_finished
@@ -36,18 +38,24 @@ def queue_replay(
     first: protocol.Checkpoint | None = None,
     **config: object,
 ) -> int:
-    ends = {"start": start, "middle": middle, "claimed": claimed, "first": first}
-    order = protocol.ReplayOrder(dataset=build_dataset_pin(), config={"steps": 20, **config}, **ends)
+    order = protocol.ReplayOrder(
+        dataset=build_dataset_pin(),
+        config={"steps": 20, **config},
+        start=start,
+        middle=middle,
+        first=first,
+        claimed=claimed,
+    )
     return site.queue_job(build_job(site, order))
 
 
-def build_check(step: int, exact: bool = True) -> dict[str, object]:
+def build_check(step: int, exact: bool = True) -> dict[str, Any]:
     return {"step": step, "exact": exact, "deviation": 0.0 if exact else 1.5, "state_deviation": 0.0}
 
 
-def build_result(*checks: dict[str, object]) -> dict[str, object]:
+def build_result(*checks: dict[str, Any]) -> dict[str, Any]:
     """Return the result of a replay; its last check is of the last step."""
-    worst = max(check["deviation"] for check in checks)  # type: ignore[type-var]
+    worst = max(check["deviation"] for check in checks)
     exact = all(check["exact"] for check in checks)
     return {"version": 1, "step": checks[-1]["step"], "exact": exact, "deviation": worst, "checks": [*checks]}
 

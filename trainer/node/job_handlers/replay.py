@@ -75,8 +75,8 @@ def replay_stretches(
     download_checkpoints(job, start, ends)
     state = read_recorded_state(get_claimed_folder(job, ends[-1].step) / STATE_FILE)
     if has_budget_in_seconds(order) and len(state["clock"]) < ends[-1].step:
-        unproven = {"exact": False, "deviation": UNPROVEN_DEVIATION, "state_deviation": UNPROVEN_DEVIATION}
-        return [ReplayCheck(step=end.step, **unproven) for end in ends]
+        far = UNPROVEN_DEVIATION
+        return [ReplayCheck(step=end.step, exact=False, deviation=far, state_deviation=far) for end in ends]
     recorded = job.workspace.root / "recorded_state.json"
     recorded.write_text(json.dumps(state))
     arguments = ("--until", *(str(end.step) for end in ends), "--recorded-state", str(recorded))
