@@ -9,8 +9,9 @@ weights cannot make it large.
 
 state deviation = root of the mean, over all numbers of the optimizer's state and the norms of the spike filter, of the
 squared |replayed - claimed| / max(|replayed|, |claimed|) of their tensors: 0 to 1.4. Each tensor counts by its size, so
-that one that holds rounding errors alone counts little. What a machine cannot round is equal, or the deviation is
-`MAX_DEVIATION`: the step, what was charged, the position in the data, counters and settings.
+that one that holds rounding errors alone counts little. At least the difference of a counter of updates divided by the
+step: rounding may decide whether a gradient is skipped. What a machine cannot round is equal, or the deviation is
+`MAX_DEVIATION`: the step, what was charged, the position in the data and settings.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ MAX_DEVIATION = 1e9
 
 RATE_ROUNDING = 1e-6
 """Relative difference of rates that another machine's floating-point functions explain."""
+
+
+COUNTERS = ("spikes", "optimizers")
+MAX_COUNTER = 2**63
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError),
+    pickle.UnpicklingError,
+)
+"""Errors of a state that a node made up."""
 
 
 class ReplayComparison(NamedTuple):
@@ -98,22 +108,26 @@ def compare_states(claimed: Path, replayed: Path) -> float:
     ours = read_comparable_state(replayed)
     try:
         theirs = read_comparable_state(claimed)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, RecursionError, pickle.UnpicklingError):
+    except UNREADABLE:
         return MAX_DEVIATION
     if ours.keys() != theirs.keys():
         return MAX_DEVIATION
-    total, count = 0.0, 0
+    total, count, distances = 0.0, 0, [0.0]
     for path, our in ours.items():
         their = theirs[path]
         if isinstance(our, Tensor) and our.ndim:
-            if not isinstance(their, Tensor) or their.shape != our.shape or their.dtype != our.dtype:
+            if not isinstance(their, Tensor) or their.shape != our.shape:
+                return MAX_DEVIATION
+            if their.dtype != our.dtype or their.layout != our.layout:
                 return MAX_DEVIATION
             total += our.numel() * measure_distance(our, their) ** 2
             count += our.numel()
+        elif path[0] in COUNTERS and is_counter(our) and is_counter(their):
+            distances.append(abs(float(our) - float(their)) / max(1, ours["step",]))
         elif not is_equal(our, their):
             return MAX_DEVIATION
-    deviation = math.sqrt(total / count) if count else 0.0
-    return deviation if math.isfinite(deviation) else MAX_DEVIATION
+    distances.append(math.sqrt(total / count) if count else 0.0)
+    return max(distances) if all(map(math.isfinite, distances)) else MAX_DEVIATION
 
 
 def read_comparable_state(folder: Path) -> dict[tuple[Any, ...], Any]:
@@ -142,6 +156,10 @@ def measure_distance(ours: Tensor, theirs: Tensor) -> float:
     a, b = ours.to(torch.float64), theirs.to(torch.float64)
     largest = max(float(a.norm()), float(b.norm()))
     return float((a - b).norm()) / largest if largest else 0.0
+
+
+def is_counter(value: Any) -> bool:
+    return (type(value) is int and abs(value) < MAX_COUNTER) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
 def is_equal(ours: Any, theirs: Any) -> bool:

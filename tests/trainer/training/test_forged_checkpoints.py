@@ -132,12 +132,16 @@ def test_replay_of_two_stretches_to_the_end_is_exact(train: Train, dataset_folde
     [
         lambda folder: (folder / STATE_FILE).unlink(),
         lambda folder: (folder / STATE_FILE).write_text("[" * 100_000),
+        lambda folder: (folder / STATE_FILE).write_text('{"spikes": "none"}'),
+        lambda folder: change_state(folder, {"spikes": {"norms": [10**400]}}),
         lambda folder: (folder / OPTIMIZER_FILE).unlink(),
+        lambda folder: (folder / OPTIMIZER_FILE).write_bytes(b""),
         lambda folder: (folder / OPTIMIZER_FILE).write_bytes(b"no tensors"),
         lambda folder: change_momenta(folder, float("nan")),
         lambda folder: change_state(folder, {"spent": {"flops": 1.0}}),
         lambda folder: change_state(folder, {"loader": {"position": 0}}),
-        lambda folder: change_state(folder, {"spikes": {"in_a_row": 9}}),
+        lambda folder: change_state(folder, {"spikes": {"skipped": "9"}}),
+        lambda folder: change_state(folder, {"spikes": {"skipped": 10**400}}),
     ],
 )
 def test_forged_part_of_a_checkpoint_is_far(forge: Callable[[Path], Any], tiny_run: Path, tmp_path: Path) -> None:
@@ -148,3 +152,14 @@ def test_forged_part_of_a_checkpoint_is_far(forge: Callable[[Path], Any], tiny_r
     found = compare_checkpoints(start, tmp_path / "claimed", honest)
     assert not found.exact
     assert found.state_deviation == MAX_DEVIATION
+
+
+@pytest.mark.parametrize(("skipped", "deviation"), [(1, 0.05), (20, 1.0)])
+def test_counter_of_a_checkpoint_counts_by_the_steps_of_the_run(
+    skipped: int, deviation: float, tiny_run: Path, tmp_path: Path
+) -> None:
+    """Another machine's rounding may skip one gradient more."""
+    honest, start = list_checkpoints(tiny_run)
+    shutil.copytree(honest, tmp_path / "claimed")
+    change_state(tmp_path / "claimed", {"spikes": {"skipped": skipped}})
+    assert compare_checkpoints(start, tmp_path / "claimed", honest) == (False, 0.0, deviation)
