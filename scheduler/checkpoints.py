@@ -1,7 +1,7 @@
 """Which checkpoints of a running job keep their files on the server.
 
-These do: the newest two and the newest of another node, to resume from; for each node one stretch between two
-neighboring checkpoints, drawn at random, as evidence for a replay; and those that a row of any app refers to. The files
+These do: the newest two and the newest of another node, to resume from; as evidence for a replay the first one and, for
+each node, the ends of two neighboring stretches, drawn at random; and those that a row of any app refers to. The files
 of the others are deleted, unless another row refers to them (the weights of a published release). The rows stay: they
 record who trained what, with the hashes of the uploads. A superseded checkpoint does not count against its lease's
 limit.
@@ -9,7 +9,7 @@ limit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from django.db import transaction
@@ -26,14 +26,7 @@ NEWEST_KEPT = 2
 
 def delete_superseded(job: Job) -> None:
     """Delete the files of checkpoints that the job's newest ones have superseded. Requires a transaction."""
-    before = Checkpoint.objects.uploaded().filter(job=OuterRef("job"), step__lt=OuterRef("step")).order_by("-step")
-    kept = list(
-        job.checkpoints.uploaded()
-        .with_files()
-        .select_related("lease")
-        .annotate(previous=Subquery(before.values("pk")[:1]))
-        .order_by("step")
-    )
+    kept = list_kept(job)
     nodes = [checkpoint.lease.node_id if checkpoint.lease else None for checkpoint in kept]
     # A node may upload any number of unusable ones.
     of_another_node = [checkpoint for checkpoint, node in zip(kept, nodes, strict=True) if node != nodes[-1]][-1:]
@@ -48,6 +41,16 @@ def delete_superseded(job: Job) -> None:
             delete_files(checkpoint)
 
 
+def list_kept(job: Job) -> list[Checkpoint]:
+    """Return the job's checkpoints that have their files, by step, each with the id of its `previous` one or None.
+
+    One of step 0 precedes none: a replay computes the initial weights itself.
+    """
+    before = Checkpoint.objects.uploaded().filter(job=OuterRef("job"), step__gt=0, step__lt=OuterRef("step"))
+    found = job.checkpoints.resumable().select_related("lease__node")
+    return list(found.annotate(previous=Subquery(before.order_by("-step").values("pk")[:1])).order_by("step"))
+
+
 def release_uploads(job: Job, superseded: Collection[Checkpoint], newest: Collection[Checkpoint]) -> None:
     """Take the files of superseded checkpoints from what the job's leases have uploaded."""
     used = Blob.objects.filter(checkpoints__in=newest).values("pk")
@@ -57,26 +60,41 @@ def release_uploads(job: Job, superseded: Collection[Checkpoint], newest: Collec
 
 
 def find_evidence(kept: Sequence[Checkpoint]) -> set[int]:
-    """Return the ids of the checkpoints at both ends of each node's drawn stretch.
+    """Return the ids of the first checkpoint and of those at the ends of each node's drawn stretches.
 
-    `kept`: the job's checkpoints that have their files, each with the id of its `previous` one. A node's stretch of the
-    lowest rank among all of its stretches is always among them: it was kept each time before.
+    `kept`: the job's checkpoints that have their files, each with the id of its `previous` one. The stretches of a node
+    with the lowest rank among all of its stretches are always among them: they were kept each time before.
     """
-    known = {checkpoint.pk for checkpoint in kept}
-    drawn: dict[int | None, Checkpoint] = {}
+    known = {checkpoint.pk: checkpoint for checkpoint in kept}
+    drawn: dict[int | None, list[Checkpoint]] = {}
+    evidence = {end.pk for end in kept if end.step > 0 and vars(end)["previous"] is None}
     for end in kept:
-        previous: int | None = vars(end)["previous"]
-        if end.step == 0 or (previous is not None and previous not in known):
+        if (ends := find_stretches(end, known)) is None:
             continue
         node = end.lease.node_id if end.lease else None
-        if node not in drawn or draw_rank(end) < draw_rank(drawn[node]):
-            drawn[node] = end
-    ends = {pk for end in drawn.values() for pk in (end.pk, vars(end)["previous"])}
-    return {pk for pk in ends if pk is not None}
+        if node not in drawn or draw_rank(end) < draw_rank(drawn[node][-1]):
+            drawn[node] = ends
+    return evidence | {checkpoint.pk for ends in drawn.values() for checkpoint in ends}
+
+
+def find_stretches(end: Checkpoint, known: Mapping[int, Checkpoint]) -> list[Checkpoint] | None:
+    """Return the ends of the two stretches up to a checkpoint: two if they begin with the initial weights, one if that
+    is the first stretch, else three. None if one of them is not in `known`.
+
+    `known`: by id, each with the id of its `previous` one.
+    """
+    if end.step == 0:
+        return None
+    ends = [end]
+    while len(ends) < 3 and (previous := vars(ends[0])["previous"]) is not None:
+        if previous not in known:
+            return None
+        ends.insert(0, known[previous])
+    return ends
 
 
 def draw_rank(end: Checkpoint) -> bytes:
-    """Return the random rank of the stretch that ends with this checkpoint; the lowest one is drawn.
+    """Return the random rank of the stretches that end with this checkpoint; the lowest one is drawn.
 
     It depends on the site's secret key: a node can neither compute it nor choose it. The minimum of random ranks is a
     uniform draw that needs no earlier stretch to be remembered.

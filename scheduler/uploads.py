@@ -141,7 +141,7 @@ def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequenc
         )
     check_step(lease, message.step, last.step if last else 0)
     blobs = get_complete_blobs(job, message.files)
-    fields = {"manifest": manifest, "lease": lease, "created_at": timezone.now()}
+    fields = {"manifest": manifest, "lease": lease, "created_at": timezone.now(), "seconds": None}
     checkpoint, _ = Checkpoint.objects.update_or_create(  # it may replace one that was dropped
         job=job,
         step=message.step,

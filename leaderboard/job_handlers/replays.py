@@ -1,13 +1,14 @@
-"""Jobs of kind `replay`: a trusted node trains a random stretch of a run again and compares the checkpoints.
+"""Jobs of kind `replay`: a trusted node trains random stretches of a run again and compares the checkpoints.
 
-The stretch is drawn uniformly from all stretches of the nodes that are due, including the one from the initial weights,
-by a rank that only the server can compute (`scheduler.checkpoints.draw_rank`). While a run trains, the server keeps the
-files of one stretch for each node: the one that would be drawn if the run ended now. One false stretch of k is found
-with probability 1 / k; adaptive replication as in BOINC (`scheduler.node_vetting`) deters cheating, not a single check.
+Always the first stretch, from the initial weights, and two neighboring ones: the second goes on from the replay's own
+state, so that what the checkpoint between them claims does not carry it. They are drawn uniformly from those that end
+at a checkpoint of a node that is due, by a rank that only the server can compute (`scheduler.checkpoints.draw_rank`).
+While a run trains, the server keeps the files that it would need if the run ended now. One false stretch of k is found
+with probability 2 / k; adaptive replication as in BOINC (`scheduler.node_vetting`) deters cheating, not a single check.
 
 With a budget in seconds, the replay reads what each step was charged from the claimed checkpoint, so that its schedule
-is the same. Not covered: runs on several devices, which stay provisional on a new node; the optimizer's half of a
-checkpoint; a stretch that several nodes shared counts for the one that ended it.
+is the same. Not covered: runs on several devices, which stay provisional on a new node; a stretch that several nodes
+shared counts for the one that ended it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ from scheduler.models import SITE_ACTOR, Checkpoint, Event, Job, Lease, Node
 from scheduler.transitions import transition
 from trainer import protocol
 
-# Thresholds, relative to the distance that the weights moved in the stretch. In between a maintainer decides. Measured
+# Thresholds, relative to the distance that the weights moved since the start. In between a maintainer decides. Measured
 # on stretches of 50 to 150 steps of a small `gpt`: same machine 0; fp32 on other hardware under 0.01; gradients with
 # bf16 noise up to 0.09; 20 % more steps than reported 0.3, 50 % more 0.6; other data 1.2.
+# And of the state (`trainer.scoring.compare_replay`), over two stretches of 40 steps of a small `gpt` on a CPU, with
+# every number of each gradient off by 0.2 %, as between two runs on a GPU: up to 0.13 from the initial weights, 0.02
+# from step 80 on (weights 0.084 and 0.016). fp32 for bf16 0.145; momenta times 1.3 0.19, times 2 0.41, times 50 0.8.
 AGREES = 0.1
 DIFFERS = 0.3
+STATE_AGREES = 0.2
+STATE_DIFFERS = 0.4
 
 
 class ReplayError(ValueError):
@@ -42,27 +48,34 @@ class ReplayError(ValueError):
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Stretches:
+    """Two neighboring stretches, or the first one alone."""
+
     start: Checkpoint | None  # None: the initial weights
+    middle: Checkpoint | None  # None: one stretch
     end: Checkpoint
 
     @property
     def node(self) -> Node | None:
-        return self.end.lease.node if self.end.lease else None
+        return get_node(self.end)
 
 
-def list_stretches(run: Run) -> list[Stretch]:
-    """Return the stretches between neighboring checkpoints that still have their files, from the initial weights on.
+def get_node(checkpoint: Checkpoint) -> Node | None:
+    return checkpoint.lease.node if checkpoint.lease else None
+
+
+def list_stretches(run: Run) -> list[Stretches]:
+    """Return the stretches up to each checkpoint, as far as their ends still have their files.
 
     Empty if the run cannot be replayed.
     """
-    if run.is_swarm or run_jobs.get_configuration(run).get("devices", 1) != 1:
+    if run.job is None or run.is_swarm or run_jobs.get_configuration(run).get("devices", 1) != 1:
         return []
-    ends = list(Checkpoint.objects.uploaded().filter(job=run.job_id).select_related("lease__node").order_by("step"))
+    kept = checkpoints.list_kept(run.job)
+    known = {checkpoint.pk: checkpoint for checkpoint in kept}
+    found = [ends for end in kept if (ends := checkpoints.find_stretches(end, known)) is not None]
     return [
-        Stretch(start, end)
-        for start, end in zip([None, *ends], ends, strict=False)
-        if end.step > 0 and end.files_deleted_at is None and (start is None or start.files_deleted_at is None)
+        Stretches(ends[0] if len(ends) == 3 else None, ends[-2] if len(ends) > 1 else None, ends[-1]) for ends in found
     ]
 
 
@@ -87,37 +100,46 @@ def request_replay(run: Run, *, actor: str) -> Replay:
         return queue_replay(run, secrets.choice(drawable), actor=actor)
 
 
-def queue_replay(run: Run, stretch: Stretch, *, actor: str) -> Replay:
-    first = stretch.start.step if stretch.start else 0
+def queue_replay(run: Run, stretches: Stretches, *, actor: str) -> Replay:
+    start_step = stretches.start.step if stretches.start else 0
+    first = run.job.checkpoints.resumable().filter(step__gt=0).first() if run.job and stretches.start else None
     replay = Replay.objects.create(
         run=run,
-        node=stretch.node,
-        job=Job.objects.create(**build_replay_job(run, stretch, first)),
-        start=stretch.start,
-        start_step=first,
-        claimed=stretch.end,
-        end_step=stretch.end.step,
+        node=stretches.node,
+        job=Job.objects.create(**build_replay_job(run, stretches, first)),
+        start=stretches.start,
+        start_step=start_step,
+        middle=stretches.middle,
+        first=first,
+        claimed=stretches.end,
+        end_step=stretches.end.step,
     )
-    Event.record(actor, run, f"Replay of steps {first} to {stretch.end.step} on another, trusted node queued.")
+    also = f"0 to {first.step} and " if first else ""
+    Event.record(
+        actor, run, f"Replay of steps {also}{start_step} to {stretches.end.step} on another, trusted node queued."
+    )
     return replay
 
 
-def build_replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object]:
-    """Return the fields of the job. Nodes of the sponsor and of the author are excluded."""
+def build_replay_job(run: Run, stretches: Stretches, first: Checkpoint | None) -> dict[str, object]:
+    """Return the fields of the job. The nodes that are checked, their owners and the author are excluded."""
     assert run.job is not None
-    node = stretch.node
-    people = {node.owner_id if node else None, run.entry.requested_by_id} - {None}
-    steps = max(run.step, stretch.end.step, 1)
+    trained = [checkpoint for checkpoint in (first, stretches.middle, stretches.end) if checkpoint is not None]
+    nodes = {node for checkpoint in trained if (node := get_node(checkpoint)) is not None}
+    nodes = {node for node in nodes if node == stretches.node or not node.trusted}
+    people = {node.owner_id for node in nodes} | {run.entry.requested_by_id}
+    replayed = stretches.end.step - (stretches.start.step if stretches.start else 0) + (first.step if first else 0)
+    steps = max(run.step, stretches.end.step, 1)
     return {
         **run_jobs.build_train_job(run, run.job.release),
         "kind": "replay",
         "checkpoint_seconds": 0.0,  # it leaves none
         "preemptible": False,
         "priority": Job.Priority.CONFIRMATION,
-        "expected_seconds": max(run.track.expected_seconds * (stretch.end.step - first) / steps, 1.0),
+        "expected_seconds": max(run.track.expected_seconds * replayed / steps, 1.0),
         "needs_trusted": True,
-        "excluded_nodes": [node.pk] if node else [],
-        "excluded_owners": sorted(people),  # type: ignore[type-var]
+        "excluded_nodes": sorted(node.pk for node in nodes),
+        "excluded_owners": sorted(people - {None}),  # type: ignore[type-var]
     }
 
 
@@ -125,12 +147,15 @@ class ReplayHandler(JobKind):
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ReplayOrder:
         replay = Replay.objects.select_related("run__entry", "run__track", "run__season").get(job=job)
         assert replay.claimed is not None, "kept until the replay is over"
-        start = protocol.Checkpoint.model_validate(replay.start.manifest) if replay.start else None
+        ends = (replay.start, replay.middle, replay.first)
+        start, middle, first = (protocol.Checkpoint.model_validate(row.manifest) if row else None for row in ends)
         return protocol.ReplayOrder(
             dataset=replay.run.season.dataset("train", "dev"),
             config=run_jobs.get_configuration(replay.run),
             graph=graphs.build_order_files(replay.run.graph),
             start=start,
+            middle=middle,
+            first=first,
             base=initial_weights.get_initial_weights(replay.run),
             claimed=protocol.Checkpoint.model_validate(replay.claimed.manifest),
         )
@@ -142,6 +167,8 @@ class ReplayHandler(JobKind):
 
     def handle_done(self, job: Job, result: dict[str, object]) -> None:
         replay = Replay.objects.select_related("run", "node").get(job=job)
+        if replay.state != Replay.State.WAITING:
+            return
         lease = job.leases.select_related("node").last()
         try:
             found = protocol.ReplayResult.model_validate(result)
@@ -170,34 +197,66 @@ class ReplayHandler(JobKind):
 
 def apply_comparison(replay: Replay, found: protocol.ReplayResult, node_name: str) -> None:
     """Store the outcome, and apply it to the node that trained and to the run."""
-    state, message = judge_comparison(replay, found)
+    state, message, checked_step = judge_comparison(replay, found)
+    node = find_responsible_node(replay, state, checked_step)
     actor = f"node:{node_name}"
     if not finish_replay(replay, state, f"{message} (on {node_name})", actor, deviation=found.deviation):
         return
     if state == Replay.State.ABANDONED:
         return
     is_valid = state == Replay.State.AGREED
-    if replay.node is not None and replay.job is not None:
+    if node is not None and replay.job is not None:
         verdict = f"Steps {replay.start_step} to {replay.end_step} of run {replay.run_id}: {message}"
-        node_vetting.record_verdict(replay.node, replay.job, is_valid, verdict, actor=actor)
+        node_vetting.record_verdict(node, replay.job, is_valid, verdict, actor=actor)
     if is_valid:
         trust.mark_scored(replay.run)
     else:
         trust.transition_trust(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {message}")
 
 
-def judge_comparison(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str]:
-    """Return the verdict and its message."""
+def find_responsible_node(replay: Replay, state: Replay.State, step: int) -> Node | None:
+    """Return the node that the verdict on the checkpoint of a step is about.
+
+    None if that is unknown: the end differs and another node sent the checkpoint before it, whose state may have been
+    false by less than the comparison sees.
+    """
+    if state != Replay.State.DIFFERED:
+        return replay.node
+    rows = [row for row in (replay.first, replay.middle, replay.claimed) if row is not None]
+    nodes = {row.step: get_node(row) for row in rows}
+    if step == replay.end_step and replay.middle is not None and nodes[replay.middle.step] != replay.node:
+        return None
+    return nodes.get(step, replay.node)
+
+
+def judge_comparison(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str, int]:
+    """Return the verdict, its message and the step of the checkpoint that decided it: the first that is the worst."""
     if found.step < replay.end_step:
-        return Replay.State.DIFFERED, f"the budget is used up at step {found.step}, not at {replay.end_step}."
-    if found.exact:
+        message = f"the budget is used up at step {found.step}, not at {replay.end_step}."
+        return Replay.State.DIFFERED, message, replay.end_step
+    expected = [row.step for row in (replay.first, replay.middle, replay.claimed) if row is not None]
+    if found.checks is None or [check.step for check in found.checks] != expected:
+        return Replay.State.ABANDONED, "the node did not compare whole checkpoints; it needs an update.", found.step
+    verdicts = [(*judge_check(check), check.step) for check in found.checks]
+    severity = (Replay.State.AGREED, Replay.State.ABANDONED, Replay.State.DIFFERED)
+    worst = max(verdicts, key=lambda verdict: severity.index(verdict[0]))
+    if worst[0] == Replay.State.AGREED and not found.exact:
+        worst = next(verdict for verdict, check in zip(verdicts, found.checks, strict=True) if not check.exact)
+    return worst
+
+
+def judge_check(check: protocol.ReplayCheck) -> tuple[Replay.State, str]:
+    if check.exact:
         return Replay.State.AGREED, "replayed to the last bit."
-    deviation = f"the replay ended {found.deviation:.3g} of the stretch's length away"
-    if found.deviation <= AGREES:
-        return Replay.State.AGREED, f"{deviation}, which rounding on other hardware explains."
-    if found.deviation >= DIFFERS:
-        return Replay.State.DIFFERED, f"{deviation}: the run's code and data do not give this result."
-    return Replay.State.ABANDONED, f"{deviation}: neither a match nor a mismatch. A maintainer has to decide."
+    figures = (
+        f"the replay's step {check.step} is {check.deviation:.3g} of the way since its start and "
+        f"{check.state_deviation:.3g} of the optimizer's state away"
+    )
+    if check.deviation <= AGREES and check.state_deviation <= STATE_AGREES:
+        return Replay.State.AGREED, f"{figures}, which rounding on other hardware explains."
+    if check.deviation >= DIFFERS or check.state_deviation >= STATE_DIFFERS:
+        return Replay.State.DIFFERED, f"{figures}: the run's code and data do not give this result."
+    return Replay.State.ABANDONED, f"{figures}: neither a match nor a mismatch. A maintainer has to decide."
 
 
 def abandon_replay(replay: Replay, reason: str) -> None:
@@ -219,6 +278,8 @@ def finish_replay(
             sentence=message[:500],
             deviation=deviation,
             start=None,
+            middle=None,
+            first=None,
             claimed=None,
             finished_at=timezone.now(),
         )

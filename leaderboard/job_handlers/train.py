@@ -10,11 +10,11 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import graphs, initial_weights, metrics_queries, run_jobs, run_states, runs
+from leaderboard import charged_time, graphs, initial_weights, metrics_queries, run_jobs, run_states, runs
 from leaderboard.job_handlers import metrics, replays
 from leaderboard.models import Run
 from leaderboard.publishing import releases
-from leaderboard.rankings import speed_probes
+from leaderboard.rankings import speed_probes, trust
 from leaderboard.run_states import RunEvent, apply_event
 from leaderboard.sanitize import sanitize_json, sanitize_text
 from scheduler import storage
@@ -101,6 +101,9 @@ class TrainHandler(JobKind):
         if run.state == Run.State.TRAINING:
             metrics.store_metrics(run, rows, get_temperature(health))
 
+    def handle_checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+        charged_time.record_charged_time(checkpoint)
+
     def handle_milestone(self, job: Job, milestone: protocol.Checkpoint, blobs: Sequence[Blob]) -> None:
         releases.keep_milestone(Run.objects.select_related("track").get(job=job), milestone, blobs)
 
@@ -121,6 +124,8 @@ class TrainHandler(JobKind):
         message = f"Trained to the end, step {final.step}; queued for scoring on a trusted node."
         score_job = runs.build_score_job(run)
         apply_event(run, RunEvent.TRAIN, actor=SITE_ACTOR, message=message, score_job=score_job, **fields)
+        if problem := charged_time.find_uncharged_time(run):
+            trust.transition_trust(run, Run.Trust.DISPUTED, actor=SITE_ACTOR, sentence=problem)
         replays.draw_replay(run)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:

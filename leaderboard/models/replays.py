@@ -42,6 +42,22 @@ class Replay(models.Model):
         related_name="+",
         help_text="Null for the initial weights, and when the replay has ended, so that the file can be deleted.",
     )
+    middle = models.ForeignKey(
+        Checkpoint,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="Checkpoint between both ends. Null if it is one stretch, and when the replay has ended.",
+    )
+    first = models.ForeignKey(
+        Checkpoint,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="The run's first checkpoint, replayed as well. Null if `start` is, and when the replay has ended.",
+    )
     claimed = models.ForeignKey(
         Checkpoint,
         null=True,

@@ -248,6 +248,9 @@ class Checkpoint(models.Model):
         help_text="Under which it was uploaded.",
     )
     blobs = models.ManyToManyField(Blob, related_name="checkpoints")
+    seconds = models.FloatField(
+        null=True, blank=True, help_text="Seconds that the job has been charged, as the node says. Null if unknown."
+    )
     created_at = models.DateTimeField(default=timezone.now)
     files_deleted_at = models.DateTimeField(
         null=True, blank=True, help_text="When its files were deleted because newer checkpoints superseded it."

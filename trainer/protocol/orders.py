@@ -56,7 +56,7 @@ class ScoreOrder(Message):
 
 
 class ReplayOrder(Message):
-    """Repeat a segment of a run and compare the resulting weights with those that another node claimed."""
+    """Repeat a segment of a run and compare the resulting checkpoints with those that another node claimed."""
 
     kind: Literal["replay"] = "replay"
     dataset: DatasetPin
@@ -65,6 +65,11 @@ class ReplayOrder(Message):
     start: Checkpoint | None = None  # start of the segment; None: the initial weights
     base: BaseWeights | None = None  # as in that order
     claimed: Checkpoint  # End of the segment, as claimed by the other node. Never visible to the entry's code.
+    middle: Checkpoint | None = None
+    """A claimed checkpoint in the segment. The replay compares its own with it and goes on from its own."""
+    first: Checkpoint | None = None
+    """The run's first claimed checkpoint, which is replayed from the initial weights as well. None: it is in the
+    segment."""
 
 
 class SmokeOrder(Message):

@@ -31,12 +31,23 @@ class ProbeResults(Message):
     after: ProbeReading | None = None
 
 
+class ReplayCheck(Message):
+    """The comparison of a claimed checkpoint with the replay's (`trainer.scoring.compare_replay`)."""
+
+    step: int = Field(ge=1, lt=2**63)
+    exact: bool  # whether weights and state are bit-identical
+    deviation: float = Field(ge=0, lt=1e30)
+    """|replayed - claimed| divided by the distance that the claimed weights moved since the start of the segment."""
+    state_deviation: float = Field(ge=0, lt=1e30)  # of the optimizer's state
+
+
 class ReplayResult(Message):
     version: Literal[1] = 1
-    step: int = Field(ge=1, lt=2**63)
-    exact: bool  # whether the weights are bit-identical
-    deviation: float = Field(ge=0, lt=1e30)
-    """|replayed - claimed| divided by the distance that the claimed weights moved in the segment."""
+    step: int = Field(ge=1, lt=2**63)  # that the replay of the segment reached
+    exact: bool  # of all checks
+    deviation: float = Field(ge=0, lt=1e30)  # the largest
+    checks: tuple[ReplayCheck, ...] | None = Field(default=None, max_length=3)
+    """None: from an agent that compares weights only."""
 
 
 class SmokeCheckResult(Message):

@@ -1,13 +1,17 @@
-"""Distance between the weights that a replay computed and those that a node claimed; runs outside the sandbox.
+"""Distance between the checkpoint that a replay computed and the one that a node claimed; runs outside the sandbox.
 
-    python -m trainer.scoring.compare_replay START CLAIMED REPLAYED [--start-is-replayed]      (folders or files)
+    python -m trainer.scoring.compare_replay START CLAIMED REPLAYED [--start-is-replayed]      (folders)
 
 deviation = |replayed - claimed| / |claimed - start|, over all weights together: 0 for the same machine, small for one
 that rounds differently, 1 or more if the steps were not trained as claimed. If the replay starts from the initial
 weights, these come from the untrusted sandbox. The denominator is then at most |claimed|, so that forged initial
 weights cannot make it large.
 
-Not covered: the optimizer's state, whose differences appear in the next replay.
+state deviation = root of the mean, over all numbers of the optimizer's state and the norms of the spike filter, of the
+squared |replayed - claimed| / max(|replayed|, |claimed|) of their tensors: 0 to 1.4. Each tensor counts by its size, so
+that one that holds rounding errors alone counts little. At least the difference of a counter of updates divided by the
+step: rounding may decide whether a gradient is skipped. What a machine cannot round is equal, or the deviation is
+`MAX_DEVIATION`: the step, what was charged, the position in the data and settings.
 """
 
 from __future__ import annotations
@@ -15,24 +19,55 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from trainer.checkpoint.weight_files import open_weights
 from trainer.errors import ExitCode, UserError, print_error
+from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE
 
 MAX_DEVIATION = 1e9
 """Deviation of weights that have other shapes, are not finite, or differ although nothing should have changed."""
 
 
+RATE_ROUNDING = 1e-6
+"""Relative difference of rates that another machine's floating-point functions explain."""
+
+
+COUNTERS = ("spikes", "optimizers")
+MAX_COUNTER = 2**63
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError),
+    pickle.UnpicklingError,
+)
+"""Errors of a state that a node made up."""
+
+
 class ReplayComparison(NamedTuple):
     exact: bool  # equal to the last bit
     deviation: float
+
+
+class CheckpointComparison(NamedTuple):
+    exact: bool  # equal to the last bit, weights and state
+    deviation: float
+    state_deviation: float
+
+
+def compare_checkpoints(
+    start: Path, claimed: Path, replayed: Path, *, start_is_replayed: bool = False
+) -> CheckpointComparison:
+    """Compare two folders. Raise `UserError` or `OSError` if one that the replay wrote cannot be read."""
+    weights = compare_weights(start, claimed, replayed, start_is_replayed=start_is_replayed)
+    state = compare_states(claimed, replayed)
+    return CheckpointComparison(weights.exact and state == 0, weights.deviation, state)
 
 
 def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_replayed: bool = False) -> ReplayComparison:
@@ -68,17 +103,82 @@ def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, floa
     return (difference, update, size) if all(math.isfinite(value) for value in (difference, update, size)) else None
 
 
+def compare_states(claimed: Path, replayed: Path) -> float:
+    """Return the state deviation of two checkpoints' `state.json` and optimizer state."""
+    ours = read_comparable_state(replayed)
+    try:
+        theirs = read_comparable_state(claimed)
+    except UNREADABLE:
+        return MAX_DEVIATION
+    if ours.keys() != theirs.keys():
+        return MAX_DEVIATION
+    total, count, distances = 0.0, 0, [0.0]
+    for path, our in ours.items():
+        their = theirs[path]
+        if isinstance(our, Tensor) and our.ndim:
+            if not isinstance(their, Tensor) or their.shape != our.shape:
+                return MAX_DEVIATION
+            if their.dtype != our.dtype or their.layout != our.layout:
+                return MAX_DEVIATION
+            total += our.numel() * measure_distance(our, their) ** 2
+            count += our.numel()
+        elif path[0] in COUNTERS and is_counter(our) and is_counter(their):
+            distances.append(abs(float(our) - float(their)) / max(1, ours["step",]))
+        elif not is_equal(our, their):
+            return MAX_DEVIATION
+    distances.append(math.sqrt(total / count) if count else 0.0)
+    return max(distances) if all(map(math.isfinite, distances)) else MAX_DEVIATION
+
+
+def read_comparable_state(folder: Path) -> dict[tuple[Any, ...], Any]:
+    """Return the numbers and tensors, by their place, of what two machines compute alike."""
+    state = json.loads((folder / STATE_FILE).read_bytes())
+    norms = state["spikes"].pop("norms")
+    content = {name: state[name] for name in ("step", "spikes", "loader", "clock")}
+    content["spent"] = {name: state["spent"][name] for name in ("steps", "tokens", "flops")}
+    content["norms"] = torch.tensor(norms, dtype=torch.float64)
+    if (folder / OPTIMIZER_FILE).exists():
+        file = folder / OPTIMIZER_FILE
+        content["optimizers"] = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    return dict(list_leaves(content))
+
+
+def list_leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(content, dict | list | tuple):
+        for name, value in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from list_leaves(value, (*path, name))
+    else:
+        yield path, content
+
+
+def measure_distance(ours: Tensor, theirs: Tensor) -> float:
+    """Return |ours - theirs| divided by the larger of both."""
+    a, b = ours.to(torch.float64), theirs.to(torch.float64)
+    largest = max(float(a.norm()), float(b.norm()))
+    return float((a - b).norm()) / largest if largest else 0.0
+
+
+def is_counter(value: Any) -> bool:
+    return (type(value) is int and abs(value) < MAX_COUNTER) or (isinstance(value, Tensor) and value.ndim == 0)
+
+
+def is_equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=RATE_ROUNDING)
+    return type(ours) is type(theirs) and bool(ours == theirs)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="trainer.scoring.compare_replay", description="Compare replayed weights with the claimed ones."
+        prog="trainer.scoring.compare_replay", description="Compare a replayed checkpoint with the claimed one."
     )
-    parser.add_argument("start", type=Path, help="weights before the replayed steps")
-    parser.add_argument("claimed", type=Path, help="weights that the node sent")
-    parser.add_argument("replayed", type=Path, help="weights that the replay computed")
+    parser.add_argument("start", type=Path, help="checkpoint before the replayed steps")
+    parser.add_argument("claimed", type=Path, help="checkpoint that the node sent")
+    parser.add_argument("replayed", type=Path, help="checkpoint that the replay computed")
     parser.add_argument("--start-is-replayed", action="store_true", help="the start was computed by the replay, too")
     options = parser.parse_args(argv)
     try:
-        comparison = compare_weights(**vars(options))
+        comparison = compare_checkpoints(**vars(options))
     except (UserError, OSError) as error:
         return print_error("trainer.scoring.compare_replay", error, ExitCode.USER_ERROR)
     sys.stdout.write(json.dumps(comparison._asdict()) + "\n")

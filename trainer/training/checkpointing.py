@@ -39,6 +39,9 @@ from trainer.training.identity import check_identity
 from trainer.training.metrics import MetricsWriter
 from trainer.training.run import MetricsWindow, Run
 
+CLOCK_ROUNDING = 1e-6
+"""Relative difference of a sum of many steps' seconds from that of their microseconds."""
+
 
 def save_checkpoint(run: Run, *, wait: bool = True, is_final: bool = False) -> Path:
     """Write a checkpoint and delete those too old. All processes take part, one writes.
@@ -119,6 +122,7 @@ def restore_run(run: Run, folder: Path) -> None:
     check_identity(run.config.out, state.get("identity", {}), run.identity)
     restore_checkpoint(folder, run.raw_model, run.optimizers)
     run.usage = Usage(**state["spent"])
+    check_usage(run, state)
     if run.fraction < 1 and not (folder / OPTIMIZER_FILE).is_file():
         raise CheckpointError(f"{folder} has no {OPTIMIZER_FILE} to resume with: start a new run --from it")
     run.window = MetricsWindow(**state["window"])
@@ -128,6 +132,20 @@ def restore_run(run: Run, folder: Path) -> None:
     run.compile_seconds = state["compile_seconds"]
     run.spike_filter.load_state_dict(state["spikes"])
     run.loader.load_state_dict(state["loader"])
+
+
+def check_usage(run: Run, state: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` unless the used budget follows from the step: a node could train more than it charges."""
+    usage = run.usage
+    is_valid = usage.steps == state["step"] and usage.tokens == usage.steps * run.resolved.tokens_per_step
+    if run.budget.kind == "seconds":
+        clock = state.get("clock", [])
+        is_valid &= len(clock) == usage.steps and min(clock, default=0) >= 0
+        is_valid &= abs(sum(clock) / 1e6 - usage.seconds) <= CLOCK_ROUNDING * max(1.0, usage.seconds)
+    if not is_valid:
+        raise CheckpointError(
+            f"the budget that the checkpoint of step {state['step']} has used is not that of its step"
+        )
 
 
 def check_run_folder(run: Run) -> None:

@@ -1,13 +1,14 @@
-"""Repeat a part of a run: train from a checkpoint, or from the initial weights, to some step.
+"""Repeat a part of a run: train from a checkpoint, or from the initial weights, to some steps.
 
-    python -m trainer.training.replay --until 300 [--recorded-state FILE] CONFIGURATION...
+    python -m trainer.training.replay --until 300 400 [--recorded-state FILE] CONFIGURATION...
 
 The configuration is that of `trainer.train`. The replay starts at the checkpoint in `--out`, or at step 0, whose
-checkpoint it then writes. It writes a checkpoint at its end and evaluates nothing. `--recorded-state` holds what
+checkpoint it then writes. It writes one at each of the steps, goes on from its own state and evaluates nothing.
+`--recorded-state` holds what
 depended on the original machine, from the `state.json` of a later checkpoint: the time charged for each step, which
 the schedule of a budget in seconds follows, and `RECORDED_FIELDS`.
 
-It does not see what `trainer.scoring.compare_replay` compares its weights with.
+It does not see what `trainer.scoring.compare_replay` compares its checkpoints with.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ RECORDED_FIELDS = (*MACHINE_FIELDS, "micro_batch")
 def main(argv: Sequence[str]) -> int:
     """Return the exit code, as `trainer.train` does. Errors are printed on standard error."""
     parser = argparse.ArgumentParser(prog="trainer.training.replay", add_help=False)
-    parser.add_argument("--until", type=int, required=True)
+    parser.add_argument("--until", type=int, nargs="+", required=True)
     parser.add_argument("--recorded-state", type=Path)
     options, rest = parser.parse_known_args(argv)
     try:
@@ -69,15 +70,15 @@ def read_recorded_state(path: Path) -> dict[str, Any]:
     return recorded
 
 
-def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], console: Console) -> Path:
-    """Train to step `until`, or to the end of the budget if that comes first; return the last checkpoint's folder.
+def replay_run(config: TrainConfig, until: Sequence[int], recorded: Mapping[str, Any], console: Console) -> None:
+    """Train to the last step of `until`, or to the end of the budget if that comes first. Write a checkpoint at each.
 
     `recorded`: "clock", the microseconds charged for each step of the run, and "train", values of `RECORDED_FIELDS`.
     """
+    config = dataclasses.replace(config, keep=len(until) + 1)
     run = build_run(apply_recorded_fields(config, recorded.get("train", {})), console)
     try:
         train_steps(run, until, recorded.get("clock", ()))
-        return save_checkpoint(run)
     finally:
         run.loader.close()
         run.writer.close()
@@ -104,19 +105,26 @@ def apply_recorded_fields(config: TrainConfig, train: Mapping[str, Any]) -> Trai
     return config
 
 
-def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:
+def train_steps(run: Run, until: Sequence[int], clock: Sequence[int]) -> None:
     first, is_timed = run.usage.steps, run.budget.kind == "seconds"
-    if first >= until:
-        raise ConfigError(f"the replay ends at step {until}, but the checkpoint is of step {first}")
-    if is_timed and len(clock) < until:
-        raise ConfigError(f"a budget in seconds needs the recorded time of {until} steps, and {len(clock)} are known")
+    if first >= until[0]:
+        raise ConfigError(f"the replay ends at step {until[0]}, but the checkpoint is of step {first}")
+    if is_timed and len(clock) < until[-1]:
+        raise ConfigError(
+            f"a budget in seconds needs the recorded time of {until[-1]} steps, and {len(clock)} are known"
+        )
     if first == 0:
         save_checkpoint(run)
-    while run.usage.steps < until and run.fraction < 1:
-        run_step(run, run.fraction)
-        charge_step(run, clock[run.usage.steps] / 1e6 if is_timed else 0.0)
-    if run.unread is not None:
-        read_last_step(run)
+    for end in until:
+        while run.usage.steps < end and run.fraction < 1:
+            run_step(run, run.fraction)
+            charge_step(run, clock[run.usage.steps] / 1e6 if is_timed else 0.0)
+        if run.unread is not None:
+            read_last_step(run)
+        if run.fraction >= 1:
+            save_checkpoint(run, is_final=True)
+            return
+        save_checkpoint(run)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from leaderboard.job_handlers import replays
 from leaderboard.job_handlers.replays import ReplayError
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
-from scheduler import leases, node_vetting, retention, storage, uploads
+from scheduler import checkpoints, leases, node_vetting, retention, storage, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint, lease_job, requeue_job
@@ -49,10 +49,22 @@ def finish_scoring(run: Run, node: Node) -> Run:
     return run
 
 
-def finish_replay(replay: Replay, node: Node, **fields: Any) -> Replay:
+def list_steps(replay: Replay) -> list[int]:
+    """Return the steps whose checkpoints the replay compares."""
+    return [row.step for row in (replay.first, replay.middle, replay.claimed) if row is not None]
+
+
+def finish_replay(
+    replay: Replay, node: Node, *, at: int | None = None, step: int | None = None, **fields: Any
+) -> Replay:
+    """End a replay. `fields`: of the check of step `at`, or of all; the others are exact. `step`: that it reached."""
     assert replay.job
     lease_job(replay.job, node)
-    result = {"step": replay.end_step, "exact": True, "deviation": 0.0, **fields}
+    exact = {"exact": True, "deviation": 0.0, "state_deviation": 0.0}
+    steps = [each for each in list_steps(replay) if step is None or each <= step]
+    checks = [{"step": each, **exact, **(fields if at in (None, each) else {})} for each in steps]
+    worst = {"exact": not fields, "deviation": fields.get("deviation", 0.0)}
+    result = {"step": step or replay.end_step, **worst, "checks": checks}
     get_job_kind(replay.job).handle_done(replay.job, result)
     replay.refresh_from_db()
     return replay
@@ -115,24 +127,93 @@ def test_replay_with_rounding_deviation_agrees(run: Run, node: Node, untrusted_n
     assert replay.state == "agreed"
 
 
-def test_replay_stretches_include_the_start_of_training(run: Run, node: Node, untrusted_node: Node) -> None:
-    finish_training(run, untrusted_node, 5, 10, 20)
-    stretches = [
-        (stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.list_stretches(run)
+def list_ends(run: Run) -> list[tuple[int, ...]]:
+    """Return the steps of the ends of the stretches that can be replayed; 0 for the initial weights."""
+    return [
+        (each.start.step if each.start else 0, *([each.middle.step] if each.middle else []), each.end.step)
+        for each in replays.list_stretches(run)
     ]
-    assert stretches == [(0, 5), (5, 10), (10, 20)]
-    replay = run.replays.get()
-    assert (replay.start_step, replay.end_step) in stretches
+
+
+def test_replay_stretches_are_neighbors_from_the_start_of_training_on(
+    run: Run, node: Node, untrusted_node: Node
+) -> None:
+    finish_training(run, untrusted_node, 5, 10, 20, 30)
+    assert list_ends(run) == [(0, 5), (0, 5, 10), (5, 10, 20), (10, 20, 30)]
+
+
+def test_replay_of_later_stretches_includes_the_first_one(
+    run: Run, node: Node, untrusted_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "draw_rank", lambda checkpoint: b"0" if checkpoint.step == 30 else b"1")
+    replay = finish_training(run, untrusted_node, 5, 10, 20, 30).replays.get()
+    assert (replay.start_step, list_steps(replay)) == (10, [5, 20, 30])
+    assert replay.job
+    order = get_job_kind(replay.job).build_order(replay.job, None)
+    assert isinstance(order, protocol.ReplayOrder)
+    steps = [end.step for end in (order.start, order.first, order.middle, order.claimed) if end]
+    assert steps == [10, 5, 20, 30]
+
+
+def test_claimed_initial_weights_start_no_replay(run: Run, node: Node, untrusted_node: Node) -> None:
+    finish_training(run, untrusted_node, 0, 5, 10)
+    assert list_ends(run) == [(0, 5), (0, 5, 10)]
+    assert all(each.start is None for each in replays.list_stretches(run))
 
 
 def test_replay_stretch_without_files_is_not_listed(run: Run, node: Node) -> None:
-    finish_training(run, node, 5, 10, 20, 30)
+    finish_training(run, node, 5, 10, 20, 30, 40)
     assert run.job
     run.job.checkpoints.filter(step=10).update(files_deleted_at=timezone.now())
-    stretches = [
-        (stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.list_stretches(run)
+    assert list_ends(run) == [(0, 5), (20, 30, 40)]
+
+
+@pytest.mark.parametrize(("figures", "state"), [
+    ({"state_deviation": 0.01}, "agreed"),
+    ({"state_deviation": 0.3}, "abandoned"),
+    ({"state_deviation": 0.8}, "differed"),
+])  # fmt: skip
+def test_replay_judges_the_state_of_each_checkpoint(
+    run: Run, node: Node, untrusted_node: Node, figures: dict[str, Any], state: str
+) -> None:
+    replay = finish_training(run, untrusted_node, 5, 10).replays.get()
+    finish_replay(replay, node, at=list_steps(replay)[0], exact=False, **figures)
+    assert replay.state == state
+
+
+def test_replay_of_weights_alone_is_abandoned(run: Run, node: Node, untrusted_node: Node) -> None:
+    replay = finish_training(run, untrusted_node).replays.get()
+    assert replay.job
+    lease_job(replay.job, node)
+    get_job_kind(replay.job).handle_done(replay.job, {"step": replay.end_step, "exact": True, "deviation": 0.0})
+    replay.refresh_from_db()
+    assert (replay.state, replay.sentence[:43]) == ("abandoned", "the node did not compare whole checkpoints;")
+
+
+@pytest.mark.parametrize(("step", "blamed"), [(5, "first"), (10, "second"), (20, "nobody")])
+def test_mismatch_counts_against_the_node_that_sent_the_checkpoint(
+    run: Run, node: Node, untrusted_node: Node, step: int, blamed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a handover, a false end may come from a state that the comparison cannot tell from rounding."""
+    monkeypatch.setattr(checkpoints, "draw_rank", lambda checkpoint: b"0" if checkpoint.step == 20 else b"1")
+    assert run.job
+    workers = [
+        Node.objects.create(name=name, owner=User.objects.create(username=name), hardware={"cpus": 2})
+        for name in ("first", "second")
     ]
-    assert stretches == [(0, 5), (20, 30)]
+    for end, worker in zip((5, 10), workers, strict=True):
+        lease = lease_job(run.job, worker)
+        checkpoint = create_checkpoint(run.job, end)
+        checkpoint.lease = lease
+        checkpoint.save()
+        requeue_job(lease)
+    replay = finish_training(run, untrusted_node, 20).replays.get()
+    assert (replay.start_step, list_steps(replay)) == (5, [5, 10, 20])
+    finish_replay(replay, node, at=step, exact=False, deviation=2.0)
+    checks = {each.name: list(each.result_checks.values_list("valid", flat=True)) for each in Node.objects.all()}
+    assert {name: valid for name, valid in checks.items() if valid} == ({} if blamed == "nobody" else {blamed: [False]})
+    run.refresh_from_db()
+    assert run.trust == "disputed"
 
 
 def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
@@ -150,13 +231,13 @@ def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
         if worker == untrusted_node:
             requeue_job(lease)
     assert run.job.checkpoints.count() == 12
-    # The newest two, the newest of the other node, and both ends of two stretches.
-    assert run.job.checkpoints.with_files().count() <= 7
+    # The first, the newest two, the newest of the other node, and the ends of two stretches of each node.
+    assert run.job.checkpoints.with_files().count() <= 10
     create_checkpoint(run.job, 13)
     get_job_kind(run.job).handle_done(run.job, {"step": 12})
     replay = run.replays.get()
     assert (replay.node, replay.end_step <= 6) == (untrusted_node, True)
-    for end in (replay.start, replay.claimed):
+    for end in (replay.start, replay.first, replay.middle, replay.claimed):
         assert end is None or end.blobs.exists()
     assert set(trust.find_training_nodes(run.job)) == {untrusted_node, node}
 
@@ -207,7 +288,9 @@ def test_replay_keeps_checkpoints_of_its_stretch_until_finished(run: Run, node: 
     replay = finish_training(run, untrusted_node).replays.get()
     Job.objects.filter(pk=run.job_id).update(state=Job.State.DONE, finished_at=timezone.now())
     expiry_time = timezone.now() + timedelta(days=30)
-    stretch_checkpoints = {checkpoint for checkpoint in (replay.start, replay.claimed) if checkpoint}
+    stretch_checkpoints = {
+        checkpoint for checkpoint in (replay.start, replay.first, replay.middle, replay.claimed) if checkpoint
+    }
     retention.delete_expired(expiry_time)
     assert run.job
     assert stretch_checkpoints <= set(run.job.checkpoints.all())
