@@ -89,7 +89,7 @@ def test_board_shows_reasons_of_waiting_and_failed_runs(client: Client) -> None:
 
 
 @pytest.mark.stored_standings
-def test_board_with_many_rows_takes_nine_queries(
+def test_board_with_many_rows_takes_ten_queries(
     client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     night = scene.create_night_board()
@@ -99,7 +99,7 @@ def test_board_with_many_rows_takes_nine_queries(
 
     recompute_standings(night["entry"].track)
 
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(10):
         page = extract_text(client.get("/").content)
     assert "main" in page
     assert "The loss became NaN at step 212." in page
