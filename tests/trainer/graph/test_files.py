@@ -59,7 +59,6 @@ def test_recipe_is_read_back() -> None:
     "change",
     [
         lambda recipe: recipe["schedule"].update(shape="cosin"),
-        lambda recipe: recipe["schedule"].update(decay="cosinus"),
         lambda recipe: recipe["groups"][0].update(optimizer="sgd"),
     ],
 )
