@@ -17,7 +17,8 @@ LINK = re.compile(r"(\]\()(?!https?://|mailto:|#|/)([^)#\s]+)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files outside of docs/ that its pages need."""
-    for path in sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern) if path != ROOT / "README.md"):
+    paths = {path for pattern in PATTERNS for path in ROOT.glob(pattern) if path.is_file()} - {ROOT / "README.md"}
+    for path in sorted(paths):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files

@@ -124,18 +124,20 @@ def attribute_to_model(activity: str, micro_batch: int | None = None) -> Iterato
     try:
         yield
     except Exception as error:
-        if isinstance(error, ModelError) or find_failure(error) in FAILURES_OF_MACHINES:
+        if isinstance(error, ModelError):
+            raise
+        if is_out_of_memory(error):
+            raise (RowMemoryError if micro_batch == 1 else ModelError)(
+                f"{OUT_OF_MEMORY} {activity}: try a smaller --train.micro-batch or --train.activation-checkpointing "
+                "true. The run resumes from its last checkpoint."
+            ) from error
+        if find_failure(error) in FAILURES_OF_MACHINES:
             raise
         if is_compiler_missing(error):
             raise CompilerMissingError from error
         if type(error).__name__ == "_LinAlgError":  # of torch: a singular matrix
             reason = to_one_line(error)[:MAX_REASON]
             raise DivergenceError(f"A matrix cannot be inverted {activity}: {reason}") from error
-        if is_out_of_memory(error):
-            raise (RowMemoryError if micro_batch == 1 else ModelError)(
-                f"{OUT_OF_MEMORY} {activity}: try a smaller --train.micro-batch or --train.activation-checkpointing "
-                "true. The run resumes from its last checkpoint."
-            ) from error
         raise ModelError(f"{type(error).__name__} {activity}: {to_one_line(error)[:MAX_REASON]}") from error
 
 
@@ -265,6 +267,10 @@ def is_bad_input(error: object) -> bool:
     return isinstance(error, UserError) or (isinstance(error, ModelError) and error.__cause__ is None)
 
 
+def is_model_out_of_memory(error: object) -> bool:
+    return isinstance(error, ModelError) and is_out_of_memory(error.__cause__)
+
+
 OTHER_EXCEPTIONS = (
     Failure("any other exception while the model computes", "machine", "model", is_a(ModelError)),
     Failure("any other exception", "machine", "machine", is_a(Exception)),
@@ -273,7 +279,8 @@ FAILURES = (
     Failure("NaN or infinity, a singular matrix, gradient spikes without end", "model", "model", is_a(DivergenceError)),
     Failure("later tokens, or knowledge that was not trained", "model", "model", is_a(LookAheadError)),
     Failure("one row does not fit into memory", "model", "model", is_a(RowMemoryError)),
-    Failure("several rows do not fit into memory", "machine", "model", is_out_of_memory),
+    Failure("several rows do not fit into memory", "machine", "model", is_model_out_of_memory),
+    Failure("memory ran out elsewhere, as in reading data", "machine", "machine", is_out_of_memory),
     Failure("a kernel was given bad values (`device-side assert`)", "machine", "model", is_kernel_failure),
     Failure("another process of the run is lost", "machine", "machine", is_process_lost),
     Failure("a GPU, its driver, cuBLAS, cuDNN or NCCL failed", "machine", "machine", is_accelerator_failure),
@@ -301,7 +308,7 @@ def find_failure(failed: Exception | ProcessEnd) -> Failure:
     is_wrapped = isinstance(failed, ModelError) and not isinstance(failed, GraphFaultError)
     cause = failed.__cause__ if is_wrapped else None
     known = (row for row in FAILURES if row not in OTHER_EXCEPTIONS)
-    found = next((row for row in known if cause is not None and row.matches(cause)), None)
+    found = next((row for row in known if row.matches(failed) or (cause is not None and row.matches(cause))), None)
     return found or next(row for row in FAILURES if row.matches(failed))
 
 

@@ -68,7 +68,9 @@ def test_visitor_searches_board_opens_run_compares_and_downloads(open_page: Call
     expect(page.locator(".plot canvas").first).to_be_visible()
 
     # The same data as CSV, feed and API.
-    table = list(csv.DictReader(io.StringIO(page.request.get(f"/api/v1/tracks/{main.track.slug}/board?format=csv").text())))
+    table = list(
+        csv.DictReader(io.StringIO(page.request.get(f"/api/v1/tracks/{main.track.slug}/board?format=csv").text()))
+    )
     assert {row["title"] for row in table} >= {"Smeared keys", "main"}
     assert page.request.get("/feeds/records.atom").ok
     assert page.request.get(f"/api/v1/runs/{best.pk}").json()["bits_per_byte"] == 2.0412

@@ -96,6 +96,7 @@ EXCEPTIONS: dict[str, list[Exception]] = {
         torch.cuda.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1099511627776 bytes."),
     ],
+    "memory ran out elsewhere, as in reading data": [MemoryError()],
     "a kernel was given bad values (`device-side assert`)": [
         torch.AcceleratorError("CUDA error: device-side assert triggered"),
         torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
@@ -175,7 +176,7 @@ def test_exception_in_a_run_blames_what_its_row_says(
     def fail(*arguments: object) -> None:
         raise error
 
-    is_outside = label == "any other exception"
+    is_outside = label in ("any other exception", "memory ran out elsewhere, as in reading data")
     monkeypatch.setattr(loop, "charge_step" if is_outside else "update_weights", fail)
     flags = ("--train.micro-batch", "1" if label.startswith("one row") else "2")
     if is_graph:
