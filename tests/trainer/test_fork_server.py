@@ -37,7 +37,11 @@ ENDINGS = {
     "says_why": ("raise SystemExit('no reason')", 1),
     "fails": ("import atexit; atexit.register(print, 'at exit'); raise ValueError('failed')", 1),
     "is_terminated": ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM),
-    "is_interrupted": ("import os; os.kill(os.getpid(), 2); import time; time.sleep(60)", -signal.SIGINT),
+    # The handler is set, since a shell's background processes ignore the signal.
+    "is_interrupted": (
+        "import os, time; from signal import *; signal(2, default_int_handler); os.kill(os.getpid(), 2); time.sleep(9)",
+        -signal.SIGINT,
+    ),
 }
 WAIT = "import pathlib, time; pathlib.Path('waits').touch(); time.sleep(600)"
 

@@ -36,8 +36,9 @@ def choose_precision(device: torch.device, threads: int) -> Literal["fp32", "bf1
     """Return the precision to train in on this device. `threads` (torch's) only separates cached measurements."""
     if device.type == "cuda":
         return "bf16" if devices.has_bf16() else "fp32"
-    up, down = (nn.Linear(*shape, bias=False, device=device) for shape in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)))
-    x = torch.randn(POSITIONS, WIDTH, device=device, requires_grad=True)
+    with torch.random.fork_rng(devices=[]):
+        up, down = (nn.Linear(*shape, bias=False, device=device) for shape in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)))
+        x = torch.randn(POSITIONS, WIDTH, device=device, requires_grad=True)
 
     def run_pass(bf16: bool) -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):

@@ -74,13 +74,11 @@ def test_stages_hold_the_gpu_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_stages_that_share_the_gpu_run_together_and_never_beside_a_timed_one(tmp_path: Path) -> None:
-    timed = "TURN; assert not list(folder.glob('*.running')); time.sleep(.5); (folder / 'timed').touch()"
-    meet = "TURN; mine = folder / f'{name}.running'; mine.touch(); "
-    meet += (
-        'exec(\'while len(list(folder.glob("*.met"))) + len(list(folder.glob("*.running"))) < 2: time.sleep(.01)\'); '
-    )
-    meet += "(folder / f'{name}.met').touch(); time.sleep(.3); mine.unlink()"
-    ScriptedDriver(tmp_path, {"shared-a": meet, "timed": timed, "shared-b": meet, "timed-b": timed}).run()
+    until_both = "exec('while len(list(folder.glob(\"*.met\"))) < 2: time.sleep(.01)'); "
+    share = "TURN; running = folder / f'{name}.running'; running.touch(); (folder / f'{name}.met').touch(); "
+    share += f"{until_both}time.sleep(.3); running.unlink()"
+    timed = f"{until_both}TURN; assert not list(folder.glob('*.running'))"  # ready as soon as both share the GPU
+    ScriptedDriver(tmp_path, {"shared-a": share, "timed": timed, "shared-b": share, "timed-b": timed}).run()
     assert list_ends(tmp_path) == {"shared-a": 0, "timed": 0, "shared-b": 0, "timed-b": 0}
 
 
