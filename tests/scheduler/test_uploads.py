@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +73,12 @@ def test_blob_is_missing_until_uploaded(claimed_job: ClaimedJob) -> None:
     assert storage.read_blob(find_blob(b"weights")) == b"weights"  # type: ignore[arg-type]
 
 
-def test_upload_to_full_disk_answers_507(claimed_job: ClaimedJob) -> None:
-    file = build_file_reference(b"weights" * 1000)
-    partial = resumable_uploads.get_partial_path(claimed_job.row.pk, file.sha256, file.size)
-    partial.parent.mkdir(parents=True)
-    partial.symlink_to("/dev/full")  # every write fails with ENOSPC
+def test_upload_to_full_disk_answers_507(claimed_job: ClaimedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr(resumable_uploads, "append_piece", fail)
+    file = build_file_reference(b"weights" * 1000)
     response = claimed_job.agent.client.put(
         f"{ROOT}/leases/{claimed_job.lease.lease}/blobs/{file.sha256}",
         b"weights" * 1000,
