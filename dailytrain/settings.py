@@ -168,12 +168,12 @@ CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_TIMEZONE = "UTC"
 
 CACHES = {
-    # Pages, rate limits, pictures. Web processes share it where REDIS_URL is set; a Redis that is down is ignored.
+    # Pages, rate limits, sign-in, pictures. Web processes share it where REDIS_URL is set, while Redis answers.
     "default": {
-        "BACKEND": "django_redis.cache.RedisCache",
+        "BACKEND": "dailytrain.cache.FallbackCache",
         "LOCATION": REDIS_URL.replace("redis+socket://", "unix://").partition("?")[0],
         "KEY_PREFIX": "dailytrain",
-        "OPTIONS": {"IGNORE_EXCEPTIONS": True, "SOCKET_CONNECT_TIMEOUT": 0.5, "SOCKET_TIMEOUT": 0.5},
+        "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 0.5, "SOCKET_TIMEOUT": 0.5},
     }
     if read_text("REDIS_URL")
     else {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 10_000}},
@@ -366,6 +366,10 @@ STAFF_TWO_STEP = read_boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_U
 # Function (request) -> bool: may this session use staff permissions? Used by `scheduler/sponsors/views.py`.
 SECOND_STEP_CHECK = "dailytrain.two_factor.is_satisfied"
 MFA_ADAPTER = "dailytrain.two_factor.MFAAdapter"
+MFA_FORMS = {
+    "authenticate": "dailytrain.two_factor.AuthenticateForm",
+    "reauthenticate": "dailytrain.two_factor.ReauthenticateForm",
+}
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_TOTP_TOLERANCE = 1  # accept the codes before and after: clocks of phones differ
 LOGIN_URL = "account_login"

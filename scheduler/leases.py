@@ -162,8 +162,10 @@ def build_job_spec(job: Job, lease: Lease) -> protocol.JobSpec:
 
 
 def renew_lease(lease: Lease, message: protocol.Heartbeat) -> protocol.HeartbeatReply:
-    """Renew the lease and return whether the node should stop. Raises LeaseEndedError."""
+    """Renew the lease and return whether the node should stop. Raises LeaseEndedError, also if it lasts too long."""
     now = timezone.now()
+    if (reason := deadlines.find_overrun(lease, now)) and lose_lease(lease, reason):
+        raise LeaseEndedError
     renewed = Lease.objects.active(lease).update(
         expires_at=now + get_lease_duration(),
         heartbeat_at=now,

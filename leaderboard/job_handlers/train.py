@@ -45,11 +45,10 @@ def get_temperature(health: dict[str, Any] | None) -> float | None:
 
 
 def find_final_checkpoint(job: Job, result: dict[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint of the last step that the result names, else the newest one."""
-    checkpoints = job.checkpoints.resumable()
-    last = checkpoints.last()
-    step = result.get("step", last.step if last else None)
-    return checkpoints.filter(step=step).first() if isinstance(step, int) else None
+    """Return the newest checkpoint, even if the result names an earlier step; None if it names a later one."""
+    last = job.checkpoints.resumable().last()
+    step = result.get("step", 0)
+    return last if last is not None and isinstance(step, int) and step <= last.step else None
 
 
 def describe_outcome(run: Run) -> str:

@@ -13,7 +13,7 @@ from django.db.models import F
 from django.utils import timezone
 from pytest_django import Settings
 
-from scheduler import lease_sweeper, leases, pool, transitions
+from scheduler import deadlines, lease_sweeper, leases, pool, transitions
 from scheduler.models import Event, Job, Lease, Node, Sweep
 from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_node, read_error_detail
 from trainer import protocol
@@ -87,6 +87,40 @@ def test_lease_seconds_grow_and_never_exceed_elapsed_time(claimed_job: ClaimedJo
     for seconds in (5, 3, 10**9):
         claimed_job.send_heartbeat(seconds)
     assert 60 <= claimed_job.row.seconds < 120
+
+
+# --- leases without an end -------------------------------------------------------------------------------------------
+
+
+def test_lease_beyond_its_limit_is_asked_to_finish_and_then_lost(claimed_job: ClaimedJob) -> None:
+    longest = timedelta(seconds=deadlines.get_longest_seconds(claimed_job.row))
+    with time_machine.travel(claimed_job.row.started_at + longest - timedelta(minutes=1)):
+        assert send_heartbeat(claimed_job).stop == ""
+    with time_machine.travel(claimed_job.row.started_at + longest + timedelta(minutes=1)):
+        assert send_heartbeat(claimed_job).stop == "finish"
+    with time_machine.travel(claimed_job.row.started_at + 2 * longest + timedelta(minutes=1)):
+        assert claimed_job.send_heartbeat().status_code == 409
+    assert claimed_job.row.state == Lease.State.LOST
+    assert claimed_job.job.state == Job.State.QUEUED
+
+
+def test_lease_whose_metrics_go_on_has_more_time(claimed_job: ClaimedJob) -> None:
+    slow = claimed_job.row.started_at + timedelta(seconds=2 * deadlines.get_longest_seconds(claimed_job.row))
+    with time_machine.travel(slow):
+        assert claimed_job.send_metrics(1).status_code == 200
+    with time_machine.travel(slow + timedelta(minutes=1)):
+        assert send_heartbeat(claimed_job).stop == ""
+
+
+@pytest.mark.parametrize(("phase", "status"), [("running", 409), ("uploading", 200)])
+def test_lease_without_metrics_for_many_checkpoints_is_lost_while_running(
+    claimed_job: ClaimedJob, phase: str, status: int
+) -> None:
+    Job.objects.update(checkpoint_seconds=600, limits={**claimed_job.job.limits, "wall_seconds": 10**6})
+    assert claimed_job.send_metrics(1).status_code == 200
+    assert claimed_job.send_heartbeat(phase=phase).status_code == 200
+    with time_machine.travel(timezone.now() + deadlines.SILENT_CHECKPOINTS * timedelta(seconds=601)):
+        assert claimed_job.send_heartbeat(phase=phase).status_code == status
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
