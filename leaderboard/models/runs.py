@@ -258,6 +258,11 @@ class Run(models.Model):
     train_seconds = models.FloatField(null=True, blank=True)
     scoring_flops_per_token = models.FloatField(null=True, blank=True)
     checks = models.JSONField(default=dict, blank=True, help_text="Look-ahead correction and untrained score.")
+    passes_differ = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Whether its training graph predicts otherwise than its evaluation graph, beyond random numbers.",
+    )
     suite_seconds = models.JSONField(
         default=dict, blank=True, help_text="Seconds that the scorer spent on each benchmark task."
     )
