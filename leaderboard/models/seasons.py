@@ -24,6 +24,7 @@ from scheduler.models import Blob
 from trainer import protocol
 from trainer.data.corpora import find_corpus
 from trainer.data.tokenizer_names import check_tokenizer_name
+from trainer.graph.schema import MAX_CONSTANT_BYTES
 from trainer.scoring import benchmark_tasks
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
@@ -59,7 +60,7 @@ class SeasonQuerySet(models.QuerySet["Season"]):
 
 def build_caps() -> dict[str, float]:
     """Return the caps of a new season."""
-    return {"constant_bytes": 64_000, "source_bytes": 20_000, "scoring_flops": 4}
+    return {"constant_bytes": MAX_CONSTANT_BYTES, "source_bytes": 20_000, "scoring_flops": 4}
 
 
 def draw_secret() -> str:
