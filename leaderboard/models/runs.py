@@ -128,6 +128,7 @@ class RunQuerySet(models.QuerySet["Run"]):
             | Q(trust__in=excluded_trust)
             | Q(track__is_traced=True, graph=None)
             | Q(checks__look_ahead__is_beyond_rounding=True)
+            | Q(passes_differ=True)
         )
         has_failed = Q(state__in=[Run.State.FAILED, Run.State.CANCELLED])
         return self.filter(has_failed | Q(is_excluded, state=Run.State.FINISHED))
