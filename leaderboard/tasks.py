@@ -13,7 +13,7 @@ from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, score, swarm, train
 from leaderboard.models import Track
 from leaderboard.notifications import delivery, site_alerts
-from leaderboard.publishing import datasets, release_finetunes, releases, season_datasets
+from leaderboard.publishing import datasets, release_finetunes, releases, season_datasets, test_secrets
 from leaderboard.rankings import confirmations, standings_store
 from leaderboard.schedule import ladder, preparations
 from leaderboard.schedule import nightly as nightly_runs
@@ -164,6 +164,7 @@ def delete_old_mirrors() -> None:
 def publish_datasets() -> None:
     datasets.enqueue_datasets()
     season_datasets.enqueue_seasons()
+    test_secrets.publish_test_secrets()
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -38,6 +38,7 @@ def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) 
         checkpoint=protocol.Checkpoint.model_validate(manifest),
         graph=graphs.build_order_files(run.graph),
         limit_tokens=run.season.test_tokens,
+        test_secret=run.season.test_secret or None,
         reference=find_reference_losses(run),
         suite=tuple(suite),
         suite_files=run.season.get_evaluation_files(suite) or None,

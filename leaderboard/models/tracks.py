@@ -270,6 +270,8 @@ class Track(models.Model):
     def clean(self) -> None:
         """Reject what every run of this track would fail on."""
         try:
+            if self.season.published_secret:
+                raise ValueError(f"season: {self.season} has ended, and its test text is public")
             Budget.parse(self.budget)
             self.training_limits()
             self.upload_limits()

@@ -141,7 +141,7 @@ class LeaseAdmin(ReadOnlyAdmin):
     list_display = ["id", "job", "node", "attempt", "state", "reason", "phase", "seconds", "started_at", "expires_at"]
     list_filter = ["state"]
     list_select_related = ["job", "node"]
-    exclude = ["token_hash", "uploads"]
+    exclude = ["token_hash", "uploads", "spec"]  # a score's spec has the secret of its season
 
 
 @admin.register(ResultCheck)
