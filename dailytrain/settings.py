@@ -156,10 +156,8 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 CELERY_TASK_QUEUES = [Queue(name) for name in ("short", "long")]  # type: ignore[no-untyped-call]
 CELERY_TASK_DEFAULT_QUEUE = "short"
 CELERY_TASK_ROUTES = {
-    "leaderboard.tasks.prepare_season": {"queue": "long"},
-    "leaderboard.tasks.continue_preparations": {"queue": "long"},
-    "leaderboard.tasks.process_upload": {"queue": "long"},
-    "leaderboard.tasks.process_due_uploads": {"queue": "long"},
+    "leaderboard.tasks.process_long_message": {"queue": "long"},
+    "leaderboard.tasks.process_due_long_messages": {"queue": "long"},
     "scheduler.campaigns.tasks.produce_packets": {"queue": "long"},
     "scheduler.campaigns.tasks.update_shards": {"queue": "long"},
 }
@@ -250,6 +248,7 @@ GENERATE_WAITING = read_integer("GENERATE_WAITING", 20)
 GENERATE_SECONDS = read_number("GENERATE_SECONDS", 180)
 # {kind of message: dotted path of its handler} (`leaderboard/outbox.py`).
 OUTBOX_HANDLERS: dict[str, str] = {
+    "github.delivery": "leaderboard.integrations.github.deliveries.process_delivery",
     "github.follow": "leaderboard.integrations.github.sync.sync_pull_request",
     "github.command": "leaderboard.integrations.github.slash_commands.run_commands",
     "github.comment": "leaderboard.integrations.github.comments.update_comment",
@@ -257,6 +256,7 @@ OUTBOX_HANDLERS: dict[str, str] = {
     "github.answer": "leaderboard.integrations.github.comments.post_answer",
     "github.commit": "leaderboard.integrations.github.commit_status.update_status",
     "notice": "leaderboard.notifications.delivery.send_notice",
+    "season.prepare": "leaderboard.schedule.preparations.prepare_season",
     "hub": "leaderboard.publishing.publications.upload_publication",
     "hub.dataset": "leaderboard.publishing.datasets.publish",
     "hub.season": "leaderboard.publishing.season_datasets.publish_season",

@@ -89,18 +89,18 @@ class PullRequestAuthor:
         """Store GitHub's last delivery, if no webhook is set up, and process what follows from it."""
         if not self.github.hook["url"]:
             delivery = self.github.deliveries[0]
-            self.process_delivery(delivery["event"], delivery["payload"], delivery["guid"])
+            self.process_delivery(delivery["event"], delivery["payload"])
         if process_now:
             self.process_pending_work()
 
-    def process_delivery(self, event: str, payload: dict[str, Any], guid: str = "") -> None:
-        deliveries.store_delivery(guid or str(uuid.uuid4()), event, uuid.uuid4().bytes, payload)
-        deliveries.process_due()
+    def process_delivery(self, event: str, payload: dict[str, Any]) -> None:
+        if message := deliveries.store_delivery(event, uuid.uuid4().bytes, payload):
+            outbox.process_message(message.pk)
 
     def process_pending_work(self, *, once: bool = False) -> None:
-        """Process deliveries, events and outbox messages until none is pending."""
+        """Process events and outbox messages until none is pending."""
         for _ in range(1 if once else 20):
-            processed = deliveries.process_due() + events.announce_events()
+            processed = events.announce_events()
             OutboxMessage.objects.filter(state=OutboxMessage.State.PENDING).update(not_before=timezone.now())
             if not processed + outbox.process_due():
                 return

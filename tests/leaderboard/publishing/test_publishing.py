@@ -57,7 +57,7 @@ def process_outbox_now() -> None:
     """Make all outbox messages due and process them."""
     OutboxMessage.objects.update(not_before=timezone.now())
     outbox.process_due()
-    outbox.process_due(uploads=True)
+    outbox.process_due(are_long=True)
 
 
 def get_repository(hub: Hub, run: Run) -> Repository:
