@@ -106,11 +106,11 @@ def process_due(limit: int = 200) -> int:
 
 
 def claim_next(subject: str) -> Delivery | None:
-    """Claim the first due delivery, unless another process works on the same subject."""
+    """Claim the first delivery, unless it waits for its retry or another process works on the same subject."""
     now = timezone.now()
     new = Delivery.objects.filter(subject=subject, state=Delivery.State.NEW)
-    first = new.filter(not_before__lte=now).order_by("pk").first()
-    if first is None or new.filter(claimed_until__gte=now).exists():
+    first = new.order_by("pk").first()
+    if first is None or first.not_before > now or new.filter(claimed_until__gte=now).exists():
         return None
     claimed = filter_claimed(first).update(claimed_until=now + CLAIM_TIME, attempts=F("attempts") + 1)
     return Delivery.objects.get(pk=first.pk) if claimed else None

@@ -115,12 +115,17 @@ def test_delivery_that_keeps_failing_is_retried_then_failed(handled_numbers: lis
     assert deliveries.process_due() == 0
 
 
-def test_delivery_after_failed_one_is_processed(handled_numbers: list[Any]) -> None:
+def test_delivery_waits_for_the_retries_of_the_one_before(handled_numbers: list[Any]) -> None:
     store_star_delivery(1, error="wrong")
     store_star_delivery(2)
+    store_star_delivery(3, "trains/another")
     deliveries.process_due()
-    assert handled_numbers == [1, 2]
-    assert list_delivery_states() == ["new", "done"]
+    assert handled_numbers == [1, 3]
+    for _ in range(deliveries.MAX_ATTEMPTS):
+        advance_time(3601)
+        deliveries.process_due()
+    assert handled_numbers == [1, 3, *[1] * (deliveries.MAX_ATTEMPTS - 1), 2]
+    assert list_delivery_states() == ["failed", "done", "done"]
 
 
 def test_delivery_under_rate_limit_is_retried_without_counting(handled_numbers: list[Any]) -> None:
