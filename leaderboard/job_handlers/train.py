@@ -124,7 +124,7 @@ class TrainHandler(JobKind):
         score_job = runs.build_score_job(run)
         apply_event(run, RunEvent.TRAIN, actor=SITE_ACTOR, message=message, score_job=score_job, **fields)
         if problem := charged_time.find_uncharged_time(run):
-            trust.transition_trust(run, Run.Trust.DISPUTED, actor=SITE_ACTOR, sentence=problem)
+            trust.apply_trust_event(run, trust.TrustEvent.DISPUTE, actor=SITE_ACTOR, message=problem)
         replays.draw_replay(run)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:

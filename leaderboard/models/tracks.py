@@ -250,6 +250,14 @@ class Track(models.Model):
 
     class Meta:
         ordering = ["position", "slug"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["is_default"],
+                condition=models.Q(is_default=True),
+                name="one_default_track",
+                violation_error_message="Another track is the default. Clear its mark first.",
+            )
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -14,12 +14,9 @@ from django.utils import timezone
 from django.utils.cache import add_never_cache_headers
 
 from scheduler import node_tokens, pool, transitions
-from scheduler.admin.audit_log import EventAdmin
 from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin, build_row_action
-from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
+from scheduler.models import Blob, Checkpoint, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
 from scheduler.node_health import request_self_test
-
-admin.site.register(Event, EventAdmin)
 
 
 @admin.register(Node)

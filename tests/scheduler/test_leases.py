@@ -16,6 +16,7 @@ from pytest_django import Settings
 from scheduler import deadlines, lease_sweeper, leases, pool, transitions
 from scheduler.models import Event, Job, Lease, Node, Sweep
 from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_node, read_error_detail
+from tests.support.recording_handler import Recorder
 from trainer import protocol
 
 pytestmark = pytest.mark.sql
@@ -132,7 +133,8 @@ def test_model_failure_of_trusted_node_is_final(claimed_job: ClaimedJob, calls: 
     job = claimed_job.job
     assert (job.state, job.cause, job.reason) == (Job.State.FAILED, "model", "The loss became NaN at step 12.")
     assert calls[-1] == ("failed", ("model", "The loss became NaN at step 12."))
-    assert not transitions.retry_job(job, "admin")
+    with pytest.raises(transitions.StateError):
+        transitions.retry_job(job, "admin")
     assert claimed_job.agent.request_action().action == "idle"
 
 
@@ -168,7 +170,7 @@ def test_failed_job_can_be_retried(agent: Agent, other_agent: Agent) -> None:
     job = create_job(max_attempts=1)
     agent.claim_job().finish("failed", reason="The disk is broken.")
     job.refresh_from_db()
-    assert transitions.retry_job(job, "admin")
+    transitions.retry_job(job, "admin")
     assert (job.state, job.failures, job.cause, job.finished_at) == (Job.State.QUEUED, 0, "", None)
     assert other_agent.claim_job().spec.attempt == 2
 
@@ -216,6 +218,23 @@ def test_job_without_heartbeats_resumes_elsewhere(
     assert isinstance(order, protocol.TrainOrder)
     assert order.resume is not None
     assert order.resume.step == 200
+
+
+def test_sweep_goes_on_after_a_job_that_cannot_be_requeued(
+    claimed_job: ClaimedJob, other_agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_job()
+    other_job = other_agent.claim_job().job
+
+    def fail_for_first(kind: Recorder, job: Job, reason: str) -> None:
+        if job == claimed_job.job:
+            raise LookupError("its rows are gone")
+
+    monkeypatch.setattr(Recorder, "handle_requeue", fail_for_first)
+    age_leases()
+    assert lease_sweeper.sweep_leases() == 1
+    other_job.refresh_from_db()
+    assert (claimed_job.job.state, other_job.state) == (Job.State.LEASED, Job.State.QUEUED)
 
 
 def test_heartbeat_in_time_renews_lease(claimed_job: ClaimedJob) -> None:
@@ -387,7 +406,7 @@ def test_held_job_waits_until_queued(claimed_job: ClaimedJob, other_agent: Agent
     claimed_job.finish("released")
     assert claimed_job.job.state == Job.State.HELD
     assert other_agent.request_action().action == "idle"
-    assert transitions.queue_job(claimed_job.job, "ada")
+    transitions.queue_job(claimed_job.job, "ada")
     assert other_agent.request_action().action == "job"
 
 

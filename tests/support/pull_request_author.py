@@ -12,11 +12,11 @@ from django.utils import timezone
 from leaderboard import events, outbox
 from leaderboard.integrations.github import deliveries
 from leaderboard.models import OutboxMessage
-from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.support import github_payloads as payloads
 from tests.support.github_server import GitHub, compute_user_id
+from tests.support.node_jobs import finish_job
 
 BODY = "---\ntrack: small\nhypothesis: It helps.\nexpected_effect: 3 %\ncontact: @ada\n---\n"
 REPOSITORY_NAME, NUMBER = "trains/daily", 7
@@ -76,11 +76,7 @@ class PullRequestAuthor:
     ) -> None:
         """Finish the queued smoke test with this result."""
         job = Job.objects.get(kind="smoke", state=Job.State.QUEUED)
-        Job.objects.filter(pk=job.pk).update(state=Job.State.DONE)
-        job.refresh_from_db()
-        get_job_kind(job).handle_done(
-            job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **result}
-        )
+        finish_job(job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **result})
         self.process_pending_work()
 
     # --- the site -----------------------------------------------------------------------------------------------------
