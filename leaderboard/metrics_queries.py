@@ -1,7 +1,6 @@
 """Hand-written SQL of metrics: the statements that 1,000 nodes in training run 100 times a second.
 
-`python -m benchmarks.load.cpu` measures them. PostgreSQL gets all points of a batch in one JSON array, so that its
-statement is constant.
+PostgreSQL gets all points of a batch in one JSON array, so that its statement is constant.
 """
 
 from __future__ import annotations
