@@ -27,7 +27,7 @@ from tests.support.pool import (
 )
 from trainer.node import client as agent_client
 from trainer.node.client import SiteClient
-from trainer.node.downloads import download_file
+from trainer.node.transfers import download_file
 
 pytestmark = pytest.mark.processes
 

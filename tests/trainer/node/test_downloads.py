@@ -16,7 +16,7 @@ import pytest
 from trainer.node import client as agent_client
 from trainer.node.blobs import BlobCache
 from trainer.node.client import DamagedFileError, GaveUpError, ServerUnreachableError, SiteClient
-from trainer.node.downloads import FileDownload, download_file
+from trainer.node.transfers import FileDownload, download_file
 from trainer.protocol import FileRef
 
 CONTENT = random.Random(11).randbytes(3 << 20)

@@ -18,8 +18,7 @@ from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
 from trainer.node import gpu_monitor, slot_cleanup
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import UnreadableGpuReader
-from trainer.node.gpus_nvml import NvmlReader
+from trainer.node.gpus import NvmlReader, UnreadableGpuReader
 from trainer.node.slot_cleanup import SlotCleanup, find_marked_processes
 from trainer.node.slots import split_into_slots
 

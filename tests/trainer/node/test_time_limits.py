@@ -80,7 +80,7 @@ def test_training_of_an_entrys_python_has_a_fixed_limit(tmp_path: Path) -> None:
 def test_reached_time_limit_is_the_machines_fault(is_out_of_time: bool, cause: str, tmp_path: Path) -> None:
     process = SlowProcess(lambda now: None, end=1)
     process.limit_error, process.is_out_of_time = "It exceeded a limit.", is_out_of_time
-    outcome = train.read_outcome(process, tmp_path, is_graph=False)
+    outcome = train.describe_training(process, tmp_path, is_graph=False)
     assert (outcome.outcome, outcome.cause) == ("failed", cause)
     assert (train.TIME_ADVICE in outcome.reason) == is_out_of_time
 

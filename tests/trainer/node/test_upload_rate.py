@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.cli.join_site import parse_rate
-from trainer.node import upload_rate
+from trainer.node import client as site_client
 from trainer.node.agent import Agent
-from trainer.node.client import SiteClient, read_chunks
-from trainer.node.upload_rate import UploadRate
+from trainer.node.client import SiteClient, UploadRate, read_chunks
 from trainer.sandbox import get_driver
 
 
@@ -25,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(upload_rate, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(site_client, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     return now
 
 
