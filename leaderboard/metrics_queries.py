@@ -1,4 +1,4 @@
-"""Queries of metrics, which 1,000 nodes in training cause 100 times a second (`python -m benchmarks.load.cpu`)."""
+"""Queries of metrics, which 1,000 nodes in training cause 100 times a second (`python -m benchmarks.load`)."""
 
 from __future__ import annotations
 

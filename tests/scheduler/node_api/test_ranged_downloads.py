@@ -32,7 +32,7 @@ from tests.support.pool import (
 from tests.support.waits import WAIT_SECONDS
 from trainer.node import client as agent_client
 from trainer.node.client import SiteClient
-from trainer.node.downloads import download_file
+from trainer.node.transfers import download_file
 
 pytestmark = pytest.mark.processes
 

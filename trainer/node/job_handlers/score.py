@@ -20,7 +20,6 @@ from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import parse_json_object, parse_relative_path
 
-ACTIVITY = "scoring"
 TOKENIZER_FILE = "tokenizer.json"
 ITEMS_FILE = "items.jsonl.gz"
 TEXT_FILE = "test.jsonl"  # what the order's secret draws
@@ -29,7 +28,7 @@ FILES = (ITEMS_FILE, "losses.npy", TOKENIZER_FILE)
 OUTPUT_BYTES = 4 << 20
 
 
-def run(job: Job) -> JobOutcome:
+def score_run(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, ScoreOrder)
     job.unpack_source()

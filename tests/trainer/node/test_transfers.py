@@ -1,8 +1,10 @@
-"""Downloads over a real socket resume after a broken connection, and the whole file is verified."""
+"""Files over a connection that breaks, the limit of uploads, and responses that are not successes."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import io
 import random
 import re
 import threading
@@ -10,14 +12,29 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
+from trainer.cli.join_site import parse_rate
 from trainer.node import client as agent_client
+from trainer.node import client as site_client
+from trainer.node.agent import Agent
 from trainer.node.blobs import BlobCache
-from trainer.node.client import DamagedFileError, GaveUpError, ServerUnreachableError, SiteClient
-from trainer.node.downloads import FileDownload, download_file
+from trainer.node.client import (
+    DamagedFileError,
+    GaveUpError,
+    RequestRefusedError,
+    ServerUnreachableError,
+    SiteClient,
+    UploadRate,
+    check_response,
+    read_chunks,
+)
+from trainer.node.transfers import FileDownload, download_file
 from trainer.protocol import FileRef
+from trainer.sandbox import get_driver
 
 CONTENT = random.Random(11).randbytes(3 << 20)
 FILE = FileRef(path="model.safetensors", sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
@@ -160,3 +177,79 @@ def test_blob_cache_with_a_partial_file_resumes_the_download(store: Store, clien
     )
     assert path.read_bytes() == CONTENT
     assert store.offsets == [2_000_000]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A fake clock that only `sleep` advances."""
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(site_client, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return now
+
+
+def send(rate: UploadRate, size: int) -> list[int]:
+    content = io.BufferedReader(io.BytesIO(bytes(size)))  # type: ignore[arg-type]
+    return [len(chunk) for chunk in read_chunks(content, size, rate)]
+
+
+def test_upload_takes_the_time_of_its_rate_in_steady_chunks(clock: list[float]) -> None:
+    chunks = send(UploadRate(1_000_000), 10_000_000)
+    assert sum(chunks) == 10_000_000
+    assert set(chunks) == {250_000}
+    assert clock[0] - 100 == pytest.approx(10, abs=0.3)
+
+
+def test_two_clients_of_a_node_share_the_rate(clock: list[float]) -> None:
+    first = SiteClient("http://127.0.0.1:1", "", upload_rate=UploadRate(1_000_000))
+    second = first.with_token("lease")
+    for client in (first, second):
+        send(client.upload_rate, 5_000_000)
+    assert clock[0] - 100 == pytest.approx(10, abs=0.3)
+    first.close()
+
+
+def test_upload_without_a_rate_does_not_wait(clock: list[float]) -> None:
+    assert send(UploadRate(), 3 << 20) == [1 << 20] * 3
+    assert clock == [100.0]
+
+
+def test_rate_is_parsed_or_refused_with_a_reason() -> None:
+    assert (parse_rate("20MB"), parse_rate("1.5MiB/s")) == (20_000_000, 1_572_864)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
+        parse_rate("fast")
+    with pytest.raises(argparse.ArgumentTypeError, match="too slow: give 100kB or more"):
+        parse_rate("1kB")
+
+
+@pytest.mark.parametrize(("measured", "limit", "expected"), [(None, 2e6, 2e6), (9e6, 2e6, 2e6), (1e6, 2e6, 1e6)])
+def test_hardware_reports_the_slower_of_measured_rate_and_limit(
+    tmp_path: Path, measured: float | None, limit: float, expected: float
+) -> None:
+    client = SiteClient("http://127.0.0.1:1", "token", upload_rate=UploadRate(int(limit)))
+    if measured is not None:
+        client.speed.record("up", int(measured), 1.0)
+    found = Agent(client, tmp_path, get_driver("none"), ()).detect_hardware()
+    assert found.network_bytes_per_second == expected
+    client.close()
+
+
+ADDRESS = "http://site.example/api/node/v1/poll"
+
+
+@pytest.mark.parametrize(
+    ("location", "server"),
+    [
+        ("https://site.example/api/node/v1/poll", "https://site.example"),
+        ("https://other.example/train/api/node/v1/poll", "https://other.example/train"),
+        ("/api/node/v1/poll?again=1", "http://site.example"),
+    ],
+)
+def test_redirect_names_the_address_to_start_with(location: str, server: str) -> None:
+    response = httpx.Response(301, headers={"Location": location}, request=httpx.Request("POST", ADDRESS))
+    with pytest.raises(RequestRefusedError) as refusal:
+        check_response(response)
+    assert str(refusal.value).endswith(f"start with --server {server}.")
