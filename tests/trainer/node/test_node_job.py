@@ -270,3 +270,12 @@ def test_refused_model_fails_with_a_reason(site: NodeApiServer, node: Node, entr
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
     assert (finish.outcome, finish.cause, finish.reason) == ("failed", "model", reason)
+
+
+def test_scoring_job_that_breaks_says_why(site: NodeApiServer, node: Node) -> None:
+    lease = site.queue_job(score(site, entry=False, breaks=True))
+    node.start()
+    finish = wait_until_finished(site, lease).finish
+    assert finish is not None
+    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
+    assert finish.reason == "ModuleNotFoundError: No module named 'no_such_package'"

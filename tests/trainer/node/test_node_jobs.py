@@ -141,6 +141,13 @@ def test_self_test_without_a_package_fails_with_its_name(
     assert message.reason == f"{activity}: ModuleNotFoundError: No module named 'no_such_package'"
 
 
+def test_self_test_without_lm_eval_fails(site: NodeApiServer, node: Node) -> None:
+    score = SCORE.replace('"bits_per_byte": 2.5', '"bits_per_byte": 2.5, "suite_missing": ["blimp_sample"]')
+    message = finish(site, node, **{"trainer/cli/score.py": score})
+    assert (message.outcome, message.cause) == ("failed", "infrastructure")
+    assert message.reason == "Scoring one row: lm-eval is missing: pip install 'dailytrain[training]'"
+
+
 def test_agent_that_runs_one_job_does_not_count_its_self_test(site: NodeApiServer, node: Node) -> None:
     leases = [queue_self_test(site), site.queue_job(build_training_job(site))]
     node.start("--once")
