@@ -12,11 +12,12 @@ from pytest_django import DjangoAssertNumQueries
 from leaderboard import runs
 from leaderboard.job_handlers import generation
 from leaderboard.models import Generation, Run
+from scheduler import transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import finish_run
 from tests.leaderboard.views.test_page_board import extract_text
-from tests.support.node_jobs import lease_job
+from tests.support.node_jobs import finish_job, lease_job
 
 PROMPT = {"prompt": "The <train>", "tokens": "50"}
 
@@ -73,8 +74,7 @@ def test_prompt_page_shows_queue_then_escaped_text(client: Client, finished_run:
     assert 0 < live.json()["wait"] < 1
     unchanged = client.get(f"{generation.get_absolute_url()}live.json", headers={"If-None-Match": live["ETag"]})
     assert unchanged.status_code == 304
-    Job.objects.filter(pk=generation.job_id).update(state=Job.State.DONE)
-    Generation.objects.update(written=9, seconds=3.0, ended="length")
+    finish_job(generation.job, {"tokens": 9, "seconds": 3.0, "ended": "length"})
     page = client.get(generation.get_absolute_url()).content.decode()
     assert "9 tokens, 3 a second." in extract_text(page.encode())
     assert "refresh" not in page
@@ -83,7 +83,7 @@ def test_prompt_page_shows_queue_then_escaped_text(client: Client, finished_run:
 
 def test_prompt_page_of_cancelled_job_shows_reason(client: Client, finished_run: Run) -> None:
     generation = post_prompt(client, finished_run)
-    Job.objects.filter(pk=generation.job_id).update(state=Job.State.CANCELLED, reason="No machine was free.")
+    assert transitions.cancel_job(generation.job, "site", "No machine was free.")
     assert "cancelled No machine was free." in extract_text(client.get(generation.get_absolute_url()).content)
 
 
