@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("leaderboard", "0017_replays_of_neighboring_stretches"),
+        ("leaderboard", "0019_one_table_of_durable_work"),
     ]
 
     operations = [

@@ -31,7 +31,7 @@ def copy_deliveries(apps: Any, schema_editor: Any) -> None:
 class Migration(migrations.Migration):
     """Webhooks and preparations of seasons are rows of the outbox. A preparation that runs is requested again."""
 
-    dependencies = [("leaderboard", "0017_replays_of_neighboring_stretches")]
+    dependencies = [("leaderboard", "0018_one_default_track")]
     operations = [
         migrations.RunPython(copy_deliveries, migrations.RunPython.noop),
         migrations.DeleteModel(name="Delivery"),
