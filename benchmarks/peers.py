@@ -5,7 +5,7 @@
 PATH is a checkout of https://github.com/karpathy/nanochat: its model and optimizer are imported from there. Its runs at
 half, all and twice the budget are the ladder, and ours at the full budget are read off it. Both sides' factors on
 rates, decay and warmup are tuned by the same number of trials at the smallest size; each side's own rules carry them to
-the other sizes. Ours with a table of hashed bigrams takes over ours' factors, and its table's own rate is tuned by a
+the other sizes. Ours with an n-gram memory takes over ours' factors, and its table's own rate is tuned by a
 few trials more. Everything runs on one thread. Results are kept in the file, and a finished run is not repeated, so
 the same command resumes after an interruption.
 """
@@ -39,9 +39,9 @@ from trainer.scoring.multiplier import Axis, ResultsError, compare_entries, pars
 from trainer.trials.plan import list_shared_sources
 
 SIZES = (Size(2, 128, 1e12), Size(3, 192, 2e12), Size(4, 256, 4e12))
-PEER, OURS, OURS_WITH_TABLE = "nanochat", "gpt", "gpt with bigrams"
-BIGRAM_ROWS = 65_536
-BIGRAM_FACTORS = (1.0, 0.5, 0.3, 0.2, 0.1)  # on the rate of the table, tried at the smallest size
+PEER, OURS, OURS_WITH_MEMORY = "nanochat", "gpt", "gpt with memory"
+MEMORY_ROWS = 65_536
+MEMORY_FACTORS = (1.0, 0.5, 0.3, 0.2, 0.1)  # on the rate of the table, tried at the smallest size
 SEEDS = (1, 2, 3)
 LADDER = {0.5: SEEDS, 1.0: SEEDS, 2.0: SEEDS[:1]}
 """Seeds of the peer's runs at each share of the budget. The first number of each size is the budget of a full run."""
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_tables(trainer, sizes, entries, options.rows)
         return 0
     tuned = {entry.name: tune_entry(trainer, entry, sizes[0], options) for entry in entries[:2]}
-    tuned[OURS_WITH_TABLE] = tune_table(trainer, entries[2], sizes[0], tuned[OURS], options.rows)
+    tuned[OURS_WITH_MEMORY] = tune_table(trainer, entries[2], sizes[0], tuned[OURS], options.rows)
     trainer.save(tuned={name: vars(factors) for name, factors in tuned.items()})
     for size in sizes:
         measure_speed(trainer, entries, size, options)
@@ -74,14 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_entries(path: Path) -> list[Entry]:
-    """Return the peer, ours, and ours with a table of hashed bigrams. Raises `NanochatError`."""
+    """Return the peer, ours, and ours with an n-gram memory. Raises `NanochatError`."""
     nanochat.import_classes(path)
     theirs = [path / name for name in nanochat.FILES]
     source = hash_files([*list_shared_sources(), Path(ours.__file__)])
     return [
         Entry(PEER, partial(nanochat.build_nanochat, path=path), hash_files([*theirs, Path(nanochat.__file__)])),
         Entry(OURS, ours.OurGPT, source),
-        Entry(OURS_WITH_TABLE, partial(ours.OurGPT, bigram_rows=BIGRAM_ROWS), source),
+        Entry(OURS_WITH_MEMORY, partial(ours.OurGPT, memory_rows=MEMORY_ROWS), source),
     ]
 
 
@@ -100,7 +100,7 @@ def tune_entry(trainer: Trainer, entry: Entry, size: Size, options: argparse.Nam
 def tune_table(trainer: Trainer, entry: Entry, size: Size, factors: Factors, rows: int) -> Factors:
     """Return the factors with the best of a few on the table's rate."""
     torch.compiler.set_stance("force_eager")
-    tried = [dataclasses.replace(factors, bigrams=factor) for factor in BIGRAM_FACTORS]
+    tried = [dataclasses.replace(factors, memory=factor) for factor in MEMORY_FACTORS]
     found = [trainer.run(entry, size, 1.0, SEEDS[0], factors, rows, "search") for factors in tried]
     losses = [replace_none(run["bits_per_byte"]) for run in found]
     return tried[losses.index(min(losses))]

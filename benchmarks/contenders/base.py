@@ -50,7 +50,7 @@ class Factors:
     embeddings: float = 1.0  # embedding, value embeddings and head
     scalars: float = 1.0
     smear: float = 1.0  # smear and backout, which nanochat groups apart from its other scalars
-    bigrams: float = 1.0  # the table of hashed bigrams, where there is one
+    memory: float = 1.0  # the table of the n-gram memory, where there is one
     decay: float = 1.0
     warmup: float | None = None  # fraction of the budget; None: the recipe's own
 

@@ -21,12 +21,12 @@ EMBEDDINGS = ("embedding", "value embeddings", "head")
 
 
 class OurGPT:
-    """One of our architectures at a size, with a table of `bigram_rows` hashed bigrams."""
+    """One of our architectures at a size, with `memory_rows` rows for each order of its n-gram memory."""
 
-    def __init__(self, plan: Plan, bigram_rows: int = 0, arch: str = "gpt") -> None:
+    def __init__(self, plan: Plan, memory_rows: int = 0, arch: str = "gpt") -> None:
         size, module = plan.size, load_architecture(arch)
         sized = module.Config.sized(size.depth, plan.vocabulary_size, SEQUENCE_LENGTH)
-        fields = {"width": size.width, "heads": size.heads} | ({"bigram_rows": bigram_rows} if bigram_rows else {})
+        fields = {"width": size.width, "heads": size.heads} | ({"memory_rows": memory_rows} if memory_rows else {})
         config = dataclasses.replace(sized, **fields)
         self.recipe = scale_recipe(module.recipe(config), plan.factors)
         model = module.Model(config)
@@ -59,7 +59,7 @@ def scale_recipe(recipe: Recipe, factors: Factors) -> Recipe:
 
     def scale(group: ParameterGroup) -> ParameterGroup:
         factor = factors.scalars
-        if group.name in ("matrices", "smear", "bigrams"):
+        if group.name in ("matrices", "smear", "memory"):
             factor = getattr(factors, group.name)
         elif group.name in EMBEDDINGS:
             factor = factors.embeddings

@@ -21,8 +21,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no cap": {"softcap": 0.0},
     "windows": {"windows": "SL", "short_window": 5},
     "one block": {"depth": 1},
-    "bigrams": {"bigram_rows": 40},
-    "bigrams of documents": {"bigram_rows": 40, "document_mask": True},
+    "memory": {"memory_rows": 40},
+    "memory of documents": {"memory_rows": 40, "memory_orders": "1,3", "document_mask": True},
+    "memory in slices": {"memory_rows": 40, "memory_width": 6, "memory_blocks": "0,3"},
     "positions of nanochat": {"rope_base": 100_000.0},
 }
 

@@ -25,6 +25,7 @@ from trainer.accounting.peak_flops import lookup_peak_flops
 from trainer.models.base import LanguageModel
 from trainer.ops import devices
 from trainer.ops.attention import force_reference
+from trainer.ops.ngram_memory import get_row_gradients
 
 Shape = tuple[int, ...]
 MATRIX_SIZE = 1024  # of the products that measure a CPU's peak
@@ -138,5 +139,6 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     """Return the number of parameters: `total`, `embedding` (lookup tables, also if the head shares them), the rest."""
     total = sum(parameter.numel() for parameter in model.parameters())
     tables = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
+    tables |= {id(p): p.numel() for p in model.parameters() if get_row_gradients(p) is not None}
     embedding = sum(tables.values())
     return {"total": total, "embedding": embedding, "non_embedding": total - embedding}

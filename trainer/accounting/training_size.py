@@ -6,6 +6,7 @@ Standard library only: the site uses it for the limits of its tracks. Formulas h
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ LOGIT_COPIES = {"gpt": 4, "rwkv5": 3}  # a chunk's logits in fp32, their softmax
 UPDATE_BYTES = 10
 """Temporary bytes for each parameter of all matrices while Muon updates those of one shape together: measured 9.3 with
 fp32 polynomials, 6.2 with bf16."""
+ROW_GRADIENTS = 5
+"""Tensors as large as the gradients of what a step's tokens read of an n-gram memory: what all passes leave, joined, in
+fp32, summed for a hash, and its update. Counted from the code (`trainer.ops.ngram_memory`)."""
 RESERVED_BYTES = 2 * GB
 """CUDA's context, its libraries' buffers, and fragmentation. A guess on the safe side."""
 SHARDED = ("fsdp", "zero2")
@@ -120,6 +124,9 @@ class ModelSize:
     largest_block: int  # parameters
     matrices: int = 0  # parameters that Muon updates, with one momentum; AdamW has two
     bf16_tables: int = 0  # parameters of embeddings in bf16 (`train.table_precision`)
+    memory: int = 0  # parameters of the table of an n-gram memory, of which a step has only the gradients of its rows
+    memory_row: int = 0  # parameters that a token reads of it
+    memory_numbers: int = 0  # of optimizer state
 
     @property
     def weights_bytes(self) -> int:
@@ -127,12 +134,13 @@ class ModelSize:
 
     @property
     def gradient_bytes(self) -> int:
-        return self.weights_bytes
+        return self.weights_bytes - self.memory * FP32
 
     @property
     def optimizer_bytes(self) -> int:
         """Momenta, and of tables in bf16 the other 16 bits of their weights."""
-        return (2 * self.parameters - self.matrices) * FP32 - self.bf16_tables * (2 * FP32 - 3 * BF16)
+        momenta = 2 * (self.parameters - self.memory) - self.matrices + self.memory_numbers
+        return momenta * FP32 - self.bf16_tables * (2 * FP32 - 3 * BF16)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -163,12 +171,12 @@ def compute_model_size(
     """
     model = config.get("model", {})
     arch, vocabulary = config.get("arch", arch), vocabulary_size or VOCABULARY
-    if set(model) - {"depth", "version"}:
+    if set(model) - {"depth", "version", *MEMORY_FIELDS}:
         return None  # sizes other than those that follow from the depth
     if arch in RWKV5_SHAPES:
         return compute_rwkv5_size(*RWKV5_SHAPES[arch], vocabulary)
     if arch in ("gpt", "smear") and "depth" in model:
-        return compute_gpt_size(model["depth"], vocabulary, has_bf16_tables(config))
+        return add_memory(compute_gpt_size(model["depth"], vocabulary, has_bf16_tables(config)), model)
     if arch == "rwkv5" and "depth" in model:
         return compute_rwkv5_size(model["depth"], 64 * model["depth"], vocabulary)
     return None
@@ -229,6 +237,31 @@ def compute_gpt_size(depth: int, vocabulary_size: int, bf16_tables: bool = False
     return ModelSize("gpt", depth, width, rows, parameters, block + value_embedding, depth * matrices, tables)
 
 
+MEMORY_FIELDS = ("memory_rows", "memory_orders", "memory_blocks", "memory_width")
+
+
+def add_memory(size: ModelSize, model: Mapping[str, Any]) -> ModelSize:
+    """Return the size of the baseline with the n-gram memory of its configuration."""
+    if not model.get("memory_rows"):
+        return size
+    named, width = model.get("memory_blocks", "all"), model.get("memory_width", 0)
+    blocks = {"all": size.depth, "none": 0}.get(named, len(set(named.split(","))))
+    rows = model["memory_rows"] * len(model.get("memory_orders", "2,3").split(","))
+    slices = blocks + 1 if width else 1
+    row = slices * (width or size.width)
+    projection = width * size.width if width not in (0, size.width) else 0
+    gate = size.width + 1
+    return dataclasses.replace(
+        size,
+        parameters=size.parameters + rows * row + (blocks + 1) * (gate + projection),
+        largest_block=size.largest_block + (gate + projection if blocks else 0),
+        matrices=size.matrices + (blocks + 1) * projection,
+        memory=rows * row,
+        memory_row=row,
+        memory_numbers=rows * slices,
+    )
+
+
 RWKV5_SHAPES = {
     "rwkv5-tiny": (4, 256),
     "rwkv5-169m": (12, 768),
@@ -275,6 +308,7 @@ def estimate_memory(
         backward = (size.depth * block + outside) * stream + loss
     update = UPDATE_BYTES * size.matrices  # on every device
     share = devices if train.get("strategy") in SHARDED else 1
+    step_tokens = tokens * train.get("batch", train["micro_batch"]) // train["micro_batch"]
     parts = {
         "weights": size.weights_bytes // share,
         "gradients": size.gradient_bytes // share,
@@ -282,6 +316,8 @@ def estimate_memory(
         "activations or update": max(backward, update),
         "reserved": reserved_bytes,
     }
+    if size.memory:
+        parts["row gradients"] = ROW_GRADIENTS * FP32 * step_tokens * size.memory_row
     if share > 1:
         outside = 3 * size.vocabulary_size * size.width  # embedding and head for the whole step, a gradient
         parts["gathered"] = size.parameters * BF16 + (3 * size.largest_block + outside) * FP32

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.distributed.sharding import gather_tensor, shard_model
+from trainer.ops.ngram_memory import get_row_gradients
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -62,9 +63,11 @@ def average_tensor(fabric: Fabric, value: Tensor) -> Tensor:
 def compute_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor | None:
     """Return the norm of all gradients together in fp32, None if there are none."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return None
+    tables = filter(None, map(get_row_gradients, parameters))
+    norms = [torch.linalg.vector_norm(sums) for table in tables for _, sums, _ in table.iterate_sums()]
     wide = [gradient for gradient in gradients if gradient.dtype != torch.bfloat16]
-    norms = [gather_tensor(torch.nn.utils.get_total_norm(wide))] if wide else []
+    norms += [gather_tensor(torch.nn.utils.get_total_norm(wide))] if wide else []
     norms += [torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients if each.dtype == torch.bfloat16]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    if len(norms) < 2:
+        return norms[0] if norms else None
+    return torch.linalg.vector_norm(torch.stack(norms))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.graph.argument_types import check_argument_types
-from trainer.graph.operator_functions import bind_arguments, find_schema
+from trainer.graph.operator_functions import NGRAM_MEMORY, bind_arguments, find_schema
 from trainer.graph.operators import (
     MAY_RETURN_ARGUMENT,
     RANDOM_OPERATORS,
@@ -30,6 +30,7 @@ def check_graph(graph: Graph, *, allow_random: bool = True, describe: Callable[[
     check_operators(graph)
     check_argument_types(graph, describe)
     check_addresses(graph, describe)
+    check_memories(graph, describe)
     if not allow_random:
         check_randomness(graph, describe)
     check_writes(graph, describe)
@@ -48,6 +49,22 @@ def check_addresses(graph: Graph, describe: Callable[[Call], str]) -> None:
         name = UNCHECKED_ARGUMENTS.get(strip_variant(call.operator), "")
         if name and bind_arguments(call).get(name) is not None:
             raise GraphError(f"{describe(call)} calls {call.operator} with {name}, which torch does not check: omit it")
+
+
+def check_memories(graph: Graph, describe: Callable[[Call], str]) -> None:
+    """Raise `GraphError` unless memories are read for the tokens of the pass, which the trainer does before it."""
+    for call in graph.iterate_calls():
+        if call.operator != NGRAM_MEMORY:
+            continue
+        given = bind_arguments(call)
+        orders = given["orders"] if isinstance(given["orders"], list) else [None]
+        end_of_text = [] if given["end_of_text"] is None else [given["end_of_text"]]
+        is_plain = all(type(number) is int for number in (*orders, given["hashes"], *end_of_text))
+        if given["tokens"] != "%tokens" or not str(given["table"]).startswith("@") or not is_plain:
+            raise GraphError(
+                f"{describe(call)} calls {call.operator} with something other than the tokens of the pass, a parameter"
+                " and numbers"
+            )
 
 
 def check_randomness(graph: Graph, describe: Callable[[Call], str]) -> None:

@@ -104,7 +104,9 @@ class CostMeter(TorchDispatchMode):
 
     def add(self, name: str, formula: Formula, arguments: tuple[Any, ...], result: Any) -> None:
         self.largest_bytes = max(self.largest_bytes, *(tensor.nbytes for tensor in iterate_tensors(result)), 0)
-        moved = sum(tensor.nbytes for tensor in iterate_tensors((arguments, result)))
+        # Of a table only the rows are read that are written.
+        read = (result, *arguments[1:]) if name == "aten::embedding" else arguments
+        moved = sum(tensor.nbytes for tensor in iterate_tensors((read, result)))
         factor = find_precision_factor(name, arguments, result)
         product_flops = PRODUCTS.get(name, count_nothing)(arguments, result)
         cost = Cost(factor * formula(arguments, result), factor * product_flops, moved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor, fx, nn
 from trainer.graph.build import GraphFunction, build_constants, build_function
 from trainer.graph.files import TracedArchitecture
 from trainer.graph.initialization import compute_initial_tensors
+from trainer.graph.operator_functions import NGRAM_MEMORY, bind_arguments
 from trainer.graph.operators import RANDOM_OPERATORS, strip_variant
 from trainer.graph.schema import GraphError, Initialization, Passes, StoredTensor, iterate_values
 from trainer.models.base import LanguageModel
+from trainer.models.ngram_memory import NGramMemory
 
 PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.aten.mm.default)
 VIEWS = (torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.slice.Tensor)
@@ -52,6 +55,7 @@ class GraphModel(LanguageModel):
                 self.register_buffer(name, tensors[name], persistent=False)
         except KeyError as error:
             raise GraphError(f"a stored tensor has the name of a part of the model: {error.args[0]}") from error
+        self.memories = build_memories(self, traced.training)
 
     def features(self, tokens: Tensor) -> Tensor:
         length = tokens.size(1)
@@ -59,11 +63,18 @@ class GraphModel(LanguageModel):
             raise ValueError(f"a row of {length} tokens is longer than the {self.traced_length} that were traced")
         if length < self.traced_length:
             tokens = F.pad(tokens, (0, self.traced_length - length))
-        features = run_graph(self, self.traced_passes[self.training].features, tokens)
+        function = self.traced_passes[self.training].features
+        fetched: dict[str, Tensor] = {}
+        if length == self.traced_length:
+            fetched = {name: memory.fetched for name, memory in self.memories.items() if memory.fetched is not None}
+        features: Tensor = function.module(tokens.device, tokens, *get_stored_tensors(self, function, fetched))[0]
         return features if length == self.traced_length else features[:, :length]
 
     def logits(self, features: Tensor) -> Tensor:
         return run_graph(self, self.traced_passes[self.training].logits, features)
+
+    def list_memories(self) -> list[NGramMemory]:
+        return list(self.memories.values())
 
     def list_head_matrices(self) -> list[str]:
         """Return the names of the parameters that the head of training reads in matrix products alone: autocast casts
@@ -77,10 +88,7 @@ class GraphModel(LanguageModel):
     def compute_logits(self, features: Tensor, replacements: Mapping[str, Tensor]) -> Tensor:
         """Return the logits with other tensors in place of stored ones."""
         function = self.traced_passes[self.training].logits
-        stored = [
-            replacements.get(name, tensor)
-            for name, tensor in zip(function.stored_names, get_stored_tensors(self, function), strict=True)
-        ]
+        stored = get_stored_tensors(self, function, replacements)
         result: Tensor = function.module(features.device, features, *stored)[0]
         return result
 
@@ -121,9 +129,38 @@ def is_product_matrix(node: fx.Node) -> bool:
     )
 
 
-def get_stored_tensors(model: nn.Module, function: GraphFunction) -> list[Tensor]:
-    """Return the parameters, buffers and constants that a graph reads, in its order."""
-    return [get_stored(model, name) for name in function.stored_names]
+def get_stored_tensors(
+    model: nn.Module, function: GraphFunction, replacements: Mapping[str, Tensor] = MappingProxyType({})
+) -> list[Tensor]:
+    """Return the parameters, buffers and constants that a graph reads, in its order, or what replaces them."""
+    return [replacements[n] if n in replacements else get_stored(model, n) for n in function.stored_names]
+
+
+def build_memories(model: nn.Module, passes: Passes) -> dict[str, NGramMemory]:
+    """Return what reads the tables of n-grams in training, by their names. They are no modules of the model.
+
+    Raises `GraphError` for a table that is read in another way, too: its gradient would be lost.
+    """
+    memories: dict[str, NGramMemory] = {}
+    for call in passes.features.iterate_calls():
+        if call.operator == NGRAM_MEMORY:
+            given = bind_arguments(call)
+            name = str(given["table"]).removeprefix("@")
+            table = get_stored(model, name)
+            if not isinstance(table, nn.Parameter) or table.dim() != 3:
+                raise GraphError(f"{name} is read as a memory and is no parameter [rows, slices, width]")
+            memories[name] = NGramMemory(table, given["orders"], given["hashes"], given["end_of_text"])
+    tables = {id(memory.table): name for name, memory in memories.items()}
+    reads = [
+        value
+        for graph in (passes.features, passes.logits)
+        for call in graph.iterate_calls()
+        for value in iterate_values([call.arguments, list((call.keywords or {}).values())])
+        if isinstance(value, str) and value.startswith("@") and id(get_stored(model, value[1:])) in tables
+    ]
+    if len(reads) > len(memories) or len(tables) < len(memories):
+        raise GraphError(f"{reads[-1][1:]} is a memory's table, which a graph reads once and in no other way")
+    return memories
 
 
 def find_saved_buffers(initialization: Initialization) -> set[str]:

@@ -12,7 +12,10 @@ from trainer.graph.schema import Call, GraphError
 from trainer.ops.attention import attention
 from trainer.ops.balance import balance_load
 from trainer.ops.elementwise import cast_for_autocast, norm, rotate, softcap, squared_relu
+from trainer.ops.ngram_memory import read_ngram_memory
 from trainer.ops.recurrence import compute_recurrence
+
+NGRAM_MEMORY = "dailytrain::ngram_memory"
 
 MODEL_PARTS: dict[str, Callable[..., Any]] = {
     "dailytrain::attention": lambda query, key, value, window, documents: attention(
@@ -25,6 +28,7 @@ MODEL_PARTS: dict[str, Callable[..., Any]] = {
     "dailytrain::cast_for_autocast": cast_for_autocast,
     "dailytrain::balance_load": balance_load,
     "dailytrain::recurrence": compute_recurrence,
+    NGRAM_MEMORY: read_ngram_memory,
 }
 """Parts of models whose kernel the trainer chooses per device (`trainer.ops.registered` declares their arguments).
 torch.compile reads through their Python."""

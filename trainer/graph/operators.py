@@ -377,6 +377,7 @@ RANDOM_OPERATORS: dict[str, Formula] = {
 
 MAY_RETURN_ARGUMENT = {
     "dailytrain::cast_for_autocast": ("x",),
+    "dailytrain::ngram_memory": ("table",),
 } | {
     f"aten::{name}": tuple(arguments.split())
     for name, arguments in {

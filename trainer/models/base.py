@@ -17,7 +17,10 @@ from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 import torch
 from torch import Tensor, nn
 
-OptimizerKind = Literal["muon", "adamw", "adamw8bit"]
+from trainer.models.ngram_memory import NGramMemory
+from trainer.ops.ngram_memory import get_row_gradients
+
+OptimizerKind = Literal["muon", "adamw", "adamw8bit", "row_adagrad"]
 ScheduleShape = Literal["trapezoid", "cosine"]
 
 
@@ -62,6 +65,15 @@ class LanguageModel(nn.Module):
             if isinstance(module, nn.ModuleList) and not any(module in set(block.modules()) for block in found):
                 found += module
         return found
+
+    def list_memories(self) -> list[NGramMemory]:
+        """Return what reads tables of n-grams. All are called with the tokens that `features` gets."""
+        return [module for module in self.modules() if isinstance(module, NGramMemory)]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for gradients in filter(None, map(get_row_gradients, self.parameters())):
+            gradients.clear()
 
     bounded: ClassVar[bool] = True
     """Whether `advance` works only up to the length of a training row. False for a state of fixed size.
@@ -109,7 +121,8 @@ class ParameterGroup:
     """Shell patterns over parameter names. Each parameter belongs to the first group that matches."""
     optimizer: OptimizerKind
     """`muon` takes matrices only (two dimensions, or stacks of them). `adamw8bit` is AdamW with 8-bit state from
-    bitsandbytes: a quarter of the memory, useful for large embedding tables. It is not faster."""
+    bitsandbytes: a quarter of the memory, useful for large embedding tables. It is not faster. `row_adagrad` is for
+    tables of an `NGramMemory`, and they for it."""
     learning_rate: float  # peak learning rate
     weight_decay: float = 0.0  # decoupled: each step shrinks weights by `learning rate x weight_decay`
     momentum: float = 0.95  # Muon only

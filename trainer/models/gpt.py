@@ -22,12 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary
+from trainer.models.ngram_memory import GatedMemory, NGramMemory
 from trainer.models.scaling import weight_decay
 from trainer.ops.attention import attention
 from trainer.ops.elementwise import cast_for_autocast, norm, rotate, softcap, squared_relu
 
-BIGRAM_FACTOR, BIGRAM_PRIME = 1_000_003, 2**31 - 1
+MEMORY_RATE = 0.05  # of its table at width 768
 GATE_CHANNELS = 32  # input channels that a gate reads: enough, and cheap
+MEMORY_STRENGTH = 0.3  # initial factor on the memory before blocks; at the embedding it is 1
 VALUE_GATE_RANGE = 3.0  # upper bound of the value gate, which starts at half of it (as in nanochat)
 
 
@@ -77,9 +79,17 @@ class Config:
     smear_init: float = 0.5
     """Initial value of the smear's lambda; the gate starts at 1/2. Short runs gain from a smear at the start (measured:
     benchmarks/results/peers.md). nanochat and modded-nanogpt start at 0."""
-    bigram_rows: int = 0
-    """Rows of a table, read by a hash of a token and the one before it, whose result is added to the embedding
-    (modded-nanogpt; hashed n-grams: arXiv 2412.09871, section 3.2.1). They count as parameters. 0: none."""
+    memory_rows: int = 0
+    """Rows, for each order, of a table that is read by hashes of the last tokens and added, through a gate, to the
+    embedding and before blocks (nanochat's pull request 854; `trainer.models.ngram_memory`). They count as parameters.
+    0: none."""
+    memory_orders: str = "2,3"
+    """Lengths of the n-grams that read the memory."""
+    memory_blocks: str = "all"
+    """Blocks before which the memory is added, besides the embedding: `all`, `none` or numbers such as `0,2`."""
+    memory_width: int = 0
+    """Channels of a row for each of these places, projected to the width. 0: all places read the whole row, which is as
+    wide as the stream."""
     residual_lambdas: bool = True
     """Each block's input is the residual stream times a learned number (modded-nanogpt)."""
     x0_lambdas: bool = True
@@ -103,8 +113,12 @@ class Config:
             raise ValueError(f"gpt: width {self.width} must be an even multiple of heads {self.heads}")
         if not self.windows or set(self.windows) - {"S", "L"}:
             raise ValueError(f"gpt: windows is a word of the letters S and L, not {self.windows!r}")
-        if self.bigram_rows < 0:
-            raise ValueError(f"gpt: bigram_rows must be at least 0, not {self.bigram_rows}")
+        if self.memory_rows < 0 or self.memory_width < 0:
+            raise ValueError("gpt: memory_rows and memory_width must be at least 0")
+        if min(orders := parse_numbers("memory_orders", self.memory_orders)) < 1 or len(set(orders)) < len(orders):
+            raise ValueError(f"gpt: memory_orders are different lengths of n-grams, not {self.memory_orders!r}")
+        if max(self.list_memory_blocks(), default=0) >= self.depth:
+            raise ValueError(f"gpt: memory_blocks {self.memory_blocks!r} names a block that depth {self.depth} lacks")
         if self.short_window < 1 or self.rope_base <= 0 or self.softcap < 0:
             raise ValueError("gpt: short_window and rope_base must be positive, softcap at least 0")
         if self.qk_gain <= 0 or self.mlp_init <= 0:
@@ -137,6 +151,26 @@ class Config:
     def has_value_embedding(self, block: int) -> bool:
         return self.value_embeddings and (self.depth - 1 - block) % 2 == 0
 
+    def list_memory_blocks(self) -> list[int]:
+        """Return the blocks before which the memory is added, if there is one."""
+        if self.memory_blocks in ("all", "none"):
+            return list(range(self.depth if self.memory_blocks == "all" else 0))
+        return sorted(set(parse_numbers("memory_blocks", self.memory_blocks)))
+
+    def build_gated_memory(self, place: int) -> GatedMemory | None:
+        """Return what adds the memory at a place: 0 is the embedding, block n is n + 1. None: nothing does."""
+        places = [0, *(block + 1 for block in self.list_memory_blocks())]
+        if not self.memory_rows or place not in places:
+            return None
+        number = places.index(place) if self.memory_width else 0
+        return GatedMemory(self.width, self.memory_width or self.width, number, MEMORY_STRENGTH if place else 1.0)
+
+
+def parse_numbers(name: str, text: str) -> list[int]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise ValueError(f"gpt: {name} is numbers with commas between them, not {text!r}")
+    return [int(part) for part in text.split(",")]
+
 
 # --- block inputs and the KV cache ------------------------------------------------------------------------------------
 
@@ -149,6 +183,7 @@ class BlockInputs:
     cosine: Tensor  # `[T, 1, D]`, D being a head's width: each position's cosines, twice
     sine: Tensor  # `[T, 1, D / 2]`
     documents: Tensor | None  # `[B, positions so far]`: the number of each token's document. None without a mask.
+    memory: Tensor | None = None  # `[B, T, slices, width]`: what the tokens read of the memory
 
 
 @dataclass
@@ -176,7 +211,7 @@ class GPTState:
 
     caches: list[KVCache]
     length: int = 0  # tokens so far
-    last_token: Tensor | None = None  # `[B, 1]`, for the bigrams
+    recent: Tensor | None = None  # the last tokens, `[B, longest n-gram - 1]` at most, for the memory
     embedding: Tensor | None = None  # embedding of the last token, `[B, 1, width]`, for the smear
     documents: Tensor | None = None  # as in `BlockInputs`
 
@@ -261,8 +296,11 @@ class GPTMLP(nn.Module):
 
 
 class GPTBlock(nn.Module):
-    def __init__(self, config: Config, attention: GPTAttention, mlp: nn.Module) -> None:
+    def __init__(
+        self, config: Config, attention: GPTAttention, mlp: nn.Module, memory: GatedMemory | None = None
+    ) -> None:
         super().__init__()
+        self.memory = memory
         self.attention = attention
         self.mlp = mlp
         self.residual_lambda = nn.Parameter(torch.ones(1)) if config.residual_lambdas else None
@@ -273,6 +311,8 @@ class GPTBlock(nn.Module):
 
         Each lambda is read as a number: as a vector of one number in fp32 it would turn a stream of 16 bits into fp32.
         """
+        if self.memory is not None and inputs.memory is not None:
+            x = self.memory(x, inputs.memory)
         if self.residual_lambda is not None:
             x = x * self.residual_lambda[0]
         if self.x0_lambda is not None:
@@ -291,10 +331,10 @@ class Model(LanguageModel):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.padded_vocabulary_size, config.width)
-        if config.bigram_rows:
-            self.bigrams = nn.Embedding(config.bigram_rows, config.width)
+        self.memory, self.memory_input = self.build_memory(), config.build_gated_memory(0)
         self.blocks = nn.ModuleList(
-            GPTBlock(config, self.attention_class(config, n), self.mlp_class(config)) for n in range(config.depth)
+            GPTBlock(config, self.attention_class(config, n), self.mlp_class(config), config.build_gated_memory(n + 1))
+            for n in range(config.depth)
         )
         if config.embedding_smear:
             self.smear_gate = nn.Parameter(torch.zeros(1, min(GATE_CHANNELS, config.width)))
@@ -305,6 +345,14 @@ class Model(LanguageModel):
             self.head = linear(config.width, config.padded_vocabulary_size)
         self.initialize()
 
+    def build_memory(self) -> NGramMemory | None:
+        config, orders = self.config, parse_numbers("memory_orders", self.config.memory_orders)
+        if not config.memory_rows:
+            return None
+        slices = len(config.list_memory_blocks()) + 1 if config.memory_width else 1
+        table = torch.zeros(config.memory_rows * len(orders), slices, config.memory_width or config.width)
+        return NGramMemory(table, orders, end_of_text=config.end_of_text if config.document_mask else None)
+
     def initialize(self) -> None:
         """Embeddings: scale 1 if a norm follows and the head is separate. Matrices: uniform, variance 1 / fan-in (an
         MLP's first: `mlp_init` squared times that). Head: near zero, so that an untrained model predicts the uniform
@@ -312,8 +360,6 @@ class Model(LanguageModel):
         config = self.config
         unit = config.embedding_norm and not config.tied_head
         nn.init.normal_(self.embedding.weight, std=1.0 if unit else 0.02)
-        if config.bigram_rows:
-            nn.init.zeros_(self.bigrams.weight)
         if not config.tied_head:
             nn.init.normal_(self.head.weight, std=0.001)
         for name, module in self.blocks.named_modules():
@@ -378,25 +424,24 @@ class Model(LanguageModel):
             documents = (tokens == config.end_of_text).cumsum(1)
             if state and state.documents is not None:
                 documents = torch.cat((state.documents, state.documents[:, -1:] + documents), dim=1)
-        return BlockInputs(tokens, *tables, documents)
+        return BlockInputs(tokens, *tables, documents, self.read_memory(tokens, state))
+
+    def read_memory(self, tokens: Tensor, state: GPTState | None) -> Tensor | None:
+        if self.memory is None:
+            return None
+        if state is None:
+            return self.memory(tokens)
+        text = tokens if state.recent is None else torch.cat((state.recent, tokens), dim=1)
+        state.recent = text[:, max(text.size(1) - max(self.memory.orders) + 1, 0) :]
+        return self.memory(text)[:, -tokens.size(1) :]
 
     def embed(self, inputs: BlockInputs, state: GPTState | None = None) -> Tensor:
         x = cast_for_autocast(self.embedding(inputs.tokens))
         if self.config.embedding_norm:
             x = norm(x)
-        if self.config.bigram_rows:
-            x = x + cast_for_autocast(self.bigrams(self.hash_bigrams(inputs.tokens, state)))
+        if self.memory_input is not None and inputs.memory is not None:
+            x = self.memory_input(x, inputs.memory)
         return self.smear_embeddings(x, inputs.documents, state) if self.config.embedding_smear else x
-
-    def hash_bigrams(self, tokens: Tensor, state: GPTState | None) -> Tensor:
-        """Return a row of the table for each token and the one before it, `[B, T]`; at the start that is token 0."""
-        first = state.last_token if state and state.last_token is not None else torch.zeros_like(tokens[:, :1])
-        before = torch.cat((first, tokens[:, :-1]), dim=1)
-        if self.config.document_mask:
-            before = torch.where(tokens == self.config.end_of_text, 0, before)  # it starts a document
-        if state:
-            state.last_token = tokens[:, -1:]
-        return (before * BIGRAM_FACTOR + tokens) % BIGRAM_PRIME % self.config.bigram_rows
 
     def smear_embeddings(self, x: Tensor, documents: Tensor | None, state: GPTState | None) -> Tensor:
         """Add to each embedding a gated part of the previous one in the same document."""
@@ -435,16 +480,19 @@ def recipe(config: Config) -> Recipe:
     def adamw(name: str, *match: str, rate: float) -> ParameterGroup:
         return ParameterGroup(name, match, "adamw", rate, betas=(0.8, 0.95))
 
-    bigrams = (adamw("bigrams", "bigrams.*", rate=0.05 * scale),) if config.bigram_rows else ()
+    memory, matrices = (), ("blocks.*",)
+    if config.memory_rows:
+        memory = (ParameterGroup("memory", ("memory.table",), "row_adagrad", MEMORY_RATE * scale),)
+        matrices = ("blocks.*", "memory_input.projection.*")
     return Recipe(
         groups=(
-            *bigrams,
+            *memory,
             adamw("embedding", "embedding.*", rate=0.1 * scale),
             adamw("value embeddings", "*.value_embedding.*", rate=0.05 * scale),
             adamw("head", "head.*", rate=0.004 * scale),
             adamw("smear", "smear_*", "backout_lambda", rate=0.02),
             adamw("scalars", "*.gain", "*gate", "*_lambda", rate=0.02),
-            ParameterGroup("matrices", ("blocks.*",), "muon", 0.02, weight_decay=decay, normalized=True, cautious=True),
+            ParameterGroup("matrices", matrices, "muon", 0.02, weight_decay=decay, normalized=True, cautious=True),
         ),
         schedule=Schedule(warmup=0.01, warmdown=0.6, final=0.05, momentum_start=0.85, momentum_end=0.90),
     )

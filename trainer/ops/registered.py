@@ -38,6 +38,10 @@ register("rotate(Tensor x, Tensor cosine, Tensor sine) -> Tensor", like_first)
 register("squared_relu(Tensor x) -> Tensor", like_first)
 register("softcap(Tensor x, float cap) -> Tensor", lambda x, _: torch.empty_like(x, dtype=torch.float32))
 register("cast_for_autocast(Tensor x) -> Tensor", like_first)
+register(
+    "ngram_memory(Tensor tokens, Tensor table, int[] orders, int hashes, int? end_of_text) -> Tensor",
+    lambda tokens, table, *_: table.new_empty((*tokens.shape, *table.shape[1:])),
+)
 register("balance_load(Tensor gates, Tensor bias, Tensor load) -> Tensor", like_first)
 register(
     "recurrence(Tensor r, Tensor k, Tensor v, Tensor rate, Tensor bonus, Tensor state) -> (Tensor, Tensor)",

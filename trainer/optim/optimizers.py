@@ -12,8 +12,10 @@ from torch.optim import AdamW, Optimizer
 
 from trainer.errors import UserError
 from trainer.models.base import ParameterGroup, Recipe
+from trainer.ops.ngram_memory import get_row_gradients
 from trainer.optim.compiled_muon import CompiledMuon
 from trainer.optim.muon import Muon, Precision
+from trainer.optim.row_adagrad import RowAdagrad
 from trainer.optim.table_adamw import TableAdamW
 
 
@@ -24,7 +26,7 @@ class OptimizerNotInstalledError(UserError):
 def assign_parameters(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterGroup, dict[str, nn.Parameter]]]:
     """Assign every trainable parameter to the first group whose pattern matches its name.
 
-    Raises ValueError if a parameter matches no group or Muon would get something that is not a matrix.
+    Raises ValueError if a parameter matches no group, or a group's optimizer is not for it.
     """
     assigned: list[tuple[ParameterGroup, dict[str, nn.Parameter]]] = [(group, {}) for group in recipe.groups]
     for name, parameter in model.named_parameters():
@@ -38,6 +40,9 @@ def assign_parameters(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterG
         flat = next((name for name, parameter in members.items() if parameter.ndim < 2), None)
         if group.optimizer == "muon" and flat is not None:
             raise ValueError(f"the recipe gives {flat} to Muon, which takes matrices only")
+        for name, parameter in members.items():
+            if (group.optimizer == "row_adagrad") != (get_row_gradients(parameter) is not None):
+                raise ValueError(f"the recipe gives {name} to {group.optimizer}: row_adagrad is for an n-gram memory")
     return [(group, members) for group, members in assigned if members]
 
 
@@ -49,7 +54,7 @@ def build_optimizers(
     AdamW's parameters in bf16 have an optimizer of their own, see `table_adamw`. `backend` is torch.compile's;
     with None no step is compiled.
     """
-    kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "tables": [], "adamw8bit": []}
+    kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "tables": [], "adamw8bit": [], "row_adagrad": []}
     for group, parameters in assign_parameters(model, recipe):
         settings, rest = build_group_settings(group), list(parameters.values())
         if tables := [each for each in rest if each.dtype == torch.bfloat16] if group.optimizer == "adamw" else []:
@@ -66,6 +71,8 @@ def build_optimizers(
         optimizers.append(TableAdamW(kinds["tables"], backend=backend))
     if kinds["adamw8bit"]:
         optimizers.append(CautiousDecay.attach(import_adamw8bit()(kinds["adamw8bit"])))
+    if kinds["row_adagrad"]:
+        optimizers.append(RowAdagrad(kinds["row_adagrad"]))
     return optimizers
 
 

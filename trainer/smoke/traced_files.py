@@ -14,14 +14,16 @@ from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.files import MAX_FILE_BYTES, TracedArchitecture, read_traced
 from trainer.graph.foreign_files import check_foreign_files
 from trainer.graph.model import build_model_without_data
+from trainer.graph.operator_functions import NGRAM_MEMORY
 from trainer.graph.recipe import read_recipe
 from trainer.models.base import Recipe
 from trainer.optim import optimizers
 from trainer.protocol import GRAPH_FILES
 from trainer.sandbox.safe_files import UnsafeFileError, open_file
 
-STATE_BYTES = {"muon": 4, "adamw": 8, "adamw8bit": 2}
-"""Bytes of optimizer state per parameter; weights and gradients take four each."""
+STATE_BYTES = {"muon": 4, "adamw": 8, "adamw8bit": 2, "row_adagrad": -4}
+"""Bytes of optimizer state per parameter; weights and gradients take four each. A memory has no whole gradient, and a
+number for each slice of a row is not counted."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ def measure_full_size(graphs: SandboxGraphs) -> FullSize:
 
 def count_embedding_parameters(traced: TracedArchitecture) -> int:
     """Return the parameters of lookup tables, also if the head shares them."""
-    calls = [call for call in traced.training.features.iterate_calls() if call.name == "aten::embedding"]
-    tables = {call.arguments[0] for call in calls}
+    calls = list(traced.training.features.iterate_calls())
+    tables = {call.arguments[0] for call in calls if call.name == "aten::embedding"}
+    tables |= {call.arguments[1] for call in calls if call.name == NGRAM_MEMORY}
     return sum(
         math.prod(tensor.shape)
         for tensor in traced.initialization.tensors

@@ -26,6 +26,7 @@ from trainer.data.loader import IGNORE_INDEX
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.distributed.strategies import average_across_processes, average_tensor, compute_gradient_norm
 from trainer.errors import RESUME_HINT, ExitCode, ModelError, TrainingInterrupted, attribute_to_model
+from trainer.ops.ngram_memory import get_row_gradients
 from trainer.optim import optimizers as optim
 from trainer.training.checkpointing import save_checkpoint, save_milestone, write_result
 from trainer.training.chunked_bptt import ShardedRows, needs_chunk_passes
@@ -244,6 +245,8 @@ def update_weights(
         factor = (clip / norm.double()).clamp(max=1.0)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         torch._foreach_mul_(gradients, factor.to(norm.dtype) if can_skip else float(factor))
+        for rows in filter(None, map(get_row_gradients, parameters)):
+            rows.factor = factor.to(norm.dtype)
     for optimizer in optimizers:
         optimizer.step()
 

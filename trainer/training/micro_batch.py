@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
+from trainer.accounting.training_size import FP32, ROW_GRADIENTS
 from trainer.config.resolve import find_largest_divisor
 from trainer.distributed.devices import get_free_memory_bytes
 from trainer.distributed.sharding import count_local_bytes, gather_weights
@@ -33,6 +34,7 @@ from trainer.errors import (
 )
 from trainer.ops.devices import release_cached_memory
 from trainer.ops.losses import limit_chunk_positions
+from trainer.ops.ngram_memory import get_row_gradients
 from trainer.optim.optimizers import compile_steps
 from trainer.training import compilation
 from trainer.training.objective import Objective
@@ -76,7 +78,7 @@ def choose_cpu_micro_batch(objective: Objective, row: Tensor) -> int:
     """Return how many rows fit into the memory at once, at least 1."""
     free = get_free_memory_bytes()
     # Gradients and two momenta are allocated later, each as large as the weights.
-    weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
+    weights = sum(parameter.nbytes for parameter in list_densely_trained(objective))
     with torch.no_grad():
         vocabulary_size = objective.model(row[:, :1]).size(-1)
     logits = LOGIT_COPIES * 4 * limit_chunk_positions("cpu", vocabulary_size, 0) * vocabulary_size
@@ -149,10 +151,22 @@ def try_pass(run: Run, is_searching: bool) -> bool:
 def count_missing_state_bytes(run: Run) -> int:
     """Return the bytes that optimizers will allocate in training: momenta, at most two for each weight. A resumed run
     has them already."""
-    weights = sum(4 * count_local_bytes(w) // w.itemsize for w in run.raw_model.parameters() if w.requires_grad)
-    values = (value for each in run.optimizers for state in each.state.values() for value in state.values())
-    state = sum(count_local_bytes(value) for value in values if isinstance(value, Tensor))
-    return max(0, 2 * weights - state)
+    trained = list_densely_trained(run.raw_model)
+    weights = sum(4 * count_local_bytes(weight) // weight.itemsize for weight in trained)
+    states = (each.state.get(weight, {}) for each in run.optimizers for weight in trained)
+    state = sum(count_local_bytes(value) for each in states for value in each.values() if isinstance(value, Tensor))
+    return max(0, 2 * weights - state) + count_row_gradient_bytes(run)
+
+
+def list_densely_trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that have a gradient and momenta as large as they are: all but tables of n-grams."""
+    return [p for p in model.parameters() if p.requires_grad and get_row_gradients(p) is None]
+
+
+def count_row_gradient_bytes(run: Run) -> int:
+    """Return the bytes of a step's gradients of tables of n-grams."""
+    tokens = run.resolved.rows_per_device * run.resolved.sequence_length
+    return sum(ROW_GRADIENTS * FP32 * tokens * memory.table[0].numel() for memory in run.objective.memories)
 
 
 def run_pass(run: Run, rows: torch.Tensor) -> None:

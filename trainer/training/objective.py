@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from trainer.data.loader import IGNORE_INDEX
 from trainer.graph.model import GraphModel, get_stored
 from trainer.models.base import LanguageModel
+from trainer.models.ngram_memory import fetch_rows
 from trainer.ops.losses import (
     ChunkedLossFunction,
     ChunkLoss,
@@ -44,6 +45,7 @@ class Objective(nn.Module):
         self.features: Callable[[Tensor], Tensor] = model.features
         self.chunk_loss: ChunkLoss = self.compute_chunk_loss
         self.vocabulary_size = 0
+        self.memories = model.list_memories()
         self.head_matrices = model.list_head_matrices() if isinstance(model, GraphModel) else []
 
     def compute_chunk_loss(self, features: Tensor, targets: Tensor, reduction: str, *matrices: Tensor) -> Tensor:
@@ -79,7 +81,9 @@ class Objective(nn.Module):
             return self.advance(inputs, targets, state)
         assert targets is not None, "only a pass with a state can do without"
         if not 0 < self.chunk < inputs.size(1):
-            return self.compute_loss(self.features(inputs), targets, per_position)
+            with fetch_rows(self.memories if torch.is_grad_enabled() else (), inputs):
+                features = self.features(inputs)
+            return self.compute_loss(features, targets, per_position)
         if per_position or not torch.is_grad_enabled():
             return evaluate_in_chunks(self, inputs, targets, per_position)
         return ChunkedBPTT.apply(self, inputs, targets, *self.get_trainable())

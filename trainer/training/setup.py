@@ -61,6 +61,8 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     source.print_choice(built, console)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
+    if resolved.devices > 1 and built.model.list_memories():
+        raise ConfigError("an n-gram memory trains on one device: its gradients are not exchanged")
     raw_model = built.model.to(fabric.device)
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)

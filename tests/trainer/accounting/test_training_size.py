@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 from pathlib import Path
@@ -56,6 +57,30 @@ def test_computed_size_equals_model(arch: str, depth: int, vocabulary: int) -> N
     assert size.matrices == sum(p.numel() for group, ps in groups if group.optimizer == "muon" for p in ps.values())
     blocks = [sum(p.numel() for p in block.parameters()) for block in model.repeated_blocks()]
     assert size.largest_block == pytest.approx(max(blocks), rel=7e-4), "RWKV-5's first has one more norm"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"memory_orders": "3", "memory_blocks": "none"}, {"memory_width": 16, "memory_blocks": "0,3"}],
+    ids=["whole rows", "embedding alone", "slices"],
+)
+def test_computed_size_of_a_memory_equals_model(fields: dict[str, object]) -> None:
+    module, fields = load_architecture("gpt"), {"memory_rows": 10_000, **fields}
+    config = dataclasses.replace(module.Config.sized(4, 512, 1024), **fields)
+    with torch.device("meta"):
+        model = module.Model(config)
+    size = compute_model_size({"model": {"depth": 4, **fields}}, vocabulary_size=512)
+    assert size is not None
+    assert size.parameters == sum(parameter.numel() for parameter in model.parameters())
+    groups = assign_parameters(model, module.recipe(config))
+    assert size.matrices == sum(p.numel() for group, ps in groups if group.optimizer == "muon" for p in ps.values())
+    assert size.largest_block == max(sum(p.numel() for p in block.parameters()) for block in model.repeated_blocks())
+    assert size.memory == model.memory.table.numel()
+    assert size.gradient_bytes == 4 * (size.parameters - size.memory)
+    rows = build_optimizers(model, module.recipe(config), "fp32")[-1]
+    assert size.memory_numbers == rows.state[model.memory.table]["square"].numel()
+    parts = estimate_memory(size, {"train": {"micro_batch": 2, "batch": 8, "sequence_length": 32}})
+    assert parts["row gradients"] == 5 * 4 * 8 * 32 * model.memory.table[0].numel()
 
 
 def test_unknown_sizes_have_no_computed_size() -> None:

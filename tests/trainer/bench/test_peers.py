@@ -79,7 +79,7 @@ class Constant:
 
     flops_per_token, parameters, steps = 1e6, 0, 5
 
-    def __init__(self, plan: Plan, bigram_rows: int = 0) -> None:
+    def __init__(self, plan: Plan, memory_rows: int = 0) -> None:
         self.plan = plan
 
     def train_step(self, inputs: Tensor, targets: Tensor, step: int) -> float:
@@ -116,9 +116,9 @@ def test_train_ours_uses_its_budget_and_learns(dataset_folder: Path) -> None:
 
 def test_train_ours_with_a_table_learns_more_from_it(dataset_folder: Path) -> None:
     dataset = Dataset.open(dataset_folder)
-    build = partial(ours.OurGPT, bigram_rows=4096)
+    build = partial(ours.OurGPT, memory_rows=4096)
     outcome = train_contender(build, make_plan(), dataset)
-    frozen = train_contender(build, make_plan(Factors(bigrams=1e-9)), dataset)
+    frozen = train_contender(build, make_plan(Factors(memory=1e-9)), dataset)
     assert outcome.parameters == frozen.parameters > 4096 * SIZE.width
     assert outcome.bits_per_byte < frozen.bits_per_byte
 
@@ -142,14 +142,14 @@ def test_contender_of_gpt2_trains_and_counts_its_products(dataset_folder: Path) 
 
 
 def test_scale_recipe_multiplies_rates_and_decay() -> None:
-    recipe = gpt.recipe(dataclasses.replace(gpt.Config.sized(4, 320, 256), bigram_rows=8))
-    factors = Factors(matrices=2, embeddings=3, scalars=5, smear=11, bigrams=13, decay=7, warmup=0.2)
+    recipe = gpt.recipe(dataclasses.replace(gpt.Config.sized(4, 320, 256), memory_rows=8))
+    factors = Factors(matrices=2, embeddings=3, scalars=5, smear=11, memory=13, decay=7, warmup=0.2)
     scaled = ours.scale_recipe(recipe, factors)
     ratios = {
         new.name: new.learning_rate / old.learning_rate for new, old in zip(scaled.groups, recipe.groups, strict=True)
     }
     embeddings = {"embedding": 3, "value embeddings": 3, "head": 3}
-    assert ratios == pytest.approx({**embeddings, "smear": 11, "bigrams": 13, "scalars": 5, "matrices": 2})
+    assert ratios == pytest.approx({**embeddings, "smear": 11, "memory": 13, "scalars": 5, "matrices": 2})
     assert scaled.groups[-1].weight_decay == pytest.approx(7 * recipe.groups[-1].weight_decay)
     assert scaled.schedule.warmup == 0.2
 
@@ -253,12 +253,12 @@ def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
 def test_tune_table_takes_the_best_factor_and_keeps_the_others(dataset_folder: Path, tmp_path: Path) -> None:
     class BestAtHalf(Constant):
         def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-            return torch.full((targets.numel(),), 1 + abs(self.plan.factors.bigrams - 0.5))
+            return torch.full((targets.numel(),), 1 + abs(self.plan.factors.memory - 0.5))
 
     trainer = Trainer(tmp_path / "results.json", Dataset.open(dataset_folder), print)
     factors = Factors(matrices=0.5, warmup=0.1)
     found = peers.tune_table(trainer, Entry("table", BestAtHalf, "source"), SIZE, factors, 2)
-    assert found == dataclasses.replace(factors, bigrams=0.5)
+    assert found == dataclasses.replace(factors, memory=0.5)
 
 
 def test_compare_size_without_our_runs_is_none() -> None:
@@ -284,8 +284,8 @@ def test_main_tunes_trains_and_prints_the_table(
     assert peers.main(flags) == 0
     first = json.loads((tmp_path / "peers.json").read_text())
     # A trial of ours at its defaults is its seed 1; the peer's second trial may be its best.
-    assert {run["entry"] for run in first["runs"]} == {"nanochat", "gpt", "gpt with bigrams"}
-    assert [(row["entry"], row["runs"]) for row in first["multipliers"]] == [("gpt", 10), ("gpt with bigrams", 10)]
+    assert {run["entry"] for run in first["runs"]} == {"nanochat", "gpt", "gpt with memory"}
+    assert [(row["entry"], row["runs"]) for row in first["multipliers"]] == [("gpt", 10), ("gpt with memory", 10)]
     assert "| 1x64 | 4e+09 |" in capsys.readouterr().out
     assert peers.main([*flags, "--report"]) == 0
     assert json.loads((tmp_path / "peers.json").read_text()) == first

@@ -60,7 +60,7 @@ def test_read_recipe_takes_largest_measured_size(tmp_path: Path) -> None:
     rows = [
         {"entry": "gpt", "size": "2x128", "budget": 1e12, "flops": {"cm": 1.3, "low": 1.2, "high": 1.4}},
         {"entry": "gpt", "size": "3x192", "budget": 2e12, "flops": {"cm": 1.1, "low": 1.0, "high": 1.2}},
-        {"entry": "gpt with bigrams", "size": "3x192", "budget": 2e12, "flops": {"cm": 1.5, "low": 1.4, "high": 1.6}},
+        {"entry": "gpt with memory", "size": "3x192", "budget": 2e12, "flops": {"cm": 1.5, "low": 1.4, "high": 1.6}},
         {"entry": "gpt", "size": "4x256", "budget": 4e12, "flops": {"verdict": "no runs"}},
     ]
     file.write_text(json.dumps({"multipliers": rows}))

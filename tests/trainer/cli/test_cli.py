@@ -98,7 +98,7 @@ def test_arch_list_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--budget", "0s"], "impossible"),
         (["--budget", "a while"], "impossible budget 'a while'"),
         (["--budget", "100tokens", "--dataset", "DATASET"], "one step is"),
-        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, bigram_rows, depth"),
+        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, depth"),
         (["--model.width", "big", "--dataset", "DATASET"], "model.width cannot be 'big': it is of type int"),
         (["--model.softcap", "true", "--dataset", "DATASET"], "model.softcap cannot be True: it is of type float"),
         (["--model.heads", "3", "--dataset", "DATASET"], "must be an even multiple"),

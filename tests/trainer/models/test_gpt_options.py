@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from tests.support.gpt_models import OPTIONS, SIZE, SWITCHES, T, V, build_random_model, sample_tokens
 from trainer.accounting import flops
 from trainer.models import gpt, smear
+from trainer.ops.ngram_memory import get_row_gradients
 from trainer.optim import optimizers
 
 
@@ -29,8 +30,10 @@ def test_backward_with_option_reaches_every_parameter(fields: dict[str, Any]) ->
     model, tokens = build_random_model(**fields), sample_tokens()
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-    silent = [name for name, parameter in model.named_parameters() if not parameter.grad.any()]
+    tables = {"memory.table": get_row_gradients(model.memory.table)} if model.memory else {}
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == list(tables)
+    assert all(sums.any() for gradients in tables.values() for _, sums, _ in gradients.iterate_sums())
+    silent = [n for n, parameter in model.named_parameters() if n not in tables and not parameter.grad.any()]
     assert silent == []
 
 
@@ -216,22 +219,6 @@ def test_initial_scales_change_queries_and_mlp_only() -> None:
         torch.testing.assert_close(changed[name], parameter * factor)
     with pytest.raises(ValueError, match="must be positive"):
         dataclasses.replace(config, mlp_init=0.0)
-
-
-@torch.no_grad()
-def test_bigram_table_adds_by_token_and_previous_token_from_zero() -> None:
-    torch.manual_seed(0)
-    model = gpt.Model(dataclasses.replace(gpt.Config.sized(2, V, T), bigram_rows=10_000, embedding_smear=False))
-    tokens = torch.tensor([[11, 12, 11, 12, 13]])
-    rows = model.hash_bigrams(tokens, None)[0].tolist()
-    assert rows[1] == rows[3]
-    assert len(set(rows)) == 4
-    before = model.embed(model.build_inputs(tokens))
-    model.bigrams.weight[rows[1]] = 1.0
-    torch.testing.assert_close(
-        model.embed(model.build_inputs(tokens)) - before,
-        torch.tensor([0.0, 1, 0, 1, 0])[None, :, None].expand_as(before),
-    )
 
 
 @torch.no_grad()

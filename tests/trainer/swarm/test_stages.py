@@ -105,12 +105,18 @@ def test_cached_logits_equal_the_whole_models(dataset: Dataset, arch: str) -> No
     check_cached_logits(dataset, config)
 
 
-@pytest.mark.parametrize("option", ["document_mask", "bigram_rows", "windows"])
+@pytest.mark.parametrize("option", ["document_mask", "windows"])
 def test_cached_logits_of_gpt_options_equal_the_whole_models(dataset: Dataset, option: str) -> None:
     base = build_tiny_config(dataset, stages=3)
-    value = {"document_mask": True, "bigram_rows": 50, "windows": "SL"}[option]
+    value = {"document_mask": True, "windows": "SL"}[option]
     changes = {option: value, "short_window": 3, "end_of_text": dataset.tokenizer.end_of_text}
     check_cached_logits(dataset, build_tiny_config(dataset, stages=3, model=base.model | changes))
+
+
+def test_stages_of_a_model_with_a_memory_are_refused(dataset: Dataset) -> None:
+    base = build_tiny_config(dataset, stages=3)
+    with pytest.raises(PartitionError, match="memory_rows"):
+        build_stages(build_tiny_config(dataset, stages=3, model=base.model | {"memory_rows": 50}))
 
 
 def test_cached_logits_of_a_sliding_window_equal_the_whole_models(dataset: Dataset) -> None:

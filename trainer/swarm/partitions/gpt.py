@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.gpt import Config, GPTState, KVCache, Model
-from trainer.swarm.partitions.base import Parts
+from trainer.swarm.partitions.base import PartitionError, Parts
 
 
 def get_blocks(model: Model) -> nn.ModuleList:
@@ -19,9 +19,9 @@ def get_blocks(model: Model) -> nn.ModuleList:
 
 
 def get_end_parts(model: Model) -> tuple[Parts, Parts]:
+    if model.config.memory_rows:
+        raise PartitionError("memory_rows cannot be partitioned: every stage would need the table")
     first = [(model, "embedding")]
-    if model.config.bigram_rows:
-        first += [(model, "bigrams")]
     if model.config.embedding_smear:
         first += [(model, "smear_gate"), (model, "smear_lambda")]
     head = "embedding" if model.config.tied_head else "head"

@@ -1,0 +1,178 @@
+"""The operator that reads an n-gram memory: traced, counted, trained as rows, and refused where it could lose them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.traced_models import T, build_pair, sample_rows, trace
+from trainer.config.parsing import parse_config
+from trainer.config.resolve import resolve_config
+from trainer.graph.counting import count_training_cost
+from trainer.graph.files import TracedArchitecture, parse_files
+from trainer.graph.model import build_model, build_model_without_data
+from trainer.graph.operator_functions import NGRAM_MEMORY
+from trainer.graph.recipe import read_recipe
+from trainer.graph.schema import GraphError
+from trainer.graph.summary import describe_traced
+from trainer.ops.ngram_memory import get_row_gradients
+from trainer.optim.optimizers import build_optimizers
+from trainer.optim.row_adagrad import RowAdagrad
+from trainer.smoke.traced_files import count_embedding_parameters
+from trainer.training import compilation
+from trainer.training.objective import Objective
+
+ROWS = 50
+
+
+def sum_gradients(objective: Objective) -> dict[str, Tensor]:
+    """Return the gradients of a pass, those of the memory as a whole table."""
+    objective.model.zero_grad()
+    loss = objective(*sample_rows())
+    loss.backward()
+    (memory,) = objective.model.list_memories()
+    gradients = get_row_gradients(memory.table)
+    assert gradients is not None
+    assert memory.table.grad is None
+    table = torch.zeros_like(memory.table).flatten(1)
+    for rows, sums, _ in gradients.iterate_sums():
+        table[rows] += sums
+    dense = {name: p.grad for name, p in objective.model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "table": table, **dense}
+
+
+def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    assert found["table"].any()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_graph_of_a_memory_computes_the_losses_and_gradients_of_its_module() -> None:
+    pair = build_pair("gpt", memory_rows=ROWS)
+    calls = [call.operator for call in pair.traced.training.features.iterate_calls()]
+    assert calls.count(NGRAM_MEMORY) == 1
+    assert_equal(sum_gradients(Objective(pair.graph)), sum_gradients(Objective(pair.module)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("form", ["graph", "module"])
+def test_compiled_model_with_a_memory_has_no_graph_break(
+    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    torch.compiler.reset()
+    objective = Objective(getattr(build_pair("gpt", memory_rows=ROWS), form))
+    wanted = sum_gradients(objective)
+    flags = ["--train.compile", "true", "--out", str(tmp_path)]
+    compilation.compile_objective(objective, resolve_config(parse_config(flags), "cpu"), fullgraph=True)
+    assert_equal(sum_gradients(objective), wanted)
+    with torch.no_grad():
+        assert objective(*sample_rows(), per_position=True).sum() == pytest.approx(float(wanted["loss"]), rel=1e-4)
+
+
+def test_cost_of_a_memory_counts_rows_that_are_read_and_bytes_that_are_stored() -> None:
+    small, large, plain = (
+        describe_traced(trace("gpt", memory_rows=rows, memory_blocks="none")) for rows in (ROWS, 1000 * ROWS, 0)
+    )
+    width = 128
+    for name in ("flops_per_token", "bytes_per_token", "reference_seconds_per_token"):
+        assert small[name] == pytest.approx(large[name], rel=1e-3 if "bytes" in name else 0.05)
+    # Two rows are read, added and given to the stream; gradients are added to two rows.
+    assert small["flops_per_token"] - plain["flops_per_token"] > 5 * width
+    assert large["stored_bytes"] - small["stored_bytes"] == 2 * 999 * ROWS * width * 4
+    assert large["parameters"] - small["parameters"] == 2 * 999 * ROWS * width
+    traced = trace("gpt", memory_rows=ROWS)
+    assert count_embedding_parameters(traced) - count_embedding_parameters(trace("gpt")) == 2 * ROWS * width
+
+
+def test_cost_of_a_memory_is_the_same_for_each_row() -> None:
+    model = build_model_without_data(trace("gpt", memory_rows=ROWS))
+    cost = count_training_cost(model, row_counts=(1, 4, 8))
+    assert cost.tokens_per_row == T
+
+
+def test_recipe_of_a_traced_memory_steps_rows() -> None:
+    traced = trace("gpt", memory_rows=ROWS)
+    model = build_model(traced)
+    optimizers = build_optimizers(model, read_recipe(traced))
+    (rows,) = [each for each in optimizers if isinstance(each, RowAdagrad)]
+    model.logits(model.features(sample_rows()[0])).square().sum().backward()
+    (memory,) = model.list_memories()
+    rows.step()
+    is_changed = memory.table.flatten(1).any(1)
+    assert 0 < is_changed.sum() < len(is_changed)
+    model.zero_grad()
+    assert list(get_row_gradients(memory.table).iterate_sums()) == []  # type: ignore[union-attr]
+
+
+def change(edit: Callable[[list[dict[str, Any]], dict[str, Any]], None]) -> TracedArchitecture:
+    """Return a traced memory whose training features were edited: all calls, and that of the memory."""
+    files = dict(trace("gpt", memory_rows=ROWS).to_files())
+    table = json.loads(files["train.json"])
+    calls = table["features"]["calls"]
+    edit(calls, next(call for call in calls if call["operator"] == NGRAM_MEMORY))
+    files["train.json"] = json.dumps(table, separators=(",", ":")).encode()
+    return parse_files(files)
+
+
+def read_later_tokens(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    flip = {"operator": "aten::flip", "arguments": ["%tokens", [1]]}
+    position = calls.index(call)
+    calls.insert(position, flip)
+    shift(calls[position + 1 :], position)
+    call["arguments"][0] = f"%{position}"
+
+
+def shift(calls: list[dict[str, Any]], start: int) -> None:
+    """Number references to calls from `start` on one higher."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, list):
+            return [move(item) for item in value]
+        is_call = isinstance(value, str) and value[1:].isdecimal() and value[0] == "%" and int(value[1:]) >= start
+        return f"%{int(value[1:]) + 1}" if is_call else value
+
+    for call in calls:
+        call["arguments"] = move(call["arguments"])
+
+
+def read_the_table_twice(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    calls.append({"operator": "aten::sum", "arguments": [call["arguments"][1]]})
+
+
+def read_another_parameter(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    call["arguments"][1] = "@embedding.weight"
+
+
+def give_a_flag_as_a_number(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    call["arguments"][3] = True
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (read_the_table_twice, "reads once and in no other way"),
+        (read_another_parameter, "no parameter"),
+        (give_a_flag_as_a_number, "the tokens of the pass"),
+    ],
+)
+def test_forged_read_of_a_memory_is_refused(edit: Callable[..., None], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        build_model_without_data(change(edit))
+
+
+def test_memory_that_reads_later_tokens_is_refused() -> None:
+    files = change(lambda calls, call: None).to_files()
+    table = json.loads(files["eval.json"])
+    calls = table["features"]["calls"]
+    read_later_tokens(calls, next(call for call in calls if call["operator"] == NGRAM_MEMORY))
+    table["features"]["outputs"] = [f"%{len(calls) - 1}"]
+    changed = {**files, "eval.json": json.dumps(table, separators=(",", ":")).encode()}
+    with pytest.raises(GraphError, match="other than the tokens of the pass"):
+        build_model_without_data(parse_files(changed))
