@@ -166,5 +166,6 @@ def test_adamw8bit_stays_near_adamw(tmp_path: Path) -> None:
 
 
 def test_group_with_unknown_optimizer_lists_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"all\.optimizer 'sgd' is not one of \('muon', 'adamw', 'adamw8bit', 'row_adagrad'\)"):
+    choices = r"\('muon', 'adamw', 'adamw8bit', 'row_adagrad'\)"
+    with pytest.raises(ValueError, match=rf"all\.optimizer 'sgd' is not one of {choices}"):
         ParameterGroup("all", ("*",), "sgd", 0.02)  # type: ignore[arg-type]
