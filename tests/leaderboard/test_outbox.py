@@ -312,7 +312,7 @@ def test_worker_killed_before_saving_result_creates_no_duplicate(github: GitHub)
 
     def run_worker(**more: str) -> int:
         return subprocess.run(
-            [sys.executable, "-m", "tests.support.killed_worker"], env={**environment, **more}, timeout=WAIT_SECONDS
+            [sys.executable, "-m", "tests.leaderboard.killed_worker"], env={**environment, **more}, timeout=WAIT_SECONDS
         ).returncode
 
     assert run_worker(KILL="1") == -signal.SIGKILL

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from django.core.management import get_commands, load_command_class
 
+from tests.site.tutorial_log import TutorialLog, write_section
 from tests.support.paths import REPOSITORY
-from tests.support.tutorial_log import TutorialLog, write_section
 from tests.support.waits import WAIT_SECONDS
 from trainer.distributed.ports import find_free_port
 

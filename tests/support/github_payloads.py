@@ -9,11 +9,7 @@ from typing import Any
 
 EXAMPLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 NOW = "2026-11-21T18:00:00Z"
-ACTIONS = (
-    "assigned auto_merge_disabled auto_merge_enabled closed converted_to_draft demilestoned dequeued edited enqueued "
-    "labeled locked milestoned opened ready_for_review reopened review_request_removed review_requested synchronize "
-    "unassigned unlabeled unlocked"
-).split()
+ACTIONS: list[str] = EXAMPLES["actions"]
 """Actions of the event `pull_request`."""
 _ids = itertools.count(5_000_000_000)  # beyond 32 bits, as GitHub's are by now
 

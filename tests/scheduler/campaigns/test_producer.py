@@ -221,7 +221,7 @@ def run_and_kill(program: str, campaign: Campaign, root: Path, times: int) -> No
         "REPHRASE_FILES": str(root / "files"),
         "PYTHONPATH": str(REPOSITORY),
     }
-    command = [sys.executable, "-m", "tests.support.packet_producer", program, str(campaign.pk)]
+    command = [sys.executable, "-m", "tests.scheduler.campaigns.packet_producer", program, str(campaign.pk)]
     for number in range(times):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
