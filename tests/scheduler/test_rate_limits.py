@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,13 +32,6 @@ def test_check_rate_limit_counts_processes_together(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RateLimitError):
         rate_limits.check_rate_limit("poll", "node-7")
     rate_limits.check_rate_limit("poll", "node-8")
-
-
-def test_check_rate_limit_without_redis_allows_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(rate_limits.PER_MINUTE, "poll", 2)
-    use_redis(monkeypatch, f"unix://{tmp_path}/missing.sock")
-    for _ in range(4):
-        rate_limits.check_rate_limit("poll", "node-7")
 
 
 def test_hourly_limit_ends_with_the_hour(
