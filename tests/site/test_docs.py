@@ -64,30 +64,6 @@ def test_drawing_of_run_states_is_up_to_date() -> None:
     )
 
 
-def test_every_setting_has_a_meaning() -> None:
-    rows = list(generate.iterate_settings(generate.SETTINGS.read_text()))
-    assert len(rows) > 50
-    assert [name for _, name, _, meaning in rows if not meaning] == []
-
-
-def test_readme_stays_short_and_links_to_start_pages() -> None:
-    text = (REPOSITORY / "README.md").read_text()
-    assert len(text.splitlines()) <= 120
-    assert {f"docs/tutorial/first-{what}.md" for what in ("entry", "node", "site")} <= set(LINK.findall(text))
-
-
-def test_readme_tree_lists_folders_of_packages() -> None:
-    tree = (REPOSITORY / "README.md").read_text().partition("```\ntrainer/")
-    folders, top = set[Path](), Path("trainer")
-    for line in ("trainer/" + tree[2].partition("```")[0]).splitlines():
-        name = line.split()[0]
-        top = top if line.startswith(" ") else Path(name)
-        folders.add(REPOSITORY / top / name if line.startswith(" ") else REPOSITORY / name)
-    assert [folder for folder in folders if not folder.is_dir()] == []
-    packages = {module.parent for module in (REPOSITORY / "trainer").glob("*/__init__.py")}
-    assert packages <= folders
-
-
 def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
     """MkDocs checks every link, anchor and entry of the navigation; in strict mode a warning is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "docs")]
