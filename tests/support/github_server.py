@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 from uuid import uuid4
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.support import github_payloads as payloads
 from tests.support.github_payloads import new_id
+from tests.support.http_server import Handler, run_server
 from tests.support.waits import WAIT_SECONDS
 
 APP, SLUG, INSTALLATION, TOKEN = "4711", "daily-train", 31_000_000_123, "github_pat_of_mara"
@@ -619,13 +619,11 @@ def use_rate_limit(github: GitHub, headers: dict[str, str]) -> None:
         raise ApiError(403, "API rate limit exceeded for installation ID 31000000123.")
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class GitHubHandler(Handler):
     github: GitHub
 
     def serve(self) -> None:
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        status, body, headers = handle_request(self.github, self.command, self.path, self.headers, raw)
+        status, body, headers = handle_request(self.github, self.command, self.path, self.headers, self.read_body())
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         if self.command == "GET" and status == 200:
             headers["ETag"] = f'W/"{hashlib.sha256(content + headers.get("Link", "").encode()).hexdigest()}"'
@@ -633,36 +631,14 @@ class Handler(BaseHTTPRequestHandler):
                 status, content = 304, b""
                 self.github.remaining += 1  # conditional requests do not count
         self.github.requests.append((self.command, urlsplit(self.path).path, status))
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json; charset=utf-8", **headers}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.send(status, content, {"Content-Type": "application/json; charset=utf-8", **headers})
 
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = serve
-
-    def log_message(self, *arguments: Any) -> None:
-        """Write no log lines to stderr."""
-
-
-class Server(ThreadingHTTPServer):
-    def handle_error(self, *_: object) -> None:
-        """Ignore clients that were killed during a request."""
 
 
 @contextmanager
 def run_github_server(port: int = 0) -> Iterator[GitHub]:
     """Run a GitHub server on a port of 127.0.0.1 until the block ends."""
     github = GitHub()
-    server = Server(("127.0.0.1", port), type("Bound", (Handler,), {"github": github}))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    github.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with run_server(GitHubHandler, port, github=github) as github.url:
         yield github
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)

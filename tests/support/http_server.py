@@ -1,21 +1,66 @@
-"""Serves an application over a real socket, in a thread of this process."""
+"""HTTP servers over real sockets, in threads of this process."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import uvicorn
-
 from tests.support.waits import WAIT_SECONDS
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Reads bodies and sends responses of JSON or bytes."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Write no log lines to stderr."""
+
+    def read_body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def send(self, status: int, body: Any = b"", headers: dict[str, str] | None = None) -> None:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        all_headers = {"Content-Type": "application/json", **(headers or {}), "Content-Length": str(len(content))}
+        for name, value in all_headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Ignore clients that were killed during a request."""
+
+
+@contextmanager
+def run_server(handler: type[Handler], port: int = 0, **attributes: Any) -> Iterator[str]:
+    """Serve on a port of 127.0.0.1 by a handler with these attributes; yield the address."""
+    server = Server(("127.0.0.1", port), type("BoundHandler", (handler,), attributes))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
 
 
 @contextmanager
 def serve_in_thread(application: Any) -> Iterator[str]:
     """Serve an ASGI application with uvicorn; yield its address."""
+    import uvicorn
+
     options: dict[str, Any] = {"lifespan": "off", "log_level": "warning", "ws": "none", "proxy_headers": False}
     config = uvicorn.Config(application, host="127.0.0.1", port=0, **options)
     server = uvicorn.Server(config)

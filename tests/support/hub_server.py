@@ -17,11 +17,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
+
+from tests.support.http_server import Handler, run_server
 
 TOKEN, ORGANIZATION = "hf_of_the_train", "trains"
 REGULAR_BYTES = 10_000
@@ -119,22 +120,12 @@ class Response(Exception):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class HubHandler(Handler):
     hub: Hub
 
-    def log_message(self, *_: object) -> None:
-        pass
-
     def do_GET(self) -> None:
-        self.serve()
-
-    do_POST = do_PUT = do_HEAD = do_GET
-
-    def serve(self) -> None:
         parts = urlsplit(self.path)
-        path, length = unquote(parts.path), self.headers.get("Content-Length")
-        body = self.rfile.read(int(length)) if length else b""
+        path, body = unquote(parts.path), self.read_body()
         self.hub.before_request(self.command, path)
         try:
             if failure := self.hub.take_failure(self.command, path):
@@ -144,21 +135,12 @@ class Handler(BaseHTTPRequestHandler):
             raise AssertionError("the route raised no response")
         except Response as response:
             self.hub.requests.append((self.command, path, response.status))
-            self.send(response)
+            content = b"" if response.body is None else response.body
+            if isinstance(content, dict) and "error" in content:
+                response.headers["X-Error-Message"] = str(content["error"])
+            self.send(response.status, content, response.headers)
 
-    def send(self, response: Response) -> None:
-        content = b"" if response.body is None else response.body
-        if not isinstance(content, bytes):
-            content = json.dumps(content).encode()
-        self.send_response(response.status)
-        headers = {"Content-Type": "application/json", **response.headers, "Content-Length": str(len(content))}
-        if isinstance(response.body, dict) and "error" in response.body:
-            headers["X-Error-Message"] = str(response.body["error"])
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+    do_POST = do_PUT = do_HEAD = do_GET
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
@@ -331,9 +313,5 @@ def git_id(content: bytes) -> str:
 @contextmanager
 def run_hub_server() -> Iterator[Hub]:
     hub = Hub()
-    handler = type("Bound", (Handler,), {"hub": hub})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with run_server(HubHandler, hub=hub) as hub.url:
         yield hub
-        server.shutdown()

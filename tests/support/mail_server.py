@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.http_server import Handler, run_server
 
 
 @dataclass
@@ -107,11 +108,12 @@ class ChatServer:
 
 
 @contextmanager
-def run_in_thread(server: socketserver.BaseServer) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+def run_mail_server() -> Iterator[MailServer]:
+    server = MailServer()
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield
+        yield server
     finally:
         server.shutdown()
         server.server_close()
@@ -119,32 +121,13 @@ def run_in_thread(server: socketserver.BaseServer) -> Iterator[None]:
 
 
 @contextmanager
-def run_mail_server() -> Iterator[MailServer]:
-    server = MailServer()
-    with run_in_thread(server):
-        yield server
-
-
-@contextmanager
 def run_chat_server() -> Iterator[ChatServer]:
     chat_server = ChatServer()
 
-    class Handler(BaseHTTPRequestHandler):
+    class ChatHandler(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            chat_server.posts.append(ReceivedPost(self.path, dict(self.headers), body))
-            self.send_response(chat_server.status)
-            if chat_server.location:
-                self.send_header("Location", chat_server.location)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"ok")
+            chat_server.posts.append(ReceivedPost(self.path, dict(self.headers), self.read_body()))
+            self.send(chat_server.status, b"ok", {"Location": chat_server.location} if chat_server.location else {})
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    chat_server.url = f"http://127.0.0.1:{server.server_address[1]}"
-    with run_in_thread(server):
+    with run_server(ChatHandler) as chat_server.url:
         yield chat_server

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 
+from tests.support.http_server import Handler, run_server
+
 
 @cache
 def generate_key(key_id: str) -> RSAPrivateKey:
     return generate_private_key(public_exponent=65537, key_size=2048)
+
+
+class IssuerHandler(Handler):
+    issuer: Issuer
+
+    def do_GET(self) -> None:
+        self.issuer.requests.append(self.path)
+        document = self.issuer.build_response(self.path, self.headers.get("Authorization", ""))
+        self.send(self.issuer.status if document is not None else 401, document)
 
 
 class Issuer:
@@ -34,23 +42,6 @@ class Issuer:
         """Fields that replace those of the OpenID configuration."""
         self.claims: dict[str, Any] = {}
         """Claims of the CI job that requests a token."""
-        issuer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                issuer.requests.append(self.path)
-                document = issuer.build_response(self.path, self.headers.get("Authorization", ""))
-                content = json.dumps(document).encode()
-                self.send_response(issuer.status if document is not None else 401)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-        self.handler = Handler
 
     def build_response(self, path: str, authorization: str) -> Any:
         if path == "/.well-known/openid-configuration":
@@ -95,8 +86,5 @@ class Issuer:
 @contextmanager
 def run_oidc_server() -> Iterator[Issuer]:
     issuer = Issuer()
-    with ThreadingHTTPServer(("127.0.0.1", 0), issuer.handler) as server:
-        issuer.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with run_server(IssuerHandler, issuer=issuer) as issuer.url:
         yield issuer
-        server.shutdown()
