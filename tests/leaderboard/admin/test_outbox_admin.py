@@ -36,14 +36,6 @@ def test_retry_action_requeues_failed_outbox_message(maintainer_client: Client) 
     assert Event.objects.about(message).get().actor == "mara"
 
 
-def test_retry_action_leaves_sent_notice(maintainer_client: Client) -> None:
-    message = outbox.enqueue("notice", "notice:record:1:1", {})
-    OutboxMessage.objects.update(state=OutboxMessage.State.DONE)
-    run_retry_action(maintainer_client, "/admin/leaderboard/outboxmessage/", message.pk)
-    message.refresh_from_db()
-    assert message.state == OutboxMessage.State.DONE
-
-
 def test_retry_action_requeues_delivery_with_payload_only(maintainer_client: Client) -> None:
     payload = {"action": "created", "installation": {"id": 5, "account": {"login": "trains"}}}
     delivery = deliveries.store_delivery(str(uuid4()), "installation", b"1", payload)
@@ -56,8 +48,3 @@ def test_retry_action_requeues_delivery_with_payload_only(maintainer_client: Cli
     Delivery.objects.update(payload={})
     run_retry_action(maintainer_client, "/admin/leaderboard/delivery/", delivery.pk)
     assert Delivery.objects.get().state == Delivery.State.DONE
-
-
-def test_outbox_and_delivery_rows_cannot_be_added(maintainer_client: Client) -> None:
-    for name in ("outboxmessage", "delivery", "installation"):
-        assert maintainer_client.get(f"/admin/leaderboard/{name}/add/").status_code == 403

@@ -75,13 +75,6 @@ def test_release_score_is_stored_on_release_not_on_run(
     )
 
 
-def test_model_card_of_release_has_samples_of_its_step(released_publication: Publication) -> None:
-    card = model_card.build_card(released_publication, "a/b")
-    assert "At step 10, the first words given:\n\n    The train\n    # left <b>on</b> time\n" in card
-    assert "later one" not in card
-    assert "## Scores" not in card
-
-
 @pytest.mark.parametrize(("changed", "message"), [({"bits_per_byte": -1}, "is invalid"), ({}, "untrusted")])
 def test_release_score_that_is_invalid_or_untrusted_is_not_stored(
     released_publication: Publication, release_score_job: Job, node: Node, changed: dict[str, Any], message: str

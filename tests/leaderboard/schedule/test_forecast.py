@@ -10,7 +10,6 @@ from dailytrain import schedule
 from leaderboard.models import Night, Track
 from leaderboard.schedule import site_forecast
 from leaderboard.schedule.forecast import (
-    DAY,
     HOUR,
     CardPlan,
     PlannedRun,
@@ -53,11 +52,6 @@ def test_forecast_of_seven_moves_starts_each_night_and_names_remedies() -> None:
 def test_forecast_of_night_that_leaves_no_time_is_late() -> None:
     plan = CardPlan(PlannedRun(23.25 * HOUR, FULL_SCORE), (), 9 * HOUR, 139.0, 55.0, first_due=20 * HOUR)
     assert forecast_card(plan, list_moves(90, 7)).hours_late_at_most > 5
-
-
-def test_forecast_without_work_ends(db: None) -> None:
-    found = forecast_card(CardPlan(PlannedRun(HOUR, 0.0), (), 1800.0, 0.0, 0.0), [], days=3, away=[(0.0, DAY)])
-    assert (found.nights_due, found.nights_started, found.ladder_full_day) == (0, 0, None)
 
 
 @pytest.mark.self_test

@@ -74,16 +74,6 @@ def list_delivery_states() -> list[str]:
     return list(Delivery.objects.order_by("pk").values_list("state", flat=True))
 
 
-def test_deliveries_of_one_repository_are_processed_in_order(handled_numbers: list[Any]) -> None:
-    for number in range(4):
-        store_star_delivery(number, f"trains/{number % 2}")
-    assert deliveries.process_due() == 4
-    assert [number for number in handled_numbers if number % 2 == 0] == [0, 2]
-    assert [number for number in handled_numbers if number % 2] == [1, 3]
-    assert list_delivery_states() == ["done"] * 4
-    assert deliveries.process_due() == 0
-
-
 def test_delivery_that_handler_rejects_is_ignored_with_reason(handled_numbers: list[Any]) -> None:
     store_star_delivery(1, problem="Another repository.")
     deliveries.process_due()
@@ -113,14 +103,6 @@ def test_delivery_that_keeps_failing_is_retried_then_failed(handled_numbers: lis
         advance_time(3601)
     assert Delivery.objects.values_list("state", "problem").get() == ("failed", "RuntimeError: odd")
     assert deliveries.process_due() == 0
-
-
-def test_delivery_after_failed_one_is_processed(handled_numbers: list[Any]) -> None:
-    store_star_delivery(1, error="wrong")
-    store_star_delivery(2)
-    deliveries.process_due()
-    assert handled_numbers == [1, 2]
-    assert list_delivery_states() == ["new", "done"]
 
 
 def test_delivery_under_rate_limit_is_retried_without_counting(handled_numbers: list[Any]) -> None:
@@ -153,12 +135,6 @@ def test_old_payloads_are_deleted_only_after_processing(handled_numbers: list[An
         True,
         True,
     ]
-
-
-def test_each_event_has_a_callable_handler() -> None:
-    assert {"pull_request", "issue_comment", "check_run", "installation", "installation_repositories"} <= set(EVENTS)
-    for path in EVENTS.values():
-        assert callable(import_string(path))
 
 
 # --- installations ---------------------------------------------------------------------------------------------------
