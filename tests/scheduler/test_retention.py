@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.utils import timezone
-from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks, Settings
+from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks
 
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import node_tokens, retention, storage
@@ -19,13 +18,6 @@ from tests.support.pool import Agent, ClaimedJob, create_job, find_blob
 
 LATER = timedelta(days=365)
 DeleteExpired = Callable[[], None]
-
-
-@pytest.fixture(autouse=True)
-def _own_storage_folder(settings: Settings, tmp_path: Path) -> None:
-    options = {"location": str(tmp_path)}
-    default = {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": options}
-    settings.STORAGES = {**settings.STORAGES, "default": default}
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,14 +35,6 @@ pytestmark = pytest.mark.sql
 def claimed_job(agent: Agent) -> ClaimedJob:
     create_job(entry=storage.store_bytes(b"an entry"))
     return agent.claim_job()
-
-
-@pytest.fixture(autouse=True)
-def _own_storage_folder(settings: Settings, tmp_path: Path) -> None:
-    settings.STORAGES = {
-        **settings.STORAGES,
-        "default": {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": str(tmp_path)}},
-    }
 
 
 def count_stored_files() -> int:

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.http import HttpResponse
-from pytest_django import Settings
 
 from scheduler import storage
 from tests.support.pool import (
@@ -35,14 +34,7 @@ CONTENT = random.Random(5).randbytes(3 << 20)
 
 
 @pytest.fixture
-def claimed_job(transactional_db: None, settings: Settings, tmp_path: Path) -> ClaimedJob:
-    settings.STORAGES = {
-        **settings.STORAGES,
-        "default": {
-            "BACKEND": "django.core.files.storage.FileSystemStorage",
-            "OPTIONS": {"location": str(tmp_path / "storage")},
-        },
-    }
+def claimed_job(transactional_db: None) -> ClaimedJob:
     create_job(release=storage.store_bytes(CONTENT))
     return Agent(create_node()[1]).claim_job()
 

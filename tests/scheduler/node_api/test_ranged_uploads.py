@@ -43,15 +43,7 @@ HEADER_BYTES = 2000
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.STORAGES = {
-        **settings.STORAGES,
-        "default": {
-            "BACKEND": "django.core.files.storage.FileSystemStorage",
-            "OPTIONS": {"location": str(tmp_path / "storage")},
-        },
-    }
-    settings.UPLOADS = tmp_path / "uploads"
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_client, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(agent_client, "BACKOFF_SECONDS", 0.01)
 
@@ -192,6 +184,13 @@ def get_upload_offset(claimed_job: ClaimedJob) -> int:
     )
     assert response.status_code == 200
     return int(response["Upload-Offset"])
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_upload_that_another_test_left_unfinished_is_unknown(turn: int, agent: Agent) -> None:
+    create_job()
+    assert resumable_uploads.list_leases_with_partials() == []
+    assert put_piece(agent.claim_job(), 0, CONTENT[:1000]).status_code == 200
 
 
 def test_upload_offset_is_reported(claimed_job: ClaimedJob) -> None:
