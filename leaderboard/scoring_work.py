@@ -15,8 +15,8 @@ from trainer.accounting.scoring_time import (
     compute_pass_flops,
     get_fp32_flops,
 )
+from trainer.accounting.text_sizes import BYTES_PER_TOKEN
 from trainer.accounting.training_size import DEFAULT_GPU_SEQUENCE_LENGTH
-from trainer.data.sizes import BYTES_PER_TOKEN
 from trainer.scoring.passes import count_suite_passes, count_text_passes
 
 

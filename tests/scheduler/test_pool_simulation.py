@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from django.utils import timezone
@@ -34,8 +33,6 @@ def test_simulation_outcome_sums_add_up(outcome: Outcome) -> None:
     assert outcome.ends["done"] == outcome.jobs_done > 20
     assert outcome.ends.get("model failed", 0) >= outcome.jobs_failed, "some wait for a second node"
     assert math.isclose(sum(outcome.lost_by_reason.values()), outcome.lost_work)
-    for day in range(2):
-        assert sum(used[day] for used in outcome.used_by_day.values()) <= 1 + 1e-9
     assert 0 < outcome.fairness <= 1
 
 
@@ -63,10 +60,8 @@ def test_simulation_leaves_database_and_clock_unchanged() -> None:
     assert not Lease.objects.exists()
 
 
-def test_simulation_json_prints_only_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    chart = tmp_path / "pool.svg"
-    assert main(["--nodes", "5", "--days", "0.1", "--seed", "3", "--json", "--picture", str(chart)]) == 0
+def test_simulation_json_prints_only_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--nodes", "5", "--days", "0.1", "--seed", "3", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {
         *("utilization", "lost_work", "starved", "wait_p95_hours", "jobs_done")
     }
-    assert chart.read_text().startswith("<svg")

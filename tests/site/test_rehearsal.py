@@ -19,7 +19,7 @@ from scheduler.node_slots import build_node_slot
 from tests.support.pool import HARDWARE
 from trainer import protocol
 from trainer.accounting.budget import Budget
-from trainer.node.labels import derive_labels
+from trainer.node.hardware import derive_labels
 
 pytestmark = pytest.mark.processes
 

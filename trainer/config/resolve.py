@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from trainer.accounting.budget import Budget
+from trainer.accounting.text_sizes import parse_size
 from trainer.accounting.training_size import choose_gpu_depth, estimate_gpu_flops
 from trainer.config.train_config import SHARDED, SHORT_TEXT, ConfigError, TrainConfig
-from trainer.data.sizes import parse_size
 from trainer.models.scaling import batch_tokens
 
 MACHINE_FIELDS = ("precision", "muon_precision", "compile")

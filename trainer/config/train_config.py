@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.accounting.budget import Budget
-from trainer.data.sizes import parse_size
+from trainer.accounting.text_sizes import parse_size
 from trainer.errors import UserError
 from trainer.optim.lora_args import LoraArgs
 

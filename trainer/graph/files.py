@@ -16,7 +16,6 @@ from typing import Any
 
 from trainer.graph.compression import count_compressed_bytes
 from trainer.graph.schema import (
-    MAX_COMPRESSED_BYTES,
     MAX_CONSTANT_BYTES,
     MAX_DIMENSIONS,
     MAX_ITEMS,
@@ -157,21 +156,17 @@ def count_constant_bytes(traced: TracedArchitecture) -> int:
 
 def check_constant_bytes(traced: TracedArchitecture) -> None:
     """Raise `GraphError` if the files hold more than an architecture needs: they could carry text or weights."""
-    graphs = traced.list_graphs()
-    compressed = count_compressed_bytes(traced.initialization, graphs, traced.recipe, MAX_COMPRESSED_BYTES)
-    if compressed > MAX_COMPRESSED_BYTES:
+    graphs, constants = traced.list_graphs(), traced.initialization.constants.values()
+    tensors = sum(constant.number_of_bytes for constant in constants)
+    left = MAX_CONSTANT_BYTES - tensors
+    if count_compressed_bytes(traced.initialization, graphs, traced.recipe, left) > left:
         calls = [call for graph in graphs for call in graph.iterate_calls()]
         longest = max(calls, key=lambda call: len(str(call.arguments)))
+        arguments = sum(1 for _ in iterate_values(longest.arguments))
         raise GraphError(
-            f"the graphs and the recipe have more than {MAX_COMPRESSED_BYTES:,} bytes, compressed, as a table in calls"
-            f" would: compute tables by formulas, and make layers alike (the longest of {len(calls):,} calls:"
-            f" {longest.operator}, {sum(1 for _ in iterate_values(longest.arguments)):,} arguments)"
-        )
-    size = count_constant_bytes(traced)
-    if size > MAX_CONSTANT_BYTES:
-        raise GraphError(
-            f"constants and calls have {size:,} bytes, and {MAX_CONSTANT_BYTES:,} are allowed:"
-            " compute tables in the constructor"
+            f"constants ({tensors:,} bytes), graphs and recipe have more than {MAX_CONSTANT_BYTES:,} bytes, compressed,"
+            " as a table would: compute tables by formulas in the constructor, and make layers alike (the longest of"
+            f" {len(calls):,} calls: {longest.operator}, {arguments:,} arguments)"
         )
 
 

@@ -29,8 +29,8 @@ from trainer.errors import UserError
 MAX_DIMENSIONS = 8  # of a tensor
 MAX_ITEMS = 2**14  # of a list in a call, and of the tensors that an operator returns: a row's positions, one by one
 MAX_SIZE = 2**40  # of a factor of a size, a dimension, and the elements of a stored tensor
-MAX_CONSTANT_BYTES = 64_000  # of all constants of an architecture. Larger tables are computed by the constructor.
-MAX_COMPRESSED_BYTES = 20_000  # of calls, sizes, names and recipe (benchmarks/results/training-speed.md)
+MAX_CONSTANT_BYTES = 8_000
+"""Of constants, and of calls, sizes, names and recipe, compressed. Larger tables are computed by the constructor."""
 SIZE_NAMES = ("batch", "positions")  # sizes that are known only when a graph runs
 
 Size = int | str  # a number, or one of SIZE_NAMES

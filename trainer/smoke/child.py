@@ -20,6 +20,7 @@ import torch
 
 from trainer import errors
 from trainer.checkpoint.json_files import atomic_write_json
+from trainer.config.model_config import configure_model, import_architecture
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
 from trainer.config.resolve import ResolvedConfig, resolve_config
@@ -31,7 +32,6 @@ from trainer.graph.schema import GraphError
 from trainer.graph.trace import trace_architecture
 from trainer.models import ARCHITECTURES, UnknownArchitectureError
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
-from trainer.training.model_sources import configure_model, import_architecture
 
 REPORT_FILE = "smoke.json"
 REQUIRED_NAMES = ("Config", "Model", "recipe")  # defined by every architecture

@@ -30,24 +30,20 @@ def logged_node(db: None) -> Node:
 def list_shown_messages(client: Client, query: str = "") -> list[str]:
     page = client.get(f"/admin/scheduler/event/?{query}").content.decode()
     return [
-        event.sentence for event in Event.objects.order_by("-at", "-pk") if f"<span>{event.sentence}</span>" in page
+        event.sentence for event in Event.objects.order_by("-at", "-pk") if f'-sentence">{event.sentence}</td>' in page
     ]
 
 
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("who=mara", ["cellar is trusted."]),
-        ("who=MARA", ["cellar is trusted."]),
-        ("day=2026-02-03", ["attic joined."]),
-        ("day=9999-12-31", []),
+        ("q=MARA", ["cellar is trusted."]),
+        ("q=offline", ["cellar went offline."]),
+        ("at__year=2026&at__month=2&at__day=3", ["attic joined."]),
         ("people=on", ["cellar is trusted."]),
-        ("what=node", ["cellar went offline.", "cellar is trusted.", "attic joined."]),
-        ("what=run", []),
-        (
-            "day=never&page=x&what=node+9999999999999999999999",
-            ["cellar went offline.", "cellar is trusted.", "attic joined."],
-        ),
+        ("q=node", ["cellar went offline.", "cellar is trusted.", "attic joined."]),
+        ("q=run", []),
+        ("q=node+9999999999999999999999", ["cellar went offline.", "cellar is trusted.", "attic joined."]),
     ],
 )
 def test_audit_log_search_filters_events(

@@ -32,7 +32,7 @@ from tests.support.pool import (
 from tests.support.waits import WAIT_SECONDS
 from trainer.node import client as agent_client
 from trainer.node.client import RequestRefusedError, SiteClient
-from trainer.node.uploads import upload_file
+from trainer.node.transfers import upload_file
 
 pytestmark = pytest.mark.processes
 
