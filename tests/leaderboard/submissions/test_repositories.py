@@ -17,7 +17,7 @@ import pytest
 from leaderboard.submissions import repositories
 from leaderboard.submissions.repositories import RepositoryError, UnreachableError
 from tests.leaderboard.conftest import FILES, Repository
-from tests.support import certificates
+from tests.leaderboard.submissions import certificates
 from tests.support.git_objects import commit_tree, write_object
 from tests.support.waits import WAIT_SECONDS
 
