@@ -6,6 +6,7 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
+import time_machine
 from django.db import connection, transaction
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
@@ -71,16 +72,13 @@ def test_matching_uses_lent_disk_and_memory(db: None) -> None:
 # --- lending windows -------------------------------------------------------------------------------------------------
 
 
+@time_machine.travel(datetime(2026, 3, 4, 12, tzinfo=UTC))  # a Wednesday, also in Kolkata
 def test_node_outside_window_gets_next_opening(agent: Agent) -> None:
     create_job()
     node = Node.objects.get()
     Node.objects.update(available="windows", timezone="Asia/Kolkata")
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
-    Window.objects.create(node=node, weekday=tomorrow.weekday(), start=time(9), end=time(17))
-    Window.objects.create(node=node, weekday=(tomorrow.weekday() + 1) % 7, start=time(9), end=time(17))
-    local = timezone.now().astimezone(node_slots.get_time_zone(node))
-    if local.weekday() == tomorrow.weekday() and 8 <= local.hour < 17:
-        pytest.skip("it is tomorrow already in Kolkata")
+    for weekday in (3, 4):
+        Window.objects.create(node=node, weekday=weekday, start=time(9), end=time(17))
     action = agent.request_action()
     assert action.action == "idle"
     assert action.reason.startswith("Its owner does not lend this node just now. It is again from ")
