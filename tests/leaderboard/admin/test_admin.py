@@ -204,7 +204,7 @@ def test_track_form_with_milestone_saves_start_checkpoint(maintainer_client: Cli
         finetune_track.is_traced,
         finetune_track.start_checkpoint,
     ) = None, "tune", run, False, None
-    finetune_track.ladder = {}
+    finetune_track.is_default, finetune_track.ladder = False, {}
     finetune_track.save()
     address = f"/admin/leaderboard/track/{finetune_track.pk}/change/"
     form = maintainer_client.get(address).context["adminform"].form

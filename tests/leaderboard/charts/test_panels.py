@@ -24,6 +24,7 @@ from tests.leaderboard.conftest import build_train_row
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
 from tests.support.node_jobs import lease_job
+from tests.support.pool import LIMITS
 
 pytestmark = pytest.mark.django_db
 
@@ -71,7 +72,7 @@ def test_panel_ticks_for_each_view_are_inside_the_frame(run: Run, x: str, log: s
 
 
 def test_point_temperature_is_from_node_health_not_from_training(run: Run, node: Node) -> None:
-    job = scene.create_job(run)
+    job = scene.create_job(run, limits=LIMITS.model_dump())
     Run.objects.filter(pk=run.pk).update(job=job, state=Run.State.QUEUED)
     Node.objects.filter(pk=node.pk).update(health={"temperature_celsius": 71, "throttled": False})
     lease_job(job, node)
